@@ -1,4 +1,4 @@
-"""Keys and values from one worker to another (``hal_core.handover``): over ZeroMQ, out of the paged cache."""
+"""Transfer of keys and values between workers (``hal_core.handover``): over ZeroMQ, from the paged cache."""
 
 from __future__ import annotations
 

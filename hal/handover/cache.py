@@ -1,7 +1,7 @@
-"""The paged cache as blocks of bytes: of each block id the keys and values of all layers, a proposer's among them.
+"""The paged cache as blocks of bytes: a block has the keys and values of all layers, including a proposer's.
 
-A block is float32 ``[layers, 2, kv_heads * block_size * head_dim]``: keys before values, in the order in which the
-layer's own cache has them, which the fingerprint names.
+A block is float32 ``[layers, 2, kv_heads * block_size * head_dim]``: keys before values, in the order of the layer's
+own cache, which the fingerprint names.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Part(Protocol):
-    """Some layers: two rows of floats of each for a block, its keys and its values."""
+    """Some layers: for each layer a block has two rows of floats, its keys and its values."""
 
     layers: int
     layout: str
 
     def read(self, blocks: np.ndarray[Any, Any], out: Floats) -> None:
-        """Put the blocks into ``out``, ``[blocks, layers, 2, row]``."""
+        """Copy the blocks to ``out``, ``[blocks, layers, 2, row]``."""
 
     def write(self, blocks: np.ndarray[Any, Any], rows: Floats) -> None:
-        """Put ``[blocks, layers, 2, row]`` into the blocks."""
+        """Copy ``[blocks, layers, 2, row]`` to the blocks."""
 
 
 class HostPart:
-    """Layers in the host's memory, each of keys and of values as an array whose first axis is the block."""
+    """Layers in host memory, each of keys and of values as an array whose first axis is the block."""
 
     def __init__(self, arrays: Sequence[tuple[Floats, Floats]], layout: str) -> None:
         self.layers, self.layout, self._arrays = len(arrays), layout, arrays
@@ -64,13 +64,13 @@ class HostPart:
 
 
 class PlacedPart:
-    """Layers in tensors of another place than the host's memory: seen ``[2 * blocks * heads, row of a head]``."""
+    """Layers in tensors outside host memory, viewed as ``[2 * blocks * heads, row of a head]``."""
 
     def __init__(self, tensors: Sequence[Tensor], heads: int, layout: str, place: str) -> None:
         self.layers, self.layout, self._tensors, self._heads, self._place = len(tensors), layout, tensors, heads, place
 
     def _indices(self, blocks: np.ndarray[Any, Any]) -> list[Tensor]:
-        """The rows of the blocks' keys, and those of their values."""
+        """Return the rows of the blocks' keys, and those of their values."""
         found = (blocks[:, None] * self._heads + np.arange(self._heads)).reshape(-1)
         half = self._tensors[0].shape[0] // 2
         return [paddle.to_tensor(rows, place=self._place) for rows in (found, found + half)]
@@ -94,7 +94,7 @@ class PlacedPart:
 
 
 def part_of(cache: PagedCache, heads: int, place: str) -> Part:
-    """The layers of a paged cache, whose blocks have so many heads."""
+    """Return the layers of a paged cache, whose blocks have so many heads."""
     size, layout, layers = cache.shape.block_size, "heads, tokens", cache.layers
     if place == HOST_PLACE and all(_is_shared(tensor) for tensor in layers):
         pairs = [as_array(tensor).reshape(2, cache.shape.blocks + 1, -1) for tensor in layers]
@@ -104,12 +104,12 @@ def part_of(cache: PagedCache, heads: int, place: str) -> Part:
 
 
 def _is_shared(tensor: Tensor) -> bool:
-    """Whether the tensor's array is its own memory: an older Paddle gives a copy."""
+    """Return whether the tensor's array is its own memory: an older Paddle gives a copy."""
     return bool(as_array(tensor).ctypes.data == tensor.data_ptr())
 
 
 def prediction_part(prediction: Prediction, heads: int, place: str) -> Part:
-    """The layer of a proposer."""
+    """Return the layer of a proposer."""
     if isinstance(prediction, HostPrediction):
         return HostPart([(prediction.keys, prediction.values)], "tokens, heads, their halves in pairs")
     if isinstance(prediction, PredictionLayer):
@@ -120,7 +120,7 @@ def prediction_part(prediction: Prediction, heads: int, place: str) -> Part:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a cache's blocks are of, besides their sizes: digests of the checkpoint and of the slot table."""
+    """The origin of a cache's blocks: digests of the checkpoint and of the slot table."""
 
     checkpoint: str
     slot_table: str
@@ -177,7 +177,7 @@ class PagedBlocks:
         return DONE
 
     def _layered(self) -> list[tuple[Part, slice]]:
-        """Each part with which of the block's layers are its."""
+        """Return each part with its range of the block's layers."""
         found, first = list[tuple[Part, slice]](), 0
         for part in self._parts:
             found.append((part, slice(first, first + part.layers)))
@@ -186,5 +186,5 @@ class PagedBlocks:
 
 
 def _aligned(data: Bytes) -> Bytes:
-    """The bytes so that they can be seen as floats: those of a message may begin anywhere."""
+    """Return the bytes aligned for floats: those of a message may begin anywhere."""
     return data if data.ctypes.data % 4 == 0 and data.flags.c_contiguous else data.copy()

@@ -22,11 +22,11 @@ _METHODS = ("describe", "reserve", "send", "seal", "receive", "cancel", "close")
 
 @dataclass(frozen=True, slots=True)
 class TransferSetup:
-    """What a rank's transfer is made of.
+    """The arguments of a rank's transfer.
 
     - ``device``: the rank's, open as long as the transfer is; ``cache``: its blocks of keys and values.
-    - ``host``: the address of this host by which other workers reach it, "" where all of them are on one host.
-    - ``curve``: the job's keys, where there is a ``host``; else None.
+    - ``host``: this host's address for other workers, "" if all of them are on one host.
+    - ``curve``: the job's keys, if there is a ``host``; else None.
     - ``rank``: the number of the rank in its worker.
     """
 
@@ -38,10 +38,11 @@ class TransferSetup:
 
 
 def make_transfer(name: str, setup: TransferSetup) -> KvTransfer:
-    """hal's own for no name, else what ``name`` makes of the setup, imported from the working directory too.
+    """Return hal's own transfer for an empty name, else the one that ``name`` makes of the setup; the import also
+    searches the working directory.
 
-    :raises InvalidValue: for a module or name that is not there, and what its maker, or hal's own, refuses.
-    :raises PluginError: for one that fails, or makes no transfer.
+    :raises InvalidValue: for a missing module or name, and for refusals of its maker or hal's own.
+    :raises PluginError: for one that fails, or does not return a transfer.
     """
     if not name:
         return open_transfer(setup.cache, f"tcp://{setup.host}:*" if setup.host else None, setup.curve)
@@ -51,5 +52,7 @@ def make_transfer(name: str, setup: TransferSetup) -> KvTransfer:
     lacks += [] if hasattr(made, "sockets") else ["sockets"]
     if lacks:
         what = f"{name} made {type(made).__name__}, which has no {', '.join(lacks)}"
-        raise PluginError(what, cure="see hal_core.handover.KvTransfer for what a transfer is", argument=_OPTION)
+        raise PluginError(
+            what, cure="see hal_core.handover.KvTransfer for the protocol of a transfer", argument=_OPTION
+        )
     return cast("KvTransfer", made)

@@ -1,7 +1,7 @@
 """The wire of a transfer over ZeroMQ: ``ipc`` within a host, ``tcp`` with CURVE between hosts.
 
-Each transfer listens at an address of its own, as a reader does, and connects to those that it sends to, as a sender
-does (:mod:`hal.transport`), under the number of its session.
+Each transfer listens at its own address, as a reader does, and connects to its receivers, as a sender does
+(:mod:`hal.transport`), under the number of its session.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from hal.transport.urls import private_ipc_url, release_folder, socket_of
 _DONTWAIT = int(zmq.DONTWAIT)
 _SESSION = slice(24, 32)  # of a frame's header
 _LEAVE = 100
-"""Milliseconds that the last words have when a wire is closed."""
+"""Milliseconds for the last messages when a wire is closed."""
 MOST_ADMITTED = 1024
-"""So many peers' keys are let in; of more the oldest is not any more."""
+"""Most admitted peers' keys; the oldest is dropped first."""
 
 
 def open_transfer(
     cache: BlockCache, url: str | None = None, curve: CurveKeys | None = None, patience: Patience | None = None
 ) -> BlockTransfer:
-    """The transfer of a cache, listening at ``url``, without one at a private ipc address.
+    """Return the transfer of a cache, listening at ``url``, by default at a private ipc address.
 
-    ``curve``: the own pair of keys, for tcp; whom it lets in, and whom it trusts, the descriptions say.
+    ``curve``: the own pair of keys, for tcp; the peers' keys are in their descriptions.
 
-    :raises InvalidValue: for an address that is none, that cannot be bound or is in use, or keys for ipc.
-    :raises Unavailable: where descriptors, or a private folder, are not to be had.
+    :raises InvalidValue: for an invalid address, one that cannot be bound or is in use, or keys for ipc.
+    :raises Unavailable: if there are no descriptors left, or no private folder.
     """
     return BlockTransfer(cache, SocketWire(url, curve), patience)
 
 
 class Admitted:
-    """Whose public keys are let in; asked by ZeroMQ's authenticator, in its thread."""
+    """The admitted public keys; queried by ZeroMQ's authenticator, in its thread."""
 
     def __init__(self) -> None:
         self._keys: OrderedDict[str, None] = OrderedDict()
 
     def add(self, key: str) -> None:
-        """Let in who has that key."""
+        """Admit the owner of that key."""
         self._keys[key] = None
         self._keys.move_to_end(key)
         if len(self._keys) > MOST_ADMITTED:
             self._keys.popitem(last=False)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether the peer with this public key may come in."""
+        """Return whether the peer with this public key is admitted."""
         return key.decode() in self._keys
 
 
@@ -80,10 +80,10 @@ class SocketWire:
             self.url = bytes(self._bound.socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         self.public_key = "" if curve is None else curve.public
         self._connections: dict[int, Connection] = {}
-        self._heard: dict[int, bytes] = {}  # peer to the name of the connection on which it was last heard
-        self._made: set[int] = set()  # sessions whose connection was made once
+        self._heard: dict[int, bytes] = {}  # peer to the connection name of its last message
+        self._made: set[int] = set()  # sessions that were connected once
         self._renewed: set[int] = set()
-        self._never, self._pipe = os.pipe()  # a connection wants a descriptor that may end its wait
+        self._never, self._pipe = os.pipe()  # a connection needs a descriptor that can end its wait
         self._closed = False
 
     def admit(self, peer: Description) -> None:
@@ -130,7 +130,7 @@ class SocketWire:
         """See :class:`hal_core.handover.Wire`."""
         try:
             self._bound.send(self._heard[peer], message)
-        except (KeyError, zmq.ZMQError):  # it was never there, is gone, or does not keep up
+        except (KeyError, zmq.ZMQError):  # it never connected, is gone, or does not keep up
             return False
         return True
 
@@ -141,7 +141,7 @@ class SocketWire:
                 who, *parts = self._bound.socket.recv_multipart(_DONTWAIT, copy=False)
                 message = joined(parts)
                 session = bytes(message[_SESSION])
-                if session and who.bytes.startswith(b"h" + session):  # else it is none of a transfer's
+                if session and who.bytes.startswith(b"h" + session):  # otherwise it is not from a transfer
                     self._heard[int.from_bytes(session, "little")] = who.bytes
                     with contextlib.suppress(zmq.ZMQError):  # it does not speak ZMTP 3, and only names a session
                         self._bound.know(parts[0])
@@ -158,7 +158,7 @@ class SocketWire:
         return [self._bound.socket, *watched]
 
     def close(self) -> None:
-        """See :class:`hal_core.handover.Wire`. What was said last has 100 ms more."""
+        """See :class:`hal_core.handover.Wire`. The last messages get 100 ms more."""
         if self._closed:
             return
         self._closed = True
@@ -174,6 +174,6 @@ class SocketWire:
             release_folder(self.url)
 
     def _follow(self, session: int) -> None:
-        """Take note of what became of a connection; the first one made is no new one."""
+        """Check a connection; its first establishment does not count as renewed."""
         if self._connections[session].follow():
             (self._renewed if session in self._made else self._made).add(session)

@@ -1,4 +1,4 @@
-"""The engine's side of the output path: read records, acknowledge them, learn of what was lost."""
+"""The engine's side of the output path: it reads and acknowledges records, and reports losses."""
 
 from __future__ import annotations
 

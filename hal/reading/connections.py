@@ -1,4 +1,4 @@
-"""The connections of a reader's socket, as ZeroMQ's monitor tells of them."""
+"""The connections of a reader's socket, as reported by ZeroMQ's monitor."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ _REFUSED = {
     int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "it does not speak ZeroMQ's protocol",
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "its key is not let in",
 }
-_OTHER_KEY = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)  # the second's value where nothing can be decrypted
+_OTHER_KEY = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)  # the second's value if nothing can be decrypted
 _WATCHED = sum(_REFUSED) | int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
 _NAME = "inproc://connections"
 
 
 class Connections:
-    """Which connections are there, by descriptor."""
+    """Existing connections, by descriptor."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
         socket.monitor(_NAME, _WATCHED)
         self.monitor = socket.context.socket(zmq.PAIR)
-        self.monitor.rcvhwm = 0  # full, it would hold up the thread that serves all connections
+        self.monitor.rcvhwm = 0  # if it were full, it would block the thread that serves all connections
         self.monitor.connect(_NAME)
-        self.there: set[int] = set()  #: as far as :meth:`broken` has been told
-        self.refused: list[str] = []  #: why connections were that no sender has made, as far as told; take them out
+        self.there: set[int] = set()  #: as of the last call of :meth:`broken`
+        self.refused: list[
+            str
+        ] = []  #: reasons of refused connections that were no sender's, so far; the caller removes them
 
     def broken(self) -> Iterator[int]:
-        """Take note of what came and went, and give those that went. Descriptors are reused, so the order counts."""
+        """Process the monitor's events, and yield closed connections. Descriptors are reused, so the order counts."""
         while int(self.monitor.get(zmq.EVENTS)) & zmq.POLLIN:
             event = recv_monitor_message(self.monitor, zmq.DONTWAIT)
-            descriptor = int(event["value"])  # of a handshake that failed: why
+            descriptor = int(event["value"])  # for a failed handshake: the reason
             kind = int(event["event"])
             if kind in _REFUSED:
                 self.refused.append("it uses another key" if descriptor == _OTHER_KEY else _REFUSED[kind])
@@ -44,6 +46,6 @@ class Connections:
                 yield descriptor
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop monitoring."""
         self._socket.disable_monitor()
         self.monitor.close(linger=0)

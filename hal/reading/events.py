@@ -1,4 +1,4 @@
-"""What a reader can say besides records. Losses are exceptions: who does not handle them is stopped by them."""
+"""Events of a reader besides records. Losses are exceptions: unhandled ones stop the caller."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hal_core import HalError
 
 @dataclass(frozen=True, slots=True)
 class SessionStarted:
-    """A sender that this reader did not know sends from frame ``first`` on. A worker's restart is a new session."""
+    """An unknown sender sends, starting with frame ``first``. A worker's restart is a new session."""
 
     session: int
     sender: int
@@ -32,17 +32,17 @@ class SessionEnded:
 
 @dataclass(frozen=True, slots=True)
 class FrameSkipped:
-    """Bytes that are no frame. If a frame was meant, it is asked for again; if it cannot be had, a Gap follows."""
+    """Bytes that are not a frame. If a frame was damaged, it is requested again; if that fails, a Gap follows."""
 
     reason: str
 
 
 class StreamLoss(HalError, ConnectionError):
-    """Output that will not come."""
+    """Output that was lost."""
 
 
 class SessionLost(StreamLoss):
-    """A sender is gone without a good-bye: ``last_sequence`` was the last frame, ``requests`` were not finished."""
+    """A sender has vanished without a goodbye: ``last_sequence`` was the last frame, ``requests`` were not finished."""
 
     def __init__(self, session: int, sender: int, last_sequence: int, requests: Sequence[str], why: str) -> None:
         self.session, self.sender = session, sender
@@ -56,7 +56,7 @@ class SessionLost(StreamLoss):
 
 
 class Gap(StreamLoss):
-    """Frames ``first`` to ``last`` of a session cannot be had: no longer held by the sender, or unreadable."""
+    """Frames ``first`` to ``last`` of a session are lost: no longer held by the sender, or unreadable."""
 
     def __init__(self, session: int, sender: int, first: int, last: int, why: str) -> None:
         self.session, self.sender, self.first, self.last = session, sender, first, last

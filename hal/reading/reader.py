@@ -18,31 +18,32 @@ from hal.reading.session import Session
 from hal.transport.curve import CurveKeys
 from hal.transport.urls import adopt_ipc, private_ipc_url, release_folder
 
-#: How long acknowledgements wait for company when nothing comes in, in seconds.
+#: How long acknowledgements are collected if no frame arrives, in seconds.
 _ACKNOWLEDGE_DELAY = 0.02
 
 
-#: Seconds that may be waited at most, so that the milliseconds fit ZeroMQ's int.
+#: Longest wait in seconds, so that the milliseconds fit ZeroMQ's int.
 _LONGEST = 2e6
 
 
 class OutputReader:
     """Reads what workers send to ``url``, which it binds; without one it makes a private ipc url (see ``url``).
 
-    ``after`` is where to go on: the ``(session, sequence)`` of the last record that was dealt with, or a mapping of
-    several. Frames after it that the sender still holds come again; without it, all that no reader has acknowledged.
-    With ``auto_ack`` a record counts as dealt with when the next one is asked for, or at ``close``, but not when an
-    exception ends the ``with`` block; else only :meth:`acknowledge` says so. ``timeout`` bounds the wait of the
-    iterators for one record, in seconds.
+    ``after`` is where to continue: the ``(session, sequence)`` of the last processed record, or a mapping of several.
+    Later frames that the sender still holds come again; without it, all unacknowledged frames.
 
-    A session is lost when nothing was heard of it for ``lost_after`` seconds, ``grace`` seconds after its connection
-    broke, or when its worker is there again; nothing more of it is taken then. Events go to ``on_event``; without it,
-    losses (:class:`SessionLost`, :class:`Gap`) are raised by the next read, which may go on afterwards.
+    With ``auto_ack`` a record counts as processed when the next one is read, or at ``close``, but not when an exception
+    ends the ``with`` block; else only :meth:`acknowledge` marks it. ``timeout`` bounds the wait of the iterators for
+    one record, in seconds.
 
-    With ``curve`` a tcp url is encrypted, and only the senders that it names are let in.
+    A session is lost if it is silent for ``lost_after`` seconds, ``grace`` seconds after its connection broke, or if
+    its worker has started again; its later frames are refused. Events go to ``on_event``. Without it, the next read
+    raises losses (:class:`SessionLost`, :class:`Gap`), and reading may continue afterwards.
 
-    One thread at a time, or one event loop. A record's arrays are views of the message it came in, at most 64 KB or
-    one frame; copy what is to be kept for long.
+    With ``curve`` a tcp url is encrypted, and only the senders that it names are accepted.
+
+    One thread at a time, or one event loop. A record's arrays are views of its message, at most 64 KB or one frame;
+    copy the ones to keep for long.
     """
 
     def __init__(
@@ -72,8 +73,8 @@ class OutputReader:
         adopt_ipc(url)
         self.url = self._receiver.url  #: where senders connect; port wildcards are resolved
         self._auto_ack, self._timeout, self._on_event = auto_ack, timeout, on_event
-        self._last: Session | None = None  # the session of the last record given out
-        self._was_good_bye = False  # one of the events told since ``ready`` was empty
+        self._last: Session | None = None  # the session of the last returned record
+        self._was_good_bye = False  # a goodbye was among the events reported since ``ready`` was empty
         self._ended = self._closed = False
         self._pid = os.getpid()
 
@@ -96,7 +97,7 @@ class OutputReader:
         return frame
 
     async def read_async(self, timeout: float | None = None) -> Frame | None:
-        """As :meth:`read`, leaving the event loop to others while it waits."""
+        """Read as :meth:`read` does, without blocking the event loop."""
         self._ended = False
         if (frame := self._next_ready()) is not None or self._ended:
             return frame
@@ -113,24 +114,24 @@ class OutputReader:
         return frame
 
     def __iter__(self) -> Iterator[OutputRecord]:
-        """Give records until the last session has ended, or none came for ``timeout`` seconds."""
+        """Yield records until the last session has ended, or none came for ``timeout`` seconds."""
         while (frame := self.read(self._timeout)) is not None:
             yield frame.record
 
     async def __aiter__(self) -> AsyncIterator[OutputRecord]:
-        """Give records until the last session has ended, or none came for ``timeout`` seconds."""
+        """Yield records until the last session has ended, or none came for ``timeout`` seconds."""
         while (frame := await self.read_async(self._timeout)) is not None:
             yield frame.record
 
     @property
     def cursors(self) -> dict[int, int]:
-        """Session -> sequence of the last record given out, of the sessions that are alive."""
+        """Return session -> sequence of the last returned record, for live sessions."""
         return {number: session.read for number, session in self._receiver.sessions.items()}
 
     def acknowledge(self, session: int | None = None, sequence: int | None = None) -> None:
-        """Say that records are dealt with: all that were given out, those of one session, or those up to a sequence.
+        """Mark records as processed: all returned ones, those of one session, or those up to a sequence.
 
-        Raises InvalidValue for a sequence that was not given out. A session that is over needs no word.
+        Raises InvalidValue for a sequence that was not returned. An ended session needs no acknowledgement.
         """
         for number, known in self._receiver.sessions.items():
             if session in (None, number):
@@ -141,18 +142,18 @@ class OutputReader:
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
-        """What a poll (``zmq.Poller``) may wait for; when one can be read, ``read(0)`` until it gives None."""
+        """Return the sockets to poll (``zmq.Poller``); when one is readable, call ``read(0)`` until it returns None."""
         return self._receiver.socket, self._receiver.connections.monitor
 
     def counters(self) -> dict[str, int]:
-        """Return the frames read, duplicates dropped, and stretches of bytes skipped because they were no frame."""
+        """Return the frames read, duplicates dropped, and stretches of bytes skipped because they were no frames."""
         receiver = self._receiver
         return {"frames": receiver.frames, "duplicates": receiver.duplicates, "skipped": receiver.skipped}
 
     def close(self) -> None:
-        """Acknowledge what was given out if that is automatic, close, and remove the ipc socket. Idempotent.
+        """Acknowledge returned records if that is automatic, close, and remove the ipc socket. Idempotent.
 
-        In a forked child it does nothing: all of that is the parent's.
+        In a forked child it has no effect, as everything belongs to the parent.
         """
         if self._closed or os.getpid() != self._pid:
             return
@@ -168,7 +169,7 @@ class OutputReader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close. After an exception the record that was given out last counts as not dealt with: it comes again."""
+        """Close. After an exception the last returned record counts as unprocessed: it comes again."""
         if kind is not None and self._last is not None:
             self._last.read = max(self._last.acknowledged, self._last.read - 1)
         self.close()
@@ -180,7 +181,7 @@ class OutputReader:
             _check_seconds(timeout, "timeout")
 
     def _next_ready(self) -> Frame | None:
-        """Return the next frame that is here; tell of the events before it."""
+        """Return the next available frame; report the events before it."""
         last = self._last
         if last is not None and self._auto_ack and last.read - last.acknowledged >= last.acknowledge_every:
             self._receiver.acknowledge(last, last.read)
@@ -196,7 +197,7 @@ class OutputReader:
                 self._on_event(item)
             elif isinstance(item, StreamLoss):
                 raise item
-        self._ended = self._was_good_bye and not self._receiver.sessions  # now that what was lost beside it is told
+        self._ended = self._was_good_bye and not self._receiver.sessions  # after the losses beside it were reported
         self._was_good_bye = False
         return None
 
@@ -205,14 +206,14 @@ class OutputReader:
         return self._auto_ack and any(session.read > session.acknowledged for session in sessions)
 
     def _acknowledge_read(self, at_least: int) -> None:
-        """Acknowledge, where it is automatic, sessions of which at least so many frames were read since."""
+        """Acknowledge automatically the sessions with at least so many frames read since the last time."""
         if self._auto_ack:
             for session in self._receiver.sessions.values():
                 if session.read - session.acknowledged >= at_least:
                     self._receiver.acknowledge(session, session.read)
 
     async def _wait_async(self, seconds: float) -> None:
-        """Wait until a descriptor is readable. They tell of changes alone, so both were looked at before."""
+        """Wait until a descriptor is readable. They signal only changes, so both sockets were checked before."""
         loop, receiver = asyncio.get_running_loop(), self._receiver
         changed = asyncio.Event()
         descriptors = [int(socket.get(zmq.FD)) for socket in (receiver.socket, receiver.connections.monitor)]
@@ -229,14 +230,14 @@ class OutputReader:
 
 
 def _cursors(after: tuple[int, int] | Mapping[int, int] | None) -> dict[int, int]:
-    """``after`` as session -> sequence."""
+    """Return ``after`` as session -> sequence."""
     try:
         cursors = dict([after]) if isinstance(after, tuple) else dict(after or {})
         sound = all(0 < session < 1 << 64 and 0 <= sequence < 1 << 63 for session, sequence in cursors.items())
     except (TypeError, ValueError):
         sound = False
     if not sound:
-        raise InvalidValue(f"{after!r} is no (session, sequence)", cure="give a former cursor", argument="after")
+        raise InvalidValue(f"{after!r} is not a (session, sequence)", cure="give a former cursor", argument="after")
     return cursors
 
 

@@ -21,19 +21,19 @@ from hal.transport.sockets import Bound
 from hal.transport.urls import socket_of
 
 _OUTPUT = int(FrameKind.OUTPUT)  # reading an enum's member costs a call
-#: Sessions that ended or were lost are remembered, so that a late word of theirs is not taken for a new one.
+#: Remembered sessions that ended or were lost, so that a late message of theirs does not start a new one.
 _REMEMBERED = 4096
-#: How often broken connections and silent sessions are looked for while there are sessions.
+#: Seconds between checks for broken connections and silent sessions while there are sessions.
 _LOOK_SECONDS = 0.25
-#: How long a reader that is closed waits for its senders to confirm the last acknowledgements.
+#: Seconds that a closing reader waits for its senders to confirm the last acknowledgements.
 _LEAVE_SECONDS, _LEAVE_SLICE_SECONDS = 0.5, 0.02
-#: ZeroMQ looks at what connections tell it once in so many messages at least (100), if it always has one to give.
+#: ZeroMQ checks the connections' events at least once in so many messages (100), while messages are available.
 _COMMANDS_EVERY = 128
 _log = logging.getLogger("hal.reading")
 
 
 class Receiver:
-    """One bound socket. ``ready`` holds what was received and not yet given to the caller."""
+    """One bound socket. ``ready`` holds received items that the caller has not taken yet."""
 
     def __init__(
         self, url: str, after: Mapping[int, int], lost_after: float, grace: float, curve: CurveKeys | None = None
@@ -43,7 +43,7 @@ class Receiver:
         self.sessions = {number: Session(number, now, sequence) for number, sequence in after.items()}
         self.ready: deque[tuple[Session, Frame] | Event] = deque()
         self.duplicates = self.skipped = self.frames = 0
-        self._gone: dict[int, bool] = {}  # sessions that are over -> whether they were lost
+        self._gone: dict[int, bool] = {}  # ended sessions -> whether they were lost
         self._bound = Bound(url, curve)
         self.socket = self._bound.socket
         try:
@@ -58,7 +58,7 @@ class Receiver:
         self._looked, self._patience = now, -1
 
     def receive(self, timeout: float = 0.0) -> bool:
-        """Take messages until something is ready, waiting up to ``timeout`` seconds. Return whether something is."""
+        """Take messages until an item is ready, waiting up to ``timeout`` seconds. Return whether one is."""
         end = time.monotonic() + timeout
         while not self.ready:
             left = max(0.0, end - time.monotonic()) if timeout else 0.0
@@ -77,9 +77,9 @@ class Receiver:
             identity = self.socket.recv(copy=False)
         except zmq.Again:
             return False
-        if not identity.more:  # the rest of a message that an interrupt cut in two; what it held is asked for again
+        if not identity.more:  # the rest of a message that an interrupt split; its contents are requested again
             return True
-        message = self.socket.recv(copy=False)  # parts of a message come together
+        message = self.socket.recv(copy=False)  # parts of a message arrive together
         self.messages += 1
         parts = [message]
         while parts[-1].more:
@@ -91,9 +91,10 @@ class Receiver:
         return True
 
     def look_for_losses(self, *, drained: bool) -> None:
-        """Declare sessions lost whose time is over, unless something of theirs may not have been looked at yet.
+        """Declare sessions lost whose time is over, unless a message of theirs may be unread.
 
-        Without ``drained`` that is so until enough messages of others were read: ZeroMQ serves connections in turn.
+        Without ``drained`` that holds until enough messages of other sessions were read: ZeroMQ serves connections in
+        turn.
         """
         self._watch_connections()
         self._looked = now = time.monotonic()
@@ -107,16 +108,16 @@ class Receiver:
                 self._lose(session, "its connection broke" if session.broken is not None else "it fell silent")
 
     def look_seconds(self) -> float:
-        """How long a wait outside of :meth:`receive` may be."""
+        """Return how long a wait outside of :meth:`receive` may be."""
         return _LOOK_SECONDS if self.sessions else 3600.0
 
     def acknowledge(self, session: Session, sequence: int) -> None:
-        """Tell the sender that it may forget everything up to ``sequence``."""
+        """Allow the sender to drop everything up to ``sequence``."""
         session.acknowledged = max(session.acknowledged, sequence)
         self._say(session, FrameKind.ACKNOWLEDGE, session.acknowledged)
 
     def close(self) -> None:
-        """Make sure that the last acknowledgements have arrived, if the senders are there to say so, and close."""
+        """Wait for confirmation of the last acknowledgements from senders that are alive, and close."""
         try:
             self._take_leave(time.monotonic() + _LEAVE_SECONDS)
             self._close_sockets()
@@ -145,7 +146,7 @@ class Receiver:
         """Take the frames of a message."""
         try:
             descriptor = int(parts[0].get(zmq.SRCFD))
-        except zmq.ZMQError:  # of a peer that greets as ZeroMQ 2 did, or whose first bytes look as if it did
+        except zmq.ZMQError:  # a peer that greets as ZeroMQ 2 did, or whose first bytes look like it
             what = "a message of a peer that does not speak ZMTP 3"
             self._skip(FrameError(what, cure="connect hal's own sinks only"))
             return
@@ -162,14 +163,14 @@ class Receiver:
                     self._take_output(session, header, frame)
                 else:
                     self._take_word(session, header, frame)
-                    session = None  # it may be over
-        except FrameError as error:  # what follows in this message cannot be found; if it was output, a hole shows it
+                    session = None  # it may have ended
+        except FrameError as error:  # the rest of this message cannot be found; if it was output, a gap will show it
             self._skip(error)
         if heard is not None and heard.heard - self._looked > _LOOK_SECONDS:
             self.look_for_losses(drained=False)
 
     def _session_of(self, header: FrameHeader, identity: bytes, descriptor: int) -> Session | None:
-        """Return the session that the frame belongs to, getting to know it; None if it is over."""
+        """Return the session of the frame, creating it if it is new; None if it has ended."""
         session = self.sessions.get(header.session)
         if session is None:
             if header.session in self._gone:
@@ -181,13 +182,13 @@ class Receiver:
             session.sender = header.sender
             self._ask(session)
         if session.descriptor != descriptor:
-            self._watch_connections()  # what broke before this connection was made concerns the former one
+            self._watch_connections()  # breaks before this connection concern the previous one
             if descriptor not in self.connections.there:
                 session.breaks(time.monotonic())
             session.descriptor = descriptor
             self._bound.know_descriptor(descriptor)
             if session.broken is not None and not session.is_asking:
-                self._ask(session)  # words of the dead may still be in the queue, but only the living answer
+                self._ask(session)  # Messages of a dead sender may still be queued, but only a live one answers.
             self._lose_predecessors(session)
         session.heard, session.met = time.monotonic(), self.messages
         return session
@@ -213,7 +214,7 @@ class Receiver:
             self.ready.append((session, decoded))
         elif session.expected is not None and header.sequence < session.expected:
             self.duplicates += 1
-        elif not session.is_asking:  # something before it is missing
+        elif not session.is_asking:  # an earlier frame is missing
             self._ask(session)
 
     def _give_up_or_ask(self, session: Session, sequence: int, error: FrameError) -> None:
@@ -234,7 +235,7 @@ class Receiver:
             self.ready.append(event)
         if session.must_ask(header.sequence, session.heard):
             self._ask(session, anew=False)
-        else:  # the last acknowledgement may not have arrived; and a sender goes on only as long as it is answered
+        else:  # The last acknowledgement may be lost, and a sender continues only while it gets answers.
             self._say(session, FrameKind.ACKNOWLEDGE, session.acknowledged)
 
     def _skip(self, error: FrameError) -> None:
@@ -248,7 +249,7 @@ class Receiver:
             self._warn(f"a connection that no sender has made: {reason}")
 
     def _warn(self, what: str) -> None:
-        """Log it: of many the first, and then each that doubles their number."""
+        """Log it: the first occurrence, and then each that doubles their number."""
         self._warned += 1
         if self._warned & (self._warned - 1) == 0:
             _log.warning("%s: %s (%d so far)", self.url, what, self._warned)
@@ -267,7 +268,10 @@ class Receiver:
         try:
             self._bound.send(identity, frame)
         except zmq.ZMQError as error:
-            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):  # else it is repeated when the sender is heard of
+            if error.errno not in (
+                zmq.EAGAIN,
+                zmq.EHOSTUNREACH,
+            ):  # otherwise it is repeated at the sender's next message
                 raise
 
     # Losses ------------------------------------------------------------------------------------------------------
@@ -285,7 +289,7 @@ class Receiver:
         return silent if session.broken is None else min(silent, session.broken + self._grace)
 
     def _lose_predecessors(self, session: Session) -> None:
-        """A worker that is there again will not come back in its former session."""
+        """Lose a restarted worker's previous session, which will not come back."""
         for other in list(self.sessions.values()):
             if other is not session and other.sender == session.sender and other.broken is not None:
                 self._lose(other, "its worker was started again")
@@ -301,6 +305,6 @@ class Receiver:
             del self._gone[next(iter(self._gone))]
 
     def _answer_the_gone(self, header: FrameHeader, identity: bytes) -> None:
-        """A lost session's requests run elsewhere by now: taking more of it would deliver tokens twice."""
+        """Refuse frames of a lost session: its requests run elsewhere by now, and tokens would be delivered twice."""
         if self._gone[header.session]:
             self._send(identity, control(FrameKind.REFUSE, 0, session=header.session))

@@ -1,4 +1,4 @@
-"""What a reader knows of one session. No I/O: it is tested by itself."""
+"""A reader's state of one session. No I/O, so that it can be tested separately."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from hal_core import OutputRecord
 from hal.reading.events import Gap, SessionStarted
 from hal.transport.protocol import Cursor, State
 
-#: Seconds after which a cursor that was not answered is given again.
+#: Seconds after which an unanswered cursor is sent again.
 ASK_AGAIN_SECONDS = 0.5
 #: Most frames that are read before they are acknowledged.
 _ACKNOWLEDGE_EVERY = 128
 
 
 class Session:
-    """A sender's life as the reader sees it. Times are monotonic seconds."""
+    """A sender's lifetime from the reader's view. Times are monotonic seconds."""
 
     def __init__(self, number: int, now: float, after: int | None = None) -> None:
         self.number, self.sender = number, 0
-        self.identity: bytes | None = None  # of the connection it was last heard on; None: its cursor alone is known
+        self.identity: bytes | None = None  # of the connection of its last message; None: only its cursor is known
         self.descriptor = -1  # of its connection
         self.heard = now
-        self.broken: float | None = None  # since when its connection is down
-        self.overdue: int | None = None  # messages that had been read when its time was over
-        self.met = 0  # messages that had been read when the last one of its own was
+        self.broken: float | None = None  # when its connection broke
+        self.overdue: int | None = None  # messages read by the time its deadline passed
+        self.met = 0  # messages read by the time of its own last one
         self.expected = None if after is None else after + 1
         self.read = self.acknowledged = after or 0
         self.acknowledge_every = 1
@@ -35,25 +35,25 @@ class Session:
 
     @property
     def last(self) -> int:
-        """The last frame that was taken in order."""
+        """Return the last frame taken in order."""
         return (self.expected or 1) - 1
 
     @property
     def is_asking(self) -> bool:
-        """Whether a cursor was given that is not answered yet."""
+        """Return whether a cursor is unanswered."""
         return self._asked != 0
 
     def breaks(self, now: float) -> None:
-        """Its connection broke. Only the answer to a cursor given from now on mends that."""
+        """Note that its connection broke. Only the answer to a later cursor repairs that."""
         if self.broken is None:
             self.broken, self._asked = now, 0
         self.descriptor = -1
 
     def ask(self, now: float, *, anew: bool = True) -> tuple[int, Cursor]:
-        """Return the sequence and body of the CURSOR to give.
+        """Return the sequence and body of the CURSOR to send.
 
-        Without ``anew`` it is the cursor that waits for its answer, if there is one, said again: an answer that is
-        already on its way, perhaps behind much else, will do.
+        Without ``anew`` a pending cursor is repeated unchanged: its answer may already be on its way, perhaps behind
+        other messages.
         """
         if anew or not self._asked:
             self._token += 1
@@ -61,9 +61,9 @@ class Session:
         return self.last, Cursor(self._token, self.expected is not None)
 
     def take(self, sequence: int, record: OutputRecord) -> None:
-        """The expected frame was readable: note it and which requests are unfinished."""
+        """Record the expected frame and the unfinished requests."""
         self.expected = sequence + 1
-        if record.request_ids is not self._last_ids:  # the same tuple from step to step while the batch is the same
+        if record.request_ids is not self._last_ids:  # the same tuple from step to step while the batch does not change
             self._last_ids = record.request_ids
             self.requests |= dict.fromkeys(record.request_ids)
         if record.finish.tobytes().strip(b"\0"):
@@ -71,7 +71,7 @@ class Session:
                 self.requests.pop(record.request_ids[row], None)
 
     def unreadable(self, sequence: int, why: str) -> Gap | None:
-        """The expected frame was unreadable: the second time it is given up, else it must be asked for again."""
+        """Handle an unreadable expected frame: give it up the second time, else request it again."""
         if self._unreadable != sequence:
             self._unreadable = sequence
             return None
@@ -79,7 +79,7 @@ class Session:
         return Gap(self.number, self.sender, sequence, sequence, f"unreadable twice: {why}")
 
     def hear(self, last: int, state: State) -> Gap | SessionStarted | None:
-        """Take the sender's STATE; ``last`` is the last number it made."""
+        """Take the sender's STATE; ``last`` is the last sequence it made."""
         self.acknowledge_every = max(1, min(_ACKNOWLEDGE_EVERY, state.capacity // 4))
         if not self._asked or state.echo != self._asked:
             return None
@@ -95,9 +95,10 @@ class Session:
         return gap
 
     def must_ask(self, last: int, now: float) -> bool:
-        """Whether a STATE shows that the cursor must be given (again): unanswered, or frames that never came.
+        """Return whether a STATE shows that the cursor must be sent (again): unanswered, or frames that never came.
 
-        A sender sends what it has made before its next STATE; so what two of them tell of, and was not read, was lost.
+        A sender sends its frames before its next STATE. So frames that two STATEs cover and that were not read are
+        lost.
         """
         if self._asked:
             return now - self._asked_at > ASK_AGAIN_SECONDS

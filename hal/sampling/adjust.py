@@ -1,4 +1,4 @@
-"""Penalties and masks: from the model's logits to those that are sampled."""
+"""Penalties and masks, applied to the model's logits before sampling."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def needs_history(repetition: Float32s, frequency: Float32s, presence: Float32s) -> Bools:
-    """Which rows have a penalty, and so must be given their prompt's and generated tokens; bool ``[n]``."""
+    """Return which rows have a penalty, and so need their prompt's and generated tokens; bool ``[n]``."""
     needed: Bools = (repetition != 1.0) | (frequency != 0.0) | (presence != 0.0)
     return needed
 
 
 def adjust(logits: Float32s, rows: SamplingRows) -> Float32s:
-    """A copy of ``logits`` with penalties and masks applied; masked tokens are -inf."""
+    """Return a copy of ``logits`` with penalties and masks applied; masked tokens are -inf."""
     adjusted = logits.copy()
     penalized = np.flatnonzero(needs_history(rows.repetition_penalty, rows.frequency_penalty, rows.presence_penalty))
     for row in penalized.tolist():
@@ -36,7 +36,7 @@ def adjust(logits: Float32s, rows: SamplingRows) -> Float32s:
 
 
 def _counted(counts: np.ndarray[Any, np.dtype[np.int32]], width: int) -> Bools:
-    """The entries of a padded list that count, bool ``[n, width]``."""
+    """Return the valid entries of a padded list, bool ``[n, width]``."""
     return np.arange(width) < counts[:, None]
 
 
@@ -48,12 +48,12 @@ def _mask(logits: Float32s, ids: Int64s, chosen: Bools) -> None:
 
 
 def _penalize(logits: Float32s, rows: SamplingRows, row: int) -> None:
-    """Repetition, then frequency and presence, in float64, rounded once.
+    """Apply repetition, then frequency and presence penalties, in float64, rounded once.
 
-    Repetition (Keskar et al. 2019, "CTRL", section 4.1; divides what is positive and multiplies what is not, as
-    transformers' ``RepetitionPenaltyLogitsProcessor`` does) counts prompt and generated tokens, each once.
-    Frequency and presence count generated tokens alone: ``logit - count * frequency - (count > 0) * presence``
-    (OpenAI API reference, "frequency and presence penalties").
+    Repetition (Keskar et al. 2019, "CTRL", section 4.1; divides positive logits and multiplies other ones, as
+    transformers' ``RepetitionPenaltyLogitsProcessor`` does) counts prompt and generated tokens, each once. Frequency
+    and presence count only generated tokens: ``logit - count * frequency - (count > 0) * presence`` (OpenAI API
+    reference, "frequency and presence penalties").
     """
     vocab = logits.shape[1]
     counts = np.bincount(_history(rows.output, "output", row, vocab), minlength=vocab)
@@ -70,7 +70,7 @@ def _penalize(logits: Float32s, rows: SamplingRows, row: int) -> None:
 
 
 def _history(history: History, name: str, row: int, vocab: int) -> Tokens:
-    """The row's tokens of the prompt or the output, those of the vocabulary."""
+    """Return the row's tokens of the prompt or the output that are in the vocabulary."""
     tokens = None if history is None else history[row]
     if tokens is None:
         raise InvalidValue(

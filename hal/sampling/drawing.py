@@ -1,8 +1,8 @@
 """Drawing one token a row: temperature, then top-k, top-p and min-p, then the inverse of the cumulative distribution.
 
-The distribution is laid out in order of token ids. That order is the same whatever the logits are, so when they differ
-in their last bits the edges of the intervals move by as little, and a draw changes only when u lies that near an edge;
-in order of probability two tokens nearly equal would swap whole intervals.
+The distribution is laid out in order of token ids. That order does not depend on the logits. If logits differ in their
+last bits, the edges of the intervals move as little, and a draw changes only if u is that near an edge. In order of
+probability two nearly equal tokens would swap whole intervals.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from .weights import RUN, run_weights, unit_bits, weights
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draws:
-    """Rows to draw from: final logits ``[n, V]``, each row's largest, how to shape them, and u in [0, 1)."""
+    """Rows to draw from: final logits ``[n, V]``, each row's largest, the parameters of the distribution, and u in [0,
+    1)."""
 
     logits: Float32s
     best: Float32s
@@ -30,7 +31,7 @@ class Draws:
     u: Float64s
 
     def only(self, rows: Int64s) -> Draws:
-        """Some of the rows, in ascending order."""
+        """Return some of the rows, in ascending order."""
         if len(rows) == len(self.u):
             return self
         return Draws(*(getattr(self, name)[rows] for name in self.__slots__))
@@ -43,17 +44,17 @@ class Draws:
         return least
 
     def weigh(self, logits: Float32s) -> Int64s:
-        """Weights of some of each row's logits."""
+        """Return weights of some of each row's logits."""
         return weights(logits, self.best, self.temperature.astype(np.float64), unit_bits(self.logits.shape[1]))
 
     def run_weights(self, least: Int64s) -> Int64s:
-        """Sums of the weights of each run of tokens, of those that weigh at least ``least``."""
+        """Return sums of the weights of each run of tokens, counting those of at least ``least``."""
         bits = unit_bits(self.logits.shape[1])
         return run_weights(self.logits, self.best, self.temperature.astype(np.float64), bits, least)
 
 
 def draw(draws: Draws) -> tuple[Int64s, Float64s]:
-    """Tokens int64 ``[n]`` and their margins float64 ``[n]``."""
+    """Return tokens int64 ``[n]`` and their margins float64 ``[n]``."""
     count, vocab = draws.logits.shape
     tokens, margins = np.full(count, -1, np.int64), np.zeros(count)
     ordered = ((draws.top_k > 0) & (draws.top_k < vocab)) | (draws.top_p < 1.0)
@@ -76,8 +77,8 @@ def draw(draws: Draws) -> tuple[Int64s, Float64s]:
 
 
 def kept(draws: Draws) -> Int64s:
-    """The weights of all tokens ``[n, V]``, 0 where top-k, top-p or min-p leave a token out; :func:`draw` draws a token
-    with its share of them."""
+    """Return the weights of all tokens ``[n, V]``, 0 for tokens removed by top-k, top-p or min-p; :func:`draw` draws a
+    token with its share of them."""
     vocab = draws.logits.shape[1]
     ids = best_ids(draws.logits, vocab)
     sizes = np.take_along_axis(draws.weigh(draws.logits), ids, axis=1)
@@ -93,7 +94,7 @@ def kept(draws: Draws) -> Int64s:
 
 
 def _looks(vocab: int) -> Iterator[int]:
-    """How many of the best tokens to look at: 64 hold top-k and top-p nearly always; where not, 8 times as many."""
+    """Yield how many of the best tokens to consider: 64 nearly always contain top-k and top-p; else 8 times as many."""
     look = 64
     while look < vocab:
         yield look
@@ -102,7 +103,7 @@ def _looks(vocab: int) -> Iterator[int]:
 
 
 def _from_all(draws: Draws) -> tuple[Int64s, Float64s]:
-    """Without top-k and top-p: first the run of tokens that holds u, then the token in the run.
+    """Draw without top-k and top-p: first find the run of tokens that holds u, then the token in the run.
 
     Sums are exact, so this is the same as one running sum over all tokens.
     """
@@ -124,10 +125,10 @@ def _from_all(draws: Draws) -> tuple[Int64s, Float64s]:
 
 
 def _from_best(draws: Draws, totals: Int64s, look: int) -> tuple[Int64s, Float64s]:
-    """With top-k or top-p, looking at the ``look`` best tokens; a token of -1 tells that they are too few.
+    """Draw with top-k or top-p from the ``look`` best tokens; a token of -1 means that they are too few.
 
-    ``totals`` are the weights of all tokens, known where top-k leaves them all. Top-p keeps the smallest set of
-    best tokens whose share of what top-k left is at least ``top_p``.
+    ``totals`` are the weights of all tokens, known if top-k keeps all. Top-p keeps the smallest set of best tokens
+    whose share of the tokens kept by top-k is at least ``top_p``.
     """
     count, vocab = draws.logits.shape
     rows, least = np.arange(count), draws.least
@@ -148,15 +149,16 @@ def _from_best(draws: Draws, totals: Int64s, look: int) -> tuple[Int64s, Float64
 
 
 def _target(u: Float64s, total: Int64s) -> Int64s:
-    """The weight, below ``total``, that ``u`` points at."""
+    """Return the weight, below ``total``, that ``u`` points at."""
     target: Int64s = np.minimum((u * total.astype(np.float64)).astype(np.int64), total - 1)
     return target
 
 
 def _pick(sizes: Int64s, before: Int64s, total: Int64s, target: Int64s, u: Float64s) -> tuple[Int64s, Float64s]:
-    """The place whose interval of the cumulative distribution holds ``target``, and u's distance to its nearer edge.
+    """Return the index whose interval of the cumulative distribution holds ``target``, and u's distance to its nearer
+    edge.
 
-    ``before`` is the sum of what comes before the first place.
+    ``before`` is the sum before the first index.
     """
     running = sizes.cumsum(axis=1) + before[:, None]
     places = (running > target[:, None]).argmax(axis=1)

@@ -14,7 +14,8 @@ from .weights import run_weights, unit_bits
 def log_probabilities(
     logits: Float32s, best: Float32s, tokens: Int64s, alternatives: int
 ) -> tuple[Int64s, Float32s, Int32s]:
-    """Ids and log-probabilities ``[n, alternatives + 1]`` and ranks ``[n]``; ``best`` is each row's top logit, finite.
+    """Return ids and log-probabilities ``[n, alternatives + 1]`` and ranks ``[n]``; ``best``: each row's top logit,
+    finite.
 
     ``log softmax(x) = x - max - log(sum(exp(x - max)))``, computed in float64, rounded to float32 at the end.
     """

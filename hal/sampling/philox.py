@@ -1,7 +1,7 @@
-"""Uniform numbers that depend on a key and a counter alone: Philox4x32-10.
+"""Uniform numbers that depend only on a key and a counter: Philox4x32-10.
 
-J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011. There is
-no state to carry along, so a preempted, resumed, moved or re-batched request draws the same numbers.
+J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011. It has no
+state, so a preempted, resumed, moved or re-batched request draws the same numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BUMPS = np.array([[0x9E37_79B9], [0xBB67_AE85]], np.uint64) * np.arange(_ROUNDS
 
 
 def philox4x32(counter: Words, key: Words) -> Words:
-    """Ten rounds on ``counter`` ``[4, n]`` under ``key`` ``[2, n]``, each a 32-bit word held in uint64."""
+    """Apply ten rounds to ``counter`` ``[4, n]`` under ``key`` ``[2, n]``, each a 32-bit word held in uint64."""
     keys = (key + _BUMPS) & _LOW
     even, odd = counter[0::2], counter[1::2]
     for round_key in keys:
@@ -34,12 +34,13 @@ def philox4x32(counter: Words, key: Words) -> Words:
 
 
 TARGET, DRAFT, ACCEPT, RESIDUAL = range(4)
-"""Streams of numbers that have nothing to do with one another: what draws tokens; and where drafts are accepted by
-rejection, what draws drafts, what accepts them, and what draws in their place."""
+"""Independent streams of numbers: for drawing tokens; and, if drafts are accepted by rejection, for drawing drafts, for
+accepting them, and for drawing their replacements."""
 
 
 def uniform(seed: Int64s, position: Int64s, stream: int = TARGET) -> Float64s:
-    """Numbers in [0, 1) of 53 bits, float64 ``[n]``: the key is ``seed``, the counter is (``position``, ``stream``).
+    """Return numbers in [0, 1) of 53 bits, float64 ``[n]``: the key is ``seed``, the counter is (``position``,
+    ``stream``).
 
     The first two words make one number as in the 53-bit generator of Matsumoto and Nishimura (mt19937ar.c).
     """

@@ -1,11 +1,10 @@
-"""Rejection: drafts accepted so that tokens have the target's distribution, though not the draws of plain decoding.
+"""Rejection sampling: accepted drafts keep the target's distribution, but not the draws of plain decoding.
 
 Leviathan, Kalman and Matias 2023, section 2.3: a draft ``x`` that was drawn with probability ``q(x)`` is accepted with
-probability ``min(1, p(x) / q(x))``; else the token is drawn from what ``p`` has over ``q``. A draft whose distribution
-is not told counts as certain: it is accepted with ``p(x)``, and in its place anything else is drawn, as ``p`` says.
-That keeps the distribution too, whatever the draft came of, as long as it did not come of the numbers that judge it: so
-drafts, acceptance and replacements have streams of numbers of their own (``philox``). Where nothing is drawn, at
-temperature 0, this is the same as comparing.
+probability ``min(1, p(x) / q(x))``; else the token is drawn from the excess of ``p`` over ``q``. A draft without a
+known distribution counts as certain: it is accepted with ``p(x)``, and else another token is drawn by ``p``. That keeps
+the distribution too, for any source of drafts except the numbers that judge them. So drafts, acceptance and
+replacements have their own streams of numbers (``philox``). At temperature 0, without draws, this equals comparing.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from .rows import Float32s, Float64s, Int64s, Sampled, SamplingRows
 from .sampler import reported, sample, shaped
 
 Weights = Int64s | None
-"""What a draft was drawn from: the weight of each token of the vocabulary, int64 ``[V]``; None: it is certain."""
+"""The distribution of a draft: the weight of each token of the vocabulary, int64 ``[V]``; None: it is certain."""
 
 
 def draw_drafts(logits: Float32s, rows: SamplingRows) -> tuple[Int64s, Int64s]:
-    """A draft for each row, int64 ``[n]``, and the weights it was drawn from, int64 ``[n, V]``. Rows of temperature 0
-    take the best token, and their weights are its alone."""
+    """Return a draft for each row, int64 ``[n]``, and the weights it was drawn from, int64 ``[n, V]``. Rows of
+    temperature 0 take the best token, which alone has weight."""
     final = adjust(logits, rows)
     every = np.arange(len(final))
     tokens = final.argmax(axis=1).astype(np.int64, copy=False)
@@ -42,10 +41,10 @@ def draw_drafts(logits: Float32s, rows: SamplingRows) -> tuple[Int64s, Int64s]:
 def sample_by_rejection(
     logits: Float32s, rows: SamplingRows, drafts: Int64s, weights: Sequence[Weights], *, logprobs: int | None
 ) -> Sampled:
-    """As :func:`hal.sampling.sample`, but where ``drafts`` int64 ``[n]`` has one (not -1) it is accepted or replaced.
+    """Sample as :func:`hal.sampling.sample`, but accept or replace the drafts in ``drafts`` int64 ``[n]`` (-1: none).
 
-    A row's token equals its draft where that is accepted, and nowhere else. ``margins`` of such rows are 0: nothing
-    says how near the decision was.
+    A row's token equals its draft only if that is accepted. ``margins`` of such rows are 0, as the nearness of the
+    decision is unknown.
     """
     plain = sample(logits, rows, logprobs=None)
     judged = (drafts >= 0) & (plain.tokens >= 0) & (rows.temperature > 0.0) & (rows.top_k != 1)
@@ -67,12 +66,12 @@ def sample_by_rejection(
 
 
 def _judged(own: Float64s, other: Float64s, rows: SamplingRows, at: Int64s, drafts: Int64s) -> Int64s:
-    """The token of each row: its draft, or one drawn from what is left of ``own`` over ``other``."""
+    """Return the token of each row: its draft, or one drawn from the excess of ``own`` over ``other``."""
     every = np.arange(len(at))
     seeds, positions = rows.seed[at], rows.position[at]
     accepted = uniform(seeds, positions, ACCEPT) * other[every, drafts] < own[every, drafts]
     left = np.maximum(own - other, 0.0)
-    left[every, drafts] = 0.0  # exact where a draft was refused, whatever rounding says
+    left[every, drafts] = 0.0  # exact for a refused draft, in spite of rounding
     running = left.cumsum(axis=1)
     target = uniform(seeds, positions, RESIDUAL) * running[:, -1]
     drawn = np.minimum((running <= target[:, None]).sum(axis=1), own.shape[1] - 1)
@@ -81,7 +80,7 @@ def _judged(own: Float64s, other: Float64s, rows: SamplingRows, at: Int64s, draf
 
 
 def _shares(own: Float64s, drafts: Int64s, weights: Sequence[Weights]) -> Float64s:
-    """The probabilities that the drafts were drawn with, ``[n, V]``."""
+    """Return the probabilities with which the drafts were drawn, ``[n, V]``."""
     other = np.zeros_like(own)
     known: dict[int, Float64s] = {}
     for row, (draft, found) in enumerate(zip(drafts.tolist(), weights, strict=True)):
@@ -95,5 +94,5 @@ def _shares(own: Float64s, drafts: Int64s, weights: Sequence[Weights]) -> Float6
 
 
 def _warm(rows: SamplingRows) -> SamplingRows:
-    """The rows with a temperature that can be divided by, where it is 0 and nothing is drawn."""
+    """Return the rows with a temperature to divide by, where it is 0 and nothing is drawn."""
     return replace(rows, temperature=np.where(rows.temperature > 0.0, rows.temperature, np.float32(1.0)))

@@ -1,4 +1,4 @@
-"""What the sampler is given for each row of logits, and what it gives back."""
+"""The sampler's input for each row of logits, and its result."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ History = Sequence[Tokens | None] | None
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingRows:
-    """How each of ``n`` rows of logits is sampled; the values were checked when the request was admitted.
+    """Sampling parameters of ``n`` rows of logits; the values were checked when the request was admitted.
 
-    Columns are the slot state's fields of the same name, but for ``position`` (``step_idx``: index of the token to
-    draw within the request's generated tokens) and ``min_tokens`` (``min_dec_len``). Lists are padded rows with
-    their count, as in the state; a token id outside the vocabulary cannot be drawn, so it is passed over.
+    Columns are the slot state's fields of the same name, but for ``position`` (``step_idx``: index of the token to draw
+    within the request's generated tokens) and ``min_tokens`` (``min_dec_len``). Lists are padded rows with their count,
+    as in the state. A token id outside the vocabulary cannot be drawn, so it is skipped.
 
     - ``temperature``, ``top_p``, ``min_p`` float32 ``[n]``; ``top_k`` int32 ``[n]``.
-    - ``seed`` int64 ``[n]``: mixed with the request's name already (``hal_core.slots.admission.draw_seed``).
+    - ``seed`` int64 ``[n]``: already mixed with the request's name (``hal_core.slots.admission.draw_seed``).
     - ``repetition_penalty``, ``frequency_penalty``, ``presence_penalty`` float32 ``[n]``.
     - ``eos_token_ids`` int64 ``[n, E]`` with ``eos_num``; ``bad_words`` int64 ``[n, B]`` with ``bad_words_num``;
       ``stop_seqs`` int64 ``[n, S * L]`` with ``stop_seqs_len`` int32 ``[n, S]`` and ``stop_seqs_num``.
     - ``prompt``, ``output``: token ids of prompt and of generated tokens, one entry a row. Rows without penalties
-      (``needs_history``) may have None, and None stands for n times None.
+      (``needs_history``) may have None; a single None means n times None.
     """
 
     temperature: Float32s
@@ -80,7 +80,7 @@ class SamplingRows:
         prompt: History,
         output: History,
     ) -> SamplingRows:
-        """The rows of a slot state's fields, each ``[n, width]`` under its name in the table; nothing is copied."""
+        """Return the rows of a slot state's fields, each ``[n, width]`` under its name in the table, without a copy."""
         columns: dict[str, Any] = {}
         for name, field in STATE_FIELDS.items():
             column = fields[field]
@@ -92,7 +92,7 @@ _RENAMED = {"position": "step_idx", "min_tokens": "min_dec_len"}
 LISTS = ("eos_token_ids", "stop_seqs", "stop_seqs_len", "bad_words")
 """The rows' columns with more than one number a row."""
 STATE_FIELDS = {n: _RENAMED.get(n, n) for n in SamplingRows.__slots__ if n not in ("prompt", "output")}
-"""The rows' columns, each with the state's field that says it: what a step has to read of a slot to sample for it."""
+"""The rows' columns, each with its field in the state: the fields of a slot that a step reads to sample for it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,14 +102,14 @@ class Sampled:
     - ``tokens`` int64 ``[n]``; -1 in a row of ``errors``.
     - ``token_ids`` int64 and ``logprobs`` float32 ``[n, K + 1]``: column 0 the sampled token, then the K best in
       descending order, equal ones by id. They are of the raw logits: before penalties, masks, temperature and
-      truncation. Columns past the vocabulary, and rows of ``errors``, are -1 and 0.0 (what an empty slot has).
+      truncation. Columns past the vocabulary, and rows of ``errors``, are -1 and 0.0 (as in an empty slot).
     - ``ranks`` int32 ``[n]``: place of the sampled token in that descending order, from 1; 0 in a row of ``errors``.
-      These three are None when no log-probabilities were asked for.
-    - ``margins`` float64 ``[n]``, how far the choice was from another one (DESIGN section 7). Greedy (temperature 0 or
-      top_k 1): the gap of the two best final logits, infinite for a lone token. Drawn: the distance of u to the
-      nearest edge of the token's interval in the cumulative distribution; it does not tell how near a token was to
-      falling in or out of the truncation. 0 in a row of ``errors``.
-    - ``errors``: row to what is wrong with it (NaN or +inf in its logits, every token masked). Only that row fails.
+      These three are None if no log-probabilities were requested.
+    - ``margins`` float64 ``[n]``, the distance of the choice from another one (DESIGN section 7). Greedy (temperature 0
+      or top_k 1): the gap of the two best final logits, infinite for a lone token. Drawn: the distance of u to the
+      nearest edge of the token's interval in the cumulative distribution; it does not cover the distance to the border
+      of the truncation. 0 in a row of ``errors``.
+    - ``errors``: row to error text (NaN or +inf in its logits, every token masked). Only that row fails.
     """
 
     tokens: Int64s

@@ -1,15 +1,15 @@
-"""The sampler, called once a step for all rows. A row's result depends on that row alone, bit for bit.
+"""The sampler, called once a step for all rows. A row's result depends only on that row, bit for bit.
 
 In this order:
 
 1. raw logits: NaN or +inf make the row an error; log-probabilities are taken here.
 2. repetition penalty over prompt and generated tokens, then frequency and presence penalties over generated tokens.
 3. masks: bad words; while ``position < min_tokens`` also end tokens and stop sequences of one token. (A longer stop
-   sequence may come about earlier; whoever ends requests passes over it below ``min_tokens``.) Since penalties are
-   finite, masks before or after them are the same.
+   sequence may occur earlier; the update of the state ignores it below ``min_tokens``.) Since penalties are finite,
+   masks before or after them are equivalent.
 4. temperature 0, or top_k 1: the best token, of equal ones the lowest id.
-5. otherwise temperature, top-k, top-p, min-p (relative to the best token), and a draw (``drawing``) whose u depends on
-   seed and position alone (``philox``).
+5. otherwise temperature, top-k, top-p, min-p (relative to the best token), and a draw (``drawing``) whose u depends
+   only on seed and position (``philox``).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .rows import Bools, Float32s, Float64s, Int32s, Int64s, Sampled, SamplingRo
 
 
 def sample(logits: Float32s, rows: SamplingRows, *, logprobs: int | None) -> Sampled:
-    """Sample one token for each row of ``logits``, float32 ``[n, V]``, which are left as they are.
+    """Sample one token for each row of ``logits``, float32 ``[n, V]``, which are not changed.
 
-    ``logprobs`` is the largest number of alternatives that any row asked for, None for no log-probabilities. A row
-    that cannot be sampled is reported in ``Sampled.errors``. Raises :class:`InvalidValue` only for what the caller got
-    wrong: shapes, dtype, a row with penalties but no tokens.
+    ``logprobs`` is the largest number of alternatives requested by any row, None for no log-probabilities. A row that
+    cannot be sampled is reported in ``Sampled.errors``. Raises :class:`InvalidValue` only for the caller's errors:
+    shapes, dtype, a row with penalties but no tokens.
     """
     _check(logits, rows, logprobs)
     every = np.arange(len(logits))
-    with np.errstate(invalid="ignore"):  # rows with NaN are found here, and reported
+    with np.errstate(invalid="ignore"):  # rows with NaN are detected here, and reported
         top = logits.max(axis=1)
         final = adjust(logits, rows)
         tokens = final.argmax(axis=1).astype(np.int64, copy=False)
@@ -66,7 +66,7 @@ def _check(logits: Float32s, rows: SamplingRows, logprobs: int | None) -> None:
 
 
 def _trouble(logits: Float32s) -> str:
-    """What is wrong with a row that cannot be sampled."""
+    """Return why a row cannot be sampled."""
     unusable = np.flatnonzero(np.isnan(logits) | (logits == np.inf))
     if len(unusable):
         first = int(unusable[0])
@@ -79,7 +79,7 @@ def _trouble(logits: Float32s) -> str:
 
 
 def shaped(final: Float32s, best: Float32s, rows: SamplingRows, at: Int64s, stream: int = TARGET) -> Draws:
-    """Some of the rows, by number, as they are drawn from; ``stream``: of the numbers that draw."""
+    """Return some of the rows, by number, prepared for a draw; ``stream``: of the drawing numbers."""
     whole = len(at) == len(final)
     return Draws(
         final if whole else final[at],
@@ -98,7 +98,7 @@ def _draw(final: Float32s, best: Float32s, rows: SamplingRows, drawn: Bools, tok
 
 
 def _gaps(final: Float32s, best: Float32s, tokens: Int64s, greedy: Bools, margins: Float64s) -> None:
-    """Margins of greedy rows; ``final`` loses its best logits."""
+    """Set the margins of greedy rows; ``final`` loses its best logits."""
     at = np.flatnonzero(greedy)
     final[at, tokens[at]] = -np.inf
     second = (final if len(at) == len(final) else final[at]).max(axis=1)
@@ -108,7 +108,7 @@ def _gaps(final: Float32s, best: Float32s, tokens: Int64s, greedy: Bools, margin
 def reported(
     logits: Float32s, top: Float32s, tokens: Int64s, logprobs: int, usable: Bools
 ) -> tuple[Int64s, Float32s, Int32s]:
-    """Ids, log-probabilities and ranks of the rows' tokens; see :class:`Sampled`."""
+    """Return ids, log-probabilities and ranks of the rows' tokens; see :class:`Sampled`."""
     if usable.all():
         return log_probabilities(logits, top, tokens, logprobs)
     ids = np.full((len(logits), logprobs + 1), -1, np.int64)

@@ -1,9 +1,9 @@
 """Softmax weights as whole numbers, so that no sum depends on its order, the NumPy version or the processor.
 
-``np.exp`` and pairwise sums differ in the last bits between NumPy versions and vector units. Here the exponential is
-made of single IEEE-754 operations and a table (argument reduction after Tang, "Table-driven implementation of the
-exponential function in IEEE floating-point arithmetic", ACM TOMS 15, 1989) and rounded to an int64; sums of those are
-exact.
+``np.exp`` and pairwise sums differ in the last bits between NumPy versions and vector units. Here the exponential
+consists of single IEEE-754 operations and a table (argument reduction after Tang, "Table-driven implementation of the
+exponential function in IEEE floating-point arithmetic", ACM TOMS 15, 1989) and is rounded to an int64; sums of these
+are exact.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ _RATE = math.log(2.0) / _STEPS
 _FIRST, _SECOND, _THIRD = -_RATE, _RATE**2 / 2.0, -(_RATE**3) / 6.0
 
 RUN = 64  # tokens whose weights are summed at once
-_BLOCK = 128 * RUN  # numbers worked on at a time
+_BLOCK = 128 * RUN  # numbers processed at a time
 
 
 def unit_bits(vocab: int) -> int:
-    """The best token weighs ``2**unit_bits``; a vocabulary of such weights sums to less than 2**62."""
+    """Return the bits of the unit: the best token weighs ``2**unit_bits``, and a vocabulary of such weights sums to
+    less than 2**62."""
     return min(50, 62 - vocab.bit_length())
 
 
 @lru_cache(maxsize=8)
 def _powers(bits: int) -> Float64s:
-    """``2 ** (bits - j / 256)`` down to a quarter, which rounds to a weight of 0."""
+    """Return ``2 ** (bits - j / 256)`` down to a quarter, which rounds to a weight of 0."""
     with localcontext() as context:
         context.prec = 40
         fractions = [float(Decimal(2) ** (Decimal(-step) / _STEPS)) for step in range(_STEPS)]
@@ -47,10 +48,10 @@ def _powers(bits: int) -> Float64s:
 def _blocks(
     logits: Float32s, best: Float32s, temperature: Float64s, bits: int
 ) -> Iterator[tuple[slice, slice, Int64s]]:
-    """Weights, block by block of rows and columns; each block is good until the next one is taken.
+    """Yield weights, block by block of rows and columns; each block is valid until the next one is taken.
 
-    One block of scratch stays in the cache. Arrays the size of the logits would each be fetched from the system
-    and given back again, which takes longer than the arithmetic.
+    One block of scratch stays in the cache. Arrays of the logits' size would each be allocated from the system and
+    freed again, which takes longer than the arithmetic.
     """
     count, vocab = logits.shape
     powers = _powers(bits)
@@ -82,10 +83,11 @@ def _blocks(
 
 
 def weights(logits: Float32s, best: Float32s, temperature: Float64s, bits: int) -> Int64s:
-    """``exp((logits - best) / temperature)`` in units of ``2 ** -bits``, int64, as many as ``logits`` ``[n, any]``.
+    """Return ``exp((logits - best) / temperature)`` in units of ``2 ** -bits``, int64, shaped as ``logits`` ``[n,
+    any]``.
 
-    ``best`` is each row's largest logit, finite; ``temperature`` is above 0. The relative error is below 1e-12 or
-    half a unit. A token less likely than the best by a factor of ``2 ** -(bits + 1)`` weighs nothing.
+    ``best`` is each row's largest logit, finite; ``temperature`` is above 0. The relative error is below 1e-12 or half
+    a unit. A token less likely than the best by a factor of ``2 ** -(bits + 1)`` has weight 0.
     """
     weighed = np.empty(logits.shape, np.int64)
     for rows, columns, block in _blocks(logits, best, temperature, bits):
@@ -94,7 +96,8 @@ def weights(logits: Float32s, best: Float32s, temperature: Float64s, bits: int) 
 
 
 def run_weights(logits: Float32s, best: Float32s, temperature: Float64s, bits: int, least: Int64s) -> Int64s:
-    """Sums of the weights of each ``RUN`` tokens in turn, int64 ``[n, ceil(V / RUN)]``; those below ``least`` are 0."""
+    """Return sums of the weights of each ``RUN`` tokens, int64 ``[n, ceil(V / RUN)]``; weights below ``least`` count as
+    0."""
     count, vocab = logits.shape
     sums = np.empty((count, -(-vocab // RUN)), np.int64)
     bounded = bool(least.any())
