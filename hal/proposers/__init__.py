@@ -1,7 +1,7 @@
-"""Proposers: what guesses the tokens that a request goes on with, so that one step can verify several of them.
+"""Proposers: they draft a request's next tokens, so that one step can verify several of them.
 
-A guess costs time and never changes what a request is given: the worker draws each token as it does without a proposer,
-and keeps of the drafts what equals its own draws.
+A draft costs time and never changes a request's tokens. The worker draws each token as it does without a proposer, and
+keeps the drafts that equal its own draws.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How many drafts are worth their rows: fewer, or none, where few were accepted lately.
+"""The number of drafts that is worth its rows: fewer, or none, if few were accepted lately.
 
-Decided from delivered tokens alone, so that a run does the same again, on every rank and at any speed.
+It depends only on delivered tokens, so a run repeats exactly, on every rank and at any speed.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from hal_core import AdmittedRequest
 
 STEP_COST = 0.1
-"""What it costs a step to have any drafts, in parts of the step."""
+"""Cost of having any drafts in a step, as a fraction of the step."""
 FIRST_RATE = 0.5
-"""The chance of a draft before anything is known."""
+"""The initial acceptance rate of a draft."""
 FIRST_PAUSE, LONGEST_PAUSE = 4, 64
-"""Steps from one trial to the next of requests whose drafts are not worth it: powers of 2, so that trials of several
-requests fall on the same steps."""
+"""Steps from one trial to the next of requests whose drafts are not worth their cost: powers of 2, so that trials of
+several requests fall on the same steps."""
 _FADE = 0.85
-"""What earlier steps count, less by this with each step."""
+"""The weight of earlier steps is multiplied by this with each step."""
 _DOUBT = 2.0
-"""So many drafts of all requests stand beside those of the one."""
+"""Weight of all requests' drafts beside those of the one request, in drafts."""
 _LEARN = 0.05
 
 
 class Acceptance:
-    """How often a request's drafts were accepted lately."""
+    """A request's recent acceptance rate."""
 
     __slots__ = ("_accepted", "_tested")
 
@@ -36,25 +36,26 @@ class Acceptance:
         self._accepted = self._tested = 0.0
 
     def note(self, drafted: int, accepted: int) -> None:
-        """Take over a step: of ``drafted`` drafts the first ``accepted`` were right, and one more was looked at."""
+        """Record a step: of ``drafted`` drafts the first ``accepted`` were right, and one more was tested."""
         self._accepted = self._accepted * _FADE + accepted
         self._tested = self._tested * _FADE + min(accepted + 1, drafted)
 
     def rate(self, general: float) -> float:
-        """The chance that a draft is accepted when those before it are, from 0 to 1; ``general``: that of all."""
+        """Return the chance, 0 to 1, that a draft is accepted if those before it are; ``general``: that of all
+        requests."""
         return (self._accepted + _DOUBT * general) / (self._tested + _DOUBT)
 
 
 def row_cost(requests: int, step_rows: int) -> float:
-    """What one row more costs in a step of so many requests, in parts of what the step costs each of them.
+    """Return the cost of one more row in a step of so many requests, as a fraction of the step's cost per request.
 
-    ``step_rows``: as in :class:`Setup`. A row next to nothing where requests are few, and near 1 where they are many.
+    ``step_rows``: as in :class:`Setup`. The cost is near 0 for few requests, and near 1 for many.
     """
     return requests / (requests + step_rows)
 
 
 def worthwhile(rate: float, most: int, cost: float) -> tuple[int, float]:
-    """How many of ``most`` drafts are accepted with a chance that is worth their ``cost``; what they gain beyond it."""
+    """Return how many of ``most`` drafts have an acceptance worth their ``cost``, and their gain beyond it."""
     chance, count, gain = rate, 0, 0.0
     while count < most and chance > cost:
         count, gain, chance = count + 1, gain + chance - cost, chance * rate
@@ -62,7 +63,7 @@ def worthwhile(rate: float, most: int, cost: float) -> tuple[int, float]:
 
 
 class _Slot:
-    """A request's acceptance, the drafts that it has now, and the steps between its trials."""
+    """A request's acceptance, its current drafts, and the steps between its trials."""
 
     __slots__ = ("acceptance", "drafted", "pause")
 
@@ -71,15 +72,14 @@ class _Slot:
 
 
 class Adaptive:
-    """Any proposer, asked for no more drafts than are worth it.
+    """Wrapper of any proposer that requests no more drafts than are worth their cost.
 
-    Where they are not, a request tries some now and then, ever less often: at a step whose number its pause divides,
-    which doubles then, until drafts are worth it again. What is known of a request stands beside what drafts of all
-    were worth lately, so that those that begin learn from those that run.
+    If drafts are not worth it, a request tries some ever less often, until they are worth it again: a trial happens at
+    steps whose number its pause divides, and doubles the pause. A request's rate is combined with the recent rate of
+    all drafts, so that new requests profit from running ones.
 
-    ``step_rows``: as in :class:`Setup`. A proposer that says ``draft_cost`` (what one draft takes it, in parts of a
-    step: a run of a model's layer, say) is asked for a draft only where that is worth it too. ``name``: what the
-    proposer is called.
+    ``step_rows``: as in :class:`Setup`. If a proposer has ``draft_cost`` (the cost of one draft as a fraction of a
+    step, such as a run of a model's layer), a draft must be worth that too. ``name``: the proposer's name.
     """
 
     def __init__(self, inner: Proposer, step_rows: int, name: str = "") -> None:
@@ -90,12 +90,12 @@ class Adaptive:
         self._general, self._steps = FIRST_RATE, 0
 
     def enter(self, slot: int, request: AdmittedRequest, tokens: Int64s) -> None:
-        """Begin with what drafts of all requests are worth."""
+        """Start with the rate of all requests' drafts."""
         self._slots[slot] = _Slot()
         self.inner.enter(slot, request, tokens)
 
     def observe(self, fed: Fed) -> None:
-        """Learn from the drafts of each slot that was given tokens: from those that were fed, where that is told."""
+        """Learn from the drafts of each slot with new tokens: from those that were fed, if known."""
         for place, (number, accepted) in enumerate(zip(fed.slots, fed.accepted, strict=True)):
             slot = self._slots[number]
             if fed.drafted is not None:
@@ -105,7 +105,7 @@ class Adaptive:
         self.inner.observe(fed)
 
     def propose(self, room: Mapping[int, int]) -> dict[int, list[int]]:
-        """As the proposer does, in as much room as is worthwhile."""
+        """Propose as the proposer does, in as much room as is worthwhile."""
         self._steps += 1
         cost = self._draft_cost + row_cost(len(room), self._step_rows) if room else 0.0
         wanted, gains = {}, 0.0
@@ -129,7 +129,7 @@ class Adaptive:
         self.inner.close()
 
     def _most(self, slot: _Slot, count: int, drafting: bool) -> int:
-        """How many drafts a request is to have in a step that is worth drafts, or is not."""
+        """Return how many drafts a request gets in a step that is worth drafts (``drafting``), or is not."""
         if drafting and count:
             slot.pause = FIRST_PAUSE
             return count

@@ -1,8 +1,8 @@
-"""Where the end of a text stood before: places, sorted by the tokens that lead up to them, the last of them first.
+"""Earlier occurrences of a text's end: places sorted by the tokens before them, the last token first.
 
-That is the suffix array of the text read backwards, cut at :data:`DEPTH` tokens. What a place is sorted by is known
-when its token comes, so that a text grows by one insertion a token; the places at which the longest end of a text stood
-lie side by side, around where the text itself would be entered. A token takes 8 bytes (docs/decisions/0031).
+That is the suffix array of the reversed text, cut at :data:`DEPTH` tokens. A place's sort key is known when its token
+arrives, so a text grows by one insertion per token. The places of the longest match are adjacent, around where the text
+itself would be inserted. A token takes 8 bytes (docs/decisions/0031).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from .proposer import Int64s
 DEPTH = 24
 """Most tokens that are compared."""
 MOST_PLACES = 16
-"""Most places that are asked how the text went on there."""
+"""Most places whose continuation is read."""
 LEAST_SHARE = 0.1
-"""Drafts end where the share of places that went on as they say falls below it."""
+"""Drafts end when the share of places with that continuation falls below it."""
 REACH = 4
-"""A match of n tokens gives at most so many times n drafts."""
+"""A match of n tokens gives at most this many times n drafts."""
 WORD = 4
 Words = np.ndarray[Any, np.dtype[np.uint32]]
 
 
 class Places:
-    """Texts backwards, as big-endian words of token id + 1, and places in them in order.
+    """Reversed texts, as big-endian words of token id + 1, and places in them in sorted order.
 
-    Bytes compare as the tokens do, and :data:`DEPTH` words of 0 stand behind each text, where its first token is.
+    Bytes compare as the tokens do. :data:`DEPTH` words of 0 follow each text, after its first token.
     """
 
     __slots__ = ("order", "text", "words")
@@ -45,7 +45,7 @@ class Places:
         self.order = array("i")
 
     def before(self, place: int, count: int) -> tuple[int, ...]:
-        """The words before a place, which are those of the tokens that followed it."""
+        """Return the words before a place, which are those of the tokens that followed it."""
         return _words(count).unpack_from(self.text, WORD * (place - count))
 
     def put(self, place: int, token: int) -> None:
@@ -53,13 +53,13 @@ class Places:
         self.text[WORD * place : WORD * place + WORD] = (token + 1).to_bytes(WORD)
 
     def context(self, drafts: Sequence[int], first: int, stop: int) -> bytearray:
-        """The last tokens of a text that lies from ``first`` to ``stop``, and ``drafts``: as places are sorted."""
+        """Return the last tokens of a text from ``first`` to ``stop``, followed by ``drafts``, as a sort key."""
         known = self.text[WORD * first : WORD * min(first + DEPTH, stop)]
         return (bytearray(words_of(drafts[-DEPTH:]).tobytes()) + known)[: WORD * DEPTH] if drafts else known
 
     def find(self, context: bytearray) -> tuple[array[int], int]:
-        """The places at which the longest end of a text stood (a sample of those in the middle, if there are many),
-        and how many tokens it has."""
+        """Return the places of the longest match of a text's end (a sample of the middle ones if there are many), and
+        its length in tokens."""
         text, order, size = self.text, self.order, len(context)
 
         def key(place: int) -> bytearray:
@@ -76,11 +76,11 @@ class Places:
         return order[low:high], length
 
     def enter(self, place: int) -> None:
-        """Enter one place."""
+        """Insert one place."""
         self.order.insert(self._point(place, 0), place)
 
     def enter_all(self, first: int, stop: int) -> None:
-        """Enter the places from ``first`` to ``stop`` at once."""
+        """Insert the places from ``first`` to ``stop`` at once."""
         windows = self.words[np.arange(first, stop)[:, None] + np.arange(DEPTH)]
         places = (first + np.argsort(windows.view(f"S{WORD * DEPTH}")[:, 0], kind="stable")).astype(np.int32)
         if not self.order:
@@ -94,7 +94,7 @@ class Places:
         self.order = array("i", np.insert(there, points, places).tobytes())
 
     def _point(self, place: int, low: int) -> int:
-        """Where in the order a place belongs, which is not before ``low``."""
+        """Return a place's index in the order, which is not before ``low``."""
         text = self.text
 
         def key(place: int) -> bytearray:
@@ -103,7 +103,7 @@ class Places:
         return bisect_left(self.order, key(place), low, key=key)
 
     def drop(self, first: int, stop: int) -> None:
-        """Take out the places from ``first`` to ``stop``."""
+        """Remove the places from ``first`` to ``stop``."""
         there = np.frombuffer(self.order, np.int32)
         self.order = array("i", there[(there < first) | (there >= stop)].tobytes())
 
@@ -114,29 +114,29 @@ def _words(count: int) -> Struct:
 
 
 def words_of(tokens: Sequence[int] | Int64s) -> Words:
-    """Tokens backwards, as :class:`Places` has them."""
+    """Return tokens in reverse, as :class:`Places` stores them."""
     words: Words = (np.asarray(tokens, np.int64)[::-1] + 1).astype(">u4")
     return words
 
 
 def common(one: bytearray, other: bytearray) -> int:
-    """How many tokens at the beginning of both are the same."""
+    """Return how many tokens both have in common at the beginning."""
     size = min(len(one), len(other))
     apart = int.from_bytes(one[:size]) ^ int.from_bytes(other[:size])
     return (size - (apart.bit_length() + 7) // 8) // WORD
 
 
 def vote(places: Sequence[Sequence[int]], matched: int, most: int) -> Guess:
-    """Go on as most of the places did, token by token, by those that did so far.
+    """Continue as most of the places did, token by token, counting those that agree so far.
 
-    ``places``: how each went on, in words, the last one first and 0 where it ended; of two tokens that are said equally
-    often, the one that the first of these says is taken.
+    ``places``: the continuation of each, in words, the last one first and 0 after the end. If two tokens are equally
+    frequent, the one at the first of these places is taken.
     """
     drafts: list[int] = []
     score, share, most = 0.0, 1.0, min(most, REACH * matched)
     while len(drafts) < most:
         first, at = places[0], -1 - len(drafts)
-        if len(places) == 1 or all(words == first for words in places):  # mostly, at the latest after a token
+        if len(places) == 1 or all(words == first for words in places):  # usually, at the latest after a token
             words = first[at : -most - 1 : -1]
             words = words[: words.index(0)] if 0 in words else words
             drafts += [word - 1 for word in words]

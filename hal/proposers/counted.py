@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def open_proposer(
     speculate: str, sizes: StateConfig, vocab_size: int, model: object, *, rejection: bool = False
 ) -> Counted | None:
-    """The proposer of that name, with its drafts counted; None for ``none``."""
+    """Return the proposer with that name, with its drafts counted; None for ``none``."""
     setup = Setup(sizes.max_draft_tokens, sizes.num_slots, sizes.max_model_len, vocab_size, model, rejection=rejection)
     proposer = make_proposer(speculate, setup)
     return None if proposer is None else Counted(proposer, speculate)
@@ -28,7 +28,7 @@ def open_proposer(
 
 @contextmanager
 def closing_well(proposer: Proposer) -> Iterator[None]:
-    """Close it in the end; after an error that one is raised, and what closing says besides is a note of it."""
+    """Close the proposer at the end. After an error that one is raised, with an error of closing as its note."""
     try:
         yield
     except BaseException as error:
@@ -49,16 +49,16 @@ class Counted:
         self._names: dict[int, str] = {}
 
     def enter(self, slot: int, request: AdmittedRequest, tokens: Int64s) -> None:
-        """Remember whose slot it is."""
+        """Record the slot's request."""
         self._names[slot] = request.request_id
         self.inner.enter(slot, request, tokens)
 
     def observe(self, fed: Fed) -> None:
-        """Handed on."""
+        """Forward the call."""
         self.inner.observe(fed)
 
     def propose(self, room: Mapping[int, int]) -> dict[int, list[int]]:
-        """Count what is drafted."""
+        """Count the drafts."""
         drafts = self.inner.propose(room)
         for slot, tokens in drafts.items():
             name = self._names[slot]
@@ -66,10 +66,10 @@ class Counted:
         return drafts
 
     def leave(self, slot: int, *, finished: bool) -> None:
-        """Handed on."""
+        """Forward the call."""
         self._names.pop(slot, None)
         self.inner.leave(slot, finished=finished)
 
     def close(self) -> None:
-        """Handed on."""
+        """Forward the call."""
         self.inner.close()

@@ -1,4 +1,4 @@
-"""A plug-in's proposer behind a guard: an error of it, and an answer that is none, name the distribution it is of."""
+"""A guard around a plugin's proposer: its errors and invalid answers name its distribution."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ T = TypeVar("T")
 
 
 class _Wrong(Exception):
-    """An answer that is none: what is wrong with it."""
+    """An invalid answer, with the reason."""
 
 
 class Guarded:
-    """A proposer of ``entry``, whose every answer is checked and whose every error becomes a
-    :class:`hal_core.PluginError`; but a lost group is no fault of it, and :class:`hal_core.GroupLost` goes through."""
+    """A proposer of ``entry`` whose answers are checked and whose errors become :class:`hal_core.PluginError`.
+
+    A lost group is not its fault, so :class:`hal_core.GroupLost` passes through.
+    """
 
     def __init__(self, inner: Proposer, entry: Entry, setup: Setup) -> None:
         self.inner, self.wants_hidden = inner, inner.wants_hidden
@@ -39,23 +41,23 @@ class Guarded:
         self.draft_cost = self._guard("draft_cost", self._cost)
 
     def enter(self, slot: int, request: AdmittedRequest, tokens: Int64s) -> None:
-        """Handed on."""
+        """Forward the call."""
         self._guard("enter", self.inner.enter, slot, request, tokens)
 
     def observe(self, fed: Fed) -> None:
-        """Handed on."""
+        """Forward the call."""
         self._guard("observe", self.inner.observe, fed)
 
     def propose(self, room: Mapping[int, int]) -> dict[int, list[int]]:
-        """The drafts, where all of them are tokens and have a place: too many are an error too, and not cut."""
+        """Return the drafts if all are tokens and have room: too many are an error, and are not cut."""
         return self._guard("propose", lambda: self._drafts(self.inner.propose(dict(room)), room))
 
     def leave(self, slot: int, *, finished: bool) -> None:
-        """Handed on."""
+        """Forward the call."""
         self._guard("leave", self.inner.leave, slot, finished=finished)
 
     def close(self) -> None:
-        """Handed on."""
+        """Forward the call."""
         self._guard("close", self.inner.close)
 
     def _guard(self, method: str, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
@@ -87,7 +89,7 @@ class Guarded:
         return drafts
 
     def _tokens(self, given: object, most: int, where: str) -> list[int]:
-        """The drafts of a slot as a list of its own."""
+        """Return the drafts of a slot as a new list."""
         if not isinstance(given, list | tuple | np.ndarray):
             raise _Wrong(f"{_shown(given)}{where}, and not a list of tokens")
         if len(given) > most:
@@ -99,7 +101,7 @@ class Guarded:
         return Drawn(tokens, self._weights(tokens, given.weights, where)) if isinstance(given, Drawn) else tokens
 
     def _weights(self, tokens: list[int], weights: Sequence[Int64s], where: str) -> list[Int64s]:
-        """What drafts were drawn from."""
+        """Return the distributions that the drafts were drawn from."""
         found = list(weights)
         if len(found) != len(tokens):
             raise _Wrong(f"{len(found)} weights for {len(tokens)} drafts{where}")
@@ -112,12 +114,12 @@ class Guarded:
 
 
 class GuardedSecond(Guarded):
-    """One that can go on from another's drafts too."""
+    """A guarded proposer that can also continue another's drafts."""
 
     inner: Extends  # type: ignore[assignment]  # and a Proposer: the intersection has no name here
 
     def guess(self, slot: int, drafts: Sequence[int], most: int) -> Guess:
-        """What may follow them, checked as a proposal is."""
+        """Return the possible continuation, checked like a proposal."""
         return self._guard("guess", lambda: self._guess(self.inner.guess(slot, list(drafts), most), most))
 
     def _guess(self, answer: object, most: int) -> Guess:
@@ -128,12 +130,12 @@ class GuardedSecond(Guarded):
 
 
 def guarded(inner: Proposer, entry: Entry, setup: Setup) -> Proposer:
-    """The proposer behind a guard that can do what it can."""
+    """Return the guarded proposer, with the proposer's own abilities."""
     return (GuardedSecond if callable(getattr(inner, "guess", None)) else Guarded)(inner, entry, setup)
 
 
 def _whole(value: object, what: str) -> int:
-    if type(value) is int:  # nearly all are
+    if type(value) is int:  # the usual case
         return value
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise _Wrong(f"{_shown(value)} as {what}, which is no whole number")
@@ -141,5 +143,5 @@ def _whole(value: object, what: str) -> int:
 
 
 def _shown(value: object) -> str:
-    """A value that nobody expected, in few characters, with what it is."""
+    """Return an unexpected value in few characters, with its type."""
     return "None" if value is None else f"{type(value).__name__} {reprlib.repr(value)}"

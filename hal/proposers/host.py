@@ -1,4 +1,4 @@
-"""What proposers on the host have in common: a copy of each request's tokens, kept up from what was delivered."""
+"""The base of proposers on the host: a copy of each request's tokens, updated with delivered ones."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class Guess(NamedTuple):
-    """Drafts, what they follow, and how many of them should be accepted.
+    """Drafts, the length of their match, and their expected acceptance.
 
     - ``drafts``: token ids in their order.
-    - ``matched``: the last so many tokens of the request stood at the place that the drafts come from; 0: no drafts.
-    - ``score``: the sum, over the drafts, of the share of such places at which the request went on so.
+    - ``matched``: how many of the request's last tokens occurred before the place of the drafts; 0: no drafts.
+    - ``score``: the sum, over the drafts, of the share of such places with that continuation.
     """
 
     drafts: list[int]
@@ -29,31 +29,31 @@ class Guess(NamedTuple):
 
 
 class Text(Protocol):
-    """The tokens of one request, and where in them something stood before."""
+    """The tokens of one request, with a search for earlier occurrences."""
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Take over tokens that the request was given."""
+        """Append new tokens of the request."""
 
     def guess(self, drafts: Sequence[int], most: int) -> Guess:
-        """At most ``most`` tokens (at least 1) that may follow the request's own and ``drafts``."""
+        """Return at most ``most`` tokens (at least 1) that may follow the request's own and ``drafts``."""
 
     def tokens(self) -> Int64s:
-        """All of them, int64 ``[n]``."""
+        """Return all of them, int64 ``[n]``."""
 
 
 class Extends(Protocol):
-    """What can continue another proposer's drafts."""
+    """A proposer that can continue another proposer's drafts."""
 
     def guess(self, slot: int, drafts: Sequence[int], most: int) -> Guess:
-        """At most ``most`` tokens (at least 1) that may follow what is known of a slot and ``drafts``."""
+        """Return at most ``most`` tokens (at least 1) that may follow a slot's known tokens and ``drafts``."""
 
 
 T = TypeVar("T", bound=Text)
 
 
 class HostProposer(ABC, Generic[T]):
-    """A proposer that looks at a request's tokens alone. Its copy of them equals ``token_ids`` on the device as of the
-    last step that was observed. What a step gave is entered into a text when that is asked, as many are seldom."""
+    """A proposer that uses only a request's tokens. Its copy of them equals ``token_ids`` on the device as of the last
+    observed step. A step's tokens are added to a text when it is next queried, as many texts rarely are."""
 
     wants_hidden = False
 
@@ -63,10 +63,10 @@ class HostProposer(ABC, Generic[T]):
 
     @abstractmethod
     def open(self, tokens: Int64s) -> T:
-        """The text of a request that enters with ``tokens``."""
+        """Return the text of a request that enters with ``tokens``."""
 
     def enter(self, slot: int, request: AdmittedRequest, tokens: Int64s) -> None:
-        """Copy the tokens of a request. Raises :class:`InvalidValue` for a slot that nobody left."""
+        """Copy the tokens of a request. Raises :class:`InvalidValue` for an occupied slot."""
         if slot in self._texts:
             raise InvalidValue(
                 f"slot {slot} still has the tokens of another request",
@@ -76,22 +76,22 @@ class HostProposer(ABC, Generic[T]):
         self._texts[slot], self._waiting[slot] = self.open(tokens), []
 
     def observe(self, fed: Fed) -> None:
-        """Take over what was accepted."""
+        """Append the accepted tokens."""
         waiting = self._waiting
         for slot, accepted in zip(fed.slots, fed.accepted, strict=True):
             waiting[slot] += accepted.tolist()
 
     def propose(self, room: Mapping[int, int]) -> dict[int, list[int]]:
-        """Drafts for each slot that has room and whose tokens say something."""
+        """Return drafts for each slot with room and a match."""
         drafts = {slot: self.guess(slot, (), most).drafts for slot, most in room.items() if most > 0}
         return {slot: tokens for slot, tokens in drafts.items() if tokens}
 
     def guess(self, slot: int, drafts: Sequence[int], most: int) -> Guess:
-        """At most ``most`` tokens (at least 1) that may follow what is known of a slot and ``drafts``."""
+        """Return at most ``most`` tokens (at least 1) that may follow a slot's known tokens and ``drafts``."""
         return self.text(slot).guess(drafts, most)
 
     def text(self, slot: int) -> T:
-        """The text of the request in a slot, with all that it was given."""
+        """Return the text of the request in a slot, with all its tokens."""
         text = self._texts[slot]
         if waiting := self._waiting[slot]:
             text.append(waiting)
@@ -99,7 +99,7 @@ class HostProposer(ABC, Generic[T]):
         return text
 
     def tokens(self, slot: int) -> Int64s:
-        """What is known of the request in a slot, int64 ``[n]``: a copy."""
+        """Return the known tokens of the request in a slot, int64 ``[n]``: a copy."""
         return np.concatenate([self._texts[slot].tokens(), np.array(self._waiting[slot], np.int64)])
 
     def leave(self, slot: int, *, finished: bool) -> None:

@@ -1,7 +1,7 @@
-"""Hybrid: two proposers; the second, which looks tokens up and so costs next to nothing, where it does better.
+"""Hybrid: two proposers. The second, a nearly free look-up of tokens, is used if it does better.
 
-Where the end of a request stood before at some length, and what the second said there held lately, its drafts are taken
-and the first is not asked. Elsewhere the first drafts, and the second goes on from its drafts where they match.
+If the end of a request has a long earlier occurrence, and the second's recent predictions were right, its drafts are
+used without the first. Otherwise the first drafts, and the second continues its drafts where they match.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from hal_core import AdmittedRequest
 
 LEAST_MATCH = 3
-"""Tokens that must match for the second proposer's word to count."""
+"""Tokens that must match for the second proposer's prediction to count."""
 TRUSTED = 0.7
-"""Where so many of its drafts held lately, the second is taken in place of the first."""
+"""If this share of its drafts was right lately, the second replaces the first."""
 
 
 @runtime_checkable
 class Second(Proposer, Extends, Protocol):
-    """A proposer that can go on from another's drafts: n-gram and suffix are such."""
+    """A proposer that can continue another's drafts: n-gram and suffix can."""
 
 
 class Hybrid:
-    """Two proposers as one. ``first_most``: most drafts that the first is asked for; the second goes on from there."""
+    """Two proposers as one. ``first_most``: most drafts of the first; the second continues them."""
 
     def __init__(self, first: Proposer, second: Second, first_most: int) -> None:
         self.first, self.second, self.first_most = first, second, first_most
@@ -38,13 +38,13 @@ class Hybrid:
         self._said: dict[int, list[int]] = {}
 
     def enter(self, slot: int, request: AdmittedRequest, tokens: Int64s) -> None:
-        """Both take the request."""
+        """Give the request to both."""
         self._trust[slot] = Acceptance()
         self.first.enter(slot, request, tokens)
         self.second.enter(slot, request, tokens)
 
     def observe(self, fed: Fed) -> None:
-        """Compare what was delivered with what the second had said, whether that was fed or not."""
+        """Compare delivered tokens with the second's predictions, fed or not."""
         for slot, accepted in zip(fed.slots, fed.accepted, strict=True):
             if len(accepted) and (said := self._said.pop(slot, None)):
                 seen = min(len(said), len(accepted))
@@ -54,7 +54,8 @@ class Hybrid:
         self.second.observe(fed)
 
     def propose(self, room: Mapping[int, int]) -> dict[int, list[int]]:
-        """Of each slot the drafts of the second where it is trusted, else those of the first and what it adds."""
+        """Return for each slot the drafts of the trusted second, else those of the first and the second's
+        continuation."""
         drafts: dict[int, list[int]] = {}
         asked: dict[int, int] = {}
         for slot, most in room.items():
@@ -73,7 +74,7 @@ class Hybrid:
         return drafts
 
     def leave(self, slot: int, *, finished: bool) -> None:
-        """Both forget the request."""
+        """Let both forget the request."""
         self._trust.pop(slot, None)
         self._said.pop(slot, None)
         self.first.leave(slot, finished=finished)

@@ -1,4 +1,4 @@
-"""Proposers by name, from the entry-point group ``hal.proposers``: only what is named is imported."""
+"""Proposers by name, from the entry-point group ``hal.proposers``: only named ones are imported."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .proposer import Proposer, Setup
 NONE = "none"
 """No proposer: plain steps."""
 _OWN = "paddle-hal"
-"""The distribution whose proposers have no guard: of the 10 to 20 us of a proposal it would cost 3."""
+"""The distribution whose proposers have no guard, which would cost 3 of the 10 to 20 us of a proposal."""
 _METHODS = {name for name, value in vars(Proposer).items() if inspect.isfunction(value) and not name.startswith("_")}
 
 
 def make_proposer(name: str, setup: Setup) -> Proposer | None:
-    """The proposer of that name, asked for as many drafts as are worth it; None for ``none``.
+    """Return the proposer with that name, limited to worthwhile drafts; None for ``none``.
 
-    ``first+second`` is the hybrid of two, and more may follow, each behind a ``+``. What ``hal run`` calls; a worker
-    may be given any other proposer.
+    ``first+second`` is the hybrid of two, and more may follow, each after a ``+``. ``hal run`` calls this; a worker may
+    have any other proposer.
 
     :raises InvalidValue: for a name that no installed proposer has, or that two distributions claim, for a second one
-        that cannot go on from another's drafts, and for no drafts at all.
-    :raises PluginError: naming the distribution, for one that does not import, is made for another contract, or is no
-        proposer.
+        that cannot continue another's drafts, and for zero drafts.
+    :raises PluginError: naming the distribution, for one that cannot be imported, is made for another contract, or is
+        not a proposer.
     """
     if name == NONE:
         return None
@@ -49,7 +49,7 @@ def check_names(name: str) -> None:
 
 
 def installed() -> tuple[Entry, ...]:
-    """Every proposer that an installed distribution declares, by name. Nothing is imported."""
+    """Return every proposer declared by an installed distribution, by name, without importing any."""
     return installed_in(PROPOSERS)
 
 
@@ -60,7 +60,8 @@ def load(name: str, setup: Setup) -> Proposer:
 
 
 def guard(proposer: object, entry: Entry, setup: Setup) -> Proposer:
-    """What an entry made, behind a guard unless it is hal's own. Raises :class:`PluginError` for no proposer."""
+    """Return an entry's object, behind a guard unless it is hal's own. Raises :class:`PluginError` if it is not a
+    proposer."""
     missing = sorted(method for method in _METHODS if not callable(getattr(proposer, method, None)))
     if not isinstance(getattr(proposer, "wants_hidden", None), bool):
         missing.append("wants_hidden")
@@ -76,8 +77,7 @@ def _entry(name: str) -> Entry:
 
 
 def join(first: Proposer, second: Proposer, name: str, setup: Setup) -> Hybrid:
-    """Two proposers as one, the second called ``name``; the first is asked for the first half of the drafts, and the
-    odd one."""
+    """Return two proposers as one, the second called ``name``; the first drafts the first half, rounded up."""
     if not isinstance(second, Second):
         raise InvalidValue(
             f"{name} cannot go on from another's drafts",
@@ -88,5 +88,5 @@ def join(first: Proposer, second: Proposer, name: str, setup: Setup) -> Hybrid:
 
 
 def hybrid(setup: Setup) -> Proposer:
-    """The proposer called ``hybrid``: MTP, with n-gram where that does better."""
+    """Return the proposer called ``hybrid``: MTP, with n-gram where that does better."""
     return join(load("mtp", setup), load("ngram", setup), "ngram", setup)

@@ -1,9 +1,11 @@
-"""MTP: the multi-token-prediction layer of the target's own checkpoint drafts, fed with the target's hidden states.
+"""MTP: the multi-token-prediction layer of the target's own checkpoint drafts from the target's hidden states.
 
-Of ``n`` known tokens the layer has entries 0 to n - 2; the last one says the first draft, and what the layer gives is
-fed in turn for the next (``hal.model.prediction``). Entries made of drafts are written over when the tokens are known.
-Where tokens are drawn, drafts are drawn with the target's own number for their position, by which the two agree more
-often than by any other: a draft never becomes a token, so nothing is drawn twice.
+For ``n`` known tokens the layer has entries 0 to n - 2. The last one predicts the first draft, and the layer's output
+is its input for the next one (``hal.model.prediction``). Entries made of drafts are overwritten when the tokens are
+known.
+
+If tokens are drawn, drafts are drawn with the target's own number for their position, with which the two agree more
+often than with any other. A draft never becomes a token, so no number is used twice.
 """
 
 from __future__ import annotations
@@ -30,19 +32,19 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 _NEUTRAL = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
-"""Penalties are left out of drafts: they need a history, and change few draws."""
+"""Penalties are not applied to drafts: they need a history, and change few draws."""
 
 
 _STATE = struct.Struct("<q")
 MOST_WAITING = 64
-"""Entries that wait to be run until a draft is wanted; so many are run at once without one."""
+"""Most entries that wait for a requested draft; so many are run at once even without one."""
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """A request: its known tokens, the first ``count`` of ``tokens``; ``entries`` of the layer that are in its cache,
-    made of known tokens, and behind them ``parts`` of hidden states whose ``waiting`` entries were not run yet.
-    ``drawn``: its tokens are drawn, and not the best ones."""
+    """A request: its known tokens, the first ``count`` of ``tokens``; the number of cached ``entries`` made of known
+    tokens; and ``parts`` of hidden states with ``waiting`` entries after them that are not run yet. ``drawn``: its
+    tokens are drawn, not the best ones."""
 
     tokens: Int64s
     count: int
@@ -53,7 +55,7 @@ class _Sequence:
 
     def wait(self, rows: Any, start: int, begin: int, end: int) -> None:  # noqa: ANN401 (the layer's)
         """Keep the hidden states of a step's rows from ``begin`` to ``end``, of positions from ``start`` on, as far as
-        the token behind each is known."""
+        the next token of each is known."""
         count = min(end - begin, self.count - 1 - start)
         if count > 0 and start == self.entries + self.waiting:
             self.parts.append((rows, begin, begin + count))
@@ -61,7 +63,7 @@ class _Sequence:
 
     @property
     def complete(self) -> bool:
-        """Whether the last entry, which says the next draft, waits with all that lack before it."""
+        """Return whether the last entry, which predicts the next draft, waits with all missing entries before it."""
         return self.waiting > 0 and self.entries + self.waiting == self.count - 1
 
     def append(self, tokens: Int64s) -> None:
@@ -74,14 +76,14 @@ class Mtp:
 
     wants_hidden = True
     draft_cost = 0.25
-    """What one run of the layer costs, in parts of a step; on a cpu a quarter (measured, a model of four layers)."""
+    """Cost of one run of the layer as a fraction of a step; on a cpu a quarter (measured, a model of four layers)."""
 
     def __init__(self, setup: Setup) -> None:
         from hal.model.llama import LlamaModel
 
         if not isinstance(setup.model, LlamaModel):
             raise InvalidValue(
-                "there is no model whose prediction layer could draft",
+                "no model with a prediction layer is available",
                 cure="choose another proposer, as ngram",
                 argument="--speculate",
             )
@@ -99,14 +101,14 @@ class Mtp:
         self._fed: Fed | None = None
 
     def enter(self, slot: int, request: AdmittedRequest, tokens: Int64s) -> None:
-        """Keep the tokens. What the layer has no entries of (a prompt prefilled elsewhere) gets no drafts."""
+        """Keep the tokens. Without entries of the layer (a prompt prefilled on another worker) there are no drafts."""
         kept = np.empty(self._setup.max_model_len + 1, np.int64)
         kept[: len(tokens)] = tokens
         drawn = request.params.temperature > 0 and request.params.top_k != 1
         self._sequences[slot] = _Sequence(kept, len(tokens), drawn)
 
     def observe(self, fed: Fed) -> None:
-        """Take over the tokens, and keep the hidden states: the layer is run when drafts are asked for."""
+        """Append the tokens, and keep the hidden states: the layer is run when drafts are requested."""
         for slot, accepted in zip(fed.slots, fed.accepted, strict=True):
             self._sequences[slot].append(accepted)
         self._fed = fed
@@ -118,7 +120,7 @@ class Mtp:
             self._sequences[slot].wait(kept, start, begin, end)
 
     def propose(self, room: Mapping[int, int]) -> dict[int, list[int]]:
-        """Run the layer on what waits of those with room, then as often as the longest drafts need."""
+        """Run the layer on the waiting entries of slots with room, then as often as the longest drafts need."""
         fed, self._fed = self._fed, None
         if fed is None or fed.rows is None or fed.fields is None:
             return {}
@@ -147,7 +149,7 @@ class Mtp:
         return found
 
     def _feed(self, sequences: list[_Sequence], tables: Array, drafting: int) -> Any:  # noqa: ANN401 (the model's)
-        """Run all entries that wait of these requests in one call; what came of the last one of each of the first
+        """Run all waiting entries of these requests in one call; return the output of the last one of each of the first
         ``drafting``."""
         lengths = np.array([sequence.waiting for sequence in sequences], np.int32)
         starts = np.array([sequence.entries for sequence in sequences], np.int32)
@@ -172,8 +174,8 @@ class Mtp:
         given: Any,  # noqa: ANN401 (the model's)
         choose: _Choice,
     ) -> list[list[int]]:
-        """The drafts at each depth, one for each row of the block tables, -1 for none; ``known``: how many tokens each
-        has, and ``most``: how many drafts it has room for."""
+        """Return the drafts at each depth, one for each row of the block tables, -1 for none; ``known``: how many
+        tokens each has, ``most``: how many drafts it has room for."""
         layer, depth = self.layer(), max(most)
         chosen = choose(layer.logits(given), 0)
         drafts = [chosen.tolist()]
@@ -187,23 +189,23 @@ class Mtp:
         return drafts
 
     def leave(self, slot: int, *, finished: bool) -> None:
-        """Forget the request; its entries are in blocks that are given back with the target's."""
+        """Forget the request; its entries are in blocks that are freed with the target's."""
         self._sequences.pop(slot, None)
 
     def covered(self, slot: int) -> int:
-        """As many tokens as the layer has entries of that were made of known tokens."""
+        """Return how many tokens have entries of the layer that were made of known tokens."""
         return self._sequences[slot].entries if slot in self._sequences else 0
 
     def hand_over(self, slot: int) -> bytes:
-        """The number of those entries."""
+        """Return the number of those entries."""
         return _STATE.pack(self.covered(slot))
 
     def take_over(self, slot: int, state: bytes) -> None:
-        """The entries are in the blocks."""
+        """Continue with entries that are in the blocks."""
         sequence = self._sequences[slot]
         entries = _STATE.unpack(state)[0] if len(state) == _STATE.size else -1
         if not 0 <= entries < sequence.count:
-            what = f"{state!r} says {entries} entries of a request of {sequence.count} tokens"
+            what = f"{state!r} states {entries} entries of a request of {sequence.count} tokens"
             raise InvalidValue(what, cure="hand over between workers with the same proposer", argument="state")
         sequence.entries = entries
 
@@ -212,7 +214,7 @@ class Mtp:
         self._layer = None
 
     def layer(self) -> Prediction:
-        """The layer, made when it is first needed."""
+        """The layer, created on first use."""
         if self._layer is None:  # the model has its cache by now, and this one is as large
             from hal.model.prediction import open_prediction
 
@@ -226,9 +228,8 @@ def _joined(parts: list[Int64s]) -> Int64s:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """How drafts are chosen: the best token, or drawn as the target will draw the token of that position; where drafts
-    are accepted by rejection, by numbers of their own, and ``weights`` keeps what the drafts of each depth were drawn
-    from."""
+    """The choice of drafts: the best token, or one drawn as the target will draw the token of that position. If drafts
+    are accepted by rejection, they have their own numbers, and ``weights`` keeps the distributions of each depth."""
 
     rows: SamplingRows | None
     rejection: bool = False
@@ -236,7 +237,7 @@ class _Choice:
 
     @classmethod
     def of(cls, slots: Int64s, known: Int64s, fields: Mapping[str, Array], rejection: bool) -> _Choice:
-        """For rows of which some are drawn."""
+        """Return the choice for rows of which some are drawn."""
         columns = {name: fields[name][slots] for name in STATE_FIELDS.values()}
         for name, value in _NEUTRAL.items():
             columns[name] = np.full_like(columns[name], value)
@@ -244,7 +245,7 @@ class _Choice:
         return cls(SamplingRows.from_state(columns, prompt=None, output=None), rejection)
 
     def __call__(self, logits: Array, depth: int) -> Int64s:
-        """The draft of each row, int64 ``[n]``, -1 for none."""
+        """Return the draft of each row, int64 ``[n]``, -1 for none."""
         if self.rows is None:
             best: Int64s = logits.argmax(axis=1)
             return best

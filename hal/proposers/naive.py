@@ -1,4 +1,4 @@
-"""Naive: no drafts. Every step goes the way of steps that verify some, so that it can be told from none at all."""
+"""Naive: no drafts. Steps run like verifying ones, to compare them with steps without a proposer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Naive:
-    """The proposer that knows nothing."""
+    """The proposer without drafts."""
 
     wants_hidden = False
 
@@ -20,17 +20,17 @@ class Naive:
         pass
 
     def enter(self, slot: int, request: AdmittedRequest, tokens: Int64s) -> None:
-        """Nothing is kept."""
+        """Ignore the request."""
 
     def observe(self, fed: Fed) -> None:
-        """Nothing is kept."""
+        """Ignore the step."""
 
     def propose(self, room: Mapping[int, int]) -> dict[int, list[int]]:
-        """No drafts."""
+        """Return no drafts."""
         return {}
 
     def leave(self, slot: int, *, finished: bool) -> None:
-        """Nothing is kept."""
+        """Return at once."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Return at once."""

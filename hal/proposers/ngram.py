@@ -1,8 +1,8 @@
-"""n-gram: a request goes on as it did the last time that its last three tokens (else two, else one) stood there.
+"""n-gram: a request continues as after the last occurrence of its last three tokens (else two, else one).
 
-The copy runs on into its own drafts, so that a text with a period is continued for as long as there is room (prompt
-look-up; Saxena 2023). Finding the place takes as long for a long text as for a short one: the places of what a request
-enters with are sorted once, at 36 bytes a token, and each token that it is given enters three dictionaries.
+The copy continues into its own drafts, so that periodic text is continued as long as there is room (prompt look-up;
+Saxena 2023). The search time does not depend on the text's length: the places of a request's initial tokens are sorted
+once, at 36 bytes a token, and each later token is added to three dictionaries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BITS = 32
 
 
 class NGrams:
-    """The tokens of a request, and where each n-gram that something follows ended last."""
+    """The tokens of a request, and the last end of each n-gram that has a continuation."""
 
     __slots__ = ("_earlier", "_later", "_numbers", "_tokens")
 
@@ -33,7 +33,7 @@ class NGrams:
         self._later: tuple[dict[int, int], ...] = tuple({} for _ in range(LONGEST))
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Take over tokens that the request was given; the n-grams before them have a continuation now."""
+        """Append new tokens of the request; the n-grams before them have a continuation now."""
         known, numbers = self._tokens, self._numbers
         self._numbers = self._earlier.follow(numbers if len(tokens) < LONGEST else [0], tokens[-LONGEST:])
         for token in tokens:
@@ -44,7 +44,7 @@ class NGrams:
             known.append(token)
 
     def guess(self, drafts: Sequence[int], most: int) -> Guess:
-        """Copy what followed the last place of the longest n-gram at the end of the tokens and ``drafts``."""
+        """Copy the tokens after the last occurrence of the longest n-gram at the end of the tokens and ``drafts``."""
         end, n = self._find(drafts)
         if not n:
             return Guess([])
@@ -57,11 +57,12 @@ class NGrams:
         return Guess(found, n, float(most))
 
     def tokens(self) -> Int64s:
-        """All of them, int64 ``[n]``."""
+        """Return all of them, int64 ``[n]``."""
         return np.array(self._tokens, np.int64)
 
     def _find(self, drafts: Sequence[int]) -> tuple[int, int]:
-        """Where the longest n-gram at the end of the tokens and ``drafts`` ended last, and its n; 0 for nowhere."""
+        """Return the last end of the longest n-gram at the end of the tokens and ``drafts``, and its n; 0 if none
+        occurred."""
         tail: Sequence[int] = self._tokens[-LONGEST:]
         numbers = self._numbers
         if drafts:
@@ -80,7 +81,7 @@ class NGrams:
 
 
 class _Sorted:
-    """Where each n-gram of some tokens ended last: an n-gram is the number of the one before it, and a token.
+    """The last end of each n-gram of some tokens: an n-gram is the number of the one before it, and a token.
 
     ``ends``: by n less one and the number of an n-gram, its last end.
     """
@@ -99,15 +100,15 @@ class _Sorted:
             self.ends.append(array("i", (len(tokens) - 1 - latest).astype(np.int32).tobytes()))
 
     def follow(self, numbers: list[int], tokens: Sequence[int]) -> list[int]:
-        """By n from 0, the numbers of the n-grams at the end of a text, as far as they stand there, when ``tokens``
-        are put behind one at whose end those of ``numbers`` are."""
+        """Return, by n from 0, the numbers of the n-grams at the end of a text that occur here, when ``tokens`` are
+        appended to one with those of ``numbers`` at its end."""
         for token in tokens:
             found = [0]
             for number, keys in zip(numbers, self._keys, strict=False):
                 key = number << _BITS | token
                 at = bisect_left(keys, key)
                 if at == len(keys) or keys[at] != key:
-                    break  # nor does a longer one stand there
+                    break  # longer ones do not occur either
                 found.append(at)
             numbers = found
         return numbers
@@ -120,5 +121,5 @@ class NGram(HostProposer[NGrams]):
         super().__init__()
 
     def open(self, tokens: Int64s) -> NGrams:
-        """The text of a request that enters with ``tokens``."""
+        """Return the text of a request that enters with ``tokens``."""
         return NGrams(tokens)

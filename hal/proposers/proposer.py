@@ -1,8 +1,8 @@
-"""The interface of a proposer, and what it is told.
+"""The interface of a proposer, and its input.
 
 A worker calls one proposer from one thread. A step's calls come in this order: ``leave`` and ``enter`` with the tasks
-of the step; then, after the step's ``update_inputs``, ``observe`` once; then ``propose`` once, whose answer becomes the
-state's drafts. Whoever proposes decides by tokens that were delivered: no clock, and no draft that was refused, counts.
+of the step; then, after the step's ``update_inputs``, ``observe`` once; then ``propose`` once, whose result becomes the
+state's drafts. A proposal depends only on delivered tokens: neither clocks nor refused drafts count.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a proposer is made for; an entry point of the group ``hal.proposers`` is called with one of these.
+    """Parameters of a proposer; an entry point of the group ``hal.proposers`` is called with one of these.
 
     - ``max_draft_tokens``: most drafts of a slot in one step, at least 1.
-    - ``num_slots``, ``max_model_len``, ``vocab_size``: of the state and the model; slots go from 0, token ids too.
-    - ``model``: the target model, for a proposer that is a part of it; None where there is none.
-    - ``step_rows``: how many rows of a step cost as much as the step does before its first. Drafts are made by it:
-      where more requests run than this, a row more costs as much as a request. 10 is a cpu with a small model;
-      accelerators have some hundreds.
-    - ``rejection``: drafts are accepted by rejection and not by comparing (``hal.sampling.rejection``): who draws its
-      drafts gives them as :class:`Drawn`, by numbers that draw nothing else.
+    - ``num_slots``, ``max_model_len``, ``vocab_size``: of the state and the model; slots and token ids begin at 0.
+    - ``model``: the target model, for a proposer that is a part of it; else None.
+    - ``step_rows``: how many rows of a step cost as much as the step's fixed cost. It limits drafts: with more running
+      requests than this, a row costs as much as a request. 10 is a cpu with a small model; accelerators have some
+      hundreds.
+    - ``rejection``: drafts are accepted by rejection and not by comparing (``hal.sampling.rejection``). A proposer that
+      draws its drafts returns them as :class:`Drawn`, with numbers used for nothing else.
     """
 
     max_draft_tokens: int
@@ -44,8 +44,8 @@ class Setup:
 
 
 class Drawn(list[int]):
-    """Drafts of a slot with what each was drawn from: ``weights``, one int64 ``[vocab]`` for each draft; in a hybrid's,
-    for those of the first proposer, and the drafts behind them are certain."""
+    """Drafts of a slot with their distributions: ``weights``, one int64 ``[vocab]`` for each draft. In a hybrid they
+    cover the first proposer's drafts, and later drafts are certain."""
 
     def __init__(self, tokens: Iterable[int], weights: Sequence[Int64s]) -> None:
         super().__init__(tokens)
@@ -54,22 +54,23 @@ class Drawn(list[int]):
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """What one step gave, as of its ``update_inputs``: for each slot that ran, the tokens that were accepted.
+    """The result of one step after its ``update_inputs``: for each slot that ran, the accepted tokens.
 
     - ``slots``: those that ran, each once, in the step's order.
-    - ``accepted``: one int64 ``[n]`` for each slot: the tokens that the request was given, as cut at its end; empty for
-      a piece of a prompt that is not the last one, and for a slot that could be given none.
-    - ``drafted``: how many drafts the step fed of each slot, the same on every rank, where a rank's own proposal may
+    - ``accepted``: one int64 ``[n]`` for each slot: the request's new tokens, cut at its end; empty for a piece of a
+      prompt that is not the last one, and for a slot that could get none.
+    - ``drafted``: how many drafts the step fed of each slot, the same on every rank, while a rank's own proposal may
       differ; None: those of the last proposal.
 
-    For a proposer that ``wants_hidden``, else None: the rows that the model ran, those of a slot side by side in the
-    order of ``slots`` (a piece of the prompt, or the next token and the drafts, also those that were refused).
+    For a proposer that ``wants_hidden``, else None: the rows that the model ran, those of a slot adjacent, in the order
+    of ``slots`` (a piece of the prompt, or the next token and the drafts, including refused ones).
 
-    - ``rows`` int64 ``[slots + 1]``: where the rows of each slot begin, and behind the last one their number.
-    - ``tokens``, ``positions`` int64 ``[rows]``: the token of each row and its place in the request, from 0.
-    - ``hidden``: ``[rows, width]``, what the model's last layer gave for each row, as the model's own kind of array.
-    - ``fields``: of the proposer's own state, as of the step's start, ``[slots, width]`` each (block tables, how tokens
-      are drawn): a companion of the target's, inserted into with it. ``places``: the slot there of each of ``slots``.
+    - ``rows`` int64 ``[slots + 1]``: the begin of each slot's rows, and finally their number.
+    - ``tokens``, ``positions`` int64 ``[rows]``: the token of each row and its index in the request, from 0.
+    - ``hidden``: ``[rows, width]``, the model's last layer's output for each row, as the model's own kind of array.
+    - ``fields``: of the proposer's own state, as of the step's start, ``[slots, width]`` each (block tables, sampling
+      parameters): a companion of the target's, with the same insertions. ``places``: the slot there of each of
+      ``slots``.
     """
 
     slots: Sequence[int]
@@ -85,65 +86,67 @@ class Fed:
 
 @runtime_checkable
 class Proposer(Protocol):
-    """Guesses how requests go on. Slots are told apart by number alone: ``leave`` comes before the next ``enter``.
+    """Drafts the continuation of requests. Slots are identified only by number: ``leave`` comes before the next
+    ``enter``.
 
-    ``wants_hidden``: True for one that runs on the model's hidden states (MTP); then every rank has one, and all ranks
-    make the same calls. Any other runs on the group's first rank alone, whose drafts the others are sent.
+    ``wants_hidden``: True for a proposer that runs on the model's hidden states (MTP); then every rank has one, and all
+    ranks make the same calls. Any other runs only on the group's first rank, which sends its drafts to the other ranks.
     """
 
     wants_hidden: bool
 
     def enter(self, slot: int, request: AdmittedRequest, tokens: Int64s) -> None:
-        """A request takes a slot: a new one, one that is resumed, or one that another worker prefilled.
+        """Add a request to a slot: a new one, a resumed one, or one that another worker prefilled.
 
-        ``tokens`` int64 ``[n]``: all that is known of it, the prompt and what was generated so far; to be copied if it
-        is kept. Before that ``leave`` was called for whoever was in the slot.
+        ``tokens`` int64 ``[n]``: all its known tokens, the prompt and those generated so far; copy them to keep them.
+        ``leave`` was called before for the slot's previous request.
         """
 
     def observe(self, fed: Fed) -> None:
-        """Take over what a step gave: append the accepted tokens of each slot to what is known of it."""
+        """Process a step's result: append the accepted tokens of each slot."""
 
     def propose(self, room: Mapping[int, int]) -> dict[int, list[int]]:
-        """Drafts for the next step, in the order in which they would follow what is known of each slot.
+        """Return drafts for the next step, in the order in which they would follow each slot's known tokens.
 
-        ``room``: slot to the most drafts that it may have, at least 0 and at most ``Setup.max_draft_tokens``; a slot
-        that is not named gets none. A slot may be given fewer drafts, or be left out, which is the same as none.
-        Token ids are whole numbers from 0 to the vocabulary's size less one; whatever they are, no token changes.
+        ``room``: slot to its most drafts, at least 0 and at most ``Setup.max_draft_tokens``; a slot that is not named
+        gets none. A slot may get fewer drafts, or be left out, which means none. Token ids are whole numbers from 0 to
+        the vocabulary's size less one; drafts never change a token.
         """
 
     def leave(self, slot: int, *, finished: bool) -> None:
-        """The request is out of its slot: ``finished`` when it ended by itself, not aborted, preempted or failed.
+        """Remove the request from its slot: ``finished`` if it ended normally, and was not aborted, preempted or
+        failed.
 
-        What a finished request was given may help others; what is known of the slot is forgotten in any case. A slot
-        that holds nothing is nothing to do.
+        The tokens of a finished request may be kept for other requests; the slot's data are dropped in any case. An
+        empty slot is ignored.
         """
 
     def close(self) -> None:
-        """Give back what it holds. Nothing is called afterwards; a second time does nothing."""
+        """Release all resources. No call follows. Idempotent."""
 
 
 @runtime_checkable
 class HandsOver(Protocol):
-    """A proposer with keys and values of its own in a request's blocks, which move with them to another worker."""
+    """A proposer with its own keys and values in a request's blocks, which move with them to another worker."""
 
     def layer(self) -> Any:  # noqa: ANN401 (the model's own kind)
-        """The layer whose cache they are in; the model has its own by now."""
+        """The layer that owns the cache; the model has its own by now."""
 
     def covered(self, slot: int) -> int:
-        """Of how many of the slot's tokens, from the first on, its keys and values will not change."""
+        """Return how many of the slot's tokens, from the first on, have keys and values that will not change."""
 
     def hand_over(self, slot: int) -> bytes:
-        """What its equal on another worker needs to go on; before ``leave``."""
+        """Return the state that the proposer on another worker needs to continue; before ``leave``."""
 
     def take_over(self, slot: int, state: bytes) -> None:
-        """Go on as the other worker's would have; after ``enter``.
+        """Continue from another worker's state; after ``enter``.
 
-        :raises InvalidValue: for a state that is none of this proposer's.
+        :raises InvalidValue: for a state that is not this proposer's.
         """
 
 
 def handing_over(proposer: Proposer | None) -> HandsOver | None:
-    """The proposer, or the one inside it, that hands something over; None where nothing has to be."""
+    """Return the proposer, or the one inside it, that hands over a state; None if there is none."""
     if proposer is None or isinstance(proposer, HandsOver):
         return proposer
     inside = (getattr(proposer, name, None) for name in ("inner", "first", "second"))

@@ -1,4 +1,4 @@
-"""How many drafts a slot may have, so that none is fed that could not be accepted, or whose KV has no place."""
+"""Limits of drafts per slot, so that no draft is fed that could not be accepted, or whose KV has no room."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def draft_room(
     covered: Int64s,
     decoding: Bools,
 ) -> Int64s:
-    """Most drafts of each slot in the step after this one, int64 ``[slots]``, as of this step's ``update_inputs``.
+    """Return the most drafts of each slot in the next step, int64 ``[slots]``, as of this step's ``update_inputs``.
 
-    A step with ``d`` drafts feeds ``1 + d`` tokens, the first of them known already, and gives at most ``1 + d`` more.
+    A step with ``d`` drafts feeds ``1 + d`` tokens, the first of them already known, and gives at most ``1 + d`` more.
 
-    - ``most``: of the state (``StateConfig.max_draft_tokens``), or what the user asked for.
+    - ``most``: of the state (``StateConfig.max_draft_tokens``), or the user's limit.
     - ``generated``, ``max_tokens``: tokens generated so far, and the request's most; the last one needs no draft.
-    - ``known``, ``max_model_len``: tokens of prompt and output so far, and how many a slot's row holds.
-    - ``covered``: tokens whose KV the blocks that the slot holds have place for.
+    - ``known``, ``max_model_len``: tokens of prompt and output so far, and the length of a slot's row.
+    - ``covered``: tokens whose KV has room in the slot's blocks.
     - ``decoding``: false while the slot is empty, is being prefilled or has ended.
     """
     room = np.minimum(max_tokens - generated, max_model_len - known) - 1

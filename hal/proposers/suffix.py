@@ -1,8 +1,8 @@
-"""Suffix: a request goes on as it did where the longest end of it stood before, in itself or in others' outputs.
+"""Suffix: a request continues as after the longest earlier occurrence of its end, in itself or in other outputs.
 
-Of all places at which it stood, the continuation that is seen most is drafted, for as long as enough of them agree
-(Oliaro et al. 2024, with sorted contexts in place of trees). Outputs of finished requests are kept up to a number of
-tokens, and the oldest leave first; they enter and leave when a request leaves its slot, outside any proposal.
+Of all such places, the most frequent continuation is drafted, as long as enough of them agree (Oliaro et al. 2024, with
+sorted contexts in place of trees). Outputs of finished requests are kept up to a number of tokens, and the oldest are
+dropped first. This happens when a request leaves its slot, outside any proposal.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 SHARED_TOKENS = 131_072
 """Most tokens of outputs that are kept."""
 LEAST_SHARED_MATCH = 2
-"""Tokens of others that must match: any one token stands somewhere."""
+"""Tokens of other outputs that must match: any single token occurs somewhere."""
 LONG_MATCH = 8
-"""With so many tokens matched in its own text, a request does not ask others."""
+"""With so many tokens matched in its own text, a request does not search other outputs."""
 _ROOM = 256
 
 
 class OwnText:
-    """The tokens of one request, and the places in them that something follows."""
+    """The tokens of one request, and the places in them that have a continuation."""
 
     __slots__ = ("_head", "_places", "_stop")
 
@@ -39,7 +39,7 @@ class OwnText:
         self._places.enter_all(self._head + 1, self._stop)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Take over tokens that the request was given; the places before them have a continuation now."""
+        """Append new tokens of the request; the places before them have a continuation now."""
         if len(tokens) > self._head:
             former, moved = self._places.order, self._head
             self._lay(self._places.words[self._head : self._stop])
@@ -51,7 +51,7 @@ class OwnText:
             self._places.put(self._head, token)
 
     def guess(self, drafts: Sequence[int], most: int) -> Guess:
-        """Go on as most places did at which the longest end of the tokens and ``drafts`` stood."""
+        """Continue as most places of the longest match of the tokens' and ``drafts``' end did."""
         places, matched = self._places.find(self.context(drafts))
         if not matched:
             return Guess([])
@@ -59,7 +59,7 @@ class OwnText:
         return vote([self._following(place, drafts, most) for place in sorted(places)], matched, most)
 
     def _following(self, place: int, drafts: Sequence[int], most: int) -> Sequence[int]:
-        """The words of what followed a place, the last one first: tokens, drafts, and that again from the place on."""
+        """Return the words after a place, the last one first: tokens, drafts, and the same again from the place on."""
         count = place - self._head
         if count >= most:
             return self._places.before(place, most)
@@ -67,16 +67,16 @@ class OwnText:
         return (words * (most // len(words) + 1))[most - 1 :: -1]
 
     def context(self, drafts: Sequence[int]) -> bytearray:
-        """The last tokens, with ``drafts`` behind them, to be found among places."""
+        """Return the last tokens, followed by ``drafts``, as a search key."""
         return self._places.context(drafts, self._head, self._stop)
 
     def tokens(self) -> Int64s:
-        """All of them, int64 ``[n]``."""
+        """Return all of them, int64 ``[n]``."""
         tokens: Int64s = self._places.words[self._head : self._stop][::-1].astype(np.int64) - 1
         return tokens
 
     def _lay(self, words: Words) -> None:
-        """Put the text at the end of new places, with room for half as much again before it."""
+        """Put the text at the end of new storage, with room for half as much again before it."""
         self._head = len(words) // 2 + _ROOM
         self._stop = self._head + len(words)
         self._places = Places(self._stop + DEPTH)
@@ -84,9 +84,9 @@ class OwnText:
 
 
 class Shared:
-    """Outputs of finished requests, up to a number of tokens; the oldest request leaves first.
+    """Outputs of finished requests, up to a number of tokens; the oldest request is dropped first.
 
-    ``tokens``: how many there are, :data:`DEPTH` more counted for each request; ``most``: their bound.
+    ``tokens``: their number, :data:`DEPTH` more counted for each request; ``most``: the limit.
     """
 
     def __init__(self, most: int = SHARED_TOKENS) -> None:
@@ -96,11 +96,11 @@ class Shared:
         self._head = len(self._places.words)
 
     def __len__(self) -> int:
-        """How many requests there are outputs of."""
+        """Return the number of requests with outputs."""
         return len(self._held)
 
     def enter(self, output: Int64s) -> None:
-        """Take over a request's output, as much of its end as fits; what is too short to go on is left out."""
+        """Add a request's output, as much of its end as fits; skip one that is too short to continue."""
         output = output[-max(self.most - DEPTH, 0) :]
         size = len(output) + DEPTH
         if len(output) < 2 or size > self.most:
@@ -117,7 +117,7 @@ class Shared:
         self._head, self.tokens = first, self.tokens + size
 
     def guess(self, context: bytearray, most: int) -> Guess:
-        """Go on as most outputs did in which the longest end of a text stood."""
+        """Continue as most outputs with the longest match of a text's end did."""
         places, matched = self._places.find(context)
         if matched < LEAST_SHARED_MATCH:
             return Guess([])
@@ -140,16 +140,16 @@ class Suffix(HostProposer[OwnText]):
         self._prompts: dict[int, int] = {}
 
     def open(self, tokens: Int64s) -> OwnText:
-        """The text of a request that enters with ``tokens``."""
+        """Return the text of a request that enters with ``tokens``."""
         return OwnText(tokens)
 
     def enter(self, slot: int, request: AdmittedRequest, tokens: Int64s) -> None:
-        """Copy the tokens of a request. Raises :class:`InvalidValue` for a slot that nobody left."""
+        """Copy the tokens of a request. Raises :class:`InvalidValue` for an occupied slot."""
         super().enter(slot, request, tokens)
         self._prompts[slot] = request.prompt_len
 
     def guess(self, slot: int, drafts: Sequence[int], most: int) -> Guess:
-        """Of the request's own text and the shared ones, what the one with the longer match says."""
+        """Return the guess with the longer match, from the request's own text or the shared ones."""
         text = self.text(slot)
         own = text.guess(drafts, most)
         if own.matched >= LONG_MATCH or not len(self.shared):
@@ -158,7 +158,7 @@ class Suffix(HostProposer[OwnText]):
         return shared if (shared.matched, shared.score) > (own.matched, own.score) else own
 
     def leave(self, slot: int, *, finished: bool) -> None:
-        """Forget the slot's tokens; the output of a finished request is shared."""
+        """Forget the slot's tokens; share the output of a finished request."""
         prompt = self._prompts.pop(slot, 0)
         if finished and slot in self._texts:
             self.shared.enter(self.tokens(slot)[prompt:])

@@ -172,5 +172,5 @@ def test_deeper_drafts_are_worth_having(model, requests, plain):
 
 
 def test_a_model_without_the_layer_is_refused():
-    with pytest.raises(InvalidValue, match="no model whose prediction layer"):
+    with pytest.raises(InvalidValue, match="no model with a prediction layer"):
         Mtp(Setup(3, 4, 512, 100))
