@@ -213,7 +213,7 @@ BAD_OPTIONS = [
     (("--prompt", "x", "--require", "async_h2d=yes"), "cpu: --require: needs async_h2d = True, has False"),
     (("--prompt", "x", "--model", "/nowhere"), "--model: no directory '/nowhere'"),
     (("--prompt", "x", "--model-place", "moon"), "--model-place: 'moon'"),
-    (("--prompt", "x", "--model-place", "xpu"), "--model-place: 'xpu' is no place of this Paddle build"),
+    (("--prompt", "x", "--model-place", "xpu"), "--model-place: 'xpu' is not a place of this Paddle build"),
     (("--prompt", "x", "--device", "sims"), "--device: no device 'sims'"),
     (("--prompts", "."), "--prompts: cannot read '.': Is a directory"),
     (("--prompts", "/nowhere"), "--prompts: no file '/nowhere'"),

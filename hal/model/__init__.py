@@ -1,7 +1,7 @@
 """The language model: configuration, checkpoint loading, tokenizer and the Paddle decoder with its paged cache.
 
 Importing this package, ``hal.model.config`` or ``hal.model.tokenizer`` imports no framework; ``hal.model.llama``
-imports Paddle, so import it only where a model is run.
+imports Paddle, so import it only to run a model.
 """
 
 from __future__ import annotations
@@ -9,4 +9,5 @@ from __future__ import annotations
 from pathlib import Path
 
 DEFAULT_CHECKPOINT = Path(__file__).parent / "default"
-"""Directory of the embedded default: a trained checkpoint of 1.4 million parameters; its ``README.md`` is the card."""
+"""Directory of the embedded default: a trained checkpoint of 1.4 million parameters; its ``README.md`` is the model
+card."""

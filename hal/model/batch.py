@@ -1,6 +1,6 @@
-"""One step's batch, its validation, and the index plan that turns it into a few gathers for all rows at once.
+"""One step's batch, its validation, and the index plan for a few gathers over all rows at once.
 
-Plain NumPy: nothing here needs a framework, so the plan is tested without one.
+Plain NumPy without a framework, so the plan is tested without one.
 """
 
 from __future__ import annotations
@@ -14,33 +14,34 @@ from hal_core import InvalidValue
 from hal.model.config import LlamaConfig
 
 SHORT = 8
-"""Rows of up to so many tokens are padded to one another: those that verify drafts."""
+"""Rows of up to so many tokens are padded to one another: rows that verify drafts."""
 
 
 @dataclass(frozen=True)
 class ModelBatch:
-    """The tokens of all rows of a step, one row after the other; decode rows and prefill chunks mix freely."""
+    """The tokens of all rows of a step in row order; decode rows and prefill chunks mix freely."""
 
     token_ids: np.ndarray
     """int64 ``[tokens]``, each below the vocabulary's size."""
     positions: np.ndarray
-    """int64 ``[tokens]``: position of each token in its sequence, which is the row's context length and on."""
+    """int64 ``[tokens]``: position of each token in its sequence, starting at the row's context length."""
     row_lengths: np.ndarray
     """int32 ``[rows]``: how many of the tokens belong to each row, at least 1."""
     context_lengths: np.ndarray
     """int32 ``[rows]``: tokens of the row already in the cache."""
     block_tables: np.ndarray
-    """int32 ``[rows, max_blocks]``: physical block of each ``block_size`` positions, -1 where there is none yet."""
+    """int32 ``[rows, max_blocks]``: physical block of each ``block_size`` positions, -1 for missing ones."""
     outputs: np.ndarray | None = None
-    """int64 ``[n]``: whose logits are wanted, as rising indices into ``token_ids``; None: of each row's last token."""
+    """int64 ``[n]``: tokens whose logits are requested, as rising indices into ``token_ids``; None: each row's last
+    token."""
 
 
 @dataclass(frozen=True)
 class CacheShape:
     """Sizes of a paged cache, laid out ``[2, blocks + 1, kv_heads, block_size, head_dim]``, keys before values.
 
-    A head's tokens of one block lie together, so that reading copies long rows. The last block is always zero; padding
-    reads it.
+    A head's tokens of one block are contiguous, so that reading copies long rows. The last block is always zero;
+    padding reads it.
     """
 
     blocks: int
@@ -56,7 +57,7 @@ class CacheShape:
 class GroupPlan:
     """Attention of rows that are padded to one another: ``rows`` x ``queries`` tokens against ``keys`` positions.
 
-    Its queries lie together, ``[rows, heads, queries, head_dim]``; what is found for them, too.
+    Its queries are contiguous, ``[rows, heads, queries, head_dim]``, and so are its results.
     """
 
     rows: int
@@ -64,38 +65,38 @@ class GroupPlan:
     keys: int
     """A multiple of the cache's piece."""
     read_index: np.ndarray
-    """int64 ``[2 * rows * kv_heads * keys / piece]``, keys before values, into a cache seen as
-    ``[…, piece * head_dim]``."""
+    """int64 ``[2 * rows * kv_heads * keys / piece]``, keys before values, into a cache viewed as ``[…, piece *
+    head_dim]``."""
     mask: np.ndarray
-    """float32 ``[rows, kv_heads, heads_per_group * queries, keys]``, the scores' own shape: stretching a smaller one to
-    them takes Paddle forty times as long on a CPU. 0 where the query may look and -inf elsewhere; every query may look
-    at position 0."""
+    """float32 ``[rows, kv_heads, heads_per_group * queries, keys]``, the scores' own shape: broadcasting a smaller one
+    takes Paddle forty times as long on a CPU. 0 for allowed positions and -inf elsewhere; position 0 is allowed for
+    every query."""
 
 
 @dataclass(frozen=True)
 class RowOrder:
-    """Where the tokens of rows lie in the groups: it follows from the lengths of the rows alone.
+    """Order of rows' tokens in the groups, which depends only on the lengths of the rows.
 
-    Indices count the heads in, so that one gather both collects and transposes.
+    Indices include the heads, so that one gather both collects and transposes.
     """
 
     query_index: np.ndarray
-    """int64 ``[n]``: the queries of the groups, one group after the other, of ``[tokens * heads]``; padding repeats."""
+    """int64 ``[n]``: the queries of the groups in order, of ``[tokens * heads]``; padding repeats."""
     merge_index: np.ndarray
-    """int64 ``[tokens * heads]`` into what the groups found, one after the other."""
+    """int64 ``[tokens * heads]`` into the groups' consecutive results."""
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Everything a step's layers have in common. Slots are rows of a cache seen as ``[…, head_dim]``."""
+    """Index plan shared by a step's layers. Slots are rows of a cache viewed as ``[…, head_dim]``."""
 
     write_index: np.ndarray
     """int64 ``[2 * tokens * kv_heads]``: the slots of the step's tokens, keys before values."""
     clear_index: np.ndarray | None
-    """int64: slots that follow a row's last token in a block that this step begins; None: there are none."""
+    """int64: slots after a row's last token in a block that this step begins; None if there are none."""
     groups: tuple[GroupPlan, ...]
     outputs: np.ndarray
-    """int64 ``[n]``: index of each token whose logits are wanted."""
+    """int64 ``[n]``: index of each token whose logits are requested."""
 
 
 def check_batch(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> None:
@@ -130,25 +131,25 @@ def check_batch(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> No
 
 def _require(holds: bool | np.bool_, argument: str, what: str) -> None:
     if not holds:
-        raise InvalidValue(what, cure="mend the batch; nothing was computed", argument=f"batch.{argument}")
+        raise InvalidValue(what, cure="correct the batch; nothing was computed", argument=f"batch.{argument}")
 
 
 def _row_starts(contexts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """int64 ``[tokens]``: position of token ``t`` less ``t``, constant inside a row."""
+    """Return int64 ``[tokens]``: position of token ``t`` less ``t``, constant inside a row."""
     ends = np.cumsum(lengths, dtype=np.int64)
     return np.repeat(contexts - (ends - lengths), lengths)
 
 
 def plan_step(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> StepPlan:
-    """The index plan of a valid batch.
+    """Return the index plan of a valid batch.
 
-    Rows of one token, of a few (a token and its drafts) and longer ones make a group each, so that a decode row is
-    never padded to a prefill chunk. The mask hides what lies behind a row's last token, but a hidden NaN would still
-    come through as NaN times a weight of zero: so the rest of a block is cleared when its first token is written, and
-    blocks a row does not have are read from the zero block. What another request left behind is therefore never read.
+    Rows of one token, of a few (a token and its drafts) and longer ones form a group each, so that a decode row is
+    never padded to a prefill chunk. The mask hides positions after a row's last token, but a hidden NaN would still
+    come through as NaN times a weight of zero. So the rest of a block is cleared when its first token is written, and
+    missing blocks of a row are read from the zero block. Data of other requests are therefore never read.
     """
     lengths = batch.row_lengths
-    if batch.token_ids.size == lengths.size:  # every row is one token: most steps are
+    if batch.token_ids.size == lengths.size:  # every row is one token, as in most steps
         write_rows = last = np.arange(lengths.size)
         groups = [_plan_group(batch, config, cache, write_rows)]
     else:
@@ -163,7 +164,8 @@ def plan_step(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> Step
 
 
 def order_rows(lengths: np.ndarray, config: LlamaConfig) -> RowOrder | None:
-    """The order of rows of these lengths; None where every row is one token, whose queries and heads are in order."""
+    """Return the order of rows of these lengths; None if every row is one token, whose queries and heads are in
+    order."""
     if (lengths == 1).all():
         return None
     heads, firsts = np.arange(config.num_attention_heads), np.cumsum(lengths, dtype=np.int64) - lengths
@@ -198,8 +200,8 @@ class RunPlan:
 def plan_run(
     tables: np.ndarray, first: np.ndarray, reach: np.ndarray, count: int, config: LlamaConfig, cache: CacheShape
 ) -> RunPlan:
-    """The plan of ``count`` tokens of each row from positions ``first`` int64 ``[rows]`` on, one after the other; those
-    behind the first ``reach`` int64 ``[rows]`` are put over the last of these."""
+    """Return the plan of ``count`` tokens of each row, starting at positions ``first`` int64 ``[rows]``, one after the
+    other; those after the first ``reach`` int64 ``[rows]`` overwrite the last of these."""
     size, kv_heads, rows = cache.block_size, config.num_key_value_heads, len(first)
     positions = first + np.minimum(np.arange(count)[:, None], reach - 1)
     read_index, keys = _read_index(tables, positions[-1] + 1, config, cache)
@@ -214,7 +216,7 @@ def plan_run(
 def _read_index(
     tables: np.ndarray, totals: np.ndarray, config: LlamaConfig, cache: CacheShape
 ) -> tuple[np.ndarray, int]:
-    """``GroupPlan.read_index`` of rows with so many tokens, int64 ``[rows]``, and ``GroupPlan.keys``."""
+    """Return ``GroupPlan.read_index`` of rows with so many tokens, int64 ``[rows]``, and ``GroupPlan.keys``."""
     piece = cache.piece
     parts, needed = cache.block_size // piece, -(-totals // piece)
     pieces = np.arange(needed.max())
@@ -226,19 +228,19 @@ def _read_index(
 
 
 def _with_values(index: np.ndarray, config: LlamaConfig, cache: CacheShape) -> np.ndarray:
-    """Slots of keys, and behind them those of the values of the same tokens."""
+    """Return slots of keys, followed by those of the same tokens' values."""
     behind = (cache.blocks + 1) * config.num_key_value_heads * cache.block_size
     return np.concatenate([index, index + behind], axis=-1)
 
 
 def _by_length(lengths: np.ndarray) -> list[np.ndarray]:
-    """The rows of each group, which are padded to one another."""
+    """Return the rows of each group, which are padded to one another."""
     kinds = (lengths == 1, (lengths > 1) & (lengths <= SHORT), lengths > SHORT)
     return [rows for kind in kinds if (rows := np.flatnonzero(kind)).size]
 
 
 def _clear_index(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> np.ndarray | None:
-    """int64: the slots behind each row's last token in a block that is new to the row."""
+    """Return int64: the slots after each row's last token in a block that is new to the row."""
     size = cache.block_size
     totals = batch.context_lengths.astype(np.int64) + batch.row_lengths
     left = np.where(totals // size * size >= batch.context_lengths, -totals % size, 0)
@@ -252,8 +254,8 @@ def _clear_index(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> n
 def _slots(
     batch: ModelBatch, config: LlamaConfig, cache: CacheShape, rows: np.ndarray, positions: np.ndarray
 ) -> np.ndarray:
-    """int64 ``[2 * n * kv_heads]``: the slots of these positions of these rows, the heads of a token together, keys
-    before values."""
+    """Return int64 ``[2 * n * kv_heads]``: the slots of these positions of these rows, the heads of a token adjacent,
+    keys before values."""
     size, kv_heads = cache.block_size, config.num_key_value_heads
     blocks = batch.block_tables[rows, positions // size].astype(np.int64)
     index = (blocks[:, None] * kv_heads + np.arange(kv_heads)) * size + (positions % size)[:, None]
@@ -261,7 +263,7 @@ def _slots(
 
 
 def _plan_group(batch: ModelBatch, config: LlamaConfig, cache: CacheShape, rows: np.ndarray) -> GroupPlan:
-    """The plan of the rows with these numbers."""
+    """Return the plan of the rows with these numbers."""
     lengths, contexts = batch.row_lengths[rows], batch.context_lengths[rows].astype(np.int64)
     read_index, keys = _read_index(batch.block_tables[rows], contexts + lengths, config, cache)
     queries = int(lengths.max())

@@ -1,7 +1,7 @@
 """Calls of a tokenizer's native code with limits on processor time and memory.
 
-Such a call holds the interpreter's lock until it returns, so no thread and no signal handler of this process can end
-it: a forked child makes it.
+Such a call holds the GIL until it returns, so no thread or signal handler of this process can end it. A forked child
+makes the call.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from hal_core import InvalidValue
 SECONDS = 5
 """Processor time that one call may take."""
 ROOM, ROOM_OF_A_BYTE = 1 << 30, 1 << 10
-"""Bytes of memory that it may take, and more of them for each byte of its text."""
+"""Bytes of memory for a call, and further bytes for each byte of its text."""
 
 
 def bounded(call: Callable[[str], list[int]], texts: Iterable[str], source: str) -> list[list[int]]:
-    """Return ``call`` of each text. Raises :class:`InvalidValue` that names ``source`` for one that exceeds a limit or
-    fails in native code, and what the call itself raises."""
+    """Return ``call`` of each text. Raises :class:`InvalidValue` naming ``source`` for a text that exceeds a limit or
+    fails in native code, and the call's own errors."""
     reads, writes = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a process with threads, none of which the child needs
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a process with threads, which the child does not need
         child = os.fork()
     if child == 0:
         _serve(call, texts, writes)
@@ -52,12 +52,12 @@ def bounded(call: Callable[[str], list[int]], texts: Iterable[str], source: str)
 
 
 def _serve(call: Callable[[str], list[int]], texts: Iterable[str], writes: int) -> NoReturn:
-    """The child: answer through the pipe and end, whatever happens."""
+    """Run the child: answer through the pipe and end in any case."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # native code prints its own account of a failure
-        os.environ["RUST_BACKTRACE"] = "0"  # a trace of a panic takes memory, and waits for ever where there is none
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # native code prints its own report of a failure
+        os.environ["RUST_BACKTRACE"] = "0"  # a trace of a panic needs memory, and hangs without it
         faulthandler.disable()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         found: list[list[int]] = []
@@ -80,12 +80,12 @@ def _serve(call: Callable[[str], list[int]], texts: Iterable[str], writes: int) 
 
 
 def _limit(nbytes: int) -> None:
-    """Set the limits for the next call, from what was used up to now."""
+    """Set the limits for the next call, relative to the current usage."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = int(used.ru_utime + used.ru_stime) + 1 + SECONDS
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     room = pages * resource.getpagesize() + ROOM + ROOM_OF_A_BYTE * nbytes
     for kind, limit in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, room)):
         hard = resource.getrlimit(kind)[1]
-        with contextlib.suppress(ValueError):  # a lower limit of the user's own stays
+        with contextlib.suppress(ValueError):  # the user's lower limit remains
             resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))

@@ -1,8 +1,8 @@
 """``config.json`` of a Llama-, Mistral-, Qwen2- or Qwen3-style checkpoint, parsed and validated without any framework.
 
-Every field of the file is known here: it is used, or it is known to have no effect on inference, or it must have the
-one value that this decoder implements. Anything else is refused with the field named, because a field that is silently
-ignored gives a model that runs and writes nonsense.
+Every field of the file must be known: it is used, or it has no effect on inference, or it must have the one value that
+this decoder implements. Anything else is refused with the field named, because a model with an ignored field runs and
+writes nonsense.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _DTYPES = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class _Family:
-    """What the architecture says by itself, and what an absent field stands for, as in transformers."""
+    """Properties of an architecture, and the defaults of absent fields, as in transformers."""
 
     architecture: str
     bias: bool | None = None
-    """Whether query, key and value have a bias; None: as ``attention_bias`` says, and then the output has one too."""
+    """Whether query, key and value have a bias; None: by ``attention_bias``, and then the output has one too."""
     head_dim: int | None = None
     """None: ``hidden_size / num_attention_heads``."""
     qk_norm: bool = False
     window: int | None = None
-    """Window of a file that says nothing of one."""
+    """Window of a file without that field."""
     window_is_optional: bool = False
-    """A window counts only with ``use_sliding_window``, and from layer ``max_window_layers`` on."""
+    """A window counts only with ``use_sliding_window``, and starting at layer ``max_window_layers``."""
 
 
 _FAMILIES = {
@@ -47,7 +47,7 @@ _FAMILIES = {
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The sizes and constants of one decoder; immutable and complete (no field depends on the file any more)."""
+    """The sizes and constants of one decoder; immutable and complete (independent of the file)."""
 
     architecture: str
     """``"LlamaForCausalLM"``, or that of Mistral, Qwen2 or Qwen3."""
@@ -55,19 +55,19 @@ class LlamaConfig:
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int
-    """Decoder layers, the multi-token-prediction layer not counted."""
+    """Decoder layers, not counting the multi-token-prediction layer."""
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
     rms_norm_eps: float
     rope: Rope
-    """The rotary positions, their scaling included."""
+    """The rotary positions, including their scaling."""
     max_position_embeddings: int
     """Positions 0 to this number less one are accepted."""
     tie_word_embeddings: bool
     """The output head is the embedding matrix."""
     qk_norm: bool
-    """Each head's query and key is normed before its position turns it (Qwen3)."""
+    """Each head's query and key is normed before the rotation by its position (Qwen3)."""
     qkv_bias: bool
     """Query, key and value projections have a bias (Qwen2 always; Llama and Qwen3 with ``attention_bias``)."""
     output_bias: bool
@@ -77,7 +77,7 @@ class LlamaConfig:
     num_nextn_predict_layers: int
     """Multi-token-prediction layers in the checkpoint: 0 or 1."""
     notes: tuple[str, ...] = ()
-    """Lines for the user: what the files say that changes nothing here, and what is not followed."""
+    """Lines for the user: fields of the files without effect here, and fields that are not followed."""
 
     @property
     def heads_per_group(self) -> int:
@@ -86,11 +86,12 @@ class LlamaConfig:
 
 
 def read_config(directory: Path) -> LlamaConfig:
-    """Read ``config.json`` of ``directory``, and ``generation_config.json`` if there is one.
+    """Read ``config.json`` of ``directory``, and its ``generation_config.json`` if present.
 
-    The end tokens are those of ``generation_config.json`` where it has them, else those of ``config.json``. What else
-    it holds are defaults for sampling; they are not followed, and ``notes`` names those that would matter.
-    Raises ``InvalidValue`` that names the file and the field for anything missing, malformed or not supported.
+    The end tokens are those of ``generation_config.json`` if it has them, else those of ``config.json``. Its other
+    fields are defaults for sampling; they are not followed, and ``notes`` names those that would matter.
+
+    Raises ``InvalidValue`` naming the file and the field for anything missing, malformed or not supported.
     """
     if not directory.is_dir():
         raise InvalidValue(
@@ -106,7 +107,7 @@ def read_config(directory: Path) -> LlamaConfig:
     unheeded = [f"{n} = {fields.shown(n)}" for n in GENERATION_NEUTRAL if not fields.says(n, GENERATION_NEUTRAL[n])]
     if not unheeded:
         return config
-    note = f"{generation.name}: not followed: {', '.join(unheeded)} (sampling is what the options say)"
+    note = f"{generation.name}: not followed: {', '.join(unheeded)} (the options determine sampling)"
     return replace(config, notes=(*config.notes, note))
 
 
@@ -189,7 +190,7 @@ def _bias(given: Fields, family: _Family) -> bool:
 
 
 def _check_attention_window(given: Fields, layers: int, family: _Family) -> None:
-    """Sliding windows are refused where they would hide a position; as long as the context they hide none."""
+    """Refuse sliding windows that would hide a position; windows as long as the context hide none."""
     absent = family.window is not None and "sliding_window" not in given.null
     window = given.count("sliding_window", default=family.window if absent else 2**31 - 1)
     idle = window >= given.count("max_position_embeddings")
@@ -225,7 +226,7 @@ def _check_rest(given: Fields) -> None:
             _require(given, name, MODEL_NEUTRAL[name], SUPPORTED)
             given.idle.add(name)
         elif name in GENERATION_NEUTRAL:
-            cure = "remove it: how to generate is said by the request (hal run --help), not by the model"
+            cure = "remove it: the request determines the generation (hal run --help), not the model"
             _require(given, name, GENERATION_NEUTRAL[name], cure)
             given.idle.add(name)
         elif name in PASSED_OVER:

@@ -1,10 +1,10 @@
-"""Fields of ``config.json`` that are no part of the model, sorted by what their values can change at inference.
+"""Fields of ``config.json`` outside the model, sorted by the values that can change inference.
 
-Three groups: any value changes nothing, one value changes nothing, and the few that every checkpoint has, which are
-not worth a word. A field in none of them is refused (``hal.model.config``).
+Three groups: fields whose values never matter, fields with one neutral value, and the familiar fields of every
+checkpoint, which need no note. A field in none of them is refused (``hal.model.config``).
 
-Old dumps hold everything that transformers' ``PretrainedConfig`` had: its bookkeeping, task heads, and the defaults of
-``generate``. Here sampling is what a request's parameters say, so of those defaults only the ones matter that would
+Old dumps contain everything in transformers' ``PretrainedConfig``: its bookkeeping, task heads, and the defaults of
+``generate``. Here a request's parameters determine sampling, so of those defaults only the ones matter that would
 change a greedy answer, or would have it drawn.
 """
 
@@ -42,7 +42,7 @@ FAMILIAR = frozenset(
         "use_return_dict",
     ]
 )
-"""Bookkeeping and training settings that most files have; passed over without a word."""
+"""Bookkeeping and training settings in most files; ignored silently."""
 
 _BOOKKEEPING = (
     "_attn_implementation_internal",
@@ -84,8 +84,8 @@ _TRAINING = (
     "hidden_dropout_prob",
     "initializer_factor",
 )
-# What generate() gives out besides tokens, how it searches with several beams, drafts or caches, and how it draws: none
-# of it changes a greedy answer of one beam.
+# Outputs of generate() besides tokens, its search with several beams, drafts or caches, and its way to draw: none of it
+# changes a greedy answer of one beam.
 _GENERATION = (
     "assistant_confidence_threshold",
     "assistant_lookbehind",
@@ -116,7 +116,7 @@ _GENERATION = (
     "typical_p",
 )
 PASSED_OVER = frozenset([*_BOOKKEEPING, *_KERNELS, *_TRAINING, *_GENERATION])
-"""Fields that change nothing at inference, whatever they say; told."""
+"""Fields without effect on inference for any value; reported."""
 
 GENERATION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "bad_words_ids": ([],),
@@ -144,7 +144,7 @@ GENERATION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "token_healing": (False,),
     "watermarking_config": ({},),
 }
-"""Generation defaults with the values that change nothing (an absent one never does)."""
+"""Generation defaults with their neutral values (an absent one is always neutral)."""
 
 MODEL_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attn_logit_softcapping": (),
@@ -160,7 +160,7 @@ MODEL_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "rope_interleaved": (False,),
     "use_qk_norm": (False,),
 }
-"""Switches and factors of other decoders, with the values that leave this one as it is."""
+"""Switches and factors of other decoders, with the values that do not affect this one."""
 
 REQUIRED: Mapping[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),  # two names of one function

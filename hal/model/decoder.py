@@ -1,4 +1,4 @@
-"""The steps of a tokenizer's decoder, and whether what they make of tokens has an end. Imports no framework."""
+"""The steps of a tokenizer's decoder, and a check that their results are bounded. Imports no framework."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hal_core import InvalidValue
 from tokenizers import Tokenizer as _Backend
 
 LONGEST = 16
-"""How many times as long as its tokens a decoder may make a text, all of its steps together."""
+"""Most growth of a text by all of a decoder's steps together, as a multiple of its tokens' length."""
 
 Step = dict[str, Any]
-"""One step, as ``tokenizer.json`` has it."""
+"""One step, as in ``tokenizer.json``."""
 
 
 def steps_of(backend: _Backend) -> dict[str, Step]:
-    """The steps of the decoder in their order, by the name of their field."""
+    """Return the steps of the decoder in their order, by the name of their field."""
     steps: dict[str, Step] = {}
 
     def collect(step: Step, field: str) -> None:
@@ -31,8 +31,8 @@ def steps_of(backend: _Backend) -> dict[str, Step]:
 
 
 def check_steps(steps: dict[str, Step], source: str) -> None:
-    """Raise ``InvalidValue`` that names ``source`` and the field for steps whose time or memory has no end: a call of
-    the decoder comes with each token, so that it is not bounded in a child as encoding is."""
+    """Raise ``InvalidValue`` naming ``source`` and the field for steps with unbounded time or memory. The decoder is
+    called for each token, so it does not run in a bounded child as encoding does."""
     longer = 1.0
     for field, step in steps.items():
         if step["type"] == "Replace" and "Regex" in step["pattern"]:
@@ -44,7 +44,7 @@ def check_steps(steps: dict[str, Step], source: str) -> None:
 
 
 def _growth(step: Step) -> float:
-    """How many times as many bytes a step makes of a token at most. What is not here gives no more than it takes."""
+    """Return the most bytes that a step makes per byte of a token. Steps not listed here do not lengthen the text."""
     if step["type"] == "Replace":
         old, new = step["pattern"]["String"], step["content"]
     elif step["type"] in ("BPEDecoder", "CTC"):
@@ -52,10 +52,10 @@ def _growth(step: Step) -> float:
     else:
         return 1.0
     before, after = len(old.encode()), len(new.encode())
-    return max(1.0, after / before) if old else 1.0 + 2 * after  # nothing is found around every character
+    return max(1.0, after / before) if old else 1.0 + 2 * after  # an empty pattern matches around every character
 
 
 def _refusal(source: str, what: str) -> InvalidValue:
     return InvalidValue(
-        what, cure="replace one text by another that is no longer, or use another checkpoint", argument=source
+        what, cure="replace one text by another that is not longer, or use another checkpoint", argument=source
     )

@@ -1,4 +1,4 @@
-"""A digest of a checkpoint, by which ranks on several hosts see whether they have loaded the same one."""
+"""A digest of a checkpoint, by which ranks on several hosts check that they have loaded the same one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMES = ("config.json", "*.safetensors", "*.safetensors.index.json")
 
 
 def checkpoint_digest(directory: Path) -> str:
-    """SHA-256 of the configuration and all weights of a checkpoint, as hexadecimal text; each byte is read once.
+    """Return the SHA-256 of a checkpoint's configuration and weights, as hexadecimal text; each byte is read once.
 
     Raises ``InvalidValue`` for a file that cannot be read.
     """

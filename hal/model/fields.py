@@ -1,4 +1,4 @@
-"""Typed access to the fields of a checkpoint's JSON files; what is wrong is refused with file and field named."""
+"""Typed access to the fields of a checkpoint's JSON files; errors name file and field."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hal_core import InvalidValue
 from hal.model.files import check_regular
 
 SUPPORTED = "this decoder supports Llama-, Mistral-, Qwen2- and Qwen3-style checkpoints only; choose another --model"
-"""The cure for what the decoder does not implement."""
+"""The cure for features that the decoder does not implement."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``; ``InvalidValue`` names the path when there is none."""
+    """Return the JSON object in ``path``; ``InvalidValue`` names the path if there is none."""
     check_regular(path)
     try:
         content = json.loads(path.read_bytes())
@@ -34,17 +34,17 @@ _Value = TypeVar("_Value", int, float, bool)
 
 
 class Fields:
-    """Typed access to the fields of one file; remembers which were read, refuses with file and field named."""
+    """Typed access to the fields of one file; records which were read, and names file and field in errors."""
 
     def __init__(self, fields: Mapping[str, Any], source: str) -> None:
-        # A field that is null says nothing, so it counts as absent.
+        # A null field has no value, so it counts as absent.
         self.given = {name: value for name, value in fields.items() if value is not None}
         self.null = frozenset(name for name, value in fields.items() if value is None)
-        """Fields that are null: where a default would stand in for an absent field, null takes it away."""
+        """Fields that are null: null also removes an absent field's default."""
         self.source = source
         self.read: set[str] = set()
         self.idle: set[str] = set()
-        """Fields worth a word that change nothing."""
+        """Fields without effect that deserve a note."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.given
@@ -54,16 +54,16 @@ class Fields:
         return self.given.get(name)
 
     def says(self, name: str, allowed: tuple[Any, ...]) -> bool:
-        """Whether the field has one of these values, or says nothing."""
+        """Return whether the field has one of these values, or is absent."""
         return name not in self.given or self.given[name] in allowed
 
     def shown(self, name: str) -> str:
-        """The field's value, cut to what a line can hold."""
+        """Return the field's value, cut to fit a line."""
         shown = repr(self.given[name]) if name in self.given else "absent"
         return shown if len(shown) <= 80 else shown[:77] + "..."
 
     def refuse(self, name: str, why: str, cure: str = "correct the field") -> NoReturn:
-        """Raise ``InvalidValue`` with the file, the field, its value and why it cannot be."""
+        """Raise ``InvalidValue`` with the file, the field, its value and the reason."""
         raise InvalidValue(f"{self.shown(name)}: {why}", cure=cure, argument=f"{self.source}: {name}")
 
     def _value(self, name: str, default: _Value | None, accept: Callable[[Any], bool], kind: str) -> _Value:

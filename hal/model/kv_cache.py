@@ -1,6 +1,6 @@
 """The paged cache of keys and values (paging: Kwon et al. 2023).
 
-A block holds ``block_size`` tokens of one sequence; a row's block table says which. Each layer has one tensor,
+A block holds ``block_size`` tokens of one sequence; a row's block table lists its blocks. Each layer has one tensor,
 ``[2, blocks + 1, kv_heads, block_size, head_dim]``, keys before values, so that one operator writes both and one reads
 both. Tokens are scattered to slots ``[…, head_dim]``; pieces of blocks are gathered, which costs a third of gathering
 tokens. The last block is never written and stays zero: padding reads it.
@@ -34,7 +34,7 @@ class PagedCache:
         slots = 2 * (blocks + 1) * config.num_key_value_heads * block_size
         flat = np.zeros((slots, config.head_dim), np.float32)
         self.layers: list[Tensor] = [paddle.to_tensor(flat, place=place) for _ in range(config.num_hidden_layers)]
-        # The same memory, a piece of one head a row.
+        # The same memory, one piece of a head per row.
         self._pieces = [layer.reshape([-1, self.shape.piece * config.head_dim]) for layer in self.layers]
 
     def write(self, layer: int, index: Tensor, rows: Tensor) -> None:
@@ -42,5 +42,5 @@ class PagedCache:
         scatter_(self.layers[layer], index, rows)
 
     def read(self, layer: int, index: Tensor) -> Tensor:
-        """The pieces ``index``, each of one head, ``[indices, piece * head_dim]``."""
+        """Return the pieces ``index``, each of one head, ``[indices, piece * head_dim]``."""
         return gather(self._pieces[layer], index)

@@ -3,8 +3,8 @@
 Sources: RMSNorm, Zhang & Sennrich 2019; rotary positions, Su et al. 2021, in the half-split layout of Llama
 checkpoints; grouped-query attention, Ainslie et al. 2023; SwiGLU, Shazeer 2020; normed queries and keys, Qwen3 (2025).
 
-A step is a fixed, small number of operators whatever the number of rows: at decode the operators' own cost is what a
-small model spends its time on.
+A step is a fixed, small number of operators for any number of rows: in decoding, a small model spends its time on the
+operators' fixed cost.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Heads:
-    """Where the heads of rows of some lengths lie."""
+    """Places of the heads of rows with some lengths."""
 
     queries: int
     turned: int
-    """Queries and keys, which are turned by their positions."""
+    """Number of queries and keys, which are rotated by their positions."""
     index: Tensor
-    """Of ``[tokens * (heads + 2 kv_heads), head_dim]``, the projections: ``queries`` of them as the groups have them,
-    then all tokens' keys, then their values."""
+    """Of ``[tokens * (heads + 2 kv_heads), head_dim]``, the projections: ``queries`` of them in the groups' order, then
+    all tokens' keys, then their values."""
     tokens: np.ndarray
     """int64: the token of each of them."""
     merge_index: Tensor | None
-    """int64 ``[tokens * heads]`` into what the groups found, one after the other; None: in order."""
+    """int64 ``[tokens * heads]`` into the groups' consecutive results; None: in order."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What all layers of one step share, on the model's place; and the cache that they write and read."""
+    """Data shared by all layers of one step, on the model's place; and the cache that they write and read."""
 
     cache: PagedCache
     write_index: Tensor
@@ -68,8 +68,8 @@ class Step:
     groups: tuple[_Group, ...]
     heads: _Heads
     cos: Tensor
-    """``[n, head_dim]``, as ``heads.index`` orders it; not stretched to that shape by an
-    operator, which on a cpu takes ten times as long."""
+    """``[n, head_dim]``, in the order of ``heads.index``; not broadcast to that shape by an operator, which on a cpu
+    takes ten times as long."""
     sin: Tensor
 
 
@@ -77,7 +77,7 @@ class LlamaModel:
     """A loaded decoder. Not thread-safe: one worker drives it.
 
     With ``ranks`` it is one rank's part of a decoder that is split over them (:mod:`hal.model.split`), and every rank
-    runs the same batches in one order. ``everywhere``: all ranks get the logits, and not the first alone.
+    runs the same batches in the same order. ``everywhere``: all ranks get the logits, not only the first.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class LlamaModel:
         self.local = local_config(config, self.shard)
         self.place = place
         self.before_run: Callable[[int], object] = lambda tokens: None
-        """Called with the number of tokens before each run of layers: where ranks of other groups are met then."""
+        """Called with the number of tokens before each run of layers: ranks of other groups synchronize there."""
         self.cache: PagedCache | None = None
         self.weights: DecoderWeights = prepare_weights(config, tensors, place)
         self._fused_norm = has_fused_norm(place, processor_features())
         self._ones = self._put(np.ones(config.hidden_size, np.float32))
-        self._heads: dict[bytes, _Heads] = {}  # by lengths, of the last steps: most are like one before
+        self._heads: dict[bytes, _Heads] = {}  # by lengths, of the last steps: most repeat an earlier one
         self._frequencies = config.rope.frequencies(config.head_dim)
         self._rotations = self._rotation_table(0)
 
@@ -120,24 +120,24 @@ class LlamaModel:
             paddle.to_tensor(0, place=place)
         except (ValueError, RuntimeError, OSError, AttributeError) as error:
             why = str(error).strip().splitlines()[-1]
-            if isinstance(error, AttributeError):  # of Paddle's own, for a kind without a number that it has not
+            if isinstance(error, AttributeError):  # Paddle's own error, for a kind without the number
                 why = "it is built without this kind"
             raise InvalidValue(
-                f"{place!r} is no place of this Paddle build: {why}", cure="use 'cpu'", argument="--model-place"
+                f"{place!r} is not a place of this Paddle build: {why}", cure="use 'cpu'", argument="--model-place"
             ) from None
         tensors = read_tensors(directory, config, shard)
         return cls(config, tensors, place=place, ranks=ranks, everywhere=everywhere)
 
     def allocate_cache(self, blocks: int, block_size: int) -> None:
-        """Allocate (anew) the zeroed paged cache of ``blocks`` blocks of ``block_size`` tokens, ids 0 to blocks - 1."""
+        """Allocate a new zeroed paged cache of ``blocks`` blocks of ``block_size`` tokens, ids 0 to blocks - 1."""
         self.cache = PagedCache(self.local, blocks, block_size, self.place)
 
     def forward(self, batch: ModelBatch) -> np.ndarray | None:
-        """One step: store the tokens' keys and values; float32 ``[n, vocab]``, the logits after each of
-        ``batch.outputs``, which by default are the rows' last tokens, or None on a rank that does not get them.
+        """Run one step: store the tokens' keys and values; return float32 ``[n, vocab]``, the logits after each of
+        ``batch.outputs``, by default the rows' last tokens, or None on a rank that does not get them.
 
-        The result for a row does not depend on the other rows but for rounding (about 1e-6: the CPU's matrix product is
-        not batch-invariant). Raises ``InvalidValue`` for a batch that cannot be computed; nothing is written then.
+        The result for a row depends on the other rows only by rounding (about 1e-6: the CPU's matrix product is not
+        batch-invariant). Raises ``InvalidValue`` for a batch that cannot be computed; nothing is written then.
         """
         with paddle.no_grad():
             hidden, outputs = self._run(batch)
@@ -146,8 +146,8 @@ class LlamaModel:
             return self.logits(self.normed(self.chosen(hidden, outputs), self.weights.norm))
 
     def forward_with_hidden(self, batch: ModelBatch) -> tuple[np.ndarray | None, Tensor]:
-        """The same, and what the last layer gave for each token, ``[tokens, hidden]``, normed, for the prediction
-        layer."""
+        """Do the same, and also return the last layer's output for each token, ``[tokens, hidden]``, normed, for the
+        prediction layer."""
         with paddle.no_grad():
             hidden, outputs = self._run(batch)
             hidden = self.normed(hidden, self.weights.norm)
@@ -156,16 +156,17 @@ class LlamaModel:
             return self.logits(self.chosen(hidden, outputs)), hidden
 
     def chosen(self, hidden: Tensor, outputs: np.ndarray) -> Tensor:
-        """Some of the rows, rising."""
+        """Return some of the rows, in rising order."""
         return hidden if len(outputs) == len(hidden) else gather(hidden, self._put(outputs))
 
     def _put(self, array: np.ndarray) -> Tensor:
-        """Copy to the model's place. ``paddle.to_tensor`` does the same after so much Python that several calls of it
+        """Copy to the model's place. ``paddle.to_tensor`` does the same with so much Python that several calls of it
         are a tenth of a small model's step."""
         return paddle.Tensor(value=array, place=self.weights.norm.place)
 
     def _run(self, batch: ModelBatch) -> tuple[Tensor, np.ndarray]:
-        """Hidden states ``[tokens, hidden]`` before the last norm, and int64 ``[n]`` whose logits are wanted."""
+        """Return hidden states ``[tokens, hidden]`` before the last norm, and int64 ``[n]`` of tokens with requested
+        logits."""
         if self.cache is None:
             raise InvalidValue("no cache", cure="call allocate_cache first", argument="forward")
         step, outputs = self.placed(batch, self.cache)
@@ -176,7 +177,8 @@ class LlamaModel:
         return hidden, outputs
 
     def placed(self, batch: ModelBatch, cache: PagedCache) -> tuple[Step, np.ndarray]:
-        """What all layers share that run a batch on a cache, and int64 ``[n]`` whose logits are wanted."""
+        """Return the data shared by all layers that run a batch on a cache, and int64 ``[n]`` of tokens with requested
+        logits."""
         check_batch(batch, self.config, cache.shape)
         plan = plan_step(batch, self.local, cache.shape)
         heads = self._head_indices(batch.row_lengths)
@@ -195,12 +197,12 @@ class LlamaModel:
     def placed_run(
         self, tables: np.ndarray, positions: np.ndarray, reach: np.ndarray, count: int, cache: PagedCache
     ) -> list[Step]:
-        """The steps of ``count`` tokens, one after the other, of each of some rows, with one transfer for all of them.
+        """Return the steps of ``count`` consecutive tokens of each row, with one transfer for all of them.
 
         :param tables: block tables, int32 ``[rows, max_blocks]``.
         :param positions: int64 ``[rows]``: of each row's first token.
-        :param reach: int64 ``[rows]``: how many tokens of a row have a place in its blocks, at least 1; further ones
-            are put over the last of these, so what comes of them means nothing.
+        :param reach: int64 ``[rows]``: how many tokens of a row have room in its blocks, at least 1; further ones
+            overwrite the last of these, so their results are meaningless.
         """
         plan = plan_run(tables, positions, reach, count, self.local, cache.shape)
         heads = self._head_indices(np.ones(len(positions), np.int32))
@@ -214,7 +216,7 @@ class LlamaModel:
         ]
 
     def embedded(self, token_ids: np.ndarray) -> Tensor:
-        """``[tokens, hidden]``: each token's row of the embedding, from the rank that has it."""
+        """Return ``[tokens, hidden]``: each token's row of the embedding, from the rank that has it."""
         if self.ranks is None:
             return functional.embedding(self._put(token_ids), self.weights.embedding)
         part = self.shard.part(self.config.vocab_size)
@@ -223,7 +225,7 @@ class LlamaModel:
         return self.ranks.all_reduce(rows * self._put(here.astype(np.float32)[:, None]))
 
     def _summed(self, partial: Tensor) -> Tensor:
-        """The sum of what the ranks have each computed a part of."""
+        """Return the sum of the ranks' partial results."""
         return partial if self.ranks is None else self.ranks.all_reduce(partial)
 
     def _place_group(self, plan: GroupPlan) -> _Group:
@@ -233,7 +235,7 @@ class LlamaModel:
         return self._put(index), self._put(np.zeros((index.size, self.config.head_dim), np.float32))
 
     def _head_indices(self, lengths: np.ndarray) -> _Heads:
-        """Where the heads of rows of these lengths lie."""
+        """Return the places of the heads of rows with these lengths."""
         found = self._heads.get(lengths.tobytes())
         if found is None:
             heads, kv_heads = self.local.num_attention_heads, self.local.num_key_value_heads
@@ -249,37 +251,38 @@ class LlamaModel:
         return found
 
     def _turns(self, positions: np.ndarray, heads: _Heads) -> np.ndarray:
-        """The rotations of tokens at ``positions`` int64 ``[..., tokens]``, for each of ``heads.index``. A value keeps
-        its numbers: it is multiplied by one, as at position 0."""
+        """Return the rotations of tokens at ``positions`` int64 ``[..., tokens]``, for each of ``heads.index``. Values
+        are unchanged: they are multiplied by one, as at position 0."""
         rows = positions[..., heads.tokens]
         rows[..., heads.turned :] = 0
         return self.rotations(rows)
 
     def rotations(self, positions: np.ndarray) -> np.ndarray:
-        """float32 ``[2, ..., head_dim]``: cosines at ``positions`` int64 ``[...]``, and sines with their signs."""
+        """Return float32 ``[2, ..., head_dim]``: cosines at ``positions`` int64 ``[...]``, and sines with their
+        signs."""
         most = int(positions.max()) + 1
-        if most > self._rotations.shape[1]:  # twice as many as are needed, so that it seldom grows
+        if most > self._rotations.shape[1]:  # twice as many as needed, so that it rarely grows
             self._rotations = self._rotation_table(min(2 * most, self.config.max_position_embeddings))
         found: np.ndarray = self._rotations[:, positions]
         return found
 
     def _rotation_table(self, positions: int) -> np.ndarray:
-        """float32 ``[2, positions, head_dim]``: the cosines, and the sines with their signs."""
+        """Return float32 ``[2, positions, head_dim]``: the cosines, and the sines with their signs."""
         angles = np.arange(positions)[:, None] * self._frequencies
         cos, sin = np.cos(angles), np.sin(angles)
         table = [np.concatenate([cos, cos], axis=-1), np.concatenate([-sin, sin], axis=-1)]
         return np.stack(table).astype(np.float32)
 
     def normed(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        """RMSNorm of each row. Those of the layers have a weight of ones (None): ``prepare_weights`` folded their own
-        into the matrix that follows."""
+        """Return the RMSNorm of each row. Those of the layers have a weight of ones (None): ``prepare_weights`` folded
+        their own into the next matrix."""
         if self._fused_norm:
             return fused_rms_norm(x, self._ones if weight is None else weight, None, self.config.rms_norm_eps, 1)[0]
         scaled = x * paddle.rsqrt(paddle.mean(x * x, axis=-1, keepdim=True) + self.config.rms_norm_eps)
         return scaled if weight is None else scaled * weight
 
     def layer(self, x: Tensor, number: int, layer: LayerWeights, step: Step) -> Tensor:
-        """One decoder layer on ``[tokens, hidden]``: attention and SwiGLU, each with its norm and residual."""
+        """Run one decoder layer on ``[tokens, hidden]``: attention and SwiGLU, each with its norm and residual."""
         query, written = self._projected(self.normed(x), layer, step)
         if step.clear is not None:
             step.cache.write(number, *step.clear)
@@ -293,7 +296,7 @@ class LlamaModel:
         return x + self._summed(matmul(gate * matmul(normed, layer.up), layer.down))
 
     def _projected(self, x: Tensor, layer: LayerWeights, step: Step) -> tuple[Tensor, Tensor]:
-        """Queries ``[queries, head_dim]`` as the groups have them, and keys and values ``[2 * tokens * kv_heads,
+        """Return queries ``[queries, head_dim]`` in the groups' order, and keys and values ``[2 * tokens * kv_heads,
         head_dim]`` of ``x``, at their positions."""
         width, heads = self.config.head_dim, step.heads
         qkv = matmul(x, layer.qkv)
@@ -307,7 +310,7 @@ class LlamaModel:
         return rows[: heads.queries], rows[heads.queries :]
 
     def _attention(self, query: Tensor, number: int, step: Step) -> Tensor:
-        """Softmax attention of ``[queries, head_dim]`` over the cache: ``[tokens, heads * head_dim]``."""
+        """Return softmax attention of ``[queries, head_dim]`` over the cache: ``[tokens, heads * head_dim]``."""
         kv_heads, width = self.local.num_key_value_heads, self.config.head_dim
         outputs, begin = [], 0
         for group in step.groups:
@@ -315,7 +318,7 @@ class LlamaModel:
             end = begin + plan.rows * plan.queries * self.local.num_attention_heads
             chosen = query if len(step.groups) == 1 else query[begin:end]
             begin = end
-            # Heads of one key/value head lie side by side, so its queries are the rows of one product.
+            # Heads of one key/value head are adjacent, so its queries are the rows of one product.
             chosen = reshape(chosen, [plan.rows, kv_heads, -1, width])
             shape = [2, plan.rows, kv_heads, plan.keys, width]
             key, value = paddle.unbind(reshape(step.cache.read(number, group.read_index), shape))
@@ -328,8 +331,8 @@ class LlamaModel:
         return reshape(joined, [-1, self.local.num_attention_heads * width])
 
     def logits(self, normed: Tensor, *, everywhere: bool = False) -> np.ndarray | None:
-        """float32 ``[n, vocab]`` of hidden states after the last norm, where they are wanted: on every rank, or on the
-        first one alone, as the model says unless ``everywhere``."""
+        """Return float32 ``[n, vocab]`` of hidden states after the last norm: on every rank or only on the first, as
+        set for the model unless ``everywhere``."""
         part = matmul(normed, self.weights.head, transpose_y=True)
         if self.ranks is None:
             whole: np.ndarray = part.numpy()

@@ -1,7 +1,7 @@
-"""Reads the tensors of a checkpoint (``model.safetensors``, whole or sharded) as float32, checked before use.
+"""Loading of a checkpoint's tensors (``model.safetensors``, whole or sharded) as float32, checked before use.
 
-A checkpoint is accepted only when every tensor that the configuration calls for is there with its shape and finite, and
-no other one is. bfloat16 is widened by a shift: it is the upper half of a float32, and NumPy has no such type.
+A checkpoint is accepted only if it has every tensor of the configuration, with its shape and finite, and no other one.
+bfloat16 is widened by a shift: it is the upper half of a float32, and NumPy has no such type.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STORED: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f
 
 @dataclass(frozen=True)
 class Entry:
-    """Where one tensor lies: bytes ``start`` to ``stop`` of ``path``."""
+    """The place of one tensor: bytes ``start`` to ``stop`` of ``path``."""
 
     path: Path
     dtype: str
@@ -37,7 +37,8 @@ class Entry:
 
 
 def read_tensors(directory: Path, config: LlamaConfig, shard: Shard = WHOLE) -> dict[str, np.ndarray]:
-    """All tensors of the checkpoint by their usual names, float32, matrices ``[out, in]``; of a shard its parts alone.
+    """Return all tensors of the checkpoint by their usual names, float32, matrices ``[out, in]``; for a shard only its
+    parts.
 
     Raises ``InvalidValue`` as :func:`checked_entries`, and for a tensor that is not finite.
     """
@@ -51,7 +52,7 @@ def read_tensors(directory: Path, config: LlamaConfig, shard: Shard = WHOLE) -> 
 
 
 def differs(name: str, other: str, entry: Entry) -> InvalidValue:
-    """The error for a tensor that a file holds twice, and not alike."""
+    """Return the error for a tensor that a file holds twice with different contents."""
     return InvalidValue(
         f"tensor {name!r} differs from {other!r}, though config.json ties the two",
         cure="set tie_word_embeddings to false if they are meant to differ",
@@ -60,14 +61,15 @@ def differs(name: str, other: str, entry: Entry) -> InvalidValue:
 
 
 def not_finite(name: str, entry: Entry) -> InvalidValue:
-    """The error for a tensor with NaN or infinity."""
+    """Return the error for a tensor with NaN or infinity."""
     return InvalidValue(f"tensor {name!r} holds NaN or infinity", cure="restore the file", argument=str(entry.path))
 
 
 def checked_entries(directory: Path, config: LlamaConfig) -> dict[str, Entry]:
-    """Where each tensor of the model lies, those of :func:`tied_names` too where a file has them; no weight is read.
+    """Return the place of each tensor of the model, including those of :func:`tied_names` in the file; no weight is
+    read.
 
-    Raises ``InvalidValue`` naming the file, and the tensor where there is one, for a file that is missing, truncated or
+    Raises ``InvalidValue`` naming the file, and the tensor if there is one, for a file that is missing, truncated or
     has trailing bytes, and for a tensor that is missing, unknown, or of another shape or dtype.
     """
     entries, aliases = _entries(directory), tied_names(config)
@@ -85,7 +87,9 @@ def checked_entries(directory: Path, config: LlamaConfig) -> dict[str, Entry]:
     for name, entry in entries.items():
         if name in aliases:
             _check_shape(name, entry, entries[aliases[name]].shape)
-        elif name not in expected and not name.endswith(".rotary_emb.inv_freq"):  # computed here; old files hold it
+        elif name not in expected and not name.endswith(
+            ".rotary_emb.inv_freq"
+        ):  # computed here, but contained in old files
             raise InvalidValue(
                 f"tensor {name!r} does not belong to the model that config.json describes",
                 cure="make config.json match the file",
@@ -95,8 +99,8 @@ def checked_entries(directory: Path, config: LlamaConfig) -> dict[str, Entry]:
 
 
 def expected_tensors(config: LlamaConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor of this configuration, one after the other (a generator: a huge layer count in a
-    bad file ends at the first missing tensor)."""
+    """Yield name and shape of every tensor of this configuration (a generator, so that a bad file with a huge layer
+    count ends at the first missing tensor)."""
     hidden = config.hidden_size
     yield "model.embed_tokens.weight", (config.vocab_size, hidden)
     yield "model.norm.weight", (hidden,)
@@ -114,8 +118,8 @@ def expected_tensors(config: LlamaConfig) -> Iterator[tuple[str, tuple[int, ...]
 
 
 def tied_names(config: LlamaConfig) -> dict[str, str]:
-    """Tensors that a file may hold a second time, and the one each must equal: tied heads, and the embedding and head
-    that DeepSeek-V3 checkpoints repeat in the prediction layer."""
+    """Return tensors that a file may hold a second time, each with the one it must equal: tied heads, and the embedding
+    and head that DeepSeek-V3 checkpoints repeat in the prediction layer."""
     embedding = "model.embed_tokens.weight"
     head = embedding if config.tie_word_embeddings else "lm_head.weight"
     names = {"lm_head.weight": embedding} if config.tie_word_embeddings else {}
@@ -147,7 +151,7 @@ def _layer_tensors(config: LlamaConfig, prefix: str) -> Iterator[tuple[str, tupl
 
 
 def _entries(directory: Path) -> dict[str, Entry]:
-    """The tensors of all files of the checkpoint, by name."""
+    """Return the tensors of all files of the checkpoint, by name."""
     if (directory / _SINGLE).exists() or not (directory / _INDEX).exists():
         return _file_entries(directory / _SINGLE)
     index = directory / _INDEX
@@ -183,12 +187,13 @@ def _check_index(files: Mapping[str, str], entries: Mapping[str, Entry], index: 
 
 
 def _plain_name(name: object) -> bool:
-    """A file name that stays in the checkpoint's directory."""
+    """Return whether a file name remains inside the checkpoint's directory."""
     return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 
 def _file_entries(path: Path) -> dict[str, Entry]:
-    """The tensors of one safetensors file. The library checks the header, the offsets and the file's exact length."""
+    """Return the tensors of one safetensors file. The library checks the header, the offsets and the file's exact
+    length."""
     check_regular(path)
     try:
         with safe_open(path, framework="numpy") as opened:
@@ -229,7 +234,8 @@ def _check_shape(name: str, entry: Entry, shape: tuple[int, ...]) -> None:
 
 
 def _read(name: str, entry: Entry, config: LlamaConfig, shard: Shard) -> np.ndarray:
-    """A rank's part of one tensor as float32, read through a mapping so that no more than it is in memory twice."""
+    """Return a rank's part of one tensor as float32, read through a mapping so that only that part is in memory
+    twice."""
     stored = _STORED[entry.dtype]
     count = (entry.stop - entry.start) // stored.itemsize
     whole = np.memmap(entry.path, dtype=stored, mode="r", offset=entry.start, shape=(count,)).reshape(entry.shape)

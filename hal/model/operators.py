@@ -1,7 +1,8 @@
-"""Paddle's operators as the model calls them in each layer: the generated functions, without Python around them.
+"""Paddle's operators for the model's layers: the generated functions, without Python around them.
 
-``paddle.matmul`` and the like look at modes, argument names and types first. In a decode step of a small model these
-calls take as long as the operators: about a tenth of the step. What they call is the same in Paddle 3.0 to 3.3.
+``paddle.matmul`` and the like check modes, argument names and types first. In a decode step of a small model these
+checks take as long as the operators: about a tenth of the step. The generated functions are the same in Paddle 3.0 to
+3.3.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ _operators: Any = _C_ops  # most of them have no types
 
 
 def matmul(x: Tensor, y: Tensor, *, transpose_y: bool = False) -> Tensor:
-    """``x @ y``, or ``x @ y.T`` over the last two dimensions."""
+    """Return ``x @ y``, or ``x @ y.T`` over the last two dimensions."""
     found: Tensor = _operators.matmul(x, y, False, transpose_y)
     return found
 
 
 def gather(x: Tensor, index: Tensor) -> Tensor:
-    """The rows ``index`` of ``x``."""
+    """Return the rows ``index`` of ``x``."""
     found: Tensor = _operators.gather(x, index, 0)
     return found
 
@@ -35,18 +36,18 @@ def scatter_(x: Tensor, index: Tensor, rows: Tensor) -> None:
 
 
 def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """``x`` in another shape."""
+    """Return ``x`` in another shape."""
     found: Tensor = _operators.reshape(x, shape)
     return found
 
 
 def softmax_(x: Tensor) -> Tensor:
-    """Softmax over the last dimension, in place."""
+    """Apply softmax over the last dimension, in place."""
     found: Tensor = _operators.softmax_(x, -1)
     return found
 
 
 def silu(x: Tensor) -> Tensor:
-    """``x * sigmoid(x)``."""
+    """Return ``x * sigmoid(x)``."""
     found: Tensor = _operators.silu(x)
     return found

@@ -1,7 +1,7 @@
 """The multi-token-prediction layer of a checkpoint (DeepSeek-AI 2024, DeepSeek-V3, section 2.2), with its own cache.
 
 Entry ``i`` of a sequence joins the target's hidden state of token ``i`` with the embedding of token ``i + 1``, attends
-to the entries before it, and says token ``i + 2``. Further tokens come of feeding the layer what it gave itself.
+to the entries before it, and predicts token ``i + 2``. Further tokens result from feeding the layer its own output.
 """
 
 from __future__ import annotations
@@ -25,33 +25,34 @@ if TYPE_CHECKING:
 
 
 class Prediction(Protocol):
-    """The layer of a model, and a cache of it as large as the model's: block ids mean the same in both."""
+    """The layer of a model, and its cache of the model's size: block ids mean the same in both."""
 
     def kept(self, hidden: Tensor) -> Any:  # noqa: ANN401 (the layer's own kind of array)
-        """What the target gave in a step, ``[tokens, hidden]``, as :meth:`feed` takes it then or later."""
+        """Return the target's output of a step, ``[tokens, hidden]``, in the form that :meth:`feed` takes then or
+        later."""
 
     def feed(self, parts: list[Part], batch: ModelBatch) -> Any:  # noqa: ANN401
-        """Run entries of known tokens, those that lie behind the ones that each row has.
+        """Run entries of known tokens, which follow the existing entries of each row.
 
-        :param parts: the target's hidden states of them, in their order.
-        :param batch: rows and positions of the entries; the tokens are those that follow each.
-        :return: ``[n, hidden]``, normed, of the entries that ``batch.outputs`` names: :meth:`logits` are made of it,
-            and it may be fed in turn.
+        :param parts: the target's hidden states of them, in order.
+        :param batch: rows and positions of the entries; its tokens are those that follow each.
+        :return: ``[n, hidden]``, normed, of the entries in ``batch.outputs``: the input of :meth:`logits` and of the
+            next entry.
         :raises InvalidValue: for a batch that cannot be computed.
         """
 
     def run(self, tables: np.ndarray, positions: np.ndarray, reach: np.ndarray, count: int) -> list[Any]:
-        """``count`` further entries of each row, for :meth:`follow`; see :meth:`LlamaModel.placed_run`."""
+        """Return ``count`` further entries of each row, for :meth:`follow`; see :meth:`LlamaModel.placed_run`."""
 
     def follow(self, step: Any, token_ids: np.ndarray, given: Any) -> Any:  # noqa: ANN401
-        """One more entry of each row, made of its last token and of what the layer gave before."""
+        """Run one more entry of each row, from its last token and the layer's previous output."""
 
     def logits(self, given: Any) -> np.ndarray:  # noqa: ANN401
-        """float32 ``[n, vocab]``, on every rank: each embeds the draft that comes of them."""
+        """Return float32 ``[n, vocab]``, on every rank: each embeds the resulting draft."""
 
 
 def open_prediction(model: LlamaModel) -> Prediction:
-    """The layer of ``model``, which has its cache. Raises ``InvalidValue`` for a checkpoint that has none."""
+    """Return the layer of ``model``, which has its cache. Raises ``InvalidValue`` for a checkpoint without one."""
     if model.weights.prediction is None:
         raise InvalidValue(
             "the checkpoint has no multi-token-prediction layer (num_nextn_predict_layers is 0)",
@@ -77,7 +78,7 @@ class PredictionLayer:
         self.cache = PagedCache(one, shape.blocks, shape.block_size, model.place)
 
     def kept(self, hidden: Tensor) -> Tensor:
-        """As it is."""
+        """Return it unchanged."""
         return hidden
 
     def feed(self, parts: list[Part], batch: ModelBatch) -> Tensor:

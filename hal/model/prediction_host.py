@@ -1,12 +1,12 @@
-"""The prediction layer in NumPy, for a model in the host's memory: drafting runs it on a row or a few, for which one of
-Paddle's operators takes longer than what it computes (on a cpu a run takes a tenth of the time, measured at one row).
+"""The prediction layer in NumPy, for a model in host memory. Drafting runs it on a few rows, for which one of Paddle's
+operators takes longer than its computation (on a cpu a run takes a tenth of the time, measured at one row).
 
-The layer, its cache and what it is asked are those of :mod:`hal.model.prediction`. It is one layer, so that of the
-entries that nobody asks for nothing but their keys and values is computed; and so few operators as can be:
+The layer, its cache and its interface are those of :mod:`hal.model.prediction`. As it is a single layer, only keys and
+values are computed for entries without a requested output. It uses as few operators as possible:
 
 - RMSNorm is a number for each row, by which the product after it is multiplied.
-- What an embedding adds to an entry is kept for every token, where that is little.
-- In a head the two halves of queries and keys lie pair by pair, so that their rotation is one complex product.
+- An embedding's contribution to an entry is kept for every token, if that is small.
+- In a head the two halves of queries and keys are interleaved, so that their rotation is one complex product.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ Array = np.ndarray[Any, Any]
 Floats = Array
 """float32."""
 Part: TypeAlias = "tuple[Any, int, int]"
-"""Rows of what a layer's ``kept`` gave: the first, and behind the last."""
+"""Rows of a result of ``kept``: the first, and the end."""
 MOST_KEPT = 1 << 22
-"""Elements of what is kept of the embedding, at most."""
+"""Most kept elements of the embedding."""
 
 
 @dataclass(frozen=True)
 class HostRun:
-    """One further entry of each of some rows: their block tables and positions."""
+    """One further entry of each row: their block tables and positions."""
 
     tables: Array
     positions: Array
 
 
 def as_array(tensor: Tensor) -> Floats:
-    """A tensor of the host's memory as an array, without a copy where Paddle can share it; not to be written to."""
+    """Return a host tensor as an array, without a copy if Paddle can share it; it must not be written."""
     return np.from_dlpack(tensor) if hasattr(tensor, "__dlpack__") else tensor.numpy()
 
 
@@ -76,13 +76,13 @@ class HostPrediction:
         self._turns = self._turn_table(1)
 
     def kept(self, hidden: Tensor) -> Floats:
-        """What the target gave in a step, as :meth:`feed` takes it."""
+        """Return the target's output of a step, in the form that :meth:`feed` takes."""
         return as_array(hidden)
 
     def feed(self, parts: list[Part], batch: ModelBatch) -> Floats:
-        """Run entries of known tokens; ``[n, hidden]``, normed, of those that ``batch.outputs`` names.
+        """Run entries of known tokens; return ``[n, hidden]``, normed, of those in ``batch.outputs``.
 
-        The batch is taken to be sound: the model has run the same rows.
+        The batch is not checked: the model has run the same rows.
         """
         arrays = [rows[begin:end] for rows, begin, end in parts]
         hidden = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
@@ -93,18 +93,18 @@ class HostPrediction:
         return self._finish(x[outputs], query[outputs], tables[rows[outputs]], batch.positions[outputs])
 
     def run(self, tables: Array, positions: Array, reach: Array, count: int) -> list[HostRun]:
-        """``count`` further entries of each row, for :meth:`follow`."""
+        """Return ``count`` further entries of each row, for :meth:`follow`."""
         return [HostRun(tables, positions + np.minimum(number, reach - 1)) for number in range(count)]
 
     def follow(self, step: HostRun, token_ids: Array, given: Floats) -> Floats:
-        """One more entry of each row, made of its last token and of what the layer gave before."""
+        """Run one more entry of each row, from its last token and the layer's previous output."""
         tables, positions = step.tables, step.positions
         blocks = tables[np.arange(len(tables)), self._blocks(positions)]
         x, query = self._enter(token_ids, positions, given, blocks)
         return self._finish(x, query, tables, positions)
 
     def logits(self, given: Floats) -> Floats:
-        """float32 ``[n, vocab]``, on every rank."""
+        """Return float32 ``[n, vocab]``, on every rank."""
         if self.model.ranks is None:
             rows: Floats = (self._head @ given[0])[None] if len(given) == 1 else given @ self._head.T
             return rows
@@ -114,7 +114,7 @@ class HostPrediction:
         return found
 
     def _arranged(self, layer: LayerWeights) -> dict[str, Any]:
-        """The layer's weights, the columns of queries and keys pair by pair, those of the gates halved."""
+        """Return the layer's weights, the columns of queries and keys interleaved, those of the gates halved."""
         found: dict[str, Any] = {name: None if one is None else as_array(one) for name, one in vars(layer).items()}
         turned = self._heads + self._kv_heads
         pairs = np.arange(self._width).reshape(2, -1).T.reshape(-1)
@@ -136,8 +136,8 @@ class HostPrediction:
         return blocks
 
     def _enter(self, token_ids: Array, positions: Array, hidden: Floats, blocks: Array) -> tuple[Floats, Floats]:
-        """Write the keys and values of some entries; what enters the layer, ``[tokens, hidden]``, and the queries,
-        ``[tokens, heads, width]``. ``blocks``: in which each of them lies."""
+        """Write the keys and values of some entries; return the layer's input, ``[tokens, hidden]``, and the queries,
+        ``[tokens, heads, width]``. ``blocks``: the block of each."""
         self.model.before_run(len(token_ids))
         weights, kv_heads, width = self._layer, self._kv_heads, self._width
         turned = (self._heads + kv_heads) * width
@@ -156,7 +156,7 @@ class HostPrediction:
         return x, qk[:, : self._heads]
 
     def _finish(self, x: Floats, query: Floats, tables: Array, positions: Array) -> Floats:
-        """What the layer gives, normed, for one entry of each row, which is the last one that the row has."""
+        """Return the layer's output, normed, for one entry of each row, which is the row's last one."""
         if not len(x):
             return x
         weights = self._layer
@@ -164,7 +164,7 @@ class HostPrediction:
         x = x + out if weights["output_bias"] is None else x + out + weights["output_bias"]
         gate_up = (x @ weights["gate_up"]) * self._scale(x)
         gate, up = gate_up[:, : gate_up.shape[1] // 2], gate_up[:, gate_up.shape[1] // 2 :]
-        inner = np.tanh(gate)  # of half the gate, which is as good as the logistic function of all of it
+        inner = np.tanh(gate)  # of half the gate: equivalent to the logistic function of all of it
         inner += 1
         inner *= gate
         inner *= up
@@ -173,10 +173,11 @@ class HostPrediction:
         return given
 
     def _attention(self, query: Floats, tables: Array, positions: Array) -> Floats:
-        """Of one token a row, ``[rows, heads, width]``, over all of it: ``[rows, heads * width]``."""
+        """Return attention of one token a row, ``[rows, heads, width]``, over the whole row: ``[rows, heads *
+        width]``."""
         rows, kv_heads, most = len(query), self._kv_heads, int(positions.max())
         used = tables[:, : most // self._shape.block_size + 1]
-        if rows > 1:  # shorter rows read their first block over: what they have no block of is hidden below
+        if rows > 1:  # shorter rows read their first block again: missing blocks are masked below
             used = np.where(np.arange(used.shape[1]) <= self._blocks(positions)[:, None], used, used[:, :1])
         keys, values = self._cache[:, used].reshape(2, rows, -1, kv_heads, self._width)[:, :, : most + 1]
         grouped = query.reshape(rows, kv_heads, -1, self._width)
@@ -192,7 +193,7 @@ class HostPrediction:
         return attended
 
     def _embedded(self, token_ids: Array) -> Floats:
-        """What the tokens' embeddings add, ``[tokens, hidden]``."""
+        """Return the contribution of the tokens' embeddings, ``[tokens, hidden]``."""
         if self._joined is not None:
             kept: Floats = self._joined[token_ids]
             return kept
@@ -201,14 +202,14 @@ class HostPrediction:
         return added
 
     def _scale(self, x: Floats) -> Any:  # noqa: ANN401 (a number, or one for each row)
-        """RMSNorm of each row without a weight is the row times this."""
+        """Return the factor by which each row is multiplied for RMSNorm without a weight."""
         if len(x) == 1:
             row = x[0]
             return 1 / math.sqrt(float(row @ row) / x.shape[1] + self._eps)
         return 1 / np.sqrt(np.einsum("ij,ij->i", x, x)[:, None] / x.shape[1] + np.float32(self._eps))
 
     def _turned(self, positions: Array) -> Array:
-        """By what a token's queries and keys are multiplied, complex64 ``[tokens, 1, width / 2]``."""
+        """Return the factors of a token's queries and keys, complex64 ``[tokens, 1, width / 2]``."""
         most = int(positions.max()) + 1
         if most > len(self._turns):
             self._turns = self._turn_table(min(2 * most, self.model.config.max_position_embeddings))
@@ -222,7 +223,7 @@ class HostPrediction:
         return table
 
     def _summed(self, partial: Floats) -> Floats:
-        """The sum of what the ranks have each computed a part of."""
+        """Return the sum of the ranks' partial results."""
         if self.model.ranks is None:
             return partial
         return as_array(self.model.ranks.all_reduce(paddle.to_tensor(partial, place=self.model.place)))

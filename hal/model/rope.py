@@ -1,4 +1,4 @@
-"""The rotary positions of a checkpoint: what ``config.json`` says of them, and the frequencies that follow.
+"""The rotary positions of a checkpoint: their fields in ``config.json``, and the resulting frequencies.
 
 Sources: Su et al. 2021; the scaling of type ``llama3`` is that of Llama 3.1 ("The Llama 3 Herd of Models", 2024, and
 Meta's reference code, ``apply_scaling``).
@@ -19,19 +19,20 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Slows the frequencies whose wavelength is long beside the context of the first training, and keeps short ones."""
+    """Slows the frequencies with long wavelengths relative to the first training's context, and keeps short ones."""
 
     factor: float
-    """What long wavelengths are multiplied by."""
+    """Factor of long wavelengths."""
     low_freq_factor: float
     """Wavelengths above ``original_max_position_embeddings`` over this are long."""
     high_freq_factor: float
-    """Those below ``original_max_position_embeddings`` over this are short; what lies between goes over smoothly."""
+    """Those below ``original_max_position_embeddings`` over this are short; between the two, the scaling is
+    interpolated."""
     original_max_position_embeddings: int
     """Tokens of context in the training before the scaling."""
 
     def apply(self, frequencies: Floats) -> Floats:
-        """The scaled frequencies, radians a position."""
+        """Return the scaled frequencies, radians a position."""
         turns = self.original_max_position_embeddings * frequencies / (2 * np.pi)  # context over wavelength
         kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         kept = np.clip(kept, 0, 1)
@@ -41,22 +42,22 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class Rope:
-    """How positions turn queries and keys."""
+    """Rotation of queries and keys by their positions."""
 
     theta: float
     """The base of the frequencies."""
     scaling: Llama3Scaling | None = None
 
     def frequencies(self, head_dim: int) -> Floats:
-        """float64 ``[head_dim / 2]``, radians a position, of the pairs (i, i + head_dim / 2)."""
+        """Return float64 ``[head_dim / 2]``, radians a position, of the pairs (i, i + head_dim / 2)."""
         plain: Floats = self.theta ** (-np.arange(0, head_dim, 2) / head_dim)
         return plain if self.scaling is None else self.scaling.apply(plain)
 
 
 def read_rope(given: Fields) -> Rope:
-    """The rotary positions that the file asks for. Newer files keep the base and its scaling in one object.
+    """Return the rotary positions of the file. Newer files keep the base and its scaling in one object.
 
-    Raises ``InvalidValue`` naming the field for a scaling that is not implemented, or that two fields say differently.
+    Raises ``InvalidValue`` naming the field for a scaling that is not implemented, or that two fields give differently.
     """
     base = given.number("rope_theta", default=10000.0)
     scalings = []
@@ -73,12 +74,12 @@ def read_rope(given: Fields) -> Rope:
             given.refuse("rope_theta", f"{name} says {theta}", "keep the right one of the two")
         base = theta
     if len(set(scalings)) > 1:
-        given.refuse("rope_scaling", "rope_parameters says another scaling", "keep the right one of the two")
+        given.refuse("rope_scaling", "rope_parameters gives another scaling", "keep the right one of the two")
     return Rope(base, scalings[0] if scalings else None)
 
 
 _LLAMA3 = frozenset(["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"])
-# What may stand beside the factor of a scaling.
+# Fields allowed beside the factor of a scaling.
 _BESIDE_FACTOR: Mapping[str, frozenset[str]] = {
     "default": frozenset(),
     "linear": frozenset(),
@@ -89,8 +90,8 @@ _BESIDE_FACTOR: Mapping[str, frozenset[str]] = {
 
 
 def _read_scaling(given: Fields, name: str, rope: Fields) -> Llama3Scaling | None:
-    """The scaling in the object ``name``. One of another type than ``llama3`` is refused unless it leaves all positions
-    as they are: a factor of 1, or a dynamic one, which begins where ``max_position_embeddings`` ends."""
+    """Return the scaling in the object ``name``. A type other than ``llama3`` is refused unless it changes no position:
+    a factor of 1, or a dynamic one, which begins where ``max_position_embeddings`` ends."""
     kinds = [rope.given[key] for key in ("rope_type", "type") if key in rope] or ["default"]
     kind = kinds[0]
     if not isinstance(kind, str) or any(other != kind for other in kinds) or kind not in _BESIDE_FACTOR:

@@ -1,8 +1,8 @@
-"""Tensor parallelism: which part of each tensor of a checkpoint a rank holds (Shoeybi et al. 2019, Megatron-LM).
+"""Tensor parallelism: the part of each tensor of a checkpoint that a rank holds (Shoeybi et al. 2019, Megatron-LM).
 
 Attention is split by heads and the MLP by its inner width: a rank computes with its part, and the sum over the ranks is
-the whole (one all-reduce each). Embedding and head are split by vocabulary, in equal shares of which the last is filled
-up with zeros. All else each rank holds whole.
+the whole (one all-reduce each). Embedding and head are split by vocabulary, in equal shares of which the last is padded
+with zeros. Each rank holds all other tensors whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Ranks(Protocol):
-    """What the model asks of its group; :class:`hal_core.devices.TensorRanks` is one."""
+    """The collectives that the model uses; :class:`hal_core.devices.TensorRanks` has them."""
 
     @property
     def size(self) -> int: ...
@@ -29,13 +29,13 @@ class Ranks(Protocol):
     def index(self) -> int: ...
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks, in place."""
+        """Sum over all ranks, in place."""
 
     def gather(self, tensor: Tensor) -> Tensor | None:
-        """``[size, *shape]`` on the first rank, None on the others."""
+        """Return ``[size, *shape]`` on the first rank, None on the other ones."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """``[size, *shape]`` on every rank."""
+        """Return ``[size, *shape]`` on every rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class Shard:
     size: int = 1
 
     def share(self, count: int) -> int:
-        """How many of ``count`` a part holds, the last one with what fills it up."""
+        """Return the share of ``count`` per part, including the padding of the last one."""
         return -(-count // self.size)
 
     def part(self, count: int) -> slice:
-        """Which of ``count`` this part holds; the last parts may hold fewer, or none."""
+        """Return this part's slice of ``count``; the last parts may hold fewer, or none."""
         share = self.share(count)
         return slice(min(self.index * share, count), min((self.index + 1) * share, count))
 
@@ -63,7 +63,7 @@ BY_VOCABULARY = ("embed_tokens.weight", "lm_head.weight", "shared_head.head.weig
 
 
 def check_split(config: LlamaConfig, size: int, *, argument: str = "--tp") -> None:
-    """Raise ``InvalidValue`` naming the field of ``config.json`` that ``size`` ranks cannot share out."""
+    """Raise ``InvalidValue`` naming the field of ``config.json`` that ``size`` ranks cannot share evenly."""
     for name in _SPLIT:
         if (count := getattr(config, name)) % size:
             divisors = [n for n in range(1, size) if all(getattr(config, field) % n == 0 for field in _SPLIT)]
@@ -75,14 +75,15 @@ def check_split(config: LlamaConfig, size: int, *, argument: str = "--tp") -> No
 
 
 def local_config(config: LlamaConfig, shard: Shard) -> LlamaConfig:
-    """The configuration of what one rank computes; the vocabulary and the widths between layers are the whole ones."""
+    """Return the configuration of one rank's computation; the vocabulary and the widths between layers are the whole
+    ones."""
     if shard.size == 1:
         return config
     return replace(config, **{name: getattr(config, name) // shard.size for name in _SPLIT})
 
 
 def part_of(name: str, shape: tuple[int, ...], shard: Shard) -> tuple[slice, ...]:
-    """Which part of the tensor ``name`` of this (whole) shape a rank holds."""
+    """Return the part of the tensor ``name`` with this (whole) shape that a rank holds."""
     whole = tuple(slice(0, count) for count in shape)
     if shard.size == 1:
         return whole
@@ -94,6 +95,7 @@ def part_of(name: str, shape: tuple[int, ...], shard: Shard) -> tuple[slice, ...
 
 
 def filled_up(name: str, array: np.ndarray, vocab_size: int, shard: Shard) -> np.ndarray:
-    """The rank's part of an embedding or head with rows of zeros up to the share that all have; others as they are."""
+    """Return the rank's part of an embedding or head, padded with zero rows to the common share; other tensors
+    unchanged."""
     missing = shard.share(vocab_size) - len(array) if name.endswith(BY_VOCABULARY) else 0
     return np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)]) if missing else array

@@ -1,4 +1,4 @@
-"""An answer's text as its tokens arrive: piece by piece, and up to the first stop text in it. Imports no framework."""
+"""An answer's text as its tokens arrive: piece by piece, up to its first stop text. Imports no framework."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ _WINDOW = 6  # ids that are decoded again before the window is cut
 
 
 class Decodes(Protocol):
-    """What a stream asks of a tokenizer; :class:`hal.model.tokenizer.Tokenizer` is one."""
+    """The part of a tokenizer that a stream uses; :class:`hal.model.tokenizer.Tokenizer` has it."""
 
     @property
     def byte_token_ids(self) -> frozenset[int]:
-        """Ids that stand for one byte each, of a run that is decoded as a whole (byte fallback)."""
+        """Ids of one byte each, in a run that is decoded as a whole (byte fallback)."""
 
     def visible(self, ids: Sequence[int]) -> list[int]:
-        """The ids that ``decode`` makes text of."""
+        """Return the ids that ``decode`` turns into text."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ``ids``; bytes that are no UTF-8 give U+FFFD."""
+        """Return the text of ``ids``; bytes that are not UTF-8 give U+FFFD."""
 
 
 class StreamDecoder:
-    """Decodes one answer incrementally: the pieces of all ``push`` calls and of ``finish`` are
-    ``decode(prompt + answer)`` less what it has in common with ``decode(prompt)``.
+    """Incremental decoder of one answer: the pieces of all ``push`` calls and of ``finish`` are ``decode(prompt +
+    answer)`` without its common beginning with ``decode(prompt)``.
 
-    What is out is never taken back, so ``held`` is what later ids may still change: a character whose bytes have not
-    all come; and with byte fallback a whole run of byte tokens, because one broken byte turns all of its run into
-    U+FFFD. Only a window of the last ids is decoded again at each call. It begins early enough that what decoders do
-    to the first token of a text (a space that is dropped, none that is added) is not done to the answer.
+    Returned text is never taken back, so ``held`` is the text that later ids may still change: a character with missing
+    bytes, and with byte fallback a whole run of byte tokens, because one broken byte turns all of its run into U+FFFD.
+    Only a window of the last ids is decoded again at each call. It begins early enough that the decoder's treatment of
+    a text's first token (a space dropped or added) does not affect the answer.
     """
 
     def __init__(self, tokenizer: Decodes, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._window = self._context(tokenizer.visible(prompt))
         self._prompt = tokenizer.decode(self._window)
-        self._begun = False  # whether a piece is out, so that what the answer shares with the prompt is known
-        self._out = len(self._prompt)  # characters of the window's text that are out, the prompt's included
+        self._begun = False  # whether a piece was returned, so that the text shared with the prompt is known
+        self._out = len(self._prompt)  # returned characters of the window's text, including the prompt's
         self.held = ""
-        """What ``finish`` would give."""
+        """The result of ``finish`` if it were called now."""
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that these further ids complete, perhaps none."""
+        """Return the text that these further ids complete, perhaps none."""
         self._window += self._tokenizer.visible(list(ids))
         whole = self._tokenizer.decode(self._window)
         if (run := self._byte_run()) > 0:
@@ -62,20 +62,20 @@ class StreamDecoder:
         return piece
 
     def finish(self) -> str:
-        """What was held back; call it once, when no more ids come."""
+        """Return the held text; call it once, after the last ids."""
         piece, self.held = self.held, ""
         return piece
 
     def _byte_run(self) -> int:
-        """How many ids at the window's end stand for a byte each."""
+        """Return how many ids at the window's end are single bytes."""
         run, bytes_ = 0, self._tokenizer.byte_token_ids
         while run < len(self._window) and self._window[-1 - run] in bytes_:
             run += 1
         return run
 
     def _context(self, ids: list[int]) -> list[int]:
-        """The last of ``ids`` after which more ids decode as after all: from where no run of bytes is under way, and
-        with a sound character, which takes upon itself what is done to the first one."""
+        """Return the shortest end of ``ids`` after which further ids decode as after all of them. It begins outside a
+        run of bytes, with a valid character, to which the treatment of a first token applies."""
         for begin in range(len(ids) - 1, -1, -1):
             if ids[begin] in self._tokenizer.byte_token_ids:
                 continue
@@ -85,7 +85,7 @@ class StreamDecoder:
 
 
 def _shared(one: str, other: str) -> int:
-    """How many characters both texts begin with."""
+    """Return how many characters both texts have in common at the beginning."""
     if other.startswith(one):
         return len(one)
     pairs = zip(one, other, strict=False)
@@ -93,9 +93,9 @@ def _shared(one: str, other: str) -> int:
 
 
 class AnswerText:
-    """The text of one answer, which ends with the first of the ``stops`` in it, wherever the borders of tokens fall.
+    """The text of one answer, which ends with the first of the ``stops`` in it, independent of the borders of tokens.
 
-    A stop text that is complete before there are ``min_tokens`` tokens is passed over.
+    A stop text that is complete before there are ``min_tokens`` tokens is ignored.
     """
 
     def __init__(self, decoder: StreamDecoder, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
@@ -103,12 +103,12 @@ class AnswerText:
         self._longest = max(map(len, self._stops), default=0)
         self._tokens = 0
         self._ended = False
-        self._seen = 0  # characters in which no stop text is, or one that was passed over
+        self._seen = 0  # characters without a stop text, or with an ignored one
         self.text = ""
-        """What is known of the answer's text."""
+        """The known text of the answer."""
 
     def push(self, token: int) -> bool:
-        """Take the next token; True when a stop text is complete: then ``text`` ends with it, and nothing follows."""
+        """Add the next token; return True when a stop text is complete: then ``text`` ends with it, and is final."""
         self.text += self._decoder.push([token])
         if not self._stops:
             return False
@@ -121,23 +121,25 @@ class AnswerText:
         return False
 
     def finish(self) -> None:
-        """No more tokens come, so nothing is held back any more."""
+        """Release the held text after the last token."""
         if not self._ended:
             self.text += self._decoder.finish()
         self._stops = ()
 
     @property
     def settled(self) -> int:
-        """How many characters of ``text`` can be shown: what may be the beginning of a stop text cannot."""
+        """Return how many characters of ``text`` can be shown: a possible beginning of a stop text cannot."""
         for size in range(min(self._longest - 1, len(self.text)), 0, -1):
             if any(stop.startswith(self.text[-size:]) for stop in self._stops if len(stop) > size):
                 return len(self.text) - size
         return len(self.text)
 
     def _find(self, held: str) -> int | None:
-        """Where the first stop text ends, of those that end behind ``seen``; ``held`` follows the text."""
+        """Return the end of the first stop text that ends after ``seen``; ``held`` follows the text."""
         begin = max(0, self._seen + 1 - self._longest)
-        new = self.text[begin:] + held[max(0, begin - len(self.text)) :]  # what was seen may end within what is held
+        new = (
+            self.text[begin:] + held[max(0, begin - len(self.text)) :]
+        )  # a checked stop text may end within the held text
         seen = self._seen - begin
         ends = []
         for stop in self._stops:

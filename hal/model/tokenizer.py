@@ -1,4 +1,4 @@
-"""Text to token ids and back. Imports no framework."""
+"""Conversion of text to token ids and back. Imports no framework."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from hal.model.decoder import check_steps, steps_of
 from hal.model.files import check_regular
 from hal.model.streaming import StreamDecoder
 
-_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # how byte fallback spells a byte
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # the spelling of a byte in byte fallback
 
 
 class Tokenizer:
     """``tokenizer.json`` of a checkpoint, checked against its configuration."""
 
     def __init__(self, backend: _Backend, config: LlamaConfig, *, source: str = "tokenizer.json") -> None:
-        """Raises ``InvalidValue`` when the tokenizer can give ids that the model has no embedding for, and when its
-        decoder has no end (:mod:`hal.model.decoder`)."""
+        """Raises ``InvalidValue`` if the tokenizer can produce ids without an embedding in the model, and if its
+        decoder is unbounded (:mod:`hal.model.decoder`)."""
         vocab = backend.get_vocab(with_added_tokens=True)
         largest = max(vocab.values(), default=-1)
         if largest >= config.vocab_size:
             raise InvalidValue(
-                f"has token id {largest}, but config.json says vocab_size={config.vocab_size}",
+                f"has token id {largest}, but config.json has vocab_size={config.vocab_size}",
                 cure="use the tokenizer that belongs to the checkpoint",
                 argument=source,
             )
         steps = steps_of(backend)
         check_steps(steps, source)
-        # A tokenizer.json may carry its training's truncation and padding; a prompt is neither cut nor padded.
+        # A tokenizer.json may contain its training's truncation and padding; a prompt is neither cut nor padded.
         backend.no_truncation()
         backend.no_padding()
         self._backend, self._source = backend, source
@@ -48,7 +48,7 @@ class Tokenizer:
         self._visible = frozenset(vocab.values()).difference(special)
         by_bytes = any(step["type"] == "ByteFallback" for step in steps.values())
         self.byte_token_ids = frozenset(token for text, token in vocab.items() if by_bytes and _BYTE.fullmatch(text))
-        """Ids that stand for one byte each, of a run that the decoder turns into text as a whole."""
+        """Ids of one byte each, in a run that the decoder turns into text as a whole."""
 
     @classmethod
     def load(cls, directory: Path, config: LlamaConfig) -> Tokenizer:

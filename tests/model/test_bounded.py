@@ -80,7 +80,7 @@ def test_a_decoder_without_an_end_is_refused_when_it_is_loaded(kind, checkpoints
     with pytest.raises(InvalidValue) as refused:
         made(checkpoints, decoder=decoders.Sequence(steps))
     assert str(refused.value).startswith(f"some/tokenizer.json: decoder.{told}")
-    assert "(replace one text by another that is no longer, or use another checkpoint)" in str(refused.value)
+    assert "(replace one text by another that is not longer, or use another checkpoint)" in str(refused.value)
 
 
 def test_decoders_of_checkpoints_are_taken(checkpoints):
@@ -153,7 +153,7 @@ def test_a_pipe_in_place_of_a_file_is_refused_at_once(tmp_path, name):
     ended = []
 
     def read():
-        with pytest.raises(InvalidValue, match=f"{name}: is no regular file"):
+        with pytest.raises(InvalidValue, match=f"{name}: is not a regular file"):
             READERS[name](tmp_path)
         ended.append(name)
 
