@@ -236,6 +236,33 @@ def test_one_call_is_one_submission_with_128_prefills_of_two_models(bound, monke
     np.testing.assert_array_equal(pair.tensors.read()["token_ids_all"], pair.reference.share_inputs["token_ids_all"])
 
 
+def test_a_held_stream_does_not_delay_an_insertion(bound):
+    """Pull request 7323: insertions of the decode role must not wait for the step that is under way."""
+    if not bound.capabilities.can_hold_stream:
+        pytest.skip("the device's calls are done when they return")
+    pair, requests = Pair(bound, "mtp", "decode", cached=8), [prefill(slot, range(6), [9], (6, 7)) for slot in range(4)]
+    with bound.device.hold_stream(bound.default_stream):
+        before = bound.counters()
+        ticket = pair.insertion(requests, 4)
+        cost = bound.counters() - before
+        assert not ticket.done()
+    assert (cost.submissions <= 2, cost.host_waits) == (True, 0)
+    ticket.wait()
+    up.insert(pair.reference, requests, 4)
+    pair.check()
+
+
+def test_after_upstreams_own_call_no_row_is_taken_for_known(bound):
+    pair = Pair(bound)
+    pair.insert([prefill(1, range(3))])
+    view = pair.tensors.views["bad_tokens"]
+    bound.async_set_value(target=view, value=5, stream=bound.default_stream).wait()  # as upstream's might
+    pair.reference.share_inputs["bad_tokens"][...] = 5
+    pair.insertion([up.Request(up.EXTEND, 1, "r1")], 4)
+    pair.insert([prefill(1, range(3))])
+    np.testing.assert_array_equal(pair.tensors.read()["bad_tokens"], pair.reference.share_inputs["bad_tokens"])
+
+
 @pytest.mark.parametrize("attribute", ["guided_json", "enable_thinking", "pooling_params"])
 def test_what_is_not_served_goes_to_upstreams_own_function(bound, attribute, caplog):
     pair, request = Pair(bound), prefill(1, range(3))

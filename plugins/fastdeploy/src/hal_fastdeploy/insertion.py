@@ -87,6 +87,11 @@ class Insertion:
         if method == "mtp":
             self.proposer = Places(device, runner.proposer.model_inputs, PROPOSER, "model_inputs")
         self.decodes = runner.scheduler_config.splitwise_role == "decode"
+        self._words = self._no_words_known()
+
+    def _no_words_known(self) -> list[int]:
+        """Of each slot, up to where its row of ``bad_tokens`` may not be -1: nobody but insertions writes there."""
+        return [self.target.sizes["V"]] * self.target.sizes["n"]
 
     def __call__(self, req_dicts: Sequence[Any], num_running_requests: int) -> Ticket:
         """Insert the requests; the ticket of what is written.
@@ -95,6 +100,7 @@ class Insertion:
         """
         if why := self._not_served(req_dicts):
             log.info("insert_tasks_v1 is upstream's own for this call: %s", why)
+            self._words = self._no_words_known()
             self.upstream(req_dicts, num_running_requests)
             return DONE
         self.target.check()
@@ -108,11 +114,13 @@ class Insertion:
                 found.append(f"task {at} ({getattr(request, 'request_id', '?')!r}): {error}")
         if found:
             raise InvalidBatch(found)
+        words = [*self._words]
         for round_ in _rounds(tasks):
-            self._write_target(writes, round_)
+            self._write_target(writes, round_, words)
             if self.proposer is not None:
                 self._write_proposer(writes, round_, self.proposer)
         ticket = self.device.write(writes=writes, stream=self.stream)
+        self._words = words
         self._book(tasks, num_running_requests)
         return ticket
 
@@ -179,7 +187,7 @@ class Insertion:
 
     # -- the target ---------------------------------------------------------------------------------------------------
 
-    def _write_target(self, writes: Writes, tasks: Sequence[Task]) -> None:
+    def _write_target(self, writes: Writes, tasks: Sequence[Task], words: list[int]) -> None:
         new = [task for task in tasks if task.kind == PREFILL]
         grown = [task for task in tasks if task.kind == DECODE]
         left = [task.slot for task in tasks if task.kind not in (PREFILL, DECODE)]
@@ -211,9 +219,9 @@ class Insertion:
             writes.rows(
                 target["draft_tokens"], slots, np.array([task.request.draft_token_ids[:2] for task in new], np.int64)
             )
-        self._write_sampling(writes, new, slots)
+        self._write_sampling(writes, new, slots, words)
 
-    def _write_sampling(self, writes: Writes, new: Sequence[Task], slots: Sequence[int]) -> None:
+    def _write_sampling(self, writes: Writes, new: Sequence[Task], slots: Sequence[int], words: list[int]) -> None:
         target, sizes = self.target, self.target.sizes
         requests = [task.request for task in new]
         writes.set(target["eos_token_id"], np.array(requests[-1].eos_token_ids, np.int64))  # global: the last one's
@@ -224,10 +232,13 @@ class Insertion:
         if seeded:
             seeds = [task.request.get("seed") for task in seeded]
             _column(writes, target, "infer_seed", [task.slot for task in seeded], seeds)
-        words = [np.array(request.get("bad_words_token_ids") or [], np.int64) for request in requests]
-        _column(writes, target, "bad_tokens_len", slots, [len(row) or 1 for row in words])
-        writes.ragged(target["bad_tokens"], slots, words)
-        writes.fill(target["bad_tokens"], [slot for slot, row in zip(slots, words, strict=True) if not len(row)], -1)
+        rows = [np.array(request.get("bad_words_token_ids") or [], np.int64) for request in requests]
+        _column(writes, target, "bad_tokens_len", slots, [len(row) or 1 for row in rows])
+        writes.ragged(target["bad_tokens"], slots, rows)
+        for slot, row in zip(slots, rows, strict=True):
+            if not len(row) and words[slot]:
+                writes.fill(target["bad_tokens"], [slot], -1, end=words[slot])
+            words[slot] = max(len(row), words[slot]) if len(row) else 0
         self._write_stops(writes, new, slots)
 
     def _write_stops(self, writes: Writes, new: Sequence[Task], slots: Sequence[int]) -> None:
