@@ -152,7 +152,7 @@ GUARDS: tuple[Guard, ...] = (
         CORE + "devices/tickets.py",
         "            if memory is None or (begin < memory.address + memory.nbytes and memory.address < end):\n",
         "            if False:\n",
-        (BASE + "test_g22_a_write_waits_on_its_stream_for_copies_of_the_same_bytes_by_whatever_view",),
+        (BASE + "test_g22_a_write_waits_for_copies_of_the_same_bytes_by_any_view",),
     ),
     Guard(
         "a host block waits for its copy",
@@ -160,7 +160,7 @@ GUARDS: tuple[Guard, ...] = (
         CORE + "devices/blocks.py",
         "        self.blocks.give_after(self.event, self.block)\n",
         "        self.blocks.give(self.block)\n",
-        (BASE + "test_blocks_of_copies_that_nobody_looks_at_are_not_given_back_before_they_are_over",),
+        (BASE + "test_blocks_of_unread_copies_are_released_after_the_copies",),
     ),
     Guard(
         "memory waits for the last work of every stream",
@@ -168,7 +168,7 @@ GUARDS: tuple[Guard, ...] = (
         CORE + "devices/lifetimes.py",
         "self.device.retired.add([event for event in self.device.last.values() if not event.passed], free)",
         "self.device.retired.add((), free)",
-        (BASE + "test_memory_that_is_dropped_is_free_when_its_work_is_over_and_not_before",),
+        (BASE + "test_dropped_memory_is_freed_once_its_work_is_done",),
     ),
     Guard(
         "what a failed call has staged keeps its fence",
@@ -176,7 +176,7 @@ GUARDS: tuple[Guard, ...] = (
         CORE + "devices/asynchronous.py",
         "            self.staging.fence(span, self.mark(stream))  # a part of it may be in flight\n",
         "            self.staging.drop(span)\n",
-        (BASE + "test_what_a_failed_call_has_left_on_the_stream_is_waited_for_by_closing",),
+        (BASE + "test_closing_waits_for_a_failed_calls_work_on_the_stream",),
     ),
     Guard(
         "a fault ends the device",
@@ -261,7 +261,7 @@ GUARDS: tuple[Guard, ...] = (
         CORE + "memory/convert.py",
         "    if count != wanted:\n",
         "    if False:\n",
-        ("test_g06_a_count_that_does_not_fit_is_refused_and_both_shapes_are_named",),
+        ("test_g06_a_wrong_count_is_refused_and_both_shapes_are_named",),
     ),
     *HANDOVER_GUARDS,
 )

@@ -46,7 +46,7 @@ def drawn(found):
 
 
 @pytest.mark.conform
-def test_a_failure_has_a_shrunk_example_and_the_same_command_finds_it_again(report):
+def test_a_failure_has_a_shrunk_example_and_a_reproducing_command(report):
     """Shrinking takes most of it. What is printed for it is checked below in ``make test`` too."""
     first = report("cpu", "--liar=NoRowReset", "--only=G11", code=1, examples=0)
     told = drawn(first)
@@ -173,7 +173,7 @@ sys.exit(status)
 
 @pytest.mark.conform
 @pytest.mark.skipif(find_spec("paddle") is None, reason="gloo comes with Paddle")
-def test_the_cpu_device_conforms_with_several_ranks_and_one_pool_serves_them_all():
+def test_the_cpu_device_conforms_with_several_ranks_in_one_pool():
     """Or one more where Gloo aborts a rank that a test had stopped, which nobody can prevent."""
     done = subprocess.run([sys.executable, "-c", COUNTING], capture_output=True, text=True, timeout=HANGS, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
@@ -214,7 +214,7 @@ def test_a_device_that_answers_by_chance_is_told_as_such_with_both_results(repor
     assert "then: every check held" in told
 
 
-def test_failures_of_one_cause_are_told_once_and_the_others_counted_by_name(tmp_path, conform):
+def test_failures_of_one_cause_are_shown_once_and_the_rest_counted(tmp_path, conform):
     arguments = ("--device-factory=kit_devices:broken", "--only=G9,G11", f"--report={tmp_path}/report.json")
     done = conform(*arguments, "--profile=quick", "--examples=1", code=1)
     assert done.stdout.count("    reproduce: ") == 1

@@ -96,7 +96,7 @@ def test_failures_of_different_causes_stay_apart():
     assert cause_of(wrapped).startswith("KeyError at "), "what a check wraps is the cause"
 
 
-def test_an_update_that_is_said_to_wait_is_excused_unless_the_device_promises_otherwise(monkeypatch):
+def test_a_declared_waiting_update_is_excused_without_async_update(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parent)
     from kit_devices import SaysThatItWaits, waits
     from queued_device import queued
@@ -106,7 +106,7 @@ def test_an_update_that_is_said_to_wait_is_excused_unless_the_device_promises_ot
 
 
 @pytest.mark.parametrize("met", [[], ["large"], ["small", "small"]])
-def test_a_class_of_sizes_that_was_never_drawn_fails_the_check_that_names_it(met):
+def test_a_class_of_sizes_never_drawn_fails_the_check_by_name(met):
     reached = Reached(["small", "large"])
     for name in met:
         reached.note(name)

@@ -25,7 +25,7 @@ def entering(state, slot):
     return [Task(TaskKind.PREFILL, slot, state.admit(Request(f"r{slot}", [1, 2])), 0, 2, [slot])]
 
 
-def test_a_request_that_enters_an_unnamed_slot_does_not_run_in_a_step_that_waits(bound):
+def test_a_request_in_an_unnamed_slot_does_not_run_in_a_pending_step(bound):
     device, state = bound.device, bound.state(StateConfig(num_slots=3, max_model_len=8))
     compute, other = device.stream(), device.stream()
     bound.insert_tasks(state=state, tasks=entering(state, 0), stream=compute).wait(PATIENCE)

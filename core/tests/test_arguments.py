@@ -75,7 +75,7 @@ def test_g26_what_is_no_stream_is_refused_on_every_device(bound, hook, stream):
     [(hook, name) for hook, names in HOOK_ARGUMENTS.items() for name in names if name not in ("tasks", "value")],
 )
 @pytest.mark.parametrize("wrong", [None, "a word", 5, [1]])
-def test_g26_an_argument_of_another_kind_is_refused_before_anything_is_done(bound, hook, argument, wrong):
+def test_g26_an_argument_of_another_kind_is_refused_before_any_work(bound, hook, argument, wrong):
     check_refused(bound, hook, argument, sound(bound, hook) | {argument: wrong})
 
 
@@ -126,7 +126,7 @@ def test_an_error_inside_a_plugin_is_not_blamed_on_sound_arguments():
         StateConfig(num_slots=1, max_model_len=8, max_eos=2**30),
     ],
 )
-def test_g26_sizes_that_no_machine_holds_are_refused_before_memory_is_asked_for(bound, sizes):
+def test_g26_impossible_sizes_are_refused_before_allocation(bound, sizes):
     check_refused(bound, "state", "sizes", {"sizes": sizes})
     assert bound.counters().allocations == 0
 

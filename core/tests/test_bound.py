@@ -40,7 +40,7 @@ class Late(CpuDevice):
         return self.tickets[-1]
 
 
-def test_an_error_nobody_waited_for_is_raised_by_the_next_hook_before_it_does_anything():
+def test_an_unobserved_error_is_raised_by_the_next_hook_before_work():
     bound = bind(Late())
     state = bound.state(SIZES)
     stream, target = bound.default_stream, np.zeros(2)
@@ -56,7 +56,7 @@ def test_an_error_nobody_waited_for_is_raised_by_the_next_hook_before_it_does_an
         bound.close()
 
 
-def test_of_several_errors_nobody_waited_for_the_first_is_raised_and_names_the_others():
+def test_of_several_unobserved_errors_the_first_names_the_rest():
     bound = bind(Late())
     for _ in range(3):
         bound.async_set_value(target=np.zeros(2), value=1.0, stream=bound.default_stream)

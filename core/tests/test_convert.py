@@ -107,7 +107,7 @@ def test_g06_lists_convert_element_by_element(data, target, rows, columns):
 
 @pytest.mark.parametrize("target", [FLOAT16, BFLOAT16], ids=repr)
 @pytest.mark.parametrize("sign", [1, -1])
-def test_g06_every_tie_of_a_16_bit_float_goes_to_even_and_its_neighbours_do_not(target, sign):
+def test_g06_ties_of_16_bit_floats_go_to_even_and_neighbours_do_not(target, sign):
     bits = np.arange(INFINITY[target.name] - 1, dtype=np.uint16)
     values = np.array([decode(int(b), target) for b in range(INFINITY[target.name])])
     middle = (values[:-1] + values[1:]) / 2  # exact: a double has more than one bit to spare
@@ -154,7 +154,7 @@ LIMITS = [(FLOAT16, 65520.0), (BFLOAT16, 2.0**128 - 2.0**119), (FLOAT32, 2.0**12
 
 @pytest.mark.parametrize(("target", "limit"), LIMITS, ids=repr)
 @pytest.mark.parametrize("sign", [1, -1])
-def test_g06_overflow_is_refused_exactly_from_where_rounding_gives_infinity(target, limit, sign):
+def test_g06_overflow_is_refused_exactly_if_rounding_gives_infinity(target, limit, sign):
     below = sign * math.nextafter(limit, 0)
     largest = INFINITY[target.name] - 1
     assert patterns(convert([below, 0.5], target, (2,)), target)[0] & (largest | 1) == largest
@@ -209,7 +209,7 @@ def test_g06_a_value_is_reshaped_if_and_only_if_the_element_count_fits(have, sha
             assert str(shape) in str(caught.value)
 
 
-def test_g06_one_element_is_no_scalar_and_an_empty_value_fits_only_an_empty_target():
+def test_g06_one_element_is_no_scalar_and_empty_fits_only_empty():
     for one in ([5], (5,), np.array([5]), np.array([5], np.int8)):
         assert convert(one, INT64, (1, 1)).tolist() == [[5]]
         with pytest.raises(ShapeMismatch, match=r"shape \(1,\), 1 element.*shape \(4,\), 4 element.*scalar to fill"):

@@ -251,7 +251,7 @@ def test_g06_a_long_double_is_refused():
     ],
     ids=short,
 )
-def test_g26_a_refusal_says_what_the_value_has_what_the_target_needs_and_the_cure(value, target, text):
+def test_g26_a_refusal_names_the_value_the_targets_need_and_the_cure(value, target, text):
     with pytest.raises(ConversionRefused) as caught:
         convert(value, target, np.shape(value))
     assert str(caught.value) == text

@@ -41,7 +41,7 @@ def test_places_are_aligned_and_apart_and_groups_are_what_lies_between(chosen):
         assert inside == {n for n, p in layout.fields.items() if group in p.field.groups}
 
 
-def test_g13_the_broadcast_lists_are_those_of_the_contract_and_begin_with_a_header():
+def test_g13_the_broadcast_lists_are_the_contracts_after_a_header():
     layout = lay_out(StateConfig(num_slots=4, max_model_len=8, max_draft_tokens=3))
     named = {g: [n for n, p in layout.fields.items() if g in p.field.groups] for g in GROUPS}
     assert named["broadcast"] == ["sampled_token_ids"]

@@ -84,7 +84,7 @@ def one_step(bound, state):
     return tickets
 
 
-def test_an_observer_sees_every_call_of_a_hook_with_its_arguments_and_its_ticket(bound):
+def test_an_observer_sees_every_hook_call_with_arguments_and_ticket(bound):
     watcher = Watcher()
     bound.observe(watcher, name="watcher")
     assert bound.observers == ("watcher",)
@@ -199,7 +199,7 @@ class Troublemaker:
         ("raises at the end", True),
     ],
 )
-def test_what_an_observer_returns_or_raises_changes_nothing_and_is_reported_once(bound, caplog, how, reported):
+def test_an_observers_results_are_dropped_and_its_errors_reported_once(bound, caplog, how, reported):
     state, stream = bound.state(StateConfig(num_slots=2, max_model_len=8)), bound.default_stream
     view = state.view("seed")[0]
     plain = bound.async_set_value(target=view, value=1, stream=stream)
@@ -263,7 +263,7 @@ def test_an_observer_is_registered_once_under_a_name(bound):
         bound.observe(Watcher(), name="one")
 
 
-def test_without_observers_no_call_goes_their_road_and_with_one_every_call_does(bound, monkeypatch):
+def test_every_call_passes_observers_only_if_there_are_some(bound, monkeypatch):
     def broken(**arguments):
         raise AssertionError("the observers' road")
 
@@ -305,7 +305,7 @@ class First(Ordered):
         return (yield from super().async_set_value())
 
 
-def test_observers_stand_around_the_call_in_the_order_that_pluggy_gives_them(bound):
+def test_observers_wrap_the_call_in_pluggys_order(bound):
     seen = []
     bound.observe(First("outermost", seen), name="a")
     bound.observe(Ordered("inner", seen), name="b")

@@ -282,7 +282,7 @@ def test_g25_plain_decoding_is_speculation_that_accepts_one_token(slots, logprob
 
 @UNTIMED
 @given(drawn_slots(speculative=True, whats=("first",)), st.integers(0, TOP))
-def test_g24_a_prefill_node_reports_token_drafts_and_logprobs_aligned_with_token_0(slots, logprobs):
+def test_g24_a_prefill_nodes_drafts_and_logprobs_align_with_token_0(slots, logprobs):
     record = over_the_wire(Bench(slots, speculative=True, logprobs=logprobs).record())
     for slot, row in zip(slots, [row for row in record.rows() if row.request_id.startswith("in-")], strict=True):
         assert row.first_token
@@ -308,7 +308,7 @@ def test_g19_a_batch_that_was_preempted_as_a_whole_is_reported(speculative):
 
 @UNTIMED
 @given(drawn_slots(speculative=True, whats=("token", "beyond", "empty")))
-def test_g21_what_the_device_holds_out_of_bounds_is_an_error_row_and_the_ticket_says_so(slots):
+def test_g21_device_values_out_of_bounds_are_error_rows_and_raised(slots):
     bench = Bench(slots, speculative=True)
     ticket = bench.save()
     beyond = [slot for slot, drawn in enumerate(slots) if drawn.what == "beyond"]

@@ -83,7 +83,7 @@ def test_g20_g21_both_ways_say_the_same(state, data, order, speculative):
         ("request_serial", 10**9, "the slot holds admission 1000000000"),
     ],
 )
-def test_g21_what_is_out_of_bounds_in_a_plain_step_is_an_error_of_its_row_alone(state, field, value, told):
+def test_g21_a_plain_steps_bad_values_are_errors_of_their_rows_only(state, field, value, told):
     columns = columns_of(state)
     columns[field][2] = value
     record, _, violation = build_record(columns, OutputSnapshot.of(state, Step(1, {"target": np.arange(SLOTS)})))

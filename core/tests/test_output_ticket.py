@@ -79,7 +79,7 @@ def test_what_needs_no_byte_is_made_before_the_worker_waits(made):
     assert copy.noted == ["arrays", "MainThread"]
 
 
-def test_a_sink_waits_for_the_worker_that_takes_its_steps_and_not_for_the_device(made, monkeypatch):
+def test_a_sink_waits_for_a_taking_worker_not_for_the_device(made, monkeypatch):
     monkeypatch.setattr(tickets, "LOOK", 600.0)
     state, make = made
     first, copy = make(0)
@@ -111,7 +111,7 @@ def test_a_sink_looks_for_itself_where_the_worker_is_late(made, monkeypatch):
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_a_sink_that_resolves_on_the_workers_thread_or_beside_one_that_takes_nothing_waits_for_the_device(made, taken):
+def test_a_sink_without_a_taking_worker_waits_for_the_device(made, taken):
     state, make = made
     if taken:
         first, copy = make(0)

@@ -126,7 +126,7 @@ def test_equality_is_bit_for_bit():
 
 
 @pytest.mark.parametrize("threaded", [False, True])
-def test_g19_the_memory_sink_keeps_order_and_a_failed_record_does_not_stop_the_next(threaded):
+def test_g19_the_memory_sink_keeps_order_past_a_failed_record(threaded):
     sink = MemorySink(threaded=threaded)
     outputs = [Output(0), Output(1, error=InvalidValue("too many drafts")), Output(2)]
     for output in outputs:

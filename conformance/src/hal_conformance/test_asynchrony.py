@@ -56,7 +56,7 @@ def test_g03_a_ticket_is_not_done_before_its_work_is(kit: Kit) -> None:
 
 
 @guarantee(3, requires=("async_h2d", "can_hold_stream", "staging"))
-def test_g03_a_full_ring_refuses_after_its_deadline_and_leaves_nothing_half_done(kit: Kit) -> None:
+def test_g03_a_full_ring_refuses_after_its_deadline_without_half_work(kit: Kit) -> None:
     bound = kit.open()
     ring = bound.device.staging  # type: ignore[attr-defined]  # the seam that `requires` asks for
     ring.deadline, ring.limit = A_WHILE, 1 << 20
@@ -98,9 +98,7 @@ def test_g07_a_synchronous_write_is_there_on_return_and_says_so(kit: Kit, draw: 
 
 
 @guarantee(7, requires="not async_h2d")
-def test_g07_a_fallback_is_counted_logged_once_and_refused_where_async_is_required(
-    kit: Kit, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_g07_a_fallback_is_counted_logged_once_and_refusable(kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         bound = bind(kit.subject.open(), kit.subject.policy)
         memory = bound.device.allocate(64)

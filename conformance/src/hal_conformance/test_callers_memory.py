@@ -63,7 +63,7 @@ def spoil(value: Any) -> None:  # noqa: ANN401 (an array or a list)
 
 @guarantee(2)
 @pytest.mark.parametrize("given", GIVEN)
-def test_g02_a_large_value_may_be_changed_and_freed_once_the_call_has_returned(kit: Kit, given: str) -> None:
+def test_g02_a_large_value_may_be_changed_and_freed_after_the_call(kit: Kit, given: str) -> None:
     lengths = [4096, 65_535, 65_536, 65_537] + ([] if given == "a list" else [MIB, 3 * MIB + 1])
     slab, at = Slab(kit, sum(lengths) + GAP * (len(lengths) + 1)), GAP
     tickets, recycled = [], []

@@ -55,7 +55,7 @@ def test_g26_closing_one_device_leaves_another_as_it_was(kit: Kit) -> None:
 
 @guarantee(26)
 @pytest.mark.parametrize("hook", HOOKS)
-def test_g26_a_closed_device_refuses_each_call_and_closes_again_without_a_word(kit: Kit, hook: str) -> None:
+def test_g26_a_closed_device_refuses_each_call_and_closes_again_silently(kit: Kit, hook: str) -> None:
     one = another(kit)
     rig = acts.working(one)
     bound, sink = one.bound, rig.sink

@@ -64,7 +64,7 @@ def test_g06_an_array_of_any_type_converts_by_value(kit: Kit, draw: Draw) -> Non
 
 @guarantee(6)
 @examples()
-def test_g06_a_count_that_does_not_fit_is_refused_and_both_shapes_are_named(kit: Kit, draw: Draw) -> None:
+def test_g06_a_wrong_count_is_refused_and_both_shapes_are_named(kit: Kit, draw: Draw) -> None:
     block = Block(kit)
     target = draw_view(draw, block.memory)
     count = draw(st.integers(0, 9).filter(lambda n: n != target.size), "elements given")

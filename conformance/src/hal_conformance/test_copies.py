@@ -85,7 +85,7 @@ def asynchronous(kit: Kit) -> bool:
 
 @guarantee(1)
 @pytest.mark.parametrize("length", LENGTHS)
-def test_g01_a_copy_of_any_length_is_whole_and_pending_while_its_stream_is_held(kit: Kit, length: str) -> None:
+def test_g01_a_copy_of_any_length_is_whole_and_pending_while_held(kit: Kit, length: str) -> None:
     nbytes, device = LENGTHS[length], kit.device
     memory, content = device.allocate(nbytes + 64), noise(1, nbytes + 64)
     ranges = [(17, nbytes), (nbytes // 2 + 17, 1)]

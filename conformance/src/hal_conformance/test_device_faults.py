@@ -102,7 +102,7 @@ def test_g26_what_fails_late_is_told_by_its_ticket_to_everybody_who_waits(kit: K
 
 @guarantee(26, also=TELLS)
 @pytest.mark.parametrize("hook", HOOKS)
-def test_g26_what_nobody_waited_for_is_told_by_the_next_call_which_does_nothing(kit: Kit, hook: str) -> None:
+def test_g26_an_unobserved_error_is_raised_by_the_next_call_without_work(kit: Kit, hook: str) -> None:
     with under(kit, faults.LateWrites) as (laid, fuse):
         for what in LATE:
             check_next_call(acts.working(laid), fuse, what, hook)
@@ -197,7 +197,7 @@ def test_g26_a_copy_of_output_that_fails_is_told(kit: Kit, way: str, late: bool)
 
 @guarantee(26, also=TELLS)
 @pytest.mark.parametrize("what", acts.WRITES)
-def test_g26_a_write_that_the_driver_refuses_is_told_at_the_call_and_nothing_is_booked(kit: Kit, what: str) -> None:
+def test_g26_a_write_refused_by_the_driver_raises_and_is_not_booked(kit: Kit, what: str) -> None:
     with under(kit, faults.FailingWrites) as (laid, fuse):
         rig = acts.working(laid)
         before = rig.model.block.copy()

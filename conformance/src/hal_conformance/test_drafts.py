@@ -123,7 +123,7 @@ def test_g12_drafts_out_of_order_are_refused_and_change_nothing(kit: Kit, when: 
 
 
 @guarantee(12)
-def test_g12_a_plain_step_over_drafts_is_refused_until_somebody_verifies_them(kit: Kit) -> None:
+def test_g12_a_plain_step_over_unverified_drafts_is_refused(kit: Kit) -> None:
     rig, _ = running(kit)
     rig.propose({0: [5, 6]}).wait(PATIENCE)
     plain = rig.step([0, 1, 2])

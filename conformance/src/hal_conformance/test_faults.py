@@ -91,7 +91,7 @@ def test_g08_a_write_that_fails_leaves_nothing_half_applied(kit: Kit, draw: Draw
 
 @guarantee(26)
 @examples(0.5)
-def test_g26_a_value_that_cannot_be_written_is_told_and_leaves_the_target_as_it_was(kit: Kit, draw: Draw) -> None:
+def test_g26_an_unwritable_value_raises_and_leaves_the_target_unchanged(kit: Kit, draw: Draw) -> None:
     with under(kit, faults.FailingWrites) as (laid, fuse):
         rig = Rig(laid, draw(sizes(), "sizes"))
         fuse.at = 1

@@ -189,7 +189,7 @@ def like(source: Slab, target: View, begin: int) -> View:
 
 
 @guarantee(3, requires=("async_h2d", "can_hold_stream"))
-def test_g03_the_call_returns_while_the_stream_is_held_however_large_the_value(kit: Kit) -> None:
+def test_g03_the_call_returns_while_held_for_values_of_any_size(kit: Kit) -> None:
     lengths = [255, 4096, 16_385, 65_535, 65_536, 65_537, 262_145, MIB, 3 * MIB + 1]
     reached = Reached([*PAST][:3])
     for shape in ("contiguous", "strided"):

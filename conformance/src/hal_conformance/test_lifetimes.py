@@ -45,7 +45,7 @@ def test_g22_a_copys_source_may_be_dropped_while_it_is_pending(kit: Kit) -> None
 
 
 @guarantee(3, requires=HELD)
-def test_g03_a_ticket_that_is_kept_answers_for_its_own_work_however_much_follows(kit: Kit) -> None:
+def test_g03_a_kept_ticket_belongs_to_its_own_work_whatever_follows(kit: Kit) -> None:
     device = kit.device
     held, other = device.stream(), device.stream()
     memory, elsewhere = device.allocate(64), device.allocate(64)

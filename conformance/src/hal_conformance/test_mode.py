@@ -83,7 +83,7 @@ BACKLOG, LARGE, TRIES = 64, 1 << 22, 8
 
 
 @guarantee(7, requires=("async_h2d", "not can_hold_stream"), also=(3,))
-def test_g07_a_device_that_claims_to_be_asynchronous_does_not_do_the_work_in_the_call(kit: Kit) -> None:
+def test_g07_an_asynchronous_device_does_not_work_within_the_call(kit: Kit) -> None:
     """If a stream can be held, the test above shows it; a device may also be fast."""
     device, stream = kit.device, kit.device.default_stream
     block, small = device.allocate(2 * LARGE), device.allocate(64)

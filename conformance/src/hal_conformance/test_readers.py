@@ -127,9 +127,7 @@ def test_g28_a_write_comes_after_a_step_on_another_stream(kit: Kit, what: str, w
 @guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
 @pytest.mark.parametrize("last_first", [False, True], ids=["in-order", "last-first"])
 @pytest.mark.parametrize("what", WRITES)
-def test_g28_a_write_comes_after_every_step_and_not_the_first_or_last_alone(
-    kit: Kit, what: str, last_first: bool
-) -> None:
+def test_g28_a_write_comes_after_every_step_not_only_first_or_last(kit: Kit, what: str, last_first: bool) -> None:
     """Three steps on two streams, the second of which waits for the first; they are released one by one."""
     device, held, writer = kit.device, [kit.device.stream(), kit.device.stream()], kit.device.stream()
     rig, tasks = filled(kit, NAMED)

@@ -25,9 +25,7 @@ from .rigs.slab import GAP, Slab
 @guarantee(3, requires=NEEDS)
 @pytest.mark.parametrize("nbytes", [4500, 12_000, 65_536, 200_000])
 @pytest.mark.parametrize("rows", [False, True], ids=["contiguous", "rows"])
-def test_g03_what_a_full_ring_has_taken_is_right_and_it_goes_on_after_refusing(
-    small: Kit, nbytes: int, rows: bool
-) -> None:
+def test_g03_writes_before_a_full_rings_refusal_are_right(small: Kit, nbytes: int, rows: bool) -> None:
     filled_twice(small, nbytes, rows=rows)
 
 
@@ -52,7 +50,7 @@ def test_g02_what_a_full_ring_has_taken_is_what_the_caller_gave(small: Kit) -> N
 
 
 @guarantee(26, requires=NEEDS, also=(3, 8))
-def test_g26_whatever_a_full_ring_refuses_is_told_by_the_contracts_error_and_not_booked(small: Kit) -> None:
+def test_g26_a_full_rings_refusals_are_the_contracts_and_not_booked(small: Kit) -> None:
     """Every call that writes; calls that need no room in the ring may succeed."""
     refused = 0
     for what, act in acts.WRITES.items():
@@ -117,7 +115,7 @@ def test_g03_a_value_larger_than_the_ring_does_not_wait_for_its_stream(small: Ki
 
 
 @guarantee(3, requires=NEEDS)
-def test_g03_an_insertion_that_a_full_ring_refuses_has_done_nothing_and_goes_through_later(small: Kit) -> None:
+def test_g03_an_insertion_refused_by_a_full_ring_can_be_repeated(small: Kit) -> None:
     rig = Rig(small, StateConfig(num_slots=40, max_model_len=16_384, block_size=16, max_logprobs=0))
     waiting: list[Task] = []
     with small.held(rig.stream), impatient(small):

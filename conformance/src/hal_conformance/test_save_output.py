@@ -268,7 +268,7 @@ def test_g25_every_mode_of_decoding_gives_the_same_record(kit: Kit, draw: Draw) 
 
 
 @guarantee(25)
-def test_g25_a_plain_step_of_a_state_with_room_for_drafts_reports_its_tokens(kit: Kit) -> None:
+def test_g25_a_plain_step_of_a_speculative_state_reports_its_tokens(kit: Kit) -> None:
     rig = accepting(kit, SplitRole.MIXED)
     rig.poke({"sampled_token_ids": np.array([7, 8, 9])}).wait(PATIENCE)
     step = rig.step([2, 0, 1])

@@ -62,7 +62,7 @@ def test_g12_the_prefill_role_stops_after_its_first_token(kit: Kit, speculative:
 
 
 @guarantee(12)
-def test_g12_drafts_of_the_prefill_role_travel_with_its_output_or_not_at_all(kit: Kit) -> None:
+def test_g12_drafts_of_the_prefill_role_travel_only_with_its_output(kit: Kit) -> None:
     rig = prefilling(kit)
     rig.poke({"accept_tokens": np.full((3, 3), 7), "accept_num": np.ones(3)})
     step = rig.step(range(3), speculative=True)

@@ -82,7 +82,7 @@ def test_g01_a_call_belongs_to_the_stream_that_was_given(kit: Kit, hook: str) ->
 
 
 @guarantee(2)
-def test_g02_a_value_on_the_device_is_read_between_what_makes_it_and_what_overwrites_it(kit: Kit) -> None:
+def test_g02_a_device_value_is_read_between_its_writes(kit: Kit) -> None:
     ran = sum(
         run_beside(kit, "async_set_value", stream_case, lambda road: road.sources) for stream_case in (*FREE, *HELD)
     )
@@ -261,7 +261,7 @@ def test_g01_a_stream_waits_for_the_events_that_it_was_given(kit: Kit) -> None:
 
 
 @guarantee(1, requires=("can_hold_stream", "async_d2h"))
-def test_g01_a_stream_that_waits_for_two_waits_for_both_and_for_nothing_later(kit: Kit) -> None:
+def test_g01_a_stream_waiting_for_two_waits_for_both_and_no_later_work(kit: Kit) -> None:
     device = kit.device
     memory = device.allocate(4096)
     backdoor.write(device, memory, 0, noise(1, 4096), device.default_stream)

@@ -168,7 +168,7 @@ def test_g23_an_output_is_waited_for_by_as_many_as_like(kit: Kit, which: str) ->
 
 
 @guarantee(19, also=(21,))
-def test_g19_an_outputs_error_is_raised_to_everyone_who_waits_and_to_nobody_else(kit: Kit) -> None:
+def test_g19_an_outputs_error_is_raised_only_by_its_waits(kit: Kit) -> None:
     rig, _ = filled(kit)
     step = rig.step(range(SIZES.num_slots), speculative=True)
     rig.poke_cell("accept_num", 2, SIZES.max_accept + 3)
@@ -190,7 +190,7 @@ def test_g19_an_outputs_error_is_raised_to_everyone_who_waits_and_to_nobody_else
 
 @guarantee(19)
 @pytest.mark.parametrize("by", ["the next call", "close()"])
-def test_g19_an_outputs_error_that_nobody_waited_for_is_raised_once_by_what_comes_next(kit: Kit, by: str) -> None:
+def test_g19_an_outputs_unobserved_error_is_raised_once_by_the_next_call(kit: Kit, by: str) -> None:
     apart = Kit(kit.subject, kit.effort)
     try:
         rig, _ = filled(apart)

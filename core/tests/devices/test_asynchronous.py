@@ -56,7 +56,7 @@ class Side:
 
 @settings(max_examples=share.of(100), deadline=None)
 @given(data=st.data(), kind=st.sampled_from([LatchedDevice, RunByRun]))
-def test_g01_g02_g03_whatever_is_executed_when_every_byte_is_of_its_own_time(data, kind):
+def test_g01_g02_g03_every_byte_is_of_its_own_time_in_any_order(data, kind):
     """Two streams, values, plans and copies out in a small ring, executed in any order that the streams allow."""
     device = kind(**RING)
     sides, acts = [Side(device), Side(device)], ["value", "value", "plan", "copy", "run", "wait", "drop"]
@@ -134,7 +134,7 @@ def test_g03_after_the_deadline_it_raises_and_nothing_is_half_queued(how):
 
 
 @pytest.mark.parametrize("primitive", ["copy_in", "launch", "event_record"])
-def test_a_primitive_that_fails_leaves_the_target_and_the_ring_as_they_were(device, primitive):
+def test_a_failing_primitive_leaves_target_and_ring_unchanged(device, primitive):
     memory = device.allocate(2000)
     write(device, memory, 1).wait()
     target = whole(memory)[::2]
@@ -151,7 +151,7 @@ def test_a_primitive_that_fails_leaves_the_target_and_the_ring_as_they_were(devi
 
 
 @pytest.mark.parametrize("primitive", ["launch", "event_record"])
-def test_what_a_failed_call_has_left_on_the_stream_is_waited_for_by_closing(primitive):
+def test_closing_waits_for_a_failed_calls_work_on_the_stream(primitive):
     device = LatchedDevice(**RING)
     memory = device.allocate(2000)
     target = whole(memory)[::2]
@@ -164,7 +164,7 @@ def test_what_a_failed_call_has_left_on_the_stream_is_waited_for_by_closing(prim
     assert device.primitives.wrong == [], "the ring was given back too early"
 
 
-def test_blocks_of_copies_that_nobody_looks_at_are_not_given_back_before_they_are_over(device):
+def test_blocks_of_unread_copies_are_released_after_the_copies(device):
     memory = device.allocate(64)
     dropped = [device.copy_out(memory, [ByteRange(0, 64)], device.default_stream) for _ in range(2 * KEPT)]
     dropped.clear()
@@ -189,7 +189,7 @@ def test_a_copy_out_that_fails_keeps_its_block_until_it_is_over(device, primitiv
     assert (copied.data[0].view(np.int64) == 7).all()
 
 
-def test_g22_a_write_waits_on_its_stream_for_copies_of_the_same_bytes_by_whatever_view(device):
+def test_g22_a_write_waits_for_copies_of_the_same_bytes_by_any_view(device):
     memory, stream = device.allocate(64), device.default_stream
     write(device, memory, 1).wait()
     copied = device.copy_out(memory, [ByteRange(0, 64)], stream)
@@ -219,7 +219,7 @@ def test_a_host_block_is_not_used_again_while_an_array_over_it_lives(device):
     assert len(device.primitives.host) <= count
 
 
-def test_memory_that_is_dropped_is_free_when_its_work_is_over_and_not_before(device):
+def test_dropped_memory_is_freed_once_its_work_is_done(device):
     stream, other = device.stream(), device.stream()
     memory, address = device.allocate(800), 0
     address = memory.address

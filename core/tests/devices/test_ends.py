@@ -46,7 +46,7 @@ def test_a_lost_group_is_told_by_its_ticket_and_the_device_goes_on(device):
     write(device, memory, 2).wait()
 
 
-def test_what_asking_raises_is_the_tickets_and_ends_the_device_where_the_runtime_says_so(device):
+def test_an_error_of_a_query_is_the_tickets_and_may_end_the_device(device):
     memory = device.allocate(64)
     first, second = write(device, memory, 1), write(device, memory, 2)
     device.primitives.raises = ValueError("capture")
@@ -80,7 +80,7 @@ def test_closing_waits_for_work_in_flight_and_gives_everything_back():
     assert device.primitives.wrong == []
 
 
-def test_closing_a_device_that_hangs_ends_and_gives_nothing_back_that_it_may_use(device):
+def test_closing_a_hung_device_ends_and_keeps_memory_in_use(device):
     memory = device.allocate(64)
     write(device, memory, 1)
     device.primitives.hangs = True
@@ -161,7 +161,7 @@ class Left:
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_a_group_is_left_once_the_work_is_over_or_the_wait_for_it_is_interrupted(monkeypatch, interrupted):
+def test_a_group_is_left_after_its_work_or_an_interrupted_wait(monkeypatch, interrupted):
     device = LatchedDevice(0, **RING)
     write(device, device.allocate(64), 1)
     group = device._communicators[(0, 1)] = Left(device)

@@ -36,7 +36,7 @@ def test_g16_a_group_that_is_given_up_is_aborted_once_closed_and_made_anew(pool,
         assert not same
 
 
-def test_g16_where_the_first_rank_cannot_make_a_group_the_others_hear_of_it_at_once(pool, work):
+def test_g16_if_the_first_rank_cannot_make_a_group_all_fail_at_once(pool, work):
     """Not after the sixty seconds that a library may take to connect its ranks."""
     assert pool.run(work.refuse, PAIRS, 0, timeout=20.0) == {0: "LookupError", 1: "GroupLost", 2: "", 3: ""}
 

@@ -70,7 +70,7 @@ def test_g14_the_slice_begins_with_a_header_that_counts(pool, actions):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_g14_any_difference_raises_on_every_rank_before_the_first_collective(pool, actions, change, named):
+def test_g14_any_difference_raises_on_all_ranks_before_a_collective(pool, actions, change, named):
     answers = pool.run(actions.disagree, PLAIN, {1: change}, ranks=[0, 1])
     for error, unchanged, later in answers.values():
         assert error is not None, "no rank may go on"

@@ -93,7 +93,7 @@ def test_a_group_is_connected_when_its_first_collective_has_ended(cpu_place):
 
 
 @pytest.mark.parametrize("where", ["in the call", "on the device"])
-def test_g16_a_rank_that_does_not_come_to_the_first_collective_is_an_error_in_time(cpu_place, where):
+def test_g16_a_rank_missing_at_the_first_collective_is_an_error_in_time(cpu_place, where):
     release = threading.Event()
     stuck = Library(call=release.wait) if where == "in the call" else Library(completed=lambda: False)
     began = monotonic()
@@ -112,7 +112,7 @@ def test_what_the_library_says_of_the_first_collective_is_passed_on(cpu_place):
         connect(Library(call=call), cpu_place, 5.0)
 
 
-def test_a_group_over_nccl_is_made_as_this_paddle_makes_its_own_and_connected_at_once(monkeypatch):
+def test_a_group_over_nccl_is_made_as_paddles_own_and_connected(monkeypatch):
     """Paddle's own Python knows how many arguments its class takes; the first four mean the same in all versions."""
     core = process_groups.paddle_core()
     made, connected = [], []

@@ -70,7 +70,7 @@ def test_g14_any_byte_of_the_header_that_differs_makes_the_state_unusable(byte):
         device.broadcast_tokens(state=state, group=PAIR, stream=stream)
 
 
-def test_g14_the_header_is_checked_when_an_asynchronous_collective_ends_and_not_before():
+def test_g14_the_header_is_checked_once_an_async_collective_ends():
     device = bind(Alone())
     device.device.ticket = pending = PromiseTicket("async")
     state, stream = device.state(StateConfig(num_slots=2, max_model_len=8)), device.default_stream

@@ -38,7 +38,7 @@ def test_g16_a_stopped_rank_gives_an_error_on_every_survivor(pool, actions, hung
         pool.signal(hung, signal.SIGCONT)
 
 
-def test_g16_a_rank_that_does_not_come_is_named_and_the_other_group_goes_on(pool, actions):
+def test_g16_a_missing_rank_is_named_and_the_other_group_continues(pool, actions):
     pool.begin(actions.hang_on, (2, 3), ranks=[2])
     pool.run(actions.agree, [(0, 1)], (), PLAIN, 3, 20, ranks=[0, 1])
     answers = pool.finish([2])

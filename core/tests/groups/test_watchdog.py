@@ -245,7 +245,7 @@ def test_g16_a_call_that_is_said_to_be_over_late_starts_no_clock(meet, clock):
     assert not aborted[0].is_set()
 
 
-def test_g16_calls_that_keep_coming_do_not_put_off_the_end_of_one_that_hangs(meet):
+def test_g16_further_calls_do_not_postpone_the_end_of_a_hung_one(meet):
     dogs, _, _ = meet(0.3)
 
     def go_on():
@@ -258,7 +258,7 @@ def test_g16_calls_that_keep_coming_do_not_put_off_the_end_of_one_that_hangs(mee
         go_on()
 
 
-def test_g16_a_collective_that_fails_by_itself_is_explained_by_whoever_is_gone(meet):
+def test_g16_a_failed_collective_is_explained_by_the_lost_rank(meet):
     dogs, _, links = meet(30.0)
     dogs[0].begin()
     links[1][0].shutdown(socket.SHUT_RDWR)
@@ -269,7 +269,7 @@ def test_g16_a_collective_that_fails_by_itself_is_explained_by_whoever_is_gone(m
     assert "reset by peer" in str(dogs[0].failed(RuntimeError("reset by peer")))
 
 
-def test_g16_after_a_failed_collective_no_later_call_begins_though_the_reason_is_not_found_yet(meet):
+def test_g16_after_a_failed_collective_no_later_call_begins(meet):
     dogs, _, _ = meet(30.0)
     dogs[0]._give_up_at = monotonic() + 600  # a thread that does not get to run, on a busy host
     dogs[0]._over.wait = lambda timeout: False
@@ -290,7 +290,7 @@ class Unreached(CpuDevice):
         raise GroupLost(f"rank 1 did not come, waited {self.opened} times", cure="start it", argument="group")
 
 
-def test_g16_a_group_that_was_lost_while_it_opened_is_waited_for_once_whatever_asks_for_it():
+def test_g16_a_group_lost_while_opening_is_waited_for_only_once():
     device = bind(Unreached(0, {}))
     stream, states = (
         device.default_stream,
@@ -306,7 +306,7 @@ def test_g16_a_group_that_was_lost_while_it_opened_is_waited_for_once_whatever_a
     assert device.device.opened == 2
 
 
-def test_g16_only_sockets_that_appeared_are_shut_down_and_they_take_what_is_written_to_them():
+def test_g16_only_new_sockets_are_shut_down_and_still_accept_writes():
     """Also once their own descriptor is closed and its number taken: what it writes would end the other side."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         before = socket.create_connection(server.getsockname())

@@ -110,7 +110,7 @@ def test_probing_imports_neither_numpy_nor_paddle():
 # -- what it costs, and what it must not do ---------------------------------------------------------------------------
 
 
-def test_an_insertion_is_one_upload_and_as_many_scatters_for_128_requests_as_for_one(answers):
+def test_an_insertion_of_128_has_one_upload_and_the_scatters_of_one(answers):
     got = answers["insertions"]
     assert got["name"] == "maca (substituted: sim):0"
     for cost in got["costs"]:
@@ -209,7 +209,7 @@ def ranks_on(sim, what, master, ends, options):
 @pytest.mark.steady
 @pytest.mark.conform
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["eager", "worker", "lazy"])
-def test_two_ranks_agree_by_one_collective_a_call_without_races_or_fallbacks(sim, mode):
+def test_two_ranks_agree_by_one_collective_a_call_without_races(sim, mode):
     for process, out, err in ranks(sim, "agree", mode=mode, staged=0):
         assert process.returncode == 0, err[-2000:]
         got = json.loads(out.splitlines()[-1])

@@ -60,7 +60,7 @@ def test_every_collective(ranks):
         assert got.get("received", True)
 
 
-def test_a_killed_peer_is_noticed_by_every_survivor_long_before_the_timeout():
+def test_a_killed_peer_is_noticed_by_all_long_before_the_timeout():
     *survivors, (killed, nothing) = run_ranks("lost", 3)
     assert (killed, nothing) == (-signal.SIGKILL, None)
     for code, (first, second) in survivors:

@@ -62,7 +62,7 @@ def int64s(device, count):
     return View.contiguous(device.allocate(8 * count), 0, (count,), INT64)
 
 
-def test_an_insertion_is_one_upload_and_one_launch_for_1_and_for_128_requests(bound):
+def test_an_insertion_of_1_or_128_is_one_upload_and_one_launch(bound):
     state = bound.state(StateConfig(num_slots=256, max_model_len=64))
     for slots in (range(1), range(1, 129)):
         before, below = bound.counters(), bound.device.probe_counts()
@@ -127,7 +127,7 @@ def test_a_refused_submission_leaves_nothing_half_done(bound, nth):
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_out_of_memory_at_any_allocation_is_an_error_and_the_device_goes_on(bound, nth):
+def test_out_of_memory_anywhere_is_an_error_and_the_device_continues(bound, nth):
     """The state's block, then the table of its records, then the block of a copy out."""
 
     def work():
@@ -171,7 +171,7 @@ def test_arrays_of_a_copy_stay_as_they_are_while_later_copies_go_on(bound):
 
 
 @pytest.mark.parametrize("shift", [-3, 2, 0])
-def test_a_device_value_that_overlaps_its_target_is_read_before_it_is_written(bound, shift):
+def test_an_overlapping_device_value_is_read_before_it_is_written(bound, shift):
     whole, stream = int64s(bound.device, 24), bound.default_stream
     bound.async_set_value(target=whole, value=np.arange(24), stream=stream)
     should = np.arange(24)

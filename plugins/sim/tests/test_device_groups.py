@@ -55,7 +55,7 @@ def test_g13_the_source_is_the_group_s_first_rank(pool):
     [(StateConfig(num_slots=5, max_model_len=16), (0, 1), "sizes"), (PLAIN, (1, 0), "source")],
     ids=["sizes", "source"],
 )
-def test_g14_ranks_that_differ_raise_on_every_rank_before_the_first_collective(pool, sizes, ranks, said):
+def test_g14_differing_ranks_all_raise_before_the_first_collective(pool, sizes, ranks, said):
     for first, second in pool.run(actions.disagree, sizes, ranks).values():
         assert first[0] == second[0] == "StateUnusable"
         assert said in first[1]
@@ -70,7 +70,7 @@ def test_g16_a_rank_that_never_opens_the_group_is_an_error_in_time(pool):
 
 
 @pytest.mark.parametrize("mode", ["worker", "lazy"])
-def test_a_rank_that_closes_its_device_waits_for_its_broadcast_and_the_others_get_theirs(pool, mode, tmp_path):
+def test_a_closing_rank_waits_for_its_broadcast_to_reach_all(pool, mode, tmp_path):
     """A rank that is told to stop, with its last step under way, left the group in the midst of its collective."""
     answers = pool.run(actions.close_under_way, mode, str(tmp_path))
     assert {rank: answer[:2] for rank, answer in answers.items()} == {0: (None, None), 1: (None, None)}
@@ -110,7 +110,7 @@ def test_g16_a_lost_rank_is_an_error_at_once_and_named(well):
     assert "is dead" in answer[0][1]
 
 
-def test_g16_a_group_that_a_rank_never_came_to_waits_once_and_answers_at_once_after_that():
+def test_g16_a_group_with_a_missing_rank_waits_only_once():
     """The rank is lost before it joins: the first error is the timeout's, and no later call waits again."""
     with RankPool(2, environment=environment) as ranks:
         ranks.signal(1, signal.SIGKILL)

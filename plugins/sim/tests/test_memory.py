@@ -83,7 +83,7 @@ def test_a_second_free_is_refused(lazy):
         lazy.device.free(address)
 
 
-def test_freeing_memory_with_pending_work_is_reported_and_the_work_does_nothing(lazy):
+def test_freeing_memory_in_use_is_reported_and_its_work_has_no_effect(lazy):
     stream, address, neighbour = lazy.stream(), lazy.memory(), lazy.memory()
     lazy.device.fill(address, 64, 1, 1, stream)
     lazy.device.free(address)
@@ -96,7 +96,7 @@ def test_freeing_memory_with_pending_work_is_reported_and_the_work_does_nothing(
     assert lazy.device.peek(neighbour, 64) == bytes([FRESH_POISON]) * 64
 
 
-def test_freeing_pinned_memory_that_nobody_waited_for_is_reported_even_when_the_copy_is_over(bench):
+def test_freeing_pinned_memory_without_a_wait_is_reported_after_its_copy(bench):
     stream, address, buffer = bench.stream(), bench.memory(), bench.pinned()
     bench.device.h2d(address, buffer.address, 64, stream)
     buffer.close()  # in eager mode the copy is over, and only luck made it so

@@ -149,7 +149,7 @@ def insertion(device, state, count):
     return ticket, cost
 
 
-def test_an_insertion_is_one_upload_and_as_many_scatters_for_128_requests_as_for_one(opened):
+def test_an_insertion_of_128_has_one_upload_and_the_scatters_of_one(opened):
     state = opened.state(StateConfig(num_slots=128, max_model_len=32))
     insertion(opened, state, 128)
     costs = [insertion(opened, state, count) for count in (1, 128)]

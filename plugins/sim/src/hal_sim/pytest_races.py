@@ -12,7 +12,7 @@ import pytest
 
 BEHIND_A_LATCH = {
     "test_g03_the_call_returns_while_the_stream_is_held": "reads the target by another stream before the release",
-    "test_g03_the_call_returns_while_the_stream_is_held_however_large_the_value": "the same, of many values",
+    "test_g03_the_call_returns_while_held_for_values_of_any_size": "the same, of many values",
 }
 
 
