@@ -6,10 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .agreeing import Agreement as Agreement
     from .insertion import Insertion as Insertion
     from .values import SetValue as SetValue
 
-_HOME = {"Insertion": "insertion", "SetValue": "values"}
+_HOME = {"Agreement": "agreeing", "Insertion": "insertion", "SetValue": "values"}
 __all__ = [*_HOME]
 
 
