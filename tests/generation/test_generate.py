@@ -12,6 +12,8 @@ from hal_core import FinishReason, HalError, InvalidValue, SamplingParams, Unava
 
 import hal
 from hal.cli import main
+from hal.distributed.lines import EngineLine
+from hal.distributed.words import Abort
 from hal.generation import local
 
 PROMPTS = ["def main(", "for i in range(", "class Stack:"]
@@ -92,7 +94,12 @@ async def text_of(engine, prompt, params=None, **more):
     return "".join(part.text for part in parts)
 
 
-async def tasks_and_a_death():
+async def anything_of(answer):
+    async for _ in answer:
+        pass
+
+
+async def tasks_and_a_death(aborted):
     found = {}
     async with hal.AsyncEngine(device="cpu", slots=2, max_waiting=3) as engine:
         found["device"] = engine.device
@@ -105,14 +112,18 @@ async def tasks_and_a_death():
         begun = [engine.generate([number + 1] * 3, long) for number in range(2)]
         for one in begun:
             await anext(one)
+        left = asyncio.create_task(anything_of(begun[0]))
         rest = [asyncio.create_task(text_of(engine, prompt)) for prompt in PROMPTS]
         await asyncio.sleep(0)
         while engine._unfinished < 5:
             await asyncio.sleep(0)
         with pytest.raises(Unavailable, match="3 requests wait"):
             await text_of(engine, "one too many")
-        await begun[0].aclose()  # as a task does that is cancelled
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
         found["behind"] = await asyncio.gather(*rest)  # which need the slot
+        found["aborted"] = list(aborted)
         os.kill(engine._link._process.pid, signal.SIGKILL)
         with pytest.raises(Unavailable, match="the engine process ended: signal SIGKILL"):
             async for _ in begun[1]:
@@ -123,15 +134,30 @@ async def tasks_and_a_death():
     return found
 
 
-def test_an_engine_process_gives_the_same_text_to_many_tasks():
-    """A full queue refuses, a request that is left gives its slot back, and a process that dies ends every stream."""
-    found, texts = asyncio.run(tasks_and_a_death()), hal.generate(PROMPTS, **GREEDY)
+@pytest.fixture
+def aborted(monkeypatch):
+    """The requests that the process was told to abort."""
+    names, say = [], EngineLine.say
+
+    def noted(line, word, *ranks):
+        if isinstance(word, Abort):
+            names.append(word.request)
+        return say(line, word, *ranks)
+
+    monkeypatch.setattr(EngineLine, "say", noted)
+    return names
+
+
+def test_an_engine_process_gives_the_same_text_to_many_tasks(aborted):
+    """A full queue refuses, a task that is cancelled aborts its request, and a process that dies ends every stream."""
+    found, texts = asyncio.run(tasks_and_a_death(aborted)), hal.generate(PROMPTS, **GREEDY)
     assert found["device"] == "cpu:0"
     assert found["texts"] == found["behind"] == texts
     assert found["whole"] == texts[0]
     assert texts[0].startswith(found["stopped"])
     assert len(found["stopped"]) < len(texts[0])
     assert found["left"] == 0
+    assert found["aborted"] == ["a4", "a7"], "the one that a stop text ended, and the one whose task was cancelled"
 
 
 async def opened(**options):
