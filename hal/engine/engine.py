@@ -205,12 +205,14 @@ class Engine:
         """
         self.front.go_on()
         trouble: SinkFull | SinkClosed | None = None
+        more: list[int] = []  # groups that may have another step before anything is waited for
         for worker in self.workers:
             try:
                 trouble = worker.give() or trouble
+                more += worker.due
             except GroupLost as error:
                 self._lost(worker, error)
-        if not any(worker.due for worker in self.workers):  # else each has more to do before anything is waited for
+        if not more:
             self._receive()
         if trouble is not None:
             raise trouble

@@ -57,10 +57,10 @@ class EngineWorker(Generic[S]):
     @property
     def due(self) -> list[int]:
         """The groups that have something to do and may be given one step more."""
-        free = [number for number, steps in enumerate(self.in_flight) if steps < self._depth]
-        if not self.in_step:
-            return [number for number in free if self.schedulers[number].busy]
-        return free if self.busy and len(free) == len(self.schedulers) else []
+        depth, schedulers = self._depth, self.schedulers
+        if self.in_step:  # all or none: a forward of one is a forward of all
+            return list(range(len(schedulers))) if self.busy and max(self.in_flight) < depth else []
+        return [number for number, steps in enumerate(self.in_flight) if steps < depth and schedulers[number].busy]
 
     def give(self) -> SinkFull | SinkClosed | None:
         """Give each group that is due one step; return what a sink raised. Raises :class:`GroupLost`."""
