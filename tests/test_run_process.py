@@ -95,7 +95,7 @@ def test_a_closed_pipe_ends_it_quietly(started):
 
 
 #: The same, with a run that would wait ten days for a reader that has gone.
-PATIENT = "from hal.cli import main, run_output; run_output._LOOK_SECONDS = run_output._LEAVE_SECONDS = 1e6; main()"
+PATIENT = "from hal.cli import main; from hal.timeouts import TIMEOUTS; TIMEOUTS.look = TIMEOUTS.shown = 1e6; main()"
 
 
 def redirected(started, *arguments, shell, code=RUN):

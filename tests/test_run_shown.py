@@ -13,6 +13,7 @@ from hal_core.output.records import OutputRecord
 
 from hal.cli import run_output, run_session
 from hal.reading import OutputReader
+from hal.timeouts import TIMEOUTS
 
 from .commands import environment, left_in
 
@@ -50,7 +51,7 @@ class Output:
 
 
 def test_it_waits_for_a_reader_that_takes_its_time(monkeypatch):
-    monkeypatch.setattr(run_output, "_LEAVE_SECONDS", 0.01)
+    monkeypatch.setattr(TIMEOUTS, "shown", 0.01)
     answers = Slow()
     shown = run_output.Shown().by(answers)
     for step in range(3):

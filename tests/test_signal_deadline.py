@@ -11,8 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hal.cli import deadline, signals
+from hal.cli import signals
 from hal.cli.run_output import drive
+from hal.timeouts import TIMEOUTS
 
 from .commands import LIBRARIES, left_in, start
 
@@ -23,7 +24,7 @@ WARM = LIBRARIES
 HANGING = """
     import ctypes, importlib, os, sys, threading
     import hal.cli
-    hal.cli.signals.deadline.SECONDS = 0.3
+    hal.cli.signals.TIMEOUTS.signal = 0.3
     kind, where = sys.argv[1:3]
     del sys.argv[1:3]
 
@@ -155,8 +156,8 @@ def test_neither_a_full_standard_error_nor_output_holds_the_end_up(tmp_path, war
 
 FORKED = """
     import os, signal
-    from hal.cli import deadline, signals
-    deadline.SECONDS = 0.0
+    from hal.cli import signals
+    signals.TIMEOUTS.signal = 0.0
     forced = []
     signals._Watch.force = lambda watch, number: forced.append(number)
     with signals.watched(to_the_end=False), signals.noted():
@@ -179,12 +180,12 @@ def test_a_signal_to_a_forked_child_does_not_end_its_parent(tmp_path):
 
 def test_the_page_names_the_seconds():
     page = Path(__file__).parents[1] / "README.md"
-    assert f"within {deadline.SECONDS:g} s" in page.read_text(encoding="utf-8")
+    assert f"within {TIMEOUTS.signal:g} s" in page.read_text(encoding="utf-8")
 
 
 def test_a_drive_leaves_an_engine_that_does_not_come_to_its_end(monkeypatch):
     """Requests are aborted at once; what need not wait for the step that hangs has half of the time for its end."""
-    passed = iter([0.0, 0.0, deadline.SECONDS / 2])
+    passed = iter([0.0, 0.0, TIMEOUTS.signal / 2])
     monkeypatch.setattr(signals, "came", lambda: signal.SIGTERM)
     monkeypatch.setattr(signals, "since", lambda: next(passed))
     aborted = []

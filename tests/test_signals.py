@@ -271,10 +271,10 @@ IN_PROCESS = """
     with signals.watched(to_the_end=False), signals.noted():
         os.kill(os.getpid(), signal.SIGTERM)
         assert signals.came() == signal.SIGTERM
-        now[0] = signals.PATIENCE / 2
+        now[0] = signals.TIMEOUTS.second_signal / 2
         os.kill(os.getpid(), signal.SIGHUP)  # a closing terminal's second word
         assert ended == []
-        now[0] = signals.PATIENCE * 2
+        now[0] = signals.TIMEOUTS.second_signal * 2
         os.kill(os.getpid(), signal.SIGINT)
         assert ended == [128 + signal.SIGTERM]
     assert signals.came() is None

@@ -67,6 +67,9 @@ def _main(arguments: list[str]) -> None:
 
 
 def _dispatch(arguments: list[str]) -> None:
+    from hal.timeouts import TIMEOUTS
+
     from .tree import invoke
 
+    TIMEOUTS.check()
     invoke(arguments)

@@ -11,17 +11,16 @@ import os
 import signal
 import threading
 
+from hal.timeouts import TIMEOUTS
+
 TYPE_CHECKING = False  # as in hal
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-SECONDS = 8.0
-"""From the first signal to the end by force. Docker kills after 10 s, Kubernetes after 30 s."""
-
 
 class Deadline:
-    """Calls ``force`` with the number of the first of ``signals``, ``SECONDS`` after it came, in a thread of its own.
-    To be made and closed in the main thread."""
+    """Calls ``force`` with the number of the first of ``signals``, ``TIMEOUTS.signal`` seconds after it came, in a
+    thread of its own. To be made and closed in the main thread."""
 
     def __init__(self, signals: Collection[int], force: Callable[[int], object]) -> None:
         self._signals, self._force = signals, force
@@ -36,7 +35,7 @@ class Deadline:
         while numbers := os.read(self._reading, 64):
             first = next((number for number in numbers if number in self._signals), None)
             if first is not None:
-                if not self._closed.wait(SECONDS):
+                if not self._closed.wait(TIMEOUTS.signal):
                     self._force(first)
                 return
 

@@ -19,6 +19,7 @@ from hal.discovery import OBSERVED, OBSERVERS, installed_in
 from hal.listing import Listed, devices
 from hal.observing import chosen
 from hal.selection import NOTHING_INSTALLED, select
+from hal.timeouts import TIMEOUTS
 
 from . import failures
 from .console import shown
@@ -38,13 +39,16 @@ def command(
     opened: Annotated[
         bool, typer.Option("--open", help="Open each available device in a subprocess and show what it can do.")
     ] = False,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="What opening one may take.")] = 120.0,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="What opening one may take (default 120).")
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show the traceback of a plugin's own code that failed.")
     ] = False,
 ) -> None:
     """List the installed devices: distribution, contract, whether each can be used here, and why not."""
     failures.verbose = verbose
+    timeout = TIMEOUTS.device_open if timeout is None else timeout
     check_seconds(timeout)
     show(as_json=as_json, opened=opened, timeout=timeout, verbose=verbose)
 

@@ -15,10 +15,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from hal.timeouts import TIMEOUTS
+
 from . import signals
 
-#: How often a signal is looked for meanwhile.
-_LOOK_SECONDS = 0.1
 #: The tail of a crashed child's stderr that goes into the report, in characters.
 _TAIL = 400
 #: What is in the folder: the child's answer, the same while it is written, and what it said on both streams.
@@ -71,7 +71,7 @@ def _has_ended(child: subprocess.Popen[bytes], timeout: float) -> bool:
         signals.check()
         left = end - time.monotonic()
         try:
-            child.wait(max(0.0, min(left, _LOOK_SECONDS)))
+            child.wait(max(0.0, min(left, TIMEOUTS.look)))
         except subprocess.TimeoutExpired:
             if left <= 0:
                 return False

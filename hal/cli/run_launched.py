@@ -19,9 +19,8 @@ from typing import IO, TYPE_CHECKING
 from hal_core import GroupLost, InvalidValue, Unavailable
 
 from hal.distributed.crew import Crew
-from hal.distributed.limits import STARTING
-from hal.distributed.process import IN_ORDER, LEAVING
 from hal.distributed.rendezvous import SECRET, Launched, Rendezvous, Where
+from hal.timeouts import TIMEOUTS
 from hal.transport.curve import CurveKeys
 
 from . import signals
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 VARIABLE = "HAL_ENGINE_OF"
 """What rank 0 tells the engine, as JSON: where to report its address, on which host to listen, whose keys it knows."""
 LOST = 1
-_LOOK_SECONDS = 0.2
 
 
 def take_part(launched: Launched, options: Options) -> int:
@@ -51,7 +49,7 @@ def take_part(launched: Launched, options: Options) -> int:
     secret = launched.secret(os.environ)
     with signals.kept():
         import paddle  # noqa: F401 (whose store is used, in a thread)
-    meeting = Rendezvous(launched, secret, STARTING.read(), signals.check)
+    meeting = Rendezvous(launched, secret, TIMEOUTS.starting, signals.check)
     engine: subprocess.Popen[bytes] | None = None
     if launched.rank:
         where = meeting.answer("" if keys is None else keys.public)
@@ -97,9 +95,9 @@ def _serve(launched: Launched, where: Where, keys: CurveKeys | None, engine: sub
 def _forward_signals(engine: subprocess.Popen[bytes] | None, over: threading.Event) -> None:
     """A signal ends the engine in order, and it the ranks. A rank that has not ended though its engine has, as it hangs
     in a step, is ended by force: no launcher ends the rank that it waits for."""
-    while not over.wait(_LOOK_SECONDS):
+    while not over.wait(TIMEOUTS.look):
         if engine is not None and (status := engine.poll()) is not None:
-            if not over.wait(LEAVING if status else IN_ORDER):
+            if not over.wait(TIMEOUTS.rank_exit_lost if status else TIMEOUTS.rank_exit):
                 os._exit(status)
             return
         if signals.came() is not None:
@@ -144,7 +142,7 @@ def _reported(pipe: IO[bytes], end: float) -> bytes:
     said = b""
     while True:
         signals.check()
-        if select.select([pipe], [], [], _LOOK_SECONDS)[0]:
+        if select.select([pipe], [], [], TIMEOUTS.look)[0]:
             if not (part := os.read(pipe.fileno(), 1 << 16)):
                 return said
             said += part

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hal_core import FinishReason, HalError, OutputRecord, OutputRow, SlotStatus
 
-from . import deadline, signals
+from hal.timeouts import TIMEOUTS
+
+from . import signals
 from .console import say
 from .screen import Screen
 
@@ -28,11 +30,8 @@ if TYPE_CHECKING:
     from .run_options import Options
     from .run_plan import Plan
 
-_LOOK_SECONDS = 0.1
 _COLUMNS = 100
 """Columns of the closing line at most."""
-_LEAVE_SECONDS = 2.0
-"""After a signal. A reader of standard output that takes nothing is not waited for any longer."""
 
 
 class Able(Protocol):
@@ -348,8 +347,8 @@ class Shown:
         """Have everything shown, however slowly it is read; a signal ends the wait."""
         self._records.put(None)
         while self._thread.is_alive() and signals.came() is None:
-            self._thread.join(_LOOK_SECONDS)
-        self._thread.join(_LEAVE_SECONDS)
+            self._thread.join(TIMEOUTS.look)
+        self._thread.join(TIMEOUTS.shown)
         if self._thread.is_alive() and signals.came() is not None:
             say("hal: standard output takes nothing: what was left of the text is not shown")
             signals.end_now()
@@ -386,7 +385,7 @@ def drive(engine: Drivable, plan: Plan, answers: Answers, show: Shows) -> None:
     for request in plan.requests:
         engine.submit(request)
     aborted = False
-    while engine.busy and show.error is None and signals.since() < deadline.SECONDS / 2:
+    while engine.busy and show.error is None and signals.since() < TIMEOUTS.signal / 2:
         for finished in engine.step():
             if not finished.reported:
                 answers.end(finished)

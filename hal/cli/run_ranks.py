@@ -15,11 +15,11 @@ from hal.distributed.crew import Crew
 from hal.distributed.engine import open_engine
 from hal.distributed.errors import RankLost
 from hal.distributed.launch import PaddleLaunch
-from hal.distributed.limits import COLLECTIVE
 from hal.distributed.words import Setup
 from hal.model.split import check_split
 from hal.proposers import NONE
 from hal.stepping import AUTO, Acceptance, overlap_of
+from hal.timeouts import TIMEOUTS
 from hal.transport.descriptors import check_rank_limit
 from hal.worker import ModelRunner
 
@@ -131,7 +131,7 @@ def _setup(plan: Plan, options: Options) -> Setup:
         tp=ranks.tp,
         dp=ranks.dp,
         records="",
-        timeout=COLLECTIVE.read(),
+        timeout=TIMEOUTS.collective,
         everywhere=ranks.sampling == "every-rank",
         dp_sync=ranks.dp_sync,
         check=_asked_to_check(),

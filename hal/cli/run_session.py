@@ -21,6 +21,7 @@ from hal.model.split import check_split
 from hal.opening import open_as_asked
 from hal.proposers.counted import closing_well, open_proposer
 from hal.stepping import AUTO, PADDLE, RunnerSetup, Stepper, check_drafts, choose_runner, make_runner, overlap_of
+from hal.timeouts import TIMEOUTS
 from hal.transport.descriptors import SENDER, check_descriptors
 from hal.worker import ModelRunner, Worker
 
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 FAILED = 2
 """Exit status: a request ended with an error."""
-_CLOSE_SECONDS, _LEAVE_SECONDS = 10.0, 2.0
-"""Seconds that the sink of ``--sink`` has to send what it holds; after a signal."""
 _DESCRIPTORS = 8
 """File descriptors that Paddle and a device open."""
 
@@ -145,10 +144,11 @@ def _open_output(url: str | None, keys: CurveKeys | None) -> Iterator[tuple[Sink
         yield sink, handed
         failed = False
     finally:
-        handed.close(0.0 if failed or signals.came() is not None else _CLOSE_SECONDS)
+        handed.close(0.0 if failed or signals.came() is not None else TIMEOUTS.sink_close)
         for one in sent:
             try:
-                one.close(0.0 if failed else _CLOSE_SECONDS if signals.came() is None else _LEAVE_SECONDS)
+                left = TIMEOUTS.sink_close if signals.came() is None else TIMEOUTS.sink_close_signal
+                one.close(0.0 if failed else left)
             except HalError:
                 if not failed and signals.came() is None:  # that one says why
                     raise

@@ -7,9 +7,10 @@ and in a callback it would be printed and forgotten. What happens is what the co
 - something has: the signal is noted, and the command looks for it with :func:`came` and ends in order (:func:`noted`);
 - a call may wait for ever: the signal is raised there (:func:`raised`).
 
-A second signal, more than ``PATIENCE`` seconds after the first, ends the process at once, with its private folders
-removed. Sooner it counts as the same one: a closing terminal and ``timeout`` send theirs twice. A command that has not
-ended ``deadline.SECONDS`` after the first one is ended by force, whatever its main thread waits for.
+A second signal, more than ``TIMEOUTS.second_signal`` seconds after the first, ends the process at once, with its
+private folders removed. Sooner it counts as the same one: a closing terminal and ``timeout`` send theirs twice. A
+command that has not ended ``TIMEOUTS.signal`` seconds after the first one is ended by force, whatever its main thread
+waits for.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import math
 import os
 import signal
 import sys
 import threading
 import time
+
+from hal.timeouts import TIMEOUTS
 
 from . import deadline
 
@@ -31,10 +35,6 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-PATIENCE = 1.0
-_INTERPRETER_SECONDS = 60
-"""Seconds that the interpreter may take for its own end, in which it answers no signal. The host may be busy."""
-_TIDYING_SECONDS = 1.0
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 _NUMBERS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 
@@ -66,7 +66,7 @@ class _Watch:
                 raise self.raises
             if self.is_noted or self.raises is not None:
                 return
-        elif now - self.at < PATIENCE:
+        elif now - self.at < TIMEOUTS.second_signal:
             return
         self.end()
 
@@ -86,7 +86,7 @@ class _Watch:
         try:
             tidying = threading.Thread(target=self._tidy_up, daemon=True)
             tidying.start()
-            tidying.join(_TIDYING_SECONDS)
+            tidying.join(TIMEOUTS.tidying)
         finally:
             os._exit(128 + (self.first or number))
 
@@ -94,7 +94,7 @@ class _Watch:
         from .console import say
 
         _release_folders()
-        say(f"hal: ended by force: the signal could not be obeyed in order within {deadline.SECONDS:g} s")
+        say(f"hal: ended by force: the signal could not be obeyed in order within {TIMEOUTS.signal:g} s")
         if self.tidy is not None:
             self.tidy()
 
@@ -183,7 +183,7 @@ def _leave() -> None:
     """Only the interpreter's own end is left, in which no thread of ours runs."""
     _ignore()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(_INTERPRETER_SECONDS)
+    signal.alarm(math.ceil(TIMEOUTS.interpreter_end))
 
 
 def _install() -> dict[int, Any]:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from hal_core import InvalidValue
 
+from hal.timeouts import TIMEOUTS
+
 from . import signals
 from .console import say, shown
 from .failures import check_seconds
@@ -26,10 +28,6 @@ if TYPE_CHECKING:
     from hal_core.frames import Frame
 
     from hal.reading import Event, OutputReader
-
-
-#: How often a signal is looked for while nothing comes.
-_LOOK_SECONDS = 0.2
 
 
 def command(
@@ -94,7 +92,7 @@ def _next(reader: OutputReader, printer: Printer, timeout: float | None) -> Fram
     printer.has_ended = False
     while signals.came() is None:
         left = end - time.monotonic()
-        frame = reader.read(max(0.0, min(left, _LOOK_SECONDS)))
+        frame = reader.read(max(0.0, min(left, TIMEOUTS.look)))
         if frame is not None or printer.has_ended or left <= 0:
             return frame
     return None

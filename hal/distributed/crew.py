@@ -13,12 +13,12 @@ import msgspec
 from hal_core import HalError, InvalidValue, OutputRecord, Task
 
 from hal.reading import Event, Gap, OutputReader, SessionLost
+from hal.timeouts import TIMEOUTS, variable
 
 from .abilities import Abilities, difference
 from .errors import RankLost
 from .launch import Starter
 from .layout import RankLayout
-from .limits import STARTING, STEP
 from .lines import EngineLine
 from .step_clock import StepClock
 from .steps import StepOrder, orders_of
@@ -52,10 +52,6 @@ if TYPE_CHECKING:
     from hal.transport.curve import CurveKeys
 
 log = logging.getLogger("hal")
-_LOOK_SECONDS = 0.05
-_LEAVE_SECONDS = 10.0
-_HINT_SECONDS = 1.0
-"""Seconds that ranks have to say which of them is lost, once one has said that a collective failed."""
 _Said = TypeVar("_Said", Hello, Ready, Up)
 
 
@@ -82,15 +78,15 @@ class Crew:
         ``url``, ``records``: tcp addresses to listen on, with ``curve``; by default private ones of this host.
         ``look`` is called now and then while ranks start, and may raise what ends that. ``starting``: seconds in which
         they must be up; one whose connection is closed before is lost at once. ``step``: seconds that a step may last.
-        Both are by default as the variables of :mod:`hal.distributed.limits` say.
+        Both are by default as the variables of :mod:`hal.timeouts` say.
         ``name_of``: how the error of a loss names a rank.
         Raises :class:`InvalidValue` for what is the user's to mend, with the same words on every rank, and
         :class:`RankLost` when ranks do not come up, or fail for another reason.
         """
         self.layout, self._starter, self._look = RankLayout(setup.tp, setup.dp), starter, look
         self._name_of = name_of
-        self._starting = STARTING.read() if starting is None else starting
-        self._clock = StepClock(self.layout.dp, STEP.read() if step is None else step)
+        self._starting = TIMEOUTS.starting if starting is None else starting
+        self._clock = StepClock(self.layout.dp, TIMEOUTS.step if step is None else step)
         self._numbers = [0] * self.layout.dp
         self._failed, self._gone = list[Failed](), list[SessionLost | Gap]()
         self._left, self._drafts = dict[int, tuple[Delivery, ...]](), dict[int, tuple[int, int, int]]()
@@ -109,7 +105,7 @@ class Crew:
         except BaseException:
             self._end(0.0)
             raise
-        self._assembling: Iterator[None] | None = self._assemble(_LOOK_SECONDS if wait else 0.0)
+        self._assembling: Iterator[None] | None = self._assemble(TIMEOUTS.records if wait else 0.0)
         while wait and not self.assemble():
             pass
 
@@ -146,7 +142,7 @@ class Crew:
         end = time.monotonic() + timeout
         while True:
             left = end - time.monotonic()
-            frame = self.reader.read(max(0.0, min(left, _LOOK_SECONDS)))
+            frame = self.reader.read(max(0.0, min(left, TIMEOUTS.records)))
             self._take_words(0.0)  # also those that were said before a record that is there now
             if frame is not None:
                 self._clock.taken(frame.header.sender)
@@ -158,12 +154,12 @@ class Crew:
 
     def rest(self) -> list[tuple[int, OutputRecord]]:
         """After a loss: the records that still come, from the ranks that go on sending until theirs are out."""
-        found, end = [], time.monotonic() + _LEAVE_SECONDS
+        found, end = [], time.monotonic() + TIMEOUTS.ranks_end
         gone = -1 if self._lost is None else self._lost.rank
         senders = {self.layout.members(number)[0] for number in range(self.layout.dp)} - {gone}
         while True:
             over = senders <= self._left.keys() or bool(self._starter.ended()) or time.monotonic() > end
-            while (frame := self.reader.read(_LOOK_SECONDS)) is not None:
+            while (frame := self.reader.read(TIMEOUTS.records)) is not None:
                 found.append((frame.header.sender, frame.record))
             if over:
                 return found
@@ -182,15 +178,15 @@ class Crew:
     def stop(self) -> None:
         """Have the ranks end in order, everything sent."""
         self.line.say(Stop())
-        end = time.monotonic() + _LEAVE_SECONDS
+        end = time.monotonic() + TIMEOUTS.ranks_end
         while len(self._left) < self.layout.dp and not self._starter.ended() and time.monotonic() < end:
-            self.reader.read(_LOOK_SECONDS)
+            self.reader.read(TIMEOUTS.records)
             self._take_words(0.0)
-        self._end(_LEAVE_SECONDS)
+        self._end(TIMEOUTS.ranks_end)
 
     def close(self) -> None:
         """End the ranks, at once where they cannot end in order. Idempotent."""
-        self._end(1.0)
+        self._end(TIMEOUTS.ranks_end_forced)
 
     def __enter__(self) -> Crew:
         return self
@@ -255,7 +251,7 @@ class Crew:
             raise self._lose(gone[0], "its connection was closed: its process has ended, or its host is lost", cure)
         if time.monotonic() > end:
             why = f"rank(s) {missing} did not come up: nothing was heard for {self._starting:g} s"
-            raise self._lose(missing[0], why, f"{cure}, or give them more time ({STARTING.variable})")
+            raise self._lose(missing[0], why, f"{cure}, or give them more time ({variable('starting')})")
 
     def _failure(self) -> HalError:
         """What a rank that fails comes to: a refusal if it says so, else its loss."""
@@ -263,7 +259,7 @@ class Crew:
         if word.refused:
             return self._refuse((f"rank {word.rank}: " if self.layout.size > 1 else "") + word.what, word.cure)
         lost = self._lose(rank, word.what, word.cure)
-        self._starter.end(1.0)
+        self._starter.end(TIMEOUTS.ranks_end_forced)
         return lost
 
     def _compare(self, facts: Mapping[int, Mapping[str, str]]) -> None:
@@ -273,7 +269,7 @@ class Crew:
 
     def _refuse(self, what: str, cure: str) -> InvalidValue:
         self.line.say(Verdict(what, cure, refused=True))
-        self._starter.end(_LEAVE_SECONDS)
+        self._starter.end(TIMEOUTS.ranks_end)
         return InvalidValue(what, cure=cure)
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -315,12 +311,12 @@ class Crew:
         if (late := self._clock.late()) is not None:
             ranks = list(self.layout.members(late))
             why = f"rank(s) {ranks} have not ended the step within {self._clock.limit:g} s"
-            cure = f"see what holds it up; where steps take that long, give them more time ({STEP.variable})"
+            cure = f"see what holds it up; where steps take that long, give them more time ({variable('step')})"
             raise self._lose(ranks[0], why, cure)
 
     def _blamed(self) -> tuple[int, Failed]:
         """The rank that was lost, and the word that tells why: as it says itself if it can, else as the others do."""
-        end = time.monotonic() + _HINT_SECONDS
+        end = time.monotonic() + TIMEOUTS.lost_rank
         while True:
             own = [word for word in self._failed if not word.lost and not word.vague]
             named = [word for word in self._failed if word.lost]
@@ -330,7 +326,7 @@ class Crew:
             if ended or (self._failed and time.monotonic() > end):
                 word = (named or self._failed)[0]
                 return (word.lost[0] if word.lost else word.rank), word
-            self._take_words(_LOOK_SECONDS)
+            self._take_words(TIMEOUTS.records)
 
     def _lose(self, rank: int, why: str, cure: str = "") -> RankLost:
         """Give every rank the verdict, once; the error that it is here."""

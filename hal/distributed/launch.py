@@ -23,6 +23,7 @@ from hal_core import Unavailable
 from hal_core.devices import HeldPort, check_processor
 
 from hal.sharing import AMONG
+from hal.timeouts import TIMEOUTS
 from hal.transport.urls import private_folder, release_private, socket_of
 
 URL = "HAL_RANKS_URL"
@@ -124,7 +125,7 @@ class PaddleLaunch:
         """Wait, then have the launcher end its ranks, then end it; its ranks end with it."""
         process, self._process = self._process, None
         if process is not None:
-            for number, seconds in ((None, patience), (signal.SIGTERM, 3.0), (signal.SIGKILL, None)):
+            for number, seconds in ((None, patience), (signal.SIGTERM, TIMEOUTS.launcher_end), (signal.SIGKILL, None)):
                 if number is not None:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, number)

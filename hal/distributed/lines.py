@@ -16,6 +16,7 @@ import zmq
 from hal_core import FrameError, GroupLost
 from hal_core.frames import FrameKind, new_session, split
 
+from hal.timeouts import TIMEOUTS
 from hal.transport.connection import Connection
 from hal.transport.curve import CurveKeys
 from hal.transport.parts import joined
@@ -24,15 +25,6 @@ from hal.transport.urls import private_ipc_url, release_folder, socket_of
 
 from .steps import StepOrder, decode_step, encode_step
 from .words import Beat, Hello, Stop, Verdict, Word, decode_word, encode_word
-
-BEAT_SECONDS = 0.25
-"""How often the engine says that it is there, while it waits."""
-SILENCE = 20.0
-"""Seconds without a word, over tcp, after which a rank that waits takes the engine for lost."""
-BROKEN = 1.0
-"""Seconds after which a connection within one host that broke counts as the engine's end."""
-_PARTING = 2.0
-"""Seconds that ranks have to take the last word and close their connections, before the engine closes its end."""
 
 
 class EngineLine:
@@ -99,13 +91,13 @@ class EngineLine:
         """Say the word to all if it is time."""
         now = time.monotonic()
         if now >= self._next_beat:
-            self._next_beat = now + BEAT_SECONDS
+            self._next_beat = now + TIMEOUTS.heartbeat_engine
             self._missed = {rank: self._missed.get(rank, now) for rank in self.say(word)}
 
     def gone(self) -> list[int]:
         """The ranks that were known and have not been reached by a beat for a while: their connections are closed."""
         now = time.monotonic()
-        return sorted(rank for rank, since in self._missed.items() if now - since > BROKEN)
+        return sorted(rank for rank, since in self._missed.items() if now - since > TIMEOUTS.broken)
 
     def _send(self, message: bytes, ranks: tuple[int, ...]) -> list[int]:
         missed = []
@@ -119,14 +111,14 @@ class EngineLine:
     def _see_off(self, end: float) -> None:
         """Wait until no rank is reached any more, or for the time."""
         while len(self.say(Beat())) < len(self._ranks) and time.monotonic() < end:
-            for _ in self.receive(0.02):
+            for _ in self.receive(TIMEOUTS.pause):
                 pass
 
     def close(self) -> None:
         """Close, and give the address back. Ranks to which the last word was said have a while to take it: an end that
         is closed before is an engine that was lost, to them."""
         if self._parts:
-            self._see_off(time.monotonic() + _PARTING)
+            self._see_off(time.monotonic() + TIMEOUTS.parting)
         self._bound.close()
         self._bound.release()
         if self._owned:
@@ -146,7 +138,7 @@ class RankLine:
             os.close(self._wake_end)
             raise
         self._heard = self._down = time.monotonic()
-        self._patience = SILENCE  # until the engine was heard, it may be starting
+        self._patience = TIMEOUTS.silence  # until the engine was heard, it may be starting
         self._is_made = self._is_heard = self._broke = False
         self._received: list[Word | StepOrder] = []
 
@@ -173,27 +165,28 @@ class RankLine:
                 self._check_engine(now)
                 if now >= end:
                     return None
-                self._connection.wait(min(end, now + BEAT_SECONDS), due=False)
+                self._connection.wait(min(end, now + TIMEOUTS.heartbeat_engine), due=False)
                 if self._connection.others_came:
                     self._follow()
                     if not self._take():
                         return None
         return self._received.pop(0)
 
-    def say(self, word: Word, patience: float = 10.0) -> bool:
-        """Say a word; waits up to ``patience`` seconds for a connection. Whether it was said."""
-        message, end = encode_word(word, session=1, sender=self.rank), time.monotonic() + patience
+    def say(self, word: Word, patience: float | None = None) -> bool:
+        """Say a word; waits up to ``patience`` seconds (``TIMEOUTS.message``) for a connection. Whether it was said."""
+        end = time.monotonic() + (TIMEOUTS.message if patience is None else patience)
+        message = encode_word(word, session=1, sender=self.rank)
         self._note()
         while not self._connection.send(message):
             if time.monotonic() >= end:
                 return False
-            self._connection.wait(min(end, time.monotonic() + 0.05), due=self._connection.is_open)
+            self._connection.wait(min(end, time.monotonic() + TIMEOUTS.pause), due=self._connection.is_open)
             self._note()
         return True
 
     def close(self) -> None:
         """Close; what was said last has a second more."""
-        self._connection.close(1000)
+        self._connection.close(round(1000 * TIMEOUTS.last_message))
         self._connection.end()
         os.close(self._wake)
         os.close(self._wake_end)
@@ -221,7 +214,7 @@ class RankLine:
         except zmq.Again:
             return False
         self._heard, self._is_heard = time.monotonic(), True
-        self._patience = BROKEN if self._local else SILENCE
+        self._patience = TIMEOUTS.broken if self._local else TIMEOUTS.silence
         for header, frame in split(message):
             if header.kind == FrameKind.STEP:
                 self._received.append(decode_step(header, frame))

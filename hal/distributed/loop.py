@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hal_core import ENTERING, HalError, InvalidValue, OutputRecord, SinkFull
 
 from hal.stepping import Stepper, StepsAhead
+from hal.timeouts import TIMEOUTS
 
 from .requests import RequestTable
 from .steps import StepOrder
@@ -19,14 +20,6 @@ if TYPE_CHECKING:
     from .handing import Handing
     from .lines import RankLine
     from .meeting import Meeting
-
-_IDLE = 0.02
-"""Seconds without a step after which a rank waits for its last one."""
-_SOON = 0.001
-"""Seconds after which the output of a step is asked for again that the device runs, where blocks are to be sent."""
-_LOOK = 0.2
-"""Seconds after which a transfer that has something under way is called, at least."""
-_STARTING = 300.0
 
 
 class StepLoop:
@@ -74,10 +67,11 @@ class StepLoop:
             self._line.watch(self._handing.transfer.sockets)
             if self._ahead.untold:  # whose blocks are to go as soon as they are computed
                 self._ahead.tell()
-                return self._line.receive(_SOON if self._ahead.untold else 0.0)
+                return self._line.receive(TIMEOUTS.output if self._ahead.untold else 0.0)
         if self._ahead.waiting:
-            return self._line.receive(_IDLE)
-        return self._line.receive(_LOOK if self._handing is not None and self._handing.busy else _STARTING)
+            return self._line.receive(TIMEOUTS.last_step)
+        moving = self._handing is not None and self._handing.busy
+        return self._line.receive(TIMEOUTS.transfer if moving else TIMEOUTS.starting)
 
     def _take(self, order: StepOrder, *, overlap: bool) -> None:
         """Take one step."""

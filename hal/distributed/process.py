@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 
 from hal_core import HalError, InvalidValue
 
+from hal.timeouts import TIMEOUTS
+
 from .launch import STORE, URL
 from .rank import serve
 
 LOST, REFUSED = 1, 2
 """Exit statuses: ranks were lost; the start was refused."""
-LEAVING, IN_ORDER = 5, 60
-"""Seconds that the process may take to end after a loss, since leaving a device may wait for a collective that never
-ends; and after a run that went well, where nothing does, but the host may be busy."""
 
 
 def main() -> int:
@@ -32,5 +32,5 @@ def main() -> int:
         print(f"hal: rank {rank}: {error}", file=sys.stderr, flush=True)
         status = LOST
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(LEAVING if status else IN_ORDER)
+    signal.alarm(math.ceil(TIMEOUTS.rank_exit_lost if status else TIMEOUTS.rank_exit))
     return status

@@ -30,6 +30,7 @@ from hal.proposers import Setup as ProposerSetup
 from hal.selection import requested
 from hal.sharing import LocalRank, moved
 from hal.stepping import Acceptance, RunnerSetup, Stepper, check_drafts, make_runner, overlap_of
+from hal.timeouts import TIMEOUTS
 from hal.transport import open_sink
 from hal.transport.copies import Copies, close_all
 from hal.transport.curve import CurveKeys
@@ -38,8 +39,7 @@ from .check import RankCheck
 from .errors import error_of, trace_told, word_of
 from .handing import Handing, open_handing
 from .layout import RankLayout
-from .limits import STARTING
-from .lines import SILENCE, RankLine
+from .lines import RankLine
 from .loop import StepLoop
 from .meeting import Meeting
 from .words import Delivery, Drafted, Drafts, Go, Hello, Left, Raised, Ready, Setup, Up, Verdict, Word
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from hal.model.llama import LlamaModel
     from hal.proposers import Proposer
 
-_DRAIN = 5.0
-"""Seconds in which the records of a rank that ends must be acknowledged."""
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
 """A multiplier that makes numbers of ranks far apart: 64 bits of the golden ratio (Knuth's multiplicative hashing)."""
 _Wanted = TypeVar("_Wanted", Setup, Go)
@@ -79,7 +77,7 @@ def serve(
     serving = _Serving(line, rank, curve)
     try:
         with serving.telling():
-            if not line.say(Hello(rank, size, dict(facts or {}) | versions()), SILENCE):
+            if not line.say(Hello(rank, size, dict(facts or {}) | versions()), TIMEOUTS.silence):
                 raise GroupLost(
                     f"rank {rank} finds no engine at {url}",
                     cure="see what became of the process that started the ranks",
@@ -106,7 +104,7 @@ class _Serving:
     def __init__(self, line: RankLine, rank: int, curve: CurveKeys | None) -> None:
         self.line, self.rank, self._curve = line, rank, curve
         self.step = 0
-        self._patience = STARTING.read()
+        self._patience = TIMEOUTS.starting
         self._decided = False  # a verdict came
         self._again = False  # which says that ranks are started again
         self._sink: Sink | None = None
@@ -130,7 +128,7 @@ class _Serving:
             self._patience = 2 * setup.timeout
             worker, check = self._worker(setup, layout, device)
             self._acceptance = worker.acceptance
-            worker.on_raised = lambda error: self.line.say(Raised(self.rank, trace_told(error)), 1.0)
+            worker.on_raised = lambda error: self.line.say(Raised(self.rank, trace_told(error)), TIMEOUTS.note)
             runner, able = setup.runner or "the Paddle model", device.capabilities
             overlap, why = overlap_of(setup.overlap, device, runner, worker.runner.needs_host)
             facts = dict(able.fallbacks), able.substituted, device.index, overlap, why
@@ -149,11 +147,11 @@ class _Serving:
         found = self._acceptance
         if self._first and found.drafted != self._told:
             self._told = found.drafted
-            self.line.say(Drafts(self.rank, (found.drafted, found.accepted, found.turns)), 1.0)
+            self.line.say(Drafts(self.rank, (found.drafted, found.accepted, found.turns)), TIMEOUTS.note)
 
     def wait(self, wanted: type[_Wanted]) -> _Wanted:
         """Wait for that word; raises what a verdict says that comes instead."""
-        starting = STARTING.read()
+        starting = TIMEOUTS.starting
         while True:
             said = self.line.receive(starting)
             if isinstance(said, wanted):
@@ -215,14 +213,14 @@ class _Serving:
             yield
         finally:
             with contextlib.suppress(Undelivered):
-                close_all(sinks[:1], _DRAIN, again=self._again)
+                close_all(sinks[:1], TIMEOUTS.records_end, again=self._again)
             try:
-                close_all(sinks[1:], _DRAIN, again=self._again)
+                close_all(sinks[1:], TIMEOUTS.records_end, again=self._again)
             except Undelivered as error:
                 undelivered += error.records
             self._told = -1  # also of turns that had none
             self._tell_drafts()
-            self.line.say(Left(self.rank, undelivered), 1.0)
+            self.line.say(Left(self.rank, undelivered), TIMEOUTS.note)
 
     def _worker(self, setup: Setup, layout: RankLayout, device: BoundDevice) -> tuple[Stepper, RankCheck | None]:
         """Open the groups with the others, load this rank's part of the model or make its runner, and the state."""
@@ -262,7 +260,7 @@ class _Serving:
             rejection=setup.rejection,
         )
         if self._first:
-            worker.runner.on_drafts = lambda counts: self.line.say(Drafted(self.rank, counts), 1.0)
+            worker.runner.on_drafts = lambda counts: self.line.say(Drafted(self.rank, counts), TIMEOUTS.note)
         if setup.dp_sync and setup.dp > 1:
             drafting = setup.sizes.max_draft_tokens if proposer is not None and proposer.wants_hidden else 0
             self._meeting = Meeting(TensorRanks(layout.across(self.rank), timeout=setup.timeout), 1 + drafting)

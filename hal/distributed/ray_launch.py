@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from hal_core import InvalidValue, Unavailable
 
 from hal.selection import plugin_of
+from hal.timeouts import TIMEOUTS
 from hal.transport.curve import CurveKeys
 
 from .crew import Crew
-from .limits import STARTING
 from .ray_rank import Prepared, RayRank
 from .rendezvous import SECRET
 
@@ -29,12 +29,6 @@ if TYPE_CHECKING:
     from .words import Setup
 
 _LOG = logging.getLogger("hal")
-_LOOK_SECONDS = 0.1
-"""Least seconds between two questions to Ray about the same ranks."""
-_REACHED_SECONDS = 5.0
-"""Seconds in which the host of a cluster's address must take a connection."""
-_TAIL_SECONDS = 5.0
-"""Seconds in which the last lines of a dead rank must have been read on its node."""
 _PASSED_ON = ("HAL_", "OMP_", "MKL_", "OPENBLAS_", "FLAGS_")
 """Prefixes of the engine's environment variables that ranks get."""
 
@@ -64,7 +58,7 @@ class RayCluster:
         host, _, port = (self._address or "").rpartition(":")
         try:
             if host and port.isdigit():  # Ray itself would try for minutes
-                socket.create_connection((host.rpartition("/")[2], int(port)), _REACHED_SECONDS).close()
+                socket.create_connection((host.rpartition("/")[2], int(port)), TIMEOUTS.ray_address).close()
             ray.init(address=self._address or "local", **options)
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
             where = self._address or "this host"
@@ -90,7 +84,7 @@ class RayCluster:
         """Begin to start the ranks of ``setup`` on this cluster; ``bundle``: the resources of each rank."""
         import ray
 
-        starter = RayLaunch(setup.tp, setup.dp, bundle, strategy, starting=STARTING.read(), grows=not self.own)
+        starter = RayLaunch(setup.tp, setup.dp, bundle, strategy, starting=TIMEOUTS.starting, grows=not self.own)
         url = f"tcp://{ray.util.get_node_ip_address()}:*"
         more: dict[str, Any] = {"look": look, "wait": False, "name_of": starter.name_of}
         return Crew(setup, starter, url=url, records=url, curve=starter.keys, **more)
@@ -176,7 +170,7 @@ class RayLaunch:
         """Take the start further; return how ranks have ended, or "" while they run."""
         now = time.monotonic()
         if not self._how and self._actors and now >= self._next_look:
-            self._next_look = now + _LOOK_SECONDS
+            self._next_look = now + TIMEOUTS.look
             self._how = self._ends() if self._serving else self._placed(now)
         return self._how
 
@@ -273,7 +267,7 @@ class RayLaunch:
         there = NodeAffinitySchedulingStrategy(lost.node, soft=False)
         reading = ray.remote(_tail).options(num_cpus=0, scheduling_strategy=there).remote(lost.log)
         try:
-            lines: list[str] = ray.get(reading, timeout=_TAIL_SECONDS)
+            lines: list[str] = ray.get(reading, timeout=TIMEOUTS.ray_last_line)
         except ray.exceptions.RayError as error:
             return f"its last lines cannot be read: {_first_line(error)}"
         return lines[-1] if lines else ""

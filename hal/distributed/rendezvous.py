@@ -26,14 +26,13 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from hal_core import GroupLost, InvalidValue, Unavailable
 
+from hal.timeouts import TIMEOUTS
 from hal.transport.urls import socket_of
 
 SECRET = "HAL_RANKS_SECRET"
 """The variable with the secret that all ranks of a job on several hosts have in common."""
 _LEAST = 16
 """Characters that a secret has at least."""
-_LOOK_SECONDS = 0.1
-_PAUSE = 0.05
 _T = TypeVar("_T")
 
 
@@ -233,7 +232,7 @@ class Rendezvous:
                         found[rank] = word
                 if len(found) == len(wanted):
                     return
-                self._over.wait(_PAUSE)
+                self._over.wait(TIMEOUTS.pause)
 
         self._within(talk, lambda: f"nothing was read of rank(s) {sorted(wanted.keys() - found.keys())}")
         return found
@@ -255,7 +254,7 @@ class Rendezvous:
                 self._look()
                 left = self.end - time.monotonic()
                 try:
-                    answer, error = answers.get(timeout=max(0.0, min(left, _LOOK_SECONDS)))
+                    answer, error = answers.get(timeout=max(0.0, min(left, TIMEOUTS.look)))
                 except queue.Empty:
                     if left > 0:
                         continue
@@ -292,7 +291,7 @@ class Rendezvous:
             except OSError:
                 if left <= 0 or self._over.is_set():
                     raise
-                self._over.wait(_PAUSE)
+                self._over.wait(TIMEOUTS.pause)
             else:
                 return self._made(serves=False)
 

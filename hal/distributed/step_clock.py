@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-LONGEST_LOOK = 1.0
-"""Seconds between two looks that count at most: in a longer pause the engine itself was stopped, and perhaps its ranks
-with it."""
+from hal.timeouts import TIMEOUTS
 
 
 class StepClock:
@@ -35,7 +33,7 @@ class StepClock:
 
     def _look(self) -> None:
         now = self._clock()
-        passed, self._looked = min(now - self._looked, LONGEST_LOOK), now
+        passed, self._looked = min(now - self._looked, TIMEOUTS.longest_look), now
         for group, count in enumerate(self._under_way):
             if count > 0:
                 self._seconds[group] += passed

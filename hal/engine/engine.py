@@ -21,6 +21,8 @@ from hal_core import (
     Unavailable,
 )
 
+from hal.timeouts import TIMEOUTS
+
 from .budget import DEFAULT_CHUNK
 from .front import End, Front, Queue
 from .generation import Finished
@@ -30,8 +32,6 @@ from .worker import EngineWorker
 if TYPE_CHECKING:
     from .executor import LocalExecutor
 
-WAIT_SECONDS = 0.1
-"""Seconds that a step waits at most for an output of ranks."""
 Wait = Callable[[Sequence[Any], float], None]
 
 
@@ -227,7 +227,7 @@ class Engine:
     def _receive(self) -> None:
         """Take over what has come; wait for it if requests run and there is no end to tell. Ranks that idle are looked
         after too: they may be lost, and those of other hosts must hear of the engine."""
-        patience = WAIT_SECONDS if self._names and not self._ended else 0.0
+        patience = TIMEOUTS.engine_wait if self._names and not self._ended else 0.0
         alone = len(self.workers) == 1 and self.workers[0].up  # its executor waits, and gives one output at a time
         if not alone:
             self._wait([socket for worker in self.workers for socket in worker.sockets], patience)
@@ -260,7 +260,7 @@ class Engine:
                 worker.drafted, worker.restarts = self.drafted, lambda: self._restarts_left > 0
                 self._begin(worker)
             while late := [worker for worker in self.workers if not self._assembled(worker)]:
-                self._wait([socket for worker in late for socket in worker.sockets], WAIT_SECONDS)
+                self._wait([socket for worker in late for socket in worker.sockets], TIMEOUTS.engine_wait)
             self.front.begin()
         except BaseException as error:
             if isinstance(error, InvalidValue | Unavailable):

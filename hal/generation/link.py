@@ -19,19 +19,16 @@ import msgspec
 import zmq
 from hal_core import FinishReason, HalError, InvalidValue, Request, Unavailable
 
-from hal.distributed.limits import STARTING
 from hal.distributed.lines import EngineLine
 from hal.distributed.words import Abort, Ended, Failed, Hello, Serve, Stop, Submit, Up, Word
 from hal.model.streaming import AnswerText
 from hal.reading import Event, OutputReader, StreamLoss
+from hal.timeouts import TIMEOUTS, variable
 
 from .streams import Part, Stream, Streams
 
 Put = Callable[[Part | HalError], object]
 Post = Callable[..., object]
-_LOOK_SECONDS = 0.25
-_LEAVE_SECONDS = 10.0
-"""Seconds that the process has to end in order."""
 _TAIL = 400
 """Characters of what the process printed last that an error has."""
 _CHILD = "from hal.generation.process import main; main()"
@@ -110,11 +107,11 @@ class EngineLink:
         )
 
     def _loop(self) -> None:
-        poller, end = zmq.Poller(), time.monotonic() + STARTING.read()
+        poller, end = zmq.Poller(), time.monotonic() + TIMEOUTS.starting
         for socket in (self._wake_end, self._line.socket, *self._reader.sockets):
             poller.register(socket, zmq.POLLIN)
         while not self._closing:
-            if any(socket == self._wake_end for socket, _ in poller.poll(int(1000 * _LOOK_SECONDS))):
+            if any(socket == self._wake_end for socket, _ in poller.poll(int(1000 * TIMEOUTS.process_look))):
                 os.read(self._wake_end, 4096)
             assert self._process is not None
             status = self._process.poll()  # before what it has sent is read
@@ -127,7 +124,9 @@ class EngineLink:
             if self._line.unsaid or self._lost is not None:
                 raise Unavailable(f"the engine process takes no messages: {self._lost or 'its queue is full'}")
             if not self.up.done() and time.monotonic() > end:
-                raise Unavailable("the engine process did not come up", cure=f"give it more time ({STARTING.variable})")
+                raise Unavailable(
+                    "the engine process did not come up", cure=f"give it more time ({variable('starting')})"
+                )
 
     def _read(self) -> None:
         """Take what the process has sent; records first, so that an end finds all tokens before it."""
@@ -193,9 +192,9 @@ class EngineLink:
         assert self._process is not None
         if self._closing and self.up.done():
             self._line.say(Stop())
-            end = time.monotonic() + _LEAVE_SECONDS
+            end = time.monotonic() + TIMEOUTS.ranks_end
             while self._process.poll() is None and time.monotonic() < end:
-                self._reader.read(0.02)
+                self._reader.read(TIMEOUTS.reader_slice)
         self._process.kill()
         self._process.wait()
 

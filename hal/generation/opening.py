@@ -16,13 +16,12 @@ from hal.engine import Engine
 from hal.engine.handed import HandedSink
 from hal.opening import open_as_asked
 from hal.stepping import AUTO, PADDLE, RunnerSetup, Stepper, choose_runner, make_runner, overlap_of
+from hal.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from hal.distributed.crew import Crew
 
 Take = Callable[[OutputRecord], object]
-_DRAIN = 5.0
-"""Seconds that the outputs of steps in flight have at the end."""
 
 
 @contextmanager
@@ -59,7 +58,7 @@ def _worker(serve: Serve, take: Take) -> Iterator[tuple[Engine, Any]]:
             )
             yield engine, device
         finally:
-            sink.close(_DRAIN)
+            sink.close(TIMEOUTS.records_end)
 
 
 @contextmanager
@@ -67,7 +66,6 @@ def _ranks(serve: Serve, ranks: Ranks, take: Take) -> Iterator[tuple[Engine, Any
     from hal.distributed.crew import Crew
     from hal.distributed.engine import open_engine
     from hal.distributed.launch import PaddleLaunch
-    from hal.distributed.limits import COLLECTIVE
 
     size = ranks.tp * ranks.dp
     setup = Setup(
@@ -80,7 +78,7 @@ def _ranks(serve: Serve, ranks: Ranks, take: Take) -> Iterator[tuple[Engine, Any
         tp=ranks.tp,
         dp=ranks.dp,
         records="",
-        timeout=COLLECTIVE.read(),
+        timeout=TIMEOUTS.collective,
         dp_sync=ranks.dp_sync,
         share_devices=ranks.share_devices,
         runner="" if serve.runner in (AUTO, PADDLE) else serve.runner,

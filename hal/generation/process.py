@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 from hal_core import GroupLost, HalError, OutputRecord, Request, SinkFull
 
 from hal.distributed.errors import word_of
-from hal.distributed.lines import SILENCE, RankLine
+from hal.distributed.lines import RankLine
 from hal.distributed.rank import versions
 from hal.distributed.words import Abort, Ended, Hello, Serve, Stop, Submit, Up, Word
+from hal.timeouts import TIMEOUTS
 from hal.transport import open_sink
 
 from .opening import opened
@@ -20,12 +21,6 @@ from .opening import opened
 if TYPE_CHECKING:
     from hal.distributed.steps import StepOrder
     from hal.engine import Engine
-
-_IDLE = 0.5
-"""Seconds without a request after which ranks that wait are looked after."""
-_DRAIN = 5.0
-"""Seconds that records have to be acknowledged at the end."""
-_STARTING = 60.0
 
 
 class Line(Protocol):
@@ -55,7 +50,7 @@ class _Taken:
 def serve_requests(line: Line, engine: Engine) -> None:
     """Take requests and aborts and step until the caller says stop. Raises what a step does, and the caller's loss."""
     while True:
-        word = line.receive(0.0 if engine.busy else _IDLE)
+        word = line.receive(0.0 if engine.busy else TIMEOUTS.process_idle)
         while word is not None:
             if isinstance(word, Stop):
                 return
@@ -73,8 +68,8 @@ def run(url: str) -> int:
     """Serve the caller at ``url``; the exit status."""
     line = RankLine(url, 0)
     try:
-        line.say(Hello(0, 1, versions()), SILENCE)
-        serve = line.receive(_STARTING)
+        line.say(Hello(0, 1, versions()), TIMEOUTS.silence)
+        serve = line.receive(TIMEOUTS.serve)
         if not isinstance(serve, Serve):
             raise GroupLost("no word of what to serve came", argument="engine")
         sink = open_sink(serve.records)
@@ -92,7 +87,7 @@ def run(url: str) -> int:
                 failed = False
         finally:
             with contextlib.suppress(HalError):  # a caller that has gone reads nothing any more
-                sink.close(0.0 if failed else _DRAIN)
+                sink.close(0.0 if failed else TIMEOUTS.records_end)
     except Exception as error:  # noqa: BLE001 (the caller raises it)
         lost = isinstance(error, GroupLost) and error.argument == "engine"
         if not lost:

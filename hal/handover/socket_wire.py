@@ -20,13 +20,11 @@ from hal_core.handover import BlockCache, BlockTransfer, Description, Patience
 from hal.transport.connection import Connection
 from hal.transport.curve import CurveKeys
 from hal.transport.parts import joined
-from hal.transport.sockets import Bound
+from hal.transport.sockets import Bound, linger_ms
 from hal.transport.urls import private_ipc_url, release_folder, socket_of
 
 _DONTWAIT = int(zmq.DONTWAIT)
 _SESSION = slice(24, 32)  # of a frame's header
-_LEAVE = 100
-"""Milliseconds for the last messages when a wire is closed."""
 MOST_ADMITTED = 1024
 """Most admitted peers' keys; the oldest is dropped first."""
 
@@ -163,7 +161,7 @@ class SocketWire:
             return
         self._closed = True
         for connection in self._connections.values():
-            connection.close(_LEAVE)
+            connection.close(linger_ms())
         for connection in self._connections.values():
             connection.end()
         self._bound.close()

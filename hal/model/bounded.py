@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import math
 import os
 import pickle
 import resource
@@ -19,8 +20,8 @@ from typing import NoReturn
 
 from hal_core import InvalidValue
 
-SECONDS = 5
-"""Processor time that one call may take."""
+from hal.timeouts import TIMEOUTS
+
 ROOM, ROOM_OF_A_BYTE = 1 << 30, 1 << 10
 """Bytes of memory for a call, and further bytes for each byte of its text."""
 
@@ -39,7 +40,8 @@ def bounded(call: Callable[[str], list[int]], texts: Iterable[str], source: str)
         answer = pipe.read()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status:
-        what = f"takes more than {SECONDS} s of processor time for a prompt: a regular expression of it backtracks"
+        most = f"{TIMEOUTS.tokenizer:g} s of processor time"
+        what = f"takes more than {most} for a prompt: a regular expression of it backtracks"
         if status != -signal.SIGXCPU:
             what = f"takes more than {ROOM >> 30} GiB of memory for a prompt: its normalizer makes texts longer"
         raise InvalidValue(what, cure="mend its patterns, or use another checkpoint", argument=source)
@@ -82,7 +84,7 @@ def _serve(call: Callable[[str], list[int]], texts: Iterable[str], writes: int) 
 def _limit(nbytes: int) -> None:
     """Set the limits for the next call, relative to the current usage."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = int(used.ru_utime + used.ru_stime) + 1 + SECONDS
+    seconds = int(used.ru_utime + used.ru_stime) + 1 + math.ceil(TIMEOUTS.tokenizer)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     room = pages * resource.getpagesize() + ROOM + ROOM_OF_A_BYTE * nbytes
     for kind, limit in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, room)):

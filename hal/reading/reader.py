@@ -15,15 +15,9 @@ from hal_core.frames import Frame
 from hal.reading.events import Event, SessionEnded, StreamLoss
 from hal.reading.receiver import Receiver
 from hal.reading.session import Session
+from hal.timeouts import MOST_POLLED, TIMEOUTS, UNBOUNDED
 from hal.transport.curve import CurveKeys
 from hal.transport.urls import adopt_ipc, private_ipc_url, release_folder
-
-#: How long acknowledgements are collected if no frame arrives, in seconds.
-_ACKNOWLEDGE_DELAY = 0.02
-
-
-#: Longest wait in seconds, so that the milliseconds fit ZeroMQ's int.
-_LONGEST = 2e6
 
 
 class OutputReader:
@@ -53,12 +47,13 @@ class OutputReader:
         *,
         auto_ack: bool = True,
         timeout: float | None = None,
-        lost_after: float = 30.0,
-        grace: float = 2.0,
+        lost_after: float = TIMEOUTS.lost_after,
+        grace: float = TIMEOUTS.grace,
         on_event: Callable[[Event], None] | None = None,
         curve: CurveKeys | None = None,
     ) -> None:
         cursors = _cursors(after)
+        self._acknowledge = TIMEOUTS.acknowledge
         for name, seconds in (("timeout", timeout), ("lost_after", lost_after), ("grace", grace)):
             if not (seconds is None and name == "timeout"):
                 _check_seconds(seconds, name)
@@ -86,9 +81,9 @@ class OutputReader:
         self._check_wait(timeout)
         end = None if timeout is None else time.monotonic() + timeout
         while (frame := self._next_ready()) is None and not self._ended:
-            left = 3600.0 if end is None else end - time.monotonic()
+            left = UNBOUNDED if end is None else end - time.monotonic()
             pending = self._acknowledges_pending()
-            if self._receiver.receive(min(left, _ACKNOWLEDGE_DELAY) if pending else left):
+            if self._receiver.receive(min(left, self._acknowledge) if pending else left):
                 continue
             if pending:
                 self._acknowledge_read(at_least=1)
@@ -104,7 +99,7 @@ class OutputReader:
         self._check_wait(timeout)
         end = None if timeout is None else time.monotonic() + timeout
         while (frame := self._next_ready()) is None and not self._ended:
-            left = 3600.0 if end is None else end - time.monotonic()
+            left = UNBOUNDED if end is None else end - time.monotonic()
             if self._receiver.receive():
                 continue
             self._acknowledge_read(at_least=1)
@@ -242,6 +237,6 @@ def _cursors(after: tuple[int, int] | Mapping[int, int] | None) -> dict[int, int
 
 
 def _check_seconds(value: object, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _LONGEST:
-        cure = f"give seconds, 0 to {_LONGEST:.0f}" + (", or None" if name == "timeout" else "")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOST_POLLED:
+        cure = f"give seconds, 0 to {MOST_POLLED:.0f}" + (", or None" if name == "timeout" else "")
         raise InvalidValue(f"{name} is {value!r}", cure=cure, argument=name)

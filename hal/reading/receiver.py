@@ -14,6 +14,7 @@ from hal_core.frames import Frame, FrameHeader, FrameKind, decode_frame, split
 from hal.reading.connections import Connections
 from hal.reading.events import Event, FrameSkipped, SessionEnded, SessionLost
 from hal.reading.session import Session
+from hal.timeouts import TIMEOUTS, UNBOUNDED
 from hal.transport.curve import CurveKeys
 from hal.transport.parts import joined
 from hal.transport.protocol import Bye, Cursor, Empty, State, control, read_control
@@ -23,10 +24,6 @@ from hal.transport.urls import socket_of
 _OUTPUT = int(FrameKind.OUTPUT)  # reading an enum's member costs a call
 #: Remembered sessions that ended or were lost, so that a late message of theirs does not start a new one.
 _REMEMBERED = 4096
-#: Seconds between checks for broken connections and silent sessions while there are sessions.
-_LOOK_SECONDS = 0.25
-#: Seconds that a closing reader waits for its senders to confirm the last acknowledgements.
-_LEAVE_SECONDS, _LEAVE_SLICE_SECONDS = 0.5, 0.02
 #: ZeroMQ checks the connections' events at least once in so many messages (100), while messages are available.
 _COMMANDS_EVERY = 128
 _log = logging.getLogger("hal.reading")
@@ -39,7 +36,7 @@ class Receiver:
         self, url: str, after: Mapping[int, int], lost_after: float, grace: float, curve: CurveKeys | None = None
     ) -> None:
         now = time.monotonic()
-        self._lost_after, self._grace = lost_after, grace
+        self._lost_after, self._grace, self._look_seconds = lost_after, grace, TIMEOUTS.reader_look
         self.sessions = {number: Session(number, now, sequence) for number, sequence in after.items()}
         self.ready: deque[tuple[Session, Frame] | Event] = deque()
         self.duplicates = self.skipped = self.frames = 0
@@ -62,7 +59,7 @@ class Receiver:
         end = time.monotonic() + timeout
         while not self.ready:
             left = max(0.0, end - time.monotonic()) if timeout else 0.0
-            if not self._receive_one(min(left, _LOOK_SECONDS)):
+            if not self._receive_one(min(left, self._look_seconds)):
                 self.look_for_losses(drained=True)
                 if time.monotonic() >= end:
                     break
@@ -109,7 +106,7 @@ class Receiver:
 
     def look_seconds(self) -> float:
         """Return how long a wait outside of :meth:`receive` may be."""
-        return _LOOK_SECONDS if self.sessions else 3600.0
+        return self._look_seconds if self.sessions else UNBOUNDED
 
     def acknowledge(self, session: Session, sequence: int) -> None:
         """Allow the sender to drop everything up to ``sequence``."""
@@ -119,7 +116,7 @@ class Receiver:
     def close(self) -> None:
         """Wait for confirmation of the last acknowledgements from senders that are alive, and close."""
         try:
-            self._take_leave(time.monotonic() + _LEAVE_SECONDS)
+            self._take_leave(time.monotonic() + TIMEOUTS.reader_leave)
             self._close_sockets()
         finally:
             self._bound.release()
@@ -136,7 +133,7 @@ class Receiver:
             self._ask(session)
         while there and (left := end - time.monotonic()) > 0:
             self.ready.clear()
-            self._receive_one(min(left, _LEAVE_SLICE_SECONDS))
+            self._receive_one(min(left, TIMEOUTS.reader_slice))
             self._watch_connections()
             there = {n: s for n, s in there.items() if n in self.sessions and s.is_asking and s.broken is None}
 
@@ -166,7 +163,7 @@ class Receiver:
                     session = None  # it may have ended
         except FrameError as error:  # the rest of this message cannot be found; if it was output, a gap will show it
             self._skip(error)
-        if heard is not None and heard.heard - self._looked > _LOOK_SECONDS:
+        if heard is not None and heard.heard - self._looked > self._look_seconds:
             self.look_for_losses(drained=False)
 
     def _session_of(self, header: FrameHeader, identity: bytes, descriptor: int) -> Session | None:

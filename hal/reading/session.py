@@ -5,10 +5,9 @@ from __future__ import annotations
 from hal_core import OutputRecord
 
 from hal.reading.events import Gap, SessionStarted
+from hal.timeouts import TIMEOUTS
 from hal.transport.protocol import Cursor, State
 
-#: Seconds after which an unanswered cursor is sent again.
-ASK_AGAIN_SECONDS = 0.5
 #: Most frames that are read before they are acknowledged.
 _ACKNOWLEDGE_EVERY = 128
 
@@ -101,7 +100,7 @@ class Session:
         lost.
         """
         if self._asked:
-            return now - self._asked_at > ASK_AGAIN_SECONDS
+            return now - self._asked_at > TIMEOUTS.ask_again
         if self.expected is None:
             return True
         stalled, self._stalled = self._stalled, self.expected if last >= self.expected else 0

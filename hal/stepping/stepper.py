@@ -31,6 +31,8 @@ from hal_core import (
 )
 from hal_core.frames import entries_of
 
+from hal.timeouts import TIMEOUTS
+
 from .acceptance import Acceptance
 from .planned import Int32s, PlannedStep, StepPlanner
 from .runner import HostRunner, RunnerFailed
@@ -44,8 +46,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("hal")
 _OF_THE_DEVICE = (DeviceClosed, GroupLost, Unavailable)
 """What ends the stepper, whoever meets it."""
-PATIENCE = 10.0
-"""Seconds in which the device must have done what was on its stream when a runner raised."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -276,9 +276,9 @@ class Stepper:
         """The slots that have stopped, when all work on the stream is done."""
         place = self.state.layout.fields["stop_flags"]
         part = ByteRange(place.offset, place.stride * self.state.sizes.num_slots)
-        self.stream.synchronize(PATIENCE)
+        self.stream.synchronize(TIMEOUTS.runner)
         copied = self.device.copy_out(memory=self.state.memory, parts=(part,), stream=self.stream)
-        copied.wait(PATIENCE)
+        copied.wait(TIMEOUTS.runner)
         return set(np.flatnonzero(self.state.copied_fields(copied.data[0], part)["stop_flags"]).tolist())
 
     def _failed(
@@ -301,7 +301,7 @@ class Stepper:
             for slot in slots:
                 for name, value in (("stop_flags", True), given):
                     self.device.async_set_value(target=state.view(name)[slot], value=value, stream=stream)
-            stream.synchronize(PATIENCE)
+            stream.synchronize(TIMEOUTS.runner)
         except HalError as broken:
             raise RunnerFailed(what, cure=f"and the device does not go on: {broken.what}") from error
         log.error("step %d: %s", step.number, what)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hal_core import InvalidValue, Sink
 
+from hal.timeouts import TIMEOUTS
 from hal.transport.descriptors import SEARCH, check_descriptors
 from hal.transport.options import SinkOptions
 from hal.transport.urls import SCHEMES, private_ipc_url, release_ipc, scheme_of
@@ -21,8 +22,8 @@ def open_sink(
     *,
     capacity: int = 1024,
     capacity_bytes: int = 64 << 20,
-    deadline: float = 10.0,
-    heartbeat: float = 0.25,
+    deadline: float = TIMEOUTS.deadline,
+    heartbeat: float = TIMEOUTS.heartbeat,
     sender: int = 0,
     curve: CurveKeys | None = None,
     require_loss_detection: bool = False,
@@ -35,8 +36,8 @@ def open_sink(
     ``require_loss_detection``.
 
     ``capacity`` frames and ``capacity_bytes`` bound what is queued and not acknowledged; a ``put`` beyond waits up to
-    ``deadline`` seconds (0 to 1e9) and then raises ``SinkFull``. The reader hears of the sink every ``heartbeat``
-    seconds (0.001 to 3600).
+    ``deadline`` seconds (0 to 1e9, default 10) and then raises ``SinkFull``. The reader hears of the sink every
+    ``heartbeat`` seconds (0.001 to 3600, default 0.25).
     ``sender`` numbers the workers of one reader, which must differ. Raises ``InvalidValue`` for what cannot be.
     """
     url = _text(url)

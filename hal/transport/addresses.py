@@ -18,9 +18,10 @@ from pathlib import Path
 
 from hal_core import HalError, InvalidValue, Unavailable
 
+from hal.timeouts import TIMEOUTS
+
 _MODE = 0o600
 _BACKLOG = 100  #: connections that the kernel holds until ZeroMQ takes them
-_NAMED_WITHIN = 1.0  #: seconds that a holder may take, once it has the lock, until its name is in the file
 _held: dict[Path, Address] = {}
 
 
@@ -177,14 +178,14 @@ def _is_there(file: Path, descriptor: int) -> bool:
 
 def _holder(file: Path, descriptor: int) -> str:
     """Name who holds the lock; "" if it was given back meanwhile. A dead holder's name may be there for a moment."""
-    end = time.monotonic() + _NAMED_WITHIN
+    end = time.monotonic() + TIMEOUTS.lock_name
     while _is_there(file, descriptor):
         number, _, name = os.pread(descriptor, 4096, 0).decode(errors="replace").rstrip("\n").partition(" ")
         if number.isdigit() and os.path.exists(f"/proc/{number}"):
             return f"process {number} ({name})"
         if time.monotonic() > end:
             return "a process that cannot be seen from here"
-        time.sleep(0.01)
+        time.sleep(TIMEOUTS.lock_look)
     return ""
 
 

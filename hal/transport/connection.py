@@ -22,16 +22,13 @@ import zmq
 from hal_core import InvalidValue, Unavailable
 from zmq.utils.monitor import recv_monitor_message
 
+from hal.timeouts import TIMEOUTS
 from hal.transport.addresses import check_is_socket
 from hal.transport.curve import CurveKeys, secure_sender
 from hal.transport.parts import PART_BYTES, joined, limit_parts, parts_of
 from hal.transport.sockets import dealer
 from hal.transport.urls import check_named_port, socket_of
 
-#: Seconds between two looks for a reader: at first, and at most.
-_LEAST_PAUSE, _MOST_PAUSE = 0.01, 0.2
-#: Seconds that a connection within one host may take until the kernel has made it.
-_PATIENCE = 1.0
 _IN, _IN_OUT = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)  # enums cost a call
 _WATCHED = int(zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
 _WATCHED |= int(zmq.EVENT_CONNECT_RETRIED)
@@ -66,7 +63,7 @@ class Connection:
         self._polls_out = False
         self._others: tuple[Any, ...] = ()
         self.others_came = False  #: whether the last wait ended with one of them
-        self._pause = _LEAST_PAUSE
+        self._pause = TIMEOUTS.reconnect
         self._next_look: float | None = None  # None: a connection is there, or ZeroMQ sees to it
         try:
             self._open()
@@ -86,9 +83,9 @@ class Connection:
             event = recv_monitor_message(self._monitor, zmq.DONTWAIT)
             kind = event["event"]
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                new, self._pause = True, _LEAST_PAUSE
+                new, self._pause = True, TIMEOUTS.reconnect
             elif self._path is None:  # ZeroMQ tries again, but not after a broken protocol or a key that was refused
-                self._next_look = time.monotonic() + _MOST_PAUSE if kind == zmq.EVENT_DISCONNECTED else None
+                self._next_look = time.monotonic() + TIMEOUTS.reconnect_most if kind == zmq.EVENT_DISCONNECTED else None
             else:
                 self.is_open = kind == zmq.EVENT_CONNECTED and self._knows(int(event["value"]))
                 self._next_look = None if self.is_open else time.monotonic() + self._pause
@@ -194,13 +191,13 @@ class Connection:
             self._connect()
             return
         now = time.monotonic()
-        self._pause = min(2 * self._pause, _MOST_PAUSE)
+        self._pause = min(2 * self._pause, TIMEOUTS.reconnect_most)
         self._next_look = now + self._pause
         stranger = _stranger_at(self._path)
         if stranger is not None:
             self._refuse(stranger)
         elif self._path.is_socket():
-            self.stranger, self._next_look = "", now + _PATIENCE
+            self.stranger, self._next_look = "", now + TIMEOUTS.connection
             if self._is_used:
                 self._open()
             self._connect()

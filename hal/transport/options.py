@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from hal_core import InvalidValue
 
+from hal.timeouts import LEAST_HEARTBEAT, MOST, MOST_HEARTBEAT
+
 if TYPE_CHECKING:
     from hal.transport.curve import CurveKeys
 
 _MOST_FRAMES, _MOST_SENDER = (1 << 63) - 1, (1 << 32) - 1  #: what the fields of a frame can hold
-_MOST_DEADLINE = 1e9  #: seconds; a wait for ever is none that Python's locks take (threading.TIMEOUT_MAX)
-_LEAST_HEARTBEAT, _MOST_HEARTBEAT = 0.001, 3600.0  #: seconds; ZeroMQ's poll counts milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class SinkOptions:
         ):
             object.__setattr__(self, name, _whole(name, getattr(self, name), low, high))
         for name, least, most in (
-            ("deadline", 0.0, _MOST_DEADLINE),
-            ("heartbeat", _LEAST_HEARTBEAT, _MOST_HEARTBEAT),
+            ("deadline", 0.0, MOST),
+            ("heartbeat", LEAST_HEARTBEAT, MOST_HEARTBEAT),
         ):
             object.__setattr__(self, name, _seconds(name, getattr(self, name), least, most))
 

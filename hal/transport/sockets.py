@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 from typing import Any
 
 import zmq
 from hal_core import InvalidValue
 
+from hal.timeouts import TIMEOUTS
 from hal.transport.addresses import Address
 from hal.transport.curve import CurveKeys, Gate, secure_reader
 from hal.transport.descriptors import GATE, READER, check_descriptors
@@ -23,13 +25,9 @@ HIGH_WATER_MARK = 64
 #: and anything be due on it (ZeroMQ's own heartbeat, or the answer to the peer's), libzmq 4.3 aborts the process. What
 #: comes in is bounded by the senders' windows (:mod:`hal.transport.protocol`).
 _UNBOUNDED = 0
-#: The kernel's own look whether the other host is still there: after a second of silence a probe each second, until
-#: four are lost. It needs no thread of ours and, unlike ZeroMQ's heartbeat, no word on the connection.
-_KEEPALIVE_SECONDS, _KEEPALIVE_PROBES = 1, 4
-#: Milliseconds for what is to be sent when a socket closes. Set before the socket is bound, since connections that are
-#: taken there keep the value of that moment. Without one, what was to be sent to a sender that came anew, on its former
-#: connection which has ended, is waited for without end by whoever closes (docs/decisions/0049).
-_LINGER_MS = 100
+#: The kernel's own look whether the other host is still there: so many probes, until all are lost. It needs no thread
+#: of ours and, unlike ZeroMQ's heartbeat, no word on the connection.
+_KEEPALIVE_PROBES = 4
 #: What the kernel or ZeroMQ says of an address that cannot be bound, in words, and the cure.
 _NO_ADDRESS = "that is no address of this host", "name one that it has, by number or by a name that it knows"
 _REFUSED = {
@@ -54,12 +52,20 @@ def _keep_freed_memory() -> None:
     bytes(_KEPT_BLOCK)
 
 
+def linger_ms() -> int:
+    """Return the milliseconds in which what is left is sent when a socket closes."""
+    return round(1000 * TIMEOUTS.linger)
+
+
 def _set_up(socket: zmq.Socket[bytes]) -> None:
     """Set what both sides have in common."""
-    socket.linger = _LINGER_MS
+    # Set before the socket is bound, since connections that are taken there keep the value of that moment. Without one,
+    # what was to be sent to a sender that came anew, on its former connection which has ended, is waited for without
+    # end by whoever closes (docs/decisions/0049).
+    socket.linger = linger_ms()
     socket.sndhwm, socket.rcvhwm = HIGH_WATER_MARK, _UNBOUNDED
     socket.tcp_keepalive = 1
-    socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = _KEEPALIVE_SECONDS
+    socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = math.ceil(TIMEOUTS.keepalive)
     socket.tcp_keepalive_cnt = _KEEPALIVE_PROBES
 
 
@@ -139,7 +145,7 @@ class Bound:
         if self._address is not None:
             self._address.remove_socket()
         end_strangers(name_of(self._endpoint), self._known.values())
-        self.socket.close(linger=_LINGER_MS)
+        self.socket.close(linger=linger_ms())
         if self._gate is not None:
             self._gate.stop()
         self._context.term()

@@ -16,9 +16,8 @@ import struct
 import time
 from collections.abc import Container, Iterator
 
-_WITHIN = 1.0
-"""Seconds in which ZeroMQ closes connections that were shut down; its thread may be late on a busy machine."""
-_PAUSE = 0.001
+from hal.timeouts import TIMEOUTS
+
 _ANY = ("0.0.0.0", "::")
 _SO_ATTACH_FILTER, _BPF_RET = 26, 6
 """Linux: asm-generic/socket.h, linux/bpf_common.h."""
@@ -42,7 +41,7 @@ def end_strangers(name: Name, known: Container[int]) -> None:
     No others are made from now on: a path must have been removed before, and at an address the kernel drops whoever
     knocks. (Unbinding would end all connections as closing does, with the same fault.)
     """
-    end = time.monotonic() + _WITHIN
+    end = time.monotonic() + TIMEOUTS.strangers
     while True:
         left = False
         for one in _sockets_at(name):
@@ -54,7 +53,7 @@ def end_strangers(name: Name, known: Container[int]) -> None:
                     _shut_down(one)
         if not left or time.monotonic() > end:
             return
-        time.sleep(_PAUSE)
+        time.sleep(TIMEOUTS.strangers_look)
 
 
 def _take_no_more(listening: socket.socket) -> None:

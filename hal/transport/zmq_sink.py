@@ -14,6 +14,7 @@ from collections import deque
 from hal_core import HalError, SinkClosed, SinkFull, Undelivered
 from hal_core.frames import PendingOutput, complete_with, encode, is_ready, new_session, unknown, unresolved
 
+from hal.timeouts import TIMEOUTS
 from hal.transport.connection import Connection
 from hal.transport.curve import CurveKeys
 from hal.transport.descriptors import SENDER, check_descriptors
@@ -27,8 +28,6 @@ _TAKE_BYTES = 4 * MESSAGE_BYTES
 #: caller of ``put`` would wait until that has built and encoded the record.
 _write = ctypes.PyDLL(None).write
 _write.argtypes, _write.restype = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t), ctypes.c_ssize_t
-#: How long a thread that was told to stop may take to leave.
-_LEAVE_SECONDS = 1.0
 
 
 class ZmqSink:
@@ -112,7 +111,7 @@ class ZmqSink:
         if self._thread.is_alive():
             self._stop = True
             self._wake_thread()
-            self._thread.join(_LEAVE_SECONDS)
+            self._thread.join(TIMEOUTS.sink_leave)
         self._report_undelivered(timeout, backlog)
 
     def counters(self) -> dict[str, int]:
@@ -197,7 +196,7 @@ class ZmqSink:
 
     def _leave(self) -> None:
         """Close everything; whoever waits for room learns that there will be none."""
-        self._connection.close(0 if self._stop or self._failure else 500)
+        self._connection.close(0 if self._stop or self._failure else round(1000 * TIMEOUTS.sink_last))
         with self._room:
             self._sleeping = False
             try:

@@ -17,6 +17,7 @@ from hal.distributed import rank
 from hal.distributed.launch import PARENT, TIED
 from hal.distributed.rendezvous import Launched, Where
 from hal.distributed.words import Over
+from hal.timeouts import TIMEOUTS
 
 
 class Dead:
@@ -87,8 +88,8 @@ def test_under_the_users_launcher_a_lost_engine_is_a_loss(capsys):
 def test_a_rank_that_hangs_ends_by_force_when_its_engine_has_ended(status, monkeypatch):
     """The engine is a child of rank 0, whose end the user's launcher waits for."""
     ended = []
-    monkeypatch.setattr(run_launched, "LEAVING", 0.0)
-    monkeypatch.setattr(run_launched, "_LOOK_SECONDS", 0.0)
+    for name in ("rank_exit", "rank_exit_lost", "look"):
+        monkeypatch.setattr(TIMEOUTS, name, 0.0)
     monkeypatch.setattr(run_launched.os, "_exit", ended.append)
     run_launched._forward_signals(SimpleNamespace(poll=lambda: status), threading.Event())
     assert ended == [status]

@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 
 from hal.cli import main
-from hal.distributed.step_clock import LONGEST_LOOK, StepClock
+from hal.distributed.step_clock import StepClock
+from hal.timeouts import TIMEOUTS
 from tests.split.rows import Own
 
 pytestmark = pytest.mark.long(20)
@@ -63,7 +64,7 @@ def test_time_in_which_the_engine_was_stopped_does_not_count():
     watched.given(0)
     clock.now += 1000.0
     assert watched.late() is None
-    clock.pass_by(LIMIT - LONGEST_LOOK, watched)
+    clock.pass_by(LIMIT - TIMEOUTS.longest_look, watched)
     clock.now += 0.1
     assert watched.late() == 0
 

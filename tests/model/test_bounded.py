@@ -19,6 +19,7 @@ from hal.model.digest import checkpoint_digest
 from hal.model.files import check_regular
 from hal.model.loading import _file_entries
 from hal.model.tokenizer import Tokenizer
+from hal.timeouts import TIMEOUTS
 from hal.transport.key_file import record_keys
 
 
@@ -46,7 +47,7 @@ GROWS = {"normalizer": normalizers.Sequence([normalizers.Replace("a", "aa")] * 4
     ids=["gives up", "never ends", "grows"],
 )
 def test_a_tokenizer_without_an_end_is_refused(checkpoints, monkeypatch, capfd, parts, text, told):
-    monkeypatch.setattr(bounded, "SECONDS", 0)
+    monkeypatch.setattr(TIMEOUTS, "tokenizer", 0)
     monkeypatch.setattr(bounded, "ROOM", 64 << 20)
     monkeypatch.setenv("RUST_BACKTRACE", "1")  # with which a panic takes memory, and waits for ever where there is none
     with pytest.raises(InvalidValue, match=r"^some/tokenizer\.json: ") as refused:
@@ -112,7 +113,7 @@ def test_a_child_gives_what_the_tokenizer_gives_and_raises(checkpoints):
 
 
 def test_the_command_says_it_in_one_line(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(bounded, "SECONDS", 0)
+    monkeypatch.setattr(TIMEOUTS, "tokenizer", 0)
     model = tmp_path / "model"
     shutil.copytree(DEFAULT_CHECKPOINT, model)
     content = json.loads((model / "tokenizer.json").read_text())

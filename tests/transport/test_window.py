@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.reading import Gap, SessionStarted
-from hal.reading.session import ASK_AGAIN_SECONDS, Session
+from hal.reading.session import Session
+from hal.timeouts import TIMEOUTS
 from hal.transport.protocol import State
 from hal.transport.window import Window
 
@@ -69,8 +70,8 @@ def test_only_the_answer_to_the_last_cursor_counts():
 def test_a_cursor_without_an_answer_and_frames_that_never_came_are_asked_for_again():
     session = Session(9, now=0.0, after=3)
     _, cursor = session.ask(0.0)
-    assert not session.must_ask(5, ASK_AGAIN_SECONDS / 2)
-    assert session.must_ask(5, ASK_AGAIN_SECONDS * 2)
+    assert not session.must_ask(5, TIMEOUTS.ask_again / 2)
+    assert session.must_ask(5, TIMEOUTS.ask_again * 2)
     session.hear(5, State(oldest=1, capacity=8, echo=cursor.token))
     assert not session.must_ask(5, 1.0)  # the frames may be on their way
     assert session.must_ask(5, 1.1)  # the sender made them before its last word, so they are not

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hal_core import FinishReason, HalError, OutputRecord, Request, SplitRole
@@ -20,6 +20,7 @@ from hal.distributed.words import Arrived, Over, Release, Reserve, Reserved, Sen
 from hal.distributed.worker import RankWorker
 from hal.engine import Finished
 from hal.engine.roles import DecodeScheduler, Key, Prefilled, PrefillScheduler
+from hal.timeouts import TIMEOUTS
 
 from .journey import Journey
 from .states import AT_DECODE, AT_PREFILL, HELD, ON_OFFER, Event, State
@@ -38,9 +39,9 @@ class Bounds:
     its first token finds a decode worker with room, before it is computed again; ``alone`` that a role may be without
     any worker before requests end with an error."""
 
-    move: float = 10.0
-    hold: float = 30.0
-    alone: float = 60.0
+    move: float = field(default_factory=lambda: TIMEOUTS.offer)
+    hold: float = field(default_factory=lambda: TIMEOUTS.hold)
+    alone: float = field(default_factory=lambda: TIMEOUTS.alone)
 
 
 class Moves:

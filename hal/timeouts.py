@@ -1,0 +1,178 @@
+"""Every duration of the host: named, documented, and overridden by environment variables, all in this module.
+
+    from hal.timeouts import TIMEOUTS
+
+    socket.settimeout(TIMEOUTS.connection)
+
+The variable of a field is ``HAL_SECONDS_`` and its name in capitals, unless it names another. docs/timeouts.md lists
+all of them; ``python -m hal.timeouts`` prints its table. Only the standard library is imported here, since signals need
+this first.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, fields
+
+TYPE_CHECKING = False  # as in hal
+if TYPE_CHECKING:
+    from typing import overload
+
+MOST = 1e9
+"""More than anything may last: Python's locks take no wait beyond ``threading.TIMEOUT_MAX``."""
+MOST_POLLED = 2e6
+"""The same where ZeroMQ polls, whose milliseconds are a C int."""
+UNBOUNDED = 3600.0
+"""One wait where nothing bounds it; it is repeated."""
+LEAST_HEARTBEAT, MOST_HEARTBEAT = 0.001, 3600.0
+"""Bounds of a sink's heartbeat: ZeroMQ's poll counts milliseconds."""
+
+
+class Seconds:
+    """A field of :class:`Timeouts`: its default, what it limits, and the variable that overrides it."""
+
+    def __init__(self, default: float, what: str, variable: str = "") -> None:
+        self.default, self.what, self.variable = default, what, variable
+        self._name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name, self.variable = f"_{name}", self.variable or f"HAL_SECONDS_{name.upper()}"
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, instance: None, owner: type) -> Seconds: ...
+        @overload
+        def __get__(self, instance: Timeouts, owner: type) -> float: ...
+
+    def __get__(self, instance: Timeouts | None, owner: type) -> Seconds | float:
+        """Return the seconds that hold now. Raises :class:`hal_core.InvalidValue` for a variable that holds others."""
+        if instance is None:
+            return self
+        given = os.environ.get(self.variable)
+        if not given:
+            return float(getattr(instance, self._name, self.default))
+        try:
+            seconds = float(given)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds < math.inf:
+            from hal_core import InvalidValue
+
+            raise InvalidValue(f"{given!r}", cure="give seconds above 0, as 30", argument=self.variable)
+        return seconds
+
+    def __set__(self, instance: Timeouts, value: Seconds | float) -> None:
+        if not isinstance(value, Seconds):  # the dataclass's default is this descriptor itself
+            setattr(instance, self._name, value)
+
+
+@dataclass
+class Timeouts:
+    """Seconds. A field may be set, as tests do; its variable goes before that."""
+
+    # commands
+    signal: Seconds = Seconds(
+        8.0, "from a signal to the end of a command by force; Docker kills after 10, Kubernetes after 30"
+    )
+    second_signal: Seconds = Seconds(1.0, "signals that come sooner after the first count as the same")
+    tidying: Seconds = Seconds(1.0, "removing folders when a command is ended by force")
+    interpreter_end: Seconds = Seconds(60.0, "the interpreter's own end, in which it answers no signal")
+    look: Seconds = Seconds(0.1, "between two looks of a waiting command for signals, processes and ranks")
+    device_open: Seconds = Seconds(120.0, "opening one device (`hal devices --open`, `--timeout`)")
+    shown: Seconds = Seconds(2.0, "showing what is left after a signal, where standard output takes nothing")
+    sink_close: Seconds = Seconds(10.0, "sending what is left to the reader of `--sink` at the end of a run")
+    sink_close_signal: Seconds = Seconds(2.0, "the same after a signal")
+    tokenizer: Seconds = Seconds(5.0, "processor time of a tokenizer for a prompt")
+    # ranks and their engine
+    collective: Seconds = Seconds(30.0, "a collective of ranks", "HAL_RANKS_TIMEOUT")
+    starting: Seconds = Seconds(
+        300.0, "the start of all ranks: each imports its framework, perhaps on a busy machine", "HAL_RANKS_STARTING"
+    )
+    step: Seconds = Seconds(
+        600.0,
+        "a step, from the end of the one before it; 256 prompt tokens (`--chunk`) through 7 B parameters take 360 at "
+        "10 GFLOP/s",
+        "HAL_RANKS_STEP",
+    )
+    longest_look: Seconds = Seconds(1.0, "a pause of the engine that counts for `step`; in a longer one it was stopped")
+    engine_wait: Seconds = Seconds(0.1, "a wait of the engine for its workers in one turn")
+    records: Seconds = Seconds(0.05, "a wait of the engine for records before it reads messages")
+    heartbeat_engine: Seconds = Seconds(0.25, "between two heartbeats of the engine to its ranks")
+    silence: Seconds = Seconds(20.0, "silence of the engine over tcp after which a rank takes it for lost")
+    broken: Seconds = Seconds(1.0, "a broken connection within a host, after which the other side counts as lost")
+    parting: Seconds = Seconds(2.0, "ranks' reading the last message before the engine closes its end")
+    message: Seconds = Seconds(10.0, "a rank's wait for a connection to send a message")
+    last_message: Seconds = Seconds(1.0, "sending a rank's last message when it closes")
+    note: Seconds = Seconds(1.0, "a rank's wait for a connection to send what the engine can do without")
+    lost_rank: Seconds = Seconds(1.0, "ranks' naming the one that is lost, after a collective failed")
+    ranks_end_forced: Seconds = Seconds(1.0, "the end of ranks that cannot end in order")
+    launcher_end: Seconds = Seconds(3.0, "the end of Paddle's launcher after SIGTERM")
+    ranks_end: Seconds = Seconds(10.0, "the end of ranks in order")
+    records_end: Seconds = Seconds(5.0, "the acknowledgement of the records of a rank or engine process that ends")
+    rank_exit: Seconds = Seconds(60.0, "a rank's exit after a run that went well")
+    rank_exit_lost: Seconds = Seconds(5.0, "a rank's exit after a loss: a device may wait for ever")
+    last_step: Seconds = Seconds(0.02, "without a new step, before a rank waits for its last one")
+    output: Seconds = Seconds(0.001, "between two looks for the output of a running step whose blocks are to be sent")
+    transfer: Seconds = Seconds(0.2, "between two calls of a transfer that has blocks under way, at most")
+    process_look: Seconds = Seconds(0.25, "between two looks of `hal.AsyncEngine` for the end of its engine process")
+    process_idle: Seconds = Seconds(0.5, "without a request, before the engine process looks after its ranks")
+    serve: Seconds = Seconds(60.0, "the engine process's wait for what it is to serve")
+    offer: Seconds = Seconds(10.0, "a decode worker's answer to an offer, and the arrival of what is sealed")
+    hold: Seconds = Seconds(30.0, "finding a decode worker with room for a request that has its first token")
+    alone: Seconds = Seconds(60.0, "a role without any worker, before requests that need it end with an error")
+    pause: Seconds = Seconds(0.05, "between two attempts at what needs another process first")
+    ray_address: Seconds = Seconds(5.0, "a connection to the address of a Ray cluster")
+    ray_last_line: Seconds = Seconds(5.0, "reading the last line of a dead rank on its Ray node")
+    runner: Seconds = Seconds(10.0, "the device's work that was on its stream when a runner raised")
+    # records and their readers
+    deadline: Seconds = Seconds(10.0, "a sink's wait for room (`open_sink`)")
+    heartbeat: Seconds = Seconds(0.25, "between two heartbeats of a sink (`open_sink`)")
+    sink_last: Seconds = Seconds(0.5, "sending a sink's last message when it closes")
+    sink_leave: Seconds = Seconds(1.0, "the end of a sink's thread")
+    lost_after: Seconds = Seconds(30.0, "silence of a session, after which it is lost (`OutputReader`)")
+    grace: Seconds = Seconds(2.0, "a broken connection of a session, after which it is lost (`OutputReader`)")
+    acknowledge: Seconds = Seconds(0.02, "a reader's wait for more records before it acknowledges")
+    ask_again: Seconds = Seconds(0.5, "a cursor without an answer, before it is sent again")
+    reader_look: Seconds = Seconds(0.25, "between two looks of a reader for broken connections and silent sessions")
+    reader_leave: Seconds = Seconds(0.5, "senders' confirming the last acknowledgements when a reader closes")
+    reader_slice: Seconds = Seconds(0.02, "a part of that wait")
+    # connections
+    connection: Seconds = Seconds(1.0, "a connection within a host, until the kernel has made it")
+    reconnect: Seconds = Seconds(0.01, "between two looks for a reader that is not there, at first")
+    reconnect_most: Seconds = Seconds(0.2, "the same, at most")
+    keepalive: Seconds = Seconds(1.0, "between the kernel's probes of a tcp connection, whole seconds")
+    linger: Seconds = Seconds(0.1, "sending what is left when a socket closes")
+    strangers: Seconds = Seconds(1.0, "the end of strangers' connections before a reader closes")
+    strangers_look: Seconds = Seconds(0.001, "between two looks at them")
+    lock_name: Seconds = Seconds(1.0, "the holder of an address's writing its name into the lock file")
+    lock_look: Seconds = Seconds(0.01, "between two looks for that name")
+
+    def check(self) -> None:
+        """Raise :class:`hal_core.InvalidValue` for the first variable that holds no seconds."""
+        for one in fields(self):
+            getattr(self, one.name)
+
+
+TIMEOUTS = Timeouts()
+
+
+def variable(name: str) -> str:
+    """Return the environment variable of a field."""
+    found = Timeouts.__dict__[name]
+    assert isinstance(found, Seconds)
+    return found.variable
+
+
+def table() -> str:
+    """Return the fields as the table of docs/timeouts.md."""
+    lines = ["| variable | seconds | what it limits |", "|---|---|---|"]
+    for one in fields(Timeouts):
+        found = Timeouts.__dict__[one.name]
+        lines.append(f"| `{found.variable}` | {found.default:g} | {found.what} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

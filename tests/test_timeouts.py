@@ -1,0 +1,111 @@
+"""Durations stand in one place: hal/timeouts.py, which docs/timeouts.md lists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hal_core import InvalidValue
+
+from hal.cli import main
+from hal.timeouts import TIMEOUTS, Timeouts, table, variable
+
+ROOT = Path(__file__).parents[1]
+HOME = ROOT / "hal" / "timeouts.py"
+WAITS = ("sleep", "wait", "join", "settimeout", "alarm")
+SECONDS = re.compile(r"\bseconds\b", re.IGNORECASE)
+NAMES = re.compile(r"(SECONDS|_MS|TIMEOUT|PATIENCE|_DELAY|_PAUSE)\b")
+ARGUMENTS = re.compile(r"timeout|patience|seconds|silence|deadline|heartbeat|grace|lost_after|delay")
+
+
+def is_number(node):
+    """A literal that is a duration: 0 waits for nothing."""
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value != 0
+
+
+def constants(text):
+    """The lines of constants in seconds: named ones, arguments of waits, and defaults of parameters."""
+    tree, lines = ast.parse(text), text.splitlines()
+    for node in ast.walk(tree):
+        body = node.body if isinstance(node, ast.Module | ast.ClassDef) else ()
+        for place, one in enumerate(body):
+            if isinstance(one, ast.Assign | ast.AnnAssign) and one.value is not None:
+                values = one.value.elts if isinstance(one.value, ast.Tuple) else [one.value]
+                about = lines[one.lineno - 1].partition("#")[2]
+                if place + 1 < len(body) and isinstance(body[place + 1], ast.Expr):
+                    about += ast.unparse(body[place + 1])
+                named = NAMES.search(lines[one.lineno - 1].partition("=")[0])
+                if any(map(is_number, values)) and (named or SECONDS.search(about)):
+                    yield one.lineno
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            given = [*(node.args[:1] if name in WAITS else ()), *(k.value for k in node.keywords if k.arg == "timeout")]
+            if any(map(is_number, given)):
+                yield node.lineno
+        if isinstance(node, ast.BinOp) and is_number(node.right) and ast.unparse(node.left).endswith("monotonic()"):
+            yield node.lineno
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            told = node.args
+            positional = [*told.posonlyargs, *told.args]
+            pairs = [*zip(reversed(positional), reversed(told.defaults), strict=False)]
+            pairs += zip(told.kwonlyargs, told.kw_defaults, strict=True)
+            if any(default is not None and is_number(default) and ARGUMENTS.search(arg.arg) for arg, default in pairs):
+                yield node.lineno
+
+
+def test_no_other_module_of_the_host_has_a_constant_in_seconds():
+    sources = [path for path in sorted((ROOT / "hal").rglob("*.py")) if path != HOME]
+    found = {str(path.relative_to(ROOT)): [*constants(path.read_text(encoding="utf-8"))] for path in sources}
+    # Steps of a proposer that pauses are no seconds.
+    assert {name: lines for name, lines in found.items() if lines and name != "hal/proposers/adaptive.py"} == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "_LEAVE_SECONDS = 2.0",
+        'PATIENT = 2\n"""Seconds that it waits."""',
+        "PATIENT = 2  # seconds",
+        "class A:\n    timeout_seconds: float\n    _PAUSE = 0.5",
+        "event.wait(0.5)",
+        "call(1, timeout=3)",
+        "end = time.monotonic() + 0.05",
+        "def read(self, timeout=1.0): pass",
+        "def read(self, *, grace: float = 1.0): pass",
+    ],
+)
+def test_the_check_finds_constants(text):
+    assert len([*constants(text)]) == 1
+
+
+def test_the_page_lists_all():
+    page = (ROOT / "docs" / "timeouts.md").read_text(encoding="utf-8")
+    assert table() in page, "python -m hal.timeouts prints the table"
+
+
+def test_each_is_used():
+    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "hal").rglob("*.py") if path != HOME)
+    assert [one.name for one in fields(Timeouts) if f"TIMEOUTS.{one.name}" not in text] == []
+
+
+def test_variables_override(monkeypatch):
+    assert variable("step") == "HAL_RANKS_STEP"
+    assert variable("look") == "HAL_SECONDS_LOOK"
+    monkeypatch.setenv("HAL_SECONDS_LOOK", "0.5")
+    assert TIMEOUTS.look == 0.5
+    monkeypatch.setenv("HAL_SECONDS_LOOK", "")
+    assert TIMEOUTS.look == 0.1
+
+
+@pytest.mark.parametrize("given", ["soon", "0", "-1", "inf", "nan"])
+def test_a_wrong_one_is_refused_by_name_before_anything_starts(given, monkeypatch, capsys):
+    monkeypatch.setenv("HAL_RANKS_STEP", given)
+    with pytest.raises(InvalidValue, match="HAL_RANKS_STEP"):
+        _ = TIMEOUTS.step
+    with pytest.raises(SystemExit) as end:
+        main(["devices"])
+    assert end.value.code == 2
+    assert f"HAL_RANKS_STEP: '{given}' (give seconds above 0, as 30)" in capsys.readouterr().err
