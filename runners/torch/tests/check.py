@@ -201,6 +201,28 @@ def useless(name: str) -> str:
     return f"after {len(ended['bad'].token_ids)} tokens: {ended['bad'].message}"
 
 
+def blocks(name: str) -> str:
+    """Blocks that were written are read again, while the device is busy; a write is done when the blocks hold it."""
+    with opened(name) as stepper:
+        cache, generator = stepper.runner.cache, torch.Generator().manual_seed(3)
+        size = (3, cache.block_bytes)
+        data = torch.randint(0, 256, size, generator=generator, dtype=torch.uint8).numpy()
+        kept, before = data.copy(), cache.read([0, 8])
+        with stepper.runner._on(stepper.stream):
+            if name == "cuda":
+                torch.cuda._sleep(400_000_000)
+            ticket = cache.write([4, 9, 2], data)
+            data[:] = 0
+            early = ticket.done()
+            if name == "cuda":  # of memory that a write no longer kept
+                torch.full(size, 77, dtype=torch.uint8, device=name)
+        ticket.wait(10.0)
+        assert early == (name != "cuda"), "a write was done before the work that was launched before it"
+        assert (cache.read([9, 2, 4]) == kept[[1, 2, 0]]).all(), "other bytes were read"
+        assert (cache.read([0, 8]) == before).all(), "another block was written"
+    return f"3 blocks of {cache.block_bytes:,} bytes"
+
+
 TEXTS = ("def main(", "for i in range(", "if __name__ ==", "from collections import")
 DRAWS = (("--seed", "7", "--temperature", "0.8"), ("--temperature", "0.7", "--top-p", "0.8", "--seed", "3"))
 CODE = "import sys; from hal.cli import main; sys.argv[0] = 'hal'; main()"
@@ -267,7 +289,7 @@ def stages(name: str) -> dict[str, Any]:
         made["tokens, overlapped, scarce blocks"] = lambda n: tokens(
             n, overlap=True, blocks=SCARCE, least_preemptions=1
         )
-    made |= {"controls": controls, "useless": useless, "command": command, "ranks": ranks}
+    made |= {"controls": controls, "useless": useless, "cache": blocks, "command": command, "ranks": ranks}
     return made
 
 

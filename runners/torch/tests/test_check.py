@@ -76,7 +76,7 @@ def test_the_recorded_tokens_are_those_of_the_cpu_device():
 
 
 @pytest.mark.parametrize(
-    "stages", ["tokens,controls,useless,command", pytest.param("ranks", marks=pytest.mark.conform)]
+    "stages", ["tokens,controls,useless,cache,command", pytest.param("ranks", marks=pytest.mark.conform)]
 )
 def test_on_the_cpu_device(stages):
     if find_spec("torch") is None:

@@ -71,7 +71,8 @@ def test_drafts_change_no_token_end_or_log_probability(small, drafts, chunk, blo
 
 def test_the_command_prints_the_same_tokens_with_drafts(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    words = ["run", "--device", "cpu", "--runner", "torch", "--max-tokens", "24", "--json", "--prompt", "def main("]
+    words = ["run", "--device", "cpu", "--runner", "torch", "--dtype", "float32", "--max-tokens", "24", "--json", "-v"]
+    words += ["--prompt", "for i in range("]
     answers = []
     for more in ((), ("--drafts", "4")):
         with pytest.raises(SystemExit) as end:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from hal.model.loading import checked_entries
 from hal.model.split import Shard, check_split
 
 from .attention import Kernels, TorchKernels, TritonKernels, packs
+from .blocks import CacheBlocks
 from .graphs import Graphs
 from .model import Decoder
 from .plan import NOTHING, Piece, captured_sizes, pieces_of, size_of
@@ -38,7 +39,8 @@ class TorchRunner:
     that does not run writes to a block that no request has, and its result is dropped. A request whose logits are no
     use is stopped by the step itself, whose record has the error. On several ranks of one host each has its part of the
     heads and of the MLP, and all sample the same. With drafts each slot feeds as many rows as it may have tokens in a
-    step, and the step keeps those that it samples itself (:mod:`hal_torch.drafting`).
+    step, and the step keeps those that it samples itself (:mod:`hal_torch.drafting`). ``cache``: the blocks in which
+    its requests move to another worker.
     """
 
     needs_host, drafts_on_device = "", True
@@ -67,6 +69,7 @@ class TorchRunner:
             self.decoder.allocate_cache(max(1, setup.blocks), state.sizes.block_size)
             kernels = kernels or self._kernels()
             self._steps = Steps(state, self.decoder, kernels)
+        self.cache = CacheBlocks(self.decoder, setup.blocks, partial(self._on, setup.device.default_stream))
         self.vocab_size = self.decoder.config.vocab_size
         self._wants: dict[int, Want] = {}
         self._decodes: object = None  # of the step before, and its parts
