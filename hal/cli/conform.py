@@ -9,6 +9,10 @@ import sys
 
 from . import failures, signals
 
+_OPTIONS = ("only", "profile", "examples", "seed", "liar", "fault", "policy", "fields", "device-factory", "report")
+TYPED = {"name": "NAME", "device": "NAME"} | {option.replace("-", "_"): f"--{option}" for option in _OPTIONS}
+"""Inner arguments that errors name, as the user types them."""
+
 
 def run(arguments: list[str]) -> None:
     """Run the conformance kit and exit with its status; ``hal conform --help`` lists the options."""

@@ -6,10 +6,13 @@ import contextlib
 import logging
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
+_USUAL_COLUMNS = 80
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters but for tab and newline; a terminal obeys them, ESC first of all."""
 
@@ -18,6 +21,30 @@ def shown(text: str, stream: TextIO) -> str:
     """The text as ``stream`` is to get it: a terminal gets control characters as escapes such as ``\\x1b``, because
     prompts and answers are not the user's own commands. Files and pipes get it unchanged."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text) if stream.isatty() else text
+
+
+def columns_of(stream: TextIO) -> int:
+    """Return how many columns the terminal behind ``stream`` has; ``COLUMNS`` goes before it."""
+    with contextlib.suppress(OSError, ValueError):
+        if not os.environ.get("COLUMNS", "").isdecimal():
+            return os.get_terminal_size(stream.fileno()).columns or _USUAL_COLUMNS
+    return shutil.get_terminal_size((_USUAL_COLUMNS, 24)).columns
+
+
+def fitted(text: str, stream: TextIO) -> str:
+    """The text as ``stream`` is to get it: on a terminal, lines of hal's that are too long break between words."""
+    if not stream.isatty():
+        return text
+    columns = columns_of(stream)
+    lines = [
+        _wrapped(line, columns) if line.startswith("hal: ") and len(line) > columns else line
+        for line in text.split("\n")
+    ]
+    return "\n".join(lines)
+
+
+def _wrapped(line: str, columns: int) -> str:
+    return textwrap.fill(line, max(columns, 2), break_long_words=False, break_on_hyphens=False)
 
 
 class Output:
@@ -132,7 +159,7 @@ def say(text: str) -> None:
     """A line on standard error. Where that cannot be written nobody can be told, and what is done goes on."""
     status("")
     try:
-        print(shown(text, sys.stderr), file=sys.stderr, flush=True)
+        print(fitted(shown(text, sys.stderr), sys.stderr), file=sys.stderr, flush=True)
     except OSError:
         _mute(sys.stderr)
 

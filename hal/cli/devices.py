@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from hal_core import HalError
+from hal_core import HalError, InvalidValue
 
 from hal import contract
 from hal.discovery import OBSERVED, OBSERVERS, installed_in
@@ -40,7 +40,7 @@ def command(
         bool, typer.Option("--open", help="Open each available device in a subprocess and show what it can do.")
     ] = False,
     timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="What opening one may take (default 120).")
+        float | None, typer.Option(metavar="SECONDS", help="With --open: what opening one may take (default 120).")
     ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show the traceback of a plugin's own code that failed.")
@@ -48,6 +48,8 @@ def command(
 ) -> None:
     """List the installed devices: distribution, contract, whether each can be used here, and why not."""
     failures.verbose = verbose
+    if timeout is not None and not opened:
+        raise InvalidValue("nothing is opened", cure="give --open as well, or leave it out", argument="--timeout")
     timeout = TIMEOUTS.device_open if timeout is None else timeout
     check_seconds(timeout)
     show(as_json=as_json, opened=opened, timeout=timeout, verbose=verbose)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import sys
 from importlib import metadata
+
+TYPE_CHECKING = False  # as in hal
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _OURS = {"hal_core": "paddle-hal-core", "hal_conformance": "paddle-hal-conformance"}
 #: Modules whose distribution has another name.
@@ -59,6 +64,17 @@ def trace(error: Exception) -> str:
     from hal_core import trace_of
 
     return trace_of(error)
+
+
+@contextlib.contextmanager
+def as_typed(**names: str) -> Iterator[None]:
+    """Have errors name options as the user types them: ``names`` has the typed name of each inner argument."""
+    try:
+        yield
+    except Exception as error:
+        if (name := names.get(getattr(error, "argument", None) or "")) is not None:
+            error.argument = name  # type: ignore[attr-defined]
+        raise
 
 
 def check_seconds(number: float) -> None:

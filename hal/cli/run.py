@@ -40,7 +40,8 @@ def command(ctx: typer.Context, **given: Any) -> None:  # noqa: ANN401 (as the f
     from .run_session import generate
 
     try:
-        code = generate(prompts, options)
+        with failures.as_typed(url="--sink", prompt="PROMPT", name="--device"):
+            code = generate(prompts, options)
     except SystemExit as end:  # hal raises none here, and its status may be 0
         what = f"a runner or plugin called sys.exit({'' if end.code is None else repr(end.code)}) during the run"
         raise PluginError(what, cure="have it raise an error instead; -v shows where") from end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import queue
+import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from hal_core import FinishReason, HalError, OutputRecord, OutputRow, SlotStatus
 from hal.timeouts import TIMEOUTS
 
 from . import signals
-from .console import say
+from .console import columns_of, say
 from .screen import Screen
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from .run_options import Options
     from .run_plan import Plan
 
+_BAR, _LEAST_BAR = 30, 6
+"""Columns of the progress bar at most, and fewer than which it is left out."""
 _COLUMNS = 100
 """Columns of the closing line at most."""
 
@@ -243,8 +246,7 @@ class Answers:
             if not complete:
                 break
             self._next, self._begun = self._next + 1, False
-        total = len(self._order)
-        self._screen.progress(f"{self.tokens} tokens, {self.ended} of {total} prompt{'s' * (total > 1)} done")
+        self._screen.progress(progress_line(self.tokens, self.ended, len(self._order)))
 
     def _show_one(self, answer: Answer, complete: bool) -> None:
         if self._device is None:
@@ -265,6 +267,16 @@ class Answers:
             self._screen.write("\n")
             if answer.finish in (FinishReason.ERROR, FinishReason.ABORT) and not self._broken_off:
                 self._screen.note(answer.message or f"request {answer.request_id!r}: aborted")
+
+
+def progress_line(tokens: int, ended: int, total: int) -> str:
+    """Return what a terminal shows meanwhile: tokens, and of several prompts a bar with how many are done."""
+    if total == 1:
+        return f"{tokens} tokens"
+    told = f"{ended} of {total} prompts, {tokens} tokens"
+    room = min(columns_of(sys.stderr) - len(told) - 4, _BAR)
+    done = room * ended // total
+    return f"[{'#' * done}{'.' * (room - done)}] {told}" if room >= _LEAST_BAR else told
 
 
 def _begun(request: Request, prompt: str, text: AnswerText) -> Answer:

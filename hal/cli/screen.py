@@ -65,7 +65,7 @@ class WithProgress(Plain):
         self._live = _started(Live(console=Console(stderr=True), transient=True, redirect_stdout=False))
 
     def progress(self, text: str) -> None:
-        self._live.update(Text(text, style="dim"))
+        self._live.update(_dim(text))
 
     def note(self, text: str) -> None:
         self._live.console.print(Text(shown(f"hal: {text}", sys.stderr)))
@@ -91,7 +91,7 @@ class OneTerminal:
         self._update()
 
     def note(self, text: str) -> None:
-        self._console.print(Text(shown(f"hal: {text}", sys.stdout)), soft_wrap=True)
+        self._console.print(Text(shown(f"hal: {text}", sys.stdout)))
 
     def progress(self, text: str) -> None:
         self._progress = text
@@ -105,7 +105,12 @@ class OneTerminal:
         self._live.stop()
 
     def _update(self) -> None:
-        self._live.update(Group(Text(self._line), Text(self._progress, style="dim")))
+        self._live.update(Group(Text(self._line), _dim(self._progress)))
+
+
+def _dim(text: str) -> Text:
+    """Return a line that a narrow terminal cuts."""
+    return Text(text, style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def _started(live: Live) -> Live:

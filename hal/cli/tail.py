@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from hal_core import InvalidValue
 
 from hal.timeouts import TIMEOUTS
 
 from . import signals
 from .console import say, shown
-from .failures import check_seconds
+from .failures import as_typed, check_seconds
 
 if TYPE_CHECKING:
     from hal_core import OutputRow
@@ -51,12 +50,8 @@ def command(
     """
     if timeout is not None:
         check_seconds(timeout)
-    try:
+    with as_typed(url="URL", file="--key"):
         tail(url, key, Printer(as_json=as_json, request=request), keep=keep, timeout=timeout)
-    except InvalidValue as error:
-        if error.argument == "url":
-            error.argument = "URL"
-        raise
 
 
 def tail(url: str, key: Path | None, printer: Printer, *, keep: bool, timeout: float | None) -> None:

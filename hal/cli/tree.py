@@ -83,7 +83,8 @@ class _Lazy(TyperCommand):
             settings = _AS_GIVEN
 
             def function(ctx: typer.Context) -> None:
-                module.run(ctx.args)
+                with failures.as_typed(**module.TYPED):
+                    module.run(ctx.args)
 
         app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
         app.command(self.name, cls=Command, context_settings=settings)(function)

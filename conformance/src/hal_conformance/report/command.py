@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import io
 import json
 import subprocess
@@ -12,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from .options import Options, arguments
 
@@ -235,6 +236,19 @@ def _at_least(least: int) -> Callable[[str], int]:
     return read
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that names the option which a mistyped one is close to."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2 and one line."""
+        if message.startswith(unknown := "unrecognized arguments: "):
+            mistyped = message.removeprefix(unknown).partition("=")[0].split()[0]
+            close = difflib.get_close_matches(mistyped, self._option_string_actions, 1)
+            cure = f"did you mean {close[0]}?" if close else f"{self.prog} -h lists the options"
+            message = f"{mistyped}: no such option ({cure})"
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
 def main(
     given: Sequence[str] | None = None, plugins: Sequence[object] = (), find: Callable[[str], str] | None = None
 ) -> int:
@@ -243,9 +257,7 @@ def main(
     ``find``: the caller's discovery. It returns the value of a device's entry point, or raises :class:`HalError` for a
     refused one. Without it, any device installed under the name is tested.
     """
-    parser = argparse.ArgumentParser(
-        "hal conform", description="Check that a device keeps the contract of hal.", allow_abbrev=False
-    )
+    parser = _Parser("hal conform", description="Check that a device keeps the contract of hal.", allow_abbrev=False)
     parser.add_argument("device", nargs="?", default="", help="device name, as hal devices lists it")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--html", default="", metavar="FILE", help="write the report as HTML")

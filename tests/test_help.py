@@ -1,0 +1,171 @@
+"""The help of the commands: short, in groups, and as wide as the terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+
+from hal.cli import console, main
+from hal.cli.run_output import progress_line
+from hal.cli.tree import COMMANDS
+
+PAGES = {
+    60: """\
+usage: hal run [OPTIONS] [PROMPT]...
+
+Generate text with a model: the small one that ships, or a
+Llama-, Mistral-, Qwen2- or Qwen3-style checkpoint.
+
+A pipe or a file on standard input is read for prompts, one
+a line, where no other is given.
+
+  PROMPT...  A text to continue; -: standard input, one a
+             line.
+
+Options:
+  --prompts FILE   A file with one prompt a line.
+                   FILE.jsonl: an object a line (prompt,
+                   sampling parameters).
+  --model MODEL    A folder with a checkpoint, or ORG/NAME
+                   of the Hugging Face cache; without it,
+                   the small model that ships.
+  --device NAME    The device: a name that hal devices
+                   lists, or NAME:INDEX.
+  --max-tokens N   Most tokens to generate for each prompt.
+                   (default: 64)
+  --temperature X  Higher: more varied. 0: always the best
+                   token. (default: 0.7)
+  --top-p X        Draw from the best tokens that make up X
+                   of the probability. (default: 0.9)
+  --seed N         Draws depend on it, the prompt's number
+                   and the position. (default: 0)
+  --json           Print one JSON object a prompt, in their
+                   order.
+  -q, --quiet      Print the text alone, and errors.
+  -v, --verbose    Tell what is chosen and what falls back;
+                   show tracebacks.
+  --help-all       Show all options and exit.
+  -h, --help       Show this message and exit.
+""",
+    80: """\
+usage: hal run [OPTIONS] [PROMPT]...
+
+Generate text with a model: the small one that ships, or a Llama-, Mistral-,
+Qwen2- or Qwen3-style checkpoint.
+
+A pipe or a file on standard input is read for prompts, one a line, where no
+other is given.
+
+  PROMPT...  A text to continue; -: standard input, one a line.
+
+Options:
+  --prompts FILE   A file with one prompt a line. FILE.jsonl: an object a line
+                   (prompt, sampling parameters).
+  --model MODEL    A folder with a checkpoint, or ORG/NAME of the Hugging Face
+                   cache; without it, the small model that ships.
+  --device NAME    The device: a name that hal devices lists, or NAME:INDEX.
+  --max-tokens N   Most tokens to generate for each prompt. (default: 64)
+  --temperature X  Higher: more varied. 0: always the best token. (default: 0.7)
+  --top-p X        Draw from the best tokens that make up X of the probability.
+                   (default: 0.9)
+  --seed N         Draws depend on it, the prompt's number and the position.
+                   (default: 0)
+  --json           Print one JSON object a prompt, in their order.
+  -q, --quiet      Print the text alone, and errors.
+  -v, --verbose    Tell what is chosen and what falls back; show tracebacks.
+  --help-all       Show all options and exit.
+  -h, --help       Show this message and exit.
+""",
+}
+
+
+@pytest.fixture
+def page(capsys, monkeypatch):
+    """The help that a command prints in a terminal of so many columns."""
+
+    def printed(columns, *arguments):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with pytest.raises(SystemExit) as end:
+            main([*arguments])
+        assert end.value.code == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        return out
+
+    return printed
+
+
+@pytest.mark.parametrize("columns", PAGES)
+def test_the_short_help_of_hal_run(page, columns):
+    assert page(columns, "run", "--help") == PAGES[columns]
+
+
+def test_the_short_help_has_at_most_a_dozen_options_and_the_long_one_all_in_groups(page):
+    short, long = page(80, "run", "-h"), page(80, "run", "--help-all")
+    assert len(re.findall(r"^  -", short, re.M)) <= 12
+    assert len(re.findall(r"^  -", long, re.M)) > 40
+    groups = ["Prompt", "Sampling", "Output", "Scheduling", "Speculation", "Ranks", "Split"]
+    assert re.findall(r"^(\w+) options:$", long, re.M) == groups
+    assert "Device and runner options:" in long
+    assert not set("<>") & set(long)
+    assert set(re.findall(r"^  (--[\w-]+)", long, re.M)) > {
+        "--prompt",
+        "--top-k",
+        "--sink",
+        "--slots",
+        "--tp",
+        "--split",
+    }
+
+
+@pytest.mark.parametrize("columns", [28, 60, 80, 120])
+@pytest.mark.parametrize("arguments", [(), *((name,) for name in COMMANDS if name != "conform"), ("run", "--help-all")])
+def test_no_line_is_wider_than_the_terminal(page, columns, arguments):
+    told = page(columns, *arguments, *["-h"] * ("--help-all" not in arguments))
+    assert max(map(len, told.splitlines())) <= columns
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("columns", [28, 60, 80, 120])
+def test_a_long_line_breaks_between_words_on_a_terminal_alone(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    line = "hal: error: --device: no device 'gpu'; installed: cpu, cuda (name one of those, or install the plugin)"
+    told = console.fitted(f"Traceback\n{line}", Terminal())
+    assert told.replace("\n", " ") == f"Traceback {line}"
+    assert max(map(len, told.splitlines())) <= columns
+    assert console.fitted(line, io.StringIO()) == line
+
+
+def test_the_status_goes_when_anything_else_is_said_and_is_in_no_pipe(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(console, "quiet", False)
+    for stream, told in ((Terminal(), "\rloading Paddle\x1b[K\r\x1b[Khal: a note\n"), (io.StringIO(), "hal: a note\n")):
+        monkeypatch.setattr(sys, "stderr", stream)
+        console.status("loading Paddle")
+        console.say("hal: a note")
+        console.status("")
+        assert stream.getvalue() == told
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(console, "quiet", True)
+    console.status("loading Paddle")
+    assert sys.stderr.getvalue() == ""
+
+
+@pytest.mark.parametrize("columns", [20, 28, 60, 120])
+def test_the_progress_bar_fits_and_is_left_out_where_it_has_no_room(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    told = progress_line(120, 10, 40)
+    assert told.endswith("10 of 40 prompts, 120 tokens")
+    assert ("[" in told) == (columns >= 60)
+    if columns >= 60:
+        assert len(told) <= columns
+        bar = told[1 : told.index("]")]
+        assert bar.count("#") == len(bar) // 4
+    assert progress_line(120, 0, 1) == "120 tokens"
