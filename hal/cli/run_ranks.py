@@ -18,6 +18,7 @@ from hal.distributed.launch import PaddleLaunch
 from hal.distributed.words import Setup
 from hal.model.split import check_split
 from hal.proposers import NONE
+from hal.selection import ENVIRONMENT
 from hal.stepping import AUTO, Acceptance, overlap_of
 from hal.timeouts import TIMEOUTS
 from hal.transport.descriptors import check_rank_limit
@@ -34,8 +35,8 @@ from .screen import Screen, open_screen
 if TYPE_CHECKING:
     from hal.engine import Engine
 
-    from .run_ray import RayRanks
-
+ADDRESS = "RAY_ADDRESS"
+"""Ray's own variable for the address of a cluster; ``--ray-address`` goes before it."""
 LOST, FAILED = 1, 2
 """Exit statuses: ranks were lost; a request ended with an error."""
 
@@ -57,8 +58,6 @@ def generate_on_ranks(plan: Plan, options: Options) -> int:
         overlap_of(options.overlap, None, PADDLE_MODEL, ModelRunner.needs_host)
     on_ray = None
     if options.ranks.launcher == "ray":
-        from .run_ray import RayRanks
-
         on_ray = RayRanks(options)
     try:
         status = _generate(plan, options, on_ray)
@@ -205,3 +204,29 @@ def _listed(deliveries: Sequence[tuple[str, int, int]]) -> str:
         else:
             runs.append([name])
     return ", ".join(f"{run[0]}{f' to {run[-1]}' * (len(run) > 1)} from {first[run[0]]} on" for run in runs)
+
+
+class RayRanks:
+    """The ranks of one command on a Ray cluster; a context manager, with which the connection to the cluster ends."""
+
+    def __init__(self, options: Options) -> None:
+        """Raises :class:`InvalidValue` for a device that Ray cannot assign."""
+        from hal.distributed.ray_launch import RayCluster, bundle_of
+
+        ranks = options.ranks
+        self._bundle = bundle_of(options.device or os.environ.get(ENVIRONMENT))
+        self._strategy = ranks.ray_placement
+        workers = sum(ranks.split) if ranks.split else 1
+        self._cluster = RayCluster(ranks.ray_address or os.environ.get(ADDRESS) or None, ranks.size * workers)
+
+    def crew(self, setup: Setup) -> Crew:
+        """Begin to start the ranks of a setup. See :class:`hal.distributed.crew.Crew`."""
+        chosen = self._bundle, self._strategy
+        return self._cluster.crew(setup, *chosen, look=signals.check)
+
+    def __enter__(self) -> RayRanks:
+        self._cluster.__enter__()
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self._cluster.__exit__(*ended)
