@@ -190,6 +190,7 @@ def test_an_error_of_ours_is_one_line_on_stderr_and_exit_status_2(site):
         (["devices", "--timeout", "0"], "--timeout: 0 (give seconds from 0.1 to 86400)"),
         (["devices", "--timeout", "nan"], "--timeout: nan (give seconds"),
         (["devices", "--timeout", "soon"], "--timeout: 'soon' is no number"),
+        (["devices", "--timeout", "3"], "--timeout: nothing is opened (give --open as well, or leave it out)"),
         (["tail"], "URL: it is missing (hal tail -h lists the options)"),
         ([], "which command?"),
     ],

@@ -48,11 +48,16 @@ def command(
 ) -> None:
     """List the installed devices: distribution, contract, whether each can be used here, and why not."""
     failures.verbose = verbose
-    if timeout is not None and not opened:
-        raise InvalidValue("nothing is opened", cure="give --open as well, or leave it out", argument="--timeout")
-    timeout = TIMEOUTS.device_open if timeout is None else timeout
-    check_seconds(timeout)
-    show(as_json=as_json, opened=opened, timeout=timeout, verbose=verbose)
+    if timeout is not None:
+        check_seconds(timeout)
+        if not opened:
+            raise InvalidValue("nothing is opened", cure="give --open as well, or leave it out", argument="--timeout")
+    show(
+        as_json=as_json,
+        opened=opened,
+        timeout=TIMEOUTS.device_open if timeout is None else timeout,
+        verbose=verbose,
+    )
 
 
 def show(*, as_json: bool, opened: bool, timeout: float, verbose: bool = False) -> None:
