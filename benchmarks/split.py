@@ -59,7 +59,7 @@ class Way:
         among = sum(self.split or (1,))
         return open_engine(
             _setup(plan, options),
-            lambda setup: Crew(setup, PaddleLaunch(1, before=setup.number, among=among), wait=False),
+            lambda setup: Crew(setup, PaddleLaunch(1, before=setup.number, among=among)),
             vocab_size=plan.config.vocab_size,
             split=self.split,
             chunk=self.chunk,

@@ -157,7 +157,7 @@ def _engine(plan: Plan, options: Options, shown: Shown, screen: Screen, on_ray: 
         if (crew := launched_crew(setup)) is not None:
             return crew
         starter = PaddleLaunch(ranks.size, before=setup.number * ranks.size, among=among)
-        return Crew(setup, starter, look=signals.check, wait=False)
+        return Crew(setup, starter, look=signals.check)
 
     return open_engine(
         _setup(plan, options),

@@ -56,8 +56,7 @@ _Said = TypeVar("_Said", Hello, Ready, Up)
 
 
 class Crew:
-    """The ranks of one run, the executor of their engine (:class:`hal.engine.Executor`). One thread uses it; a context
-    manager, with which the ranks end."""
+    """The ranks of one run, the executor of their engine (:class:`hal.engine.Executor`). One thread uses it."""
 
     def __init__(
         self,
@@ -70,11 +69,11 @@ class Crew:
         look: Callable[[], None] = lambda: None,
         starting: float | None = None,
         step: float | None = None,
-        wait: bool = True,
         name_of: Callable[[int], str] = str,
     ) -> None:
-        """Start the ranks and wait until they are up. ``setup.records`` and ``setup.reader_key`` are filled in here.
-        ``wait`` False: only start them; :meth:`assemble` is to be called until it says that they are up.
+        """Begin to start the ranks: :meth:`assemble` is to be called until it says that they are up.
+
+        ``setup.records`` and ``setup.reader_key`` are filled in here.
         ``url``, ``records``: tcp addresses to listen on, with ``curve``; by default private ones of this host.
         ``look`` is called now and then while ranks start, and may raise what ends that. ``starting``: seconds in which
         they must be up; one whose connection is closed before is lost at once. ``step``: seconds that a step may last.
@@ -105,9 +104,7 @@ class Crew:
         except BaseException:
             self._end(0.0)
             raise
-        self._assembling: Iterator[None] | None = self._assemble(TIMEOUTS.records if wait else 0.0)
-        while wait and not self.assemble():
-            pass
+        self._assembling: Iterator[None] | None = self._assemble()
 
     def assemble(self) -> bool:
         """Go on with the start; whether the ranks are up. Raises as the constructor."""
@@ -188,20 +185,11 @@ class Crew:
         """End the ranks, at once where they cannot end in order. Idempotent."""
         self._end(TIMEOUTS.ranks_end_forced)
 
-    def __enter__(self) -> Crew:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.stop()
-        else:
-            self.close()
-
     # -- the start ------------------------------------------------------------------------------------------------
 
-    def _assemble(self, look: float) -> Iterator[None]:
-        """Each part of the start waits ``look`` seconds at most."""
-        hellos = yield from self._collect(Hello, look)
+    def _assemble(self) -> Iterator[None]:
+        """The start in its parts, none of which waits."""
+        hellos = yield from self._collect(Hello)
         for rank, hello in hellos.items():
             if hello.size != self.layout.size or hello.protocol != PROTOCOL:
                 raise self._refuse(
@@ -211,9 +199,9 @@ class Crew:
                 )
         self._compare({rank: hello.facts for rank, hello in hellos.items()})
         self.line.say(self._setup)
-        self._compare({rank: ready.facts for rank, ready in (yield from self._collect(Ready, look)).items()})
+        self._compare({rank: ready.facts for rank, ready in (yield from self._collect(Ready)).items()})
         self.line.say(Go())
-        up = yield from self._collect(Up, look)
+        up = yield from self._collect(Up)
         indices = tuple(up[rank].index for rank in sorted(up))
         first, overlap = up[0], all(word.overlap for word in up.values())
         vocabulary = min(word.vocab_size for word in up.values())
@@ -221,12 +209,12 @@ class Crew:
         named = first.device, first.fallbacks, first.substituted
         self.abilities = Abilities(*named, indices, overlap, first.no_overlap, vocabulary)
 
-    def _collect(self, wanted: type[_Said], look: float) -> Generator[None, None, dict[int, _Said]]:
+    def _collect(self, wanted: type[_Said]) -> Generator[None, None, dict[int, _Said]]:
         """That word of every rank."""
         said: dict[int, _Said] = {}
         end = time.monotonic() + self._starting
         while len(said) < self.layout.size:
-            for rank, word in self.line.receive(look):
+            for rank, word in self.line.receive(0.0):
                 if isinstance(word, wanted):
                     said[rank] = word
                 else:

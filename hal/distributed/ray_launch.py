@@ -86,7 +86,7 @@ class RayCluster:
 
         starter = RayLaunch(setup.tp, setup.dp, bundle, strategy, starting=TIMEOUTS.starting, grows=not self.own)
         url = f"tcp://{ray.util.get_node_ip_address()}:*"
-        more: dict[str, Any] = {"look": look, "wait": False, "name_of": starter.name_of}
+        more: dict[str, Any] = {"look": look, "name_of": starter.name_of}
         return Crew(setup, starter, url=url, records=url, curve=starter.keys, **more)
 
 

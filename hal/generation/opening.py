@@ -97,7 +97,7 @@ def _ranks(serve: Serve, ranks: Ranks, take: Take) -> Iterator[tuple[Engine, Any
             if ranks.launcher == "ray":
                 return cluster.crew(mine, bundle, ranks.ray_placement, look=lambda: None)
             starter = PaddleLaunch(size, before=mine.number * size, among=size * ranks.workers)
-            return Crew(mine, starter, wait=False)
+            return Crew(mine, starter)
 
         engine = open_engine(
             setup,

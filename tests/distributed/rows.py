@@ -191,7 +191,7 @@ def engine_of(row, start, told, crew=Crew, **options):
     """An engine whose ranks ``start`` gives; their records are told. ``crew``: makes the ranks' crew."""
     return open_engine(
         row.setup(),
-        lambda setup: crew(setup, start(), wait=False),
+        lambda setup: crew(setup, start()),
         vocab_size=read_config(DEFAULT_CHECKPOINT).vocab_size,
         chunk=row.chunk,
         on_record=told.take,

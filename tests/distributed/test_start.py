@@ -18,6 +18,7 @@ from hal.distributed.engine import open_engine
 from hal.distributed.errors import RankLost, word_of
 from hal.distributed.lines import RankLine
 from hal.distributed.words import Beat, Failed, Go, Hello, Ready, Release, Setup, Up, Verdict
+from hal.engine.engine import wait_for
 from hal.reading import Gap
 
 from .rows import PATIENCE, Row, requests
@@ -63,10 +64,18 @@ class Actors:
             thread.join(PATIENCE)
 
 
+def up(setup, starter, **how):
+    """A crew whose ranks are up."""
+    crew = Crew(setup, starter, **how)
+    while not crew.assemble():
+        wait_for(crew.sockets, 0.05)
+    return crew
+
+
 def test_what_a_rank_refuses_at_the_start_is_refused_on_every_rank():
     actors = Actors(None, Failed(1, "that cannot be", refused=True))
     with pytest.raises(InvalidValue, match="rank 1: that cannot be"):
-        Crew(Row(tp=2).setup(), actors)
+        up(Row(tp=2).setup(), actors)
     assert [actors.heard[rank].refused for rank in (0, 1)] == [True, True]
 
 
@@ -74,7 +83,7 @@ def test_any_other_failure_of_a_rank_at_the_start_is_its_loss():
     """Also where another one, which misses it, says so first."""
     actors = Actors(Failed(0, "a collective failed", vague=True), Failed(1, "OSError: too many files"))
     with pytest.raises(RankLost, match="rank 1 was lost at its start: OSError: too many files") as caught:
-        Crew(Row(tp=2).setup(), actors)
+        up(Row(tp=2).setup(), actors)
     assert caught.value.rank == 1
     assert [(actors.heard[rank].refused, actors.heard[rank].rank) for rank in (0, 1)] == [(False, 1)] * 2
 
@@ -99,7 +108,7 @@ class Able(Actors):
 @pytest.mark.parametrize("overlaps", [(False, False), (True, False), (False, True), (True, True)])
 def test_steps_overlap_where_those_of_every_rank_can(overlaps):
     actors = Able(*overlaps)
-    crew = Crew(Row(tp=2).setup(), actors)
+    crew = up(Row(tp=2).setup(), actors)
     actors.over.set()
     crew.close()
     assert crew.abilities.overlap is all(overlaps)
@@ -114,7 +123,7 @@ class Ended(Actors):
 
 def test_ranks_that_die_at_the_start_are_lost():
     with pytest.raises(RankLost, match=r"rank\(s\) \[0, 1\] did not come up: it ended with status -9"):
-        Crew(Row(tp=2).setup(), Ended())
+        up(Row(tp=2).setup(), Ended())
 
 
 class Silent(Actors):
@@ -132,13 +141,13 @@ class Silent(Actors):
 def test_a_rank_that_ends_without_a_word_at_the_start_is_lost_at_once():
     """Its connection is closed; nobody waits until the time for starting is over."""
     with pytest.raises(RankLost, match="rank 1 was lost at its start: its connection was closed"):
-        Crew(Row(tp=2).setup(), Silent(None, None), starting=float("inf"))
+        up(Row(tp=2).setup(), Silent(None, None), starting=float("inf"))
 
 
 def test_ranks_that_do_not_come_in_time_are_lost():
     told = r"rank\(s\) \[0, 1\] did not come up: nothing was heard for 0 s .*HAL_RANKS_STARTING"
     with pytest.raises(RankLost, match=told):
-        Crew(Row(tp=2).setup(), Actors(), starting=0.0)
+        up(Row(tp=2).setup(), Actors(), starting=0.0)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +176,7 @@ def test_what_a_rank_refuses_is_told_with_what_it_is_about():
 def test_records_that_cannot_be_had_are_a_loss_of_their_groups_first_rank(group):
     """Else the engine would wait for them for ever."""
     actors = Actors(None, None)
-    crew = Crew(Row(dp=2).setup(), actors)
+    crew = up(Row(dp=2).setup(), actors)
     crew.reader._on_event(Gap(1, group, 3, 4, "no longer held by the sender"))
     with pytest.raises(RankLost, match=f"rank {group} was lost at its start: frames 3 to 4 of session"):
         crew.receive(PATIENCE)
@@ -178,7 +187,7 @@ def test_records_that_cannot_be_had_are_a_loss_of_their_groups_first_rank(group)
 def test_a_rank_to_which_a_word_cannot_be_said_is_lost(monkeypatch):
     """Nobody says it again: blocks that a rank was not told to release would never be free."""
     actors = Actors(None)
-    crew = Crew(Row().setup(), actors)
+    crew = up(Row().setup(), actors)
     with monkeypatch.context() as full:
         full.setattr(crew.line, "_send", lambda message, ranks: list(ranks))
         crew.line.say(Beat())
@@ -274,5 +283,5 @@ class Stubborn(Actors):
 def test_whatever_an_end_raises_the_engines_sockets_are_closed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with pytest.raises(RuntimeError, match="goes wrong"):
-        Crew(Row().setup(), Stubborn())
+        up(Row().setup(), Stubborn())
     assert list(tmp_path.iterdir()) == []

@@ -58,7 +58,7 @@ def test_a_split_refuses_what_either_role_has_no_token_for(smaller, monkeypatch,
     row = Row()
     engine = open_engine(
         row.setup(),
-        lambda setup: Crew(setup, ranks[setup.number], wait=False),
+        lambda setup: Crew(setup, ranks[setup.number]),
         vocab_size=2000,
         split=(1, 1),
     )

@@ -143,7 +143,7 @@ def on_ranks(row: Row, pool: RankPool, how: tuple[object, ...] = ()) -> Told:
 def on_ray(row: Row, cluster: RayCluster) -> Told:
     """The engine of this process with ranks that Ray starts, as ``--launcher ray`` has them."""
 
-    def crew(setup: Setup, _: object, *, wait: bool) -> Crew:
+    def crew(setup: Setup, _: object) -> Crew:
         return cluster.crew(setup, {"CPU": 1.0}, "pack", look=lambda: None)
 
     if row.split != "off":

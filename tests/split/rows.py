@@ -37,7 +37,7 @@ def engine_of(row, split, starter, told, made_by=Crew, **options):
     ``made_by``: makes the ranks' crews."""
     return open_engine(
         row.setup(),
-        lambda setup: made_by(setup, starter(setup.number), wait=False),
+        lambda setup: made_by(setup, starter(setup.number)),
         vocab_size=read_config(DEFAULT_CHECKPOINT).vocab_size,
         split=split,
         chunk=row.chunk,

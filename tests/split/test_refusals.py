@@ -62,7 +62,7 @@ def refused(*ranks):
     """The error of an engine with a prefill and a decode worker of one rank each."""
     given = iter(ranks)
     with pytest.raises(InvalidValue) as error:
-        open_engine(Row().setup(), lambda setup: Crew(setup, next(given), wait=False), vocab_size=256, split=(1, 1))
+        open_engine(Row().setup(), lambda setup: Crew(setup, next(given)), vocab_size=256, split=(1, 1))
     return error.value
 
 
