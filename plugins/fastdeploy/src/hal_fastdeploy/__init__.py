@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .agreeing import Agreement as Agreement
     from .insertion import Insertion as Insertion
+    from .saving import SaveOutput as SaveOutput
     from .values import SetValue as SetValue
 
-_HOME = {"Agreement": "agreeing", "Insertion": "insertion", "SetValue": "values"}
+_HOME = {"Agreement": "agreeing", "Insertion": "insertion", "SaveOutput": "saving", "SetValue": "values"}
 __all__ = [*_HOME]
 
 

@@ -103,11 +103,17 @@ def layout_named(name: str, slots: int | None = None) -> Layout:
 
 
 def messages(
-    record: OutputRecord, batch_ids: Sequence[int], batch_size: int, layout: Layout, variant: Variant
+    record: OutputRecord,
+    batch_ids: Sequence[int],
+    batch_size: int,
+    layout: Layout,
+    variant: Variant,
+    goes_on: bool | None = None,
 ) -> Iterator[Message]:
     """Give the messages that tell the record: one, or more where a slot tells of several requests.
 
-    ``batch_ids`` are those of the record's rows, ascending. Raises InvalidValue for what the layout cannot say, before
+    ``batch_ids`` are those of the record's rows, ascending. ``goes_on``: the sign of the first word,
+    by default whether a row goes on. Raises InvalidValue for what the layout cannot say, before
     the first message.
     """
     at = np.asarray(batch_ids, np.int64)
@@ -115,7 +121,8 @@ def messages(
     if not len(at):
         return
     turn = np.arange(len(at)) - np.searchsorted(at, at, "left")
-    goes_on = ((record.status <= SlotStatus.TOKEN) & (record.finish == 0)).any()
+    if goes_on is None:
+        goes_on = bool(((record.status <= SlotStatus.TOKEN) & (record.finish == 0)).any())
     for number in range(int(turn.max()) + 1):
         rows = np.flatnonzero(turn == number)
         last = number == turn.max()

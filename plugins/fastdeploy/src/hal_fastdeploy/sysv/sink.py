@@ -268,7 +268,9 @@ class SysvSink:
         batch_ids = getattr(pending, "batch_ids", None) or range(len(record))
         batch_size = getattr(pending, "batch_size", None) or len(record)
         try:
-            self._unsent.extend(messages(record, batch_ids, batch_size, self._address.layout, self._address.variant))
+            goes_on = getattr(pending, "goes_on", None)
+            to = self._address
+            self._unsent.extend(messages(record, batch_ids, batch_size, to.layout, to.variant, goes_on))
         except InvalidValue as error:
             self._unsent.clear()
             lost = Undelivered(f"{error.what} ({error.cure})", record.deliveries())

@@ -1,0 +1,259 @@
+"""FastDeploy's save-output operations, with their argument lists, over hal's sink of System V messages.
+
+Each call makes one message: an entry for each slot of the batch. Arguments are host arrays, or tensors on the host. The
+operations' names and the order of arguments are FastDeploy's (develop @dad5a432a, 2026-05-19).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from hal_core import HalError, InvalidValue, OutputRecord, Sink, SlotStatus
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+HostArray = Any
+"""An array, or a tensor on the host."""
+PREEMPTED = -9
+TARGET = 3  #: message flag; 4, the draft model's log-probabilities, is not served
+
+
+class Saved:
+    """One output whose record is there already (:class:`hal_core.frames.PendingOutput`).
+
+    ``goes_on``: the sign of the first word, which is the host flag ``not_need_stop`` in FastDeploy.
+    """
+
+    def __init__(self, record: OutputRecord, goes_on: bool) -> None:
+        self.step, self.record, self.goes_on = record.step, record, goes_on
+        self.request_ids = record.request_ids
+        self.batch_ids, self.batch_size = range(len(record)), len(record)
+        self.error: BaseException | None = None
+
+    def ready(self) -> bool:
+        """Return True: nothing is copied any more."""
+        return True
+
+    def resolve(self) -> OutputRecord:
+        """Return the record."""
+        return self.record
+
+    def complete(self, error: BaseException | None) -> None:
+        """Keep the sink's error for the next call."""
+        self.error = error
+
+
+class SaveOutput:
+    """The operations of one rank. ``open_sink``: layout to sink, called once for each layout that is used.
+
+    An output that its layout cannot hold is an error of the next call.
+    """
+
+    def __init__(self, open_sink: Callable[[str], Sink]) -> None:
+        self._open, self._sinks = open_sink, dict[str, Sink]()
+        self._last: Saved | None = None
+        self._steps = 0
+
+    def save_output(
+        self,
+        sampled_token_ids: HostArray,
+        not_need_stop: HostArray,
+        last_preempted_idx: HostArray,
+        mp_rank: int,
+        save_each_rank: bool,
+    ) -> None:
+        """One token a slot; -1 for none."""
+        if mp_rank == 0:
+            self._put("plain", _sampled(sampled_token_ids, last_preempted_idx), not_need_stop)
+
+    def save_output_topk(
+        self,
+        sampled_token_ids: HostArray,
+        logprob_token_ids: HostArray,
+        logprobs: HostArray,
+        selected_token_ranks: HostArray,
+        not_need_stop: HostArray,
+        last_preempted_idx: HostArray,
+        mp_rank: int,
+    ) -> None:
+        """The same with log-probabilities, a row a slot."""
+        if mp_rank == 0:
+            values = _sampled(sampled_token_ids, last_preempted_idx)
+            starts = np.arange(len(values["counts"]))
+            more = _alternatives(values, starts, logprob_token_ids, logprobs, selected_token_ranks)
+            self._put("topk", values | more, not_need_stop)
+
+    def speculate_save_output(
+        self,
+        accept_tokens: HostArray,
+        accept_num: HostArray,
+        not_need_stop: HostArray,
+        seq_lens_decoder: HostArray,
+        prompt_lens: HostArray,
+        last_preempted_idx: HostArray,
+        mp_rank: int,
+        save_each_rank: bool,
+        skip_prefill: bool,
+    ) -> None:
+        """The accepted tokens of each slot; with ``skip_prefill`` none of a slot that still prefills."""
+        if mp_rank == 0:
+            counts = _ints(accept_num)
+            if skip_prefill:
+                counts = np.where(_ints(seq_lens_decoder) < _ints(prompt_lens), 0, counts)
+            self._put("speculative", _rows(_table(accept_tokens), counts, last_preempted_idx), not_need_stop)
+
+    def speculate_save_output_topk(
+        self,
+        sampled_token_ids: HostArray,
+        logprob_token_ids: HostArray,
+        logprobs: HostArray,
+        logprob_ranks: HostArray,
+        accept_num: HostArray,
+        cu_batch_token_offset: HostArray,
+        not_need_stop: HostArray,
+        seq_lens_decoder: HostArray,
+        prompt_lens: HostArray,
+        last_preempted_idx: HostArray,
+        message_flag: int,
+        mp_rank: int,
+        save_each_rank: bool,
+    ) -> None:
+        """Accepted tokens with log-probabilities, whose rows begin at ``cu_batch_token_offset`` of each slot.
+
+        :raises InvalidValue: for another message flag than the target's.
+        """
+        _check_flag(message_flag)
+        if mp_rank == 0:
+            counts = np.where(_ints(seq_lens_decoder) < _ints(prompt_lens), 0, _ints(accept_num))
+            values = _rows(_table(sampled_token_ids), counts, last_preempted_idx)
+            more = _alternatives(values, _ints(cu_batch_token_offset), logprob_token_ids, logprobs, logprob_ranks)
+            self._put("speculative-topk", values | more, not_need_stop)
+
+    def mtp_save_first_token(
+        self,
+        base_model_draft_tokens: HostArray,
+        not_need_stop: HostArray,
+        seq_lens_decoder: HostArray,
+        prompt_lens: HostArray,
+        step_idx: HostArray,
+        mp_rank: int,
+        save_each_rank: bool,
+        skip_chunk_prefill: bool,
+    ) -> None:
+        """The first token of a prefill node and one draft, of slots whose prefill has ended with this step."""
+        if mp_rank == 0 or save_each_rank:
+            tokens = _table(base_model_draft_tokens)
+            there = _ints(step_idx) == 1
+            if skip_chunk_prefill:
+                there &= _ints(seq_lens_decoder) >= _ints(prompt_lens)
+            self._put("speculative", _first(tokens, there, None), not_need_stop)
+
+    def mtp_save_first_token_with_topk(
+        self,
+        base_model_draft_tokens: HostArray,
+        logprob_token_ids: HostArray,
+        logprobs: HostArray,
+        logprob_ranks: HostArray,
+        token_num_per_batch: HostArray,
+        cu_batch_token_offset: HostArray,
+        not_need_stop: HostArray,
+        seq_lens_decoder: HostArray,
+        prompt_lens: HostArray,
+        last_preempted_idx: HostArray,
+        message_flag: int,
+        mp_rank: int,
+        save_each_rank: bool,
+    ) -> None:
+        """The same with log-probabilities of the first token; the draft has none (pull request 7442)."""
+        _check_flag(message_flag)
+        if mp_rank == 0 or save_each_rank:
+            there = (_ints(token_num_per_batch) > 0) & (_ints(seq_lens_decoder) >= _ints(prompt_lens))
+            values = _first(_table(base_model_draft_tokens), there, last_preempted_idx)
+            more = _alternatives(values, _ints(cu_batch_token_offset), logprob_token_ids, logprobs, logprob_ranks)
+            self._put("speculative-topk", values | more, not_need_stop)
+
+    def close(self, timeout: float) -> None:
+        """Close the sinks; see :class:`hal_core.Sink`."""
+        for sink in self._sinks.values():
+            sink.close(timeout)
+
+    def _put(self, layout: str, values: dict[str, Any], not_need_stop: HostArray) -> None:
+        if self._last is not None and isinstance(error := self._last.error, HalError):
+            self._last = None
+            raise error
+        if layout not in self._sinks:
+            self._sinks[layout] = self._open(layout)
+        self._steps += 1
+        goes_on = bool(np.asarray(not_need_stop).reshape(-1)[0])
+        self._last = Saved(OutputRecord(step=self._steps, **values), goes_on)
+        self._sinks[layout].put(self._last)
+
+
+def _check_flag(flag: int) -> None:
+    if flag != TARGET:
+        cure = "save the target's; the draft model's log-probabilities are not served"
+        raise InvalidValue(f"message flag {flag}", cure=cure, argument="message_flag")
+
+
+def _ints(values: HostArray) -> Ints:
+    """The values as int64 ``[n]``."""
+    return _array(values).reshape(-1).astype(np.int64)
+
+
+def _table(values: HostArray) -> Ints:
+    array = _array(values)
+    return array.reshape(len(array), -1).astype(np.int64)
+
+
+def _array(values: HostArray) -> np.ndarray[Any, Any]:
+    found: np.ndarray[Any, Any] = values.numpy() if hasattr(values, "numpy") else np.asarray(values)
+    return found
+
+
+def _sampled(sampled: HostArray, preempted: HostArray) -> dict[str, Any]:
+    """One token a slot. The sampler marks a slot that was preempted too."""
+    tokens = _ints(sampled)
+    left = (_ints(preempted)[: len(tokens)] != 0) | (tokens == PREEMPTED)
+    return _rows(tokens[:, None], (tokens >= 0).astype(np.int64), left)
+
+
+def _rows(tokens: Ints, counts: Ints, preempted: HostArray) -> dict[str, Any]:
+    """The fields of a record of ``counts`` tokens a slot; a slot that was preempted says so, and has none."""
+    n = len(tokens)
+    left = np.zeros(n, np.bool_) if preempted is None else _ints(preempted)[:n] != 0
+    counts = np.clip(np.where(left, 0, counts[:n]), 0, tokens.shape[1])
+    status = np.where(left, SlotStatus.PREEMPTED, np.where(counts > 0, SlotStatus.TOKEN, SlotStatus.NONE))
+    chosen = np.arange(tokens.shape[1]) < counts[:, None]
+    return {
+        "request_ids": tuple(f"slot {slot}" for slot in range(n)),
+        "status": status.astype(np.uint8),
+        "finish": np.zeros(n, np.uint8),
+        "positions": np.zeros(n, np.int64),
+        "counts": counts.astype(np.int32),
+        "tokens": tokens[chosen],
+        "first_token": np.zeros(n, np.bool_),
+    }
+
+
+def _first(tokens: Ints, there: np.ndarray[Any, np.dtype[np.bool_]], preempted: HostArray) -> dict[str, Any]:
+    """First tokens, each with the draft behind it."""
+    values = _rows(tokens[:, :1], there.astype(np.int64), preempted)
+    given = values["counts"] > 0
+    drafts = {"draft_counts": values["counts"].copy(), "drafts": tokens[given, 1]}
+    return values | drafts | {"first_token": given}
+
+
+def _alternatives(
+    values: dict[str, Any], starts: Ints, ids: HostArray, scores: HostArray, ranks: HostArray
+) -> dict[str, Any]:
+    """Log-probabilities of each of the record's tokens: the rows from ``starts`` of its slot on."""
+    counts = values["counts"].astype(np.int64)
+    first = np.repeat(starts[: len(counts)], counts)
+    within = np.arange(len(first)) - np.repeat(np.cumsum(counts) - counts, counts)
+    rows: Sequence[int] | Ints = first + within
+    return {
+        "logprob_token_ids": np.ascontiguousarray(_table(ids)[rows]),
+        "logprobs": np.ascontiguousarray(_array(scores).astype(np.float32)[rows]),
+        "ranks": _ints(ranks)[rows].astype(np.int32),
+    }

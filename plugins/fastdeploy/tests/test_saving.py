@@ -1,0 +1,169 @@
+"""The save-output operations with FastDeploy's argument lists, read as FastDeploy's own readers read them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hal_core.errors import InvalidValue, Undelivered
+from hal_fastdeploy.saving import SaveOutput
+from hal_fastdeploy.sysv.layouts import Variant, layout_named, messages
+
+pytest.importorskip("sysv_ipc")
+_spec = importlib.util.spec_from_file_location("sysv_place", Path(__file__).with_name("sysv_place.py"))
+shared = importlib.util.module_from_spec(_spec)
+sys.modules.setdefault("sysv_place", shared)
+_spec.loader.exec_module(shared)
+legacy, place, receive = shared.legacy, shared.place, shared.receive
+ON, OFF = np.array([True]), np.array([False])
+NOBODY = np.zeros((4, 1), np.int32)
+PARSED = {
+    "plain": legacy.parse_plain,
+    "topk": legacy.parse_topk_today,
+    "speculative": legacy.parse_speculative,
+    "speculative-topk": legacy.parse_speculative_topk_today,
+}
+
+
+class Captured:
+    """A sink that makes the messages and keeps what a reader reads in them."""
+
+    def __init__(self, layout):
+        self.layout, self.found, self.session = layout, [], 1
+
+    def put(self, pending):
+        record = pending.resolve()
+        chosen = layout_named(self.layout)
+        made = messages(record, pending.batch_ids, pending.batch_size, chosen, Variant(), pending.goes_on)
+        self.found += [PARSED[self.layout](message.data) for message in made]
+        pending.complete(None)
+
+    def close(self, timeout):
+        pass
+
+
+@pytest.fixture
+def saving():
+    """The operations, and by layout what was read."""
+    sinks = {}
+
+    def opened(layout):
+        sinks[layout] = Captured(layout)
+        return sinks[layout]
+
+    return SaveOutput(opened), sinks
+
+
+def rows(*values):
+    return np.array(values, np.int64)
+
+
+def test_save_output_has_a_token_a_slot_none_or_the_mark_of_a_preemption(saving):
+    operations, read = saving
+    left = np.array([[0], [0], [1], [0]], np.int32)
+    operations.save_output(rows([5], [-1], [7], [-9]), OFF, left, 0, False)
+    operations.save_output(rows([6], [-1], [-1], [-1]), ON, NOBODY, 0, False)
+    assert read["plain"].found == [{"stop": -1, "tokens": [5, -1, -9, -9]}, {"stop": 1, "tokens": [6, -1, -1, -1]}]
+
+
+def test_save_output_topk_has_the_columns_of_each_slot(saving):
+    operations, read = saving
+    ids, scores = rows([5, 8], [0, 0], [7, 3]), np.array([[-1, -2], [0, 0], [-3, -4]], np.float32)
+    left = np.array([[0], [0], [1]], np.int32)
+    operations.save_output_topk(rows([5], [-1], [7]), ids, scores, rows(1, 0, 2), OFF, left, 0)
+    (found,) = read["topk"].found
+    assert found["tokens"] == [[5, 8], [-1, -1], [-9, -9]]
+    assert (found["scores"][0], found["ranks"][0]) == ([-1.0, -2.0], 1)
+
+
+@pytest.mark.parametrize(("skip", "counts"), [(True, [2, 0, -9, 0]), (False, [2, 1, -9, 0])])
+def test_speculate_save_output_has_the_accepted_tokens(saving, skip, counts):
+    operations, read = saving
+    tokens, left = rows([1, 2, 3], [4, 0, 0], [5, 6, 0], [0, 0, 0]), np.array([[0], [0], [1], [0]])
+    decoder, prompts = rows([9], [3], [9], [0]), rows([4], [8], [4], [0])
+    operations.speculate_save_output(tokens, rows(2, 1, 2, 0), OFF, decoder, prompts, left, 0, False, skip)
+    (found,) = read["speculative"].found
+    assert found["counts"] == counts
+    assert found["tokens"][0] == [1, 2]
+
+
+def test_speculate_save_output_topk_reads_rows_from_each_slots_offset(saving):
+    operations, read = saving
+    ids = rows([1, 10], [2, 11], [4, 12])
+    scores, ranks = -ids.astype(np.float32), rows(0, 1, 2)
+    tokens, at = rows([1, 2], [4, 0]), rows(0, 2)
+    lengths = rows([9], [9]), rows([4], [4])
+    operations.speculate_save_output_topk(
+        tokens, ids, scores, ranks, rows(2, 1), at, OFF, *lengths, NOBODY, 3, 0, False
+    )
+    (found,) = read["speculative-topk"].found
+    assert (found["counts"], found["flag"]) == ([2, 1], 3)
+    assert found["tokens"] == [[[1, 10], [2, 11]], [[4, 12]]]
+    assert found["scores"][1] == [[-4.0, -12.0]]
+    assert found["ranks"] == [[0, 1], [2]]
+
+
+def test_mtp_save_first_token_has_the_token_and_a_draft_once(saving):
+    operations, read = saving
+    tokens, steps = rows([1, 2, 0], [3, 4, 0], [5, 6, 0], [7, 8, 0]), rows([1], [0], [2], [1])
+    decoder, prompts = rows([4], [4], [4], [2]), rows([4], [4], [4], [4])
+    operations.mtp_save_first_token(tokens, OFF, decoder, prompts, steps, 0, False, True)
+    (found,) = read["speculative"].found
+    assert (found["counts"], found["tokens"][0]) == ([2, 0, 0, 0], [1, 2])
+
+
+def test_the_first_token_of_a_prefill_node_has_log_probabilities_and_its_draft_none(saving):
+    """Pull request 7442: tokens, log-probabilities and counts belong to one slot each, chunks that go on have none."""
+    operations, read = saving
+    tokens = rows([1, 2], [3, 4], [5, 6])
+    ids, scores = rows([1, 20], [5, 21]), np.array([[-1, -2], [-3, -4]], np.float32)
+    decoder, prompts = rows([4], [2], [4]), rows([4], [4], [4])
+    operations.mtp_save_first_token_with_topk(
+        tokens, ids, scores, rows(0, 3), rows(1, 0, 1), rows(0, 1, 1), OFF, decoder, prompts, NOBODY, 3, 0, False
+    )
+    (found,) = read["speculative-topk"].found
+    assert found["counts"] == [2, 0, 2]
+    assert found["tokens"] == [[[1, 20], [2, -1]], [], [[5, 21], [6, -1]]]
+    assert [slot[0] for slot in (found["scores"][0], found["scores"][2])] == [[-1.0, -2.0], [-3.0, -4.0]]
+    assert (found["ranks"][0][0], found["ranks"][2][0]) == (0, 3)
+
+
+def test_only_the_first_rank_saves_but_first_tokens_if_each_does(saving):
+    """Pull request 7172: other ranks sent the same output again."""
+    operations, read = saving
+    tokens, one = rows([1, 2]), rows([1])
+    operations.save_output(rows([5]), OFF, NOBODY, 1, True)
+    operations.speculate_save_output(tokens, rows(1), OFF, one, one, NOBODY, 1, True, False)
+    operations.mtp_save_first_token(tokens, OFF, one, one, one, 1, False, True)
+    assert read == {}
+    operations.mtp_save_first_token(tokens, OFF, one, one, one, 1, True, True)
+    assert len(read["speculative"].found) == 1
+
+
+def test_g26_another_message_flag_is_refused(saving):
+    with pytest.raises(InvalidValue, match="message_flag: message flag 4"):
+        saving[0].speculate_save_output_topk(*[rows([1])] * 10, 4, 0, False)
+
+
+def test_an_output_that_the_layout_cannot_hold_is_the_next_calls_error(saving):
+    operations, _ = saving
+
+    def refuse(pending):
+        pending.complete(Undelivered("too wide", []))
+
+    operations._open = lambda layout: type("Full", (), {"put": staticmethod(refuse)})()
+    operations.save_output(rows([5]), OFF, NOBODY, 0, False)
+    with pytest.raises(Undelivered, match="too wide"):
+        operations.save_output(rows([6]), OFF, NOBODY, 0, False)
+
+
+def test_fastdeploys_reader_gets_the_messages_from_its_queue(place):
+    operations, reader = SaveOutput(lambda layout: place.sink(layout)), place.reader()
+    for step in range(3):
+        operations.save_output(rows([step], [-1], [9]), OFF, np.array([[0], [1], [0]]), 0, False)
+    found = [legacy.parse_plain(data) for data in receive(reader, 3)]
+    assert found == [{"stop": -1, "tokens": [step, -9, 9]} for step in range(3)]
+    operations.close(5)
