@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 
-def measured(kind: str, *, tiny: bool, seconds: float, rounds: int) -> dict[str, Any]:
+def measured(kind: str, *, tiny: bool, seconds: float, rounds: int, only: str) -> dict[str, Any]:
     """What a command finds."""
     if kind == "hooks":
         from . import hooks
@@ -26,7 +26,7 @@ def measured(kind: str, *, tiny: bool, seconds: float, rounds: int) -> dict[str,
     if kind == "decode":
         from . import decode
 
-        return decode.measure([("tiny", (4,))], 1) if tiny else decode.measure(rounds=rounds)
+        return decode.measure([("tiny", (4,))], 1, only) if tiny else decode.measure(rounds=rounds, only=only)
     if kind == "prefill":
         from . import prefill
 
@@ -43,6 +43,7 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=("long", "short"), default="", help="answers of decode")
     chosen = parser.parse_args()
     if chosen.kind == "merge":
         from .merge import merged
@@ -52,7 +53,7 @@ def main() -> int:
     from .node import facts
 
     begin = time.perf_counter()
-    found = measured(chosen.kind, tiny=chosen.tiny, seconds=chosen.seconds, rounds=chosen.rounds)
+    found = measured(chosen.kind, tiny=chosen.tiny, seconds=chosen.seconds, rounds=chosen.rounds, only=chosen.only)
     told = {"kind": chosen.kind, "facts": facts(), "took_s": time.perf_counter() - begin} | found
     chosen.files[0].write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     from .merge import merged

@@ -50,7 +50,9 @@ def short_answers(node: Node, loop: str, *, overlap: bool) -> float:
     return sum(len(names) for _, names in taken[begun + 1 : last]) / (taken[last - 1][0] - taken[begun][0])
 
 
-def measure(shapes: Sequence[tuple[str, Sequence[int]]] = NODES, rounds: int = ROUNDS) -> dict[str, Any]:
+def measure(
+    shapes: Sequence[tuple[str, Sequence[int]]] = NODES, rounds: int = ROUNDS, only: str = ""
+) -> dict[str, Any]:
     """All shapes; each way once a round, in turn."""
     rows: list[dict[str, Any]] = []
     for shape, sizes in shapes:
@@ -61,10 +63,12 @@ def measure(shapes: Sequence[tuple[str, Sequence[int]]] = NODES, rounds: int = R
                     ("long", long_answers, LONG_WAYS),
                     ("short", short_answers, SHORT_WAYS),
                 ):
+                    if only not in ("", answers):
+                        continue
                     rows += _rows({"shape": shape, "slots": slots, "answers": answers}, node, measured, ways, rounds)
-                rows += _rows(
-                    {"shape": shape, "slots": slots, "answers": "long"}, node, long_answers, (("hal", True, FOUR),), 1
-                )
+                if only != "short":
+                    case = {"shape": shape, "slots": slots, "answers": "long"}
+                    rows += _rows(case, node, long_answers, (("hal", True, FOUR),), 1)
         del decoder
     return {"rows": rows}
 

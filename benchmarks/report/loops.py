@@ -145,8 +145,8 @@ class Plain:
 
     def _enter(self, slot: int, one: Asked) -> None:
         f, count = self._f, len(one.prompt)
-        prompt = torch.from_numpy(one.prompt)
-        if self._on_gpu:  # a copy of pageable memory waits for the stream
+        prompt = torch.from_numpy(one.prompt.astype(np.int64))
+        if self._on_gpu:  # a copy of pageable memory, or of another type, waits for the stream
             prompt = prompt.pin_memory()
         f["token_ids"][slot, :count].copy_(prompt, non_blocking=True)
         f["seq_lens_encoder"][slot] = count
