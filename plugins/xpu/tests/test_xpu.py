@@ -24,6 +24,7 @@ pytestmark = pytest.mark.long(35)
 HANGS = 900
 """Seconds after which a run of the kit is taken to hang, on a machine that does other things too."""
 SKIPPED_BY_NEED = {"async_h2d", "async_d2h", "can_hold_stream", "fused_scatter", "probe_counts", "whole_group"}
+SKIPPED_BY_NEED |= {"pinned_host", "native_objects"}
 ROOM = "a device with 5 GiB to give"  # what the simulated device has not
 
 
