@@ -29,6 +29,17 @@ def deaf():
     return Deaf(0, {})
 
 
+class Unwritten(CpuDevice):
+    """A device whose vendor has not written its first primitive yet."""
+
+    def submit(self, plan, stream):
+        raise NotImplementedError("submit " + "x" * 12_000)
+
+
+def unwritten():
+    return Unwritten(0, {})
+
+
 def expecting(failures, make=cpu):
     """A factory whose plugin lists these failures."""
 

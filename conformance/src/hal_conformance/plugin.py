@@ -45,7 +45,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--hal-hang", default=0.0, type=float, metavar="SECONDS", help="after which a call counts as waiting"
     )
-    group.addoption("--hal-report", default="", metavar="FILE", help="write the report; .json or .html")
+    group.addoption(
+        "--hal-report", action="append", default=[], metavar="FILE", help="write the report; .json or .html; repeatable"
+    )
     parser.addini("hal_device", "device to test where --hal-device is not given", default="")
 
 
@@ -64,10 +66,18 @@ def _bears(item: pytest.Item) -> set[int]:
     return {int(mark.args[0]), *mark.args[3]} if mark else set()
 
 
-def _place(item: pytest.Item) -> tuple[bool, int, bool]:
-    """Return the sort key: by number; tests of one process before those of several; tests that kill a rank last."""
+def _primitive(item: pytest.Item) -> bool:
+    """Whether a test checks the reads and writes by which all others see the device."""
+    return item.path.stem == "test_primitives"
+
+
+def _place(item: pytest.Item) -> tuple[bool, bool, int, bool]:
+    """Return the sort key: primitives first, then by number; tests of one process before those of several; tests that
+    kill a rank last."""
     mark = item.get_closest_marker("guarantee")
-    return (bool(mark.args[2]), int(mark.args[0]), _RANKS in mark.args[1]) if mark else (False, 0, False)
+    if mark is None:
+        return False, False, 0, False
+    return not _primitive(item), bool(mark.args[2]), int(mark.args[0]), _RANKS in mark.args[1]
 
 
 @pytest.hookimpl(trylast=True)
@@ -84,7 +94,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     try:
         wanted = chosen(config.getoption("--hal-only"))
         effort(config)
-        if target := config.getoption("--hal-report"):
+        for target in config.getoption("--hal-report"):
             check_target(target, "--hal-report")
     except HalError as error:
         raise pytest.UsageError(str(error)) from None
@@ -194,7 +204,17 @@ def pytest_runtest_makereport(
     """Record how a test of the kit ended; an expected failure counts as success, an unexpected pass as failure."""
     report = yield
     if _number(item) and KEY in item.config.stash:
-        item.config.stash[KEY].note(item, call, report, _number(item))
+        recorder = item.config.stash[KEY]
+        recorder.note(item, call, report, _number(item))
+        told = recorder.first_failure(item.nodeid)
+        reporter = item.config.pluginmanager.get_plugin("terminalreporter")
+        if told and reporter is not None:
+            for line in ("", *told):  # "" ends the line of dots
+                reporter.write_line(line)
+        if _primitive(item) and recorder.outcome_of(item.nodeid) == "failed":
+            recorder.stopped = "the primitives fail, by which every other test reads and writes: mend them first"
+            item.session.shouldfail = recorder.stopped
+            item.config.option.tbstyle = "no"  # the report has it once
     return report
 
 

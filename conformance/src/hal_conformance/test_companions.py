@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+from hal_core.errors import TicketTimeout
+from hal_core.group import ALONE, Group
+from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.declared import StateField, table_with
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.layout import lay_out
+from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import strategies as st
 
 from .draw.requests import sizes
 from .harness import backdoor
-from .harness.backdoor import PATIENCE
+from .harness.asserts import assert_no_error, assert_raises
+from .harness.backdoor import PATIENCE, arrive
+from .harness.groups import FOLLOWER
 from .harness.guarantees import guarantee
+from .harness.waiters import A_WHILE
 from .kit import Draw, Kit, examples
+from .mutants import faults
 from .oracle.slots import Model, difference
 from .rigs.batches import ALL, ENTER, LEAVE, draw_batch, told
 from .rigs.rig import Rig
 from .rigs.stepping import free_ended, run_step
+from .test_faults import under
 from .test_submissions import A_CALL
 
 NAMES = ("proposer", "other")
@@ -123,3 +133,77 @@ def test_g10_companions_take_no_submission_of_their_own(kit: Kit, draw: Draw) ->
         for other in others:
             other.model.clean_up(range(rig.sizes.num_slots))
             other.follow_releases()
+
+
+FIXED = StateConfig(num_slots=4, max_model_len=24, block_size=4, max_draft_tokens=2, max_logprobs=0)
+
+
+def entering(rig: Rig, slots: Sequence[int]) -> list[Task]:
+    """New requests of three tokens for some slots."""
+    params = SamplingParams(max_tokens=9)
+    admitted = [rig.admit(Request(rig.new_name(), [1, 2, 3], params)) for _ in slots]
+    return [Task(TaskKind.PREFILL, slot, one, 0, 3, [slot]) for slot, one in zip(slots, admitted, strict=True)]
+
+
+def entered(rig: Rig, others: Sequence[Beside], tasks: list[Task]) -> None:
+    """Insert a batch, and take it over into the companions' models."""
+    arrive(rig.insert(tasks))
+    for other in others:
+        other.inserted(tasks)
+
+
+@guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"), also=(9,))
+def test_g28_an_insertion_waits_for_a_companions_last_reader(kit: Kit) -> None:
+    """A proposer's step runs on a stream of its own, on slots of its own."""
+    rig, others = opened(kit, FIXED, 2)
+    entered(rig, others, entering(rig, [0, 1]))
+    for other in others:
+        first, second = kit.device.stream(), kit.device.stream()
+        tasks = entering(rig, [2 + others.index(other)])
+        with kit.held(first, "an insertion beside a companion's held step"):
+            step = Step(50, {other.state.name: range(FIXED.num_slots)})  # type: ignore[dict-item]
+            stepped = rig.bound.update_inputs(state=other.state, step=step, stream=first)
+            rig.stream = second
+            inserted = rig.insert(tasks)
+            why = f"synchronize of an insertion's stream while a step of companion {other.state.name!r} is held"
+            assert_raises(TicketTimeout, lambda: second.synchronize(A_WHILE), why)  # noqa: B023
+            assert not inserted.done(), f"an insertion is done, but a step of companion {other.state.name!r} is held"
+        arrive(stepped)
+        arrive(inserted)
+
+
+@guarantee(26, also=(8, 9))
+def test_g26_an_insertion_that_fails_books_nothing_in_companions(kit: Kit) -> None:
+    with under(kit, faults.FailingWrites) as (laid, fuse):
+        rig, others = opened(laid, FIXED, 2)
+        entered(rig, others, entering(rig, [1]))
+        tasks = entering(rig, [0, 3])
+        before = [dict(other.state.host_table.live) for other in others]
+        fuse.at = 1
+        call = {"state": rig.state, "tasks": tasks, "stream": rig.stream}
+        assert_raises(faults.CopyFailed, lambda: rig.bound.insert_tasks(**call), "an insertion, refused")  # type: ignore[arg-type]
+        after = [dict(other.state.host_table.live) for other in others]
+        assert after == before, f"an insertion failed, and companions hold {after}, not {before}"
+        rig.check("an insertion that the driver refused")
+        for other in others:
+            other.check("an insertion that the driver refused")
+        assert_no_error(lambda: entered(rig, others, tasks), "the same insertion again")
+        for other in others:
+            other.check("the same insertion again")
+
+
+@guarantee(18, also=(9,))
+@pytest.mark.parametrize("group", [ALONE, FOLLOWER], ids=["first rank", "another rank"])
+def test_g18_companions_are_cleaned_on_every_rank(kit: Kit, group: Group) -> None:
+    """What a step reports is cleaned in every state, also where this rank sends nothing."""
+    rig, others = opened(kit, FIXED, 2)
+    entered(rig, others, entering(rig, [0, 1, 2]))
+    gone = [Task(kind, slot, rig.model.residents[slot].admitted) for slot, kind in enumerate(LEAVE)]
+    entered(rig, others, gone)
+    step = rig.step(range(FIXED.num_slots), group=group)
+    arrive(rig.update_inputs(step))
+    arrive(rig.save(step))
+    rig.check("the output of a step that requests left")
+    for other in others:
+        other.model.clean_up(range(FIXED.num_slots))
+        other.check("the output of a step of the target")

@@ -35,7 +35,7 @@ class HalError(Exception):
         return self
 
 
-_CALLERS = {"_pytest", "pluggy", "hypothesis"}
+_CALLERS = {"_pytest", "pluggy", "hypothesis", "hal_conformance"}
 """Packages that only call the failing code: :func:`trace_of` leaves out their frames."""
 
 
@@ -47,7 +47,7 @@ def trace_of(error: BaseException) -> str:
         return ""
     told = traceback.TracebackException.from_exception(error)
     frames = [frame for frame in told.stack if not _CALLERS.intersection(Path(frame.filename).parts)]
-    told.stack = traceback.StackSummary.from_list(frames)
+    told.stack = traceback.StackSummary.from_list(frames or told.stack)
     return "".join(told.format())
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hal_core.contract.markers import hookimpl
+from hal_core.runtime.policy import Policy
 from hal_core.slots.companions import tasks_beside
 from hal_core.slots.insertion import plan_insert
+from hal_core.slots.tasks import Task, TaskBatch
 from hal_core.tickets import Ticket
 
 from . import Lie, Patch, liar
+from .tickets import HELD
 
 if TYPE_CHECKING:
-    from hal_core.contract.device import Device
+    from hal_core.contract.device import Device, Hooks
+    from hal_core.output.sinks import Sink
     from hal_core.slots.state import SlotState
-    from hal_core.slots.tasks import TaskBatch
+    from hal_core.slots.step import Step
     from hal_core.streams import Stream
 
 
@@ -57,3 +61,68 @@ class CompanionsApart(ForgetsCompanions):
             plan = plan_insert(companion, tasks_beside(companion, tasks))
             ticket = self.submit(plan, stream)  # type: ignore[attr-defined]
         return ticket
+
+
+@liar(28, "an insertion waits for the readers of its target alone", requires=(*HELD, "overlapped_update"))
+class CompanionsUnguarded(Patch):
+    """A proposer's step still reads the slot that the request gets there."""
+
+    seam = "guard of a batch"
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Guard states that have companions, and no companion."""
+        return lambda state, tasks, stream: true(state, tasks, stream) if state.companions else None
+
+
+@liar(26, "companions book an insertion that the driver refuses")
+class CompanionsBookFailures(Policy):
+    """Their host tables are changed before the write."""
+
+    def insert_tasks(
+        self, device: Device, hooks: Hooks, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream
+    ) -> Ticket:
+        """Book, whatever came of it."""
+        try:
+            return super().insert_tasks(device, hooks, state, tasks, stream)
+        except RuntimeError:
+            batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
+            for companion in state.companions:
+                companion.host_table.commit(tasks_beside(companion, batch))
+            raise
+
+
+class CleansSomeCompanions(Policy):
+    """Base of policies that leave companions out of a step's clean-up."""
+
+    def save_output(
+        self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
+    ) -> Ticket:
+        """Hide some companions."""
+        kept, state.companions = state.companions, self.cleaned(state.companions, step)
+        try:
+            return super().save_output(device, hooks, state, step, sink, stream)
+        finally:
+            state.companions = kept
+
+    def cleaned(self, companions: tuple[SlotState, ...], step: Step) -> tuple[SlotState, ...]:
+        """Those that are cleaned."""
+        raise NotImplementedError
+
+
+@liar(18, "a rank that sends nothing does not clean its companions")
+class CompanionsOfTheFirstRank(CleansSomeCompanions):
+    """The clean-up is a part of sending."""
+
+    def cleaned(self, companions: tuple[SlotState, ...], step: Step) -> tuple[SlotState, ...]:
+        """All on the first rank."""
+        return companions if step.group.is_first else ()
+
+
+@liar(18, "only the first companion is cleaned")
+class FirstCompanionCleaned(CleansSomeCompanions):
+    """Written when there was one."""
+
+    def cleaned(self, companions: tuple[SlotState, ...], step: Step) -> tuple[SlotState, ...]:
+        """The first."""
+        return companions[:1]

@@ -49,11 +49,10 @@ def _run(options: Options, plugins: Sequence[object]) -> int:
         return _run_liars(options)
     with tempfile.TemporaryDirectory(prefix="hal-conform-") as folder:
         report = Path(folder, "report.json")
-        wanted = options.but(report=options.html or options.report or str(report))
         if not options.json:
             endings = Endings()
             with Witness() as witness:
-                chosen = [*arguments(wanted), "--tb=short", "-q", "-rN"]
+                chosen = [*arguments(options), "--tb=short", "-q", "-rN"]
                 status = int(pytest.main(chosen, plugins=[witness, endings, *plugins]))
             endings.tell(print)
             if endings.why:
@@ -61,7 +60,7 @@ def _run(options: Options, plugins: Sequence[object]) -> int:
             return status
         noise, endings = io.StringIO(), Endings()
         with contextlib.redirect_stdout(noise), Witness() as witness:
-            chosen = arguments(options.but(report=str(report)))
+            chosen = arguments(options.but(data=str(report)))
             status = int(pytest.main([*chosen, "--tb=no", "-q"], plugins=[witness, endings, *plugins]))
         if endings.why:
             print(f"hal conform: error: {endings.why}", file=sys.stderr)
@@ -210,8 +209,7 @@ def _run_liars(options: Options) -> int:
     if not options.json:
         print(begun(COLUMNS) + ended(COLUMNS), flush=True)
     tally = Tally(run(options, begin, tell), laddered=not options.profile)
-    target = options.html or options.report
-    if target:
+    for target in filter(None, (options.html, options.report)):
         try:
             Path(target).write_text(document(tally, html=target.endswith((".html", ".htm"))), encoding="utf-8")
         except OSError as error:  # the disk is full, or the folder was removed meanwhile
@@ -277,8 +275,6 @@ def main(
         found["device"] = EMBEDDED
     if found["html"] and not found["html"].endswith((".html", ".htm")):
         parser.error("--html FILE: name it .html; other names are written as JSON, by --report")
-    if len([name for name in ("json", "html", "report") if found[name]]) > 1:
-        parser.error("--json, --html and --report exclude each other: give one")
     if not found["device"] and not found["device_factory"]:
         parser.error("name a device, or give --device-factory")
     if find is not None and not found["device_factory"]:

@@ -31,6 +31,8 @@ class Options:
     html: str = ""
     liars: bool = False
     report: str = ""
+    data: str = ""
+    """A further report, for the command itself."""
 
     def but(self, **changes: Any) -> Options:  # noqa: ANN401 (fields of this class)
         """Return the same with some changes."""
@@ -58,6 +60,8 @@ def arguments(options: Options) -> list[str]:
         ("--hal-seed", options.seed),
         ("--hal-hang", options.hang),
         ("--hal-report", options.report),
+        ("--hal-report", options.html),
+        ("--hal-report", options.data),
     ):
         if value not in ("", None) and not (value == 0 and flag in ("--hal-examples", "--hal-hang")):
             chosen.append(f"{flag}={value}")

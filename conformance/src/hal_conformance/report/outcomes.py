@@ -9,6 +9,15 @@ NOT_RUN = "not run"
 """The outcome of a test that was chosen and not reached."""
 
 
+LONGEST = 400
+"""Characters of a line of an error that the terminal shows; the other forms of the report have it whole."""
+
+
+def clipped(line: str) -> str:
+    """Return a line as the terminal shows it."""
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]} … ({len(line)} characters, whole in --report FILE)"
+
+
 @dataclass
 class Outcome:
     """How one test ended: passed, failed, skipped, expected (to fail, and did), unexpected (to fail, and passed), or
@@ -36,6 +45,8 @@ class Report:
     problems: list[str] = field(default_factory=list)
     unfinished: str = ""
     """Why chosen tests were not run, through no fault of the device; "" if all were."""
+    stopped: str = ""
+    """Why the run ended at its first failure; "" if it did not."""
 
     @property
     def ok(self) -> bool | None:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from html import escape
 from typing import Any
 
-from .outcomes import NOT_RUN, Report
+from .outcomes import NOT_RUN, Report, clipped
 
 MARKS = {"checked": "ok", "skipped": "--", "failed": "FAILED", "expected failure": "xfail", NOT_RUN: NOT_RUN}
 
@@ -28,19 +28,22 @@ def lines(report: Report) -> Iterator[str]:
         yield f"  profile {effort['profile']}{count}, seed {effort['seed']}, policy {header['policy']}"
         yield from (f"  falls back, {hook}: {reason}" for hook, reason in fallbacks.items())
     for entry in report.guarantees:
+        if report.stopped and entry["status"] != "failed":
+            continue
         tests = f"{len(entry['tests'])} tests" if entry["tests"] else ""
         note = f"  [{entry['note']}]" if entry["note"] else ""
         yield f"  {entry['guarantee']:<4} {MARKS[entry['status']]:<7} {entry['gist']}  {tests}{note}"
     for name, test, others in failures(report):
         yield ""
         yield f"{name} {test['test']}: {test['kind']}"
-        yield from (f"    {line}" for line in test["error"].splitlines())
+        yield from (f"    {clipped(line)}" for line in test["error"].splitlines())
         yield f"    reproduce: {test['reproduce']}"
         if others:
             yield f"    with the same cause, {counted(others)}"
     yield from (f"  ERROR {problem}" for problem in report.problems)
     counts = [entry["status"] for entry in report.guarantees]
     summary = ", ".join(f"{counts.count(status)} {status}" for status in MARKS if status in counts)
+    yield from [f"  stopped: {report.stopped}"] if report.stopped else []
     yield f"  {f'{report.unfinished}: {summary}' if report.unfinished else summary}: {verdict(report)}"
 
 

@@ -16,7 +16,7 @@ import pytest
 from hal_core.errors import InvalidValue, trace_of
 
 from ..harness.guarantees import BY_NUMBER, GUARANTEES
-from .outcomes import NOT_RUN, Outcome, Report
+from .outcomes import NOT_RUN, Outcome, Report, clipped
 
 if TYPE_CHECKING:
     from ..kit import Effort, Kit
@@ -80,6 +80,9 @@ class Recorder:
         self.device: dict[str, Any] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.report: Report | None = None
+        self.stopped = ""
+        """Why the run ended at the first failure."""
+        self._told = False
         self.unfinished = ""
         """Why tests are not run, through no fault of the device."""
 
@@ -126,6 +129,20 @@ class Recorder:
             else:
                 report.sections.append(("reproduce with", entry.reproduce))
 
+    def outcome_of(self, nodeid: str) -> str:
+        """Return how a test has ended."""
+        found = self.outcomes.get(nodeid)
+        return found.outcome if found is not None else NOT_RUN
+
+    def first_failure(self, nodeid: str) -> list[str]:
+        """Return what to print of a test that is the first to fail; [] for every other test."""
+        if self._told or self.outcome_of(nodeid) != "failed":
+            return []
+        self._told = True
+        found = self.outcomes[nodeid]
+        text = [clipped(line) for line in found.error.splitlines()[:3]]
+        return [f"first failure: G{found.guarantee} {found.test}: {found.kind}", *(f"    {line}" for line in text)]
+
     def expected(self) -> dict[str, str]:
         """Return the plugin's list of expected failures."""
         return dict(self.kit.subject.support.expected_failures) if self.kit else {}
@@ -158,9 +175,9 @@ class Recorder:
             problems.append(f"pytest ended early: {pytest.ExitCode(status).name.lower().replace('_', ' ')}")
         elif not self.outcomes:
             problems.append("no guarantee was checked")
-        self.report = Report(self.header(), [self._entry(number) for number in BY_NUMBER], problems, self.unfinished)
-        target = self.config.getoption("--hal-report")
-        if target:
+        entries = [self._entry(number) for number in BY_NUMBER]
+        self.report = Report(self.header(), entries, problems, self.unfinished, self.stopped)
+        for target in self.config.getoption("--hal-report"):
             self._write(self.report, target)
         return not self.report.ok
 

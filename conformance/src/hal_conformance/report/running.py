@@ -135,7 +135,7 @@ def judge(one: Liar, options: Options, verdict: Verdict, say: Say) -> None:
     """Run one liar against its guarantee's tests, and record how it ended."""
     session = Session(say)
     chosen_options = options.but(
-        only=f"G{one.guarantee}", liar=one.name, shrink=False, hang=HANG, report="", seed=options.seed or 0
+        only=f"G{one.guarantee}", liar=one.name, shrink=False, hang=HANG, report="", html="", seed=options.seed or 0
     )
     quiet = io.StringIO()
     with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
