@@ -29,6 +29,7 @@ from .rigs.batches import ALL, ENTER, LEAVE, draw_batch, told
 from .rigs.rig import Rig
 from .rigs.stepping import free_ended, run_step
 from .test_faults import under
+from .test_readers import step_held
 from .test_submissions import A_CALL
 
 NAMES = ("proposer", "other")
@@ -160,9 +161,10 @@ def test_g28_an_insertion_waits_for_a_companions_last_reader(kit: Kit) -> None:
     for other in others:
         first, second = kit.device.stream(), kit.device.stream()
         tasks = entering(rig, [2 + others.index(other)])
-        with kit.held(first, "an insertion beside a companion's held step"):
+        with kit.held(first, "an insertion beside a companion's held step") as latch:
             step = Step(50, {other.state.name: range(FIXED.num_slots)})  # type: ignore[dict-item]
-            stepped = rig.bound.update_inputs(state=other.state, step=step, stream=first)
+            call = {"state": other.state, "step": step, "stream": first}
+            stepped = step_held(kit, latch, lambda: rig.bound.update_inputs(**call))  # type: ignore[arg-type]  # noqa: B023
             rig.stream = second
             inserted = rig.insert(tasks)
             why = f"synchronize of an insertion's stream while a step of companion {other.state.name!r} is held"

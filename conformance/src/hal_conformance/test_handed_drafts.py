@@ -14,6 +14,7 @@ from .kit import Kit
 from .mutants import faults
 from .test_drafts import hand, running, stepped
 from .test_faults import under
+from .test_readers import update_held
 
 OVERLAP = ("async_h2d", "can_hold_stream", "overlapped_update")
 
@@ -24,9 +25,8 @@ def test_g28_drafts_on_another_stream_come_after_their_held_step(kit: Kit) -> No
     rig, _ = running(kit)
     first, second = kit.device.stream(), kit.device.stream()
     rig.stream = first
-    with kit.held(first, "set_drafts on another stream than its step's"):
-        step = rig.step([0, 1, 2])
-        advanced = rig.update_inputs(step)
+    with kit.held(first, "set_drafts on another stream than its step's") as latch:
+        advanced = update_held(rig, latch, (0, 1, 2))
         rig.stream = second
         written = rig.propose({0: [5, 6], 1: []})
         assert not advanced.done(), "a step on a held stream is done"

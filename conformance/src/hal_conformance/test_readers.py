@@ -86,17 +86,23 @@ WAITS = (
 )
 
 
-def update_held(rig: Rig, latch: Latch, order: tuple[int, ...]) -> Ticket:
-    """Run a step on the held stream. If the device's ``update_inputs`` waits, one check reports it; other checks are
-    skipped."""
+def step_held(kit: Kit, latch: Latch, step: Callable[[], Ticket]) -> Ticket:
+    """Call ``step``, an ``update_inputs`` on the held stream. If it waits for the device, one check reports it; other
+    checks are skipped."""
     __tracebackhide__ = True
-    if rig.kit.update_waits:
+    if kit.update_waits:
         pytest.skip("update_inputs waits for the device, as reported by another check of G28")
-    ticket = rig.update_inputs(rig.step(order))
+    ticket = step()
     if latch.forced:
-        rig.kit.update_waits = True
+        kit.update_waits = True
         raise AssertionError(f"update_inputs did not return while its stream was held: {WAITS}")
     return ticket
+
+
+def update_held(rig: Rig, latch: Latch, order: tuple[int, ...]) -> Ticket:
+    """Run a step of the rig's state on the held stream."""
+    __tracebackhide__ = True
+    return step_held(rig.kit, latch, lambda: rig.update_inputs(rig.step(order)))
 
 
 def still_waits(told: str, ticket: Ticket) -> None:
