@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from hal_core import FinishReason, OutputRecord, SlotStatus
 
-from hal.cli import console, devices, screen
+from hal.cli import console, devices, logs, screen
 from hal.cli.run_output import Answers, drive
-from hal.cli.run_session import _plain_logs
 from hal.cli.tail import Printer
 from hal.engine import Finished
 from hal.listing import Listed
@@ -67,7 +66,7 @@ def test_no_screen_hands_control_characters_to_a_terminal(streams, monkeypatch, 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_lines_beside_the_answers_and_of_tail_are_escaped_as_well(streams, terminal):
     output, errors = streams(terminal, terminal)
-    with _plain_logs(SimpleNamespace(quiet=False)):
+    with logs.said(None):
         logging.getLogger("hal").warning("log %s", EVIL)
     console.say(EVIL)
     printer = Printer(as_json=False, request=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import shutil
@@ -139,20 +138,6 @@ def status(text: str) -> None:
 
 quiet = False
 """Whether the command shows no status (``-q``)."""
-
-
-def log_level() -> int | None:
-    """Return the level that ``HAL_LOG`` names, of :mod:`logging`; None where it is unset.
-
-    Raises :class:`hal_core.InvalidValue` for another word.
-    """
-    if not (word := os.environ.get("HAL_LOG", "").strip()):
-        return None
-    if word.upper() in (levels := ("DEBUG", "INFO", "WARNING", "ERROR")):
-        return getattr(logging, word.upper())  # type: ignore[no-any-return]
-    from hal_core import InvalidValue
-
-    raise InvalidValue(f"{word!r}", cure=f"give {', '.join(levels[:-1])} or {levels[-1]}", argument="HAL_LOG")
 
 
 def say(text: str) -> None:

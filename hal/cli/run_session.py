@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -25,8 +25,8 @@ from hal.timeouts import TIMEOUTS
 from hal.transport.descriptors import SENDER, check_descriptors
 from hal.worker import ModelRunner, Worker
 
-from . import failures, signals
-from .console import log_level, say, status
+from . import failures, logs, signals
+from .console import status
 from .failures import cure_of, one_line
 from .imports import uncollected
 from .run_options import PADDLE_MODEL, REJECTION, Options, no_drafts
@@ -57,7 +57,7 @@ def generate(prompts: Prompts, options: Options) -> int:
     plan = make_plan(prompts.prompts, options, prompts.notes)
     check_descriptors(_DESCRIPTORS + SENDER * (options.sink is not None), "hal run")
     with signals.noted(), ExitStack() as stack:
-        stack.enter_context(_plain_logs(options))
+        stack.enter_context(_logs(options))
         if (launched := Launched.of(os.environ)) is not None:
             from .run_launched import take_part
 
@@ -212,32 +212,8 @@ def _load_model(options: Options) -> LlamaModel:
     return LlamaModel.load(options.model, place=options.model_place)
 
 
-class _Said(logging.Handler):
-    """Says each record as a line of the command's own."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        say(self.format(record))
-
-
-@contextmanager
-def _plain_logs(options: Options) -> Iterator[None]:
-    """Say what hal logs in a plain line; not the device's fallbacks, which the command says itself.
-
-    ``HAL_LOG`` names the lowest level that is shown; without it that is WARNING, with ``-q`` ERROR.
-    """
-    handler = _Said()
-    handler.setFormatter(logging.Formatter("hal: %(message)s"))
-    level = log_level()
-    if level is None:
-        handler.addFilter(lambda record: record.module != "bound")
-        level = logging.DEBUG if failures.verbose else logging.ERROR if options.quiet else None
-    log = logging.getLogger("hal")
-    former = log.handlers, log.propagate, log.level
-    log.handlers, log.propagate = [handler], False
-    if level is not None:
-        log.setLevel(level)  # DEBUG: the tracebacks of runners that failed
-    try:
-        yield
-    finally:
-        log.handlers, log.propagate = former[:2]
-        log.setLevel(former[2])
+def _logs(options: Options) -> AbstractContextManager[None]:
+    """Say what hal logs. Without ``HAL_LOG`` the device's fallbacks are left out, which the command says itself."""
+    named = logs.level()
+    usual = logging.DEBUG if failures.verbose else logging.ERROR if options.quiet else None  # DEBUG: tracebacks
+    return logs.said(usual if named is None else named, without="bound" if named is None else "")

@@ -74,6 +74,8 @@ class _Watch:
         """End the process now. Signals that come meanwhile change nothing."""
         _ignore()
         try:
+            if (console := sys.modules.get(f"{__package__}.console")) is not None:
+                console.status("")
             if self.tidy is not None:
                 self.tidy()
             _release_folders()

@@ -102,7 +102,7 @@ def test_what_cannot_be_is_refused_with_the_cure(run, sim, arguments, says):
 def test_a_runner_refuses_by_name_what_it_does_not_do(run, sim):
     code, (found,), _ = run(*MIX, "--temperature", 0.5, prompts=PROMPTS[:1])
     assert code == 2
-    assert "temperature = 0.5 is not supported by MixRunner" in found["message"]
+    assert "temperature: 0.5 is not supported by MixRunner (give 0.0)" in found["message"]
 
 
 ABLE = {"async_h2d": True, "async_d2h": True, "fused_scatter": True, "pinned_host": True, "can_hold_stream": True}

@@ -93,9 +93,8 @@ class MixRunner:
         plain = SamplingParams()
         for name in _UNHEARD:
             if (given := getattr(request.params, name)) != getattr(plain, name):
-                raise InvalidValue(
-                    f"{name} = {given!r} is not supported by MixRunner", cure="leave it out", argument=name
-                )
+                cure = f"give {getattr(plain, name)}"
+                raise InvalidValue(f"{given!r} is not supported by MixRunner", cure=cure, argument=name)
 
     def launch(self, state: SlotState, step: Planned, stream: Stream) -> Step:
         """Launch one kernel over all slots."""

@@ -1,0 +1,41 @@
+"""``HAL_LOG``: which records of the library the commands show."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hal_core import InvalidValue
+
+from hal.cli import logs, main
+
+
+def shown(capsys, monkeypatch, word):
+    """What is shown of one record a level."""
+    monkeypatch.setenv("HAL_LOG", word)
+    with logs.said(logs.level(), without="bound"):
+        for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+            logging.getLogger("hal").log(level, "%s", logging.getLevelName(level).lower())
+    return capsys.readouterr().err.split("\n")[:-1]
+
+
+@pytest.mark.parametrize(("word", "count"), [("debug", 4), ("INFO", 3), (" Warning ", 2), ("ERROR", 1)])
+def test_records_from_the_named_level_on_are_shown(capsys, monkeypatch, word, count):
+    told = ["hal: debug", "hal: info", "hal: warning", "hal: error"]
+    assert shown(capsys, monkeypatch, word) == told[-count:]
+    log = logging.getLogger("hal")
+    assert (log.handlers, log.propagate) == ([], True), "it is as before"
+
+
+def test_another_word_is_refused(capsys, monkeypatch):
+    with pytest.raises(InvalidValue, match=r"^HAL_LOG: 'loud' \(give DEBUG, INFO, WARNING or ERROR\)$"):
+        shown(capsys, monkeypatch, "loud")
+    with pytest.raises(SystemExit) as end:
+        main(["devices"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith("hal: error: HAL_LOG: 'loud' (give")
+
+
+def test_without_it_the_level_is_left_alone(monkeypatch):
+    monkeypatch.delenv("HAL_LOG", raising=False)
+    assert logs.level() is None
