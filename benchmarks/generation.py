@@ -190,8 +190,9 @@ def serve_hal() -> None:
     """The same, in the environment of the command, which a tree of before may not choose."""
     import hal
 
-    if importlib.util.find_spec("hal.cli.mkl"):
-        importlib.import_module("hal.cli.mkl").choose_kernels(os.environ)
+    name = next((name for name in ("hal.mkl", "hal.cli.mkl") if importlib.util.find_spec(name)), None)
+    if name is not None:
+        importlib.import_module(name).choose_kernels(os.environ)
     with hal.open_device("cpu") as device:
         serve(lambda checkpoint, slots: hal_job(device, checkpoint, slots))
 

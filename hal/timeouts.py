@@ -126,6 +126,7 @@ class Timeouts:
     ray_address: Seconds = Seconds(5.0, "a connection to the address of a Ray cluster")
     ray_last_line: Seconds = Seconds(5.0, "reading the last line of a dead rank on its Ray node")
     runner: Seconds = Seconds(10.0, "the device's work that was on its stream when a runner raised")
+    stats: Seconds = Seconds(0.25, "between two messages of an engine process about how busy it is")
     # records and their readers
     deadline: Seconds = Seconds(10.0, "a sink's wait for room (`open_sink`)")
     heartbeat: Seconds = Seconds(0.25, "between two heartbeats of a sink (`open_sink`)")

@@ -81,7 +81,7 @@ def test_ranks_inherit_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 @pytest.mark.skipif(platform.machine() != "x86_64" or shutil.which("qemu-x86_64") is None, reason="no qemu-x86_64")
 @pytest.mark.parametrize(("cpu", "faster"), [("EPYC", True), ("Haswell", False), ("Opteron_G5", False)])
 def test_an_emulator_answers_for_the_cpu_that_it_emulates(cpu: str, faster: bool) -> None:
-    code = "from hal.cli.mkl import are_faster; print(are_faster())"
+    code = "from hal.mkl import are_faster; print(are_faster())"
     python = str(Path(sys.executable).absolute())
     told = subprocess.run(["qemu-x86_64", "-cpu", cpu, python, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == str(faster)

@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     After a signal the exit status is 128 + its number. With ``arguments`` the process goes on after the command.
     """
     if arguments is None:  # the process is the command's own, and its ranks inherit what is set here
-        from .mkl import choose_kernels
+        from hal.mkl import choose_kernels
 
         choose_kernels(os.environ)
     from .console import occupy

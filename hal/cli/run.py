@@ -11,9 +11,10 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from hal_core import PluginError
 
+from hal.mkl import kernels_note
+
 from . import failures
 from .console import say
-from .mkl import kernels_note
 from .run_options import Options, RankOptions, Sampling
 from .run_plan import read_prompts
 from .tree import all_options

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "run": "generate text with a model",
+    "serve": "serve a model over HTTP with OpenAI's routes",
     "devices": "list the installed devices",
     "tail": "print what workers send to a url",
     "conform": "check that a device keeps the contract",

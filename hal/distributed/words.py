@@ -29,6 +29,7 @@ Hello                        ────────>
 Up     (it takes requests)   ────────>
        <──────────────────────────────  Submit, Abort, in the end Stop
 Ended  (and no record says so) ──────>
+Stats  (how busy it is)      ────────>
 Failed (why)                 ────────>          ends every stream
 """
 
@@ -132,6 +133,21 @@ class Up(_Word):
     no_overlap: str = ""
     peer: Description | None = None
     vocab_size: int = ALL_TOKENS
+
+
+class Stats(_Word):
+    """How busy an engine is: requests in slots and waiting, the part of KV blocks in use (0 to 1); and since it was
+    started: preemptions, steps, their processor time and elapsed time in seconds, drafts fed and accepted."""
+
+    running: int
+    waiting: int
+    cache: float
+    preemptions: int
+    steps: int
+    host_seconds: float
+    step_seconds: float
+    drafted: int
+    accepted: int
 
 
 class Beat(_Word):
@@ -317,7 +333,7 @@ class Ended(_Word):
 
 SplitWord: TypeAlias = Reserved | Arrived | Over
 Word = (Hello | Setup | Ready | Go | Up | Beat | Stop | Failed | Raised | Drafts | Drafted | Left | Verdict) | (
-    Reserve | Reserved | SendTo | Arrived | Release | Over | Serve | Submit | Abort | Ended
+    Reserve | Reserved | SendTo | Arrived | Release | Over | Serve | Submit | Abort | Ended | Stats
 )
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Word)
 

@@ -136,6 +136,13 @@ class Engine:
         """How many there were."""
         return self._totals.preemptions
 
+    def load(self) -> tuple[int, int, float]:
+        """Return how many requests are in slots, how many wait, and the part of the KV blocks in use, 0 to 1."""
+        schedulers = [one for worker in self.workers if worker.up for one in worker.schedulers]
+        running = sum(len(one.running) for one in schedulers)
+        blocks, free = sum(one.pool.size for one in schedulers), sum(one.pool.free for one in schedulers)
+        return running, max(0, len(self._names) - running), 1 - free / blocks if blocks else 0.0
+
     @property
     def most_running(self) -> int:
         """Most requests in slots at once, each group's own most together; of a split, in those of decode workers."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hal.distributed.words import Ranks
 
-from .async_engine import AsyncEngine
+from .async_engine import AsyncEngine, QueueFull
 from .local import generate
 from .streams import Part
 
-__all__ = ["AsyncEngine", "Part", "Ranks", "generate"]
+__all__ = ["AsyncEngine", "Part", "QueueFull", "Ranks", "generate"]

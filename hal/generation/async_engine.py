@@ -10,11 +10,15 @@ from typing import Any
 
 from hal_core import HalError, InvalidValue, SamplingParams, Unavailable
 
-from hal.distributed.words import Ranks
+from hal.distributed.words import Ranks, Stats
 
 from .link import EngineLink
 from .plan import ModelPlan
 from .streams import Part
+
+
+class QueueFull(Unavailable):
+    """So many requests wait that no more are taken."""
 
 
 class AsyncEngine:
@@ -70,6 +74,26 @@ class AsyncEngine:
             await asyncio.to_thread(self._link.close)
 
     @property
+    def plan(self) -> ModelPlan:
+        """The model's tokenizer and defaults."""
+        return self._plan
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request with its prompt."""
+        return self._serve.sizes.max_model_len
+
+    @property
+    def stats(self) -> Stats | None:
+        """How busy the engine was a moment ago; None before its first step."""
+        return None if self._link is None else self._link.stats
+
+    @property
+    def error(self) -> HalError | None:
+        """Why the engine takes no requests any more; None while it does."""
+        return None if self._link is None else self._link.error
+
+    @property
     def device(self) -> str:
         """The name of the device that the engine has opened."""
         assert self._link is not None
@@ -81,8 +105,11 @@ class AsyncEngine:
         params: SamplingParams | Mapping[str, object] | None = None,
         *,
         stop: str | Sequence[str] = (),
+        number: int = 0,
     ) -> AsyncIterator[Part]:
         """Give the parts of an answer as they come; the last one has a ``finish_reason``.
+
+        ``number``: which of several answers from one seed; equal seeds and numbers draw equally.
 
         ``params``: all of a request's parameters, or some of them by name beside the checkpoint's own defaults. A task
         that is cancelled, or leaves the loop, aborts the request. Raises :class:`InvalidValue` for a request that can
@@ -97,10 +124,10 @@ class AsyncEngine:
             wanted = self._plan.params(None, **dict(params or {}))
         answer = self._plan.answer(ids, stop, wanted)
         self._count += 1
-        request = self._plan.request(f"a{self._count}", ids, wanted)
+        request = self._plan.request(f"a{self._count}", ids, wanted, number)
         waiting = self._unfinished - self._slots
         if self._max_waiting is not None and waiting >= self._max_waiting:
-            raise Unavailable(f"{waiting} requests wait", cure="try again later, or raise max_waiting")
+            raise QueueFull(f"{waiting} requests wait", cure="try again later, or raise max_waiting")
         self._unfinished += 1
         try:
             async with self._places:

@@ -20,7 +20,7 @@ import zmq
 from hal_core import FinishReason, HalError, InvalidValue, Request, Unavailable
 
 from hal.distributed.lines import EngineLine
-from hal.distributed.words import Abort, Ended, Failed, Hello, Serve, Stop, Submit, Up, Word
+from hal.distributed.words import Abort, Ended, Failed, Hello, Serve, Stats, Stop, Submit, Up, Word
 from hal.model.streaming import AnswerText
 from hal.reading import Event, OutputReader, StreamLoss
 from hal.timeouts import TIMEOUTS, variable
@@ -43,6 +43,7 @@ class EngineLink:
 
     def __init__(self, serve: Serve, post: Post) -> None:
         self.up: Future[Up] = Future()
+        self.stats: Stats | None = None  #: the newest
         self._serve, self._post = serve, post
         self._commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._wake_end, self._wake = os.pipe()
@@ -58,6 +59,11 @@ class EngineLink:
     def submit(self, request: Request, answer: AnswerText, put: Put) -> None:
         """Send a request; ``put`` is called in the event loop with each part of ``answer``, or with an error."""
         self._do(partial(self._submit, request, Stream(answer, partial(self._collect, put))))
+
+    @property
+    def error(self) -> HalError | None:
+        """Why the process has ended; None while it runs."""
+        return self._error
 
     def abort(self, name: str) -> None:
         """Abort a request, unless it has ended."""
@@ -143,6 +149,8 @@ class EngineLink:
         elif isinstance(word, Up):
             self._said_before = os.fstat(self._noise.fileno()).st_size
             self.up.set_result(word)
+        elif isinstance(word, Stats):
+            self.stats = word
         elif isinstance(word, Ended):
             self._streams.end(word.request, word.tokens, FinishReason(word.reason), word.message)
         elif isinstance(word, Failed):

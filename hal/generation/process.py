@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Protocol
 
 from hal_core import GroupLost, HalError, OutputRecord, Request, SinkFull
@@ -12,7 +13,7 @@ from hal_core import GroupLost, HalError, OutputRecord, Request, SinkFull
 from hal.distributed.errors import word_of
 from hal.distributed.lines import RankLine
 from hal.distributed.rank import versions
-from hal.distributed.words import Abort, Ended, Hello, Serve, Stop, Submit, Up, Word
+from hal.distributed.words import Abort, Ended, Hello, Serve, Stats, Stop, Submit, Up, Word
 from hal.timeouts import TIMEOUTS
 from hal.transport import open_sink
 
@@ -47,8 +48,45 @@ class _Taken:
         """Nobody has a ticket."""
 
 
+class _Gauge:
+    """Measures the engine's steps; a context of each."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._steps = 0
+        self._host = self._elapsed = self._due = 0.0
+        self._told: Stats | None = None
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic(), time.thread_time()
+
+    def __exit__(self, *_error: object) -> None:
+        elapsed, host = self._began
+        self._elapsed += time.monotonic() - elapsed
+        self._host += time.thread_time() - host
+        self._steps += 1
+
+    def read(self) -> Stats | None:
+        """Return the figures if they are due and have changed."""
+        now = time.monotonic()
+        if now < self._due:
+            return None
+        self._due = now + TIMEOUTS.stats
+        fed, accepted, _ = self._engine.drafts
+        running, waiting, cache = self._engine.load()
+        told, self._told = (
+            self._told,
+            Stats(
+                running, waiting, cache, self._engine.preemptions, self._steps, self._host, self._elapsed, fed, accepted
+            ),
+        )
+        same = told is not None and (told.running, told.waiting) == (0, 0) == (running, waiting)
+        return None if same else self._told
+
+
 def serve_requests(line: Line, engine: Engine) -> None:
     """Take requests and aborts and step until the caller says stop. Raises what a step does, and the caller's loss."""
+    gauge = _Gauge(engine)
     while True:
         word = line.receive(0.0 if engine.busy else TIMEOUTS.process_idle)
         while word is not None:
@@ -59,9 +97,13 @@ def serve_requests(line: Line, engine: Engine) -> None:
             elif isinstance(word, Abort):
                 engine.abort(word.request)
             word = line.receive(0.0)
-        for one in engine.step():
+        with gauge:
+            ended = engine.step()
+        for one in ended:
             if not one.reported:
                 line.say(Ended(one.request_id, len(one.token_ids), int(one.reason), one.message))
+        if (stats := gauge.read()) is not None:
+            line.say(stats)
 
 
 def run(url: str) -> int:
@@ -101,7 +143,7 @@ def run(url: str) -> int:
 
 def main() -> None:
     """Run with the url that the first argument is. Leave at once: nothing of a framework's exit is waited for."""
-    from hal.cli.mkl import choose_kernels
+    from hal.mkl import choose_kernels
 
     choose_kernels(os.environ)
     status = run(sys.argv[1])

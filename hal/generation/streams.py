@@ -15,12 +15,17 @@ from hal.model.streaming import AnswerText
 class Part:
     """What steps gave a request: ``text`` that is final, and the tokens, some of which may give text later.
 
-    ``finish_reason``: of the last part, why the request ended; of the others None.
+    - ``finish_reason``: of the last part, why the request ended; of the others None.
+    - ``by_text``: whether a stop text ended the request; ``text`` of the last part then ends with it, whole.
+    - ``logprobs``: if the request asked for them, of each token: first itself, then the best tokens in descending
+      order, each an id and its natural log-probability.
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
+    by_text: bool = False
+    logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 class Stream:
@@ -29,6 +34,7 @@ class Stream:
     def __init__(self, answer: AnswerText, put: Callable[[Part | HalError], object]) -> None:
         self._answer, self._put = answer, put
         self._tokens: list[int] = []
+        self._logprobs: list[tuple[tuple[int, float], ...]] = []
         self._shown = self._told = 0  # characters and tokens that parts have
         self._pending: tuple[int, FinishReason, str] | None = None  # an end whose last tokens have not come
         self.ended = False
@@ -39,10 +45,15 @@ class Stream:
             if row.position != len(self._tokens):
                 what = f"{row.request_id}: tokens from {row.position} on came after {len(self._tokens)}"
                 raise HalError(what, cure="report it: the output path has lost or repeated tokens")
+            if row.logprobs is not None and row.logprob_token_ids is not None:
+                pairs = zip(row.logprob_token_ids.tolist(), row.logprobs.tolist(), strict=True)
+                self._logprobs += [
+                    tuple((token, value) for token, value in zip(*one, strict=True) if token >= 0) for one in pairs
+                ]
             for token in row.tokens.tolist():
                 self._tokens.append(token)
                 if self._answer.push(token):
-                    self._finish(FinishReason.STOP)
+                    self._finish(FinishReason.STOP, by_text=True)
                     return True
         if row.finish is not FinishReason.NONE:
             self._finish(row.finish, row.message)
@@ -64,16 +75,17 @@ class Stream:
         self.ended = True
         self._put(error)
 
-    def _finish(self, reason: FinishReason, message: str = "") -> None:
+    def _finish(self, reason: FinishReason, message: str = "", *, by_text: bool = False) -> None:
         if reason is FinishReason.ERROR:
             self.fail(InvalidValue(message) if not self._tokens else HalError(message))
             return
         self.ended = True
         self._answer.finish()
-        self._give(len(self._answer.text), reason)
+        self._give(len(self._answer.text), reason, by_text=by_text)
 
-    def _give(self, settled: int, reason: FinishReason | None = None) -> None:
-        part = Part(self._answer.text[self._shown : settled], tuple(self._tokens[self._told :]), reason)
+    def _give(self, settled: int, reason: FinishReason | None = None, *, by_text: bool = False) -> None:
+        known = tuple(self._logprobs[self._told : len(self._tokens)])
+        part = Part(self._answer.text[self._shown : settled], tuple(self._tokens[self._told :]), reason, by_text, known)
         self._shown, self._told = settled, len(self._tokens)
         self._put(part)
 

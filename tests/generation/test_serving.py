@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hal_core import FinishReason, GroupLost, SamplingParams, StateConfig
 
-from hal.distributed.words import Abort, Ended, Stop, Submit
+from hal.distributed.words import Abort, Ended, Stats, Stop, Submit
 from hal.engine import Engine
 from hal.generation.process import serve_requests
 from tests.engine.test_scheduler import PaperWorker
@@ -18,7 +18,7 @@ class Caller:
     were free before each step."""
 
     def __init__(self, engine, until, said):
-        self.engine, self.until, self.said = engine, until, list(said)
+        self.engine, self.until, self.said, self.stats = engine, until, list(said), []
         self.turn, self.free, self.heard, self.open = -1, [], [], False
 
     def receive(self, timeout):
@@ -34,7 +34,7 @@ class Caller:
         return Stop() if self.turn == self.until else self.receive(timeout)
 
     def say(self, word, patience=0.0):
-        self.heard.append(word)
+        (self.stats if isinstance(word, Stats) else self.heard).append(word)
         return True
 
 
@@ -67,6 +67,16 @@ def test_a_request_is_checked_by_the_process_and_refused_there():
 def test_an_end_that_no_record_tells_is_said():
     caller, _ = serve(4, (0, submit("a")), (0, submit("b")), (1, Abort("b")), slots=1)
     assert caller.heard == [Ended("b", 0, int(FinishReason.ABORT))]
+
+
+def test_how_busy_the_engine_is_is_sent_with_its_first_step(monkeypatch):
+    monkeypatch.setenv("HAL_SECONDS_STATS", "1e-9")
+    caller, _ = serve(4, (0, submit("a")), (0, submit("b")), (0, submit("c")))
+    first = caller.stats[0]
+    assert (first.running, first.waiting, first.steps, first.preemptions) == (2, 1, 1, 0)
+    assert 0 < first.cache <= 1
+    assert first.step_seconds > 0 < first.host_seconds
+    assert [one.steps for one in caller.stats] == [*range(1, len(caller.stats) + 1)]
 
 
 def test_without_its_caller_the_process_ends():

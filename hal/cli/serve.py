@@ -1,0 +1,124 @@
+"""``hal serve``: an HTTP server with OpenAI's routes."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import Annotated
+
+import typer
+from hal_core import InvalidValue, Unavailable
+
+from .console import say
+from .failures import check_seconds
+
+_PORT = 8000
+
+
+def command(
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="DIR|ORG/NAME", help="A checkpoint; without it the small model that ships."),
+    ] = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="The device (hal devices).")] = None,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where to listen; one that is not this host's alone needs --api-key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0: any free one.")] = _PORT,
+    api_key: Annotated[
+        str, typer.Option(metavar="KEY", envvar="HAL_API_KEY", help="What clients send as a bearer token.")
+    ] = "",
+    name: Annotated[str | None, typer.Option(metavar="TEXT", help="The model's name in requests.")] = None,
+    slots: Annotated[int, typer.Option(metavar="N", min=1, help="Most requests that run at once.")] = 8,
+    max_waiting: Annotated[int, typer.Option(metavar="N", min=0, help="Most requests that wait.")] = 256,
+    blocks: Annotated[int | None, typer.Option(metavar="N", min=1, help="KV blocks of 16 tokens.")] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(metavar="N", min=2, help="Most tokens of a request with its prompt.")
+    ] = None,
+    drain: Annotated[float, typer.Option(metavar="SECONDS", help="For running requests, after SIGTERM.")] = 30.0,
+    lenient: Annotated[bool, typer.Option("--lenient", help="Ignore fields of requests that are not offered.")] = False,
+    runner: Annotated[
+        str, typer.Option(metavar="NAME", help="auto, torch, paddle or MODULE:NAME.", rich_help_panel="scheduling")
+    ] = "auto",
+    dtype: Annotated[str, typer.Option(metavar="NAME", help="auto or float32.", rich_help_panel="scheduling")] = "auto",
+    overlap: Annotated[
+        str, typer.Option(metavar="auto|on|off", help="Steps overlap.", rich_help_panel="scheduling")
+    ] = "auto",
+    tp: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks of a model.", rich_help_panel="ranks")] = 1,
+    dp: Annotated[int, typer.Option(metavar="N", min=1, help="Copies of the model.", rich_help_panel="ranks")] = 1,
+    split: Annotated[
+        str | None, typer.Option(metavar="P,D", help="Workers that prefill, and decode.", rich_help_panel="ranks")
+    ] = None,
+    restart: Annotated[
+        int, typer.Option(metavar="N", min=0, help="How often lost ranks are started again.", rich_help_panel="ranks")
+    ] = 0,
+    launcher: Annotated[
+        str, typer.Option(metavar="paddle|ray", help="What starts ranks.", rich_help_panel="ranks")
+    ] = "paddle",
+) -> None:
+    """Serve a model over HTTP with OpenAI's routes: completions, chats, models; /health, /metrics and a page at /."""
+    check_seconds(drain)
+    if not _is_local(host) and not api_key:
+        raise InvalidValue(f"{host} is reached from other hosts", cure="give --api-key too", argument="--host")
+    try:
+        import uvicorn
+
+        from hal.serving import Settings, make_app
+    except ImportError as error:
+        what = f"{error.name or error} is missing"
+        raise Unavailable(what, cure="pip install 'paddle-hal[serve]>=1.1,<2'", argument="hal serve") from error
+    from hal.generation import AsyncEngine, Ranks
+    from hal.model.hub import find_checkpoint
+
+    from .run_options import split_of
+
+    if launcher not in ("paddle", "ray"):
+        raise InvalidValue(repr(launcher), cure="give paddle or ray", argument="--launcher")
+    ranks = Ranks(tp=tp, dp=dp, split=split_of(split), restart=restart, launcher=launcher)  # type: ignore[arg-type]
+    path = None if model is None else find_checkpoint(model)
+    engine = AsyncEngine(
+        path,
+        device,
+        executor=None if ranks == Ranks() else ranks,
+        slots=slots,
+        max_waiting=max_waiting,
+        blocks=blocks,
+        max_model_len=max_model_len,
+        runner=runner,
+        dtype=dtype,
+        overlap=overlap,
+    )
+    settings = Settings(model=name or model or "default", api_key=api_key, lenient=lenient)
+    app = make_app(engine, settings, drain=drain)
+    config = uvicorn.Config(
+        app,
+        host,
+        port,
+        log_level="warning",
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=max(1, round(drain)),
+        server_header=False,
+    )
+
+    class Server(uvicorn.Server):
+        """Says where it listens."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                at, number, *_ = self.servers[0].sockets[0].getsockname()
+                place = f"[{at}]:{number}" if ":" in at else f"{at}:{number}"
+                say(f"hal: {settings.model} on http://{place}; /health is 200 when its engine is loaded")
+
+    server = Server(config)
+    server.run()
+    if not server.started:
+        raise Unavailable(f"cannot listen on {host}:{port}", cure="choose another --port", argument="hal serve")
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

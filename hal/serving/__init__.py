@@ -1,0 +1,8 @@
+"""An HTTP server with OpenAI's routes over :class:`hal.AsyncEngine`."""
+
+from __future__ import annotations
+
+from .app import make_app
+from .settings import Settings
+
+__all__ = ["Settings", "make_app"]

@@ -1,0 +1,105 @@
+"""The answers of one request: several prompts, several choices each, as one stream of parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hal_core import FinishReason
+
+from hal.generation import AsyncEngine, Part
+
+from .errors import ApiError
+from .metrics import Metrics, Timing
+
+REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a request asks for: the token ids of its prompts, and ``n`` answers to each of them."""
+
+    prompts: Sequence[Sequence[int]]
+    n: int
+    params: Mapping[str, Any]
+    stops: Sequence[str]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens all prompts have."""
+        return sum(map(len, self.prompts))
+
+
+async def wanted_of(
+    engine: AsyncEngine,
+    prompts: Sequence[str | Sequence[int]],
+    *,
+    n: int,
+    max_tokens: int | None,
+    params: Mapping[str, Any],
+    stops: Sequence[str],
+) -> Wanted:
+    """Check and encode a request. ``max_tokens``: None for what the longest prompt leaves. Raises :class:`ApiError`."""
+    found = [ids if not isinstance(ids, str) else await asyncio.to_thread(engine.plan.encode, ids) for ids in prompts]
+    vocabulary, longest, most = engine.plan.config.vocab_size, max(map(len, found)), engine.max_model_len
+    if not all(found):
+        raise ApiError(400, "an empty prompt", param="prompt")
+    if any(not 0 <= token < vocabulary for ids in found for token in ids):
+        raise ApiError(400, f"token ids go from 0 to {vocabulary - 1}", param="prompt")
+    tokens = max(1, most - longest) if max_tokens is None else max_tokens
+    if longest + tokens > most:
+        what = f"{longest} tokens of the prompt and {tokens} to generate are more than {most}"
+        raise ApiError(400, what, param="max_tokens" if longest < most else "prompt", code="context_length_exceeded")
+    return Wanted(found, n, {**params, "max_tokens": tokens}, stops)
+
+
+async def parts_of(engine: AsyncEngine, wanted: Wanted, metrics: Metrics) -> AsyncIterator[tuple[int, Part]]:
+    """Give the parts of all answers with the number of their choice, as they come. Closing it aborts what is left."""
+    queue = asyncio.Queue[tuple[int, Part] | Exception]()
+
+    async def generate(choice: int) -> None:
+        ids, number = wanted.prompts[choice // wanted.n], choice % wanted.n
+        timing = metrics.request(len(ids))
+        try:
+            stream = engine.generate(ids, wanted.params, stop=wanted.stops, number=number)
+            async with aclosing(stream):  # type: ignore[type-var]
+                async for part in stream:
+                    _time(timing, part)
+                    queue.put_nowait((choice, _without_stop(part, wanted.stops)))
+        except Exception as error:  # noqa: BLE001 (the reader of the queue raises it)
+            timing.end("error")
+            queue.put_nowait(error)
+        except asyncio.CancelledError:
+            timing.end("abort")
+            raise
+
+    left = len(wanted.prompts) * wanted.n
+    tasks = [asyncio.create_task(generate(choice)) for choice in range(left)]
+    try:
+        while left:
+            found = await queue.get()
+            if isinstance(found, Exception):
+                raise found
+            yield found
+            left -= found[1].finish_reason is not None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _without_stop(part: Part, stops: Sequence[str]) -> Part:
+    """Return a part without the stop text at its end, which OpenAI's answers do not have."""
+    if not part.by_text:
+        return part
+    longest = max((stop for stop in stops if part.text.endswith(stop)), key=len)
+    return replace(part, text=part.text.removesuffix(longest))
+
+
+def _time(timing: Timing, part: Part) -> None:
+    timing.part(len(part.token_ids))
+    if part.finish_reason is not None:
+        timing.end(REASONS[part.finish_reason])

@@ -1,0 +1,272 @@
+"""The routes of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from hal_core import HalError
+from sse_starlette import EventSourceResponse
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from hal.generation import AsyncEngine, Part
+
+from .answers import Wanted, parts_of, wanted_of
+from .chat import ChatTemplate
+from .errors import ApiError, error_object, error_of, error_response
+from .metrics import Metrics
+from .schemas import Chat, Completion, Sampling, Tokenize, read_body
+from .settings import Settings
+from .shapes import ChatShape, CompletionShape, Shape, usage_of
+
+PAGE = Path(__file__).with_name("page.html")
+_TOKENS = 16
+"""``max_tokens`` of a completion that gives none (OpenAI's default)."""
+Result = TypeVar("Result")
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Server:
+    """Serves one engine, which it opens when it starts: until then, and once the engine has failed, it answers 503."""
+
+    def __init__(self, engine: AsyncEngine, settings: Settings, drain: float) -> None:
+        self.engine, self.settings = engine, settings
+        self.metrics, self.template = Metrics(settings.model), ChatTemplate(engine.plan.path)
+        self._drain, self._opened = drain, asyncio.Event()
+        self._error: HalError | None = None
+
+    def app(self) -> Starlette:
+        """Return the ASGI application."""
+        routes = [
+            Route("/v1/completions", self._guarded(self.completions), methods=["POST"]),
+            Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
+            Route("/v1/models", self._guarded(self.models), methods=["GET"]),
+            Route("/tokenize", self._guarded(self.tokenize), methods=["POST"]),
+            Route("/metrics", self._guarded(self.show_metrics), methods=["GET"]),
+            Route("/health", self.health, methods=["GET"]),
+            Route("/", self.page, methods=["GET"]),
+        ]
+        return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: _http_error})
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._serve())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _serve(self) -> None:
+        try:
+            async with self.engine:
+                self._opened.set()
+                await asyncio.Event().wait()
+        except HalError as error:
+            self._error = error
+
+    # -- what all routes share ------------------------------------------------------------------------------------
+
+    def _guarded(self, endpoint: Endpoint) -> Endpoint:
+        """Return an endpoint that asks for the key first, and whose errors are OpenAI's objects."""
+
+        async def guarded(request: Request) -> Response:
+            try:
+                self._check_key(request)
+                return await endpoint(request)
+            except _ClientLeft:
+                return Response(status_code=499)
+            except (ApiError, HalError) as error:
+                return error_response(error_of(error))
+
+        return guarded
+
+    def _check_key(self, request: Request) -> None:
+        if not self.settings.api_key:
+            return
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        known = hmac.compare_digest(given.strip().encode(), self.settings.api_key.encode())
+        if scheme.lower() != "bearer" or not known:
+            raise ApiError(401, "no valid key (send Authorization: Bearer KEY)", code="invalid_api_key")
+
+    async def _body(self, request: Request) -> bytes:
+        """Return the body, of which at most so many bytes are read."""
+        data, most = bytearray(), self.settings.body_bytes
+        async for piece in request.stream():
+            data += piece
+            if len(data) > most:
+                raise ApiError(413, f"the body has more than {most} bytes", code="request_too_large")
+        return bytes(data)
+
+    def _ready(self, model: str | None) -> None:
+        """Raise :class:`ApiError` unless the engine takes requests for this model."""
+        if model not in (None, self.settings.model):
+            what = f"there is no model {model!r}: this server has {self.settings.model!r}"
+            raise ApiError(404, what, param="model", code="model_not_found")
+        state = self._state()
+        if state != "ok":
+            raise ApiError(503, state, code="engine_unavailable")
+
+    def _state(self) -> str:
+        error = self._error or self.engine.error
+        return str(error) if error is not None else "ok" if self._opened.is_set() else "loading"
+
+    # -- routes ---------------------------------------------------------------------------------------------------
+
+    async def completions(self, request: Request) -> Response:
+        """``POST /v1/completions``."""
+        body = read_body(Completion, await self._body(request), lenient=self.settings.lenient)
+        self._ready(body.model)
+        changed = body.changed() | ({} if body.logprobs is None else {"logprobs": body.logprobs})
+        shape = CompletionShape(self.settings.model, self.engine.plan.tokenizer, logprobs=body.logprobs is not None)
+        wanted = await self._wanted(body, body.prompts(), body.max_tokens or _TOKENS, changed)
+        return await self._answer(request, body, wanted, shape)
+
+    async def chat(self, request: Request) -> Response:
+        """``POST /v1/chat/completions``."""
+        body = read_body(Chat, await self._body(request), lenient=self.settings.lenient)
+        self._ready(body.model)
+        if body.top_logprobs is not None and not body.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
+        changed = body.changed() | ({"logprobs": body.top_logprobs or 0} if body.logprobs else {})
+        shape = ChatShape(self.settings.model, self.engine.plan.tokenizer, logprobs=body.logprobs)
+        prompt = self.template.render(body.messages)
+        wanted = await self._wanted(body, [prompt], body.max_completion_tokens or body.max_tokens, changed)
+        return await self._answer(request, body, wanted, shape)
+
+    async def models(self, _request: Request) -> Response:
+        """``GET /v1/models``."""
+        one = {"id": self.settings.model, "object": "model", "created": 0, "owned_by": "hal"}
+        return _json({"object": "list", "data": [one | {"max_model_len": self.engine.max_model_len}]})
+
+    async def tokenize(self, request: Request) -> Response:
+        """``POST /tokenize``."""
+        body = read_body(Tokenize, await self._body(request), lenient=self.settings.lenient)
+        ids = await asyncio.to_thread(self.engine.plan.encode, body.prompt)
+        return _json({"tokens": ids, "count": len(ids), "max_model_len": self.engine.max_model_len})
+
+    async def health(self, _request: Request) -> Response:
+        """``GET /health``: 200, or 503 while the engine loads and once it has failed."""
+        state = self._state()
+        return _json({"status": state}, 200 if state == "ok" else 503)
+
+    async def show_metrics(self, _request: Request) -> Response:
+        """``GET /metrics``."""
+        if (stats := self.engine.stats) is not None:
+            self.metrics.take(msgspec.structs.asdict(stats))
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def page(self, _request: Request) -> Response:
+        """``GET /``."""
+        return HTMLResponse(PAGE.read_bytes())
+
+    # -- answers --------------------------------------------------------------------------------------------------
+
+    async def _wanted(
+        self, body: Sampling, prompts: Sequence[str | Sequence[int]], tokens: int | None, params: dict[str, Any]
+    ) -> Wanted:
+        most = self.settings.choices
+        if not 1 <= len(prompts) * body.n <= most:
+            raise ApiError(400, f"{len(prompts)} prompts, {body.n} choices: 1 to {most} answers in all", param="n")
+        return await wanted_of(self.engine, prompts, n=body.n, max_tokens=tokens, params=params, stops=body.stops())
+
+    async def _answer(self, request: Request, body: Sampling, wanted: Wanted, shape: Shape) -> Response:
+        parts = parts_of(self.engine, wanted, self.metrics)
+        if not body.stream:
+            return _json(await _unless_gone(request, _whole(parts, wanted, shape)))
+        first = await _unless_gone(request, anext(parts))  # what is refused has a status of its own
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        events = _events(first, parts, wanted, shape, usage=usage)
+        return EventSourceResponse(events, sep="\n", ping=60, shutdown_grace_period=self._drain)
+
+
+async def _whole(parts: AsyncIterator[tuple[int, Part]], wanted: Wanted, shape: Shape) -> dict[str, Any]:
+    """Return the object of all answers."""
+    found: dict[int, list[Part]] = {}
+    async with aclosing(parts):  # type: ignore[type-var]
+        async for index, part in parts:
+            found.setdefault(index, []).append(part)
+    choices = [shape.choice(index, found[index]) for index in sorted(found)]
+    tokens = sum(len(part.token_ids) for answer in found.values() for part in answer)
+    return shape.answer(choices, usage_of(wanted.prompt_tokens, tokens))
+
+
+async def _events(
+    first: tuple[int, Part], parts: AsyncIterator[tuple[int, Part]], wanted: Wanted, shape: Shape, *, usage: bool
+) -> AsyncIterator[dict[str, str]]:
+    """Give the events of a stream; an error of the engine is the last one."""
+    tokens, begun = 0, set[int]()
+    async with aclosing(parts):  # type: ignore[type-var]
+        try:
+            found: tuple[int, Part] | None = first
+            while found is not None:
+                index, part = found
+                tokens += len(part.token_ids)
+                if index not in begun:
+                    begun.add(index)
+                    if (opening := shape.opening(index)) is not None:
+                        yield _event(shape.event([opening]))
+                if part.text or part.logprobs or part.finish_reason is not None:
+                    yield _event(shape.event([shape.piece(index, part)]))
+                found = await anext(parts, None)
+        except HalError as error:
+            yield {"data": error_object(error_of(error)).decode()}
+            return
+        if usage:
+            yield _event(shape.event([], usage_of(wanted.prompt_tokens, tokens)))
+        yield {"data": "[DONE]"}
+
+
+class _ClientLeft(Exception):
+    """The client has closed the connection."""
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result] | Awaitable[Result]) -> Result:
+    """Return what ``work`` returns; cancel it and raise :class:`_ClientLeft` if the client leaves first."""
+
+    async def wait() -> Result:
+        return await work
+
+    task, gone = asyncio.create_task(wait()), asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise _ClientLeft
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        with suppress(Exception):
+            await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(found: dict[str, Any]) -> dict[str, str]:
+    return {"data": msgspec.json.encode(found).decode()}
+
+
+def _json(found: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(found), status, media_type="application/json")
+
+
+async def _http_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return error_response(ApiError(error.status_code, error.detail))
+
+
+def make_app(engine: AsyncEngine, settings: Settings, *, drain: float = 30.0) -> Starlette:
+    """Return the ASGI application of a server. ``drain``: seconds that streams have to end when it stops."""
+    return Server(engine, settings, drain).app()

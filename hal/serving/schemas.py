@@ -1,0 +1,116 @@
+"""Bodies of requests: OpenAI's fields, as far as they are offered (API reference, "completions" and "chat")."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from .errors import ApiError
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """``include_usage``: end a stream with a chunk that counts tokens."""
+
+    include_usage: bool = False
+
+
+class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields that completions and chats share; None: the checkpoint's default, or OpenAI's."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: Count = 1
+    max_tokens: Count | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    user: str | None = None
+
+    def changed(self) -> dict[str, Any]:
+        """Return the parameters that the request gives, by hal's names."""
+        names = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty")
+        found = {name: getattr(self, name) for name in (*names, "repetition_penalty", "min_tokens")}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def stops(self) -> tuple[str, ...]:
+        """Return the texts that end an answer."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class Completion(Sampling, kw_only=True):
+    """``POST /v1/completions``. ``prompt``: a text, token ids, or a list of either."""
+
+    prompt: str | list[int | str | list[int]]
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """Return the prompts one by one. Raises :class:`ApiError` for a list of several kinds."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        ids = [one for one in self.prompt if isinstance(one, int)]
+        if not ids:
+            return [one for one in self.prompt if not isinstance(one, int)]
+        if len(ids) < len(self.prompt):
+            raise ApiError(400, "token ids beside texts or lists (give one kind)", param="prompt")
+        return [ids]
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True):
+    """One message of a chat."""
+
+    role: str
+    content: str
+    name: str | None = None
+
+
+class Chat(Sampling, kw_only=True):
+    """``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+
+
+class Tokenize(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """``POST /tokenize``."""
+
+    prompt: str
+    model: str | None = None
+
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+def read_body(kind: type[Body], data: bytes, *, lenient: bool) -> Body:
+    """Return the body of a request. Raises :class:`ApiError` that names the field for anything that is not offered."""
+    try:
+        data.decode()
+        if lenient:
+            found = msgspec.json.decode(data)
+            if isinstance(found, dict):
+                found = {name: value for name, value in found.items() if name in kind.__struct_fields__}
+            return msgspec.convert(found, kind)
+        return msgspec.json.decode(data, type=kind)
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"the body is not UTF-8: byte {error.start} (send JSON in UTF-8)") from error
+    except msgspec.ValidationError as error:
+        text = str(error)
+        param = text.rpartition("`$.")[2].rstrip("`") if "`$." in text else None
+        if text.startswith("Object contains unknown field"):
+            param = text.split("`")[1]
+            text = f"{param} is not offered (leave it out, or start the server with --lenient)"
+        raise ApiError(400, text, param=param) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from error

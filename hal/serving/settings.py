@@ -1,0 +1,23 @@
+"""What a server is asked to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Limits and names of a server.
+
+    - ``model``: the name in ``/v1/models``, and the only one that requests may give.
+    - ``api_key``: what requests have to bring as a bearer token; "" if none.
+    - ``lenient``: ignore fields of requests that are not offered, in place of refusing them by name.
+    - ``body_bytes``: largest body of a request.
+    - ``choices``: largest ``n``, and most prompts of one request.
+    """
+
+    model: str
+    api_key: str = ""
+    lenient: bool = False
+    body_bytes: int = 4 << 20
+    choices: int = 128

@@ -1,0 +1,271 @@
+"""`hal serve` under its clients: the official one of OpenAI, and plain HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
+
+import hal
+from hal.serving.metrics import Metrics
+
+from .conftest import HANGS, serving
+
+PROMPTS = ["def main(", "import os\n", "class Tree:\n    def __init__(self", "for number in range(", "x = "]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=HANGS)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """Text of the library, which has that of `hal run`."""
+    found = {}
+
+    def text(prompt, **params):
+        key = prompt, *sorted(params.items())
+        if key not in found:
+            found[key] = hal.generate(prompt, device="cpu", **params)
+        return found[key]
+
+    return text
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9, "seed": 7}])
+def test_answers_are_those_of_the_library_whole_and_streamed(client, expected, params):
+    for prompt in PROMPTS[:3]:
+        text = expected(prompt, max_tokens=12, **params)
+        whole = client.completions.create(model="default", prompt=prompt, max_tokens=12, **params)
+        assert whole.choices[0].text == text
+        assert whole.usage.completion_tokens == 12
+        stream = client.completions.create(
+            model="default", prompt=prompt, max_tokens=12, stream=True, stream_options={"include_usage": True}, **params
+        )
+        events = list(stream)
+        assert "".join(event.choices[0].text for event in events if event.choices) == text
+        assert [event.choices[0].finish_reason for event in events if event.choices][-1] == "length"
+        assert events[-1].usage.completion_tokens == 12
+
+
+def test_many_clients_at_once_get_their_own_answers(server, expected):
+    async def ask(client, prompt):
+        answer = await client.completions.create(model="default", prompt=prompt, max_tokens=8, temperature=0)
+        return answer.choices[0].text
+
+    async def all_of_them():
+        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=HANGS) as client:
+            return await asyncio.gather(*(ask(client, prompt) for prompt in PROMPTS * 4))
+
+    assert asyncio.run(all_of_them()) == [expected(prompt, max_tokens=8, temperature=0.0) for prompt in PROMPTS] * 4
+
+
+def test_several_prompts_and_choices_are_numbered(client, expected):
+    found = client.completions.create(
+        model="default", prompt=PROMPTS[:2], n=2, max_tokens=6, temperature=0.9, seed=3, logprobs=2
+    )
+    assert [choice.index for choice in found.choices] == [0, 1, 2, 3]
+    assert found.choices[0].text == expected(PROMPTS[0], max_tokens=6, temperature=0.9, seed=3)
+    assert found.choices[0].text != found.choices[1].text
+    probabilities = found.choices[0].logprobs
+    assert "".join(probabilities.tokens) == found.choices[0].text
+    assert [len(best) for best in probabilities.top_logprobs] == [2] * 6
+    assert all(value <= 0 for value in probabilities.token_logprobs)
+
+
+def test_a_stop_text_ends_an_answer_before_it(client, expected):
+    text = expected(PROMPTS[0], max_tokens=20, temperature=0.0)
+    stop = text[5:8]
+    found = client.completions.create(model="default", prompt=PROMPTS[0], max_tokens=20, temperature=0, stop=stop)
+    assert (found.choices[0].text, found.choices[0].finish_reason) == (text[: text.index(stop)], "stop")
+
+
+def test_models_and_tokens(server, client):
+    assert [model.id for model in client.models.list()] == ["default"]
+    found = httpx.post(f"{server.url}/tokenize", json={"prompt": "def main("}).json()
+    assert found["count"] == len(found["tokens"]) == 4
+    assert httpx.get(f"{server.url}/").headers["content-type"].startswith("text/html")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"prompt": "x", "echo": True}, 400, "echo"),
+        ({"prompt": "x", "tools": []}, 400, "tools"),
+        ({"prompt": "x", "temperature": -1}, 400, "temperature"),
+        ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
+        ({"prompt": "x", "max_tokens": 1000}, 400, "max_tokens"),
+        ({"prompt": "x " * 300}, 400, "prompt"),
+        ({"prompt": ""}, 400, "prompt"),
+        ({"prompt": [99999]}, 400, "prompt"),
+        ({"prompt": ["x", 1]}, 400, "prompt"),
+        ({"prompt": "x", "n": 1000}, 400, "n"),
+        ({"prompt": "x", "stop": [""]}, 400, "stop"),
+        ({"prompt": "x", "model": "other"}, 404, "model"),
+        ({}, 400, None),
+        ([], 400, None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_served_is_refused_by_name(server, body, status, param, stream):
+    if isinstance(body, dict):
+        body = {**body, "stream": stream}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert (error["param"], bool(error["message"])) == (param, True)
+
+
+def test_the_official_client_raises_its_own_errors(client):
+    with pytest.raises(BadRequestError, match="chat template"):
+        client.chat.completions.create(model="default", messages=[{"role": "user", "content": "x"}])
+    with pytest.raises(NotFoundError, match="other"):
+        client.completions.create(model="other", prompt="x")
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b'{"prompt":"\xff"}', b'{"prompt":' + b"[" * 5000, b"null"])
+def test_other_bytes_reach_no_engine(server, data):
+    before = server.metric("prompt_tokens_total")
+    answer = httpx.post(f"{server.url}/v1/completions", content=data)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert server.metric("prompt_tokens_total") == before
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+NAMES = st.sampled_from(
+    ["n", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "logprobs", "stream", "user"]
+)
+
+
+@given(st.dictionaries(NAMES, VALUES, max_size=3), VALUES | st.just("x"))
+def test_no_body_gives_a_fault_of_the_server(server, fields, prompt):
+    body = {"prompt": prompt, "max_tokens": 1, **fields}
+    if isinstance(body.get("n"), int) and body["n"] > 4:
+        body["n"] = 4
+    answer = httpx.post(f"{server.url}/v1/completions", content=json.dumps(body), timeout=HANGS)
+    assert answer.status_code in (200, 400), answer.text
+
+
+def test_too_large_a_body_is_refused_while_it_comes(server):
+    answer = httpx.post(f"{server.url}/v1/completions", content=b" " * (5 << 20))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+
+
+def begin(url, *, tokens):
+    """Open a stream by hand; a socket of which the first event was read."""
+    where = urlsplit(url)
+    body = json.dumps({"prompt": "def main(", "max_tokens": tokens, "temperature": 0, "stream": True}).encode()
+    found = socket.create_connection((where.hostname, where.port), timeout=HANGS)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    found.sendall(head + body)
+    data = b""
+    while b"data: {" not in data:
+        data += found.recv(65536)
+    return found
+
+
+def test_a_client_that_leaves_has_its_request_aborted(server):
+    before = server.metric("request_success_total{[^}]*abort[^}]*}")
+    streams = [begin(server.url, tokens=250) for _ in range(3)]
+    for one in streams[:2]:
+        one.close()
+    server.wait_until(
+        lambda: server.metric("request_success_total") >= before + 2 and server.metric("num_requests_running") <= 1,
+        "requests of clients that had left were not aborted",
+    )
+    text = b""
+    while b"[DONE]" not in text:
+        text += streams[2].recv(65536)
+    streams[2].close()
+
+
+def test_a_key_is_asked_for_and_an_open_address_needs_one():
+    with serving("--api-key", "secret", until_loaded=False) as served:
+        url = f"{served.url}/v1/models"
+        assert httpx.get(url).status_code == 401
+        assert httpx.get(url, headers={"Authorization": "Bearer wrong"}).status_code == 401
+        assert httpx.get(url, headers={"Authorization": "Bearer secret"}).status_code == 200
+        loading = httpx.get(f"{served.url}/health")
+        assert loading.status_code in (200, 503)
+
+
+def test_a_killed_engine_ends_streams_with_an_error_and_health_says_so():
+    with serving("--slots", "2") as served:
+        text = b""
+        with begin(served.url, tokens=400) as stream:
+            os.kill(served.engine(), signal.SIGKILL)
+            while b'"error"' not in text and (data := stream.recv(65536)):
+                text += data
+        assert b"SIGKILL" in text
+        assert b"[DONE]" not in text
+        served.wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 503, "health says nothing")
+        client = OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+        with pytest.raises(APIStatusError) as caught:
+            client.completions.create(model="default", prompt="x")
+        assert caught.value.status_code == 503
+
+
+def test_sigterm_lets_running_streams_end_and_takes_nothing_new():
+    with serving("--slots", "2", "--drain", "60") as served:
+        text = b""
+        with begin(served.url, tokens=300) as stream:
+            served.process.send_signal(signal.SIGTERM)
+            while b"[DONE]" not in text:
+                data = stream.recv(65536)
+                assert data, text[-300:]
+                text += data
+        assert served.process.wait(HANGS) == 128 + signal.SIGTERM
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{served.url}/health")
+
+
+def test_the_dashboard_shows_metrics_that_there_are():
+    names = {metric.name for metric in Metrics("x").registry.collect()}
+    text = (ROOT / "docs/grafana.json").read_text(encoding="utf-8")
+    panels = json.loads(text)["panels"]
+    used = {
+        word.split("{")[0].split("[")[0]
+        for panel in panels
+        for target in panel["targets"]
+        for word in target["expr"].replace("(", " ").split()
+        if word.startswith("hal:")
+    }
+    plain = {
+        name.removesuffix("_total").removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in used
+    }
+    assert plain
+    assert plain <= names
+
+
+def test_a_slow_reader_delays_nobody(server):
+    slow = begin(server.url, tokens=250)
+    done = threading.Event()
+
+    def ask():
+        httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 20}, timeout=HANGS)
+        done.set()
+
+    threading.Thread(target=ask, daemon=True).start()
+    assert done.wait(HANGS)
+    slow.close()
