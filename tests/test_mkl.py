@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 from hal_core import Unavailable
 
-from hal.cli import main, mkl
+from hal import mkl
+from hal.cli import main
 from hal.distributed.launch import PaddleLaunch
 
 COMMAND = """
 import os, sys
-from hal.cli import main, mkl
+from hal import mkl
+from hal.cli import main
 mkl.are_faster = lambda: {faster}
 sys.argv = ["hal", "--version"]
 main()
