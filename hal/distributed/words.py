@@ -38,7 +38,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 import msgspec
-from hal_core import FrameError, SamplingParams, SplitRole, StateConfig
+from hal_core import FrameError, InvalidValue, SamplingParams, SplitRole, StateConfig
 from hal_core.frames import FrameHeader, FrameKind, read_body, seal
 from hal_core.handover import Description
 
@@ -280,6 +280,17 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     launcher: Literal["paddle", "ray"] = "paddle"
     ray_address: str | None = None
     ray_placement: str = "strict-pack"
+
+    def __post_init__(self) -> None:
+        for name, least in (("tp", 1), ("dp", 1), ("restart", 0)):
+            if getattr(self, name) < least:
+                cure = f"give a whole number of at least {least}"
+                raise InvalidValue(f"{getattr(self, name)}", cure=cure, argument=name)
+        if self.launcher not in ("paddle", "ray"):
+            raise InvalidValue(f"{self.launcher!r}", cure="give paddle or ray", argument="launcher")
+        if self.split is not None and (self.dp > 1 or min(self.split) < 1):
+            cure = "give split the number of workers of each role, at least 1, and leave dp out"
+            raise InvalidValue(f"{self.split} with dp = {self.dp}", cure=cure, argument="split")
 
     @property
     def workers(self) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hal_core import FinishReason, HalError, InvalidValue, SamplingParams, Unavailable
@@ -173,6 +175,42 @@ async def opened(**options):
 def test_what_the_process_cannot_open_is_raised_where_it_was_asked_for(options, names):
     with pytest.raises(HalError, match=names):
         asyncio.run(opened(**options))
+
+
+@pytest.mark.parametrize(
+    "given", [{"tp": 0}, {"launcher": "slurm"}, {"split": (1, 1), "dp": 2}, {"split": (0, 1)}], ids=str
+)
+def test_ranks_that_cannot_be_are_refused_by_name(given):
+    with pytest.raises(InvalidValue, match=next(iter(given))):
+        hal.Ranks(**given)
+
+
+def descendants(process):
+    """The processes that a process has started, and those that they have."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    found = [process]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
+
+
+@pytest.mark.conform
+def test_a_rank_that_is_lost_is_started_again_under_its_streams():
+    params = {"max_tokens": 200, "temperature": 0.0}
+
+    async def texts():
+        async with hal.AsyncEngine(device="cpu", executor=hal.Ranks(tp=2, restart=1)) as engine:
+            answers = [engine.generate(prompt, params) for prompt in PROMPTS]
+            begun = [(await anext(answer)).text for answer in answers]
+            os.kill(descendants(engine._link._process.pid)[-1], signal.SIGKILL)
+            return [
+                first + "".join([part.text async for part in one]) for first, one in zip(begun, answers, strict=True)
+            ]
+
+    assert asyncio.run(texts()) == hal.generate(PROMPTS, **params)
 
 
 @pytest.mark.conform
