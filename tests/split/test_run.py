@@ -129,7 +129,20 @@ def test_a_runner_that_does_not_is_refused_by_name(tmp_path, capfd, monkeypatch)
     )
     pytest.importorskip("hal_sim.mixing", reason="paddle-hal-sim is not installed")
     with pytest.raises(SystemExit) as ended:
-        main(["run", "--device", "sim", "--runner", "silent:Silent", "--prompt", "a", "--split", "1,1"])
+        main(
+            [
+                "run",
+                "--device",
+                "sim",
+                "--runner",
+                "silent:Silent",
+                "--temperature=0",
+                "--prompt",
+                "a",
+                "--split",
+                "1,1",
+            ]
+        )
     assert ended.value.code == 2
     assert "silent:Silent does not say where its keys and values are" in capfd.readouterr().err
 
