@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MODULES = (
     *("devices", "policies", "outputs", "ordering", "ranks"),
     *("sizes", "ring", "copies", "streams", "values", "slices", "life", "companions", "fields", "handing"),
-    *("tickets", "vendors", "steps", "kept"),
+    *("tickets", "vendors", "steps", "kept", "late"),
     *("memories",),
 )
 """The modules of this package that register liars."""

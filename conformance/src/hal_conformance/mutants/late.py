@@ -1,0 +1,76 @@
+"""Liars about rows that are known late, and about the order of a worker's own writes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hal_core.output.records import OutputRecord, SlotStatus
+from hal_core.runtime.policy import Policy
+
+from . import Lie, liar
+from .outputs import Told
+
+if TYPE_CHECKING:
+    from hal_core.contract.device import Device, Hooks
+    from hal_core.memory.views import Memory
+    from hal_core.output.sinks import Sink
+    from hal_core.slots.state import SlotState
+    from hal_core.slots.step import Step
+    from hal_core.streams import Stream
+    from hal_core.tickets import Ticket
+
+COPIES = ("async_d2h", "can_hold_stream")
+
+
+@liar(19, "late errors are read at the call", requires=COPIES)
+class LateErrorsReadEarly(Policy):
+    """What they read is not on the host yet."""
+
+    def save_output(
+        self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
+    ) -> Ticket:
+        """Call it at once."""
+        if step.late_errors is not None:
+            step.late_errors()
+        return super().save_output(device, hooks, state, step, sink, stream)
+
+
+@liar(19, "late errors are left out")
+class LateErrorsDropped(Policy):
+    """A record is built before they are known."""
+
+    def save_output(
+        self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
+    ) -> Ticket:
+        """Save the step without them."""
+        return super().save_output(device, hooks, state, replace(step, late_errors=None), sink, stream)
+
+
+@liar(19, "a recovered request is reported as failed")
+class RecoveredAsError(Told):
+    """One status for both."""
+
+    @classmethod
+    def change(cls, record: OutputRecord) -> OutputRecord:
+        """Report ERROR."""
+        status = record.status.copy()
+        status[status == SlotStatus.RECOVERED] = SlotStatus.ERROR
+        return replace(record, status=status)
+
+
+@liar(23, "a worker's own writes wait for copies of all memory", requires=COPIES)
+class OrdersAfterEveryCopy(Lie):
+    """The compute stream stalls for somebody else's output."""
+
+    def order_after_reads(self, stream: Stream, memory: Memory | None = None) -> None:
+        """Of any memory."""
+        super().order_after_reads(stream, None)  # type: ignore[misc]
+
+
+@liar(23, "a worker's own writes wait for no copy", requires=COPIES)
+class OrdersAfterNoCopy(Lie):
+    """Written over while it is being copied."""
+
+    def order_after_reads(self, stream: Stream, memory: Memory | None = None) -> None:
+        """Nothing."""

@@ -1,0 +1,89 @@
+"""Rows of errors known late and of recovered workers (G19), and the order of a worker's own writes (G23)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+from hal_core.errors import TicketTimeout
+from hal_core.output.records import SlotStatus
+from hal_core.slots.fields import FinishReason
+
+from .harness.asserts import assert_raises
+from .harness.backdoor import PATIENCE, arrive
+from .harness.guarantees import guarantee
+from .harness.sinks import KeepingSink
+from .harness.waiters import A_WHILE
+from .kit import Kit
+from .oracle.output import expected_rows
+from .rigs import acts
+from .rigs.rig import Rig, assert_rows
+from .rigs.stream_cases import copied
+
+
+def sampled(kit: Kit) -> Rig:
+    """A state of three requests whose next step has sampled, and stopped the request of slot 1."""
+    rig = acts.working(kit)
+    arrive(acts.submit(rig))
+    rig.poke_cell("stop_flags", 1, True)
+    return rig
+
+
+@guarantee(19, also=(24,))
+def test_g19_late_errors_are_read_when_the_output_is_on_the_host(kit: Kit) -> None:
+    rig, asked = sampled(kit), list[int]()
+    message = "logits that are no numbers"
+
+    def late() -> Mapping[int, str]:
+        asked.append(1)
+        return {1: message}
+
+    step = rig.step(range(acts.ENTERED), late_errors=late)
+    arrive(rig.update_inputs(step))
+    should, sink = expected_rows(rig.model, [0, 1, 2], errors={1: message}), KeepingSink()
+    with ExitStack() as held:
+        if kit.can_hold and kit.capabilities.async_d2h:
+            held.enter_context(kit.held(rig.stream, "save_output of a step with late errors"))
+        ticket = rig.save(step, sink)
+        early = len(asked) if kit.can_hold and kit.capabilities.async_d2h else 0
+        assert not early, "late_errors was called while the step's output was not on the host"
+    (record,) = sink.resolve_all()
+    arrive(ticket)
+    assert_rows(record, should)
+    assert 1 <= len(asked) <= 2, f"late_errors was called {len(asked)} times for one record, at most twice is due"
+
+
+@guarantee(19, also=(24,))
+def test_g19_a_recovered_request_is_reported_once_with_its_message(kit: Kit) -> None:
+    rig = sampled(kit)
+    message = "the worker was restarted"
+    step = rig.step(range(acts.ENTERED), recovered={1: message})
+    arrive(rig.update_inputs(step))
+    should = expected_rows(rig.model, [0, 1, 2], errors={1: message})
+    should[1].status = SlotStatus.RECOVERED
+    assert should[1].finish is FinishReason.ERROR, "the kit's own row of a recovered request ends"
+    sink = KeepingSink()
+    ticket = rig.save(step, sink)
+    (record,) = sink.resolve_all()
+    arrive(ticket)
+    assert_rows(record, should)
+
+
+@guarantee(23, requires=("async_d2h", "can_hold_stream"), also=(1,))
+def test_g23_a_workers_own_writes_wait_for_copies_of_that_memory(kit: Kit) -> None:
+    """``order_after_reads`` delays the stream that is given, for copies of the memory that is given, and no other."""
+    device, bound = kit.device, kit.bound
+    held, writer, bystander = device.stream(), device.stream(), device.stream()
+    memory, other = device.allocate(4096), device.allocate(4096)
+    with kit.held(held, "order_after_reads"):
+        copy = copied(kit, memory, held)
+        bound.order_after_reads(memory=memory, stream=writer)
+        bound.order_after_reads(memory=other, stream=bystander)
+        why = "synchronize of a stream that is ordered after a pending copy of the memory"
+        assert_raises(TicketTimeout, lambda: writer.synchronize(A_WHILE), why)
+        try:
+            bystander.synchronize(PATIENCE / 4)
+        except TicketTimeout as error:
+            raise AssertionError("a stream waits for a copy of other memory than it was ordered after") from error
+    arrive(copy)
+    writer.synchronize(PATIENCE)
