@@ -217,7 +217,7 @@ def test_after_a_sticky_error_every_call_says_so_and_how_to_recover(name):
     with pytest.raises(CudaError, match=name):
         driver.ok((SimpleNamespace(name=f"CUDA_ERROR_{name}"),), "cuEventQuery")
     for _ in range(2):
-        with pytest.raises(DeviceClosed, match=r"spoilt by an earlier error: cuEventQuery.*start the process anew"):
+        with pytest.raises(DeviceClosed, match=r"spoilt by an earlier error: cuEventQuery.*restart the process"):
             driver.check_sound()
 
 

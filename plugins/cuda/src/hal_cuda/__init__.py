@@ -1,4 +1,4 @@
-"""The cuda device of hal. The plugin class imports the standard library alone; the device comes with ``open``."""
+"""The cuda device of hal. The plugin class imports the standard library alone; ``open`` imports the device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIBRARY = "libcuda.so.1"
 PCI, NODES = Path("/sys/bus/pci/devices"), Path("/dev")
 _NO_CARD = Probe.absent("no NVIDIA GPU on this machine", "choose another device, or use a machine that has one")
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
-"""The vendor's number, and the class of what has a display or computes (not NVIDIA's switches and sound)."""
+"""The vendor's number, and the PCI class of display and compute controllers (not NVIDIA's switches and sound)."""
 
 
 class CudaPlugin(Plugin):
@@ -30,15 +30,15 @@ class CudaPlugin(Plugin):
 
     @classmethod
     def count(cls) -> int:
-        """The GPUs that the driver shows this process."""
+        """Return the number of GPUs visible to this process."""
         return gpu_count()
 
     @classmethod
     def probe(cls) -> Probe:
-        """Ask the driver itself, by ctypes; six causes of unavailability, each with its cure.
+        """Query the driver by ctypes; report six causes of unavailability, each with its cure.
 
-        Without any NVIDIA GPU in the machine the device is absent. Where there is one, also one without a driver (as in
-        a container that was not given it), the probe says what is missing.
+        Without any NVIDIA GPU in the machine the device is absent. With one, even without a driver (as in a container
+        without access to it), the probe names the missing part.
         """
         try:
             driver = ctypes.CDLL(LIBRARY)
@@ -47,7 +47,7 @@ class CudaPlugin(Plugin):
                 return _NO_CARD
             return Probe.no(f"no CUDA driver ({LIBRARY})", "install the NVIDIA driver, or choose another device")
         count = _devices(driver)
-        if count == 0 and not has_card():  # images bring the driver's library along, and run anywhere
+        if count == 0 and not has_card():  # images contain the driver's library and run anywhere
             return _NO_CARD
         if count == 0:
             return Probe.no("the CUDA driver sees no device", "check nvidia-smi and CUDA_VISIBLE_DEVICES")
@@ -77,7 +77,7 @@ class CudaPlugin(Plugin):
 
 
 def has_card() -> bool:
-    """Whether an NVIDIA GPU is seen on this machine, with or without a driver: on the PCI bus, or by a device file."""
+    """Return whether this machine has an NVIDIA GPU, with or without a driver: on the PCI bus, or by a device file."""
     nodes = ("nvidiactl", "nvidia0", "nvhost-gpu", "nvgpu", "dxg")  # the driver's, Tegra's (two), Windows' (WSL)
     if any((NODES / name).exists() for name in nodes):
         return True
@@ -88,7 +88,7 @@ def has_card() -> bool:
 
 
 def _first_line(file: Path) -> str:
-    """What a file of sysfs says; "" where it is gone or may not be read."""
+    """Return the first line of a file of sysfs; "" if it is missing or unreadable."""
     try:
         return file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeError):
@@ -96,7 +96,7 @@ def _first_line(file: Path) -> str:
 
 
 def gpu_count() -> int:
-    """How many GPUs the driver shows this process (``CUDA_VISIBLE_DEVICES`` hides others); 0 without a driver."""
+    """Return the number of GPUs visible to this process (``CUDA_VISIBLE_DEVICES`` hides some); 0 without a driver."""
     try:
         return _devices(ctypes.CDLL(LIBRARY))
     except OSError:
@@ -109,7 +109,7 @@ def _devices(driver: ctypes.CDLL) -> int:
 
 
 def _missing_bindings() -> str:
-    """The package that is not installed, or ""."""
+    """Return the package that is not installed, or ""."""
     for name in ("cuda.bindings", "cuda.core"):
         try:
             if find_spec(name) is None:
@@ -127,7 +127,7 @@ def _bindings_major() -> int:
 
 
 def _paddle_without_cuda() -> bool:
-    """True where the only framework is a CPU build of Paddle: its tensors can never be on this device."""
+    """Return True if the only framework is a CPU build of Paddle, whose tensors can never be on this device."""
     if find_spec("torch") is not None or find_spec("cupy") is not None:
         return False
     names = {name for name in ("paddlepaddle", "paddlepaddle-gpu") if _installed(name)}

@@ -1,4 +1,4 @@
-"""What the parts of the cuda device know of it."""
+"""The base of the cuda device, used by its parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .launching import Kernels
 
 
 class OnGpu(AsyncDevice):
-    """A device over one GPU's driver, its kernels, and what admission has staged."""
+    """A device over one GPU's driver, its kernels, and the staged data of admission."""
 
     driver: Driver
     kernels: Kernels
@@ -25,8 +25,8 @@ class OnGpu(AsyncDevice):
 
     @abstractmethod
     def make_group(self, ranks: Sequence[int], me: int, share: Callable[[bytes], bytes], timeout: float) -> Any:  # noqa: ANN401 (a Comm)
-        """A group over NCCL; ``make`` of :func:`hal_core.devices.open_groups`."""
+        """Create a group over NCCL; ``make`` of :func:`hal_core.devices.open_groups`."""
 
     @abstractmethod
     def stream_at(self, handle: int) -> AsyncStream:
-        """A stream by its handle."""
+        """Return a stream by its handle."""

@@ -1,8 +1,8 @@
-"""Builds the native part of the cuda device in place, or into a wheel: ``python -m hal_cuda.building``.
+"""Build of the cuda device's native part, in place or into a wheel: ``python -m hal_cuda.building``.
 
 One call of a C compiler (``CC``, else the one that Python was built with, else ``cc``), with Python's own headers. The
-limited API makes one file for Python 3.11 and later. The standard library alone: the build of a wheel loads this file
-by its path.
+limited API makes one file for Python 3.11 and later. Uses only the standard library, as the build of a wheel loads this
+file by its path.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ FLAGS = ("-O2", "-std=c11", "-Wall", "-Wextra", "-shared", "-fPIC", "-fvisibilit
 
 
 class NotBuilt(Exception):
-    """There is no native part, and why, in one line."""
+    """The reason, in one line, why there is no native part."""
 
 
 def sources_digest() -> str:
-    """What tells these sources from any others, 16 hexadecimal digits (SHA-256)."""
+    """Return a digest of these sources, 16 hexadecimal digits (SHA-256)."""
     text = b"".join([file.name.encode() + b"\0" + file.read_bytes() for file in sorted(FOLDER.glob("*.[ch]"))])
     return hashlib.sha256(text).hexdigest()[:16]
 
 
 def build(target: Path) -> Path:
-    """Compile into the folder ``target``; the file. Raises :class:`NotBuilt` with the reason, and leaves no file."""
+    """Compile into the folder ``target``; return the file. Raises :class:`NotBuilt` with the reason, and leaves no
+    file."""
     include = Path(sysconfig.get_path("include"))
     if not (include / "Python.h").exists():
         raise NotBuilt(f"Python's headers are missing (no Python.h in {include})")
@@ -44,7 +45,9 @@ def build(target: Path) -> Path:
         command = [*compiler(), *FLAGS, named, f"-I{include}", *files, "-o", str(part)]
         found = subprocess.run(command, capture_output=True, text=True, check=False)
         if found.returncode:
-            errors = [line for line in found.stderr.splitlines() if "error" in line] or ["it says nothing"]
+            errors = [line for line in found.stderr.splitlines() if "error" in line] or [
+                "the compiler printed no message"
+            ]
             raise NotBuilt(f"the compiler failed ({' '.join(command[:1])}): {errors[0].strip()}")
         part.replace(made)
     except OSError as error:
@@ -55,7 +58,7 @@ def build(target: Path) -> Path:
 
 
 def compiler() -> list[str]:
-    """The command that compiles C."""
+    """Return the command that compiles C."""
     named = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
     words = shlex.split(named)
     if not os.environ.get("CC") and shutil.which(words[0]) is None:

@@ -1,8 +1,8 @@
 """Collectives of a group over NCCL, in order on the caller's stream.
 
-A broadcast is put on the stream and returns; its ticket is done when the GPU is. Where a rank is lost the watchdog has
-NCCL give the communicator up: what waits on a stream ends, the tickets raise :class:`hal_core.errors.GroupLost`, and
-the process goes on.
+A broadcast is queued on the stream and returns; its ticket is done when the GPU is. If a rank is lost, the watchdog
+makes NCCL abort the communicator: waiting work on streams ends, the tickets raise :class:`hal_core.errors.GroupLost`,
+and the process continues.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIXED = Struct("<8Q")
 
 
 class NcclTicket(CollectiveTicket):
-    """A broadcast under way. What NCCL itself has met is the loss of the group."""
+    """A broadcast in flight. An error of NCCL itself means the loss of the group."""
 
     __slots__ = ("_comm",)
 
@@ -42,14 +42,14 @@ class NcclTicket(CollectiveTicket):
     def done(self) -> bool:
         if self._error is None:
             if (met := self._comm.failure()) is not None:
-                self._watchdog.failed(met)  # which gives the group up, and says why
+                self._watchdog.failed(met)  # gives the group up, with the reason
             if self._watchdog.reason and not self._comm.settled:
                 return False
         return super().done()
 
 
 class HeadedTicket(NcclTicket):
-    """The same with the copy of what the slice begins with."""
+    """The same with the copy of the slice's header."""
 
     __slots__ = ("header",)
 
@@ -76,7 +76,7 @@ class NcclCommunicator:
 
     @property
     def lost(self) -> str:
-        """Why what was put on streams may wait for ever; "" while the group is sound, and once NCCL has given it up."""
+        """The reason why queued work may never end; "" while the group is sound, and once NCCL has aborted it."""
         reason = self._open.watchdog.reason
         if reason:
             self.comm.settle()
@@ -96,10 +96,10 @@ class NcclCommunicator:
         return NcclTicket(event, self._open, number)
 
     def exchange(self, block: bytes) -> Mapping[int, bytes]:
-        """Every rank's block, by global rank: one broadcast from each, on a stream of its own. Waits for them."""
+        """Return every rank's block, by global rank: one broadcast from each, on a separate stream. Waits for them."""
         device, size = self._device, len(block)
         number = self._begin()
-        try:  # memory that is not Paddle's, who waits for a stream that may wait for a rank
+        try:  # not Paddle's memory: Paddle waits for a stream that may wait for a rank
             stream, memory = device.stream(), AsyncDevice.allocate(device, size * len(self._ranks))
             mine = memory.address + self._ranks.index(self.group.rank) * size
             device.upload(mine, np.frombuffer(block, np.uint8), stream)
@@ -115,7 +115,7 @@ class NcclCommunicator:
         return {rank: data[at * size : (at + 1) * size] for at, rank in enumerate(self._ranks)}
 
     def _begin(self) -> int:
-        """The number of a collective that begins. Raises :class:`GroupLost`, once nothing waits for the group."""
+        """Return the number of a new collective. Raises :class:`GroupLost`, once no work waits for the group."""
         try:
             return self._open.watchdog.begin()
         except GroupLost:
@@ -123,17 +123,17 @@ class NcclCommunicator:
             raise
 
     def _failed(self, error: Exception) -> GroupLost:
-        """Give the group up; the error that says why, once nothing waits for the group."""
+        """Give the group up; return the error with the reason, once no work waits for the group."""
         lost = self._open.watchdog.failed(error)
         self.comm.settle()
         return lost
 
     def close(self) -> None:
-        """The group stays open for the process (:func:`hal_core.devices.close_groups`)."""
+        """Do nothing: the group stays open for the process (:func:`hal_core.devices.close_groups`)."""
 
 
 class NativeCommunicator(NcclCommunicator):
-    """The same by native calls. A broadcast that was announced is one: header, collective, events, header's copy."""
+    """The same by native calls. An announced broadcast is one call: header, collective, events, header's copy."""
 
     def __init__(self, device: OnGpu, group: Group, open_group: OpenGroup, call: Callable[..., int]) -> None:
         super().__init__(device, group, open_group)
@@ -146,7 +146,7 @@ class NativeCommunicator(NcclCommunicator):
         self._announced = memory, place, header
 
     def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
-        """The same. Written out, as every call of Python's here is a fiftieth of it."""
+        """Do the same, written out, as every Python call here is a fiftieth of it."""
         announced, self._announced = self._announced, None
         if announced is None or announced[0] is not memory or announced[1].offset != part.offset:
             return super().broadcast(memory, part, stream)
@@ -171,7 +171,7 @@ class NativeCommunicator(NcclCommunicator):
             if status:
                 comm.library.check(status, "ncclBroadcast")
         except Exception as error:
-            with suppress(HalError):  # a part of it may be under way
+            with suppress(HalError):  # a part of it may be in flight
                 event, lease.event = device.mark(own), device.mark(copies)
             raise self._failed(error) from error
         finally:
@@ -185,7 +185,7 @@ class NativeCommunicator(NcclCommunicator):
         return HeadedTicket(event, group, number, device.copy_type(copied, lease, ((0, end - begin),)))
 
     def _places(self, memory: Memory, part: ByteRange, place: ByteRange) -> tuple[int, int, bytes]:
-        """Where the header begins and ends, and what native calls are told of this part, found once."""
+        """Return the header's begin and end, and the native call's arguments for this part, computed once."""
         known, of, begin, end, fixed = self._fixed
         if known is not memory or of is not part:
             device = self._device
@@ -199,14 +199,14 @@ class NativeCommunicator(NcclCommunicator):
         return begin, end, fixed
 
     def close(self) -> None:
-        """The same, and the memory is forgotten."""
+        """Do the same, and drop the memory."""
         self._announced, self._fixed = None, (None, None, 0, 0, b"")
 
 
 def open_communicator(device: OnGpu, group: Group, timeout: float = DEFAULT_TIMEOUT) -> Communicator:
-    """The group, which ``hal_core.devices.open_groups`` has opened, or which is all ranks of the job.
+    """Return the group that ``hal_core.devices.open_groups`` has opened, or the group of all ranks of the job.
 
-    All its ranks call this in one order, each with a GPU of its own.
+    All its ranks call this in the same order, each with its own GPU.
     """
     found = opened(group, backend=device.groups_by, timeout=timeout, make=device.make_group)
     native = device.driver.native

@@ -14,21 +14,21 @@ SOURCES = ("writes.cu", "enter.cu", "update.cu")
 
 
 def source(name: str) -> str:
-    """The text of a kernel file of this package, after what all of them share."""
+    """Return the text of a kernel file of this package, after the common part."""
     folder = files("hal_cuda") / "kernels"
     return "".join([(folder / part).read_text(encoding="utf-8") for part in ("bytes.cuh", name)])
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: ``HAL_CACHE``, else the user's cache folder."""
+    """Return the folder of compiled kernels: ``HAL_CACHE``, else in the user's cache folder."""
     base = os.environ.get("HAL_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "paddle-hal" / "cuda"
 
 
 def cubin(name: str, arch: str) -> bytes:
-    """The machine code of a kernel file for ``arch`` ("sm_90"), from the cache or newly compiled.
+    """Return the machine code of a kernel file for ``arch`` ("sm_90"), from the cache or newly compiled.
 
-    A file that cannot be kept is compiled again the next time. Raises :class:`Unavailable` without a compiler.
+    A file that cannot be stored is compiled again the next time. Raises :class:`Unavailable` without a compiler.
     """
     text = source(name)
     key = hashlib.sha256(f"{arch}|{_compiler()}|{text}".encode()).hexdigest()[:32]
@@ -52,14 +52,14 @@ def compile_source(text: str, arch: str) -> bytes:
     except (RuntimeError, ImportError, OSError) as error:
         raise Unavailable(
             f"NVRTC cannot compile for {arch}: {str(error).splitlines()[0]}",
-            cure="pip install './plugins/cuda[cu13]' (or [cu12]) in hal's checkout: an NVRTC that knows this chip",
+            cure="pip install './plugins/cuda[cu13]' (or [cu12]) in hal's checkout: an NVRTC that supports this chip",
             device="cuda",
         ) from error
     return bytes(made.code)
 
 
 def _compiler() -> str:
-    """Which compiler makes the code, as far as the file's name must tell."""
+    """Return the compiler's name and version, for the file's name."""
     from importlib.metadata import PackageNotFoundError, version
 
     names = []
@@ -79,4 +79,4 @@ def _keep(path: Path, code: bytes) -> None:
             file.write(code)
         os.replace(file.name, path)
     except OSError:
-        return  # a read-only or full disk costs a compilation each start, nothing else
+        return  # a read-only or full disk costs only a compilation at each start

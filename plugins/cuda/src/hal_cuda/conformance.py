@@ -1,7 +1,7 @@
-"""What the cuda device lends to the conformance kit: tensors of Paddle, torch or CuPy on the GPU, and ranks over NCCL.
+"""Support of the cuda device for the conformance kit: tensors of Paddle, torch or CuPy on the GPU, and ranks over NCCL.
 
-``HAL_CUDA_TENSORS`` names the library (paddle, torch, cupy); without it the first that is installed is used. Ranks need
-two GPUs, NCCL, and any build of Paddle, which joins the job.
+``HAL_CUDA_TENSORS`` names the library (paddle, torch, cupy); without it the first installed one is used. Ranks need two
+GPUs, NCCL, and any build of Paddle, which joins the job.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ STARTING = 100.0
 
 
 def tensors() -> str:
-    """The tensor library that is tested, or ""."""
+    """Return the tensor library to test, or ""."""
     chosen = os.environ.get("HAL_CUDA_TENSORS", "")
     return chosen or next((name for name in ("paddle", "torch", "cupy") if find_spec(name) is not None), "")
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs of this process, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    """Return the GPUs of this process, as named by ``CUDA_VISIBLE_DEVICES``."""
     count = gpu_count()
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(index) for index in range(count)] if named is None else named.split(",")[:count]
 
 
 def no_ranks(gpus: int) -> str:
-    """Why the kit cannot start several ranks here, or ""."""
+    """Return why the kit cannot start several ranks here, or ""."""
     if installed_paddle() is None:
         return "ranks join the job through Paddle, and paddle is not installed"
     if gpus < 2:
@@ -55,7 +55,7 @@ def no_ranks(gpus: int) -> str:
 
 
 class CudaSupport(Support):
-    """Tensors with the strides of the array they are made of, as far as the library has them."""
+    """Tensors with the strides of their source array, as far as the library supports them."""
 
     # The kit slices tensors as NumPy would. torch has no views with negative steps, Paddle 2.6 refuses empty slices;
     # their tensors are tested whole and by hal's own views in plugins/cuda/tests.
@@ -68,25 +68,24 @@ class CudaSupport(Support):
         self.whole_group = self.ranks and len(self._gpus) >= SIZE
 
     def why_not(self, need: str) -> str:
-        """Why there are no ranks."""
+        """Return why there are no ranks."""
         return self._no_ranks if need == "several_ranks" else ""
 
     def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
-        """A GPU of its own for each rank of a group, which is the first that its process sees; it opens that one.
+        """Give each rank of a group its own GPU, as the first one visible to its process, which opens it.
 
-        The others stay visible, so that NCCL can look at them. The four ranks of the kit share two GPUs where there are
-        no more, which NCCL allows to ranks of different groups only: so they join the job over gloo.
+        The other GPUs stay visible, so that NCCL can inspect them. If there are only two GPUs, the kit's four ranks
+        share them, which NCCL allows only to ranks of different groups: so they join the job over gloo.
         """
         at = rank % len(self._gpus)
         own = ",".join(self._gpus[at:] + self._gpus[:at])
         return gloo(rank, endpoints) | {"CUDA_VISIBLE_DEVICES": own, "FLAGS_selected_gpus": "0"}
 
     def join(self, groups: Sequence[Sequence[int]], timeout: float, epoch: str) -> None:
-        """Join the job and open the device once, in whatever time it takes; open all groups over NCCL, anew where one
-        was lost.
+        """Join the job and open the device once, without a time limit; open all groups over NCCL, lost ones again.
 
-        The first opening in a process imports, compiles and makes a context, in seconds that differ from rank to rank.
-        A test would begin with it, and the rank that is ready first would take the others for lost after ``timeout``.
+        The first opening in a process imports, compiles and creates a context, in seconds that differ from rank to
+        rank. In a test, the first rank would count the other ones as lost after ``timeout``.
         """
         from hal_core.devices import join_world, open_groups
 
@@ -98,16 +97,16 @@ class CudaSupport(Support):
             device.close()
 
     def opened(self) -> CudaDevice:
-        """The device on which groups are opened."""
+        """Return the device on which groups are opened."""
         return CudaPlugin.open(0, {})
 
     def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> object:
-        """A tensor on the device's GPU."""
+        """Return a tensor on the device's GPU."""
         made = getattr(self, f"_{tensors()}")
         return made(device, values)
 
     def values_of(self, device: Device, tensor: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 (the library's)
-        """The values, read in the library's own way."""
+        """Return the values, read in the library's own way."""
         if hasattr(tensor, "get"):
             return np.array(tensor.get())
         return np.array(tensor.numpy() if hasattr(tensor, "place") else tensor.cpu().numpy())

@@ -1,4 +1,4 @@
-"""Opening a GPU: its primary context, which is every framework's, and the facts that are asked once."""
+"""Opening of a GPU: its primary context, shared with every framework, and facts that are queried once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .driver import Driver
 
 @dataclass(frozen=True, slots=True)
 class Options(RingOptions):
-    """What ``open`` takes: those of the ring of pinned memory; bytes of pinned memory for admitted requests that wait
-    for a slot, at most (0: none); the framework's stream, or its handle, which it is here."""
+    """Options of ``open``: those of the ring of pinned memory; most bytes of pinned memory for admitted requests that
+    wait for a slot (0: none); the framework's stream, or its handle, which is stored here."""
 
     admission_limit: int = 64 << 20
     stream: int | None = None
@@ -32,7 +32,7 @@ class Options(RingOptions):
 
 
 def _handle(stream: Any) -> int:  # noqa: ANN401 (a framework's)
-    """Of an object with ``__cuda_stream__``, torch's or Paddle's stream, or a handle itself."""
+    """Return the handle of an object with ``__cuda_stream__``, a torch or Paddle stream, or a handle itself."""
     protocol = getattr(stream, "__cuda_stream__", None)
     handle = protocol()[1] if callable(protocol) and not isinstance(stream, type) else stream
     handle = getattr(handle, "cuda_stream", handle)
@@ -63,7 +63,7 @@ class Context:
         if not 0 <= index < count:
             raise InvalidValue(
                 f"index {index}, there are {count} GPUs",
-                cure=f"give 0 to {count - 1}; CUDA_VISIBLE_DEVICES hides others",
+                cure=f"give 0 to {count - 1}; CUDA_VISIBLE_DEVICES hides the other GPUs",
                 device="cuda",
                 argument="index",
             )
@@ -82,7 +82,7 @@ class Context:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Make the context current for a while, for threads in which another one, or none, may be."""
+        """Make the context current for a while, for threads with another current context or none."""
         driver = self.driver
         driver.ok(driver.api.cuCtxPushCurrent(self.handle), "cuCtxPushCurrent")
         try:
@@ -91,9 +91,9 @@ class Context:
             driver.ok(driver.api.cuCtxPopCurrent(), "cuCtxPopCurrent")
 
     def make_pool(self) -> Any:  # noqa: ANN401 (a CUmemoryPool)
-        """A memory pool of our own on this GPU, which gives back to the system what is not used.
+        """Return hal's own memory pool on this GPU, which returns unused memory to the system.
 
-        Raises :class:`Unavailable` where the driver has none, as that of some virtual GPUs.
+        Raises :class:`Unavailable` if the driver has none, as that of some virtual GPUs.
         """
         driver, api = self.driver, self.driver.api
         properties = api.CUmemPoolProps()
@@ -107,7 +107,7 @@ class Context:
             raise Unavailable(str(error), cure=cure, device="cuda") from error
 
     def make_host_pool(self) -> Any:  # noqa: ANN401 (a CUmemoryPool)
-        """A pool of page-locked host memory that this GPU reads and writes; None where the driver has none."""
+        """Return a pool of page-locked host memory that this GPU reads and writes; None if the driver has none."""
         driver, api = self.driver, self.driver.api
         kind = getattr(api.CUmemLocationType, "CU_MEM_LOCATION_TYPE_HOST", None)
         if kind is None:
@@ -128,8 +128,8 @@ class Context:
         return made[0]
 
     def check_stream(self, handle: int) -> int:
-        """The handle; raises :class:`InvalidValue` for a stream of another context."""
-        if handle in (0, 1, 2):  # the default streams belong to whichever context is current
+        """Return the handle; raises :class:`InvalidValue` for a stream of another context."""
+        if handle in (0, 1, 2):  # the default streams belong to the current context
             return handle
         owner = self.driver.ok(self.driver.api.cuStreamGetCtx(handle), "cuStreamGetCtx")
         if int(owner) != int(self.handle):
@@ -142,5 +142,5 @@ class Context:
         return handle
 
     def close(self) -> None:
-        """Give the context back."""
+        """Release the context."""
         self.driver.api.cuDevicePrimaryCtxRelease(self.device)

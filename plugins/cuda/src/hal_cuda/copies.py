@@ -1,8 +1,8 @@
-"""Copies out of one part, as of an output or a broadcast's header: a short one is written by a kernel, on its stream.
+"""Copies out of one part, as of an output or a broadcast's header: a short one is made by a kernel, on its stream.
 
-What the next step writes where the copy reads has to wait for it. Where the copy engine does it, beside the stream,
-that takes 14 us between two steps that overlap; a kernel in order with the step's own work takes 3 to 4, and the host
-has one launch and one event to ask for, no second stream and no wait (docs/evidence/gap.md).
+The next step's writes to the copied bytes must wait for the copy. With the copy engine, beside the stream, that takes
+14 us between two overlapping steps. A kernel in order with the step's own work takes 3 to 4, and the host needs one
+launch and one event, without a second stream or a wait (docs/evidence/gap.md).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from .native import Native
 
 BY_KERNEL = 64 << 10
-"""Bytes; up to so many are written by a kernel, 64 KB in 6 us on an H200: less than the copy engine takes to begin. A
-longer copy would hold up the stream's own work for what the engine does beside it."""
+"""Bytes; up to this size a kernel makes the copy, 64 KB in 6 us on an H200: less than the copy engine takes to begin. A
+longer copy would delay the stream's own work, while the engine works beside it."""
 WORD = 16
 """Bytes that a thread writes at once."""
 
 
 class Copies:
-    """Copies for one device, on the Python path. ``longest``: bytes of what it takes."""
+    """Copies for one device, on the Python path. ``longest``: most bytes of a copy."""
 
     longest = BY_KERNEL
 
@@ -54,10 +54,10 @@ class Copies:
 
 
 class NativeCopies(Copies):
-    """The same on the native path, each in one call; of any length, as one call is less than the base's few.
+    """The same on the native path, each in one call; of any length, as one call takes less than the base's several.
 
-    One event orders all long ones after their streams' work: a stream that was made to wait for it keeps the record
-    that it met. Written out, as every call of Python's here is a fortieth of an output.
+    One event orders all long ones after their streams' work: a stream that waits for it keeps the record it met.
+    Written out, as every Python call here is a fortieth of an output.
     """
 
     longest = 1 << 63
@@ -87,7 +87,7 @@ class NativeCopies(Copies):
             else:
                 self._copy(lease.block.address, after.raw, copies.raw, self._before.raw, event.raw, (begin, nbytes))
         except BaseException:
-            if not self._captures(copies.raw):  # else it was refused, and nothing is under way
+            if not self._captures(copies.raw):  # otherwise it was refused, and no work is in flight
                 event = lease.event = device.mark(copies)
                 device.reads.note(begin, begin + nbytes, event)
             raise
@@ -99,5 +99,5 @@ class NativeCopies(Copies):
 
 
 def blocks_for(nbytes: int) -> int:
-    """Of threads, each of which writes once, or a few times where the bytes lie across words."""
+    """Return the blocks of threads, each of which writes once, or a few times if the bytes are not aligned to words."""
     return -(-nbytes // (THREADS * WORD))

@@ -1,7 +1,7 @@
-"""The CUDA driver's calls, checked: an error says which call failed, what the driver calls it, and the cure.
+"""The CUDA driver's calls, checked: an error names the failed call, the driver's name for it, and the cure.
 
-The bindings moved between CUDA 12 and 13 (``from cuda import cuda`` to ``cuda.bindings.driver``); both are handled here
-and nowhere else.
+The bindings moved between CUDA 12 and 13 (``from cuda import cuda`` to ``cuda.bindings.driver``); only this module
+handles both.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ STICKY = {
     *("CUDA_ERROR_INVALID_ADDRESS_SPACE", "CUDA_ERROR_INVALID_PC", "CUDA_ERROR_LAUNCH_FAILED"),
     *("CUDA_ERROR_TENSOR_MEMORY_LEAK", "CUDA_ERROR_MPS_CLIENT_TERMINATED", "CUDA_ERROR_EXTERNAL_DEVICE"),
 }
-"""Errors that spoil the context: every later call fails until the process is started anew. The driver's description
-(CUresult, CUDA 13) says of them that the process must be terminated and relaunched, or the hardware is at fault."""
+"""Errors that corrupt the context: every later call fails until the process is restarted. According to the driver's
+description (CUresult, CUDA 13) the process must be terminated and relaunched, or the hardware is at fault."""
 
 
 CAPTURED_STREAM = -1
@@ -37,7 +37,7 @@ CAPTURED_STREAM = -1
 
 
 def captured(stream: int) -> InvalidValue:
-    """The error for a stream whose work goes into a graph."""
+    """Return the error for a stream whose work goes into a graph."""
     return InvalidValue(
         f"stream {stream:#x} is being captured into a graph, which this call cannot be a part of",
         cure="call it before the capture or after the graph's launch",
@@ -50,7 +50,7 @@ class CudaError(HalError, RuntimeError):
 
 
 def load_bindings() -> Any:  # noqa: ANN401 (a module whose place depends on the version)
-    """The driver's bindings, from where this version of ``cuda-bindings`` has them."""
+    """Return the driver's bindings, from their place in this version of ``cuda-bindings``."""
     for name in ("cuda.bindings.driver", "cuda.cuda"):
         try:
             return import_module(name)
@@ -63,7 +63,7 @@ def load_bindings() -> Any:  # noqa: ANN401 (a module whose place depends on the
 
 class InContext:
     """The bindings' calls, each with ``context`` current: they may come from any thread, in which another context or
-    none is current. What was current before is so again afterwards."""
+    none is current. The former current context is restored afterwards."""
 
     def __init__(self, api: Any) -> None:  # noqa: ANN401 (the bindings, or a stand-in)
         self._api = api
@@ -87,16 +87,16 @@ class InContext:
 
 
 def _nobody_waits() -> None:
-    """Until a device is opened there is nothing in flight."""
+    """Do nothing: before a device is opened no work is in flight."""
 
 
 class Driver:
-    """The bindings with their results checked. ``ok(call, name)`` returns what the call gave besides its status.
-    ``on`` has the same calls, made in the device's context (:meth:`use`). ``when_full``: a weak reference
-    to what waits for room: native code holds this object, and must not hold a device.
+    """The bindings with their results checked. ``ok(call, name)`` returns the call's result without its status.
 
-    ``native``: the native part over the same driver, or None on the Python path, for the reason ``why_python``.
-    After a sticky error every later call says so and how to recover.
+    ``on`` has the same calls, made in the device's context (:meth:`use`). ``when_full``: a weak reference to the
+    function that waits for room, as native code holds this object and must not hold a device. ``native``: the native
+    part over the same driver, or None on the Python path, for the reason ``why_python``. After a sticky error every
+    later call raises it with the way to recover.
     """
 
     def __init__(
@@ -120,9 +120,9 @@ class Driver:
 
     @contextmanager
     def beside_captures(self) -> Iterator[None]:
-        """For calls that another thread's graph capture forbids and is spoilt by (memory, modules, looks at events and
-        streams), unless this thread says that it knows: its capture mode is relaxed meanwhile."""
-        if self.native is not None:  # the bindings would give up the interpreter's lock twice around a wait
+        """Relax this thread's capture mode, for calls that another thread's graph capture forbids and that would
+        invalidate it (memory, modules, queries of events and streams)."""
+        if self.native is not None:  # the bindings would release the GIL twice around a wait
             mode = self.native.calls.exchange(int(self._relaxed))
             try:
                 yield
@@ -138,34 +138,34 @@ class Driver:
                 exchange(before)
 
     def ok(self, result: tuple[Any, ...], call: str) -> Any:  # noqa: ANN401 (what the call returns)
-        """The value of a successful call; raises :class:`CudaError`, or :class:`OutOfMemory`, for another."""
+        """Return the value of a successful call; raises :class:`CudaError`, or :class:`OutOfMemory`, for another."""
         if result[0] is not self.success and result[0] != self.success:
             self._raise(result[0], call)
         return result[1] if len(result) > 1 else None
 
     def check_sound(self) -> None:
-        """Raise when the context was spoilt by an earlier error."""
+        """Raise if an earlier error corrupted the context."""
         if self.broken:
             raise DeviceClosed(
                 f"the CUDA context is spoilt by an earlier error: {self.broken}",
-                cure="start the process anew; run it under compute-sanitizer to find the kernel at fault",
+                cure="restart the process; run it under compute-sanitizer to find the faulty kernel",
                 device="cuda",
             )
 
     def use(self, context: int) -> None:
-        """Have calls made in this context from now on, from whichever thread."""
+        """Make later calls in this context, from any thread."""
         self.on.context = context
         if self.native is not None:
             self.native.calls.context(context)
 
     def full(self, stream: int, event: Any) -> None:  # noqa: ANN401 (a CUevent)
-        """Have the device wait for an event of a stream whose launch queue may be full."""
+        """Make the device wait for an event of a stream whose launch queue may be full."""
         wait = self.when_full()
         if wait is not None:
             wait(stream, event)
 
     def _failed(self, status: int, call: str) -> None:
-        """Raise what a native call met."""
+        """Raise the error of a native call."""
         if status == CAPTURED_STREAM:
             raise captured(int(call))
         self._raise(self.api.CUresult(status), call)
@@ -183,6 +183,6 @@ class Driver:
         if name in STICKY:
             self.broken = self.broken or text
             raise CudaError(
-                text, cure="the context is spoilt; start the process anew, under compute-sanitizer", device="cuda"
+                text, cure="the context is corrupted; restart the process, under compute-sanitizer", device="cuda"
             )
         raise CudaError(text, cure="see the CUDA driver API's description of this error", device="cuda")

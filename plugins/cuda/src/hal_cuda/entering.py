@@ -1,7 +1,8 @@
-"""New requests into slots by one small entry each: their bytes were staged at admission, the kernel does the rest.
+"""Insertion of new requests by one small entry each: their bytes were staged at admission, and the kernel does the
+rest.
 
-This is ``insert_tasks`` for batches of new requests alone, the common case and the one that counts: of each request the
-host writes 128 bytes and its block ids, whatever the length of the prompt. One upload and one launch a batch.
+This is ``insert_tasks`` for batches of only new requests, the common and critical case. For each request the host
+writes 128 bytes and its block ids, whatever the length of the prompt. One upload and one launch a batch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 ROWS = len(ROW_FIELDS)
-"""Columns of two numbers, ``Lengths`` of kernels/enter.cu: below, what the host table says; above, the request's."""
+"""Columns of two numbers, ``Lengths`` of kernels/enter.cu: the lower from the host table; the upper the request's."""
 SOURCE = 8
 """Column of the entries' matrix, after that row."""
 NO_HAND_OFF = (-1, 0)
@@ -59,12 +60,12 @@ class Entering:
         self._known[state] = params.tobytes()
 
     def params_of(self, state: SlotState) -> bytes:
-        """A state's parameters of the kernel."""
+        """Return a state's parameters of the kernel."""
         return self._known[state]
 
     def submit(self, state: SlotState, tasks: TaskBatch, stream: AsyncStream) -> Ticket | None:
-        """Put the batch into its slots; None, with nothing done, where there are others than new requests, one is not
-        staged, or it does not fit."""
+        """Insert the batch into its slots. Return None without any effect if it has other tasks than new requests, one
+        is not staged, or it does not fit."""
         if not tasks.all_prefill:
             return None
         self._device.check_stream(stream)
@@ -72,10 +73,12 @@ class Entering:
         few = n <= FEW
         fill: Any = _fill_few if few else _fill
         admissions, nbytes = device.admissions, n * ENTRY.size + 4 * sum(tasks.plain["block_counts"])
-        if not admissions.has(tasks.requests[-1]):  # staged last, so the first to have found no room
+        if not admissions.has(tasks.requests[-1]):  # staged last, so the first without room
             return None
-        span = None if admissions.fits(nbytes) else self._span(nbytes)  # before the lock: a full ring is waited for
-        with admissions.lock:  # until the chunks are fenced: no thread that admits may give them other contents
+        span = (
+            None if admissions.fits(nbytes) else self._span(nbytes)
+        )  # before the lock, as it may wait for a full ring
+        with admissions.lock:  # until the chunks are fenced: admitting threads must not overwrite them
             place = admissions.tail(nbytes) if span is None else None
             found: Any  # a list for a few requests, an array for many
             if few:
@@ -97,18 +100,18 @@ class Entering:
                 self._launch(state, n, longest, entries, stream)
             finally:
                 event = device.mark(stream)
-                for one in admissions.chunks:  # few; which of them the batch is in would cost more to find out
+                for one in admissions.chunks:  # few; finding the batch's own chunks would cost more
                     one.fences[event.stream_key] = event
                 if span is not None:
                     device.staging.fence(span, event)
         return device.ticket_type(event)
 
     def close(self) -> None:
-        """Let the last upload's event go, before the device's events are given back."""
+        """Release the last upload's event, before the device's events are destroyed."""
         self._arrival = None
 
     def _span(self, nbytes: int) -> Span | None:
-        """Room for entries in the ring, whose pinned memory the kernel reads; None beyond the ring's limit."""
+        """Return room for entries in the ring, whose pinned memory the kernel reads; None beyond the ring's limit."""
         ring = self._device.staging
         return ring.take(nbytes) if nbytes <= ring.limit else None
 
@@ -122,10 +125,10 @@ class Entering:
         device.primitives.count("launches")
 
     def _upload(self, chunk: Chunk | None, entries: Bytes) -> None:
-        """Copy what a chunk has gained to the device, on a stream of their own: ``chunk``, which holds the entries, or
-        else the one that has gained most.
+        """Copy a chunk's new bytes to the device, on a separate stream: those of ``chunk``, which holds the entries, or
+        else of the chunk with the most.
 
-        That another chunk has new bytes is rare: of that one the kernel reads the pinned memory.
+        If another chunk also has new bytes, which is rare, the kernel reads its pinned memory.
         """
         device = self._device
         dirty = [one for one in device.admissions.chunks if one.used > one.uploaded]
@@ -144,14 +147,14 @@ class Entering:
 
 
 def _read_in_place(chunk: Chunk, entries: Bytes) -> None:
-    """Let the entries whose requests are in this chunk, beyond what was uploaded, name its pinned memory."""
+    """Point the entries of requests in this chunk, beyond its uploaded part, at its pinned memory."""
     sources = entries.view(np.int64).reshape(-1, ENTRY.size // 8)[:, SOURCE]
     mirror = chunk.block.mirror
     sources[(sources >= mirror + chunk.uploaded) & (sources < mirror + chunk.used)] += chunk.block.address - mirror
 
 
 def _fill(state: SlotState, tasks: TaskBatch, addresses: Int64s, buffer: Bytes) -> int:
-    """Write entries and block ids; the longest token row, in elements, that is written or reset."""
+    """Write entries and block ids; return the longest token row, in elements, that is written or reset."""
     n, counts, blocks = len(tasks), tasks.plain["block_counts"], tasks.blocks.view(np.uint8)
     entries = buffer[: n * ENTRY.size].view(np.int64).reshape(n, -1)
     entries[:, :SOURCE] = written = state.host_table.table[tasks.slots]
@@ -168,7 +171,7 @@ def _fill(state: SlotState, tasks: TaskBatch, addresses: Int64s, buffer: Bytes) 
 
 
 def _fill_few(state: SlotState, tasks: TaskBatch, addresses: list[int], buffer: Bytes) -> int:
-    """The same for a few requests, without NumPy calls whose cost is all overhead.
+    """Do the same for a few requests, without NumPy calls that would be all overhead.
 
     Without it and ``Admissions.find_few`` the host's part of an insertion of 1 request takes 85 % longer, of 8 requests
     28 % (``python benchmarks/few.py stand-in``, medians of 800 in turn, 2026-11-22).

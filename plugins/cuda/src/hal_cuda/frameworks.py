@@ -1,4 +1,4 @@
-"""The current stream of whichever framework is in the process; none is imported here."""
+"""The current stream of the framework in the process, without importing one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 
 
 def current_stream(index: int) -> tuple[int, str]:
-    """``(handle, framework)`` of the stream on which the framework computes now; (0, "") where none is loaded.
+    """Return ``(handle, framework)`` of the stream on which the framework computes now; (0, "") if none is loaded.
 
-    Paddle first: it is the framework that hal's own worker uses. Handle 0 is CUDA's default stream.
+    Paddle first, as hal's own worker uses it. Handle 0 is CUDA's default stream.
     """
     paddle = sys.modules.get("paddle")
     if paddle is not None and paddle.is_compiled_with_cuda():

@@ -1,4 +1,4 @@
-"""Launching kernels with little host time: each kernel keeps its parameters in one block that is filled in place."""
+"""Kernel launches with little host time: each kernel keeps its parameters in one block that is filled in place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .structs import COPY_OUT, ENTER, ENTER_FEW, FILL, HOLD, PLAN, SMALL, STRIDE
 
 
 class Kernel:
-    """One kernel. ``params`` is a structured NumPy record that lies where the driver reads the parameters.
+    """One kernel. ``params`` is a structured NumPy record from which the driver reads the parameters.
 
     For native calls: ``function``, its handle as a number, and ``at``, the address of the parameters' addresses.
     """
@@ -36,7 +36,7 @@ class Kernel:
 
     @staticmethod
     def _parameter_offsets(params: np.dtype[np.void]) -> list[int]:
-        """Where each parameter begins: fields are parameters, except in a struct, which is one."""
+        """Return each parameter's offset: fields are parameters, except in a struct, which is one."""
         assert params.fields is not None
         if params.metadata and params.metadata.get("struct"):
             return [0]
@@ -47,16 +47,17 @@ class Kernel:
         self._format.pack_into(self.buffer, 0, *values)
 
     def load(self, params: bytes) -> None:
-        """Take all parameters as bytes; ``buffer`` is where they are, for those that differ from launch to launch."""
+        """Set all parameters from bytes; ``buffer`` holds them, for those that differ from launch to launch."""
         self.buffer[:] = params
 
     def capture(self, blocks: int, threads: int, stream: int) -> None:
-        """Launch into the graph that ``stream`` is captured into: it is in no queue, so it is not counted in flight."""
+        """Launch into the graph that ``stream`` is captured into. It is in no queue, so it does not count as in
+        flight."""
         call = self._driver.on.cuLaunchKernel(self._function, blocks, 1, 1, threads, 1, 1, 0, stream, self.at, 0)
         self._driver.ok(call, f"capturing {self.name}")
 
     def launch(self, blocks: int, threads: int, stream: int, rows: int = 1) -> None:
-        """Launch ``blocks`` times ``rows`` blocks, with the parameters as they are now; the driver copies them."""
+        """Launch ``blocks`` times ``rows`` blocks with the current parameters, which the driver copies."""
         if self._run is not None:
             self._run(0, 0, 0, 0, 0, stream, self.function, blocks, rows, threads, self.at, 0)
             return
@@ -65,7 +66,7 @@ class Kernel:
 
 
 def _native(params: np.dtype[np.void]) -> Struct:
-    """The layout of plain fields for the ``struct`` module, which fills them all in one call."""
+    """Return the layout of plain fields for the ``struct`` module, which fills them all in one call."""
     codes = {"u8": "Q", "u4": "I", "i8": "q", "i4": "i"}
     assert params.fields is not None
     plain = [codes.get(entry[0].str[1:], "") for entry in params.fields.values()]
@@ -91,7 +92,7 @@ class Kernels:
         self.steps, self.driver = steps, driver
 
     def unload(self) -> None:
-        """Give the modules back; no kernel runs."""
+        """Unload the modules; no kernel may run."""
         with self.driver.beside_captures():
             for module in self._modules:
                 self.driver.api.cuModuleUnload(module)

@@ -12,20 +12,20 @@ from .driver import Driver
 PORTABLE = 1
 """``CU_MEMHOSTALLOC_PORTABLE``: page-locked for every context."""
 LARGE = 8 << 20
-"""Bytes of page-locked blocks that come from a pool on the host, where the driver has one."""
+"""Bytes of page-locked blocks that come from a pool on the host, if the driver has one."""
 NON_BLOCKING = 1
-"""``CU_STREAM_NON_BLOCKING``: of a stream that does not wait for CUDA's default stream."""
+"""``CU_STREAM_NON_BLOCKING``: a stream that does not wait for CUDA's default stream."""
 
 
 class GpuMemory:
-    """Device memory of a pool, and page-locked host memory, which is kept and used again. Neither waits for work.
+    """Device memory of a pool, and page-locked host memory, which is kept and reused. Neither waits for work.
 
-    ``cuMemFree`` and ``cuMemFreeHost`` wait for the whole GPU, and what outlived its device is freed by whoever drops
-    the last array, which may be the collector in the middle of a hook of another device. So all devices of a GPU share
-    it: the pool and the context stay until the last device is closed and nothing is out any more, host memory until the
-    last device is closed, or longer where arrays hold it. Large blocks come from a pool on the host, which takes them
-    back without waiting: 256 MB in 0.03 ms, where ``cuMemFreeHost`` held up every thread until a kernel had ended
-    (H100, driver 580).
+    ``cuMemFree`` and ``cuMemFreeHost`` wait for the whole GPU. Memory that outlives its device is freed when the last
+    array is dropped, perhaps by the garbage collector in a hook of another device. So all devices of a GPU share this
+    object: the pool and the context stay until the last device is closed and no memory is in use, host memory until the
+    last device is closed, or longer if arrays hold it. Large blocks come from a pool on the host, which takes them back
+    without waiting: 256 MB in 0.03 ms, where ``cuMemFreeHost`` blocked every thread until a kernel had ended (H100,
+    driver 580).
     """
 
     def __init__(self) -> None:
@@ -37,10 +37,10 @@ class GpuMemory:
         self._stream = 0
         self._out: set[int] = set()  # device memory
         self._locked: dict[int, int] = {}  # bytes of each page-locked block by its address
-        self._idle: dict[int, list[int]] = {}  # those that nobody uses, by their size
+        self._idle: dict[int, list[int]] = {}  # the unused ones, by their size
 
     def join(self, device: object, context: Context) -> None:
-        """One more device is open."""
+        """Register an open device."""
         if self._context is None:
             driver = context.driver
             with driver.beside_captures():
@@ -50,7 +50,7 @@ class GpuMemory:
         self._devices.add(device)
 
     def leave(self, device: object, driver: Driver) -> None:
-        """One less; behind the last what nobody uses is freed."""
+        """Unregister a device; after the last, free unused memory."""
         self._devices.discard(device)
         if not self._devices:
             for idle in self._idle.values():
@@ -59,7 +59,7 @@ class GpuMemory:
             self._end(driver)
 
     def allocate(self, nbytes: int, driver: Driver) -> int:
-        """Device memory. Waits for the pool's own stream, on which nothing but this is ever done."""
+        """Allocate device memory. Waits for the pool's own stream, which has no other work."""
         api = driver.on
         with driver.beside_captures():
             made = driver.ok(
@@ -70,7 +70,7 @@ class GpuMemory:
         return address
 
     def free(self, address: int, driver: Driver) -> None:
-        """Give device memory back to the pool."""
+        """Return device memory to the pool."""
         assert self._context is not None
         with self._context.entered(), driver.beside_captures():
             driver.api.cuMemFreeAsync(address, self._stream)
@@ -78,7 +78,7 @@ class GpuMemory:
         self._end(driver)
 
     def allocate_host(self, nbytes: int, driver: Driver) -> int:
-        """Page-locked memory: what was given back of this size, else new. From any thread."""
+        """Return page-locked memory: a released block of this size, else a new one. From any thread."""
         try:
             return self._idle[nbytes].pop()
         except (KeyError, IndexError):  # another thread may have taken the last one
@@ -99,14 +99,14 @@ class GpuMemory:
         return address
 
     def free_host(self, address: int, driver: Driver) -> None:
-        """Keep it for the next of its size; free it where no device is open, or where that does not wait. From any
+        """Keep it for the next allocation of its size; free it if no device is open, or if that does not wait. From any
         thread."""
         if address in self._pooled:
             self._pooled.discard(address)
             del self._locked[address]
             with driver.beside_captures():
                 driver.on.cuMemFreeAsync(address, self._stream)
-                driver.on.cuStreamSynchronize(self._stream)  # of nothing else: the pool then gives it to the system
+                driver.on.cuStreamSynchronize(self._stream)  # only for this: the pool then returns it to the system
             self._end(driver)
         elif self._devices:
             self._idle.setdefault(self._locked[address], []).append(address)
@@ -121,7 +121,7 @@ class GpuMemory:
             driver.api.cuMemFreeHost(address)
 
     def _end(self, driver: Driver) -> None:
-        """Give pool, stream and context back, when nobody needs them any more."""
+        """Release pool, stream and context once they are unused."""
         if self._devices or self._out or self._locked or self._context is None:
             return
         context, self._context = self._context, None
@@ -138,5 +138,5 @@ _gpus: defaultdict[int, GpuMemory] = defaultdict(GpuMemory)
 
 
 def memory_of(context: Context) -> GpuMemory:
-    """The memory of a context's GPU."""
+    """Return the memory of a context's GPU."""
     return _gpus[int(context.device)]

@@ -1,7 +1,7 @@
-"""Requests into slots on the native path: from the batch's columns to the event in one call (native/entering.c).
+"""Insertion on the native path: from the batch's columns to the event in one call (native/entering.c).
 
-Not new requests alone: hand-offs, pieces of prompts and more blocks come in the same batch with nearly every step, and
-go by the same call. A batch from which a request leaves goes by the general way.
+It covers not only new requests: hand-offs, pieces of prompts and more blocks come in the same batch with nearly every
+step, and use the same call. A batch with a leaving request uses the general path.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ if TYPE_CHECKING:
     from .native import Native
 
 Room = tuple[int, int, int]
-"""Where entries go: address on the host, address for the kernel, bytes."""
+"""Where entries are written: address on the host, address for the kernel, bytes."""
 NEAR = 64 << 10
-"""Bytes; so many new ones the kernel reads from pinned memory, without an upload. For one request of 1,024 tokens that
-saves the host 8 to 10 us, and takes the GPU 2.2 more (docs/evidence/native.md)."""
+"""Bytes; up to this many new ones are read by the kernel from pinned memory, without an upload. For one request of
+1,024 tokens that saves the host 8 to 10 us, and takes the GPU 2.2 more (docs/evidence/native.md)."""
 FEW = FEW_BYTES
-"""Bytes; beside them so many of entries and block ids come with the launch itself, so that the kernel reads them
-nowhere: 1 to 3 us of the GPU. 0: none do. Beside an upload they go with that, as such a launch takes 0.3 us longer."""
+"""Bytes; in addition, so many bytes of entries and block ids are part of the launch itself, so that the kernel reads
+them from no memory: 1 to 3 us of the GPU. 0: none. With an upload they are part of it, as such a launch takes 0.3 us
+longer."""
 TAIL: Room = (0, 0, 0)
-"""Behind the requests of the chunk that is being filled."""
+"""After the requests of the chunk that is being filled."""
 NOT_STAGED, ENTERED, UPLOADED, NO_ROOM, CAPTURED = range(5)
-"""What ``enter`` gives; all but the second and the third have done nothing. A captured stream is refused by the general
-way, which is tried next."""
+"""Results of ``enter``; all but the second and the third had no effect. The general path, tried next, refuses a
+captured stream."""
 
 
 class NativeEntering(Entering):
-    """Inserts batches of staged requests for one device; what it does is :class:`hal_cuda.entering.Entering`'s."""
+    """Inserts batches of staged requests for one device, as :class:`hal_cuda.entering.Entering` does."""
 
     def __init__(self, device: OnGpu, native: Native) -> None:
         super().__init__(device)
@@ -47,7 +48,8 @@ class NativeEntering(Entering):
         self._fixed = device.admissions.table, NEAR, self._uploads.raw, self._landed.raw, *functions
 
     def submit(self, state: SlotState, tasks: TaskBatch, stream: AsyncStream) -> Ticket | None:
-        """Put the batch into its slots; None, with nothing done, where a request is not staged or it does not fit."""
+        """Insert the batch into its slots. Return None without any effect if a request is not staged or it does not
+        fit."""
         twin = state.host_table.twin
         if type(twin) is not Book or not (tasks.all_new or tasks.more is not None):
             return super().submit(state, tasks, stream)
@@ -62,24 +64,24 @@ class NativeEntering(Entering):
         return device.ticket_type(event) if done in (ENTERED, UPLOADED) else None
 
     def close(self) -> None:
-        """Let the event of uploads go, too."""
+        """Release the event of uploads, too."""
         super().close()
         self._landed = None
 
     def _enter_batch(self, twin: Book, tasks: TaskBatch, room: Room, stream: AsyncStream, event: RecordedEvent) -> int:
-        """What ``enter`` gives; ``event`` is then behind the batch."""
+        """Return the result of ``enter``; ``event`` is then after the batch."""
         device, admissions, key = self._device, self._device.admissions, event.stream_key
-        with admissions.lock:  # until the chunks are fenced: no thread that admits may give them other contents
+        with admissions.lock:  # until the chunks are fenced: admitting threads must not overwrite them
             try:
                 fixed = twin.raw, twin.params, admissions.listed, *self._fixed
                 done: int = self._enter(*fixed, *room, stream.raw, event.raw, *tasks.native)
-            except BaseException:  # a part of it may be under way
+            except BaseException:  # a part of it may be in flight
                 for late in device.mark(stream), device.mark(self._uploads):
                     for one in admissions.chunks:
                         one.fences[late.stream_key] = late
                 raise
             if done in (ENTERED, UPLOADED):
-                for one in admissions.chunks:  # which of them the batch is in would cost more to find out
+                for one in admissions.chunks:  # finding the batch's own chunks would cost more
                     one.fences[key] = event
                 device.last[key] = event
                 counts = device._counts
@@ -89,7 +91,7 @@ class NativeEntering(Entering):
         return done
 
     def _from_ring(self, twin: Book, tasks: TaskBatch, stream: AsyncStream, event: RecordedEvent) -> int:
-        """The same where waiting requests have left the entries no room: the kernel reads them from the ring."""
+        """Do the same if waiting requests left no room for the entries: the kernel reads them from the ring."""
         device = self._device
         span = self._span(len(tasks) * ENTRY.size + len(tasks.block_bytes) + len(tasks.more or b""))
         if span is None:
@@ -98,7 +100,7 @@ class NativeEntering(Entering):
         try:
             done = self._enter_batch(twin, tasks, (span.address, span.address, span.nbytes), stream, event)
         except BaseException:
-            device.staging.fence(span, device.last[stream.stream_key])  # a part of it may be under way
+            device.staging.fence(span, device.last[stream.stream_key])  # a part of it may be in flight
             raise
         device.staging.fence(span, event) if done in (ENTERED, UPLOADED) else device.staging.drop(span)
         return done

@@ -1,4 +1,4 @@
-"""How values reach the GPU on the native path: by the same ways as in :mod:`hal_cuda.writing`, each in one call."""
+"""Writing of values on the native path: by the same methods as in :mod:`hal_cuda.writing`, each in one call."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class NativeWriter(Writer):
-    """Writes values for one device. The event behind the work is recorded in the same call, which also refuses a stream
-    that is being captured."""
+    """Writes values for one device. The event after the work is recorded in the same call, which also refuses a
+    captured stream."""
 
     def __init__(self, device: OnGpu, native: Native) -> None:
         super().__init__(device)
@@ -30,8 +30,8 @@ class NativeWriter(Writer):
         self._free = device.events.free
 
     def set_value(self, target: View, value: Value, stream: AsyncStream) -> Ticket:
-        """Write a converted value into a view. An element into bytes that lie together, most often a scalar into one
-        element, is written out here: each call of Python's on its way would cost a twentieth of it."""
+        """Write a converted value into a view. A single element into contiguous bytes, most often a scalar into one
+        element, is written out here, as each Python call would cost a twentieth of it."""
         device = self._device
         if device.reads.under_way:
             device.reads.order(target.memory, stream)
@@ -50,7 +50,7 @@ class NativeWriter(Writer):
         return self._any_value(target, value, stream)
 
     def small(self, address: int, data: memoryview, stream: AsyncStream) -> AsyncTicket:
-        """The same; a broadcast's header among them."""
+        """Do the same; also for a broadcast's header."""
         device, kernel = self._device, self._device.kernels.small
         buffer, nbytes = kernel.buffer, data.nbytes
         SMALL_HEAD.pack_into(buffer, 0, address, nbytes)
@@ -72,7 +72,7 @@ class NativeWriter(Writer):
         try:
             self._put(data, span.address, span.nbytes, address, stream.raw, event.raw)
         except BaseException:
-            device.staging.fence(span, device.mark(stream))  # the copy may be under way
+            device.staging.fence(span, device.mark(stream))  # the copy may be in flight
             raise
         device.staging.fence(span, event)
         device.last[stream.stream_key] = event

@@ -1,8 +1,8 @@
-"""NCCL itself: the library, found at run time, and one communicator of it for each group of this process.
+"""NCCL: the library, found at run time, and one communicator for each group of this process.
 
-No toolkit and no framework is needed for it: the library that the process has loaded is used, else that of the package
+It needs no toolkit and no framework. The library loaded by the process is used, else that of the package
 ``nvidia-nccl``, else the one on the library path; ``HAL_CUDA_NCCL`` names another. (The package comes before the path,
-because torch and Paddle want theirs, and a process has one library of a name.)
+because torch and Paddle need theirs, and a process has one library of a name.)
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ OLDEST = 21800
 UINT8 = 1
 ID_BYTES = 128
 CONNECTING = 60.0
-"""Seconds, at least, in which the ranks of a group must have found each other: NCCL's start alone takes some."""
+"""Least seconds in which the ranks of a group must have found each other: NCCL's start alone takes some."""
 ENDING = 5.0
-"""Seconds that NCCL may take to give a communicator up, or back, before one goes on without."""
+"""Seconds that NCCL may take to abort or destroy a communicator before the process continues without it."""
 UNDEFINED = -(1 << 31)
 
 
@@ -49,10 +49,11 @@ class Id(ctypes.Structure):
 
 
 class Config(ctypes.Structure):
-    """``ncclConfig_t`` as of NCCL 2.17; a later library takes what it lacks for undefined.
+    """``ncclConfig_t`` as of NCCL 2.17; a later library treats missing fields as undefined.
 
-    One channel is enough for what is sent, and leaves the worker the memory of all others. The communicator blocks: of
-    one that does not, some versions start a thread for each collective, and it may be late on the stream.
+    One channel is enough for these messages, and leaves the worker the memory of the other channels. The communicator
+    is blocking: for a non-blocking one, some versions start a thread for each collective, which may be late on the
+    stream.
     """
 
     _fields_ = [
@@ -68,12 +69,12 @@ class Config(ctypes.Structure):
 
     @classmethod
     def made(cls) -> Config:
-        """One that blocks, with one channel."""
+        """Return the configuration of a blocking communicator with one channel."""
         return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 21700, 1, UNDEFINED, 1, 1, None)
 
 
 class Library:
-    """NCCL's functions. ``version`` as NCCL counts (22809), ``path`` where it was found."""
+    """NCCL's functions. ``version`` in NCCL's numbering (22809), ``path`` of the library."""
 
     def __init__(self, loaded: ctypes.CDLL, path: str) -> None:
         self.path, self.version = path, 0
@@ -85,12 +86,12 @@ class Library:
                 loaded.ncclCommAbort,
                 loaded.ncclCommDestroy,
             )
-            # with the interpreter's lock kept: it only looks, and nobody frees the communicator meanwhile
+            # without releasing the GIL: it is only a query, and the communicator is not freed meanwhile
             self.async_error = ctypes.PyDLL(None, handle=loaded._handle).ncclCommGetAsyncError
             self._text, self._last = loaded.ncclGetErrorString, loaded.ncclGetLastError
             loaded.ncclGetVersion(ctypes.byref(number))
         except AttributeError as error:
-            raise Unavailable(f"{path} is no NCCL of today: {error}", cure=CURE, device="cuda") from error
+            raise Unavailable(f"{path} is not a supported NCCL: {error}", cure=CURE, device="cuda") from error
         self.version = number.value
         if self.version < OLDEST:
             raise Unavailable(f"NCCL {self.told} ({path}) is older than 2.18", cure=CURE, device="cuda")
@@ -102,11 +103,11 @@ class Library:
 
     @property
     def told(self) -> str:
-        """The version in words."""
+        """The version as text."""
         return f"{self.version // 10000}.{self.version // 100 % 100}.{self.version % 100}"
 
     def address(self, name: str) -> int:
-        """Of a function, for native calls."""
+        """Return a function's address, for native calls."""
         return int(ctypes.cast(getattr(self, name), ctypes.c_void_p).value or 0)
 
     def check(self, status: int, call: str) -> None:
@@ -114,23 +115,23 @@ class Library:
         if status:
             text, last = self._text(status) or b"", self._last(None) or b""
             said = ": ".join(filter(None, (text.decode(errors="replace"), last.decode(errors="replace").strip())))
-            raise NcclError(f"{call}: {said}", cure="NCCL_DEBUG=INFO says what NCCL does", device="cuda")
+            raise NcclError(f"{call}: {said}", cure="NCCL_DEBUG=INFO shows what NCCL does", device="cuda")
 
     def new_id(self) -> bytes:
-        """What the ranks of a new communicator find each other by."""
+        """Return the id by which the ranks of a new communicator find each other."""
         made = Id()
         self.check(self._get_id(ctypes.byref(made)), "ncclGetUniqueId")
         return bytes(made)
 
     def init(self, handle: ctypes.c_void_p, ident: bytes, size: int, place: int) -> None:
-        """Make this rank's communicator, on the GPU whose context is current; waits for the others."""
+        """Create this rank's communicator, on the GPU whose context is current; waits for the other ranks."""
         config = Config.made()
         status = self._init(ctypes.byref(handle), size, Id.from_buffer_copy(ident), place, ctypes.byref(config))
         self.check(status, "ncclCommInitRankConfig")
 
 
 def _places() -> list[str]:
-    """Where the library may be, in the order in which it is looked for."""
+    """Return the candidate places of the library, in search order."""
     if named := os.environ.get(VARIABLE):
         return [named]
     packages = [Path(folder or ".") / "nvidia/nccl/lib" / NAME for folder in sys.path]
@@ -139,12 +140,12 @@ def _places() -> list[str]:
 
 @cache
 def library() -> Library:
-    """NCCL, loaded. Raises :class:`Unavailable` where there is none."""
+    """Return the loaded NCCL. Raises :class:`Unavailable` if there is none."""
     if not os.environ.get(VARIABLE):
         try:
             return Library(ctypes.CDLL(NAME, mode=os.RTLD_NOLOAD), f"{NAME}, loaded before")
         except OSError:
-            pass  # nobody has loaded it yet
+            pass  # not loaded yet
     why = ""
     for place in _places():
         try:
@@ -155,7 +156,7 @@ def library() -> Library:
 
 
 def described() -> str:
-    """Which NCCL there is, or that there is none, in a few words."""
+    """Return a short description of the NCCL found, or that there is none."""
     try:
         found = library()
     except Unavailable as error:
@@ -164,9 +165,10 @@ def described() -> str:
 
 
 class Comm:
-    """One rank's part in a group: made with all its ranks, kept for the process, given up by the watchdog.
+    """One rank's part in a group: created with all its ranks, kept for the process, aborted by the watchdog.
 
-    ``index``: the GPU. ``lock``: held around each call that uses ``handle``, which is 0 once it was given up or back.
+    ``index``: the GPU. ``lock``: held around each call that uses ``handle``, which is 0 once it was aborted or
+    destroyed.
     """
 
     def __init__(self, found: Library, index: int, ranks: Sequence[int]) -> None:
@@ -178,15 +180,15 @@ class Comm:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing waits for the group any more, on the device neither."""
+        """Whether no work waits for the group any more, on the host or the device."""
         return self._ended.is_set()
 
     @property
     def settled(self) -> bool:
-        """Of a group that is given up: whether NCCL has ended what waits, or takes longer than it may.
+        """For an aborted group: whether NCCL has ended the waiting work, or its time for that is over.
 
-        Before that nobody hears of the loss. Whoever heard of it could wait for the stream with the interpreter's lock
-        kept, as Paddle does when it makes a tensor, and the thread that lets the stream go on could not run.
+        The loss is not reported before that. A caller that got the error could wait for the stream while holding the
+        GIL, as Paddle does when it makes a tensor, and the thread that ends the stream's work could not run.
         """
         return self._ended.is_set() or 0.0 < self._until < monotonic()
 
@@ -195,10 +197,11 @@ class Comm:
         poll(lambda: self.settled, ENDING)
 
     def connect(self, device: OnGpu, ident: bytes, place: int, timeout: float) -> None:
-        """Make the communicator, and the first collective: NCCL connects the ranks only then. All are here now.
+        """Create the communicator, and run the first collective: NCCL connects the ranks only then, while all are
+        present.
 
-        NCCL waits for a rank that does not come without end. So a thread makes the calls; after ``timeout`` seconds
-        :class:`GroupLost` is raised, and the thread stays behind.
+        NCCL waits without end for a missing rank. So a thread makes the calls. After ``timeout`` seconds
+        :class:`GroupLost` is raised, and the thread remains.
         """
         deadline, met = monotonic() + timeout, []
         made, memory, stream = ctypes.c_void_p(), device.primitives.allocate(ID_BYTES), device.stream()
@@ -218,22 +221,22 @@ class Comm:
         if met:
             self.abort()
             why = f"{self.ranks}: {met[0]}"
-            cure = "see what NCCL says with NCCL_DEBUG=INFO, and that each rank of the group has a GPU of its own"
+            cure = "check NCCL's output with NCCL_DEBUG=INFO, and that each rank of the group has its own GPU"
             raise GroupLost(f"the group {why}", cure=cure, device="cuda", argument="group") from met[0]
         if thread.is_alive() or not stream.record().wait(max(0.0, deadline - monotonic())):
             if not thread.is_alive():
                 self.abort()
             raise GroupLost(
                 f"the ranks of the group {self.ranks} did not find each other within {timeout:g} s",
-                cure="see what became of the others (NCCL_DEBUG=INFO says what NCCL does), and that each rank of the "
-                "group has a GPU of its own",
+                cure="check the other ranks (NCCL_DEBUG=INFO shows what NCCL does), and that each rank of the group "
+                "has its own GPU",
                 device="cuda",
                 argument="group",
             )
         device.primitives.free(memory)
 
     def broadcast(self, address: int, nbytes: int, source: int, stream: int) -> None:
-        """One broadcast in place on a stream, from a place in the group."""
+        """Queue one broadcast in place on a stream, from a rank's index in the group."""
         with self.lock:
             if not self.handle:
                 raise self.gone()
@@ -241,11 +244,11 @@ class Comm:
         self.library.check(status, "ncclBroadcast")
 
     def gone(self) -> NcclError:
-        """The error of a call without a communicator."""
+        """Return the error of a call without a communicator."""
         return NcclError("the communicator was given up", cure="open the group again", device="cuda")
 
     def failure(self) -> NcclError | None:
-        """What NCCL itself has met since, in its own threads; None also while another call has the communicator."""
+        """Return an error of NCCL's own threads; None also while another call uses the communicator."""
         if not self.lock.acquire(blocking=False):
             return None
         try:
@@ -261,16 +264,18 @@ class Comm:
         return None
 
     def abort(self) -> None:
-        """End what waits in NCCL, on the device too, whose streams go on. By a thread: it may wait for the device."""
+        """End waiting work in NCCL and on the device, whose streams continue. By a thread, as it may wait for the
+        device."""
         self._end_by_thread(self.library.abort)
 
     def close(self) -> None:
-        """Give the communicator back; waits for that, but not for ever."""
+        """Destroy the communicator; wait for that, but not without end."""
         if self.handle and (thread := self._end_by_thread(self.library.destroy)):
             thread.join(ENDING)
 
     def _end_by_thread(self, call: Any) -> threading.Thread | None:  # noqa: ANN401 (a function of NCCL's)
-        """None at the end of the process, which gives everything back: Python 3.12 starts no thread any more."""
+        """Start a thread for the call. None at the end of the process, which releases everything: Python 3.12 starts no
+        thread then."""
         self._until = monotonic() + ENDING
         thread = threading.Thread(target=self._end, args=(call,), name="hal-nccl-end", daemon=True)
         try:
@@ -295,7 +300,7 @@ class Comm:
 
 
 def make_group(device: OnGpu, ranks: Sequence[int], me: int, share: Callable[[bytes], bytes], timeout: float) -> Comm:
-    """The communicator of a group, as all its members make it together (``hal_core``'s ``Maker``)."""
+    """Return the communicator of a group, created together with all its members (``hal_core``'s ``Maker``)."""
     found = library()
     comm = Comm(found, device.index, ranks)
     ident = share(found.new_id() if me == ranks[0] else bytes(ID_BYTES))

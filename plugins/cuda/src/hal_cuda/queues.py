@@ -1,4 +1,4 @@
-"""Work in flight on each stream, on the Python path: native/lanes.c counts it on the native one."""
+"""Work in flight on each stream, on the Python path; on the native one native/lanes.c counts it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 ROOM = 832
 """Copies and launches in flight on a stream until a caller waits with a deadline: ``ROOM`` of native/native.h."""
 CALL = 2
-"""Copies and launches before one event, at most."""
+"""Most copies and launches before one event."""
 APART = 64
-"""Of them between two marks."""
+"""Number of them between two marks."""
 
 
 class Queues:
-    """Counts by stream. Now and then an event is recorded: once it has passed, so has the work before it."""
+    """Counts by stream. An event is recorded now and then: once it has passed, so has the work before it."""
 
     def __init__(
         self, create: Callable[[], Any], record: Callable[[Any, int], None], passed: Callable[[Any], bool]
@@ -25,7 +25,7 @@ class Queues:
         self._free: list[Any] = []
 
     def add(self, stream: int, work: int = CALL) -> None:
-        """Count what was put on a stream."""
+        """Count work queued on a stream."""
         queue = self._streams.get(stream)
         if queue is None:
             queue = self._streams[stream] = _Queue()
@@ -38,7 +38,7 @@ class Queues:
             self._look(queue)
 
     def full(self, stream: int) -> Any:  # noqa: ANN401 (an event)
-        """The event to wait for before more is put on a stream; None where there is room."""
+        """Return the event to wait for before more work is queued on a stream; None if there is room."""
         queue = self._streams.get(stream)
         if queue is None or queue.issued - queue.passed < ROOM:
             return None
@@ -51,7 +51,7 @@ class Queues:
             self._free.append(event)
 
     def close(self, destroy: Callable[[Any], None]) -> None:
-        """Destroy the events; nothing is in flight."""
+        """Destroy the events; no work is in flight."""
         for event in (*self._free, *(event for queue in self._streams.values() for _, event in queue.marks)):
             destroy(event)
         self._free.clear()

@@ -1,4 +1,4 @@
-"""The kernel of ``update_inputs``: what it is told of a state, once."""
+"""The kernel of ``update_inputs`` and its parameters, made once per state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NUMBERS = ("slots", "max_tokens", "max_accept", "max_eos", "stop_sequences", "max_stop_length", "speculative", "unused")
 STATE = struct(*[(name, "<u8") for name in STEP_FIELDS], *[(name, "<i4") for name in NUMBERS])
-"""The kernel's struct ``State``: where each of ``STEP_FIELDS`` is, and sizes."""
+"""The kernel's struct ``State``: the addresses of ``STEP_FIELDS``, and sizes."""
 THREADS = 32
 
 
@@ -41,7 +41,7 @@ class StepKernel:
         self._kernel.launch(-(-state.sizes.num_slots // THREADS), THREADS, stream)
 
     def capture(self, state: SlotState, stream: int, *, speculative: bool) -> None:
-        """The same into the graph that the stream is captured into."""
+        """Do the same into the graph that the stream is captured into."""
         self._kernel.load(self._known[state][speculative])
         self._kernel.capture(-(-state.sizes.num_slots // THREADS), THREADS, stream)
 

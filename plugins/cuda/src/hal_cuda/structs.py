@@ -1,4 +1,4 @@
-"""What host and kernels hand each other: parameters of launches, entries, the table of staged requests."""
+"""Structures shared by host and kernels: parameters of launches, entries, the table of staged requests."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ PIECE = 16 << 10
 ENTRY = Struct("<8q8q")
 """One request: ``Entry`` of kernels/enter.cu. The host table's row of its slot comes first."""
 HANDED = ("next_tokens", "step_idx", "draft_num", "draft_tokens")
-"""Fields that a hand-off changes besides: ``handed`` of that file."""
+"""Further fields that a hand-off changes: ``handed`` of that file."""
 CHUNK_NUMBERS = 5
-"""Of a chunk of staged requests: :class:`hal_cuda.admissions.Chunk`."""
+"""Number of a staged chunk's numbers: :class:`hal_cuda.admissions.Chunk`."""
 PLACE = 4
 """Columns of the table of staged requests: :class:`hal_cuda.admissions.Admissions`."""
 
 
 def struct(*fields: tuple[Any, ...]) -> np.dtype[np.void]:
-    """A struct that a kernel takes by value, with the compiler's own alignment."""
+    """Return a struct that a kernel takes by value, with the compiler's own alignment."""
     return np.dtype(np.dtype([*fields], align=True), metadata={"struct": True})
 
 
@@ -80,5 +80,5 @@ ENTER = struct(
     ("rows", ROW, (len(ROW_FIELDS),)),
 )
 FEW_BYTES = 3 << 10
-"""Of entries and block ids that come with the launch; 4 KB are what a launch takes. ``FEW`` of kernels/enter.cu."""
+"""Bytes of entries and block ids that are part of the launch; a launch holds 4 KB. ``FEW`` of kernels/enter.cu."""
 ENTER_FEW = struct(("enter", ENTER), ("given", "u1", (FEW_BYTES,)))

@@ -11,7 +11,7 @@ from .driver import Driver
 
 
 def is_on_device(value: Any) -> bool:  # noqa: ANN401 (any library's tensor)
-    """True for a tensor on a CUDA device, whichever library it is from."""
+    """Return True for a tensor of any library on a CUDA device."""
     if hasattr(value, "data_ptr") and hasattr(value, "place"):
         return bool(value.place.is_gpu_place())
     if getattr(value, "is_cuda", False):
@@ -20,7 +20,8 @@ def is_on_device(value: Any) -> bool:  # noqa: ANN401 (any library's tensor)
 
 
 def resolve(device: Any, driver: Driver, index: int, target: Any) -> View:  # noqa: ANN401 (any library's tensor)
-    """A view over the tensor's own memory. Raises :class:`InvalidValue` for a tensor that this device cannot write."""
+    """Return a view over the tensor's own memory. Raises :class:`InvalidValue` for a tensor that this device cannot
+    write."""
     if hasattr(target, "data_ptr") and hasattr(target, "place"):
         return _paddle(device, index, target)
     if getattr(target, "is_cuda", None) is False:
@@ -33,7 +34,7 @@ def resolve(device: Any, driver: Driver, index: int, target: Any) -> View:  # no
     if hasattr(target, "__dlpack__") and hasattr(target, "__dlpack_device__"):
         return _dlpack(device, index, target)
     raise InvalidValue(
-        f"{type(target).__name__} is no tensor of this device",
+        f"{type(target).__name__} is not a tensor of this device",
         cure="give a view of a state, or a tensor on the GPU (Paddle, __cuda_array_interface__ or DLPack)",
         device=f"cuda:{index}",
         argument="target",
@@ -60,7 +61,7 @@ def _paddle(device: Any, index: int, target: Any) -> View:  # noqa: ANN401
 
 
 def _paddle_strides(target: Any) -> list[int]:  # noqa: ANN401
-    """Strides in elements: an attribute since Paddle 3, ``get_strides`` before."""
+    """Return strides in elements: an attribute since Paddle 3, ``get_strides`` before."""
     strides = getattr(target, "strides", None)
     return list(target.get_strides() if strides is None else strides)
 
@@ -91,7 +92,7 @@ def _interface(device: Any, driver: Driver, index: int, target: Any, interface: 
 
 
 def _dlpack(device: Any, index: int, target: Any) -> View:  # noqa: ANN401
-    """Through cuda-core's reader of DLPack capsules."""
+    """Read it through cuda-core's reader of DLPack capsules."""
     from cuda.core.utils import StridedMemoryView
 
     kind, ordinal = target.__dlpack_device__()
@@ -140,7 +141,7 @@ def _bounded(
     dtype: DType,
     keep: object,
 ) -> View:
-    """A view whose memory is cut to its own bounds, so that nothing else can be reached by it."""
+    """Return a view whose memory is limited to the view's own bounds."""
     reach = [(count - 1) * step for count, step in zip(shape, strides, strict=True)] if 0 not in shape else []
     low = sum(step for step in reach if step < 0)
     nbytes = sum(map(abs, reach)) + dtype.itemsize if 0 not in shape else 0

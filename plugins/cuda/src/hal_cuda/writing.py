@@ -1,4 +1,4 @@
-"""How values reach the GPU: which of the ways for which value."""
+"""Writing of values to the GPU, with the method chosen by value and target."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Ints = tuple[int, ...]
 MOST = 1 << 30
 """Bytes that one launch copies within the device; its kernel counts in 32 bits."""
 SMALL_HEAD = Struct("<QI4x")
-"""What comes before the data in ``SMALL``."""
+"""The header before the data in ``SMALL``."""
 
 
 class Writer:
@@ -42,7 +42,7 @@ class Writer:
         return self._any_value(target, value, stream)
 
     def _any_value(self, target: View, value: Value, stream: AsyncStream) -> Ticket:
-        """By the way that suits the value."""
+        """Write the value with the suitable method."""
         device = self._device
         if type(value) is View:
             return self._copy(target, value, stream)
@@ -64,9 +64,9 @@ class Writer:
         return device.submit(builder.build(), stream)
 
     def _fill(self, target: View, value: np.generic, shape: Ints, steps: Ints, run: int, stream: AsyncStream) -> Ticket:
-        """One launch, no staging: the element travels in the parameters. Where all words are the same, the driver's own
-        kernel costs the host less. (``cuStreamWriteValue`` would, too, but refuses memory of a pool: hal's own, and
-        that of some frameworks.)"""
+        """Fill in one launch without staging: the element is part of the parameters. If all words are equal, the
+        driver's own kernel costs the host less. (So would ``cuStreamWriteValue``, but it refuses memory of a pool:
+        hal's own, and that of some frameworks.)"""
         pattern = value.tobytes()
         cycle = int.from_bytes(pattern * (8 // len(pattern)), "little")
         address = target.memory.address + target.offset
@@ -82,14 +82,15 @@ class Writer:
         return self._launch(kernel, min(blocks, 4096), stream)
 
     def _contiguous(self, address: int, data: Bytes, stream: AsyncStream) -> Ticket:
-        """A value for neighbouring bytes that fits the ring: in the parameters when small, else by one upload."""
+        """Write contiguous bytes that fit the ring: in the parameters if small, else by one upload."""
         if data.nbytes <= SMALL_BYTES:
             return self.small(address, data.data, stream)
         return self._device.ticket_type(self._upload(address, data, stream))
 
     def _large(self, address: int, data: Bytes, stream: AsyncStream) -> Ticket:
-        """One that does not: by way of device memory, from where a kernel copies it in the stream's order. Above
-        ``value_limit``, or without such memory, straight to its place in pieces, once the stream is idle."""
+        """Write a value that does not fit the ring: through device memory, from which a kernel copies it in stream
+        order. Above ``value_limit``, or without such memory, straight to its target in pieces, once the stream is idle.
+        """
         device = self._device
         room = None
         if data.nbytes <= device.value_limit:
@@ -106,7 +107,7 @@ class Writer:
         return ticket
 
     def small(self, address: int, data: memoryview, stream: AsyncStream) -> AsyncTicket:
-        """At most ``SMALL_BYTES``, which travel in the launch's parameters."""
+        """Write at most ``SMALL_BYTES``, which are part of the launch's parameters."""
         kernel = self._device.kernels.small
         SMALL_HEAD.pack_into(kernel.buffer, 0, address, data.nbytes)
         kernel.buffer[SMALL_HEAD.size : SMALL_HEAD.size + data.nbytes] = data
@@ -116,12 +117,12 @@ class Writer:
         return self._device.upload(address, data, stream)
 
     def _copy(self, target: View, source: View, stream: AsyncStream) -> Ticket:
-        """Between two views of this device, in stream order."""
+        """Copy between two views of this device, in stream order."""
         if len(target.shape) > 4 or len(source.shape) > 4:
             raise InvalidValue("a device value of more than four axes", cure="reshape it", argument="value")
         if source.shape != target.shape:
             source = _reshaped(source, target)
-        if _overlap(source, target):  # threads write where others have yet to read: by way of memory of its own
+        if _overlap(source, target):  # threads write bytes that other threads have yet to read: through separate memory
             memory = self._device.allocate(target.size * target.dtype.itemsize)
             aside = View.contiguous(memory, 0, target.shape, target.dtype)
             self._copy(aside, source, stream)
@@ -152,14 +153,14 @@ class Writer:
 
 
 def _overlap(one: View, other: View) -> bool:
-    """Whether the bytes that two views reach over have some in common; by address, as two memories may be one."""
+    """Return whether the byte ranges of two views overlap; by address, as two memories may be one."""
     (begin, end), (first, last) = one.bounds(), other.bounds()
     apart = one.memory.address - other.memory.address
     return begin + apart < last and first < end + apart
 
 
 def _reshaped(source: View, target: View) -> View:
-    """A contiguous source in the target's shape. Raises where the source would have to be copied first."""
+    """Return a contiguous source in the target's shape. Raises if the source would have to be copied first."""
     shape, _, _ = source.collapsed()
     if shape:
         raise InvalidValue(
