@@ -215,6 +215,7 @@ def broken(**changes):
 )
 def test_g08_a_wrong_request_is_named_and_nothing_changes(bound, change, message):
     pair = Pair(bound, "mtp", "decode")
+    pair.runner.share_inputs.index_to_batch_id = {0: 0, 2: 12}
     before, own = pair.tensors.read(), pair.own.read()
     with pytest.raises(InvalidBatch, match=message) as raised:
         pair.insertion([prefill(0, range(4), [9], (4, 5)), broken(**change)], 2)
@@ -223,6 +224,7 @@ def test_g08_a_wrong_request_is_named_and_nothing_changes(bound, change, message
         for name, array in after.items():
             np.testing.assert_array_equal(array, had[name], err_msg=name)
     assert (pair.runner.calls, pair.runner.share_inputs["req_ids"]) == ([], [None] * 4)
+    assert pair.runner.share_inputs.index_to_batch_id == {0: 0, 2: 12}
 
 
 def test_one_call_is_one_submission_with_128_prefills_of_two_models(bound, monkeypatch):

@@ -106,23 +106,45 @@ class Insertion:
         self.target.check()
         if self.proposer is not None:
             self.proposer.check()
-        tasks, writes, found = [], Writes(), list[str]()
-        for at, request in enumerate(req_dicts):
+        slots = self.runner.share_inputs.index_to_batch_id
+        kept, words = dict(slots), [*self._words]
+        try:
+            tasks = self._checked(req_dicts, self._task)
             try:
-                tasks.append(self._task(request))
-            except (ValueError, TypeError, AttributeError, OverflowError) as error:
-                found.append(f"task {at} ({getattr(request, 'request_id', '?')!r}): {error}")
-        if found:
-            raise InvalidBatch(found)
-        words = [*self._words]
-        for round_ in _rounds(tasks):
-            self._write_target(writes, round_, words)
-            if self.proposer is not None:
-                self._write_proposer(writes, round_, self.proposer)
+                writes = self._planned(tasks, words)
+            except (ValueError, TypeError, OverflowError):
+                self._checked(tasks, self._check_values)  # says which request it was
+                raise
+        except BaseException:
+            slots.clear()
+            slots.update(kept)
+            raise
         ticket = self.device.write(writes=writes, stream=self.stream)
         self._words = words
         self._book(tasks, num_running_requests)
         return ticket
+
+    def _checked(self, given: Sequence[Any], check: Callable[[Any], Task]) -> list[Task]:
+        """Check each of the requests or tasks. Raises :class:`InvalidBatch` naming all that cannot be."""
+        tasks, found = [], list[str]()
+        for at, one in enumerate(given):
+            try:
+                tasks.append(check(one))
+            except (ValueError, TypeError, AttributeError, OverflowError) as error:
+                name = getattr(one.request if isinstance(one, Task) else one, "request_id", "?")
+                found.append(f"task {at} ({name!r}): {error}")
+        if found:
+            raise InvalidBatch(found)
+        return tasks
+
+    def _planned(self, tasks: Sequence[Task], words: list[int]) -> Writes:
+        """Everything that the call writes to tensors."""
+        writes = Writes()
+        for round_ in _rounds(tasks):
+            self._write_target(writes, round_, words)
+            if self.proposer is not None:
+                self._write_proposer(writes, round_, self.proposer)
+        return writes
 
     # -- what comes in ------------------------------------------------------------------------------------------------
 
@@ -155,27 +177,35 @@ class Insertion:
         blocks = np.array(request.block_tables, np.int32)
         if kind == DECODE:
             return Task(request, kind, slot, blocks=blocks)
-        prompt, output = request.prompt_token_ids, request.output_token_ids or []
-        tokens = np.concatenate([np.asarray(prompt, np.int64), np.asarray(output, np.int64)])
+        prompt, output = request.prompt_token_ids, request.output_token_ids
+        tokens = np.array(prompt, np.int64)
+        if output:
+            tokens = np.concatenate([tokens, np.array(output, np.int64)])
         start, end = int(request.prefill_start_index), int(request.prefill_end_index)
         if not 0 <= start < end <= len(tokens) <= sizes["L"] or end - start > sizes["C"]:
             raise ValueError(
                 f"tokens {start} to {end} of {len(tokens)}; rows hold {sizes['L']}, of one piece {sizes['C']}"
             )
-        task = Task(request, kind, slot, tokens, len(prompt), start, end - start, blocks)
-        self._check_values(task)
+        self._check_lists(request)
+        return Task(request, kind, slot, tokens, len(prompt), start, end - start, blocks)
+
+    def _check_values(self, task: Task) -> Task:
+        """Check each number of a prefill by itself, to name the request whose number a column cannot hold."""
+        request, sizes = task.request, self.target.sizes
+        if task.kind == PREFILL:
+            for tensor, name, default in SAMPLING:
+                given = request.get(name, sizes["L"] if default is None else default)
+                scalars([given], self.target[tensor].dtype, name)
+            if (seed := request.get("seed")) is not None:
+                scalars([seed], self.target["infer_seed"].dtype, "seed")
+            np.array([*request.eos_token_ids, *(request.get("bad_words_token_ids") or ())], np.int64)
         return task
 
-    def _check_values(self, task: Task) -> None:
-        request, sizes = task.request, self.target.sizes
+    def _check_lists(self, request: Any) -> None:  # noqa: ANN401
+        sizes = self.target.sizes
         if len(request.eos_token_ids) != sizes["E"]:
             raise ValueError(f"{len(request.eos_token_ids)} eos_token_ids, the runner holds {sizes['E']}")
-        for tensor, name, default in SAMPLING:
-            scalars([request.get(name, sizes["L"] if default is None else default)], self.target[tensor].dtype, name)
-        if (seed := request.get("seed")) is not None:
-            scalars([seed], self.target["infer_seed"].dtype, "seed")
-        np.array(request.eos_token_ids, np.int64)
-        if len(np.array(request.get("bad_words_token_ids") or [], np.int64)) > sizes["V"]:
+        if len(request.get("bad_words_token_ids") or ()) > sizes["V"]:
             raise ValueError(f"bad_words_token_ids are more than the vocabulary of {sizes['V']}")
         lengths, stops = request.get("stop_seqs_len"), request.get("stop_token_ids")
         if lengths and stops and (len(stops) > sizes["Q"] or max(map(len, stops)) > sizes["q"]):
