@@ -138,6 +138,17 @@ def test_logprobs_are_in_the_json_when_asked_for(run_json):
         assert entry["top"][1]["logprob"] <= entry["logprob"] <= 0
 
 
+def test_objects_are_answered_each_as_it_asks(run_json, tmp_path):
+    file = tmp_path / "all.jsonl"
+    lines = [{"prompt": "def f(", "logprobs": 1}, {"prompt": "import", "max_tokens": 2}, {"prompt": "x", "stop": "0"}]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    status, answers, _ = run_json("--prompts", file, "--max-tokens", 4)
+    assert status == 0
+    assert [len(answer["token_ids"]) for answer in answers[:2]] == [4, 2]
+    assert (answers[2]["finish_reason"], answers[2]["text"]) == ("stop", "0")
+    assert [len(answer.get("logprobs", ())) for answer in answers] == [4, 0, 0]
+
+
 @pytest.mark.conform
 def test_tokens_do_not_depend_on_slots_blocks_or_chunk(run_json):
     """The four ways of the issue, on prompts with clear margins (tests/test_end_to_end.py asserts those)."""

@@ -146,11 +146,11 @@ screen.close()
 """
 
 
-def on_terminal(*, stdout: bool) -> tuple[str, str]:
-    """Run ``SHOW`` with standard error, and perhaps output, on a terminal: what a terminal and a pipe get."""
+def on_terminal(*, stdout: bool, code: str = SHOW) -> tuple[str, str]:
+    """Run code with standard error, and perhaps output, on a terminal: what a terminal and a pipe get."""
     terminal, inner = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", SHOW], stdout=inner if stdout else subprocess.PIPE, stderr=inner, env=TERMINAL
+        [sys.executable, "-c", code], stdout=inner if stdout else subprocess.PIPE, stderr=inner, env=TERMINAL
     )
     os.close(inner)
     piped = process.stdout.read().decode() if process.stdout else ""
@@ -181,3 +181,29 @@ def test_piped_text_is_whole_and_progress_goes_to_the_terminal():
     assert piped == "def f(x):\n    long = " + "1 + " * 40
     assert "3 tokens" in shown
     assert "hal: a note" in shown
+
+
+STARTS = """
+import sys
+from hal.cli import main
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name in ("numpy", "hal.cli.run"):
+            print(f"imports {name}", file=sys.stderr)
+
+sys.meta_path.insert(0, Finder())
+try:
+    main(["run", "--nonsense"])
+except SystemExit as end:
+    assert end.code == 2
+"""
+
+
+def test_a_terminal_shows_something_before_what_takes_long_is_imported():
+    shown, piped = on_terminal(stdout=False, code=STARTS)
+    assert shown.index("starting") < shown.index("imports hal.cli.run") < shown.index("imports numpy")
+    assert "\r\x1b[Khal: error: --nonsense: no such option" in shown, "and the line is gone before the next"
+    assert piped == ""
+    done = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True, check=True)
+    assert ("starting" in done.stderr, "\x1b" in done.stderr) == (False, False)

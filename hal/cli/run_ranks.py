@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hal_core import HalError, InvalidValue, Undelivered
@@ -33,6 +34,8 @@ from .run_plan import Plan
 from .screen import Screen, open_screen
 
 if TYPE_CHECKING:
+    from hal_core import SamplingParams
+
     from hal.engine import Engine
 
 ADDRESS = "RAY_ADDRESS"
@@ -52,6 +55,12 @@ def generate_on_ranks(plan: Plan, options: Options) -> int:
             "the comparison of the ranks' states goes with the Paddle model's steps, and not with a runner's",
             cure="unset it, or leave --runner out",
             argument=VARIABLE,
+        )
+    if options.named_runner and len({_drawn(request.params) for request in plan.requests}) > 1:
+        raise InvalidValue(
+            "lines differ in how they sample, and ranks check their runner for one way",
+            cure="give these parameters as options, or leave --runner out",
+            argument="--prompts",
         )
     if not options.named_runner:
         check_split(plan.config, options.ranks.tp)
@@ -177,6 +186,11 @@ def _ranks_told(ranks: RankOptions) -> str:
     if ranks.split is None:
         return f"tp {ranks.tp} x dp {ranks.dp}"
     return f"split {ranks.split[0]},{ranks.split[1]} of tp {ranks.tp}"
+
+
+def _drawn(params: SamplingParams) -> SamplingParams:
+    """Return parameters without those that every runner takes."""
+    return replace(params, seed=0, min_tokens=0, max_tokens=1)
 
 
 def _asked_to_check() -> bool:
