@@ -211,6 +211,7 @@ BAD_OPTIONS = [
     (("--prompt", "x", "--logprobs", "2"), "--logprobs: text does not show them (give --json as well"),
     (("--prompt", "x", "--top-k", "5"), "--top-k: nothing is drawn at --temperature 0"),
     (("--prompt", "x", "-q", "-v"), "--quiet: it contradicts --verbose"),
+    (("--prompt", "x", "--sink", "bla://x"), "--sink: 'bla://x' has no scheme of "),
     (("--promt", "x"), "--promt: no such option (did you mean --prompt"),
     (("--prompt", "x", "--device", "gpu"), "--device: no device 'gpu'; installed: "),
     (("--prompt", "x", "--model", "no-org/no-model"), "(fetch it: hf download no-org/no-model)"),

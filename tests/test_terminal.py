@@ -15,7 +15,7 @@ import pytest
 from hal_core import FinishReason, OutputRecord, SlotStatus
 
 from hal.cli import console, devices, logs, screen
-from hal.cli.run_output import Answers, drive
+from hal.cli.run_output import Answers, drive, summarize
 from hal.cli.tail import Printer
 from hal.engine import Finished
 from hal.listing import Listed
@@ -205,3 +205,16 @@ def test_after_an_interrupt_json_has_an_object_for_each_prompt(monkeypatch):
     lines, _, told = interrupted(monkeypatch, 3, device={"name": "cpu:0"})
     assert [json.loads(line)["finish_reason"] for line in lines] == ["abort"] * 3
     assert told == ""
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_the_closing_line_has_at_most_100_columns(verbose):
+    counting = Counting()
+    answers, options = SimpleNamespace(tokens=10, cut_off=""), SimpleNamespace(quiet=False, verbose=verbose)
+    told = {"seconds": 2.0, "place": f"device {'x' * 200}", "details": ["one"], "notes": ["two", "three"]}
+    summarize(counting, answers, options, **told)
+    *before, line = "".join(counting.written).splitlines()
+    assert before == (["one", "two", "three"] if verbose else [])
+    assert len(f"hal: {line}") == 100
+    assert line.startswith("10 tokens in 2.00 s (5.0 tokens/s), device xx")
+    assert line.endswith("..." if verbose else "...; 2 notes: -v")
