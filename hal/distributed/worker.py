@@ -29,9 +29,9 @@ S = TypeVar("S", bound=Scheduler)
 class RankWorker(EngineWorker[S]):
     """Its ranks, with a scheduler for each of their groups.
 
-    - ``start``: begins to start the ranks, which are up when ``Crew.assemble`` says so; ``schedulers``: makes those of
-      ranks that are up.
-    - ``role``, ``number``: what it does of each request, and which of those that do so it is.
+    - ``start``: begins to start the ranks, which are up when ``Crew.assemble`` returns True.
+    - ``schedulers``: makes the schedulers of ranks that are up.
+    - ``role``, ``number``: its part of each request, and its number among the workers of that role.
     - ``crew``: None while there are no ranks; ``up`` False until they are.
     - ``leaving``: attempts that the engine has released, with the ranks that have not answered yet, and what follows
       when all have.
@@ -107,7 +107,7 @@ class RankWorker(EngineWorker[S]):
         if self.crew is not None:
             self.crew.close()
 
-    # -- what its ranks say ---------------------------------------------------------------------------------------
+    # -- messages -------------------------------------------------------------------------------------------------
 
     @property
     def drafts(self) -> tuple[int, ...]:
@@ -116,17 +116,17 @@ class RankWorker(EngineWorker[S]):
 
     @property
     def undelivered(self) -> Sequence[Delivery]:
-        """What a reader besides the engine has not acknowledged."""
+        """Tokens that a reader besides the engine has not acknowledged."""
         return () if self.crew is None else self.crew.undelivered
 
     @property
     def sockets(self) -> Sequence[zmq.Socket[bytes]]:
-        """What a poll may wait for."""
+        """Sockets to poll."""
         return () if self.crew is None else self.crew.sockets
 
     @property
     def said(self) -> deque[SplitWord]:
-        """What ranks have said of requests that move."""
+        """Messages of ranks about requests that move."""
         return super().said if self.crew is None else self.crew.said
 
     @property
@@ -152,7 +152,7 @@ class RankWorker(EngineWorker[S]):
             self.crew.line.say(Verdict(error.what, error.cure, refused=True))
 
     def release(self, key: Key, then: Callable[[], None], over: frozenset[int] = frozenset()) -> None:
-        """Have the ranks drop an attempt, and do ``then`` when they have. ``over``: ranks that have said so before."""
+        """Have the ranks drop an attempt, and call ``then`` when they have. ``over``: ranks that have done so."""
         waits = set(self.ranks) - over
         if not waits:
             then()

@@ -1,4 +1,4 @@
-"""The engine: takes requests, drives workers step by step until every request has ended, and says how each ended."""
+"""The engine: takes requests and drives workers step by step until every request has ended."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ class Engine:
     - ``workers``: an executor of this process, with the options of :func:`local_worker`; or workers, which are started
       here (:func:`hal.distributed.engine.open_engine` makes those of ranks).
     - ``overlap``: while the device runs a step, the host takes over the one before it and schedules and launches the
-      next one; the end of a request is then known one step later (:func:`hal.stepping.overlap_of` says whether it can
-      be). The host waits for the output of the step before, and for nothing else.
+      next one; the end of a request is then known one step later (:func:`hal.stepping.overlap_of` returns whether a
+      device and a runner can do so). The host waits for the output of the step before only.
     - ``front``: makes what decides which worker has which request.
-    - ``restarts``: how often lost workers are started again. Their requests continue from what was delivered, and
-      other workers go on meanwhile.
+    - ``restarts``: how often lost workers are started again. Their requests continue from the tokens that were
+      delivered; the other workers keep running.
     - ``on_record``: is given each record that was taken over; ``note``: a line about each worker that is lost.
     """
 
@@ -98,7 +98,7 @@ class Engine:
         self.workers = workers
         self.steps = self.restarts = 0
         self.drafted: Counter[str] = Counter()
-        """How many drafts ranks made for each request; complete when its end is told."""
+        """How many drafts ranks made for each request; complete when ``step`` returns its end."""
         self._restarts_left, self._on_record, self._note, self._wait = restarts, on_record, note, wait
         self._names: set[str] = set()
         self._ended: list[Finished] = []
@@ -106,7 +106,7 @@ class Engine:
         self.front = front(workers, self._end)
         self._start()
 
-    # -- what is known --------------------------------------------------------------------------------------------
+    # -- counters ------------------------------------------------------------------------------------------------
 
     @property
     def worker(self) -> Any:  # noqa: ANN401 (whatever was given)
@@ -156,18 +156,18 @@ class Engine:
 
     @property
     def undelivered(self) -> Sequence[tuple[str, int, int]]:
-        """What the reader of a sink besides the engine's has not acknowledged: request, position, count of tokens."""
+        """Tokens that a reader besides the engine has not acknowledged: request, position and count."""
         return tuple(dict.fromkeys(self._totals.undelivered))
 
     # -- requests -------------------------------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
-        """True while there is something that ``step`` has to do or to tell."""
+        """True while a request has not ended, or ``step`` has not returned its end."""
         return bool(self._names or self._ended)
 
     def submit(self, request: Request) -> None:
-        """Take a request. One that can never run ends with an error, told by the next step; others are unaffected."""
+        """Take a request. If it can never run, the next step returns its end, with an error."""
         name = request.request_id
         try:
             if name in self._names:
@@ -181,7 +181,7 @@ class Engine:
             self._names.add(name)
 
     def abort(self, request_id: str) -> None:
-        """End a request; its end is told by a later step. One that has ended, or never was, is nothing to do."""
+        """End a request; a later step returns its end. A name that is unknown, or has ended, is ignored."""
         self.front.abort(request_id)
 
     def _end(self, ended: Finished) -> None:
@@ -189,8 +189,10 @@ class Engine:
         self._ended.append(ended)
 
     def withdraw(self) -> tuple[list[Request], list[Finished]]:
-        """Take all requests back, of a worker that is lost or will take no more steps: each as it goes on elsewhere,
-        the oldest first, and the ends that were not told yet. What steps in flight have given counts, if it is whole.
+        """Take all requests back from a worker that is lost or will take no more steps.
+
+        Returns the requests with their tokens so far, the oldest first, and the ends that no step has returned. The
+        outputs of steps in flight are taken over first, as far as they can be read.
         """
         assert isinstance(self.front, Queue)
         with contextlib.suppress(HalError):
@@ -204,11 +206,11 @@ class Engine:
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Finished]:
-        """Give workers their next steps, and take over what has come; the requests that have ended since.
+        """Give workers their next steps and take over outputs; return the requests that have ended.
 
-        Raises what launching or taking a step does, and a loss of ranks that are not started again, with what was not
-        delivered. After :class:`hal_core.errors.SinkFull` and :class:`hal_core.errors.SinkClosed` the step is launched
-        all the same, and who catches that may go on.
+        Raises the errors of launching and taking a step, and :class:`GroupLost`, with the tokens that were not
+        delivered, if ranks are lost and not started again. After :class:`hal_core.errors.SinkFull` and
+        :class:`hal_core.errors.SinkClosed` the step is launched all the same, and the caller may continue.
         """
         self.front.go_on()
         trouble: SinkFull | SinkClosed | None = None
@@ -232,8 +234,8 @@ class Engine:
             yield from self.step()
 
     def _receive(self) -> None:
-        """Take over what has come; wait for it if requests run and there is no end to tell. Ranks that idle are looked
-        after too: they may be lost, and those of other hosts must hear of the engine."""
+        """Take over outputs; wait for one if requests run and no end is to be returned. Idle ranks are polled too: they
+        may be lost, and those on other hosts need the engine's heartbeat."""
         patience = TIMEOUTS.engine_wait if self._names and not self._ended else 0.0
         alone = len(self.workers) == 1 and self.workers[0].up  # its executor waits, and gives one output at a time
         if not alone:
@@ -312,7 +314,7 @@ class Engine:
             self._gone(worker, error)
 
     def _lost(self, worker: EngineWorker[Any], error: GroupLost) -> None:
-        """A worker is gone: its requests continue with what was delivered, the others do not notice."""
+        """Handle the loss of a worker: its requests continue from the tokens that were delivered."""
         for number, record in worker.rest(error):
             self._take(worker, number, record)
         self._former = self._totals

@@ -1,4 +1,4 @@
-"""What the engine needs of whatever runs the steps that it schedules."""
+"""The protocol between the engine and its executor, which runs the steps."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Executor(Protocol):
     def order(self, group: int, tasks: Sequence[Task], taken: int) -> SinkFull | SinkClosed | None:
         """Start a group's next step. ``taken``: how many of its steps were received when ``tasks`` were made.
 
-        Return what the sink of the step's record raised, if anything: the step runs all the same. Raises
+        Return the error of the sink that takes the step's record, or None: the step runs all the same. Raises
         :class:`hal_core.errors.GroupLost` if ranks are lost.
         """
 
     def receive(self, timeout: float) -> tuple[int, OutputRecord] | None:
         """Return the next output with the number of its group, or None if none came in ``timeout`` seconds.
 
-        Raises what the step raised: :class:`hal_core.errors.GroupLost` if ranks are lost.
+        Raises the step's error: :class:`hal_core.errors.GroupLost` if ranks are lost.
         """
 
 

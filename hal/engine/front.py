@@ -35,7 +35,7 @@ class Front(Protocol):
         """Hand requests to workers that have room."""
 
     def came_up(self, worker: Any) -> None:  # noqa: ANN401 (each front has workers of its own kind)
-        """Take note that a worker was started again. Raises :class:`InvalidValue` if it does not fit the others."""
+        """Take note that a worker was started again. Raises :class:`InvalidValue` if it does not fit the other ones."""
 
     def took(self, worker: Any, record: OutputRecord, ended: list[Finished]) -> None:  # noqa: ANN401
         """Take note of a worker's output, which was taken over, and of the requests that ended with it."""
@@ -52,7 +52,7 @@ class Front(Protocol):
 
 class Queue:
     """First come, first served, in front of one worker. A request goes to the least busy group that has a slot and
-    blocks for it now, and stays there; nobody overtakes the first one waiting. A single group has its own queue."""
+    blocks for it now, and stays there; no request overtakes the first one waiting. One group has its own queue."""
 
     def __init__(self, workers: Sequence[EngineWorker[Scheduler]], end: End) -> None:
         (self._worker,) = workers
@@ -100,7 +100,7 @@ class Queue:
         """No request moves."""
 
     def lost(self, worker: EngineWorker[Scheduler], error: HalError) -> None:
-        """See :class:`Front`; ``error`` then names what was not delivered, if it can."""
+        """See :class:`Front`; ``error.undelivered`` then names the tokens that were not delivered."""
         unfinished = [one for scheduler in worker.schedulers for one in scheduler.unfinished]
         missing = [(one.request_id, len(one.generated), -1) for one in (*unfinished, *self._waiting)]
         error.undelivered = (*worker.undelivered, *missing)  # type: ignore[attr-defined]

@@ -82,7 +82,7 @@ class EngineWorker(Generic[S]):
         found = [scheduler.withdraw() for scheduler in self.schedulers]
         return [one for going_on, _ in found for one in going_on], [one for _, ended in found for one in ended]
 
-    # -- what ranks need ------------------------------------------------------------------------------------------
+    # -- ranks ----------------------------------------------------------------------------------------------------
 
     drafted: Counter[str]
     """Where ranks count the drafts that they make for each request; the engine's."""

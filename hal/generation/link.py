@@ -30,12 +30,12 @@ from .streams import Part, Stream, Streams
 Put = Callable[[Part | HalError], object]
 Post = Callable[..., object]
 _TAIL = 400
-"""Characters of what the process printed last that an error has."""
+"""Last characters of the process's output that an error shows."""
 _CHILD = "from hal.generation.process import main; main()"
 
 
 class EngineLink:
-    """Starts an engine process; what it generates goes to the streams of its requests.
+    """Starts an engine process and gives its output to the streams of the requests.
 
     ``post``: has the event loop call something, as ``loop.call_soon_threadsafe``; ``up``: done when the process takes
     requests. All methods may be called from any thread.
@@ -135,7 +135,7 @@ class EngineLink:
                 )
 
     def _read(self) -> None:
-        """Take what the process has sent; records first, so that an end finds all tokens before it."""
+        """Take records, then messages, so that an end follows all of its tokens."""
         while (frame := self._reader.read(0.0)) is not None:
             self._streams.take(frame.record)
         while self._streams.stopped:
@@ -178,7 +178,7 @@ class EngineLink:
         """Give the event loop all parts at once."""
         if self._parts:
             parts, self._parts = self._parts, []
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits
                 self._post(_give, parts)
 
     def _fail(self, error: HalError) -> None:
@@ -189,7 +189,7 @@ class EngineLink:
         self._flush()
 
     def _tail(self) -> str:
-        """What the process printed last, since it took requests."""
+        """The last output of the process since it took requests."""
         size = os.fstat(self._noise.fileno()).st_size
         said = os.pread(self._noise.fileno(), _TAIL, max(self._said_before, size - _TAIL))
         words = " ".join(said.decode(errors="replace").split())

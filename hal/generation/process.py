@@ -45,7 +45,7 @@ class _Taken:
         return True
 
     def complete(self, error: BaseException | None) -> None:
-        """Nobody has a ticket."""
+        """No ticket waits for it."""
 
 
 class _Gauge:
@@ -85,7 +85,10 @@ class _Gauge:
 
 
 def serve_requests(line: Line, engine: Engine) -> None:
-    """Take requests and aborts and step until the caller says stop. Raises what a step does, and the caller's loss."""
+    """Take requests and aborts and step until the caller sends Stop.
+
+    Raises the errors of a step, and :class:`GroupLost` if the caller is gone.
+    """
     gauge = _Gauge(engine)
     while True:
         word = line.receive(0.0 if engine.busy else TIMEOUTS.process_idle)
@@ -128,7 +131,7 @@ def run(url: str) -> int:
                 serve_requests(line, engine)
                 failed = False
         finally:
-            with contextlib.suppress(HalError):  # a caller that has gone reads nothing any more
+            with contextlib.suppress(HalError):  # a caller that is gone acknowledges no record
                 sink.close(0.0 if failed else TIMEOUTS.records_end)
     except Exception as error:  # noqa: BLE001 (the caller raises it)
         lost = isinstance(error, GroupLost) and error.argument == "engine"
@@ -142,7 +145,7 @@ def run(url: str) -> int:
 
 
 def main() -> None:
-    """Run with the url that the first argument is. Leave at once: nothing of a framework's exit is waited for."""
+    """Serve the caller at the url in the first argument. Exit at once: a framework's own exit may take seconds."""
     from hal.mkl import choose_kernels
 
     choose_kernels(os.environ)

@@ -13,7 +13,7 @@ from hal.model.streaming import AnswerText
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What steps gave a request: ``text`` that is final, and the tokens, some of which may give text later.
+    """New output of a request: ``text`` that is final, and the tokens, some of which may give text later.
 
     - ``finish_reason``: of the last part, why the request ended; of the others None.
     - ``by_text``: whether a stop text ended the request; ``text`` of the last part then ends with it, whole.
@@ -29,7 +29,7 @@ class Part:
 
 
 class Stream:
-    """One request. ``put`` gets each part, or the error that ends it; nothing follows the last part or an error."""
+    """One request. ``put`` gets each part, or the error that ends it; the last part, or an error, is the end."""
 
     def __init__(self, answer: AnswerText, put: Callable[[Part | HalError], object]) -> None:
         self._answer, self._put = answer, put
@@ -64,7 +64,7 @@ class Stream:
         return False
 
     def end(self, tokens: int, reason: FinishReason, message: str = "") -> None:
-        """End a request whose end no record tells, as soon as records have told ``tokens`` tokens of it."""
+        """End a request whose end is in no record, once records have brought ``tokens`` tokens of it."""
         if len(self._tokens) < tokens:
             self._pending = tokens, reason, message
         elif not self.ended:
@@ -93,7 +93,7 @@ class Stream:
 class Streams:
     """The streams that have not ended, by the names of their requests.
 
-    ``stopped``: names of requests that a stop text has ended, to be aborted by whoever runs them.
+    ``stopped``: names of requests that a stop text has ended, which the engine must abort.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Streams:
         self._streams[name] = stream
 
     def drop(self, name: str) -> bool:
-        """Nobody waits for the request any more; return whether it had not ended."""
+        """Forget a request; return whether it had not ended."""
         return self._streams.pop(name, None) is not None
 
     def take(self, record: OutputRecord) -> None:
