@@ -77,12 +77,12 @@ def as_typed(**names: str) -> Iterator[None]:
         raise
 
 
-def check_seconds(number: float) -> None:
-    """Raise :class:`hal_core.InvalidValue` for a ``--timeout`` that nobody can wait."""
+def check_seconds(number: float, option: str = "--timeout") -> None:
+    """Raise :class:`hal_core.InvalidValue` for an option whose seconds nobody can wait."""
     from hal_core import InvalidValue
 
     if not 0.1 <= number <= 86_400:
-        raise InvalidValue(f"{number:g}", cure="give seconds from 0.1 to 86400", argument="--timeout")
+        raise InvalidValue(f"{number:g}", cure="give seconds from 0.1 to 86400", argument=option)
 
 
 def one_line(what: object) -> str:

@@ -57,7 +57,7 @@ def command(
     ] = "paddle",
 ) -> None:
     """Serve a model over HTTP with OpenAI's routes: completions, chats, models; /health, /metrics and a page at /."""
-    check_seconds(drain)
+    check_seconds(drain, "--drain")
     if not _is_local(host) and not api_key:
         raise InvalidValue(f"{host} is reached from other hosts", cure="give --api-key too", argument="--host")
     try:

@@ -40,8 +40,8 @@ class Command(TyperCommand):
         return _defaults_kept(super().get_params(ctx))
 
     def get_help(self, ctx: Context) -> str:
-        """Return the help page, with the options of no group alone."""
-        return self.page_of(ctx, all_groups=False)
+        """Return the help page, with the options of no group alone where ``--help-all`` shows the others."""
+        return self.page_of(ctx, all_groups=all(param.name != "help_all" for param in self.params))
 
     def page_of(self, ctx: Context, *, all_groups: bool) -> str:
         """Return the help page, with the options of all groups or of none."""
@@ -178,7 +178,7 @@ def _row(param: Parameter) -> Row:
     names = ", ".join(sorted(param.opts, key=len))
     if not getattr(param, "is_flag", False):
         names += f" {param.metavar}"
-    if getattr(param, "show_default", False) and type(default) in (str, int, float):
+    if getattr(param, "show_default", False) and type(default) in (str, int, float) and default != "":
         about += f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
     return names, about
 
