@@ -50,8 +50,8 @@ def generate(
 
     - ``model``: a checkpoint directory, by default the embedded one; ``device``: as ``hal devices`` lists it.
     - ``stop``: texts that end the answer, which ends with the first one in it.
-    - ``sampling``: fields of :class:`hal_core.SamplingParams`, such as ``max_tokens``. The others have the defaults of the
-      checkpoint's generation_config.json, else temperature 1 and 16 tokens; ``seed`` is new in each call.
+    - ``sampling``: fields of :class:`hal_core.SamplingParams`, such as ``max_tokens``. The others have the defaults of
+      the checkpoint's generation_config.json, else temperature 1 and 16 tokens; ``seed`` is new in each call.
 
     Raises :class:`hal_core.InvalidValue` for what cannot be run, before anything is generated.
     """
