@@ -37,6 +37,14 @@ class Served:
             assert time.monotonic() < end, what
             time.sleep(0.05)
 
+    @staticmethod
+    def ended(text, reason):
+        """How many requests ended so, by what /metrics gave."""
+        found = re.search(
+            rf'^hal:request_success_total{{[^}}]*finished_reason="{reason}"[^}}]*}} (.*)$', text, re.MULTILINE
+        )
+        return float(found[1]) if found else 0.0
+
     def metric(self, name, headers=None):
         text = httpx.get(f"{self.url}/metrics", headers=headers).text
         return sum(float(value) for value in re.findall(rf"^hal:{name}(?:{{[^}}]*}})? (.*)$", text, re.MULTILINE))
