@@ -167,7 +167,9 @@ class PinnedByMalloc(OtherHostMemory):
         return address + 16
 
 
-@liar(10, "copies between two views are not counted", requires="probe_counts")
+@liar(
+    10, "copies between two views are not counted", requires=("probe_counts", "native_objects")
+)  # where such copies are launches
 class CopiesWithinUncounted(Lie):
     """A launch of the vendor's own kernel, past the base's count."""
 
