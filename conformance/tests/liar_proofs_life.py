@@ -254,6 +254,15 @@ def _(bound):
     return data() is None
 
 
+@proof("CopiesUntilAWrite", cpu)
+def _(bound):
+    memory = poisoned(bound, 64)
+    data = weakref.ref(copied(bound, memory, [(0, 64)]).data[0])
+    remembered = data() is not None
+    write(bound, flat(memory, 0, 64), 7)
+    return not (remembered and data() is None)
+
+
 @proof("AlignedToSixteen", cpu)
 def _(bound):
     return all(bound.device.allocate(nbytes).address % 64 == 0 for nbytes in (1, 64, 1000))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import os
 import sys
 import threading
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 from hal_core.errors import HalError
 from hal_core.memory.dtypes import dtype_of
-from hal_core.memory.views import View
+from hal_core.memory.views import ByteRange, View
 from hal_core.output.sinks import MemorySink
 from hal_core.slots.admission import Request
 from hal_core.slots.layout import ALIGNMENT
@@ -207,6 +208,29 @@ def states(rig: Rig) -> None:
     request = state.admit(Request("r", [1, 2, 3]))
     task = Task(TaskKind.PREFILL, 0, request, 0, 3, [0])
     rig.bound.insert_tasks(state=state, tasks=[task], stream=rig.stream).wait(PATIENCE)
+
+
+COPIED, WARM = 4096, 200
+"""Ranges of which no two are the same, as such a copy may take the place of the one before; copies before the first
+window."""
+
+
+@guarantee(26)
+def test_g26_copies_out_without_a_write_keep_nothing(kit: Kit) -> None:
+    """Nothing is written in between: a device that only then forgets its running reads remembers each."""
+    one = Kit(kit.subject, kit.effort)
+    rig, at = acts.working(one), itertools.count()
+    source = rig.device.allocate(COPIED * 8 + 64)
+
+    def copy() -> None:
+        part = ByteRange(next(at) % COPIED * 8, 64)
+        rig.bound.copy_out(memory=source, parts=[part], stream=rig.stream).wait(PATIENCE)
+
+    for _ in range(WARM):
+        copy()
+    found = kept(copy, WARM, BLOCKS + kit.subject.support.keeps)
+    one.renew()
+    assert not found, f"each {WARM} copies out leave {found}: running reads are remembered until something is written"
 
 
 ROUNDS: dict[str, tuple[Callable[[Rig], None], int]] = {

@@ -226,6 +226,23 @@ class KeepsEveryTicket(Lie):
         return copied
 
 
+@liar(26, "copies out are forgotten when something is written, and never otherwise")
+class CopiesUntilAWrite(Lie):
+    """A list of running reads that only the next write clears."""
+
+    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
+        """Remember the copy."""
+        copied: CopyTicket = super().copy_out(memory, parts, stream)  # type: ignore[misc]
+        self.__dict__.setdefault("unwritten", []).append(copied)
+        return copied
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Forget all copies, and write."""
+        self.__dict__.get("unwritten", []).clear()
+        return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
+
+
 @liar(26, "device memory lies on boundaries of 16 bytes")
 class AlignedToSixteen(Lie):
     """Memory on which vector stores of 64 bytes trap, or are split."""
