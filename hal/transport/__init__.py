@@ -1,4 +1,4 @@
-"""Transports: how a step's output gets from a worker to its engine (``hal.reading`` is the engine's side)."""
+"""Transports: they carry a step's output from a worker to its engine (``hal.reading`` is the engine's side)."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def open_sink(
     curve: CurveKeys | None = None,
     require_loss_detection: bool = False,
 ) -> Sink:
-    """Open the sink that the url names; a reader may listen there already or come later.
+    """Open the sink that the URL names. A reader may already listen there or start later.
 
-    ``ipc:///folder/name`` and ``tcp://host:port`` send frames over ZeroMQ, with ``curve`` (tcp) encrypted.
-    Any other scheme is a transport of the entry-point group ``hal.transports``, as ``sysv://FOLDER?layout=…`` of
-    ``plugins/fastdeploy`` (``docs/output.md``). One whose readers cannot notice a loss is refused with
-    ``require_loss_detection``.
+    ``ipc:///folder/name`` and ``tcp://host:port`` send frames over ZeroMQ; ``curve`` encrypts tcp. Any other scheme is
+    a transport of the entry-point group ``hal.transports``, such as ``sysv://FOLDER?layout=…`` of
+    ``plugins/fastdeploy`` (``docs/output.md``). ``require_loss_detection`` refuses a transport whose readers cannot
+    detect a loss.
 
-    ``capacity`` frames and ``capacity_bytes`` bound what is queued and not acknowledged; a ``put`` beyond waits up to
-    ``deadline`` seconds (0 to 1e9, default 10) and then raises ``SinkFull``. The reader hears of the sink every
-    ``heartbeat`` seconds (0.001 to 3600, default 0.25).
-    ``sender`` numbers the workers of one reader, which must differ. Raises ``InvalidValue`` for what cannot be.
+    ``capacity`` frames and ``capacity_bytes`` limit the frames that are queued and not acknowledged. A ``put`` beyond
+    these limits waits up to ``deadline`` seconds (0 to 1e9, default 10) and then raises ``SinkFull``. The sink sends
+    the reader a heartbeat every ``heartbeat`` seconds (0.001 to 3600, default 0.25). ``sender`` is the worker's number;
+    the workers of one reader need different numbers. Raises ``InvalidValue`` for an invalid argument.
     """
     url = _text(url)
     options = SinkOptions(capacity, capacity_bytes, deadline, heartbeat, sender, curve, require_loss_detection)
     if url.partition("://")[0] not in SCHEMES:
-        check_descriptors(SEARCH, f"the search for the transport of {url!r}", argument="url")  # without, it finds none
-        from hal.transport.loading import open_installed  # so that a worker without one loads no discovery
+        check_descriptors(SEARCH, f"the search for the transport of {url!r}", argument="url")  # else it finds none
+        from hal.transport.loading import open_installed  # ipc and tcp load no discovery
 
         return open_installed(url, options)
     scheme_of(url)
@@ -64,5 +64,5 @@ def open_sink(
 def _text(url: object) -> str:
     if not isinstance(url, str):
         cure = "give a str: ipc:///folder/name or tcp://host:port"
-        raise InvalidValue(f"{url!r} is no url", cure=cure, argument="url")
+        raise InvalidValue(f"{url!r} is not a URL", cure=cure, argument="url")
     return url

@@ -1,8 +1,9 @@
-"""The address of a reader within one host: the path of a socket, which one reader has at a time.
+"""The address of a reader within one host: the path of a socket, which one reader at a time holds.
 
-It holds a lock (flock) on the file ``SOCKET.lock`` beside the socket, which the kernel releases when the process ends,
-however it ends. Only who holds the lock makes or removes the socket. Both are this user's alone (0600), whatever the
-umask. A socket whose lock is free, and where nobody listens, is a dead reader's: the next reader replaces it.
+The reader holds a lock (flock) on the file ``SOCKET.lock`` beside the socket. The kernel releases the lock whenever the
+process ends. Only the holder of the lock creates or removes the socket. Both files are accessible only to this user
+(0600), whatever the umask. A socket whose lock is free and where nobody listens is left by a dead reader: the next
+reader replaces it.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from hal_core import HalError, InvalidValue, Unavailable
 from hal.timeouts import TIMEOUTS
 
 _MODE = 0o600
-_BACKLOG = 100  #: connections that the kernel holds until ZeroMQ takes them
+_BACKLOG = 100  #: connections that the kernel queues until ZeroMQ accepts them
 _held: dict[Path, Address] = {}
 
 
 class Address:
-    """A path that this process holds against every other reader, and the socket that listens there."""
+    """A path that this process locks against every other reader, and the socket that listens there."""
 
     def __init__(self, url: str, path: Path) -> None:
-        """Raises InvalidValue for a path that cannot be used or has a reader already; nothing is left then."""
+        """Raise InvalidValue for a path that cannot be used or already has a reader. The files are removed then."""
         self._path, self._pid = path, os.getpid()
         self._lock = _take_lock(url, path)
         self._made: tuple[int, int] | None = None
-        self._listener = self._handed = -1  # descriptors of the listening socket: as long as it is ours, and after that
+        self._listener = self._handed = -1  # descriptors of the listening socket: before and after hand_over()
         try:
             _check_free(url, path)
             self._listen(url)
@@ -43,22 +44,23 @@ class Address:
         _held[path] = self
 
     def hand_over(self) -> int:
-        """Return the descriptor of the listening socket, which whoever gets it closes."""
+        """Return the descriptor of the listening socket. The caller closes it."""
         self._handed, self._listener = self._listener, -1
         return self._handed
 
     def remove_socket(self) -> None:
-        """Remove the socket, if it is still the one that this process has made.
+        """Remove the socket if it is still the one that this process created.
 
-        To be called while it listens: once it is closed, the number of its file may be another's.
+        Call it while the socket listens: once it is closed, another file may get its inode number.
         """
         made, self._made = self._made, None
-        with contextlib.suppress(OSError):  # it is gone, or was replaced by what is another's
+        with contextlib.suppress(OSError):  # it is gone, or another process replaced it
             if made == _identity(self._path):
                 self._path.unlink()
 
     def release(self) -> None:
-        """Give the address back, its socket first. In a forked child nothing: it is the parent's. Idempotent."""
+        """Release the address, its socket first. Idempotent. Does nothing in a forked child: the parent owns the
+        address."""
         if self._lock < 0 or os.getpid() != self._pid:
             return
         _held.pop(self._path, None)
@@ -70,7 +72,8 @@ class Address:
         self._lock = -1
 
     def leave_to_parent(self) -> None:
-        """In a forked child: lock and listening socket end with the parent, not with the last of its children."""
+        """In a forked child, close the lock and the listening socket, so that they end with the parent and not with its
+        last child."""
         os.close(self._lock)
         self._lock = -1
         with contextlib.suppress(OSError):
@@ -79,9 +82,9 @@ class Address:
     def _listen(self, url: str) -> None:
         with contextlib.ExitStack() as undo:
             made = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            os.fchmod(made.fileno(), _MODE)  # what Linux gives the file: at no time may anybody else connect
+            os.fchmod(made.fileno(), _MODE)  # the mode of the file on Linux: other users may never connect
             try:
-                self._path.unlink(missing_ok=True)  # a dead reader's
+                self._path.unlink(missing_ok=True)  # left by a dead reader
                 made.bind(os.fspath(self._path))
                 self._made = _identity(self._path)
                 self._check_mode(url)
@@ -94,7 +97,8 @@ class Address:
         self._listener = made.detach()
 
     def _check_mode(self, url: str) -> None:
-        """Give this user what the umask has taken away; refuse a kernel that gives others more than was asked."""
+        """Restore this user's permissions that the umask removed. Refuse a kernel that gives others more than
+        requested."""
         mode = stat.S_IMODE(self._path.lstat().st_mode)
         if mode & ~_MODE:
             cure = "set umask 077, or use private_ipc_url()"
@@ -104,11 +108,11 @@ class Address:
 
 
 def remove_left(path: Path) -> None:
-    """Remove the socket at ``path`` if this process has made it, or a dead one; never one that has a reader."""
+    """Remove the socket at ``path`` if this process created it or its reader is dead; never one with a reader."""
     if (own := _held.get(path)) is not None:
         own.remove_socket()
         return
-    with contextlib.suppress(HalError, OSError):  # it has a reader, or it is no socket, or there is nothing
+    with contextlib.suppress(HalError, OSError):  # it has a reader, is missing, or is not a socket
         if not stat.S_ISSOCK(path.lstat().st_mode):
             return
         lock = _take_lock("", path)
@@ -125,7 +129,7 @@ def lock_of(path: Path) -> Path:
 
 
 def open_exactly(path: Path, flags: int = 0) -> int:
-    """Open the file for reading and writing, made if it is not there, of this user alone whatever the umask."""
+    """Open the file for reading and writing, for this user only whatever the umask. Create it if it is missing."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, _MODE)
     try:
         if stat.S_IMODE(os.fstat(descriptor).st_mode) != _MODE:
@@ -147,9 +151,9 @@ def _take_lock(url: str, path: Path) -> int:
             raise InvalidValue(f"cannot bind {url!r}: {error}", cure=cure, argument="url") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_there(file, descriptor):  # else its former holder has just removed it
+            if _is_there(file, descriptor):  # otherwise its former holder has just removed it
                 os.ftruncate(descriptor, 0)
-                with contextlib.suppress(OSError):  # on a full disk it is held all the same, by one without a name
+                with contextlib.suppress(OSError):  # on a full disk the lock still holds, without the holder's name
                     os.pwrite(descriptor, f"{os.getpid()} {Path(sys.argv[0] or 'python').name}\n".encode(), 0)
                 return descriptor
         except BlockingIOError:
@@ -169,7 +173,7 @@ def _give_lock_back(path: Path, descriptor: int) -> None:
 
 
 def _is_there(file: Path, descriptor: int) -> bool:
-    """Whether the open file is the one at the path."""
+    """Return whether the open file is the one at the path."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(file, follow_symlinks=False))
     except OSError:
@@ -177,7 +181,7 @@ def _is_there(file: Path, descriptor: int) -> bool:
 
 
 def _holder(file: Path, descriptor: int) -> str:
-    """Name who holds the lock; "" if it was given back meanwhile. A dead holder's name may be there for a moment."""
+    """Name the holder of the lock; "" if it was released meanwhile. A dead holder's name may remain for a moment."""
     end = time.monotonic() + TIMEOUTS.lock_name
     while _is_there(file, descriptor):
         number, _, name = os.pread(descriptor, 4096, 0).decode(errors="replace").rstrip("\n").partition(" ")
@@ -195,7 +199,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def check_is_socket(url: str, mode: int) -> None:
-    """Raise InvalidValue where a file of that mode is none: it can never be a reader's."""
+    """Raise InvalidValue if a file of that mode is not a socket: no reader can use its path."""
     if not stat.S_ISSOCK(mode):
         what = "folder" if stat.S_ISDIR(mode) else "symbolic link" if stat.S_ISLNK(mode) else "file"
         raise _bad(url, f"names a {what}, not a socket", "choose another path; nothing was touched")
@@ -215,7 +219,7 @@ def _check_free(url: str, path: Path) -> None:
         try:
             probe.connect(os.fspath(path))
         except ConnectionRefusedError:
-            return  # left by a process that is gone
+            return  # left by a dead process
         except BlockingIOError:
             raise _taken(url, "a process without a lock, which takes no connections,") from None
         except OSError as error:

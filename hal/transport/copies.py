@@ -1,4 +1,5 @@
-"""A sink that hands each output to several: each delivers it for itself, as an engine and whoever reads along."""
+"""A sink that passes each output to several sinks: each delivers it by itself, as to an engine and to a second
+reader."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from hal_core.frames import PendingOutput, entries_of, is_ready, new_session
 
 
 class Copies:
-    """Puts what it is given into each of ``sinks``; closing these is their owner's affair.
+    """Sink that puts each output into each of ``sinks``. Their owner closes them.
 
-    An output is complete when all have completed it, with the first error that any of them met.
+    An output is complete when all sinks have completed it, with the first error of any of them.
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
@@ -20,9 +21,9 @@ class Copies:
         self.entries = min(filter(None, map(entries_of, sinks)), default=0)
 
     def put(self, pending: PendingOutput) -> None:
-        """Give the output to every sink, whatever one of them says; then raise what the first one did.
+        """Give the output to every sink even if one of them raises; then raise the first error.
 
-        One that is closed is the end for all: the output is not taken then, though the others may still send it.
+        If one sink is closed, all count as closed: the output is refused, though the others may still send it.
         """
         shared = _Shared(pending, len(self._sinks))
         full: SinkFull | None = None
@@ -41,18 +42,18 @@ class Copies:
             raise full
 
     def close(self, timeout: float) -> None:
-        """Nothing of its own to drain."""
+        """Do nothing: this sink has no queue."""
 
 
 def close_all(sinks: Sequence[Sink], timeout: float, *, again: bool = False) -> None:
-    """Close sinks one after the other, each with ``timeout`` seconds; then raise all that was undelivered.
+    """Close sinks one after the other, each with ``timeout`` seconds; then raise one error with everything undelivered.
 
-    ``again``: the worker is started again, for which readers are to wait.
+    ``again``: the worker restarts, and readers are to wait for it.
     """
     names: list[tuple[str, int, int]] = []
     why: list[str] = []
     for sink in sinks:
-        if again and hasattr(sink, "again"):  # a queue's reader cannot be told
+        if again and hasattr(sink, "again"):  # the reader of a queue cannot be told
             sink.again = True
         try:
             sink.close(timeout)
@@ -76,33 +77,33 @@ class _Shared:
 
     @property
     def batch_ids(self) -> Sequence[int]:
-        """Of each row of the resolved record, the batch id."""
+        """Return the batch id of each row of the resolved record."""
         found: Sequence[int] = getattr(self._pending, "batch_ids", ())
         return found
 
     @property
     def batch_size(self) -> int:
-        """The batch ids of the step."""
+        """Return the number of batch ids of the step."""
         return int(getattr(self._pending, "batch_size", 0))
 
     def ready(self) -> bool:
-        """Whether resolving it does not wait."""
+        """Return whether :meth:`resolve` returns without waiting."""
         return is_ready(self._pending)
 
     def resolve(self) -> OutputRecord:
-        """The record, which is built once."""
+        """Return the record, which is built once."""
         with self._lock:
             if self._record is None:
                 self._record = self._pending.resolve()
             return self._record
 
     def abandon(self) -> None:
-        """Whoever put the output completes it."""
+        """Do nothing more with the output: the caller of ``put`` completes it."""
         with self._lock:
             self._left = 0
 
     def complete(self, error: BaseException | None) -> None:
-        """One sink is done with it."""
+        """Note that one sink is done with the output; complete it after the last."""
         with self._lock:
             self._error = self._error or error
             self._left -= 1

@@ -1,4 +1,4 @@
-"""Keys for tcp: CurveZMQ encrypts both ways, and each side knows the other by its public key."""
+"""Keys for tcp: CurveZMQ encrypts both directions, and each side authenticates the other by its public key."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _LENGTH = 40  #: characters of a key in Z85
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """One side's keys in Z85, 40 characters each, and the public keys of those it talks to.
+    """One side's keys in Z85, 40 characters each, and the public keys of its peers.
 
-    A sender names its reader, one key; a reader names every sender that it lets in, or has a ``gate`` that knows them.
+    A sender names one key, its reader's. A reader names every sender that it admits, or has a ``gate`` that decides.
     """
 
     public: str
@@ -39,19 +39,19 @@ class CurveKeys:
 
     @classmethod
     def new(cls, *peers: str, gate: Gate | None = None) -> CurveKeys:
-        """Return a new pair of keys for one side."""
+        """Return a new key pair for one side."""
         _needs_curve()
         public, secret = zmq.curve_keypair()
         return cls(public.decode(), secret.decode(), peers, gate)
 
     @classmethod
     def shared(cls, secret: str) -> CurveKeys:
-        """Return the keys of either side where both have the same secret one. Raises ValueError for no key."""
+        """Return the keys of either side if both share one secret key. Raises ValueError for an invalid key."""
         public = zmq.curve_public(secret.encode()).decode()
         return cls(public, secret, (public,))
 
     def knowing(self, *peers: str) -> CurveKeys:
-        """Return the same keys for talking to these peers."""
+        """Return the same keys with these peers."""
         return CurveKeys(self.public, self.secret, peers)
 
     def callback(self, domain: str, key: bytes) -> bool:
@@ -60,7 +60,7 @@ class CurveKeys:
 
 
 def secure_sender(socket: zmq.Socket[bytes], url: str, keys: CurveKeys) -> None:
-    """Have the sender's socket, not yet connected, talk to the reader with that key alone."""
+    """Let the sender's socket, not yet connected, talk only to the reader with that key."""
     _check(url, keys)
     if len(keys.peers) != 1:
         raise InvalidValue(f"{len(keys.peers)} peers", cure="name the reader's public key", argument="curve")
@@ -69,17 +69,17 @@ def secure_sender(socket: zmq.Socket[bytes], url: str, keys: CurveKeys) -> None:
 
 
 class Gate(Protocol):
-    """Says who may come in; it is asked in a thread of its own."""
+    """Decides which peers are admitted; it is asked in its own thread."""
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether the peer with this public key may."""
+        """Return whether the peer with this public key is admitted."""
 
 
 def secure_reader(
     socket: zmq.Socket[bytes], url: str, keys: CurveKeys, gate: Gate | None = None
 ) -> ThreadAuthenticator:
-    """Have the reader's socket, not yet bound, let in those that ``gate`` knows, without one the keys' peers alone.
-    Return what to ``stop()``."""
+    """Let the reader's socket, not yet bound, admit the peers that ``gate`` accepts; without a gate, only the keys'
+    peers. Return the authenticator; the caller calls its ``stop()``."""
     from zmq.auth.thread import ThreadAuthenticator
 
     _check(url, keys)

@@ -1,4 +1,4 @@
-"""File descriptors that must be free before ZeroMQ is asked for anything: where it finds none it ends the process."""
+"""File descriptors that must be free before a call of ZeroMQ: ZeroMQ ends the process when it finds none."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import resource
 
 from hal_core import Unavailable
 
-#: What ZeroMQ makes of a socket with its monitor: its threads with their polls and mailboxes, the sockets' own; one
-#: connection and the look at who is at its other end; and the pipe that wakes the sink's thread.
+#: Descriptors of a ZeroMQ socket with its monitor: the polls and mailboxes of its threads, and those of the sockets;
+#: one connection and the check of its peer; and the pipe that wakes the sink's thread.
 SENDER = 12
-#: The same with the listener, its address's lock, and two connections, which ZeroMQ accepts in a thread of its own.
+#: The same with the listener, the lock of its address, and two connections, which ZeroMQ accepts in its own thread.
 READER = 12
-#: What the authenticator adds for keys: its event loop, and the sockets by which it is asked and told.
+#: Descriptors of the authenticator for keys: its event loop, and the sockets for requests and answers.
 GATE = 8
-#: A search for an installed transport, a folder and a file at a time, and its import.
+#: Descriptors of a search for an installed transport (one folder and one file at a time) and its import.
 SEARCH = 3
-#: What a rank has open at most, and for each rank of its job besides: Paddle's store and gloo's connections. Seen: 63
-#: in the first of 2 ranks, 69 in the first of 4.
+#: Descriptors that a rank has open at most, and in addition for each rank of its job: Paddle's store and gloo's
+#: connections. Measured: 63 in the first of 2 ranks, 69 in the first of 4.
 RANK, RANK_OF_A_JOB = 56, 8
 
 
 def check_rank_limit(ranks: int, *, argument: str) -> None:
-    """Raise Unavailable if a process under this one's limit on open files cannot be one of so many ranks."""
+    """Raise Unavailable if this process's limit on open files is too low for one of so many ranks."""
     needed, limit = RANK + RANK_OF_A_JOB * ranks, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if resource.RLIM_INFINITY != limit < needed:
         what = f"each of {ranks} ranks takes up to {needed} file descriptors, and the limit is {limit}"
@@ -31,7 +31,7 @@ def check_rank_limit(ranks: int, *, argument: str) -> None:
 
 
 def check_descriptors(count: int, what: str, *, argument: str = "") -> None:
-    """Raise Unavailable unless ``what`` can open so many more."""
+    """Raise Unavailable unless ``what`` can open ``count`` more descriptors."""
     held: list[int] = []
     try:
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""The file with the key for records over tcp: ``hal tail`` makes it, ``hal run --sink`` reads a copy of it."""
+"""The file with the key for records over tcp: ``hal tail`` creates it, ``hal run --sink`` reads a copy of it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _COPY = "hal tail makes it; copy it to the other host"
 
 
 def record_keys(url: str, file: Path | None, *, make: bool = False) -> CurveKeys | None:
-    """Return the keys with which records travel to ``url``; None without a file, within one host.
+    """Return the keys that encrypt records to ``url``; None without a file, within one host.
 
-    ``make``: make the file if it is missing. Raises :class:`InvalidValue` for another host without a file, a file with
-    another scheme than tcp, and a file that cannot be read, that others may read, or that holds no key.
+    ``make``: create the file if it is missing. Raises :class:`InvalidValue` for another host without a file, and for a
+    file with another scheme than tcp. It also raises for a file that cannot be read, that others may read, or that
+    holds no key.
     """
     tcp = scheme_of(url) == "tcp"
     if file is None:
@@ -46,7 +47,7 @@ def _read(file: Path, *, make: bool) -> CurveKeys:
         raise InvalidValue(f"there is no folder {file.parent}", cure=cure, argument="--key")
     if file.is_dir():
         raise InvalidValue(f"{file} is a folder", cure=f"name a file in it ({_COPY})", argument="--key")
-    if file.exists() and not file.is_file():  # a pipe, which may be read for ever
+    if file.exists() and not file.is_file():  # a pipe, from which a read may never end
         raise InvalidValue(f"{file} is no regular file", cure=f"name another ({_COPY})", argument="--key")
     if make and not file.exists():
         _make(file)
@@ -56,7 +57,7 @@ def _read(file: Path, *, make: bool) -> CurveKeys:
 
 
 def _make(file: Path) -> None:
-    """Write a new key, whole or not at all, unless another process does so at the same time: then its key holds."""
+    """Write a new key atomically. If another process does so at the same time, its key is used."""
     descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)  # mode 0600
     try:
         with open(descriptor, "w") as made:

@@ -1,6 +1,6 @@
-"""Transports by the scheme of a url, from the entry-point group ``hal.transports``: only the named one is imported.
+"""Transports by URL scheme, from the entry-point group ``hal.transports``: only the named one is imported.
 
-``ipc`` and ``tcp`` are not looked up: they are one protocol with :mod:`hal.reading`, and open without a search.
+``ipc`` and ``tcp`` are not looked up: they share one protocol with :mod:`hal.reading`, and open without a search.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def open_installed(url: str, options: SinkOptions) -> Sink:
 
     :raises InvalidValue: for a scheme that no transport has, or that two distributions claim.
     :raises Unavailable: for a scheme of hal's checkout whose distribution is not installed.
-    :raises CapabilityMissing: if the url asks for a loss detection that the transport does not have.
-    :raises PluginError: naming the distribution, if it does not import or makes no sink.
+    :raises CapabilityMissing: if the URL asks for a loss detection that the transport does not have.
+    :raises PluginError: naming the distribution, if its import fails or it creates no sink.
     """
     scheme, separator, _ = url.partition("://")
     there = installed_in(TRANSPORTS)

@@ -15,12 +15,12 @@ from hal.timeouts import LEAST_HEARTBEAT, MOST, MOST_HEARTBEAT
 if TYPE_CHECKING:
     from hal.transport.curve import CurveKeys
 
-_MOST_FRAMES, _MOST_SENDER = (1 << 63) - 1, (1 << 32) - 1  #: what the fields of a frame can hold
+_MOST_FRAMES, _MOST_SENDER = (1 << 63) - 1, (1 << 32) - 1  #: the largest values of the fields of a frame
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """See :func:`hal.transport.open_sink`. A transport that cannot do what one of them asks for refuses it."""
+    """See :func:`hal.transport.open_sink`. A transport refuses an option that it cannot provide."""
 
     capacity: int
     capacity_bytes: int
@@ -46,7 +46,8 @@ class SinkOptions:
 
 
 def _whole(name: str, value: object, low: int, high: int) -> int:
-    """The value as an int: NumPy's count too, but True is a slip, and a float would fail in the sender's thread."""
+    """Return the value as an int. NumPy's integers pass; True is refused, and a float, which would fail in the sender's
+    thread."""
     try:
         number = low - 1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -58,7 +59,7 @@ def _whole(name: str, value: object, low: int, high: int) -> int:
 
 
 def _seconds(name: str, value: object, least: float, most: float) -> float:
-    """The value as a float of seconds. Not a number is not within any bounds."""
+    """Return the value as a float of seconds. NaN is outside all bounds."""
     number = math.nan
     if not isinstance(value, bool | str | bytes | bytearray):
         with contextlib.suppress(TypeError, ValueError, OverflowError):

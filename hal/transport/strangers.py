@@ -1,9 +1,9 @@
 """Connections of strangers, ended before the reader's socket is.
 
-libzmq 4.3.5 ends the process ("Resource temporarily unavailable", process_routing_id_msg in zmtp_engine.cpp) when a
-peer that greets as ZeroMQ 2 did says its name while the socket is being closed. Nothing in ZeroMQ refuses such peers
-but its authentication, whose requests have the same fault. So a connection on which nothing of ours was heard is shut
-down while the socket is whole, and ZeroMQ lets go of it.
+libzmq 4.3.5 ends the process ("Resource temporarily unavailable", process_routing_id_msg in zmtp_engine.cpp) in one
+case: a peer that greets like ZeroMQ 2 gives its name while the socket is being closed. ZeroMQ can refuse such peers
+only by its authentication, whose requests have the same fault. So a connection without a message of ours is shut down
+while the socket is still open, and ZeroMQ drops it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Name = str | tuple[str, int]
 
 
 def name_of(endpoint: str) -> Name:
-    """Of what ZeroMQ says of a bound socket: ``ipc://PATH`` or ``tcp://HOST:PORT``, in numbers."""
+    """Return the name in ZeroMQ's description of a bound socket: ``ipc://PATH`` or ``tcp://HOST:PORT``, in numbers."""
     scheme, _, rest = endpoint.partition("://")
     if scheme != "tcp":
         return rest
@@ -38,8 +38,8 @@ def name_of(endpoint: str) -> Name:
 def end_strangers(name: Name, known: Container[int]) -> None:
     """Shut down this process's connections at ``name`` whose inodes are not ``known``, and wait until they are closed.
 
-    No others are made from now on: a path must have been removed before, and at an address the kernel drops whoever
-    knocks. (Unbinding would end all connections as closing does, with the same fault.)
+    No new ones appear: a path must have been removed before, and at an address the kernel drops new connections.
+    (Unbinding would end all connections as closing does, with the same fault.)
     """
     end = time.monotonic() + TIMEOUTS.strangers
     while True:
@@ -57,27 +57,28 @@ def end_strangers(name: Name, known: Container[int]) -> None:
 
 
 def _take_no_more(listening: socket.socket) -> None:
-    """Have the kernel drop every packet for it, those that begin a connection too: a filter of one instruction."""
+    """Let the kernel drop every packet for the socket, those that open a connection too: a filter of one
+    instruction."""
     if listening.family == socket.AF_UNIX:
         return
     drop_all = ctypes.create_string_buffer(struct.pack("HBBI", _BPF_RET, 0, 0, 0))
-    with contextlib.suppress(OSError):  # a kernel without filters: who comes in the last moment comes in
+    with contextlib.suppress(OSError):  # a kernel without filters: a connection may still arrive in the last moment
         listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(drop_all)))
 
 
 def _shut_down(one: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # the peer has ended it already
+    with contextlib.suppress(OSError):  # the peer has already ended it
         one.shutdown(socket.SHUT_RDWR)
 
 
 def _sockets_at(name: Name) -> Iterator[socket.socket]:
-    """A duplicate of each socket of this process that is bound at ``name``, for the caller to close."""
+    """Yield a duplicate of each socket of this process that is bound at ``name``; the caller closes it."""
     for entry in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
                 continue
             one = socket.socket(fileno=os.dup(int(entry)))
-        except OSError:  # it was closed meanwhile, by whose thread it is
+        except OSError:  # another thread, its owner, has closed it meanwhile
             continue
         if _is_at(one, name):
             yield one

@@ -1,8 +1,9 @@
-"""Addresses: which transport a url names, and private folders (0700) for ipc sockets and what ranks print.
+"""Addresses: the transport that a URL names, and private folders (0700) for ipc sockets and the ranks' output.
 
 A private folder is named ``hal-<random>`` and lies in ``$XDG_RUNTIME_DIR`` or the folder for temporary files. Its
-process holds a lock on the file ``lock`` inside; the kernel releases that when the process ends, however it ends, and
-in whatever namespace. A folder whose lock is free is a dead process's, and the next :func:`private_ipc_url` removes it.
+process holds a lock on the file ``lock`` inside. The kernel releases that lock when the process ends, for any reason
+and in any namespace. A folder whose lock is free is left by a dead process; the next :func:`private_ipc_url` removes
+it.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from hal_core import HalError, InvalidValue, Unavailable
 
 from hal.transport.addresses import lock_of, open_exactly, remove_left
 
-SCHEMES = ("ipc", "tcp")  #: whose addresses carry frames
+SCHEMES = ("ipc", "tcp")  #: the schemes that carry frames
 _PREFIX, _LOCK, _NEW_LOCK, _SOCKET = "hal-", "lock", "lock.new", "output"
 _MAX_PATH = 107  #: bytes of a path in sockaddr_un without its end
 _locks: dict[Path, int] = {}  #: private folders of this process, with the descriptor of their lock
 
 
 def scheme_of(url: str) -> str:
-    """Return the scheme of a well-formed url that carries frames. Raises InvalidValue."""
+    """Return the scheme of a well-formed URL that carries frames. Raises InvalidValue."""
     scheme, separator, address = url.partition("://")
-    if "\0" in url:  # the system would take what is before it for the whole
+    if "\0" in url:  # the system would cut the path there
         raise _bad(url, "has a NUL character in it", "leave it out")
     if not separator or scheme not in SCHEMES:
         raise _bad(url, f"has no scheme of {', '.join(SCHEMES)}", "write ipc:///folder/name or tcp://host:port")
-    if not _is_text(address):  # ZeroMQ takes no other
+    if not _is_text(address):  # ZeroMQ requires it
         raise _bad(url, "has bytes that are no UTF-8", "use a host or folder whose name is text")
     if scheme == "tcp":
         _check_host_and_port(url, address)
@@ -44,13 +45,13 @@ def scheme_of(url: str) -> str:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether a tcp url, well-formed, names this host's loopback, which no other host reaches."""
+    """Return whether a tcp URL, well-formed, names this host's loopback, which no other host reaches."""
     host = url.partition("://")[2].rpartition(":")[0]
     return host == "localhost" or re.fullmatch(r"127(\.[0-9]{1,3}){1,3}", host) is not None
 
 
 def socket_of(url: str) -> Path | None:
-    """Return the path of the url's socket; None for a scheme whose address is none."""
+    """Return the path of the URL's socket; None for a scheme whose address is not a path."""
     scheme, _, address = url.partition("://")
     return Path(address) if scheme == "ipc" else None
 
@@ -65,12 +66,12 @@ def _check_path(url: str, path: str) -> None:
 
 
 def _is_text(address: str) -> bool:
-    """Whether it holds no bytes that the system could not decode, which Python carries as surrogates."""
+    """Return whether it holds no bytes that could not be decoded; Python represents these as surrogates."""
     return all(not 0xD800 <= ord(character) < 0xE000 for character in address)
 
 
 def check_named_port(url: str) -> None:
-    """Raise InvalidValue for a tcp url by which nobody is found: a reader may leave the port open, a sink cannot."""
+    """Raise InvalidValue for a tcp URL without a port: a reader may leave it open, a sink cannot."""
     port = url.rpartition(":")[2]
     if scheme_of(url) == "tcp" and port.strip("0") in ("", "*"):
         raise _bad(url, f"has the port {port!r}", "write the one on which the reader listens (its url names it)")
@@ -87,7 +88,7 @@ def _check_host_and_port(url: str, address: str) -> None:
 
 
 def private_ipc_url() -> str:
-    """Make a private folder and return the url of a socket in it. Removed by :func:`release_ipc` or at exit."""
+    """Create a private folder and return the URL of a socket in it. :func:`release_ipc` or the exit removes it."""
     parent = _parent()
     room = _MAX_PATH - len(os.fsencode(parent / f"{_PREFIX}{'x' * 8}" / _SOCKET))
     what = "" if parent.is_absolute() else "is no absolute path"
@@ -104,7 +105,8 @@ def private_ipc_url() -> str:
 
 
 def private_folder() -> Path:
-    """Make a private folder, after removing those of dead processes. Removed by :func:`release_private` or at exit."""
+    """Create a private folder, after removing those of dead processes. :func:`release_private` or the exit removes
+    it."""
     parent = _parent()
     try:
         remove_stale_folders(parent)
@@ -117,7 +119,7 @@ def private_folder() -> Path:
 
 
 def _parent() -> Path:
-    """Where private folders lie. Python tries folders for temporary files by writing into them."""
+    """Return the folder of the private folders. Python tests folders for temporary files by writing into them."""
     try:
         return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     except FileNotFoundError as error:
@@ -126,14 +128,14 @@ def _parent() -> Path:
 
 
 def _make_folder(parent: Path) -> Path:
-    """Make a private folder (0700, whatever the umask) and hold its lock. Where that fails nothing is left."""
+    """Create a private folder (0700, whatever the umask) and take its lock. After an error it is removed."""
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     try:
         folder.chmod(0o700)
         descriptor = open_exactly(folder / _NEW_LOCK)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (folder / _NEW_LOCK).rename(folder / _LOCK)  # never there with its lock free while this process lives
+            (folder / _NEW_LOCK).rename(folder / _LOCK)  # never there with a free lock while this process lives
         except BaseException:
             os.close(descriptor)
             raise
@@ -145,9 +147,9 @@ def _make_folder(parent: Path) -> Path:
 
 
 def _remove_folder(folder: Path) -> None:
-    """Remove a private folder also where no descriptor is left, without which it cannot be listed."""
+    """Remove a private folder, even without a free descriptor, which listing it would need."""
     for name in (_SOCKET, lock_of(folder / _SOCKET).name, _NEW_LOCK, _LOCK):
-        with contextlib.suppress(OSError):  # none, mostly
+        with contextlib.suppress(OSError):  # usually there is none
             (folder / name).unlink()
     try:
         folder.rmdir()
@@ -156,7 +158,7 @@ def _remove_folder(folder: Path) -> None:
 
 
 def adopt_ipc(url: str) -> None:
-    """Hold the lock of the url's folder if it is the private one of a process that is gone, as after its restart."""
+    """Take the lock of the URL's folder if it is the private one of a dead process, as after its restart."""
     path = socket_of(url)
     if path is None or path.parent in _locks or not path.parent.name.startswith(_PREFIX):
         return
@@ -174,7 +176,7 @@ def adopt_ipc(url: str) -> None:
 def release_ipc(url: str, *, folder: bool = True) -> None:
     """Remove the socket and, with ``folder``, its folder if it is a private one of this process. Idempotent.
 
-    Only a socket that this process has made, or that nobody listens on; with its folder any. Never a file.
+    The socket is removed only if this process created it or nobody listens on it; with its folder always. Never a file.
     """
     path = socket_of(url)
     if path is None:
@@ -185,7 +187,7 @@ def release_ipc(url: str, *, folder: bool = True) -> None:
 
 
 def release_folder(url: str) -> None:
-    """Remove the folder of the url's socket, and all in it, if it is a private one of this process. Idempotent."""
+    """Remove the folder of the URL's socket, and all in it, if it is a private one of this process. Idempotent."""
     if (path := socket_of(url)) is not None:
         release_private(path.parent)
 
@@ -193,7 +195,7 @@ def release_folder(url: str) -> None:
 def release_private(folder: Path) -> None:
     """Remove ``folder``, and all in it, if it is a private one of this process. Idempotent."""
     if (descriptor := _locks.pop(folder, None)) is not None:
-        os.close(descriptor)  # first: where none is left, listing the folder takes one
+        os.close(descriptor)  # first: listing the folder needs a free descriptor
         _remove_folder(folder)
 
 
@@ -201,7 +203,7 @@ def remove_stale_folders(parent: Path) -> list[Path]:
     """Remove the private folders of this user in ``parent`` whose process is gone, and return them."""
     removed = []
     for lock in parent.glob(f"{_PREFIX}*/{_LOCK}"):
-        with contextlib.suppress(OSError):  # another user's, or just removed by another process
+        with contextlib.suppress(OSError):  # it belongs to another user, or another process has just removed it
             if lock.parent in _locks or lock.parent.stat().st_uid != os.getuid():
                 continue
             descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -226,7 +228,8 @@ def release_all() -> None:
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: the folders are the parent's, and its locks end with it, not with the last of its children."""
+    """In a forked child, forget the folders: they belong to the parent, and its locks end with it, not with its
+    children."""
     while _locks:
         os.close(_locks.popitem()[1])
 

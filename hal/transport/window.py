@@ -1,4 +1,4 @@
-"""The frames that a sender still holds because no reader has acknowledged them. No I/O: it is tested by itself."""
+"""The frames that a sender still holds because no reader has acknowledged them. No I/O, so it is tested alone."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ class Window:
 
     def __init__(self) -> None:
         self._frames: deque[bytes] = deque()
-        self._waiting: deque[bytes] = deque()  # those of them that are to be sent, the last ones
+        self._waiting: deque[bytes] = deque()  # the last ones of them, still to be sent
         self.first = 1
         self.nbytes = 0
-        self.resent = 0  #: frames that a reader asked for again, counted
+        self.resent = 0  #: number of frames that a reader requested again
 
     def __len__(self) -> int:
         return len(self._frames)
 
     @property
     def next(self) -> int:
-        """The number that the next frame gets."""
+        """Return the number of the next new frame."""
         return self.first + len(self._frames)
 
     @property
     def unsent(self) -> int:
-        """The number of the frame to send next; ``next`` when all are sent."""
+        """Return the number of the frame to send next; ``next`` when all are sent."""
         return self.first + len(self._frames) - len(self._waiting)
 
     @property
     def is_sent(self) -> bool:
-        """Whether every frame is with the transport."""
+        """Return whether the transport has every frame."""
         return not self._waiting
 
     def add(self, frame: bytes) -> None:
@@ -43,7 +43,8 @@ class Window:
         self.nbytes += len(frame)
 
     def acknowledge(self, sequence: int) -> int:
-        """Forget everything up to ``sequence`` and return how many frames that were. Numbers never made are ignored."""
+        """Drop everything up to ``sequence`` and return the number of frames dropped. Ignores numbers that were never
+        used."""
         frames = self._frames
         count = min(sequence, self.next - 1) - self.first + 1
         if count <= 0:
@@ -58,7 +59,7 @@ class Window:
         return count
 
     def rewind(self, after: int) -> None:
-        """Have everything after ``after`` that is still held sent again."""
+        """Send everything after ``after`` that is still held again."""
         target = min(max(after + 1, self.first), self.next)
         self.resent += max(0, self.unsent - target)
         self._waiting = deque(islice(self._frames, target - self.first, None))
@@ -74,14 +75,15 @@ class Window:
             if count and size > limit:
                 break
             count += 1
-        return b"".join(islice(waiting, count)), count  # one alone is not copied
+        return b"".join(islice(waiting, count)), count  # a single frame is not copied
 
     def sent(self, count: int) -> None:
-        """The ``count`` frames of the last message are with the transport."""
+        """Note that the transport has the ``count`` frames of the last message."""
         popleft = self._waiting.popleft
         for _ in range(count):
             popleft()
 
     def deliveries(self) -> list[tuple[str, int, int]]:
-        """``(request_id, first_position, count)`` of everything held: what is undelivered if the sender ends now."""
+        """Return ``(request_id, first_position, count)`` of everything held, which is undelivered if the sender ends
+        now."""
         return [told for frame in self._frames for told in decode(frame).record.deliveries()]

@@ -1,7 +1,7 @@
-"""What a sink and its reader say to each other (:mod:`hal.transport.protocol` has the words). Its thread's alone.
+"""Messages between a sink and its reader (:mod:`hal.transport.protocol` defines them). Used only by the sink's thread.
 
-The sink makes frames and puts them into the window. Here they are sent to whoever has given a cursor, and what that
-reader says about them is heard.
+The sink puts encoded frames into the window. This module sends them to the reader that has sent a cursor, and handles
+the reader's messages about them.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from hal.transport.connection import Connection
 from hal.transport.protocol import MESSAGE_BYTES, Bye, Cursor, State, control, read_control
 from hal.transport.window import Window
 
-_DONTWAIT = int(zmq.DONTWAIT)  # enums cost a call
-#: Heartbeats after which a reader that has said nothing meanwhile gets no more: what waits for one that does not read
-#: would grow without end. It answers each of those it reads.
+_DONTWAIT = int(zmq.DONTWAIT)  # converted once: an enum costs a call
+#: Heartbeats without an answer after which the reader gets no more: for a reader that does not read, the queue would
+#: grow without limit. A reader answers each heartbeat that it reads.
 _MOST_UNANSWERED = 8
-#: Messages that are taken before the sink looks after its own again.
+#: Messages that are received before the sink continues with its own work.
 _TAKE_WORDS = 256
 
 
 class Wire:
-    """One session's end of the wire: the frames that ``window`` holds go over ``connection``."""
+    """One session's end of the connection: the frames that ``window`` holds go over ``connection``."""
 
     def __init__(
         self, connection: Connection, window: Window, *, session: int, sender: int, capacity: int, heartbeat: float
     ) -> None:
-        """``heartbeat``: seconds between two words of a sender that has nothing else to say."""
+        """``heartbeat``: seconds between two messages of a sender that is otherwise idle."""
         self._connection, self._window = connection, window
         self._session, self._sender = session, sender
         self._capacity, self._heartbeat = capacity, heartbeat
-        self.is_granted = False  #: whether a reader has given its cursor
+        self.is_granted = False  #: whether a reader has sent its cursor
         self.is_refused = False  #: whether it has declared the session lost
         self._owed: int | None = 0  # the token of the cursor to answer with a STATE; 0 is the greeting
         self._next_beat = 0.0
-        self._unanswered = 0  # heartbeats since the reader was heard of
+        self._unanswered = 0  # heartbeats since the reader's last message
 
     def follow_connection(self) -> None:
-        """Greet whoever is at the other end of a new connection."""
+        """Greet the peer of a new connection."""
         if self._connection.follow():
             self._unanswered = 0
             self._owed = self._owed or 0
 
     def transmit(self) -> None:
-        """Send what is due: answer or heartbeat first, then unsent frames, until ZeroMQ takes no more."""
+        """Send the due messages: answer or heartbeat first, then unsent frames, until ZeroMQ accepts no more."""
         now = time.monotonic()
         if self._owed is None and now >= self._next_beat:
             self._next_beat = now + self._heartbeat
@@ -66,7 +66,7 @@ class Wire:
             window.sent(count)
 
     def receive(self) -> bool:
-        """Hear what the reader says. Return whether the window forgot frames, so that there is room."""
+        """Handle the reader's messages. Return whether the window dropped frames, so that there is room."""
         before = self._window.first
         for _ in range(_TAKE_WORDS):
             try:
@@ -78,23 +78,23 @@ class Wire:
                     if header.session == self._session:
                         self._unanswered = 0
                         self._obey(header.kind, header.sequence, frame)
-            except FrameError:  # not from a reader of ours; if it was, its next word repeats what it wants
+            except FrameError:  # not from a reader of ours; a reader of ours repeats its request in its next message
                 continue
         return self._window.first > before
 
     def wait(self) -> bool:
-        """Wait for a word of the reader, room in ZeroMQ if something is due, the wake end, or the next heartbeat.
+        """Wait for a message of the reader, room in ZeroMQ if something is due, the wake end, or the next heartbeat.
 
-        Return whether it was the wake end.
+        Return whether the wake end ended the wait.
         """
         due = self._owed is not None or (self.is_granted and not self._window.is_sent)
         until = self._next_beat if self._owed is None else time.monotonic() + self._heartbeat
         return self._connection.wait(until, due=due)
 
     def say_good_bye(self, *, again: bool) -> None:
-        """Tell a reader that this was all; ``again``: until the worker is started again.
+        """Tell the reader that the session has ended; ``again``: until the worker restarts.
 
-        A reader that was greeted may not have answered yet: without frames nothing has waited for its answer.
+        A reader that was greeted may not have answered yet: without frames the sender has not waited for its answer.
         """
         if self.is_granted or self._window.next == 1:
             last, numbers = self._window.next - 1, {"session": self._session, "sender": self._sender}

@@ -1,7 +1,8 @@
-"""The sink that sends frames over ZeroMQ, acknowledged and bounded (``hal.transport.protocol`` has the messages).
+"""The sink that sends frames over ZeroMQ, acknowledged and bounded (``hal.transport.protocol`` defines the messages).
 
-``put`` only queues. One thread resolves the outputs in order, encodes them, holds each frame until the reader has
-acknowledged it, and talks to the reader. It sleeps in one poll on its socket and a pipe by which ``put`` wakes it.
+``put`` only queues. One thread resolves the outputs in order and encodes them. It holds each frame until the reader has
+acknowledged it, and exchanges messages with the reader. It sleeps in one poll on its socket and on a pipe by which
+``put`` wakes it.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from hal.transport.protocol import MESSAGE_BYTES
 from hal.transport.window import Window
 from hal.transport.wire import Wire
 
-#: So much is encoded before it is sent while outputs wait: then each look at the socket serves many frames.
+#: Bytes that are encoded before they are sent while outputs wait: then each poll of the socket serves many frames.
 _TAKE_BYTES = 4 * MESSAGE_BYTES
-#: write(2) that keeps the interpreter's lock: ``os.write`` would hand it to the thread that is woken, and the
-#: caller of ``put`` would wait until that has built and encoded the record.
+#: write(2) that keeps the interpreter's lock: ``os.write`` would pass it to the woken thread. The caller of ``put``
+#: would then wait until that thread has built and encoded the record.
 _write = ctypes.PyDLL(None).write
 _write.argtypes, _write.restype = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t), ctypes.c_ssize_t
 
@@ -47,17 +48,17 @@ class ZmqSink:
         curve: CurveKeys | None,
     ) -> None:
         self.session, self.sender, self.url = new_session(), sender, url
-        self.again = False  #: set before ``close``: the worker is started again, and readers are to wait for it
+        self.again = False  #: set before ``close``: the worker restarts, and readers are to wait for it
         self._capacity, self._capacity_bytes = capacity, capacity_bytes
         self._deadline, self._has_key = deadline, curve is not None
         self._window = Window()
         self._outputs: deque[PendingOutput] = deque()
         self._in_hand: PendingOutput | None = None  # being resolved
-        self._is_reported = False  # close() has named what was undelivered, and what was in hand then
+        self._is_reported = False  # close() has named the undelivered outputs and those being resolved
         self._room = threading.Condition()  # notified when there may be room; guards _closing
         self._closing = self._stop = self._sleeping = False
         self._failure: HalError | None = None
-        self._abandoned: list[tuple[str, int, int]] = []  # outputs that the thread gave up when it failed
+        self._abandoned: list[tuple[str, int, int]] = []  # outputs that the thread abandoned when it failed
         self._pid = os.getpid()
         self._wake_end, self._wake = _pipe(url)
         try:
@@ -70,7 +71,7 @@ class ZmqSink:
         self._thread = threading.Thread(target=self._run, name=f"hal-sink-{sender}", daemon=True)
         try:
             self._thread.start()
-        except BaseException:  # no more threads are allowed
+        except BaseException:  # the process may start no more threads
             self._connection.close(0)
             self._connection.end()
             self._close_pipe()
@@ -86,7 +87,7 @@ class ZmqSink:
             self._refuse_if_closed()
             self._outputs.append(pending)
             if self._sleeping:
-                self._sleeping = False  # one word is enough
+                self._sleeping = False  # one wake-up is enough
                 self._wake_thread()
         if full:
             raise SinkFull(
@@ -151,10 +152,10 @@ class ZmqSink:
         os.close(self._wake_end)
 
     def _wake_thread(self) -> None:
-        _write(self._wake, b"w", 1)  # an error does not matter; full: it is being woken, closed: it has left
+        _write(self._wake, b"w", 1)  # full: it is being woken; closed: it has left
 
     def _report_undelivered(self, timeout: float, backlog: str) -> None:
-        """Settle what the thread left, and name all that no reader has acknowledged."""
+        """Complete the outputs that the thread left, and name all that no reader has acknowledged."""
         with self._room:
             self._is_reported = True
             names = self._window.deliveries() + self._abandoned
@@ -170,7 +171,7 @@ class ZmqSink:
             )
 
     def _abandon_outputs(self, names: list[tuple[str, int, int]]) -> None:
-        """Settle what was never resolved, and add to ``names`` what that was."""
+        """Complete the outputs that were never resolved, and add their deliveries to ``names``."""
         error = self._failure or _closed("the sink was closed first")
         while self._outputs:
             pending = self._outputs.popleft()
@@ -184,7 +185,7 @@ class ZmqSink:
             while not self._stop and not (self._closing and self._is_drained()):
                 self._take_outputs()
                 self._wire.follow_connection()
-                self._wire.transmit()  # first: what the reader has to say can wait for the frame, not the reverse
+                self._wire.transmit()  # first: the reader's messages can wait for the frame, not the reverse
                 self._receive()
                 self._sleep()
             if not self._stop:
@@ -195,7 +196,7 @@ class ZmqSink:
             self._leave()
 
     def _leave(self) -> None:
-        """Close everything; whoever waits for room learns that there will be none."""
+        """Close everything, and wake the callers that wait for room: there will be none."""
         self._connection.close(0 if self._stop or self._failure else round(1000 * TIMEOUTS.sink_last))
         with self._room:
             self._sleeping = False
@@ -213,7 +214,7 @@ class ZmqSink:
         return self._failure is not None or not (self._outputs or len(self._window))
 
     def _take_outputs(self) -> None:
-        """Resolve and encode outputs, up to some messages' worth as long as they say that they are ready."""
+        """Resolve and encode outputs, up to a few messages, as long as they are ready."""
         size = 0
         while self._outputs and size < _TAKE_BYTES and not self._stop:
             with self._room:  # close() finds it here or there
@@ -234,7 +235,7 @@ class ZmqSink:
         except Exception as error:  # noqa: BLE001  # handed on to the ticket, which raises it
             pending.complete(error)
             return 0
-        with self._room:  # it is named once: as what is in hand or, from here on, as what is in the window
+        with self._room:  # it is named once: as the output being resolved or, from here on, as part of the window
             is_named = self._is_reported
             if not is_named:
                 self._window.add(frame)
@@ -243,7 +244,7 @@ class ZmqSink:
         return len(frame)
 
     def _receive(self) -> None:
-        """Hear what the reader says, and tell those who wait that there is room."""
+        """Handle the reader's messages, and tell the waiting callers that there is room."""
         if self._wire.receive():
             with self._room:
                 self._room.notify_all()
@@ -252,8 +253,8 @@ class ZmqSink:
             self._stop = True
 
     def _sleep(self) -> None:
-        """Wait for an output, or for what the wire waits for."""
-        self._sleeping = True  # from here on put() wakes us; what it queued before is seen below
+        """Wait for an output, or for an event of the connection."""
+        self._sleeping = True  # from here on put() wakes this thread; outputs queued before are seen below
         try:
             is_over = self._stop or (self._closing and self._is_drained())
             if not self._outputs and not is_over and self._wire.wait():
@@ -263,7 +264,8 @@ class ZmqSink:
 
 
 def _pipe(url: str) -> tuple[int, int]:
-    """Both ends of a pipe, neither of which blocks. Raises Unavailable where a sink's descriptors are not left."""
+    """Return both ends of a pipe, neither of which blocks. Raises Unavailable if too few descriptors are free for a
+    sink."""
     check_descriptors(SENDER, f"a sink for {url}", argument="url")
     ends = os.pipe()
     for end in ends:

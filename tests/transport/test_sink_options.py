@@ -34,7 +34,7 @@ def test_g26_an_option_that_cannot_be_is_named_with_a_cure(url, name, value):
 
 @pytest.mark.parametrize("url", [None, 5, b"tcp://127.0.0.1:5", object()])
 def test_g26_a_url_that_is_no_text_is_refused(url):
-    with pytest.raises(InvalidValue, match=r"^url: .* is no url .*ipc:///folder/name"):
+    with pytest.raises(InvalidValue, match=r"^url: .* is not a URL .*ipc:///folder/name"):
         open_sink(url)
 
 
