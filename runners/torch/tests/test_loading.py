@@ -142,7 +142,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_it_is_read(saved, monk
     config = read_config(directory)
     weights = sum(tensor.size for tensor in read_tensors(directory, config).values()) * 4
     cache = 64 * 4 * 2 * 2 * 4 * 2 * 4  # blocks, their tokens, keys and values, heads, width, layers, bytes
-    monkeypatch.setattr("hal_torch.loading.load", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr("hal_torch.model.load", lambda *_: pytest.fail("it was read"))
     monkeypatch.setattr(support, "free_bytes", lambda device: weights + cache - 1)
     with pytest.raises(OutOfMemory) as caught, torch_stepper(directory):
         pass
@@ -181,6 +181,11 @@ class TestSees:
         with pytest.raises(Unavailable) as caught:
             check_sees(SimpleNamespace(name="cuda:0", index=0))
         assert "install a build of torch for the driver and the card" in caught.value.cure
+
+    def test_a_torch_that_hides_its_graphs_is_named(self, card, monkeypatch):
+        card()
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+        assert self.why() == f"torch {torch.__version__} does not expose the handles of its CUDA graphs, as 2.11 does"
 
     def test_a_build_for_another_driver_is_named(self, card, monkeypatch):
         def fails():

@@ -10,7 +10,6 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
-from hal_core import Unavailable
 
 from .plan import NOTHING, Size
 from .sampling import DRAWN, GREEDY, TRUNCATED, Want
@@ -40,7 +39,7 @@ class Graphs:
             for part in _parts(sizes, drafts=steps.each > 1):
                 self._graphs[part] = self._captured(part)
         torch.cuda.synchronize(device)
-        self._handles = {part: _handle(graph) for part, graph in self._graphs.items()}
+        self._handles = {part: int(graph.raw_cuda_graph_exec()) for part, graph in self._graphs.items()}
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -78,12 +77,3 @@ def _parts(sizes: Sequence[Size], *, drafts: bool) -> Iterator[Part]:
         yield Draft()
     for turn in range(UNDER_WAY):
         yield from (Feed(turn), Tell(turn))
-
-
-def _handle(graph: torch.cuda.CUDAGraph) -> int:
-    """The graph's ``cudaGraphExec_t``."""
-    try:
-        return int(graph.raw_cuda_graph_exec())
-    except AttributeError as error:
-        what = f"torch {torch.__version__} does not tell the handles of its CUDA graphs"
-        raise Unavailable(what, cure="install torch 2.11 or later", argument="--runner") from error

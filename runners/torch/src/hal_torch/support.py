@@ -40,6 +40,8 @@ def _why_no_gpu(index: int) -> str:
     version = torch.__version__
     if torch.version.cuda is None:
         return f"torch {version} is built without CUDA"
+    if not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec"):  # by which the device launches a step's graphs
+        return f"torch {version} does not expose the handles of its CUDA graphs, as 2.11 does"
     if not torch.cuda.is_available():
         try:
             torch.cuda.init()
