@@ -112,7 +112,7 @@ def test_two_hosts_print_what_one_process_does_whatever_the_cable_does(hosts, al
         with engine:
             assert engine.wait(PATIENCE) == 0, err
         compare(first + out, alone)
-        assert "split 1,1 of tp 1" in err
+        assert "split 1,1" in err
         assert "lost" not in err
     assert sum(host.sent_again() for host in hosts.all) > 0
 
