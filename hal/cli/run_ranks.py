@@ -185,7 +185,7 @@ def _ranks_told(ranks: RankOptions) -> str:
     """How the closing line calls the ranks."""
     if ranks.split is None:
         return f"tp {ranks.tp} x dp {ranks.dp}"
-    return f"split {ranks.split[0]},{ranks.split[1]}" + f" of tp {ranks.tp}" * (ranks.tp > 1)
+    return f"split {ranks.split[0]},{ranks.split[1]}{f' of tp {ranks.tp}' * (ranks.tp > 1)}"
 
 
 def _drawn(params: SamplingParams) -> SamplingParams:
