@@ -60,10 +60,11 @@ class RayCluster:
             if host and port.isdigit():  # Ray itself would try for minutes
                 socket.create_connection((host.rpartition("/")[2], int(port)), TIMEOUTS.ray_address).close()
             ray.init(address=self._address or "local", **options)
-        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # Ray raises bare ones too, as where a node does not start in time
             where = self._address or "this host"
             cure = "start the cluster (ray start --head), or see --ray-address and RAY_ADDRESS"
-            raise Unavailable(f"no Ray cluster at {where}: {error}", cure=cure, argument="--ray-address") from error
+            why = _first_line(error)
+            raise Unavailable(f"no Ray cluster at {where}: {why}", cure=cure, argument="--ray-address") from error
         self._quiet.enter_context(contextlib.redirect_stdout(_ToLog()))
         return self
 
@@ -288,7 +289,7 @@ class RayLaunch:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _tail(log: str) -> Sequence[str]:

@@ -15,7 +15,7 @@ import pytest
 from tests.commands import RUN, environment, left_in
 
 PROMPTS = [f"def function_{number}(" for number in range(24)]
-SAMPLING = ("--temperature", "0.7", "--seed", "1", "--temperature=0", "--max-tokens", "24", "--slots", "2", "--json")
+SAMPLING = ("--temperature", "0.7", "--seed", "1", "--max-tokens", "24", "--slots", "2", "--json", "-v")
 KILLS = int(os.environ.get("HAL_TEST_KILLS", "2"))
 """Nodes that are killed in one run."""
 
@@ -39,9 +39,11 @@ def nodes(cluster, count):
     """As many nodes as ``count`` says, two afterwards."""
     for _ in range(count - 2):
         cluster.add_node(num_cpus=1)
-    yield
-    for _ in range(count - 2):
-        cluster.remove_node(next(iter(cluster.worker_nodes)))
+    try:
+        yield
+    finally:
+        for _ in range(count - 2):
+            cluster.remove_node(next(iter(cluster.worker_nodes)))
 
 
 def start(folder, *arguments, stderr=subprocess.PIPE, **variables):

@@ -21,6 +21,7 @@ PROMPTS = tuple(
     for part in ("--prompt", text)
 )
 LONG = (
+    "-v",
     "--slots",
     "2",
     "--temperature=0",
