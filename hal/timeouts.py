@@ -139,6 +139,9 @@ class Timeouts:
     reader_look: Seconds = Seconds(0.25, "between two looks of a reader for broken connections and silent sessions")
     reader_leave: Seconds = Seconds(0.5, "senders' confirming the last acknowledgements when a reader closes")
     reader_slice: Seconds = Seconds(0.02, "a part of that wait")
+    retry: Seconds = Seconds(
+        1.0, "until a client of `hal serve` tries again, whose request found a full queue (`Retry-After`)"
+    )
     # connections
     connection: Seconds = Seconds(1.0, "a connection within a host, until the kernel has made it")
     reconnect: Seconds = Seconds(0.01, "between two looks for a reader that is not there, at first")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 from hal_core import HalError, InvalidValue, Unavailable
 from starlette.responses import Response
 
 from hal.generation import QueueFull
-
-RETRY_SECONDS = 1
-"""Of ``Retry-After`` with a full queue."""
+from hal.timeouts import TIMEOUTS
 
 
 class ApiError(Exception):
@@ -47,7 +47,7 @@ def error_object(error: ApiError) -> bytes:
 
 def error_response(error: ApiError) -> Response:
     """Return the response with which a request is refused."""
-    headers = {"Retry-After": str(RETRY_SECONDS)} if error.status in (429, 503) else {}
+    headers = {"Retry-After": str(math.ceil(TIMEOUTS.retry))} if error.status in (429, 503) else {}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return Response(error_object(error), error.status, headers, "application/json")
