@@ -1,4 +1,4 @@
-"""The worker: one rank's part of a step, the model between the four hooks."""
+"""The worker: one rank's part of a step, with the model between the four hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proposer beside a worker: what it is told of the requests in the slots, and how much room its drafts have."""
+"""A proposer beside a worker: it follows the requests in the slots, and the room for their drafts."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Drafting:
-    """One proposer and the slots of one state. ``weights``: slot to what its drafts were drawn from, where that is told
-    (:class:`hal.proposers.Drawn`)."""
+    """One proposer and the slots of one state. ``weights`` maps a slot to the weights from which its drafts were drawn,
+    where the proposer reports them (:class:`hal.proposers.Drawn`)."""
 
     def __init__(self, proposer: Proposer, state: SlotState, vocab_size: int) -> None:
         sizes = state.sizes
@@ -50,12 +50,12 @@ class Drafting:
         self._names: dict[int, str] = {}
 
     def by_request(self, drafts: Mapping[int, Sequence[int]]) -> dict[str, int]:
-        """How many drafts each request was given, by its name."""
+        """Return the number of drafts of each request, by its name."""
         return {self._names[slot]: len(tokens) for slot, tokens in drafts.items()}
 
     def follow(self, tasks: TaskBatch, states: Mapping[int, bytes]) -> None:
-        """Tell who leaves and who enters with a batch that was inserted. ``states``: slot to what came with a request
-        of another worker's proposer."""
+        """Tell the proposer which requests leave and enter with an inserted batch. ``states`` maps a slot to the state
+        that came with a request from another worker's proposer."""
         columns = (tasks.plain["kinds"], tasks.plain["slots"], tasks.requests, tasks.plain["first_tokens"])
         for kind, slot, request, first_token in zip(*columns, strict=True):
             if kind != TaskKind.MORE_BLOCKS:
@@ -70,14 +70,14 @@ class Drafting:
                     self.hands.take_over(slot, states[slot])
 
     def leave(self, slots: Sequence[int], outputs: Columns) -> None:
-        """Tell of slots whose requests have ended, with ``stop_reason`` as of their last step."""
+        """Tell the proposer which slots' requests have ended, with ``stop_reason`` after their last step."""
         for slot in slots:
             ended = outputs["stop_reason"][slot, 0] in (FinishReason.STOP, FinishReason.LENGTH)
             self.proposer.leave(slot, finished=bool(ended))
 
     def drafts(self, inputs: StepInput, outputs: Columns, hidden: Any) -> dict[int, list[int]]:  # noqa: ANN401 (the model's)
-        """The drafts of the next step. ``outputs``: the output fields as of this step's ``update_inputs``; ``hidden``:
-        the model's hidden states for a proposer that wants them, else None."""
+        """Return the drafts of the next step. ``outputs``: the output fields after this step's ``update_inputs``;
+        ``hidden``: the model's hidden states for a proposer that uses them, else None."""
         slots = inputs.slots.tolist()
         accepted = accepted_tokens(slots, outputs, "accept_tokens")
         if inputs.batch is None or hidden is None or self._own is None:
@@ -97,9 +97,9 @@ class Drafting:
         return drafts
 
     def room(self, inputs: StepInput, outputs: Columns) -> dict[int, int]:
-        """Slot to the most drafts that its next step may feed, for slots that go on decoding.
+        """Return the most drafts that the next step of each decoding slot may feed.
 
-        A worker of the prefill role feeds none of them, so that they need no place in a block of its own.
+        A worker of the prefill role feeds none of them, so they need no place in a block.
         """
         fields, sizes = inputs.fields, self._sizes
         slots = inputs.slots[inputs.gives & (outputs["accept_num"][inputs.slots, 0] > 0)]
@@ -123,7 +123,7 @@ class Drafting:
         return {slot: most for slot, most in zip(slots.tolist(), room.tolist(), strict=True) if most}
 
     def _check(self, drafts: dict[int, list[int]], room: dict[int, int]) -> None:
-        """Refuse what would end the step for all requests: a draft that is no token, or that has no place."""
+        """Refuse a draft that would end the step for all requests: an invalid token, or one without a place."""
         for slot, tokens in drafts.items():
             most = room.get(slot, 0)
             if len(tokens) > most or any(not 0 <= token < self._vocab_size for token in tokens):
@@ -135,15 +135,15 @@ class Drafting:
 
 
 def called(proposer: Proposer) -> str:
-    """What a proposer is called: by its name, else by its class."""
+    """Return the name of a proposer, or of its class if it has none."""
     return str(getattr(proposer, "name", type(proposer).__name__))
 
 
 def share_drafts(
     device: BoundDevice, state: SlotState, step: Step, drafts: Mapping[int, Sequence[int]], stream: Stream
 ) -> None:
-    """Hand the drafts of the group's first rank to the state of every rank: one collective over the fields that hold
-    them. All ranks of ``step.group`` call this; ``drafts`` of the others are passed over.
+    """Write the drafts of the group's first rank into the state of every rank: one collective over the fields that hold
+    them. All ranks of ``step.group`` call this; the ``drafts`` of the other ranks are ignored.
 
     :raises GroupLost: when a rank is lost.
     """
@@ -164,13 +164,13 @@ def share_drafts(
 
 
 def accepted_tokens(slots: Sequence[int], outputs: Columns, name: str) -> list[Int64s]:
-    """What a step gave to each of ``slots``; ``name``: the field that has the tokens of a step of its kind."""
+    """Return the tokens that a step gave to each of ``slots``; ``name``: the field with the tokens of such a step."""
     tokens, number = outputs[name], outputs["accept_num"][:, 0]
     return [tokens[slot, : number[slot]] for slot in slots]
 
 
 def read_outputs(device: BoundDevice, state: SlotState, stream: Stream) -> Columns:
-    """The output fields, ``[slots, width]`` each, as they are after the work that is on ``stream`` now."""
+    """Return the output fields, ``[slots, width]`` each, after the work that is on ``stream`` now."""
     part = state.layout.groups["output"]
     copied = device.copy_out(memory=state.memory, parts=[part], stream=stream)
     copied.wait()

@@ -1,4 +1,4 @@
-"""Token histories for penalties, kept on the host for the requests that ask for penalties and for no others."""
+"""Token histories for penalties, kept on the host only for the requests with penalties."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ class History:
 
     @property
     def prompt(self) -> Int64s:
-        """The prompt's tokens."""
+        """Return the prompt's tokens."""
         return self.tokens[: self.prompt_len]
 
     @property
     def output(self) -> Int64s:
-        """The generated tokens."""
+        """Return the generated tokens."""
         return self.tokens[self.prompt_len : self.prompt_len + self.generated]
 
     def append(self, tokens: Int64s) -> None:
-        """Account for further generated tokens."""
+        """Add further generated tokens."""
         end = self.prompt_len + self.generated
         self.tokens[end : end + len(tokens)] = tokens
         self.generated += len(tokens)
 
     def with_drafts(self, drafts: Int64s) -> list[Int64s]:
-        """The generated tokens as each draft and the token after them would find them: followed by none of the drafts,
-        by one, and so on. What is behind the generated tokens is written over by the next :meth:`append`."""
+        """Return the generated tokens as each draft and the token after them see them: followed by none of the drafts,
+        by one, and so on. The next :meth:`append` overwrites the memory behind the generated tokens."""
         end = self.prompt_len + self.generated
         self.tokens[end : end + len(drafts)] = drafts
         return [self.tokens[self.prompt_len : end + count] for count in range(len(drafts) + 1)]
@@ -49,7 +49,7 @@ class Histories(dict[int, History]):
     """Slot to history, for the slots whose requests have penalties."""
 
     def follow(self, tasks: TaskBatch) -> None:
-        """Take over who enters and who leaves."""
+        """Update the histories for the requests that enter and leave."""
         columns = (tasks.kinds.tolist(), tasks.slots.tolist(), tasks.requests, tasks.first_tokens.tolist())
         for kind, slot, request, first_token in zip(*columns, strict=True):
             if kind in LEAVING:
@@ -62,12 +62,12 @@ class Histories(dict[int, History]):
                         self[slot].append(np.array([first_token]))
 
     def observe(self, slots: list[int], accepted: Sequence[Int64s]) -> None:
-        """Take over what a step gave to each of some slots."""
+        """Add the tokens that a step gave to each of some slots."""
         for slot, tokens in zip(slots, accepted, strict=True):
             if slot in self:
                 self[slot].append(tokens)
 
 
 def has_penalties(params: SamplingParams) -> bool:
-    """Whether what was said before changes what is said next."""
+    """Return whether earlier tokens change how later ones are sampled."""
     return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0

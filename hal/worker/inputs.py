@@ -1,4 +1,5 @@
-"""What a step reads from the state: one copy out, then plain NumPy. The model's inputs are made of nothing else."""
+"""The values that a step reads from the state: one copy out, then plain NumPy. The model's inputs come only from
+them."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ Array = np.ndarray[Any, Any]
 Columns = Mapping[str, Array]
 """Fields of the state by name, each ``[slots, width]``."""
 Chunk = tuple[int, int, int]
-"""Slot, first token and number of tokens of a prompt's piece that the step feeds."""
+"""Slot, first token and number of tokens of a chunk of a prompt that the step feeds."""
 
 
 def chunks_of(tasks: TaskBatch) -> list[Chunk]:
-    """The pieces of prompts that the step after ``tasks`` feeds, in the order of their slots."""
+    """Return the chunks of prompts that the step after ``tasks`` feeds, in the order of their slots."""
     if not tasks.requests:
         return []
     feeding = np.flatnonzero((tasks.kinds == TaskKind.PREFILL) | (tasks.kinds == TaskKind.PREFILL_CHUNK))
@@ -36,15 +37,15 @@ def chunks_of(tasks: TaskBatch) -> list[Chunk]:
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """The state as of this step's start.
+    """The state at the start of this step.
 
     - ``fields``: the ``step_input`` group, ``[slots, width]`` each.
-    - ``slots`` int64 ``[rows]``: the slots that run, ascending; ``gives`` bool ``[rows]``: who is given tokens (a
-      prompt's piece before the last gives none); ``decodes`` bool ``[rows]``: who feeds no piece of a prompt.
-    - ``drafts`` int64 ``[rows]``: how many drafts each feeds behind its next token.
-    - ``batch``: the same rows for the model; None when no slot runs. Its logits are those after each of a row's next
-      token and drafts, or after the last token of a prompt, of the rows that give.
-    - ``beside``: ``fields`` of each companion of the state, in slots of its own.
+    - ``slots`` int64 ``[rows]``: the slots that run, ascending; ``gives`` bool ``[rows]``: whether the slot gets tokens
+      (a chunk of a prompt before the last gets none); ``decodes`` bool ``[rows]``: whether the slot feeds no chunk.
+    - ``drafts`` int64 ``[rows]``: the number of drafts that each slot feeds behind its next token.
+    - ``batch``: the same rows for the model; None when no slot runs. Its logits belong to the rows that give tokens:
+      one after each of a row's next token and drafts, or one after the last token of a prompt.
+    - ``beside``: ``fields`` of each companion of the state, in its own slots.
     """
 
     fields: Columns
@@ -57,8 +58,8 @@ class StepInput:
 
 
 def read_inputs(device: BoundDevice, state: SlotState, chunks: Sequence[Chunk], stream: Stream) -> StepInput:
-    """Copy out the ``step_input`` fields, also of the state's companions, and the tokens of ``chunks`` in one call, and
-    make the model's rows."""
+    """Copy out the ``step_input`` fields, also of the state's companions, and the tokens of ``chunks`` in one call.
+    Build the model's rows from them."""
     part, tokens = state.layout.groups["step_input"], state.layout.fields["token_ids"]
     ranges = [ByteRange(tokens.offset + slot * tokens.stride + start * 8, count * 8) for slot, start, count in chunks]
     others = [companion.layout.groups["step_input"] for companion in state.companions]
@@ -89,12 +90,12 @@ def read_inputs(device: BoundDevice, state: SlotState, chunks: Sequence[Chunk], 
 
 
 def rows_of(slots: Array, count: int) -> Array | slice:
-    """What picks the rows of ``slots``, ascending, of ``count``: no copy is made of all of them."""
+    """Return the index of the rows of ``slots``, ascending, among ``count``. For all rows it copies no data."""
     return slice(None) if len(slots) == count else slots
 
 
 def _outputs(lengths: Array, gives: Array, drafts: Array) -> Array:
-    """Which tokens' logits are wanted: of each row that gives, the last one's and those of the drafts before it."""
+    """Return the tokens whose logits are needed: of each row that gives, the last token and the drafts before it."""
     counts = np.where(gives, 1 + drafts, 0)
     ends = np.cumsum(lengths, dtype=np.int64)
     outputs: Array = np.repeat(ends - np.cumsum(counts), counts) + np.arange(counts.sum())
@@ -104,8 +105,8 @@ def _outputs(lengths: Array, gives: Array, drafts: Array) -> Array:
 def _tokens(
     fields: Columns, slots: Array, lengths: Array, contexts: Array, drafts: Array, pieces: dict[int, Array]
 ) -> tuple[Array, Array]:
-    """The tokens of all rows and their positions: a decoding slot feeds its next token and its drafts, a prefilling one
-    its piece of the prompt."""
+    """Return the tokens of all rows and their positions. A decoding slot feeds its next token and its drafts, a
+    prefilling one its chunk of the prompt."""
     tokens, positions = fields["next_tokens"][slots, 0], contexts.astype(np.int64)
     drafting = drafts.any()
     if not pieces and not drafting:

@@ -1,4 +1,5 @@
-"""The Paddle model as a runner: it reads a step's inputs to the host, runs the model, samples and drafts there."""
+"""The Paddle model as a runner: it reads a step's inputs to the host, runs the model, and samples and drafts on the
+host."""
 
 from __future__ import annotations
 
@@ -29,39 +30,40 @@ class ModelConfig(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Token ids go from 0 to this number less one."""
+        """Return the size of the vocabulary: token ids go from 0 to this number less one."""
 
 
 class Model(Protocol):
-    """What a worker asks of a model; :class:`hal.model.llama.LlamaModel` is one."""
+    """The interface of a model for a worker; :class:`hal.model.llama.LlamaModel` implements it."""
 
     @property
     def config(self) -> ModelConfig: ...
 
     def allocate_cache(self, blocks: int, block_size: int) -> None:
-        """Make room for the keys and values of ``blocks`` blocks of ``block_size`` tokens."""
+        """Allocate the keys and values of ``blocks`` blocks of ``block_size`` tokens."""
 
     def forward(self, batch: ModelBatch) -> Array | None:
-        """Run the rows of a step; float32 ``[n, vocab]``, the logits after each of ``batch.outputs``.
+        """Run the rows of a step. Return float32 ``[n, vocab]``, the logits after each of ``batch.outputs``.
 
-        None on a rank that is not given them: it learns from the first rank which tokens came of it.
+        Returns None on a rank without logits: the first rank sends it the sampled tokens.
         """
 
 
 @runtime_checkable
 class HiddenModel(Model, Protocol):
-    """A model that gives its hidden states too, for a proposer that wants them."""
+    """A model that also returns its hidden states, for a proposer that uses them."""
 
     def forward_with_hidden(self, batch: ModelBatch) -> tuple[Array | None, object]:
-        """As ``forward``, and what the last layer gave for each token ``[tokens, width]``, in the model's own kind."""
+        """Run ``forward``, and also return the last layer's output for each token, ``[tokens, width]``, in the model's
+        own type."""
 
 
 class ModelRunner(HostRunner):
-    """A model whose logits come to the host, where tokens are chosen and drafted (:class:`hal.stepping.Runner`).
+    """A model whose logits come to the host, where tokens are sampled and drafted (:class:`hal.stepping.Runner`).
 
-    - ``noise``, ``proposer``, ``shares_drafts``, ``rejection``: as of :class:`hal.worker.Worker`.
-    - ``on_drafts``: is told how many drafts each request is given, before the step's record is made.
-    - ``histories``: by slot, what was said, for penalties.
+    - ``noise``, ``proposer``, ``shares_drafts``, ``rejection``: as for :class:`hal.worker.Worker`.
+    - ``on_drafts``: called with the number of drafts of each request, before the step's record is built.
+    - ``histories``: by slot, the earlier tokens, for penalties.
     """
 
     needs_host = "its tokens are chosen on the host"
@@ -91,21 +93,22 @@ class ModelRunner(HostRunner):
                 argument="proposer",
             )
         self.handed_over: dict[int, bytes] = {}
-        """Of requests that ended here with the last step that was taken: slot to the proposer's state, to go on by."""
+        """For requests that ended here with the last step taken: slot to the proposer's state, for the worker that
+        continues them."""
         self._states: Mapping[int, bytes] = {}
-        self._inputs: StepInput | None = None  # of the step that is under way
+        self._inputs: StepInput | None = None  # of the step in progress
         self._hidden: object = None
 
     @property
     def vocab_size(self) -> int:
-        """Token ids go from 0 to this number less one."""
+        """Return the size of the vocabulary: token ids go from 0 to this number less one."""
         return self.model.config.vocab_size
 
     def check(self, request: Request) -> None:
-        """Every request that fits the state can be run."""
+        """Accept every request that fits the state."""
 
     def launch(self, state: SlotState, step: PlannedStep, stream: Stream) -> Step:
-        """Read the inputs, run the model, choose the tokens and write them into the state."""
+        """Read the inputs, run the model, sample the tokens and write them into the state."""
         self.histories.follow(step.tasks)
         if self._drafting is not None:
             self._drafting.follow(step.tasks, self._states)
@@ -116,15 +119,15 @@ class ModelRunner(HostRunner):
         return self._describe(step, inputs, tokens)
 
     def agreed(self, step: Step, ticket: Ticket, stream: Stream) -> None:
-        """Where another rank chose the tokens: wait for them, and stop what it stopped."""
+        """If another rank sampled the tokens, wait for them, and stop the slots that it stopped."""
         if not self.group.is_first:
             ticket.wait()
             assert self._inputs is not None
             self._stop_where_first_did(self._inputs)
 
     def propose(self, state: SlotState, step: Step, stream: Stream) -> None:
-        """Have drafts made of what the step gave, and hand them to the state; before its output is saved, as a request
-        that goes on elsewhere takes its drafts along in that."""
+        """Draft from the step's tokens, and write the drafts into the state. This comes before the output is saved: a
+        request that continues on another worker takes its drafts along in its output."""
         inputs = self._inputs
         assert inputs is not None
         if not len(inputs.slots) or (self._drafting is None and not self._shares):
@@ -141,7 +144,7 @@ class ModelRunner(HostRunner):
             self.device.set_drafts(state=state, step=step, drafts=drafts, stream=stream)
 
     def took(self, step: PlannedStep, outputs: Columns, ended: Sequence[int]) -> None:
-        """Remember what was said, and forget who is gone."""
+        """Record the accepted tokens, and forget the slots that ended."""
         assert self._inputs is not None
         if self.histories:
             slots = self._inputs.slots.tolist()
@@ -155,28 +158,29 @@ class ModelRunner(HostRunner):
             self.histories.pop(slot, None)
 
     def take_over(self, states: Mapping[int, bytes]) -> None:
-        """Slot to the state of another worker's proposer, of requests that enter with the next step."""
+        """Accept the state of another worker's proposer for requests that enter with the next step, by slot."""
         self._states = states
 
     def covered(self, slot: int) -> int | None:
-        """Of how many tokens a proposer's keys and values are there, for those that were run; None: it has none."""
+        """Return the number of tokens whose keys and values the proposer has, for the tokens that were run; None: it
+        has none."""
         hands = None if self._drafting is None else self._drafting.hands
         return None if hands is None else hands.covered(slot)
 
     def _describe(self, planned: PlannedStep, inputs: StepInput, tokens: StepTokens) -> Step:
-        """The step as it ran: its order has the slots that ran and those that were left, ascending."""
+        """Return the step as it ran: its order has the slots that ran and those that were left, ascending."""
         told = planned.step.order(self.state.name)
         left = told[planned.counts == 0]
         order = np.union1d(inputs.slots, left).astype(np.int32) if len(left) else inputs.slots.astype(np.int32)
         errors: Mapping[int, str] = tokens.errors
         if not errors and tokens.logprobs == planned.step.logprobs and order.tobytes() == told.tobytes():
-            return planned.step  # most steps: one that is made is checked again
+            return planned.step  # most steps: a new one would be checked again
         orders = {self.state.name: order}
         return replace(planned.step, orders=orders, logprobs=tokens.logprobs, errors=errors)
 
     def _generate(self, inputs: StepInput) -> tuple[StepTokens, object]:
-        """Run the model on all rows, and choose the tokens of each that gives some; with them the hidden states, for a
-        proposer that wants them."""
+        """Run the model on all rows, and sample the tokens of each row that gives some. Also return the hidden states,
+        for a proposer that uses them."""
         logits: Array | None = np.zeros((0, self.vocab_size), np.float32)
         hidden: object = None
         if inputs.batch is not None and self._drafting is not None and self._drafting.proposer.wants_hidden:
@@ -194,15 +198,15 @@ class ModelRunner(HostRunner):
         return (tokens if self.group.is_first else tokens.unreported()), hidden
 
     def _write(self, tokens: StepTokens) -> None:
-        """Write what was sampled into the state; a slot whose logits were no use stops there."""
+        """Write the sampled tokens into the state; a slot with unusable logits stops there."""
         for name, columns in tokens.fields.items():
             self._set(name, columns)
         for slot in tokens.errors:
             self._set_slot("stop_flags", slot, value=True)
 
     def _stop_where_first_did(self, inputs: StepInput) -> None:
-        """Stop the slots whose logits were no use on the first rank: it gave them no token, where one was due. (Of a
-        state with room for drafts the broadcast has said so.)"""
+        """Stop the slots whose logits were unusable on the first rank: it gave them no token, where one was due. (For a
+        state with room for drafts the broadcast has reported it.)"""
         if self.state.speculative:
             return
         place = self.state.layout.fields["sampled_token_ids"]

@@ -1,7 +1,7 @@
-"""From logits to the columns that a step writes into the state: sampling, with what each request asked for.
+"""Sampling: it turns logits into the columns that a step writes into the state, by each request's parameters.
 
 A step that verifies drafts samples at each of them as plain decoding would: with the tokens before it as history, at
-its position, with its noise. Drafts are kept while they equal what was sampled, so no draft changes any token.
+its position, with its noise. Drafts are kept while they equal the sampled tokens, so no draft changes any token.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """What a step found, in columns of all slots.
+    """The results of a step, in columns of all slots.
 
-    - ``fields``: what is written into the state, field to ``[slots, columns]``. A plain step: ``sampled_token_ids``, -1
-      for a slot that was given none. A step that verifies drafts: ``accept_tokens`` and ``accept_num``. With
-      log-probabilities also ``topk_token_ids``, ``topk_logprobs`` (natural logarithms; unused -1 and -inf) and
-      ``topk_ranks``.
-    - ``slots`` int64 ``[n]``, ``margins`` float64 ``[n]``: of each token whose it is, and how far the choice was from
-      another one.
-    - ``logprobs``: how many alternatives are reported besides the sampled token, None for no log-probabilities.
-    - ``errors``: slot to message, where no token could be chosen.
+    - ``fields``: the values to write into the state, field to ``[slots, columns]``. A plain step:
+      ``sampled_token_ids``, -1 for a slot without a token. A step that verifies drafts: ``accept_tokens`` and
+      ``accept_num``. With log-probabilities also ``topk_token_ids``, ``topk_logprobs`` (natural logarithms; unused -1
+      and -inf) and ``topk_ranks``.
+    - ``slots`` int64 ``[n]``, ``margins`` float64 ``[n]``: each token's slot, and how far the choice was from another
+      token.
+    - ``logprobs``: the number of alternatives reported besides the sampled token, None for no log-probabilities.
+    - ``errors``: slot to message, where no token could be sampled.
     """
 
     fields: Mapping[str, Array]
@@ -44,17 +44,17 @@ class StepTokens:
 
     @classmethod
     def none(cls, sizes: StateConfig) -> StepTokens:
-        """A step that gives no token, or whose tokens another rank has."""
+        """Return the result of a step that gives no token, or whose tokens another rank has."""
         return cls(_empty(sizes), np.zeros(0, np.int64), np.zeros(0))
 
     def unreported(self) -> StepTokens:
-        """The same without alternatives: those of a rank whose tokens give way to another one's."""
+        """Return the same without alternatives, for a rank whose tokens are replaced by another rank's."""
         kept = {name: column for name, column in self.fields.items() if not name.startswith("topk_")}
         return replace(self, fields=kept, logprobs=None)
 
 
 def _empty(sizes: StateConfig) -> dict[str, Array]:
-    """The fields of a step that gives no token: of one that verifies drafts, or a plain one."""
+    """Return the fields of a step that gives no token: of one that verifies drafts, or a plain one."""
     if not sizes.max_draft_tokens:
         return {"sampled_token_ids": np.full((sizes.num_slots, 1), -1, np.int64)}
     tokens = np.full((sizes.num_slots, sizes.max_accept), -1, np.int64)
@@ -63,11 +63,12 @@ def _empty(sizes: StateConfig) -> dict[str, Array]:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of logits of a step: of each slot that gives one for its next token and one for each of its drafts.
+    """The rows of logits of a step: for each slot that gives a token, one for its next token and one for each of its
+    drafts.
 
-    - ``slots``, ``begins``, ``counts`` int64 ``[n]``: whose they are, where they begin, and how many they are.
-    - ``slot``, ``offset`` int64 ``[rows]``: whose row it is, and how many drafts are before it.
-    - ``drafts`` int64 ``[rows]``: the draft that follows, which the row is to confirm; -1 in a slot's last row.
+    - ``slots``, ``begins``, ``counts`` int64 ``[n]``: the rows' slot, their first index, and their number.
+    - ``slot``, ``offset`` int64 ``[rows]``: the row's slot, and the number of drafts before it.
+    - ``drafts`` int64 ``[rows]``: the next draft, which the row is to confirm; -1 in a slot's last row.
     """
 
     slots: Array
@@ -79,7 +80,7 @@ class Rows:
 
     @classmethod
     def of(cls, inputs: StepInput) -> Rows:
-        """The rows of a step, in the order of the model's logits."""
+        """Return the rows of a step, in the order of the model's logits."""
         slots, counts = inputs.slots[inputs.gives], 1 + inputs.drafts[inputs.gives]
         begins = np.cumsum(counts) - counts
         slot, offset = np.repeat(slots, counts), np.arange(counts.sum()) - np.repeat(begins, counts)
@@ -90,7 +91,7 @@ class Rows:
 
 
 Proposed = Mapping[int, Sequence[Int64s]]
-"""Slot to what each of its drafts was drawn from, where that is known: int64 ``[vocab]`` weights."""
+"""Slot to the weights from which each of its drafts was drawn, where they are known: int64 ``[vocab]``."""
 
 
 def choose_tokens(
@@ -98,7 +99,8 @@ def choose_tokens(
 ) -> StepTokens:
     """Sample the tokens of a step from ``logits`` float32 ``[rows, vocab]``, and keep the drafts that they confirm.
 
-    ``rejection``: drafts are accepted by rejection, and this is what they were drawn from; None: by comparing.
+    ``rejection``: accept drafts by rejection; its values are the weights from which they were drawn. None: accept by
+    comparison.
     """
     slots = inputs.slots[inputs.gives]
     if not len(slots):
@@ -111,7 +113,7 @@ def choose_tokens(
     result = sample(logits, sampling_rows(slots, inputs.fields, histories), logprobs=logprobs)
     errors = {int(slots[row]): message for row, message in result.errors.items()}
     found = _empty(sizes)
-    if sizes.max_draft_tokens:  # none of which is there to be verified
+    if sizes.max_draft_tokens:  # no draft is to be verified
         found["accept_tokens"][slots, 0] = result.tokens
         found["accept_num"][slots, 0] = result.tokens >= 0
     else:
@@ -129,7 +131,8 @@ def _verified(
     logprobs: int | None,
     proposed: Proposed | None,
 ) -> StepTokens:
-    """The tokens of a step that verifies drafts: of each slot, those confirmed and the first one sampled after them."""
+    """Return the tokens of a step that verifies drafts: of each slot, the confirmed ones and the first one sampled
+    after them."""
     found = _empty(sizes)
     rows = Rows.of(inputs)
     sampling = verified_rows(rows, inputs.fields, histories)
@@ -141,10 +144,10 @@ def _verified(
     differs = result.tokens != rows.drafts  # the last row of a slot always does
     count = 1 + np.minimum.reduceat(np.where(differs, rows.offset, sizes.max_accept), rows.begins)
     errors = {}
-    for row, message in result.errors.items():  # one behind a draft that was refused is no error, as it is no token
+    for row, message in result.errors.items():  # an error behind a refused draft does not count
         at = int(np.searchsorted(rows.begins, row, side="right")) - 1
         if rows.offset[row] == count[at] - 1:
-            count[at] -= 1  # those before it are sound; the next step begins there, and meets it as its first
+            count[at] -= 1  # the next step starts there, and meets the error first
             if not count[at]:
                 errors[int(rows.slots[at])] = message
     kept = np.flatnonzero(rows.offset < np.repeat(count, rows.counts))
@@ -158,7 +161,7 @@ def _verified(
 
 
 def _weights(rows: Rows, proposed: Proposed) -> list[Weights]:
-    """What the draft of each row was drawn from."""
+    """Return the weights from which the draft of each row was drawn."""
     found: list[Weights] = []
     for slot, offset, draft in zip(rows.slot.tolist(), rows.offset.tolist(), rows.drafts.tolist(), strict=True):
         known = proposed.get(slot, ()) if draft >= 0 else ()
@@ -167,7 +170,7 @@ def _weights(rows: Rows, proposed: Proposed) -> list[Weights]:
 
 
 def sampling_rows(slots: Array, fields: Columns, histories: Histories) -> SamplingRows:
-    """How each of ``slots`` is sampled: its fields of the state, and its history where it has penalties."""
+    """Return how each of ``slots`` is sampled: its fields of the state, and its history if it has penalties."""
     at = rows_of(slots, len(fields["seed"]))
     columns = {name: fields[name][at] for name in STATE_FIELDS.values()}
     if not histories:
@@ -179,7 +182,7 @@ def sampling_rows(slots: Array, fields: Columns, histories: Histories) -> Sampli
 
 
 def verified_rows(rows: Rows, fields: Columns, histories: Histories) -> SamplingRows:
-    """The same for rows that verify drafts: each is at its own position, after the drafts before it."""
+    """Return the same for rows that verify drafts: each is at its own position, after the drafts before it."""
     columns = {name: fields[name][rows.slot] for name in STATE_FIELDS.values()}
     columns["step_idx"] = columns["step_idx"] + rows.offset[:, None]
     if not histories:
@@ -197,8 +200,8 @@ def verified_rows(rows: Rows, fields: Columns, histories: Histories) -> Sampling
 def _alternatives(
     sizes: StateConfig, slots: Array, places: Array, wanted: Array, result: Sampled, chosen: Array | None = None
 ) -> dict[str, Array]:
-    """The log-probabilities of the ``chosen`` rows of ``result``, at those places of those slots, each row cut to what
-    its request asked for; column 0 is the sampled token's."""
+    """Return the log-probabilities of the ``chosen`` rows of ``result``, at those places of those slots. Each row is
+    cut to the number that its request asked for; column 0 is the sampled token's."""
     ids, values, ranks = result.token_ids, result.logprobs, result.ranks
     assert ids is not None
     assert values is not None
@@ -207,7 +210,7 @@ def _alternatives(
         ids, values, ranks = ids[chosen], values[chosen], ranks[chosen]
     columns = np.arange(ids.shape[1])
     used = (columns <= wanted[:, None]) & (ids >= 0)
-    # A plain step writes the first columns alone; of more than one token, each has as many as the state has room for.
+    # A plain step writes only the first columns; with more tokens, each gets as many columns as the state has room for.
     shape = (sizes.num_slots, sizes.max_accept, len(columns) if sizes.max_accept == 1 else sizes.max_logprobs + 1)
     all_ids = np.full(shape, -1, np.int64)
     all_values = np.full(shape, -np.inf, np.float32)

@@ -17,18 +17,19 @@ if TYPE_CHECKING:
 
 
 class Worker(Stepper):
-    """One rank that runs a model: the stepper of a state of its own, with a :class:`ModelRunner`.
+    """One rank that runs a model: the stepper of its own state, with a :class:`ModelRunner`.
 
-    - ``sizes``, ``blocks``: of the state, whose vocabulary is the model's, and of the paged cache that the model is
-      made to allocate.
-    - ``sink``: where each step's record goes; the caller closes it, and the device.
-    - ``group``: the tensor-parallel group that the worker is in.
-    - ``noise``: mixed into the seeds that this rank draws with, where every rank of a group samples for itself.
-    - ``proposer``: what drafts tokens, for ``sizes`` with room for drafts; the caller closes it. On such a state each
-      step verifies drafts, though there be none. ``acceptance`` counts what became of them.
-    - ``shares_drafts``: a proposer is on the group's first rank, whose drafts all ranks feed; it may be on others too.
+    - ``sizes``, ``blocks``: of the state, whose vocabulary is the model's, and of the paged cache, which the model
+      allocates.
+    - ``sink``: receives each step's record. The caller closes it, and the device.
+    - ``group``: the tensor-parallel group of the worker.
+    - ``noise``: mixed into this rank's seeds when every rank of a group samples for itself.
+    - ``proposer``: drafts tokens, for ``sizes`` with room for drafts; the caller closes it. On such a state each step
+      verifies drafts, even if there are none. ``acceptance`` counts accepted and refused drafts.
+    - ``shares_drafts``: a proposer is on the group's first rank, whose drafts all ranks feed; other ranks may have one
+      too.
     - ``rejection``: accept drafts by rejection (:mod:`hal.sampling.rejection`), which keeps the distribution of tokens
-      and not the draws of plain decoding; else by comparing, which keeps both.
+      and not the draws of plain decoding; else by comparison, which keeps both.
     """
 
     runner: ModelRunner
@@ -65,5 +66,5 @@ class Worker(Stepper):
 
     @property
     def model(self) -> Model:
-        """The model that it runs."""
+        """Return the model that it runs."""
         return self.runner.model
