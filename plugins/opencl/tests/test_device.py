@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -190,3 +193,30 @@ def test_g26_work_that_fails_late_ends_the_device_and_no_other(opened, monkeypat
         with pytest.raises(DeviceClosed, match="earlier work failed on the device: work on a queue gave"):
             device.async_set_value(target=state.view("seed"), value=2, stream=stream)
         insertion(opened, opened.state(StateConfig(num_slots=2, max_model_len=8)), 2).wait(PATIENCE)
+
+
+COLLECTED = """
+import gc
+import hal
+from hal_core import ByteRange, StateConfig
+
+for number in range(40):
+    device = hal.open_device("opencl")
+    state = device.state(StateConfig(num_slots=4, max_model_len=64))
+    stream = device.default_stream
+    copied = [device.copy_out(memory=state.memory, parts=[ByteRange(0, 4096)], stream=stream) for _ in range(8)]
+    for one in copied:
+        one.wait()
+    ring = {"device": device, "tickets": copied}
+    ring["ring"] = ring  # only the collector finds it
+    device.close()
+    del device, state, stream, copied, one, ring
+    gc.collect()
+print("collected")
+"""
+
+
+def test_copies_collected_together_with_their_device_crash_nothing(runtime):
+    done = subprocess.run([sys.executable, "-c", COLLECTED], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "collected\n"), done.stderr
+    assert "ignored" not in done.stderr

@@ -39,6 +39,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "clSetKernelArg": (_PTR, _UINT, _SIZE, _PTR),
     "clGetEventInfo": (_PTR, _UINT, _SIZE, _PTR, _PTR),
     "clSetUserEventStatus": (_PTR, c.c_int),
+    "clRetainCommandQueue": (_PTR,),
     "clFlush": (_PTR,),
     "clFinish": (_PTR,),
     "clEnqueueWriteBuffer": (_PTR, _PTR, _UINT, _SIZE, _SIZE, _PTR, *_WAIT),

@@ -99,6 +99,8 @@ class OpenCLPrimitives(Primitives):
         except cl.CLError as error:
             cl.call("clReleaseMemObject", buffer)
             raise _out_of_memory(nbytes, error) from error
+        # The last arrays over host memory may be collected together with the device, and after it.
+        cl.call("clRetainCommandQueue", self._maps.handle)
         address = -(-mapped // ALIGNED) * ALIGNED
         self._host[address] = buffer, mapped
         return address
@@ -108,6 +110,7 @@ class OpenCLPrimitives(Primitives):
         cl.call("clEnqueueUnmapMemObject", self._maps.handle, buffer, mapped, 0, None, None)
         cl.call("clReleaseMemObject", buffer)
         cl.call("clFlush", self._maps.handle)
+        cl.call("clReleaseCommandQueue", self._maps.handle)
 
     # -- copies and launches ------------------------------------------------------------------------------------------
 
