@@ -21,7 +21,9 @@ STREAMS = {"async_h2d", "async_d2h", "can_hold_stream", "probe_counts"}
 DRIVER = {"pinned_host", "native_objects"}
 """What neither cpu nor the asynchronous example has: liars that need it run on an OpenCL driver."""
 NEEDS_DRIVER = {name for name, liar in LIARS.items() if DRIVER & set(liar.requires)}
-NEEDS_STREAMS = {name for name, liar in LIARS.items() if STREAMS & set(liar.requires)} - NEEDS_DRIVER
+SEVERAL = {name for name, liar in LIARS.items() if "several_memories" in liar.requires and STREAMS & set(liar.requires)}
+"""Liars about one submission over several memories behind a stream: sim has both."""
+NEEDS_STREAMS = {name for name, liar in LIARS.items() if STREAMS & set(liar.requires)} - NEEDS_DRIVER - SEVERAL
 
 
 def borne():
@@ -55,15 +57,19 @@ def table_of(process):
 def tables():
     """All run at once: what they do most is wait."""
     only = [
-        ",".join(sorted({f"G{LIARS[name].guarantee}" for name in names})) for names in (NEEDS_STREAMS, NEEDS_DRIVER)
+        ",".join(sorted({f"G{LIARS[name].guarantee}" for name in names}))
+        for names in (NEEDS_STREAMS, NEEDS_DRIVER, SEVERAL)
     ]
-    processes = [started("cpu"), started("--device-factory=queued_device:queued", f"--only={only[0]}")]
-    if not without_driver():
-        processes.append(started("opencl", f"--only={only[1]}"))
+    processes = {
+        "cpu": started("cpu"),
+        "queue": started("--device-factory=queued_device:queued", f"--only={only[0]}"),
+        **({} if without_driver() else {"opencl": started("opencl", f"--only={only[1]}")}),
+        **({} if without_simulator() else {"sim": started("sim", f"--only={only[2]}")}),
+    }
     try:
-        yield [table_of(process) for process in processes]
+        yield {device: table_of(process) for device, process in processes.items()}
     finally:
-        for process in processes:
+        for process in processes.values():
             process.kill()
             process.wait()
 
@@ -78,14 +84,23 @@ def without_driver():
     return "" if probe.available else f"opencl: {probe.reason} ({probe.cure})"
 
 
+def without_simulator():
+    """Why sim cannot be used here, or ""."""
+    from hal_sim import SimPlugin
+
+    probe = SimPlugin.probe()
+    return "" if probe.available else f"sim: {probe.reason} ({probe.cure})"
+
+
 @pytest.mark.parametrize("name", LIARS)
 def test_every_liar_is_killed_by_a_test_of_its_guarantee(name, tables):
-    verdict, number = tables[0][name], LIARS[name].guarantee
-    if name in NEEDS_STREAMS | NEEDS_DRIVER:
+    verdict, number = tables["cpu"][name], LIARS[name].guarantee
+    if name in NEEDS_STREAMS | NEEDS_DRIVER | SEVERAL:
         assert verdict["verdict"] == "skipped", verdict
-        if name in NEEDS_DRIVER and (why := without_driver()):
+        device = "opencl" if name in NEEDS_DRIVER else "sim" if name in SEVERAL else "queue"
+        if why := {"opencl": without_driver, "sim": without_simulator, "queue": str}[device]():
             pytest.skip(why)
-        verdict = tables[2 if name in NEEDS_DRIVER else 1][name]
+        verdict = tables[device][name]
     assert verdict["verdict"] == "killed", verdict
     assert number in BORNE[verdict["by"].partition("[")[0]]
 

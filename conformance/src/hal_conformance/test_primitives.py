@@ -94,7 +94,8 @@ def test_g01_ranges_are_copied_out_as_they_are_in_stream_order(kit: Kit, draw: D
         backdoor.put(kit.device, block.memory, [(0, backdoor.poisoned(BLOCK_BYTES).tobytes())], block.stream)
     copied.wait(PATIENCE)
     for part, data in zip(parts, copied.data, strict=True):
-        assert (data == should[part.offset : part.end]).all(), f"{part} was copied out as {data}, not {should}"
+        there = should[part.offset : part.end]
+        assert data.tobytes() == there.tobytes(), f"{part} was copied out as {data}, not {there}"
 
 
 @guarantee(1)

@@ -31,7 +31,7 @@ class MemoriesApart(Lie):
         """One call each."""
         ticket: Ticket = DONE
         for plan in plans:
-            ticket = self.submit(plan, stream)  # type: ignore[attr-defined]
+            ticket = super().submit_all([plan], stream)  # type: ignore[misc]
         return ticket
 
 
