@@ -226,7 +226,7 @@ GUARDS: tuple[Guard, ...] = (
         "a count out of bounds appends nothing",
         "G21",
         CORE + "slots/update.py",
-        "    gives = gives & ~bad\n",
+        "        gives = gives & ~bad\n",
         "",
         ("test_g21_what_only_the_device_knows_is_checked_before_encoding",),
     ),
