@@ -44,7 +44,7 @@ def test_the_guards_cover_every_part_that_has_some(guards):
 @pytest.mark.conform
 def test_a_guard_that_nothing_misses_fails_the_script(guards, monkeypatch, capsys):
     real = next(guard for guard in guards.GUARDS if guard.guarantee == "G15")
-    before, after = "What is decided on the host", "What was decided on the host"
+    before, after = "A wrapper cannot skip the call", "A wrapper can not skip the call"
     idle = guards.Guard("a comment", "G15", real.file, before, after, real.tests)
     monkeypatch.setattr(guards, "GUARDS", (idle,))
     assert guards.main([]) == 1
