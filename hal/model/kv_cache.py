@@ -2,7 +2,7 @@
 
 A block holds ``block_size`` tokens of one sequence; a row's block table lists its blocks. Each layer has one tensor,
 ``[2, blocks + 1, kv_heads, block_size, head_dim]``, keys before values, so that one operator writes both and one reads
-both. Tokens are scattered to slots ``[…, head_dim]``; pieces of blocks are gathered, which costs a third of gathering
+both. Tokens are scattered to slots ``[…, head_dim]``; pieces of blocks are gathered, as long rows copy faster than
 tokens. The last block is never written and stays zero: padding reads it.
 """
 

@@ -1,8 +1,7 @@
 """Paddle's operators for the model's layers: the generated functions, without Python around them.
 
 ``paddle.matmul`` and the like check modes, argument names and types first. In a decode step of a small model these
-checks take as long as the operators: about a tenth of the step. The generated functions are the same in Paddle 3.0 to
-3.3.
+checks take as long as the operators.
 """
 
 from __future__ import annotations

@@ -210,6 +210,13 @@ def test_a_key_is_asked_for_and_an_open_address_needs_one():
         assert loading.status_code in (200, 503)
 
 
+def test_a_full_queue_is_refused_with_the_seconds_to_wait():
+    with serving("--slots", "1", "--max-waiting", "0") as served, begin(served.url, tokens=400):
+        answer = httpx.post(f"{served.url}/v1/completions", json={"prompt": "x"}, timeout=HANGS)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+        assert answer.headers["retry-after"] == "1"
+
+
 def test_a_killed_engine_ends_streams_with_an_error_and_health_says_so():
     with serving("--slots", "2") as served:
         text = b""
