@@ -162,7 +162,7 @@ def test_a_fault_that_is_back_is_told_and_fails_the_proof(opened, monkeypatch, c
     here = SimpleNamespace(cuda=SimpleNamespace(get_device_name=lambda: "stand-in"), __version__="-")
     monkeypatch.setattr(faults, "torch", lambda: here)
     monkeypatch.setattr(faults, "opened", lambda: contextlib.nullcontext(bound))
-    monkeypatch.setattr(faults, "COPIES", 200)
+    monkeypatch.setattr(faults, "COPIES", 2000)
     monkeypatch.setattr(faults.CudaPlugin, "probe", lambda: SimpleNamespace(available=True))
     assert faults.main(["calls from", "100,000"]) == 0
     assert "0 of 2 faults are back" in capsys.readouterr().out
