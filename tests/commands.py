@@ -16,6 +16,10 @@ LIBRARIES += ("pytest", "hypothesis.stateful")
 whose process is the same for all files that ask for the same."""
 RUN = "from hal.cli import main; main()"
 
+TWO_PROMPTS = ("--prompt", "def main(", "--prompt", "import os", "--temperature=0", "--max-tokens", "12")
+TWO_PROMPTS += ("--json", "--logprobs", "1")
+"""Options of a ``hal run`` with two greedy answers of twelve tokens."""
+
 
 def heed_interrupts():
     """A shell's background job starts with interrupts ignored, and hands that on to what it starts."""

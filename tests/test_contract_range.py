@@ -6,12 +6,12 @@ from hal_core.errors import ContractMismatch, PluginError
 from hal import contract
 from hal.discovery import installed, load
 
-from .fixtures_plugins.builder import RANGE, Site
+from .fixtures_plugins.builder import RANGE
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch):
-    return Site(tmp_path / "site").activate(monkeypatch)
+def site(empty_site):
+    return empty_site
 
 
 def only(name):

@@ -16,8 +16,8 @@ from .fixtures_plugins.builder import Site
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch):
-    return Site(tmp_path / "site").activate(monkeypatch)
+def site(empty_site):
+    return empty_site
 
 
 def only(name):

@@ -14,15 +14,12 @@ from hal_core.errors import (
 import hal
 from hal.selection import select
 
-from .fixtures_plugins.builder import Site
 from .test_selection import passed_over
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch):
-    site = Site(tmp_path / "site").activate(monkeypatch)
-    site.core(device=True)
-    return site
+def site(site_with_cpu):
+    return site_with_cpu
 
 
 def devices_of(site, distribution):

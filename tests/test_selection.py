@@ -17,10 +17,8 @@ from .fixtures_plugins.builder import Site
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch):
-    site = Site(tmp_path / "site").activate(monkeypatch)
-    site.core(device=True)
-    return site
+def site(site_with_cpu):
+    return site_with_cpu
 
 
 def passed_over(caplog):

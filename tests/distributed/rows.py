@@ -208,7 +208,11 @@ def run(row, pool, how=(), chosen=None):
 def run_with(row, start, chosen=None, **options):
     """Run a row on the ranks that ``start`` gives; what was told."""
     told = Told()
-    engine = engine_of(row, start, told, **options)
+    return served(engine_of(row, start, told, **options), told, chosen)
+
+
+def served(engine, told, chosen=None):
+    """Run all requests, or the ``chosen`` ones, to their end and stop the engine; what was told."""
     try:
         for request in chosen or requests():
             engine.submit(request)

@@ -9,7 +9,7 @@ import pytest
 
 from hal.cli import main
 from hal.cli.run_ranks import _listed
-from tests.commands import environment, left_in, start
+from tests.commands import TWO_PROMPTS, environment, left_in, start
 
 pytestmark = pytest.mark.long(15)
 
@@ -26,23 +26,11 @@ def command(folder, *arguments, **variables):
 def test_two_ranks_print_what_one_does_and_leave_nothing(tmp_path, capsys):
     """Paddle's launcher starts the ranks: it has a card for each or an IndexError, also where it is built without CUDA,
     and takes the variables of a job on a cluster for its own. Both are there, and neither matters."""
-    arguments = (
-        "--prompt",
-        "def main(",
-        "--prompt",
-        "import os",
-        "--temperature=0",
-        "--max-tokens",
-        "12",
-        "--json",
-        "--logprobs",
-        "1",
-    )
     with contextlib.suppress(SystemExit):
-        main(["run", "--device", "cpu", *arguments])
+        main(["run", "--device", "cpu", *TWO_PROMPTS])
     alone = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     others = {"CUDA_VISIBLE_DEVICES": "0", "PADDLE_NNODES": "2"}
-    status, out, err = command(tmp_path, *arguments, "--tp", "2", "--device", "cpu", **others)
+    status, out, err = command(tmp_path, *TWO_PROMPTS, "--tp", "2", "--device", "cpu", **others)
     assert status == 0, err
     on_ranks = [json.loads(line) for line in out.splitlines()]
     for one, two in zip(alone, on_ranks, strict=True):

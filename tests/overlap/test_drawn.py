@@ -6,26 +6,16 @@ Each schedule is played twice, both times under the race checker, and every toke
 from __future__ import annotations
 
 import pytest
-from hal_sim import NoCompiler
-from hal_sim.build import core_library
 
 from hal.engine import Scheduler
 
 from .drawn import draw
-from .schedules import check, play, same_names
+from .schedules import check, play
+
+pytestmark = pytest.mark.usefixtures("one_process")
 
 MODES = {"lazy": {"polls": 1 << 30}, "worker": {}}
 """As late as possible, however often one asks, and as soon as possible; pageable memory is read when a copy runs."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _groups_of_one_process():
-    try:
-        core_library()
-    except NoCompiler as error:
-        pytest.skip(str(error))
-    with same_names():
-        yield
 
 
 def both(number, mode):

@@ -6,21 +6,13 @@ from dataclasses import replace
 
 import pytest
 from hal_core import FinishReason, Request, SamplingParams
-from hal_sim import NoCompiler
-from hal_sim.build import core_library
 
 from .drawn import Schedule
 from .schedules import Player, Watched, sizes_of
 
+pytestmark = pytest.mark.usefixtures("simulator")
+
 FAILS_AT, SLOT = 4, 1
-
-
-@pytest.fixture(autouse=True)
-def _built():
-    try:
-        core_library()
-    except NoCompiler as error:
-        pytest.skip(str(error))
 
 
 class Failing:

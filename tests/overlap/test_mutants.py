@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hal_sim import NoCompiler
-from hal_sim.build import core_library
 
 from hal.engine.holdings import Holdings
 from hal.engine.scheduler import Scheduler
@@ -12,20 +10,12 @@ from hal.engine.stays import Stays
 from hal.stepping.stepper import Stepper
 
 from .drawn import draw
-from .schedules import check, play, same_names
+from .schedules import check, play
+
+pytestmark = pytest.mark.usefixtures("one_process")
 
 MOST = 100
 """Schedules that a mistake may survive."""
-
-
-@pytest.fixture(autouse=True)
-def _groups_of_one_process():
-    try:
-        core_library()
-    except NoCompiler as error:
-        pytest.skip(str(error))
-    with same_names():
-        yield
 
 
 def free_one_step_early(monkeypatch):

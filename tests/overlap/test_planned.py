@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from hal_sim import NoCompiler
-from hal_sim.build import core_library
 
 from hal.stepping.planned import StepPlanner
 
 from .drawn import draw
-from .schedules import check, play, same_names
+from .schedules import check, play
 from .test_late_errors import Astray, played
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 SCHEDULES = 12
-
-
-@pytest.fixture(autouse=True)
-def _groups_of_one_process():
-    try:
-        core_library()
-    except NoCompiler as error:
-        pytest.skip(str(error))
-    with same_names():
-        yield
 
 
 def watched(monkeypatch, *, ended=lambda given: given):

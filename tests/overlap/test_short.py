@@ -8,8 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hal_core import FinishReason, InvalidBatch, PluginError, Request, SamplingParams, Task, TaskKind
-from hal_sim import NoCompiler
-from hal_sim.build import core_library
 
 from hal.stepping import Stepper
 
@@ -17,15 +15,9 @@ from .drawn import Schedule, expected
 from .schedules import Player, sizes_of
 from .test_late_errors import FAILS_AT, Astray, Noting
 
+pytestmark = pytest.mark.usefixtures("simulator")
+
 SLOTS = 3
-
-
-@pytest.fixture(autouse=True)
-def _built():
-    try:
-        core_library()
-    except NoCompiler as error:
-        pytest.skip(str(error))
 
 
 def requests(ends):

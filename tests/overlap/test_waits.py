@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import pytest
 from hal_core import Request, SamplingParams
-from hal_sim import NoCompiler
-from hal_sim.build import core_library
 
 from hal.engine import Engine
 
 from .drawn import Schedule
 from .schedules import Player, Watched, sizes_of
 
+pytestmark = pytest.mark.usefixtures("simulator")
+
 STEPS = 12
-
-
-@pytest.fixture(autouse=True)
-def _built():
-    try:
-        core_library()
-    except NoCompiler as error:
-        pytest.skip(str(error))
 
 
 class Waits(Watched):

@@ -5,23 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hal_core import ByteRange
-from hal_core.output.sinks import MemorySink
 from hal_core.slots.admission import Request, SamplingParams
-from hal_core.slots.fields import FinishReason, StateConfig
+from hal_core.slots.fields import FinishReason
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import hal
-from hal.engine import Engine
 from hal.proposers import Setup, make_proposer
 from hal.proposers.hybrid import Hybrid
 from hal.proposers.ngram import NGram
 from hal.proposers.suffix import Suffix
-from hal.worker import Worker
 from tests import share
 
 from ..worker.conftest import VOCAB, PagedOracle
-from ..worker.drafters import Setting, told
+from ..worker.drafters import Setting, serve, told
 from ..worker.drafters import run as run_plain
 
 SETUP = Setup(max_draft_tokens=5, num_slots=4, max_model_len=32, vocab_size=VOCAB)
@@ -40,29 +37,8 @@ class Loops(PagedOracle):
 
 def run(device, requests, setting, proposer, *, arrivals=(), aborts=(), after=lambda worker: None):
     """Serve all requests; the engine, when nothing is left. ``after``: what is looked at after each step."""
-    sizes = StateConfig(
-        num_slots=setting.slots,
-        max_model_len=32,
-        block_size=4,
-        max_draft_tokens=setting.drafts,
-        max_logprobs=2,
-        max_stop_length=3,
-    )
-    engine = Engine(
-        Worker(device, Loops(), sizes, setting.blocks, MemorySink(), proposer=proposer), chunk=setting.chunk
-    )
-    step, last = 0, max(arrivals, default=0)
-    while engine.busy or step <= last:
-        for number, request in enumerate(requests):
-            if (arrivals[number] if arrivals else 0) == step:
-                engine.submit(request)
-        for when, name in aborts:
-            if when == step:
-                engine.abort(name)
-        engine.step()
-        after(engine.worker)
-        step += 1
-    return engine
+    given = {"arrivals": arrivals, "aborts": aborts, "after": lambda engine: after(engine.worker)}
+    return serve(device, Loops(), requests, setting, proposer, **given)
 
 
 def mirrors(proposer):

@@ -6,7 +6,7 @@ from hal.distributed.crew import Crew
 from hal.distributed.engine import open_engine
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.config import read_config
-from tests.distributed.rows import Pooled, Told, requests
+from tests.distributed.rows import Pooled, Told, served
 from tests.ranks import ForkedRanks
 
 
@@ -50,15 +50,6 @@ def run(row, split, starter, chosen=None, **options):
     """Run a row; what was told."""
     told = Told()
     engine = engine_of(row, split, starter, told, **options)
-    try:
-        for request in chosen or requests():
-            engine.submit(request)
-        for _ in engine.run():
-            pass
-    except BaseException:
-        engine.close()
-        raise
+    served(engine, told, chosen)
     told.preempted = engine.preemptions
-    engine.stop()
-    told.drafts = engine.drafts
     return told

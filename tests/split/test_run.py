@@ -12,6 +12,7 @@ from hal.cli import main
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.config import read_config
 from hal.model.tokenizer import Tokenizer
+from tests.commands import TWO_PROMPTS as JOB
 from tests.commands import environment, left_in, private_folders, start
 from tests.split.carried import CARRIER, FOLDER, calls_in
 from tests.split.rows import Own
@@ -21,18 +22,6 @@ __all__ = ["private_folders"]
 pytestmark = pytest.mark.long(18)
 
 
-JOB = (
-    "--prompt",
-    "def main(",
-    "--prompt",
-    "import os",
-    "--temperature=0",
-    "--max-tokens",
-    "12",
-    "--json",
-    "--logprobs",
-    "1",
-)
 SPLIT = ("--speculate", "mtp", "--chunk", "3", "--split", "1,1")
 
 

@@ -116,8 +116,32 @@ class Setting:
 
 
 def run(device, model, requests, setting, proposer=None, *, arrivals=(), aborts=(), worker=Worker):
-    """Serve all requests; the engine and its worker, when nothing is left. ``arrivals``: the step that each comes at;
-    ``aborts``: step to the names of those that are aborted before it."""
+    """Serve all requests; the engine and its worker, when nothing is left.
+
+    Each step feeds what the scheduler announced, and all slots and blocks are free at the end. See :func:`serve`.
+    """
+    fed = len(model.fed)
+
+    def announced(engine):
+        nonlocal fed
+        for tokens in model.fed[fed:]:
+            assert tokens <= engine.scheduler.launch_tokens, "the step fed more than was foretold"
+            model.launches.append((engine.scheduler.launch_tokens, tokens))
+        fed = len(model.fed)
+
+    given = {"arrivals": arrivals, "aborts": aborts, "worker": worker, "after": announced}
+    engine = serve(device, model, requests, setting, proposer, **given)
+    assert engine.worker.state.host_table.requests == [None] * setting.slots
+    assert engine.scheduler.pool.free == setting.blocks
+    return engine
+
+
+def serve(device, model, requests, setting, proposer=None, *, arrivals=(), aborts=(), worker=Worker, after):
+    """Serve all requests; the engine, when nothing is left.
+
+    ``arrivals``: the step before which each is submitted. ``aborts``: pairs of a step and the name of a request that is
+    aborted before it. ``after``: called with the engine after each step.
+    """
     sizes = StateConfig(
         num_slots=setting.slots,
         max_model_len=32,
@@ -135,12 +159,7 @@ def run(device, model, requests, setting, proposer=None, *, arrivals=(), aborts=
         for when, name in aborts:
             if when == step:
                 engine.abort(name)
-        before = len(model.fed)
         engine.step()
+        after(engine)
         step += 1
-        for fed in model.fed[before:]:
-            assert fed <= engine.scheduler.launch_tokens, "the step fed more than was foretold"
-            model.launches.append((engine.scheduler.launch_tokens, fed))
-    assert engine.worker.state.host_table.requests == [None] * setting.slots
-    assert engine.scheduler.pool.free == setting.blocks
     return engine

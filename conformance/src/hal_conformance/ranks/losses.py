@@ -20,6 +20,8 @@ from .processes import Rank
 from .work import Groups, Met, group_of, meeting, opened
 
 if TYPE_CHECKING:
+    from hal_core.runtime.bound import BoundDevice
+
     from ..harness.subject import Recipe
 
 
@@ -78,13 +80,23 @@ def lose(rank: Rank, recipe: Recipe, groups: Groups, victim: int, how: str, well
         calls, error = until_lost(one, most, missed=victim in group.ranks)
         if error is None:
             return Lost(calls, None)
-        again, another = meeting(lambda: broadcast(state)), meeting(lambda: broadcast(other))
+        return after_loss(bound, calls, error, broadcast, state, other)
 
-        def work_on() -> None:
-            elsewhere = (
-                bound.device.stream()
-            )  # the other stream may wait for the lost rank as long as the process lives
-            bound.async_set_value(target=other.view("seed"), value=7, stream=elsewhere).wait(backdoor.PATIENCE)
-            bound.insert_tasks(state=other, tasks=[], stream=elsewhere).wait(backdoor.PATIENCE)
 
-        return Lost(calls, error, again, another, meeting(work_on))
+def after_loss(
+    bound: BoundDevice,
+    calls: int,
+    error: Met,
+    broadcast: Callable[[SlotState], None],
+    state: SlotState,
+    other: SlotState,
+) -> Lost:
+    """Broadcast both states again, then write to ``other`` on another stream, and return how each call ended."""
+    again, another = meeting(lambda: broadcast(state)), meeting(lambda: broadcast(other))
+
+    def work_on() -> None:
+        elsewhere = bound.device.stream()  # the first stream may wait for the lost rank until the process ends
+        bound.async_set_value(target=other.view("seed"), value=7, stream=elsewhere).wait(backdoor.PATIENCE)
+        bound.insert_tasks(state=other, tasks=[], stream=elsewhere).wait(backdoor.PATIENCE)
+
+    return Lost(calls, error, again, another, meeting(work_on))

@@ -23,7 +23,7 @@ from hal_core.slots.tasks import Task, TaskKind
 
 from ..harness import backdoor
 from ..opening import subject_of
-from .losses import Lost, until_lost
+from .losses import Lost, after_loss, until_lost
 from .processes import Rank
 from .work import Groups, Met, content, group_of, meeting, opened
 
@@ -269,13 +269,4 @@ def absent(rank: Rank, recipe: Recipe, groups: Groups, victim: int, how: str) ->
             threading.Event().wait(LONG)
         if error is None or rank.rank == victim:
             return Lost(calls, error)
-        again, another = meeting(lambda: broadcast(state)), meeting(lambda: broadcast(other))
-
-        def work_on() -> None:
-            elsewhere = (
-                bound.device.stream()
-            )  # the other stream may wait for the lost rank as long as the process lives
-            bound.async_set_value(target=other.view("seed"), value=7, stream=elsewhere).wait(backdoor.PATIENCE)
-            bound.insert_tasks(state=other, tasks=[], stream=elsewhere).wait(backdoor.PATIENCE)
-
-        return Lost(calls, error, again, another, meeting(work_on))
+        return after_loss(bound, calls, error, broadcast, state, other)
