@@ -45,8 +45,7 @@ Options:
   --json           Print one JSON object a prompt, in their
                    order.
   -q, --quiet      Print the text alone, and errors.
-  -v, --verbose    Tell what is chosen and what falls back;
-                   show tracebacks.
+  -v, --verbose    Show choices, fallbacks and tracebacks.
   --help-all       Show all options and exit.
   -h, --help       Show this message and exit.
 """,
@@ -75,7 +74,7 @@ Options:
                    (default: 0)
   --json           Print one JSON object a prompt, in their order.
   -q, --quiet      Print the text alone, and errors.
-  -v, --verbose    Tell what is chosen and what falls back; show tracebacks.
+  -v, --verbose    Show choices, fallbacks and tracebacks.
   --help-all       Show all options and exit.
   -h, --help       Show this message and exit.
 """,

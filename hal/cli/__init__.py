@@ -1,11 +1,12 @@
-"""The command line: signals, standard streams and exit statuses around the tree of commands (:mod:`hal.cli.tree`)."""
+"""Entry point of the command line: signals, standard streams and exit statuses around the command tree
+(:mod:`hal.cli.tree`)."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from . import signals  # at once: before main() has taken the signals over, Ctrl-C is answered by the interpreter
+from . import signals  # imported first: until main() installs its handlers, the interpreter handles Ctrl-C
 
 TYPE_CHECKING = False  # as in hal
 if TYPE_CHECKING:
@@ -13,17 +14,17 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point of the ``hal`` command. What is no fault of ours is one line on stderr and exit status 2.
+    """Run the ``hal`` command. Errors of the user or the system are one line on stderr and exit status 2.
 
-    After a signal the exit status is 128 + its number. With ``arguments`` the process goes on after the command.
+    After a signal the exit status is 128 + its number. With ``arguments`` the process continues after the command.
     """
-    if arguments is None:  # the process is the command's own, and its ranks inherit what is set here
+    if arguments is None:  # the command owns this process, and its ranks inherit what is set here
         from hal.mkl import choose_kernels
 
         choose_kernels(os.environ)
     from .console import occupy
 
-    occupy()  # before the signals' pipe would take the numbers
+    occupy()  # before the signal pipe can take these numbers
     with signals.watched(to_the_end=arguments is None):
         _main([*sys.argv[1:]] if arguments is None else [*arguments])
 
@@ -41,9 +42,7 @@ def _main(arguments: list[str]) -> None:
             try:
                 _dispatch(arguments)
             finally:
-                output.finish(
-                    wanted=signals.came() is None
-                )  # what fails at the exit is told in the interpreter's words
+                output.finish(wanted=signals.came() is None)  # the interpreter itself reports what fails at exit
         except SystemExit as end:
             ended = end
         except (signals.Interrupted, KeyboardInterrupt):
@@ -52,12 +51,13 @@ def _main(arguments: list[str]) -> None:
             ended, told, trace = failures.exit_of(error), failures.told(error), failures.trace(error)
             if told is None and output.failure is None and signals.came() is None:
                 raise
-        if signals.came() is not None:  # whatever else came of it, that is why
+        if signals.came() is not None:  # a signal explains any other failure
             if ended is not None:
                 ended, told = SystemExit(signals.status()), ""
-        elif isinstance(output.failure, BrokenPipeError):  # `hal devices | head`: who reads has seen enough
+        # `hal devices | head`: the reader closed the pipe, which is no error
+        elif isinstance(output.failure, BrokenPipeError):
             ended, told = SystemExit(1), ""
-        elif output.failure is not None:  # whatever else came of it
+        elif output.failure is not None:  # this failure explains any other one
             why = f"cannot be written: {output.failure.strerror} (make room there, or send it elsewhere)"
             ended, told = SystemExit(2), f"standard output: {why}"
         if told:
@@ -72,7 +72,7 @@ def _dispatch(arguments: list[str]) -> None:
     from .tree import invoke
 
     TIMEOUTS.check()
-    if not os.environ.get("HAL_LOG") or arguments[:1] == ["conform"]:  # pytest has an order of its own for logs
+    if not os.environ.get("HAL_LOG") or arguments[:1] == ["conform"]:  # pytest prints logs itself
         invoke(arguments)
         return
     from . import logs

@@ -1,4 +1,4 @@
-"""The standard streams of the commands, where one of them may be closed (``1>&-``) or refuse what is written."""
+"""Standard streams of the commands, including streams that are closed (``1>&-``) or refuse writes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any, TextIO, cast
 
 _USUAL_COLUMNS = 80
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters but for tab and newline; a terminal obeys them, ESC first of all."""
+"""Control characters except tab and newline. Terminals execute them, ESC in particular."""
 
 
 def shown(text: str, stream: TextIO) -> str:
-    """The text as ``stream`` is to get it: a terminal gets control characters as escapes such as ``\\x1b``, because
-    prompts and answers are not the user's own commands. Files and pipes get it unchanged."""
+    r"""Return the text to write to ``stream``: for a terminal, control characters become escapes such as ``\\x1b``,
+    because prompts and answers must not control it. Files and pipes get the text unchanged."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text) if stream.isatty() else text
 
 
 def columns_of(stream: TextIO) -> int:
-    """Return how many columns the terminal behind ``stream`` has; ``COLUMNS`` goes before it."""
+    """Return the number of columns of the terminal behind ``stream``. The variable ``COLUMNS`` takes precedence."""
     with contextlib.suppress(OSError, ValueError):
         if not os.environ.get("COLUMNS", "").isdecimal():
             return os.get_terminal_size(stream.fileno()).columns or _USUAL_COLUMNS
@@ -31,7 +31,7 @@ def columns_of(stream: TextIO) -> int:
 
 
 def fitted(text: str, stream: TextIO) -> str:
-    """The text as ``stream`` is to get it: on a terminal, lines of hal's that are too long break between words."""
+    """Return the text to write to ``stream``: for a terminal, hal's long lines are wrapped between words."""
     if not stream.isatty():
         return text
     columns = columns_of(stream)
@@ -47,7 +47,7 @@ def _wrapped(line: str, columns: int) -> str:
 
 
 class Output:
-    """Standard output, noting why it took nothing: libraries on the way may swallow the error, or make it theirs."""
+    """Standard output that records its first write error, because libraries in between may swallow or replace it."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -62,9 +62,10 @@ class Output:
             self.stream.flush()
 
     def finish(self, *, wanted: bool) -> None:
-        """Flush; unless it is ``wanted``, only have nothing left that the interpreter would flush at its exit.
+        """Flush if ``wanted``; otherwise discard the buffer, so that the interpreter has no output left to flush at
+        exit.
 
-        After a signal that broke off a write, a flush would wait for the same reader that the write has waited for.
+        After a signal that interrupted a write, a flush would wait for the same slow reader again.
         """
         if wanted:
             self.flush()
@@ -85,10 +86,10 @@ class Output:
 
 @contextlib.contextmanager
 def prepared() -> Iterator[Output]:
-    """Standard output, watched; a stream that is closed has a stand-in meanwhile, behind :func:`occupy`.
+    """Yield a watched standard output; streams that are closed get a stand-in meanwhile, on the numbers of
+    :func:`occupy`.
 
-    What goes to a closed standard error is lost, as its user wants it. A closed standard output cannot be written, and
-    the command fails as on a full disk.
+    Output to a closed standard error is discarded. Output to a closed standard output fails, as on a full disk.
     """
     if sys.stdout is None:
         sys.stdout = vars(sys)["__stdout__"] = os.fdopen(1, "w", closefd=False)
@@ -96,7 +97,7 @@ def prepared() -> Iterator[Output]:
         sys.stderr = vars(sys)["__stderr__"] = os.fdopen(2, "w", buffering=1, closefd=False)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # text in another script must not break a listing
+            stream.reconfigure(errors="backslashreplace")  # unencodable text must not break a listing
     output = Output(sys.stdout)
     sys.stdout = cast(TextIO, output)
     try:
@@ -108,9 +109,9 @@ def prepared() -> Iterator[Output]:
 
 
 def occupy() -> None:
-    """Give the standard streams that are closed their numbers, before anything else is opened.
+    """Open the null device on the numbers of closed standard streams, before any other file is opened.
 
-    A file or pipe opened later would take the number, and what is written to the stream would go into it.
+    Otherwise a file or pipe opened later would get that number and receive the stream's output.
     """
     for number, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
@@ -123,11 +124,11 @@ def occupy() -> None:
 
 
 _status = ""
-"""What the status line shows."""
+"""Text of the status line."""
 
 
 def status(text: str) -> None:
-    """Show on a terminal what the command is at, in a line that goes when anything else is written; "": clear it."""
+    """Show on a terminal what the command is doing. Other output replaces the line; "" clears it."""
     global _status
     if (text or _status) and sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not quiet:
         with contextlib.suppress(OSError):
@@ -137,11 +138,11 @@ def status(text: str) -> None:
 
 
 quiet = False
-"""Whether the command shows no status (``-q``)."""
+"""Whether the status line is off (``-q``)."""
 
 
 def say(text: str) -> None:
-    """A line on standard error. Where that cannot be written nobody can be told, and what is done goes on."""
+    """Print a line on standard error. If that fails, the line is discarded and the command continues."""
     status("")
     try:
         print(fitted(shown(text, sys.stderr), sys.stderr), file=sys.stderr, flush=True)
@@ -150,8 +151,8 @@ def say(text: str) -> None:
 
 
 def _mute(stream: TextIO) -> None:
-    """Lead a stream that failed to nowhere, so that the interpreter's last flush of it finds nothing to say."""
-    with contextlib.suppress(OSError, ValueError):  # a test's stream has no number
+    """Redirect a stream that failed to the null device, so that the interpreter's last flush succeeds."""
+    with contextlib.suppress(OSError, ValueError):  # a stream of a test has no file number
         descriptor = os.open(os.devnull, os.O_WRONLY)
         os.dup2(descriptor, stream.fileno())
         os.close(descriptor)

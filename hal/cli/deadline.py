@@ -1,8 +1,8 @@
-"""The deadline of a signal: a command that has not ended so long after the first one is ended by force.
+"""Deadline of a signal: ends a command by force if it is still running so long after the first signal.
 
-The interpreter runs a signal's handler in the main thread, between two of its instructions: a main thread that waits in
-a library never gets there, and one whose step hangs has noted the signal and still waits. So a thread reads the
-signals' numbers from a pipe, which the interpreter writes at once (``signal.set_wakeup_fd``).
+The interpreter runs signal handlers in the main thread, between two instructions. A main thread that waits in a library
+never runs them, and one whose step hangs has noted the signal and still waits. Therefore a thread reads signal numbers
+from a pipe, which the interpreter writes at once (``signal.set_wakeup_fd``).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class Deadline:
-    """Calls ``force`` with the number of the first of ``signals``, ``TIMEOUTS.signal`` seconds after it came, in a
-    thread of its own. To be made and closed in the main thread."""
+    """Calls ``force`` with the number of the first of ``signals``, ``TIMEOUTS.signal`` seconds after it arrived, in a
+    thread of its own. Create and close it in the main thread."""
 
     def __init__(self, signals: Collection[int], force: Callable[[int], object]) -> None:
         self._signals, self._force = signals, force
@@ -40,7 +40,7 @@ class Deadline:
                 return
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         signal.set_wakeup_fd(self._former)
         self._closed.set()
         os.close(self._writing)
@@ -49,7 +49,7 @@ class Deadline:
 
 
 def _leave_to_parent() -> None:
-    """In a forked child, whose signals are not the parent's: the pipe is shared."""
+    """Detach a forked child from the pipe, which it shares with its parent."""
     if threading.current_thread() is threading.main_thread():
         signal.set_wakeup_fd(-1)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _REASON_COLUMNS = 40
-"""So many columns a terminal must leave for the last one of the table; else there is a paragraph a device."""
+"""Least columns for the last column of the table. Narrower terminals get a paragraph a device."""
 
 
 def command(
@@ -40,11 +40,9 @@ def command(
         bool, typer.Option("--open", help="Open each available device in a subprocess and show what it can do.")
     ] = False,
     timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="With --open: what opening one may take (default 120).")
+        float | None, typer.Option(metavar="SECONDS", help="With --open: time limit for each device (default 120).")
     ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show the traceback of a plugin's own code that failed.")
-    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show tracebacks of plugins that failed.")] = False,
 ) -> None:
     """List the installed devices: distribution, contract, whether each can be used here, and why not."""
     failures.verbose = verbose
@@ -61,9 +59,9 @@ def command(
 
 
 def show(*, as_json: bool, opened: bool, timeout: float, verbose: bool = False) -> None:
-    """Print the listing; with ``opened`` also what each available device turns out to offer, with ``verbose`` the
-    tracebacks of plugins that failed."""
-    with contextlib.redirect_stdout(sys.stderr):  # whatever a plugin prints while it is probed
+    """Print the listing. ``opened`` adds what each available device offers, ``verbose`` the tracebacks of plugins that
+    failed."""
+    with contextlib.redirect_stdout(sys.stderr):  # a plugin may print while it is probed
         rows = devices()
         selected, why = _selected()
         used = chosen()
@@ -101,10 +99,10 @@ def show(*, as_json: bool, opened: bool, timeout: float, verbose: bool = False) 
 
 
 def _selected() -> tuple[str | None, str]:
-    """What ``open_device()`` would take, asked of the code that takes it, or why it would take none."""
+    """Return the device that ``open_device()`` would select, or the reason why it selects none."""
     log = logging.getLogger("hal")
     level = log.level
-    log.setLevel(logging.ERROR)  # the table already says what is passed over
+    log.setLevel(logging.ERROR)  # the table already shows what is skipped
     try:
         choice = select()
     except HalError as error:
@@ -116,7 +114,7 @@ def _selected() -> tuple[str | None, str]:
 
 
 def _print_devices(rows: tuple[Listed, ...]) -> None:
-    """Print a table, or a paragraph a device where the terminal is too narrow for one."""
+    """Print a table, or a paragraph a device on a terminal that is too narrow."""
     from rich.console import Console
 
     table, before = _table(rows)
@@ -124,14 +122,14 @@ def _print_devices(rows: tuple[Listed, ...]) -> None:
         console = Console()
         console.print(table if console.width - before >= _REASON_COLUMNS else _paragraphs(rows))
         return
-    # A pipe has no width: let each row keep its line, so that grep finds what belongs together.
+    # A pipe has no width: each row stays on one line, so that grep finds all of it.
     text = io.StringIO()
     Console(file=text, width=10_000, color_system=None, force_terminal=False).print(table)
     print("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 
 
 def _table(rows: tuple[Listed, ...]) -> tuple[Table, int]:
-    """The table, and how many columns of the terminal stand before the last one of it."""
+    """Return the table, and the columns that precede its last one."""
     from rich.table import Table
     from rich.text import Text
 
@@ -149,7 +147,7 @@ def _table(rows: tuple[Listed, ...]) -> tuple[Table, int]:
 
 
 def _paragraphs(rows: tuple[Listed, ...]) -> Group:
-    """The same for a narrow terminal."""
+    """Return the same as paragraphs, for a narrow terminal."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.text import Text
@@ -164,7 +162,7 @@ def _paragraphs(rows: tuple[Listed, ...]) -> Group:
 
 
 def _cells(row: Listed) -> tuple[Text, Text, Text, Text, Text]:
-    """What stands under device, distribution, contract, priority, and the first word under status."""
+    """Return a row's cells: device, distribution, contract, priority, and the first word of its status."""
     from rich.text import Text
 
     styles = {"available": "green", "unavailable": "yellow", "excluded": "dim"}
@@ -179,7 +177,7 @@ def _cells(row: Listed) -> tuple[Text, Text, Text, Text, Text]:
 
 
 def _why(row: Listed) -> str:
-    """The reason of a status with its cure in parentheses, on one line."""
+    """Return the reason of a status with its cure in parentheses, on one line."""
     reason, cure = one_line(row.reason), one_line(row.cure)
     return shown(" ".join(filter(None, (reason, f"({cure})" if cure else ""))), sys.stdout)
 
@@ -198,7 +196,7 @@ def _print_opened(name: str, result: Mapping[str, Any]) -> None:
 
 
 def _say(text: str) -> None:
-    """Print it; a terminal breaks lines between words."""
+    """Print text, wrapped between words on a terminal."""
     if not sys.stdout.isatty():
         print(text)
         return

@@ -1,4 +1,4 @@
-"""Failures that are no fault of the program, as one line that says what is missing and what to do."""
+"""One-line errors for failures of the user or the system: what is missing and what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OURS = {"hal_core": "paddle-hal-core", "hal_conformance": "paddle-hal-conforman
 #: Modules whose distribution has another name.
 _DISTRIBUTIONS = {"paddle": "paddlepaddle", "zmq": "pyzmq", "zlib_ng": "zlib-ng"}
 _UNKNOWN = "install it"
-"""The cure for a module that hal itself does not ask for."""
+"""Return the cure for a module that hal itself does not require."""
 _ROOM = "make room there, or set TMPDIR (or XDG_RUNTIME_DIR) to a folder that has some"
 _CURES = {
     errno.EMFILE: "raise the limit on open files of this process (ulimit -n), or close some",
@@ -29,15 +29,15 @@ _CURES = {
 
 
 verbose = False
-"""Whether a command ends with the traceback of somebody else's code that has failed (``-v``)."""
+"""Whether a command prints the traceback of a plugin or runner that failed (``-v``)."""
 
 
 def told(error: Exception) -> str | None:
-    """The line for an error that a command ends with; None for one that is a fault of ours and wants its traceback."""
+    """Return the error line of a command; None for a bug of hal's, which needs its traceback."""
     tree = sys.modules.get(f"{__package__}.tree")
     if tree is not None and isinstance(error, tree.UsageError):
         return str(tree.usage_line(error))
-    errors = sys.modules.get("hal_core.errors")  # not there: then it was not raised either
+    errors = sys.modules.get("hal_core.errors")  # not imported, so it cannot have been raised
     if errors is not None and isinstance(error, errors.HalError):
         return one_line(error)
     if isinstance(error, ImportError):
@@ -52,14 +52,14 @@ def told(error: Exception) -> str | None:
 
 
 def exit_of(error: Exception) -> SystemExit:
-    """The end of a command that has met an error: status 2, or what the error says of itself."""
+    """Return the exit of a command that an error ended: status 2, or the error's own status."""
     return SystemExit(getattr(error, "exit_status", 2))
 
 
 def trace(error: Exception) -> str:
-    """The traceback of somebody else's code that has failed, if it was asked for; else ""."""
+    """Return the traceback of a plugin or runner that failed if ``-v`` was given, else ""."""
     told = isinstance(error, ModuleNotFoundError) or (isinstance(error, OSError) and error.errno in _CURES)
-    if not verbose or told:  # the line says all
+    if not verbose or told:  # the line says it all
         return ""
     from hal_core import trace_of
 
@@ -68,7 +68,7 @@ def trace(error: Exception) -> str:
 
 @contextlib.contextmanager
 def as_typed(**names: str) -> Iterator[None]:
-    """Have errors name options as the user types them: ``names`` has the typed name of each inner argument."""
+    """Rename the arguments of errors to what the user types: ``names`` maps inner arguments to options."""
     try:
         yield
     except Exception as error:
@@ -78,7 +78,7 @@ def as_typed(**names: str) -> Iterator[None]:
 
 
 def check_seconds(number: float, option: str = "--timeout") -> None:
-    """Raise :class:`hal_core.InvalidValue` for an option whose seconds nobody can wait."""
+    """Raise :class:`hal_core.InvalidValue` if an option's seconds are out of range."""
     from hal_core import InvalidValue
 
     if not 0.1 <= number <= 86_400:
@@ -86,12 +86,12 @@ def check_seconds(number: float, option: str = "--timeout") -> None:
 
 
 def one_line(what: object) -> str:
-    """The text with each stretch of white space as one blank."""
+    """Return the text with each run of white space as one blank."""
     return " ".join(str(what).split())
 
 
 def cure_of(module: str) -> str:
-    """What installs the distribution of a module: as hal's own metadata asks for it, which is what an index has."""
+    """Return the command that installs a module's distribution, with the requirement from hal's own metadata."""
     if module in _OURS:
         return f"it comes with hal: pip install ./{_OURS[module].removeprefix('paddle-hal-')} in hal's checkout"
     name = _DISTRIBUTIONS.get(module, module)
@@ -123,7 +123,8 @@ def _import(error: ImportError) -> str:
 
 
 def _cure_of_broken(module: str) -> str:
-    """The cure for a module that is there and cannot be imported; only what hal itself needs is to be reinstalled."""
+    """Return the cure for an installed module that cannot be imported. Only hal's own requirements are to be
+    reinstalled."""
     cure = cure_of(module)
     return "-v shows who imports it" if cure == _UNKNOWN else f"reinstall it: {cure}"
 

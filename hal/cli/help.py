@@ -1,4 +1,4 @@
-"""Help pages of the commands, laid out for the width of the terminal."""
+"""Help pages of the commands, laid out for the terminal's width."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 MOST_COLUMNS = 100
-"""Columns that are used at most: longer lines are hard to read."""
+"""Most columns of a page: longer lines are hard to read."""
 _NARROW = 56
-"""In fewer columns what an option does stands below its name."""
+"""Below this width, an option's description is on the line below its name."""
 _NAMES = 26
-"""Columns for names at most; what a longer one does begins on the next line."""
+"""Most columns for names. A longer name has its description on the next line."""
 
 Row = tuple[str, str]
-"""A name, and what it does."""
+"""A name and its description."""
 
 
 def columns() -> int:
-    """Return how many columns a page may have."""
+    """Return the width of a page in columns."""
     return min(shutil.get_terminal_size().columns, MOST_COLUMNS)
 
 
 def page(usage: str, about: str, sections: Iterable[tuple[str, Sequence[Row]]], width: int) -> str:
-    """Return a help page: the usage, what the command does, and tables with their titles."""
+    """Return a help page: usage, description, and tables with their titles."""
     parts = [_wrapped(f"usage: {usage}", width, " " * 7), *(_wrapped(text, width) for text in about.split("\n\n"))]
     for title, rows in sections:
         if rows:

@@ -11,10 +11,11 @@ from . import signals
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Import without garbage collections, and keep what was imported out of later ones, the interpreter's last too.
+    """Import without garbage collection, and exclude the imported objects from later collections, the last one
+    included.
 
-    It is no garbage: walking through Paddle's objects in each collection takes a quarter of a second of processor time
-    in the import and half a second at the exit. Nothing is done where the process goes on after the command.
+    None of these objects is garbage. Traversing Paddle's objects costs a quarter of a second of processor time during
+    the import and half a second at exit. Without effect if the process continues after the command.
     """
     if not (signals.ends_process() and gc.isenabled()):
         yield

@@ -1,4 +1,4 @@
-"""What hal logs, as lines of the command's own."""
+"""Log records of hal, printed as lines of the command."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from .console import say
 
 VARIABLE = "HAL_LOG"
-"""The environment variable that names the lowest level that is shown."""
+"""Environment variable with the lowest level that is shown."""
 
 
 def level() -> int | None:
-    """Return the level that ``HAL_LOG`` names, of :mod:`logging`; None where it is unset.
+    """Return the :mod:`logging` level that ``HAL_LOG`` names; None if it is unset.
 
-    Raises :class:`hal_core.InvalidValue` for another word.
+    Raises :class:`hal_core.InvalidValue` if it names no level.
     """
     if not (word := os.environ.get(VARIABLE, "").strip()):
         return None
@@ -28,7 +28,7 @@ def level() -> int | None:
 
 
 class _Said(logging.Handler):
-    """Says each record as a line of the command's own."""
+    """Log handler that prints each record as a line of the command."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(self.format(record))
@@ -36,7 +36,8 @@ class _Said(logging.Handler):
 
 @contextmanager
 def said(lowest: int | None, *, without: str = "") -> Iterator[None]:
-    """Say hal's records from the level ``lowest`` on (None: as it is set), but for those of the module ``without``."""
+    """Print hal's log records from level ``lowest`` up (None: the configured level), except those of the module
+    ``without``."""
     handler = _Said()
     handler.setFormatter(logging.Formatter("hal: %(message)s"))
     handler.addFilter(lambda record: record.module != without)

@@ -1,4 +1,4 @@
-"""Open one device in a subprocess, so that a crash, a hang or a framework's memory stays out of ``hal devices``."""
+"""Opens one device in a subprocess, so that a crash, a hang or a framework's memory stays out of ``hal devices``."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from hal.timeouts import TIMEOUTS
 
 from . import signals
 
-#: The tail of a crashed child's stderr that goes into the report, in characters.
+# : Characters of a crashed child's stderr that the report quotes.
 _TAIL = 400
-#: What is in the folder: the child's answer, the same while it is written, and what it said on both streams.
+# : Files of the folder: the child's answer, the unfinished answer, and the output of both streams.
 _ANSWER, _PARTIAL, _NOISE = "answer.json", "answer.partial", "stderr"
 
 
 def open_in_subprocess(name: str, timeout: float) -> dict[str, Any]:
-    """Open ``name`` in a child; ``{"seconds", "capabilities", "fallbacks", "note"}`` or ``{"error"}``, no exception.
+    """Open ``name`` in a child process. Return ``{"seconds", "capabilities", "fallbacks", "note"}`` or ``{"error"}``.
 
-    The answer comes back in a file, because frameworks and drivers write to both standard streams.
+    The answer is returned in a file, because frameworks and drivers write to both standard streams.
     """
     with signals.noted(), _folder() as folder:
         signals.check()
         answer, noise = folder / _ANSWER, folder / _NOISE
         command = [sys.executable, "-P", "-m", __name__, name, str(answer)]
         with noise.open("wb") as stream:
-            child = subprocess.Popen(  # its own session: what it has started ends with it
+            child = subprocess.Popen(  # in a session of its own, so that its children end with it
                 command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True
             )
             try:
@@ -49,12 +49,12 @@ def open_in_subprocess(name: str, timeout: float) -> dict[str, Any]:
         code = child.returncode
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         said = " ".join(noise.read_text(encoding="utf-8", errors="replace")[-_TAIL:].split())
-        return {"error": f"the process that opened it ended with {how}" + (f"; it said: {said}" if said else "")}
+        return {"error": f"the process that opened it ended with {how}" + (f"; its output: {said}" if said else "")}
 
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """A temporary folder for what is made in it here; taking it away needs no descriptor, as there may be none."""
+    """Yield a temporary folder and remove its files. Removal opens no descriptor, because none may be left."""
     folder = Path(tempfile.mkdtemp(prefix="hal-open-"))
     try:
         yield folder
@@ -65,7 +65,7 @@ def _folder() -> Iterator[Path]:
 
 
 def _has_ended(child: subprocess.Popen[bytes], timeout: float) -> bool:
-    """Wait for the end of ``child``. A signal, which does not reach it in its session, is raised here."""
+    """Wait for the end of ``child``. Raise if a signal came; the signal does not reach the child's session."""
     end = time.monotonic() + timeout
     while True:
         signals.check()

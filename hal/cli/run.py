@@ -1,4 +1,4 @@
-"""``hal run``: typer's parameters are made of the fields of its options, and checked before anything runs."""
+"""``hal run``: builds typer's parameters from the fields of its options, and checks them before anything runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .run_plan import read_prompts
 from .tree import all_options
 
 _FIRST = ("model", "device", "max_tokens", "temperature", "top_p", "seed", "as_json", "quiet", "verbose")
-"""Options in the order of the short help."""
+"""Options of the short help, in its order."""
 
 
 def command(ctx: typer.Context, **given: Any) -> None:  # noqa: ANN401 (as the fields say)
@@ -34,7 +34,7 @@ def command(ctx: typer.Context, **given: Any) -> None:  # noqa: ANN401 (as the f
     sampling = Sampling(**_of(Sampling, given))
     sampling.params()
     options = Options(**_of(Options, given), ranks=RankOptions(**_of(RankOptions, given)))
-    if not _from_objects(given["prompts"]):  # whose lines may draw, and have no use for --json
+    if not _from_objects(given["prompts"]):  # its lines may sample, and do not need --json
         sampling.check_given([name for name in given if _was_given(ctx, name)])
     prompts = read_prompts(given["texts"] or (), given["prompt"] or (), given["prompts"], sampling)
     options.check_shown(prompt.sampling for prompt in prompts.prompts)
@@ -43,7 +43,7 @@ def command(ctx: typer.Context, **given: Any) -> None:  # noqa: ANN401 (as the f
     try:
         with failures.as_typed(url="--sink", prompt="PROMPT", name="--device"):
             code = generate(prompts, options)
-    except SystemExit as end:  # hal raises none here, and its status may be 0
+    except SystemExit as end:  # hal raises no SystemExit here, and its status could be 0
         what = f"a runner or plugin called sys.exit({'' if end.code is None else repr(end.code)}) during the run"
         raise PluginError(what, cure="have it raise an error instead; -v shows where") from end
     raise typer.Exit(code)
@@ -59,7 +59,7 @@ def _was_given(ctx: typer.Context, name: str) -> bool:
 
 
 def _of(kind: type[Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a kind of options, each read from what was given."""
+    """Return the fields of a kind of options, read from the parsed parameters."""
     told = {one.name: one.metadata["option"]["read"] for one in _options(kind)}
     return {name: given[name] if read is None else read(given[name]) for name, read in told.items()}
 

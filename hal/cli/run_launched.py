@@ -1,7 +1,7 @@
-"""``hal run`` as a rank of the user's own ``python -m paddle.distributed.launch … hal run …``.
+"""``hal run`` as a rank that the user's own launcher started (``python -m paddle.distributed.launch … hal run …``).
 
-Every rank is given the same command. The engine is a child of rank 0, in a session of its own, and outlives the ranks;
-what it prints goes where rank 0 prints.
+Every rank gets the same command. The engine is a child of rank 0 in a session of its own and outlives the ranks. Its
+output goes where rank 0's output goes.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from .run_options import Options
 
 VARIABLE = "HAL_ENGINE_OF"
-"""What rank 0 tells the engine, as JSON: where to report its address, on which host to listen, whose keys it knows."""
+"""Variable with rank 0's settings for the engine, as JSON: report pipe, host to listen on, known keys."""
 LOST = 1
 
 
 def take_part(launched: Launched, options: Options) -> int:
-    """Be one of the ranks; the exit status, of rank 0 the engine's."""
+    """Run as one of the ranks. Return the exit status; on rank 0, the engine's."""
     launched.check_size(options.ranks.size)
     if options.ranks.restart:
         raise InvalidValue(
-            "these ranks are started by a launcher of yours, which the engine cannot ask for others",
-            cure="leave it out (paddle.distributed.launch has --max_restart), or start hal run by itself",
+            "the engine cannot restart ranks that your own launcher started",
+            cure="leave it out (paddle.distributed.launch has --max_restart), or run hal run without that launcher",
             argument="--restart",
         )
     keys = CurveKeys.new() if len(launched.hosts) > 1 else None
@@ -58,7 +58,7 @@ def take_part(launched: Launched, options: Options) -> int:
         engine, where = _start_engine(launched, known, meeting.end)
         try:
             meeting.tell(where)
-        except BaseException:  # else it would wait for ranks that do not come
+        except BaseException:  # otherwise the engine would wait for ranks that never connect
             engine.terminate()
             engine.wait()
             raise
@@ -66,7 +66,7 @@ def take_part(launched: Launched, options: Options) -> int:
         status = _serve(launched, where, keys, engine)
     except BaseException:
         if engine is not None and engine.poll() is None:
-            engine.wait()  # it tells what has happened, and ends
+            engine.wait()  # the engine reports the error, and ends
         raise
     return status if engine is None else engine.wait()
 
@@ -93,8 +93,8 @@ def _serve(launched: Launched, where: Where, keys: CurveKeys | None, engine: sub
 
 
 def _forward_signals(engine: subprocess.Popen[bytes] | None, over: threading.Event) -> None:
-    """A signal ends the engine in order, and it the ranks. A rank that has not ended though its engine has, as it hangs
-    in a step, is ended by force: no launcher ends the rank that it waits for."""
+    """Forward a signal to the engine, which ends the ranks. If the engine has ended but this rank hangs in a step, end
+    the rank by force, because no launcher ends the rank that it waits for."""
     while not over.wait(TIMEOUTS.look):
         if engine is not None and (status := engine.poll()) is not None:
             if not over.wait(TIMEOUTS.rank_exit_lost if status else TIMEOUTS.rank_exit):
@@ -107,7 +107,7 @@ def _forward_signals(engine: subprocess.Popen[bytes] | None, over: threading.Eve
 
 
 def _start_engine(launched: Launched, known: list[str], end: float) -> tuple[subprocess.Popen[bytes], Where]:
-    """Start the engine with this command's own arguments; where it listens, which it reports before ``end``."""
+    """Start the engine with this command's own arguments. Return the address that it reports before ``end``."""
     reads, writes = os.pipe()
     told = {"report": writes, "host": launched.meeting[0] if len(launched.hosts) > 1 else "", "keys": known}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PADDLE_", SECRET))}
@@ -128,7 +128,7 @@ def _start_engine(launched: Launched, known: list[str], end: float) -> tuple[sub
         if not said:
             raise Unavailable(
                 f"the engine, a child of rank 0, ended with status {engine.wait()} before it listened",
-                cure="see what it says above",
+                cure="see its output above",
             )
     except BaseException:
         engine.kill()
@@ -138,7 +138,7 @@ def _start_engine(launched: Launched, known: list[str], end: float) -> tuple[sub
 
 
 def _reported(pipe: IO[bytes], end: float) -> bytes:
-    """Read the engine's report to its end. Raises :class:`GroupLost` when the time is over."""
+    """Read the engine's whole report. Raises :class:`GroupLost` after ``end``."""
     said = b""
     while True:
         signals.check()
@@ -147,11 +147,11 @@ def _reported(pipe: IO[bytes], end: float) -> bytes:
                 return said
             said += part
         if time.monotonic() > end:
-            raise GroupLost("the engine, a child of rank 0, did not say in time where it listens", argument="engine")
+            raise GroupLost("the engine, a child of rank 0, did not report its address in time", argument="engine")
 
 
 class _Launched:
-    """The starter of an engine whose ranks are there already: it only says where it listens."""
+    """Starter of an engine whose ranks are already running: it only reports the engine's address."""
 
     def __init__(self, report: int, key: str) -> None:
         self._report, self._key = report, key
@@ -162,15 +162,15 @@ class _Launched:
             pipe.write(json.dumps({"url": url, "key": self._key}).encode())
 
     def ended(self) -> str:
-        """Not known here: they are not children of the engine."""
+        """Return "": these ranks are not children of the engine."""
         return ""
 
     def end(self, patience: float) -> None:
-        """They end by themselves."""
+        """Return at once: these ranks end with their launcher."""
 
 
 def launched_crew(setup: Setup) -> Crew | None:
-    """The crew of an engine that rank 0 has started; None for any other process."""
+    """Return the crew of an engine that rank 0 started; None in any other process."""
     if VARIABLE not in os.environ:
         return None
     told = json.loads(os.environ[VARIABLE])

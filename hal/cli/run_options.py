@@ -1,4 +1,4 @@
-"""The options of ``hal run``: each is a field with its help, of which typer's parameter is made, and is checked."""
+"""Options of ``hal run``: one field each, with its help and its checks. typer's parameters are built from them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from hal.transport.curve import CurveKeys
 
 STRATEGIES = ("strict-pack", "pack", "spread", "strict-spread")
-"""What ``--ray-placement`` takes: Ray's placement strategies."""
+"""Values of ``--ray-placement``: Ray's placement strategies."""
 REJECTION = "rejection"
 MOST_DRAFTS, USUAL_DRAFTS = 5, 4
-"""Most drafts of a step, and how many a proposer may make unless told."""
+"""Most drafts of a step, and a proposer's default."""
 _OF_THE_CHECKPOINT = {"mtp", "hybrid"}
 """Proposers that draft with the checkpoint's own prediction layer."""
 PADDLE_MODEL = "the Paddle model"
-"""What the runner is called where none is named."""
+"""Name of the default runner in messages."""
 MODEL_PLACE = "cpu"
-"""Where the Paddle model runs unless told."""
+"""Default place of the Paddle model."""
 
 
 def option(
@@ -45,11 +45,11 @@ def option(
     typed: Any = None,  # noqa: ANN401 (a type)
     read: Callable[[Any], Any] | None = None,
 ) -> Any:  # noqa: ANN401 (what a dataclass takes for a field)
-    """Return a field that is an option of the command.
+    """Return a dataclass field that is an option of the command.
 
-    ``about`` and ``value``: its help, and how the help calls its value. ``group``: what ``--help-all`` lists it under;
-    "": ``--help`` lists it too. ``names``: its names, where they are not the field's. ``typed`` and ``read``: the type
-    that typer reads, and what makes the field of it, where that is not the field's type.
+    ``about``: its help. ``value``: the placeholder of its value. ``group``: its panel in ``--help-all``; "" also lists
+    it in ``--help``. ``names``: its names, if they are not derived from the field's. ``typed`` and ``read``: the type
+    that typer parses and the conversion to the field's type, if they differ.
     """
     told = {"about": about, "value": value, "group": group, "names": names, "typed": typed, "read": read}
     metadata = {"option": told}
@@ -59,12 +59,12 @@ def option(
 
 
 def flag(about: str, *names: str, group: str = "") -> Any:  # noqa: ANN401 (as above)
-    """Return a field that is on where its option is given."""
+    """Return a field that is True if its option is given."""
     return option(False, about, group=group, names=names)
 
 
 def split_of(text: str | None) -> tuple[int, int] | None:
-    """``"P,D"`` as numbers of prefill and decode workers; None for None. Raises :class:`InvalidValue`."""
+    """Parse ``"P,D"`` into numbers of prefill and decode workers; None for None. Raises :class:`InvalidValue`."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
@@ -78,7 +78,7 @@ _WORDS = {"yes": True, "true": True, "no": False, "false": False}
 
 
 def requirements(given: Sequence[str] | None) -> dict[str, str | bool]:
-    """What a device must offer, from ``NAME=VALUE`` each; yes and no are for abilities that it has or has not."""
+    """Parse ``NAME=VALUE`` items into required capabilities. Yes and no are for capabilities that are true or false."""
     wanted: dict[str, str | bool] = {}
     for text in given or ():
         name, sign, value = text.partition("=")
@@ -91,20 +91,20 @@ def requirements(given: Sequence[str] | None) -> dict[str, str | bool]:
 
 
 def runner_of(given: Sequence[str] | None) -> str:
-    """The runner that was named; ``auto`` where none was. Raises :class:`InvalidValue` for more than one."""
+    """Return the named runner, or ``auto``. Raises :class:`InvalidValue` for more than one."""
     if given and len(given) > 1:
         raise InvalidValue(" and ".join(given), cure="name one runner", argument="--runner")
     return given[0] if given else AUTO
 
 
 def find_model(given: str | None) -> Path:
-    """Return a checkpoint's folder: the one that is given, or that of ``ORG/NAME`` in the Hugging Face cache."""
+    """Return a checkpoint's folder: the given one, or that of ``ORG/NAME`` in the Hugging Face cache."""
     return DEFAULT_CHECKPOINT if given is None else find_checkpoint(given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are chosen. A line of ``--prompts FILE.jsonl`` may have each of these for its prompt."""
+    """How tokens are chosen. A line of ``--prompts FILE.jsonl`` may set each of these for its prompt."""
 
     max_tokens: int = option(64, "Most tokens to generate for each prompt.", "N")
     temperature: float = option(0.7, "Higher: more varied. 0: always the best token.", "X")
@@ -145,7 +145,7 @@ class Sampling:
     def params(self) -> SamplingParams:
         """Return the parameters. Raises :class:`InvalidValue`, which names the option.
 
-        Where nothing is drawn ``top_p`` is off, which a runner that cannot truncate takes.
+        At temperature 0 ``top_p`` is set to 1, so that a runner without truncation accepts the parameters.
         """
         told = {name: value for name, value in asdict(self).items() if name != "stop"}
         try:
@@ -157,9 +157,9 @@ class Sampling:
             raise
 
     def check_given(self, given: Sequence[str]) -> None:
-        """Raise :class:`InvalidValue` for an option of draws that was given where nothing is drawn.
+        """Raise :class:`InvalidValue` if an option of random sampling is given at temperature 0.
 
-        A ``--runner`` of one's own may use the seed all the same.
+        The seed is allowed, because a custom ``--runner`` may use it.
         """
         for name in ("top_p", "top_k", "min_p"):
             if name in given and self.temperature == 0:
@@ -169,13 +169,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOptions:
-    """How many ranks there are, and how they work together. Raises :class:`InvalidValue` for what cannot be."""
+    """Number of ranks, and how they work together. Raises :class:`InvalidValue` for combinations that are not
+    possible."""
 
     tp: int = option(1, "Split the model over so many ranks (tensor parallelism).", "N", group="ranks")
     dp: int = option(1, "Serve with so many groups of ranks, each with slots and blocks.", "N", group="ranks")
-    sampling: str = option("first", "Who samples: the first rank of each group, or every-rank.", "NAME", group="ranks")
+    sampling: str = option("first", "Ranks that sample: first (of each group) or every-rank.", "NAME", group="ranks")
     dp_sync: bool = flag("All groups take each step together, as expert parallelism needs it.", group="ranks")
-    restart: int = option(0, "Start lost ranks anew up to N times, and go on.", "N", group="ranks")
+    restart: int = option(0, "Restart lost ranks up to N times.", "N", group="ranks")
     share_devices: bool = flag("Let ranks of a host open one device together, if it has too few.", group="ranks")
     split: tuple[int, int] | None = option(
         None,
@@ -185,7 +186,7 @@ class RankOptions:
         typed=str | None,
         read=split_of,
     )
-    """How many prefill and how many decode workers there are; None: every worker does both."""
+    """Numbers of prefill and decode workers; None: every worker does both."""
     transfer: str | None = option(
         None, "With --split: what moves keys and values in place of hal's own.", "MODULE:NAME", group="split"
     )
@@ -219,13 +220,13 @@ class RankOptions:
         self._check_launcher()
         if self.transfer is not None:
             check_maker(self.transfer, "--transfer", "my_transfers:MyTransfer")
-        idle = "there is one rank, of which this asks nothing"
+        idle = "needs more than one rank"
         together = "--dp without --split" if self.split else "--dp"
         divided = self.split is not None
         several = self.size > 1 or divided
         for name, given, enough, why, needs in (
-            ("--sampling", self.sampling != "first", self.tp > 1, "each group has one rank, which samples", "--tp"),
-            ("--dp-sync", self.dp_sync, self.dp > 1, "there is one group, which waits for no other", together),
+            ("--sampling", self.sampling != "first", self.tp > 1, "each group has a single rank", "--tp"),
+            ("--dp-sync", self.dp_sync, self.dp > 1, "needs more than one group of ranks", together),
             ("--transfer", self.transfer is not None, divided, "no request moves to another worker", "--split"),
             ("--restart", self.restart > 0, several, idle, "--tp, --dp or --split"),
             (SHARED, self.share_devices, several, idle, "--tp, --dp or --split"),
@@ -256,26 +257,26 @@ class RankOptions:
 
     @property
     def size(self) -> int:
-        """How many ranks there are of one worker, or of all groups."""
+        """Ranks of one worker, or of all groups together."""
         return self.tp * self.dp
 
 
 def check_drafts_count(drafts: int | None) -> None:
-    """Raise :class:`InvalidValue` for a count of drafts that a state has no room for."""
+    """Raise :class:`InvalidValue` if a state has no room for so many drafts."""
     if drafts is not None and not 1 <= drafts <= MOST_DRAFTS:
         raise InvalidValue(f"{drafts}", cure=f"give a whole number from 1 to {MOST_DRAFTS}", argument="--drafts")
 
 
 def no_drafts(why: str) -> InvalidValue:
-    """Return the refusal of ``--drafts`` where the Paddle model runs without a proposer; ``why`` it runs, where that
-    was not asked for."""
+    """Return the error for ``--drafts`` if the Paddle model runs without a proposer. ``why``: the reason why it runs,
+    if the user did not ask for it."""
     what = f"the Paddle model runs{f', as {why}' if why else ''}, and nothing drafts for it"
     cure = "name a proposer with --speculate, or a --runner that drafts on the device"
     return InvalidValue(what, cure=cure, argument="--drafts")
 
 
 def check_layer(speculate: str, config: LlamaConfig) -> None:
-    """Raise :class:`InvalidValue` where the checkpoint has no prediction layer to draft with."""
+    """Raise :class:`InvalidValue` if the checkpoint lacks the prediction layer that the proposer needs."""
     if not config.num_nextn_predict_layers and _OF_THE_CHECKPOINT & set(speculate.split("+")):
         raise InvalidValue(
             f"{speculate}: the checkpoint has no multi-token-prediction layer (num_nextn_predict_layers is 0)",
@@ -285,7 +286,7 @@ def check_layer(speculate: str, config: LlamaConfig) -> None:
 
 
 def check_acceptance(acceptance: str, speculate: str) -> None:
-    """Raise :class:`InvalidValue` for a way to accept drafts that there is not."""
+    """Raise :class:`InvalidValue` for an unknown acceptance rule, or one without a proposer."""
     if acceptance not in ("exact", REJECTION):
         raise InvalidValue(f"{acceptance!r}", cure=f"give exact or {REJECTION}", argument="--acceptance")
     if acceptance == REJECTION and speculate == NONE:
@@ -295,7 +296,7 @@ def check_acceptance(acceptance: str, speculate: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What concerns all prompts alike. Raises :class:`InvalidValue` for what cannot be."""
+    """Options that apply to all prompts. Raises :class:`InvalidValue` for combinations that are not possible."""
 
     model: Path = option(  # noqa: RUF009 (a field)
         DEFAULT_CHECKPOINT,
@@ -306,7 +307,7 @@ class Options:
     )
     device: str | None = option(None, "The device: a name that hal devices lists, or NAME:INDEX.", "NAME")
     as_json: bool = flag("Print one JSON object a prompt, in their order.", "--json")
-    verbose: bool = flag("Tell what is chosen and what falls back; show tracebacks.", "--verbose", "-v")
+    verbose: bool = flag("Show choices, fallbacks and tracebacks.", "--verbose", "-v")
     quiet: bool = flag("Print the text alone, and errors.", "--quiet", "-q")
     slots: int = option(8, "Most prompts that run at once; the others wait.", "N", group="scheduling")
     blocks: int | None = option(
@@ -385,7 +386,7 @@ class Options:
     key: Path | None = option(  # noqa: RUF009 (a field)
         None, "With --sink over tcp: the key of hal tail or another reader.", "FILE", group="output"
     )
-    """The file with the key that this command and the reader of ``sink`` have in common, for tcp."""
+    """File with the shared key of this command and the reader of ``sink``, for tcp."""
     ranks: RankOptions = RankOptions()
 
     def __post_init__(self) -> None:
@@ -409,42 +410,43 @@ class Options:
             raise InvalidValue("it contradicts --verbose", cure="leave one of them out", argument="--quiet")
 
     def check_shown(self, prompts: Iterable[Sampling]) -> None:
-        """Raise :class:`InvalidValue` for log-probabilities of prompts that nothing would show."""
+        """Raise :class:`InvalidValue` if a prompt asks for log-probabilities without ``--json``."""
         if not self.as_json and any(sampling.logprobs is not None for sampling in prompts):
             cure = "give --json as well, or leave it out"
             raise InvalidValue("text does not show them", cure=cure, argument="--logprobs")
 
     @property
     def sends_by_tcp(self) -> bool:
-        """Whether the records go elsewhere over the network."""
+        """Whether records are sent over the network."""
         return (self.sink or "").startswith("tcp:")
 
     def sink_keys(self) -> CurveKeys | None:
-        """The keys for ``--sink``. Raises :class:`InvalidValue` where it goes to another host and there is none."""
+        """Return the keys for ``--sink``. Raises :class:`InvalidValue` if another host is to be reached without a
+        key."""
         if not self.sends_by_tcp:
             return None
-        from hal.transport.key_file import record_keys  # with ZeroMQ behind it
+        from hal.transport.key_file import record_keys  # imports ZeroMQ
 
         return record_keys(str(self.sink), self.key)
 
     @property
     def named_runner(self) -> str:
-        """The runner that was named; "" for the Paddle model and for ``auto``."""
+        """Name of the runner that the user chose; "" for the Paddle model and for ``auto``."""
         return "" if self.runner in (AUTO, PADDLE) else self.runner
 
     @property
     def asks_runner(self) -> bool:
-        """Whether a runner is to draft for itself."""
+        """Whether a runner drafts for itself."""
         return self.drafts is not None and self.speculate == NONE
 
     @property
     def most_drafts(self) -> int:
-        """Most drafts that a step verifies of a prompt; 0: steps are plain."""
+        """Most drafts that a step verifies for a prompt; 0: no drafts."""
         return USUAL_DRAFTS if self.drafts is None and self.speculate != NONE else self.drafts or 0
 
     @property
     def paddle_alone(self) -> str:
-        """Why the Paddle model runs whatever else is installed, as far as the options say; "": they do not."""
+        """Why these options need the Paddle model, whatever else is installed; "" if they do not."""
         if self.speculate != NONE:
             return f"{self.speculate} drafts beside it"
         if self.model_place != MODEL_PLACE:
@@ -453,7 +455,7 @@ class Options:
         return "there are several ranks, for which a runner is named" if several else ""
 
     def _check_runner(self) -> None:
-        """Refuse options that concern the Paddle model alone."""
+        """Raise :class:`InvalidValue` for options of the Paddle model if another runner is named."""
         if self.speculate != NONE:
             cure = "leave it out: with --drafts K a runner drafts for itself"
             raise InvalidValue(f"{self.speculate} drafts beside the Paddle model", cure=cure, argument="--speculate")
@@ -463,12 +465,13 @@ class Options:
 
 
 def _typed(name: str) -> str:
-    """Return a field's name as the user types it."""
+    """Return a field's option as the user types it."""
     return f"--{name.replace('_', '-')}"
 
 
 def check_argument(text: str, option: str) -> None:
-    """Refuse an argument that holds bytes which the locale could not decode; Python makes surrogates of those."""
+    """Raise :class:`InvalidValue` if an argument holds bytes that the locale cannot decode; Python turns them into
+    surrogates."""
     if text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text):
         return
     locale, file = (
@@ -483,7 +486,7 @@ def check_argument(text: str, option: str) -> None:
 
 
 def _is_utf8(text: str) -> bool:
-    """Whether the bytes of an argument are UTF-8, whatever the locale made of them."""
+    """Return whether the bytes of an argument are UTF-8, whatever the locale."""
     try:
         os.fsencode(text).decode()
     except UnicodeError:

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from .run_plan import Plan
 
 _BAR, _LEAST_BAR = 30, 6
-"""Columns of the progress bar at most, and fewer than which it is left out."""
+"""Most columns of the progress bar, and the least with which it is shown."""
 _COLUMNS = 100
-"""Columns of the closing line at most."""
+"""Most columns of the closing line."""
 
 
 class Able(Protocol):
-    """What is said of a device's abilities."""
+    """Capabilities of a device, as the output names them."""
 
     @property
     def substituted(self) -> str: ...
@@ -48,7 +48,7 @@ class Able(Protocol):
 
 
 class Named(Protocol):
-    """A device by name and abilities: one that is opened here, or the one that all ranks have opened."""
+    """A device by name and capabilities: opened in this process, or by all ranks."""
 
     @property
     def name(self) -> str: ...
@@ -58,17 +58,17 @@ class Named(Protocol):
 
 
 DeviceFacts = dict[str, Any]
-"""``name``, ``substituted`` ("" where nothing stands in), and ``fallbacks``, hook to reason."""
+"""Return ``name``, ``substituted`` ("" without a stand-in), and ``fallbacks``, a reason for each hook."""
 
 
 def facts_of(device: Named) -> DeviceFacts:
-    """What each JSON object says of the device."""
+    """Return the device facts for each JSON object."""
     able = device.capabilities
     return {"name": device.name, "substituted": able.substituted, "fallbacks": dict(able.fallbacks)}
 
 
 def reasons(device: Named, *, no_overlap: str = "", why_paddle: str = "") -> list[str]:
-    """Return what runs otherwise than it could, and why: hooks, steps that do not overlap, the runner of ``auto``."""
+    """Return what falls back, and why: hooks, overlapping steps, the runner of ``auto``."""
     by_reason: dict[str, list[str]] = {}
     for hook, reason in device.capabilities.fallbacks.items():
         by_reason.setdefault(" ".join(reason.split()), []).append(hook)
@@ -79,20 +79,20 @@ def reasons(device: Named, *, no_overlap: str = "", why_paddle: str = "") -> lis
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """One request's answer as far as it has come."""
+    """One request's answer so far."""
 
     request_id: str
     prompt: str
     answer: AnswerText
     token_ids: list[int] = field(default_factory=list)
     shown: int = 0  # characters of the text on the screen
-    logprobs: list[dict[str, Any]] | None = None  # None: not asked for
+    logprobs: list[dict[str, Any]] | None = None  # None: not requested
     steps: int = 0  # in which its tokens came
     finish: FinishReason = FinishReason.NONE
     message: str = ""
 
     def add(self, tokens: Sequence[int]) -> bool:
-        """Take further tokens; True when a stop text is complete. What comes behind its last token is left out."""
+        """Append tokens. Return True when a stop text is complete; later tokens are dropped."""
         for token in tokens:
             self.token_ids.append(token)
             if self.answer.push(token):
@@ -100,12 +100,12 @@ class Answer:
         return False
 
     def end(self, finish: FinishReason, message: str = "") -> None:
-        """Nothing more comes."""
+        """Flush the decoder after the last token."""
         self.answer.finish()
         self.finish, self.message = finish, message
 
     def as_json(self, device: DeviceFacts, speculate: Speculation | None) -> str:
-        """One line; ASCII alone, so that it is the same in every terminal and locale."""
+        """Return one line of JSON in ASCII, so that it is the same in every terminal and locale."""
         answer: dict[str, Any] = {
             "request_id": self.request_id,
             "prompt": self.prompt,
@@ -126,19 +126,18 @@ class Answer:
 
 
 Speculation = tuple[str, Mapping[str, int] | None]
-"""The name of what drafts, and request id to how many drafts it made; None for a runner, whose stay on the device."""
+"""Name of the drafter, and drafts by request id; None for a runner, whose drafts stay on the device."""
 
 
 class Answers:
-    """All answers, in the order of the prompts. ``take`` is called by the reader's thread, ``end`` by the engine's.
+    """All answers, in the order of the prompts. The reader's thread calls ``take``, the engine's calls ``end``.
 
-    A request whose answer a stop text has ended still runs: its name is put into ``stopped``, for the engine's thread
-    to abort it, and what is told of it from then on is passed over.
+    A request whose answer ended with a stop text still runs. Its name is added to ``stopped``, so that the engine's
+    thread aborts it, and its later records are ignored.
 
-    ``device`` is what JSON says of the device, None for text. As text, the first answer that is not complete streams,
-    and those behind it are held back until their turn; as JSON, each is written when it and all before it are complete.
-    After :meth:`break_off` text ends with the answer that streams, however many were to follow.
-    ``speculate``: what drafts, set before the first record; None for nothing.
+    ``device``: device facts for JSON, None for text. As text, the first incomplete answer streams, and later ones wait
+    for their turn. As JSON, each answer is written when it and all before it are complete. After :meth:`break_off`,
+    text ends with the answer that streams. ``speculate``: the drafter, set before the first record; None without one.
     """
 
     def __init__(self, plan: Plan, screen: Screen, *, device: DeviceFacts | None) -> None:
@@ -160,12 +159,12 @@ class Answers:
 
     @property
     def incomplete(self) -> list[str]:
-        """Names of the requests whose end is not known yet."""
+        """Names of the requests that have not ended."""
         return [answer.request_id for answer in self._order if answer.finish is FinishReason.NONE]
 
     @property
     def cut_off(self) -> str:
-        """What a signal has cost, in words; "" for nothing, and for JSON, where each object says it."""
+        """Return which answers a signal cut short; "" for none, and for JSON, where each object has its end."""
         total = len(self._order)
         whole = sum(one.finish not in (FinishReason.NONE, FinishReason.ABORT) for one in self._order[: self._next])
         if not self._broken_off or whole == total:
@@ -173,19 +172,19 @@ class Answers:
         return f"interrupted: {total - whole} of {total} prompt{'s' * (total > 1)} not answered to the end"
 
     def break_off(self) -> None:
-        """Show no further answer as text: a signal has come."""
+        """Stop showing further answers as text, after a signal."""
         with self._lock:
             self._broken_off = self._device is None
 
     def take(self, record: OutputRecord) -> None:
-        """Take over a step's record and show what is new."""
+        """Add a step's record and show the new text."""
         with self._lock:
             for row in record.rows():
                 self._take_row(row)
             self._show()
 
     def end(self, finished: Finished) -> None:
-        """Take over an end that no record tells."""
+        """Set the end of a request for which no record will come."""
         with self._lock:
             answer = self.answers[finished.request_id]
             if answer.finish is not FinishReason.NONE:  # by a stop text
@@ -195,11 +194,11 @@ class Answers:
             self._show()
 
     def show_rest(self) -> None:
-        """Show the complete answers that are held back behind one that will never be complete."""
+        """Show the complete answers that wait behind an incomplete one."""
         with self._lock:
             if self._broken_off:
                 return
-            if self._begun:  # as text, the incomplete one stands on the screen as far as it has come
+            if self._begun:  # as text, an incomplete answer is on the screen already, so far as it came
                 self._screen.write("\n")
             for answer in self._order[self._next :]:
                 if answer.finish is not FinishReason.NONE:
@@ -208,7 +207,7 @@ class Answers:
 
     def _take_row(self, row: OutputRow) -> None:
         answer = self.answers[row.request_id]
-        if answer.finish is not FinishReason.NONE:  # by a stop text, or told by ``end`` already, tokens included
+        if answer.finish is not FinishReason.NONE:  # by a stop text, or by `end`, tokens included
             return
         if row.status is SlotStatus.TOKEN:
             if row.position != len(answer.token_ids):
@@ -232,7 +231,7 @@ class Answers:
             self._end(answer, FinishReason.STOP)
 
     def _end(self, answer: Answer, finish: FinishReason, message: str = "") -> None:
-        if answer.finish is FinishReason.NONE:  # a stop text has ended it before its record does
+        if answer.finish is FinishReason.NONE:  # a stop text ended it before its record
             answer.end(finish, message)
             self.ended += 1
 
@@ -270,7 +269,7 @@ class Answers:
 
 
 def progress_line(tokens: int, ended: int, total: int) -> str:
-    """Return what a terminal shows meanwhile: tokens, and of several prompts a bar with how many are done."""
+    """Return the progress line: tokens and, for several prompts, a bar with how many are done."""
     if total == 1:
         return f"{tokens} tokens"
     told = f"{ended} of {total} prompts, {tokens} tokens"
@@ -284,7 +283,7 @@ def _begun(request: Request, prompt: str, text: AnswerText) -> Answer:
 
 
 def _logprobs(row: OutputRow) -> list[dict[str, Any]]:
-    """One entry a token: its log-probability (nats) and rank, and the best alternatives."""
+    """Return an entry for each token: its log-probability (nats) and rank, and the best alternatives."""
     assert row.logprobs is not None
     assert row.logprob_token_ids is not None
     assert row.ranks is not None
@@ -302,15 +301,15 @@ def _logprobs(row: OutputRow) -> list[dict[str, Any]]:
 
 
 def told_of_answer(name: str, drafted: int | None, steps: int, tokens: int) -> dict[str, Any]:
-    """What a JSON object says of an answer of so many ``tokens`` that came in so many ``steps``. ``drafted``: None
-    where drafts stay on the device."""
+    """Return the statistics of an answer of ``tokens`` from ``steps``, for JSON. ``drafted``: None if drafts stay on
+    the device."""
     rate = round(tokens / steps, 3) if steps else 0.0
     known = {} if drafted is None else {"drafted": drafted}
     return {"proposer": name, **known, "accepted": max(0, tokens - steps), "tokens_a_step": rate}
 
 
 def summed_up(drafts: int, who: str, acceptance: Acceptance) -> list[str]:
-    """Return the line that tells of drafts; none where steps verify none. ``who``: what drafts."""
+    """Return the line about drafts, or no line if no step verifies any. ``who``: the drafter."""
     if not drafts:
         return []
     told = (
@@ -320,12 +319,12 @@ def summed_up(drafts: int, who: str, acceptance: Acceptance) -> list[str]:
 
 
 def used_up(most: int, slots: int, preemptions: int) -> str:
-    """Return the line that tells of slots: most at once, how many there are, preemptions."""
+    """Return the line about slots: most at once, their number, preemptions."""
     return f"{most} of {slots} slots used, {preemptions} preemption{'s' * (preemptions != 1)}"
 
 
 class Shown:
-    """A thread that shows records, so that a slow reader of standard output does not hold the engine up."""
+    """Thread that shows records, so that a slow reader of standard output does not delay the engine."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
@@ -334,12 +333,12 @@ class Shown:
         self._thread = threading.Thread(target=self._serve, name="hal-run-shown", daemon=True)
 
     def by(self, answers: Answers) -> Shown:
-        """Set where the records are shown."""
+        """Set the object that shows the records."""
         self._answers = answers
         return self
 
     def take(self, record: OutputRecord) -> None:
-        """Show a record, later."""
+        """Queue a record."""
         self._records.put(record)
 
     def _serve(self) -> None:
@@ -356,7 +355,7 @@ class Shown:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Have everything shown, however slowly it is read; a signal ends the wait."""
+        """Wait until everything is shown, however slow its reader; a signal ends the wait."""
         self._records.put(None)
         while self._thread.is_alive() and signals.came() is None:
             self._thread.join(TIMEOUTS.look)
@@ -371,7 +370,7 @@ class Shown:
 
 
 class Drivable(Protocol):
-    """What is asked of an engine; :class:`hal.engine.Engine` is one."""
+    """The part of an engine that `drive` uses; :class:`hal.engine.Engine` has it."""
 
     @property
     def busy(self) -> bool: ...
@@ -384,16 +383,16 @@ class Drivable(Protocol):
 
 
 class Shows(Protocol):
-    """What shows the records elsewhere."""
+    """The part of a record display that `drive` uses."""
 
     @property
     def error(self) -> BaseException | None:
-        """What has ended it."""
+        """Return the error that ended it, if any."""
 
 
 def drive(engine: Drivable, plan: Plan, answers: Answers, show: Shows) -> None:
-    """Run every request to its end, which may be that all are aborted. After a signal that takes half of the time that
-    is left: where a step hangs, what need not wait for it still ends in order."""
+    """Run every request to its end. After a signal, abort all of them with half of the remaining time: if a step hangs,
+    the rest can still end in order."""
     for request in plan.requests:
         engine.submit(request)
     aborted = False
@@ -420,9 +419,10 @@ def summarize(
     details: Sequence[str],
     notes: Sequence[str],
 ) -> None:
-    """Say in one line how much was generated how fast, and ``place``: the device and what the model ran on.
+    """Print one line with the number of tokens, the speed and ``place``: the device and what the model ran on.
 
-    ``details`` of the run and ``notes``, as of fallbacks, are lines of their own with ``-v``; else notes are counted.
+    With ``-v``, ``details`` of the run and ``notes`` such as fallbacks are lines of their own; otherwise notes are
+    counted.
     """
     screen.close()
     if options.quiet:

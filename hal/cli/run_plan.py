@@ -1,4 +1,4 @@
-"""The plan of ``hal run``, made before anything runs: prompts, requests, sizes, and whether any request can run."""
+"""Plan of ``hal run``, made before anything runs: prompts, requests, sizes, and whether any request can run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CURE = 'hal run "def main(", --prompts FILE, or a pipe'
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text to continue, and how."""
+    """A text to continue, with its sampling parameters."""
 
     text: str
     sampling: Sampling
@@ -40,22 +40,22 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """All prompts in their order; ``skipped``: how many empty lines files and standard input have."""
+    """All prompts in their order. ``skipped``: the empty lines of files and standard input."""
 
     prompts: Sequence[Prompt]
     skipped: int = 0
 
     @property
     def notes(self) -> list[str]:
-        """Lines for the user."""
+        """Return lines for the user."""
         return [f"{self.skipped} empty line{'s' * (self.skipped > 1)} skipped"] if self.skipped else []
 
 
 def read_prompts(given: Sequence[str], named: Sequence[str], file: Path | None, sampling: Sampling) -> Prompts:
-    """Read the prompts that are arguments, those of ``--prompt``, and those of a file, in this order.
+    """Read the prompts: arguments, then those of ``--prompt``, then those of a file.
 
-    The argument ``-`` stands for standard input, and so does a pipe where nothing else is given. Refused when no prompt
-    has a text.
+    The argument ``-`` means standard input, which is also read if it is a pipe and no other prompt is given. Raises
+    :class:`InvalidValue` if all prompts are empty.
     """
     read: list[Prompt] = []
     skipped = 0
@@ -119,7 +119,7 @@ def _text(data: bytes, name: str, argument: str) -> str:
 
 
 def _of_object(line: str, place: str, sampling: Sampling) -> Prompt:
-    """Return the prompt of a line of JSON, with the sampling parameters that it has in place of the command's."""
+    """Return the prompt of a line of JSON. Its sampling parameters replace the command's."""
     try:
         told: Any = json.loads(line)
     except ValueError as error:
@@ -150,7 +150,7 @@ def _refused(place: str, what: str, cure: str) -> InvalidValue:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The requests in the order of their prompts, and everything that engine and worker are made with."""
+    """The requests in the order of their prompts, and the settings of engine and worker."""
 
     prompts: Sequence[str]
     requests: Sequence[Request]
@@ -159,18 +159,18 @@ class Plan:
     sizes: StateConfig
     blocks: int
     stops: Mapping[str, Sequence[str]]
-    """Request id to the texts that end its answer."""
+    """Stop texts by request id."""
     notes: Sequence[str]
 
     def answer(self, request: Request) -> AnswerText:
-        """The text of a request's answer, for its tokens as they come."""
+        """Return an incremental decoder for a request's answer."""
         return AnswerText(
             self.tokenizer.stream(request.prompt), self.stops[request.request_id], request.params.min_tokens
         )
 
 
 def make_plan(prompts: Sequence[Prompt], options: Options, notes: Sequence[str] = ()) -> Plan:
-    """Tokenize and size up. Raises :class:`InvalidValue` when no request at all can run."""
+    """Tokenize the prompts and compute the sizes. Raises :class:`InvalidValue` if no request can run."""
     check_names(options.speculate)
     config = read_config(options.model)
     check_layer(options.speculate, config)
@@ -208,8 +208,8 @@ def _check_budget(options: Options, sizes: StateConfig) -> None:
 
 
 def _for_model(sampling: Sampling, config: LlamaConfig) -> SamplingParams:
-    """The parameters with what the model adds: its end tokens. Stop texts are found in the text, where it is decoded:
-    as tokens they would be missed wherever the borders of tokens fall otherwise."""
+    """Return the parameters with the model's end tokens. Stop texts are matched in the decoded text, because token
+    borders may fall inside them."""
     params = sampling.params()
     if (params.logprobs or 0) > config.vocab_size:
         raise InvalidValue(
@@ -219,9 +219,9 @@ def _for_model(sampling: Sampling, config: LlamaConfig) -> SamplingParams:
 
 
 def _blocks(requests: Sequence[Request], sizes: StateConfig, options: Options) -> int:
-    """KV blocks for the cache: what was asked for, but no more than can be used at once.
+    """Return the number of KV blocks: the requested number, but no more than can be used at once.
 
-    Raises the first error when no request can run, before anything does.
+    Raises the first error if no request can run.
     """
     unlimited = Scheduler(lay_out(sizes), sizes.num_slots * sizes.max_blocks)
     needs, errors = [], []

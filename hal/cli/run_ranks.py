@@ -1,4 +1,5 @@
-"""``hal run`` on ranks: this process is the engine, which imports no framework; the ranks are Paddle's launcher's."""
+"""``hal run`` on ranks: this process is the engine and imports no framework. Paddle's launcher or Ray starts the
+ranks."""
 
 from __future__ import annotations
 
@@ -39,15 +40,15 @@ if TYPE_CHECKING:
     from hal.engine import Engine
 
 ADDRESS = "RAY_ADDRESS"
-"""Ray's own variable for the address of a cluster; ``--ray-address`` goes before it."""
+"""Ray's own variable for a cluster's address; ``--ray-address`` takes precedence."""
 LOST, FAILED = 1, 2
 """Exit statuses: ranks were lost; a request ended with an error."""
 
 
 def generate_on_ranks(plan: Plan, options: Options) -> int:
-    """Generate for all prompts on ranks and show it; the exit status."""
+    """Generate for all prompts on ranks and show the answers. Return the exit status."""
     ranks = options.ranks
-    if ranks.launcher == "paddle":  # known before a rank fails for it, deep in a library
+    if ranks.launcher == "paddle":  # checked before a rank fails deep in a library
         option = "--split" if ranks.split else "--tp" if ranks.tp > 1 else "--dp"
         check_rank_limit(ranks.size, argument=option)
     if options.named_runner and _asked_to_check():
@@ -105,7 +106,7 @@ def _generate(plan: Plan, options: Options, on_ray: RayRanks | None) -> int:
                 cure="start the reader first, and run these requests again",
             )
         if answers.incomplete:
-            raise HalError(f"no record told the end of {answers.incomplete}", cure="report it: the output path lost it")
+            raise HalError(f"no record ended {answers.incomplete}", cure="report it: the output path lost it")
         who_drafts = options.named_runner if options.asks_runner else options.speculate
         drafts = summed_up(options.most_drafts, who_drafts, Acceptance(*engine.drafts))
         named, placed = options.named_runner, f" on devices {', '.join(map(str, able.indices))}"
@@ -182,14 +183,14 @@ def _engine(plan: Plan, options: Options, shown: Shown, screen: Screen, on_ray: 
 
 
 def _ranks_told(ranks: RankOptions) -> str:
-    """How the closing line calls the ranks."""
+    """Return the ranks as the closing line names them."""
     if ranks.split is None:
         return f"tp {ranks.tp} x dp {ranks.dp}"
     return f"split {ranks.split[0]},{ranks.split[1]}{f' of tp {ranks.tp}' * (ranks.tp > 1)}"
 
 
 def _drawn(params: SamplingParams) -> SamplingParams:
-    """Return parameters without those that every runner takes."""
+    """Return parameters without those that every runner supports."""
     return replace(params, seed=0, min_tokens=0, max_tokens=1)
 
 
@@ -198,14 +199,14 @@ def _asked_to_check() -> bool:
 
 
 def _told(error: RankLost) -> str:
-    """The loss in one line, with what will not be delivered."""
+    """Return the loss as one line, with the requests that will not be delivered."""
     lost = f"; not delivered: {_listed(error.undelivered)}" if error.undelivered else ""
     return f"{error.what}{lost} ({error.cure})"
 
 
 def _listed(deliveries: Sequence[tuple[str, int, int]]) -> str:
-    """Every request once, with the first position that is missing (unknown: 0). Neighbours among the prompts with the
-    same position are one entry, so that thousands that have not begun are."""
+    """Return every request once, with its first missing position (0 if unknown). Neighbouring prompts with the same
+    position are one entry, because thousands may not have begun."""
     first: dict[str, int] = {}
     for name, position, _ in deliveries:
         first[name] = max(0, min(position, first.get(name, position)))
@@ -221,10 +222,10 @@ def _listed(deliveries: Sequence[tuple[str, int, int]]) -> str:
 
 
 class RayRanks:
-    """The ranks of one command on a Ray cluster; a context manager, with which the connection to the cluster ends."""
+    """The ranks of one command on a Ray cluster. A context manager that owns the connection to the cluster."""
 
     def __init__(self, options: Options) -> None:
-        """Raises :class:`InvalidValue` for a device that Ray cannot assign."""
+        """Connect to the cluster. Raises :class:`InvalidValue` for a device that Ray cannot assign."""
         from hal.distributed.ray_launch import RayCluster, bundle_of
 
         ranks = options.ranks

@@ -1,4 +1,4 @@
-"""``hal run`` in one process: an engine with its worker, and a thread that shows the records it hands over."""
+"""``hal run`` in one process: an engine with its worker, and a thread that shows the records."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ _DESCRIPTORS = 8
 
 
 def generate(prompts: Prompts, options: Options) -> int:
-    """Generate for all prompts and show it; the exit status. Raises :class:`HalError` for what cannot be."""
+    """Generate for all prompts and show the answers. Return the exit status. Raises :class:`HalError` for options that
+    cannot work."""
     if options.runner == PADDLE or (options.runner == AUTO and options.paddle_alone):
         _check_paddle()
     status("reading the tokenizer")
@@ -62,8 +63,8 @@ def generate(prompts: Prompts, options: Options) -> int:
             from .run_launched import take_part
 
             if options.ranks.split:
-                cure = "leave it out, or start hal run by itself"
-                raise InvalidValue("these ranks are started by a launcher of yours", cure=cure, argument="--split")
+                cure = "leave it out, or run hal run without that launcher"
+                raise InvalidValue("your own launcher started these ranks", cure=cure, argument="--split")
             if not options.named_runner:
                 check_split(plan.config, options.ranks.tp)
             return take_part(launched, options)
@@ -74,9 +75,9 @@ def generate(prompts: Prompts, options: Options) -> int:
             return generate_on_ranks(plan, options)
         device = stack.enter_context(_open(options))
         name, why_paddle = _choose(options, device)
-        if name == PADDLE:  # known before much is loaded
+        if name == PADDLE:  # checked before the model is loaded
             overlap_of(options.overlap, device, PADDLE_MODEL, ModelRunner.needs_host)
-        with signals.at_once(device.close):  # there may be much to load, and nothing to tidy up but the device
+        with signals.at_once(device.close):  # loading may take long, and only the device needs cleaning up
             model = _load_model(options) if name == PADDLE else None
             runner = None if name == PADDLE else _open_runner(name, device, plan, options)
         screen = open_screen(quiet=options.quiet)
@@ -107,7 +108,7 @@ def generate(prompts: Prompts, options: Options) -> int:
             drive(engine, plan, answers, shown)
             seconds = time.perf_counter() - began
         if answers.incomplete:
-            raise HalError(f"no record told the end of {answers.incomplete}", cure="report it: the output path lost it")
+            raise HalError(f"no record ended {answers.incomplete}", cure="report it: the output path lost it")
         who_drafts = name if options.asks_runner else options.speculate
         used = used_up(engine.most_running, plan.sizes.num_slots, engine.preemptions)
         place = f"model on {options.model_place}" if runner is None else f"runner {name}"
@@ -126,9 +127,9 @@ def generate(prompts: Prompts, options: Options) -> int:
 
 @contextmanager
 def _open_output(url: str | None, keys: CurveKeys | None) -> Iterator[tuple[Sink, HandedSink]]:
-    """Open the worker's sink, which hands records over here and, with ``url``, sends them there as well.
+    """Open the worker's sink, which delivers records in this process and, with ``url``, also sends them there.
 
-    At the end it sends what it still holds; after an error or a signal it does not wait long for that.
+    At the end it sends what is left. After an error or a signal it does not wait long for that.
     """
     handed = HandedSink()
     sent: list[Sink] = []
@@ -150,12 +151,13 @@ def _open_output(url: str | None, keys: CurveKeys | None) -> Iterator[tuple[Sink
                 left = TIMEOUTS.sink_close if signals.came() is None else TIMEOUTS.sink_close_signal
                 one.close(0.0 if failed else left)
             except HalError:
-                if not failed and signals.came() is None:  # that one says why
+                if not failed and signals.came() is None:  # the error or signal explains this failure
                     raise
 
 
 def _choose(options: Options, device: BoundDevice) -> tuple[str, str]:
-    """The runner's name, and why ``auto`` took the Paddle model; without Paddle, that is an error."""
+    """Return the runner's name, and why ``auto`` chose the Paddle model. Raises if that needs Paddle and it is
+    missing."""
     if options.runner == AUTO and options.paddle_alone:
         return PADDLE, options.paddle_alone
     name, why = choose_runner(options.runner, device, options.model)
@@ -167,13 +169,13 @@ def _choose(options: Options, device: BoundDevice) -> tuple[str, str]:
 
 
 def _of_runner(name: str, runner: tuple[Runner, SlotState] | None) -> list[str]:
-    """Return the line of what a runner says of itself, if anything."""
+    """Return the line with a runner's own note, if it has one."""
     note = "" if runner is None else getattr(runner[0], "note", "")
     return [f"runner {name}: {note}"] if note else []
 
 
 def _open_runner(name: str, device: BoundDevice, plan: Plan, options: Options) -> tuple[Runner, SlotState]:
-    """The runner of that name, and the state that it runs on."""
+    """Return the runner of that name, and its state."""
     state = device.state(plan.sizes)
     vocab, place = plan.config.vocab_size, options.model_place
     setup = RunnerSetup(device, state, plan.blocks, options.model, place, vocab, ALONE, options.dtype)
@@ -186,12 +188,12 @@ def _open_runner(name: str, device: BoundDevice, plan: Plan, options: Options) -
 
 def _open(options: Options) -> BoundDevice:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="paddle")  # it says what it cannot compile
+        warnings.filterwarnings("ignore", module="paddle")  # it warns of what it cannot compile
         return open_as_asked(options.device, options.require)
 
 
 def _check_paddle() -> None:
-    """Raise before anything else is done if the model cannot run for want of Paddle."""
+    """Raise before anything else if Paddle is missing, or cannot run on this processor."""
     if find_spec("paddle") is None:
         raise ModuleNotFoundError("No module named 'paddle'", name="paddle")
     check_processor()
@@ -201,9 +203,9 @@ def _load_model(options: Options) -> LlamaModel:
     status("loading Paddle")
     try:
         with warnings.catch_warnings(), signals.kept(), uncollected():
-            warnings.filterwarnings("ignore", module="paddle")  # on import, it says what it cannot compile
+            warnings.filterwarnings("ignore", module="paddle")  # on import, it warns of what it cannot compile
             from hal.model.llama import LlamaModel
-    except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: for a library of its own that it cannot load
+    except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: a library of Paddle's cannot be loaded
         if isinstance(error, ModuleNotFoundError):
             raise
         what = f"Paddle, which the model runs on, cannot be imported: {one_line(error)[:400]}"
@@ -213,7 +215,8 @@ def _load_model(options: Options) -> LlamaModel:
 
 
 def _logs(options: Options) -> AbstractContextManager[None]:
-    """Say what hal logs. Without ``HAL_LOG`` the device's fallbacks are left out, which the command says itself."""
+    """Print hal's log records. Without ``HAL_LOG`` the device's fallbacks are left out, because the command prints them
+    itself."""
     named = logs.level()
     usual = logging.DEBUG if failures.verbose else logging.ERROR if options.quiet else None  # DEBUG: tracebacks
     return logs.said(usual if named is None else named, without="bound" if named is None else "")

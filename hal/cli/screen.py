@@ -1,4 +1,4 @@
-"""Where ``hal run`` writes: text to standard output, progress and notes to standard error, or both to one terminal."""
+"""Output of ``hal run``: text on standard output, progress and notes on standard error, or both on one terminal."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from .console import say, shown, status
 
 
 class Screen(Protocol):
-    """Takes the text as it comes. Called by one thread at a time."""
+    """Shows text as it comes. Called by one thread at a time."""
 
     def write(self, text: str) -> None:
-        """Text that belongs to standard output."""
+        """Write text to standard output."""
 
     def note(self, text: str) -> None:
-        """One line beside it."""
+        """Write one line beside the text."""
 
     def progress(self, text: str) -> None:
         """Replace the progress line."""
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Finish the output."""
 
 
 def open_screen(*, quiet: bool = False) -> Screen:
-    """The screen for where standard output and error lead. Unless errors go to a terminal there is no progress line."""
+    """Return the screen for the two standard streams. Without a terminal on standard error there is no progress
+    line."""
     status("")
     if quiet or not sys.stderr.isatty():
         return Plain()
@@ -37,7 +38,7 @@ def open_screen(*, quiet: bool = False) -> Screen:
 
 
 class Plain:
-    """Standard output and error as they are now; what redirects ``sys.stdout`` later does not get the answers."""
+    """Standard output and error as they are now. A later redirection of ``sys.stdout`` has no effect."""
 
     def __init__(self) -> None:
         self._out = sys.stdout
@@ -51,14 +52,14 @@ class Plain:
         say(f"hal: {text}")
 
     def progress(self, text: str) -> None:
-        """None."""
+        """Ignore it."""
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Return at once."""
 
 
 class WithProgress(Plain):
-    """Output goes elsewhere, and standard error is a terminal: it shows a progress line meanwhile."""
+    """Output goes elsewhere, and standard error is a terminal, which shows a progress line."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,11 +76,12 @@ class WithProgress(Plain):
 
 
 class OneTerminal:
-    """Text and progress on one terminal: whole lines scroll by, and below them are the unfinished one and progress."""
+    """Text and progress on one terminal: whole lines scroll, and below them are the unfinished line and the
+    progress."""
 
     def __init__(self) -> None:
         self._line, self._progress = "", ""
-        self._console = Console(file=sys.stdout)  # as it is now, whatever redirects it later
+        self._console = Console(file=sys.stdout)  # the stream of now, whatever redirects it later
         live = Live(console=self._console, transient=True, vertical_overflow="visible", refresh_per_second=20)
         self._live = _started(live)
 
@@ -109,12 +111,12 @@ class OneTerminal:
 
 
 def _dim(text: str) -> Text:
-    """Return a line that a narrow terminal cuts."""
+    """Return a line that is cut to the terminal's width."""
     return Text(text, style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def _started(live: Live) -> Live:
-    """Start it with the cursor shown: a process that has to end at once would leave the terminal without one."""
+    """Start it with the cursor shown, because a process that ends at once could not show it again."""
     live.start()
     live.console.show_cursor(True)
     return live

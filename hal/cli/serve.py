@@ -102,7 +102,7 @@ def command(
     )
 
     class Server(uvicorn.Server):
-        """Says where it listens."""
+        """Prints where it listens."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)

@@ -1,16 +1,15 @@
-"""What SIGINT (Ctrl-C), SIGTERM and SIGHUP do to a command: it ends with the exit status 128 + the signal's number.
+"""Handling of SIGINT (Ctrl-C), SIGTERM and SIGHUP: the command ends with the exit status 128 + the signal's number.
 
-None of them raises an exception wherever the program happens to be: in an import it would leave a library half loaded,
-and in a callback it would be printed and forgotten. What happens is what the command says of the place it is at:
+A handler that raises anywhere would leave a library half imported, and in a callback the exception would be printed and
+lost. Therefore the command declares how to react at each stage:
 
-- nothing has to be tidied up: the process ends at once (:func:`at_once`, and where nothing else is said);
-- something has: the signal is noted, and the command looks for it with :func:`came` and ends in order (:func:`noted`);
-- a call may wait for ever: the signal is raised there (:func:`raised`).
+- nothing to clean up: the process ends at once (:func:`at_once`, and the default);
+- something to clean up: the signal is noted; the command polls :func:`came` and ends in order (:func:`noted`);
+- a call may block for ever: the signal is raised there (:func:`raised`).
 
-A second signal, more than ``TIMEOUTS.second_signal`` seconds after the first, ends the process at once, with its
-private folders removed. Sooner it counts as the same one: a closing terminal and ``timeout`` send theirs twice. A
-command that has not ended ``TIMEOUTS.signal`` seconds after the first one is ended by force, whatever its main thread
-waits for.
+A second signal ends the process at once and removes its private folders. Within ``TIMEOUTS.second_signal`` seconds it
+counts as the first one, because a closing terminal and ``timeout`` send theirs twice. A command that is still running
+``TIMEOUTS.signal`` seconds after the first signal is ended by force.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ _NUMBERS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, nam
 
 
 class Interrupted(BaseException):
-    """A signal came. (No KeyboardInterrupt: libraries between here and the command have their own words for that.)"""
+    """A signal came. (Not KeyboardInterrupt, for which libraries have handlers of their own.)"""
 
 
 class _Watch:
-    """The signals of this process, to which their dispositions belong."""
+    """State of the signals of this process."""
 
     def __init__(self) -> None:
         self.first: int | None = None
@@ -53,13 +52,13 @@ class _Watch:
         self.is_noted = False
         self.tidy: Callable[[], object] | None = None
         self.is_on = False
-        self.is_last = False  #: the process ends with the command
+        self.is_last = False  #: whether the process ends with the command
 
     def handle(self, number: int, frame: FrameType | None = None) -> None:
         now = time.monotonic()
         if self.first is None:
             if self.raises is not None and frame is not None and frame.f_lineno is None:
-                signal.raise_signal(number)  # a little later: pytest fails at a traceback without a line
+                signal.raise_signal(number)  # a little later: pytest fails at a traceback without a line number
                 return
             self.first, self.at = int(number), now
             if self.raises is not None and not _collecting(frame):
@@ -71,7 +70,7 @@ class _Watch:
         self.end()
 
     def end(self) -> None:
-        """End the process now. Signals that come meanwhile change nothing."""
+        """End the process now, and ignore further signals."""
         _ignore()
         try:
             if (console := sys.modules.get(f"{__package__}.console")) is not None:
@@ -83,8 +82,8 @@ class _Watch:
             os._exit(128 + (self.first or signal.SIGINT))
 
     def force(self, number: int) -> None:
-        """End the process now, from another thread than the main one, which may never go on: nor may what is tidied up.
-        Its children end with it, or by themselves."""
+        """End the process now from a thread, because the main thread may hang, and the clean-up too. Its children end
+        with it, or on their own."""
         try:
             tidying = threading.Thread(target=self._tidy_up, daemon=True)
             tidying.start()
@@ -107,8 +106,8 @@ def _release_folders() -> None:
 
 
 def _collecting(frame: FrameType | None) -> bool:
-    """True in a callback of the garbage collector, such as Hypothesis has: what it raises is printed and forgotten. The
-    signal is noted then, and the run of the kit ends before its next test."""
+    """Return whether a callback of the garbage collector is running, such as Hypothesis installs: an exception there is
+    printed and lost. The signal is noted then, and the kit's run ends before its next test."""
     codes = [getattr(one, "__code__", None) for one in gc.callbacks]
     while frame is not None and frame.f_code not in codes:
         frame = frame.f_back
@@ -119,41 +118,41 @@ _watch = _Watch()
 
 
 def came() -> int | None:
-    """The number of the first signal that came, if one has."""
+    """Return the number of the first signal, or None."""
     return _watch.first
 
 
 def since() -> float:
-    """Seconds since the first signal, 0 while none has come."""
+    """Return the seconds since the first signal; 0 before one."""
     return 0.0 if _watch.first is None else time.monotonic() - _watch.at
 
 
 def ends_process() -> bool:
-    """Whether the process ends with the command that is running."""
+    """Return whether the process ends with the command."""
     return _watch.is_last
 
 
 def status() -> int:
-    """The exit status of a command that a signal has ended."""
+    """Return the exit status of a command that a signal ended."""
     return 128 + (_watch.first or signal.SIGINT)
 
 
 def check() -> None:
-    """Raise :class:`Interrupted` if a signal has come: nothing more is to be begun."""
+    """Raise :class:`Interrupted` if a signal has come, before any new work."""
     if _watch.first is not None:
         raise Interrupted
 
 
 def end_now() -> None:
-    """End the process at once, after a signal that could not be obeyed in order."""
+    """End the process at once, after a signal for which an orderly end failed."""
     _watch.end()
 
 
 @contextlib.contextmanager
 def watched(*, to_the_end: bool) -> Iterator[None]:
-    """Take over the signals, but for those that this process was started to ignore (``nohup``, a background job).
+    """Install the handlers, except for signals that this process was started to ignore (``nohup``, a background job).
 
-    ``to_the_end``: the process ends with the command, so they stay taken over until the interpreter has gone.
+    ``to_the_end``: the process ends with the command, so the handlers stay until the interpreter exits.
     """
     global _watch
     if threading.current_thread() is not threading.main_thread():  # where no signal arrives
@@ -163,7 +162,7 @@ def watched(*, to_the_end: bool) -> Iterator[None]:
     _watch.is_on, _watch.is_last = True, to_the_end
     former = _install()
     limit = deadline.Deadline(_NUMBERS, _watch.force)
-    if to_the_end:  # registered first, so called last: behind it the interpreter takes our handlers away
+    if to_the_end:  # registered first, so called last: after it the interpreter removes the handlers
         atexit.register(_leave)
     try:
         yield
@@ -176,13 +175,13 @@ def watched(*, to_the_end: bool) -> Iterator[None]:
 
 
 def _ignore() -> None:
-    """Nothing is left that a signal could end, and the status is known."""
+    """Ignore all signals: only the exit is left, and its status is known."""
     for number in _NUMBERS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def _leave() -> None:
-    """Only the interpreter's own end is left, in which no thread of ours runs."""
+    """Prepare for the interpreter's own exit, in which no Python thread runs."""
     _ignore()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(math.ceil(TIMEOUTS.interpreter_end))
@@ -199,7 +198,7 @@ def _install() -> dict[int, Any]:
 
 @contextlib.contextmanager
 def at_once(tidy: Callable[[], object] | None = None) -> Iterator[None]:
-    """Inside, the process ends at once, after a call of ``tidy``. One that was noted before is raised here."""
+    """Inside, a signal calls ``tidy`` and ends the process at once. A signal noted before is raised here."""
     check()
     before = _watch.is_noted, _watch.tidy
     _watch.tidy, _watch.is_noted = tidy, False
@@ -212,7 +211,7 @@ def at_once(tidy: Callable[[], object] | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def noted() -> Iterator[None]:
-    """Inside, a signal is noted, and nothing else."""
+    """Inside, a signal is only noted."""
     before = _watch.is_noted
     _watch.is_noted = True
     try:
@@ -223,7 +222,7 @@ def noted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def raised(kind: type[BaseException] = Interrupted) -> Iterator[None]:
-    """Inside, the first signal is raised as ``kind``. One that was noted before is raised here."""
+    """Inside, the first signal is raised as ``kind``. A signal noted before is raised here."""
     if _watch.first is not None:
         raise kind
     _watch.raises = kind
@@ -235,10 +234,10 @@ def raised(kind: type[BaseException] = Interrupted) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Keep the handlers through an import that sets others: Paddle's dumps a stack at SIGTERM. In the end ours are set.
+    """Keep the handlers during an import that replaces them: Paddle's handler dumps a stack at SIGTERM.
 
-    They are set again with each module that is looked for. What is left are the milliseconds from Paddle's setting its
-    own to its next import; blocking the signal meanwhile would not do, as NumPy's threads then take it.
+    They are set again at each module lookup and at the end. Between Paddle's own setting and its next import a few
+    milliseconds remain. Blocking the signal in that time would not help, because NumPy's threads would then receive it.
     """
     if not _watch.is_on:
         yield
@@ -252,7 +251,7 @@ def kept() -> Iterator[None]:
 
 
 class _Reinstalling:
-    """A finder of modules that finds none, but is asked first."""
+    """Module finder that finds no module; each lookup sets the handlers again."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> None:
         if threading.current_thread() is threading.main_thread():

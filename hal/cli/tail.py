@@ -1,6 +1,6 @@
-"""``hal tail URL``: what workers send to a url, as it comes, with gaps, duplicates, restarts and losses.
+"""``hal tail URL``: prints what workers send to a URL, with gaps, duplicates, restarts and losses.
 
-It is the reader of that url, in an engine's place: a url has one reader, and what was printed is acknowledged.
+It takes the engine's place as the one reader of that URL, and acknowledges what it printed.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def command(
 
 
 def tail(url: str, key: Path | None, printer: Printer, *, keep: bool, timeout: float | None) -> None:
-    """Print until every sender has said good-bye for good, the time is over, or a signal; the counts go to stderr.
+    """Print until every sender has closed its session, the time is over, or a signal comes. Counts go to stderr.
 
-    Ctrl-C while it listens is how it is meant to be ended: status 0. Other signals give their own.
+    Ctrl-C is the usual end: status 0. Other signals give their own status.
     """
     from hal.reading import OutputReader  # so that a listing does not load ZeroMQ
     from hal.transport.key_file import record_keys
@@ -73,7 +73,7 @@ def tail(url: str, key: Path | None, printer: Printer, *, keep: bool, timeout: f
         if reader.url != url:
             say(f"hal tail: listens on {reader.url}")
         while (frame := _next(reader, printer, timeout)) is not None:
-            printer.record(frame)  # broken off, it is not acknowledged
+            printer.record(frame)  # an interrupted print is not acknowledged
         counts = reader.counters()
     told = ", ".join(f"{number} {name}" for name, number in (counts | printer.counts).items())
     say(f"hal tail: {told}")
@@ -82,7 +82,7 @@ def tail(url: str, key: Path | None, printer: Printer, *, keep: bool, timeout: f
 
 
 def _next(reader: OutputReader, printer: Printer, timeout: float | None) -> Frame | None:
-    """The next frame; None when the last session has ended, the time is over, or a signal has come."""
+    """Return the next frame; None when the last session has ended, the time is over, or a signal has come."""
     end = math.inf if timeout is None else time.monotonic() + timeout
     printer.has_ended = False
     while signals.came() is None:
@@ -94,18 +94,18 @@ def _next(reader: OutputReader, printer: Printer, timeout: float | None) -> Fram
 
 
 class Printer:
-    """Lines of text or JSON. Duplicates were dropped already; that there were some is told as they are met."""
+    """Prints lines of text or JSON. Duplicates were dropped before; their number is printed."""
 
     def __init__(self, *, as_json: bool, request: str | None) -> None:
         self.as_json, self.request = as_json, request
         self.counts = {"gaps": 0, "lost sessions": 0, "restarts": 0}
         self.reader: Any = None
-        self.has_ended = False  #: the last session has, as far as is known
+        self.has_ended = False  #: whether the last session has ended, as far as is known
         self._duplicates = 0
         self._senders: set[int] = set()
 
     def record(self, frame: Frame) -> None:
-        """Print a record: a line a row that tells something."""
+        """Print a record: a line for each row with content."""
         self._tell_duplicates()
         for row in frame.record.rows():
             if self.request not in (None, row.request_id):
@@ -117,7 +117,7 @@ class Printer:
                 self._print(f"{place}  {row.request_id}  {_words(row)}")
 
     def event(self, event: Event) -> None:
-        """Print what the reader says besides records."""
+        """Print an event of the reader."""
         from hal.reading import FrameSkipped, Gap, SessionEnded, SessionLost, SessionStarted
 
         words, name = str(event), type(event).__name__
@@ -156,7 +156,7 @@ class Printer:
         self._print(json.dumps(facts))
 
     def _print(self, line: str) -> None:
-        with signals.raised():  # who reads it may take nothing for ever
+        with signals.raised():  # its reader may never take it
             print(shown(line, sys.stdout), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The tree of commands, in typer. The module of a command is imported when that command is invoked."""
+"""Tree of commands, in typer. The module of a command is imported when that command is invoked."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ COMMANDS = {
     "tail": "print what workers send to a url",
     "conform": "check that a device keeps the contract",
 }
-"""Each command and what it does. Its function is ``hal.cli.NAME.command``, or ``run``, which gets all arguments."""
+"""Each command and its description. Its function is ``hal.cli.NAME.command``, or ``run``, which gets all arguments."""
 _HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _AS_GIVEN: dict[str, Any] = {"help_option_names": [], "allow_extra_args": True, "ignore_unknown_options": True}
 _SILENT = {"-q", "--quiet", "-h", "--help", "--help-all"}
 """Options with which ``hal run`` shows no status."""
 UsageError = typer.TyperException
-"""A command line that cannot be: a mistyped option, a missing value."""
+"""Invalid command line, such as an unknown option or a missing value."""
 
 
 class Command(TyperCommand):
-    """A command with a help page of ours."""
+    """Command with hal's own help page."""
 
     def get_params(self, ctx: Context) -> list[Parameter]:
         """Return the parameters."""
         return _defaults_kept(super().get_params(ctx))
 
     def get_help(self, ctx: Context) -> str:
-        """Return the help page, with the options of no group alone where ``--help-all`` shows the others."""
+        """Return the help page; groups of options are shown by ``--help-all`` alone."""
         return self.page_of(ctx, all_groups=all(param.name != "help_all" for param in self.params))
 
     def page_of(self, ctx: Context, *, all_groups: bool) -> str:
@@ -58,7 +58,7 @@ class Command(TyperCommand):
 
 
 class Tree(TyperGroup):
-    """The root, with a help page of ours."""
+    """Root command with hal's own help page."""
 
     def get_params(self, ctx: Context) -> list[Parameter]:
         """Return the parameters."""
@@ -72,13 +72,13 @@ class Tree(TyperGroup):
 
 
 class _Lazy(TyperCommand):
-    """Stands for a command until it is invoked."""
+    """Placeholder of a command until it is invoked."""
 
     def make_context(self, *given: Any, **options: Any) -> Context:  # noqa: ANN401 (those of typer)
-        """Import the command's module, and have the command read its arguments."""
+        """Import the command's module and parse the command's arguments."""
         if self.name == "run" and not options.get("resilient_parsing"):
             console.quiet = not {*given[1]}.isdisjoint(_SILENT)
-            console.status("starting")  # before what takes long to import
+            console.status("starting")  # before the slow imports
         module, settings = import_module(f".{self.name}", __package__), _HELP
         if (function := getattr(module, "command", None)) is None:
             settings = _AS_GIVEN
@@ -121,7 +121,7 @@ def _root(
 
 
 def usage_line(error: typer.TyperException) -> str:
-    """Return the one line that a mistyped command line ends with: the option as typed, what is wrong, the cure."""
+    """Return the error line of an invalid command line: the option as typed, what is wrong, the cure."""
     context, param = getattr(error, "ctx", None), getattr(error, "param", None)
     what, option = failures.one_line(error.format_message()), getattr(error, "option_name", "")
     listed = "commands" if isinstance(getattr(context, "command", None), Tree) else "options"
@@ -144,21 +144,21 @@ def usage_line(error: typer.TyperException) -> str:
 
 
 def _mistaken(error: BaseException) -> str:
-    """Return what was typed in place of a number; "" for another mistake."""
+    """Return the value that is not a number; "" for any other error."""
     found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     kinds = {"int_parsing": "whole number", "float_parsing": "number"}
     return next((f"{one['input']!r} is no {kinds[one['type']]}" for one in found if one["type"] in kinds), "")
 
 
 def _defaults_kept(params: list[Parameter]) -> list[Parameter]:
-    """Have values that are defaults not converted: for each conversion typer imports pydantic, 70 ms."""
+    """Skip the conversion of default values: for each conversion typer imports pydantic, which takes 70 ms."""
     for param in params:
         vars(param)["process_value"] = partial(_converted, param)
     return params
 
 
 def _converted(param: Parameter, ctx: Context, value: Any) -> Any:  # noqa: ANN401 (as the parameter says)
-    """Convert a value that was given; a default is what it is."""
+    """Convert a given value; return a default unchanged."""
     is_default = value is None or value == param.default or value == ()
     if is_default and not getattr(param, "required", False):
         return [] if value is None and (getattr(param, "multiple", False) or param.nargs == -1) else value
@@ -171,7 +171,7 @@ def _usage(argument: Parameter) -> str:
 
 
 def _row(param: Parameter) -> Row:
-    """Return an option's names with the kind of its value, and what it does with its default."""
+    """Return an option's names with the placeholder of its value, and its help with its default."""
     about, default = getattr(param, "help", "") or "", param.default
     if param.param_type_name == "argument":
         return f"{param.metavar}{'...' * (param.nargs == -1)}", about
@@ -184,7 +184,7 @@ def _row(param: Parameter) -> Row:
 
 
 def all_options(ctx: typer.Context, wanted: bool) -> None:
-    """Print the help page with the options of all groups, and exit: what ``--help-all`` does."""
+    """Print the help page with the options of all groups, and exit (``--help-all``)."""
     if wanted:
         assert isinstance(ctx.command, Command)
         print(ctx.command.page_of(ctx, all_groups=True))

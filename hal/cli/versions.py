@@ -1,4 +1,4 @@
-"""What ``hal --version`` prints, from metadata alone."""
+"""Output of ``hal --version``, from metadata alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hal.discovery import identity
 
 
 def lines() -> list[str]:
-    """The versions of hal, the contract, Python, and of every installed build of Paddle."""
+    """Return the versions of hal, the contract, Python, and every installed build of Paddle."""
     return [
         f"hal {__version__}",
         f"contract {contract.contract_version()} ({CORE} {metadata.version(CORE)})",
@@ -21,7 +21,8 @@ def lines() -> list[str]:
 
 
 def _paddle() -> str:
-    """Every build installs the same ``paddle`` package under a name of its own, so two at once are worth seeing."""
+    """Return the installed builds of Paddle. Each installs the same ``paddle`` package, so two at once are a fault to
+    show."""
     builds = set()
     for dist in metadata.distributions():
         who = identity(dist)

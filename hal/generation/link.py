@@ -193,7 +193,7 @@ class EngineLink:
         size = os.fstat(self._noise.fileno()).st_size
         said = os.pread(self._noise.fileno(), _TAIL, max(self._said_before, size - _TAIL))
         words = " ".join(said.decode(errors="replace").split())
-        return f"; it said: {words}" if words else ""
+        return f"; its output: {words}" if words else ""
 
     def _end(self) -> None:
         """End the process, which sends its last records first."""

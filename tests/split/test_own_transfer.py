@@ -31,7 +31,7 @@ def run(capsys, *arguments):
     [
         (
             ("--transfer", CARRIER),
-            "--transfer: there is one rank, of which this asks nothing (leave it out, or give --split",
+            "--transfer: needs more than one rank (leave it out, or give --split",
         ),
         (
             ("--tp", "2", "--transfer", "a:b"),
