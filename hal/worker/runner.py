@@ -200,7 +200,9 @@ class ModelRunner(HostRunner):
     def _write(self, tokens: StepTokens) -> None:
         """Write the sampled tokens into the state; a slot with unusable logits stops there."""
         for name, columns in tokens.fields.items():
-            self._set(name, columns)
+            view = self.state.view(name)
+            target = view if view.shape == columns.shape else view[:, : columns.shape[1]]
+            self.device.async_set_value(target=target, value=columns, stream=self.stream)
         for slot in tokens.errors:
             self._set_slot("stop_flags", slot, value=True)
 
@@ -219,8 +221,3 @@ class ModelRunner(HostRunner):
 
     def _set_slot(self, name: str, slot: int, *, value: bool) -> None:
         self.device.async_set_value(target=self.state.view(name)[slot], value=value, stream=self.stream)
-
-    def _set(self, name: str, value: Array) -> None:
-        view = self.state.view(name)
-        target = view if view.shape == value.shape else view[:, : value.shape[1]]
-        self.device.async_set_value(target=target, value=value, stream=self.stream)
