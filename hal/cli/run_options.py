@@ -15,20 +15,23 @@ from hal.makers import check_maker
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.hub import find_checkpoint
 from hal.proposers import NONE
+from hal.proposers.asked import (
+    MOST_DRAFTS,
+    USUAL_DRAFTS,
+    check_acceptance,
+    check_drafts_count,
+    drafts_beside,
+    most_drafts,
+    no_drafts,
+)
 from hal.sharing import SHARED
 from hal.stepping import AUTO, PADDLE, check_dtype, check_overlap, check_runner_name
 
 if TYPE_CHECKING:
-    from hal.model.config import LlamaConfig
     from hal.transport.curve import CurveKeys
 
 STRATEGIES = ("strict-pack", "pack", "spread", "strict-spread")
 """Values of ``--ray-placement``: Ray's placement strategies."""
-REJECTION = "rejection"
-MOST_DRAFTS, USUAL_DRAFTS = 5, 4
-"""Most drafts of a step, and a proposer's default."""
-_OF_THE_CHECKPOINT = {"mtp", "hybrid"}
-"""Proposers that draft with the checkpoint's own prediction layer."""
 PADDLE_MODEL = "the Paddle model"
 """Name of the default runner in messages."""
 MODEL_PLACE = "cpu"
@@ -261,39 +264,6 @@ class RankOptions:
         return self.tp * self.dp
 
 
-def check_drafts_count(drafts: int | None) -> None:
-    """Raise :class:`InvalidValue` if a state has no room for so many drafts."""
-    if drafts is not None and not 1 <= drafts <= MOST_DRAFTS:
-        raise InvalidValue(f"{drafts}", cure=f"give a whole number from 1 to {MOST_DRAFTS}", argument="--drafts")
-
-
-def no_drafts(why: str) -> InvalidValue:
-    """Return the error for ``--drafts`` if the Paddle model runs without a proposer. ``why``: the reason why it runs,
-    if the user did not ask for it."""
-    what = f"the Paddle model runs{f', as {why}' if why else ''}, and nothing drafts for it"
-    cure = "name a proposer with --speculate, or a --runner that drafts on the device"
-    return InvalidValue(what, cure=cure, argument="--drafts")
-
-
-def check_layer(speculate: str, config: LlamaConfig) -> None:
-    """Raise :class:`InvalidValue` if the checkpoint lacks the prediction layer that the proposer needs."""
-    if not config.num_nextn_predict_layers and _OF_THE_CHECKPOINT & set(speculate.split("+")):
-        raise InvalidValue(
-            f"{speculate}: the checkpoint has no multi-token-prediction layer (num_nextn_predict_layers is 0)",
-            cure="choose another proposer, as ngram, or a checkpoint that has one",
-            argument="--speculate",
-        )
-
-
-def check_acceptance(acceptance: str, speculate: str) -> None:
-    """Raise :class:`InvalidValue` for an unknown acceptance rule, or one without a proposer."""
-    if acceptance not in ("exact", REJECTION):
-        raise InvalidValue(f"{acceptance!r}", cure=f"give exact or {REJECTION}", argument="--acceptance")
-    if acceptance == REJECTION and speculate == NONE:
-        cure = "leave it out, or name a proposer with --speculate"
-        raise InvalidValue("there are no drafts to accept", cure=cure, argument="--acceptance")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Options that apply to all prompts. Raises :class:`InvalidValue` for combinations that are not possible."""
@@ -442,7 +412,7 @@ class Options:
     @property
     def most_drafts(self) -> int:
         """Most drafts that a step verifies for a prompt; 0: no drafts."""
-        return USUAL_DRAFTS if self.drafts is None and self.speculate != NONE else self.drafts or 0
+        return most_drafts(self.speculate, self.drafts)
 
     @property
     def paddle_alone(self) -> str:
@@ -457,8 +427,7 @@ class Options:
     def _check_runner(self) -> None:
         """Raise :class:`InvalidValue` for options of the Paddle model if another runner is named."""
         if self.speculate != NONE:
-            cure = "leave it out: with --drafts K a runner drafts for itself"
-            raise InvalidValue(f"{self.speculate} drafts beside the Paddle model", cure=cure, argument="--speculate")
+            raise drafts_beside(self.speculate)
         for option, asked in (("--dp-sync", self.ranks.dp_sync), ("--sampling", self.ranks.sampling != "first")):
             if asked:
                 raise InvalidValue("it concerns the Paddle model", cure="leave it out, or --runner", argument=option)

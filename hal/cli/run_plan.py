@@ -19,8 +19,9 @@ from hal.model.config import LlamaConfig, read_config
 from hal.model.streaming import AnswerText
 from hal.model.tokenizer import Tokenizer
 from hal.proposers import check_names
+from hal.proposers.asked import check_layer
 
-from .run_options import Options, Sampling, check_argument, check_layer
+from .run_options import Options, Sampling, check_argument
 
 BLOCK_SIZE = 16
 

@@ -20,6 +20,7 @@ from hal.distributed.launch import PaddleLaunch
 from hal.distributed.words import Setup
 from hal.model.split import check_split
 from hal.proposers import NONE
+from hal.proposers.asked import REJECTION
 from hal.selection import ENVIRONMENT
 from hal.stepping import AUTO, Acceptance, overlap_of
 from hal.timeouts import TIMEOUTS
@@ -29,7 +30,7 @@ from hal.worker import ModelRunner
 from . import signals
 from .console import say, status
 from .run_launched import launched_crew
-from .run_options import PADDLE_MODEL, REJECTION, Options, RankOptions
+from .run_options import PADDLE_MODEL, Options, RankOptions
 from .run_output import Answers, Shown, drive, facts_of, reasons, summarize, summed_up, used_up
 from .run_plan import Plan
 from .screen import Screen, open_screen

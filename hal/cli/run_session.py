@@ -19,6 +19,7 @@ from hal.engine import Engine
 from hal.engine.handed import HandedSink
 from hal.model.split import check_split
 from hal.opening import open_as_asked
+from hal.proposers.asked import REJECTION, no_drafts
 from hal.proposers.counted import closing_well, open_proposer
 from hal.stepping import AUTO, PADDLE, RunnerSetup, Stepper, check_drafts, choose_runner, make_runner, overlap_of
 from hal.timeouts import TIMEOUTS
@@ -29,7 +30,7 @@ from . import failures, logs, signals
 from .console import status
 from .failures import cure_of, one_line
 from .imports import uncollected
-from .run_options import PADDLE_MODEL, REJECTION, Options, no_drafts
+from .run_options import PADDLE_MODEL, Options
 from .run_output import Answers, Shown, drive, facts_of, reasons, summarize, summed_up, used_up
 from .run_plan import make_plan
 from .screen import open_screen

@@ -7,10 +7,10 @@ import socket
 from typing import Annotated
 
 import typer
-from hal_core import InvalidValue, Unavailable
+from hal_core import HalError, InvalidValue, Unavailable
 
 from .console import say
-from .failures import check_seconds
+from .failures import as_typed, check_seconds
 
 _PORT = 8000
 
@@ -44,6 +44,21 @@ def command(
     overlap: Annotated[
         str, typer.Option(metavar="auto|on|off", help="Steps overlap.", rich_help_panel="scheduling")
     ] = "auto",
+    speculate: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What drafts tokens: naive, ngram, suffix, mtp, hybrid, an installed one, or first+second.",
+            rich_help_panel="speculation",
+        ),
+    ] = "none",
+    drafts: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Most drafts that a step verifies, 1 to 5.", rich_help_panel="speculation"),
+    ] = None,
+    acceptance: Annotated[
+        str, typer.Option(metavar="NAME", help="exact or rejection.", rich_help_panel="speculation")
+    ] = "exact",
     tp: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks of a model.", rich_help_panel="ranks")] = 1,
     dp: Annotated[int, typer.Option(metavar="N", min=1, help="Copies of the model.", rich_help_panel="ranks")] = 1,
     split: Annotated[
@@ -68,6 +83,7 @@ def command(
         what = f"{error.name or error} is missing"
         raise Unavailable(what, cure="pip install 'paddle-hal[serve]>=1.1,<2'", argument="hal serve") from error
     from hal.generation import AsyncEngine, Ranks
+    from hal.generation.plan import ModelPlan
     from hal.model.hub import find_checkpoint
 
     from .run_options import split_of
@@ -75,21 +91,36 @@ def command(
     if launcher not in ("paddle", "ray"):
         raise InvalidValue(repr(launcher), cure="give paddle or ray", argument="--launcher")
     ranks = Ranks(tp=tp, dp=dp, split=split_of(split), restart=restart, launcher=launcher)  # type: ignore[arg-type]
-    path = None if model is None else find_checkpoint(model)
-    engine = AsyncEngine(
-        path,
-        device,
-        executor=None if ranks == Ranks() else ranks,
-        slots=slots,
-        max_waiting=max_waiting,
-        blocks=blocks,
-        max_model_len=max_model_len,
-        runner=runner,
-        dtype=dtype,
-        overlap=overlap,
-    )
+    if ranks.workers * tp * dp == 1 and (restart or launcher != "paddle"):
+        option = "--restart" if restart else "--launcher"
+        raise InvalidValue(
+            "there are no ranks", cure="leave it out, or give --tp, --dp or --split too", argument=option
+        )
+    with as_typed(model="--model"):
+        plan = ModelPlan(None if model is None else find_checkpoint(model))
+        serve = plan.serve(
+            device=device,
+            ranks=None if ranks == Ranks() else ranks,
+            slots=slots,
+            blocks=blocks,
+            max_model_len=max_model_len,
+            runner=runner,
+            dtype=dtype,
+            overlap=overlap,
+            speculate=speculate,
+            drafts=drafts,
+            acceptance=acceptance,
+        )
     settings = Settings(model=name or model or "default", api_key=api_key, lenient=lenient)
-    app = make_app(engine, settings, drain=drain)
+    failures: list[HalError] = []
+
+    def on_failure(error: HalError, ran: bool) -> None:
+        say(f"hal: error: {error}")
+        if not ran:
+            failures.append(error)
+            server.should_exit = True
+
+    app = make_app(AsyncEngine.of(plan, serve, max_waiting), settings, drain=drain, on_failure=on_failure)
     config = uvicorn.Config(
         app,
         host,
@@ -113,6 +144,8 @@ def command(
 
     server = Server(config)
     server.run()
+    if failures:
+        raise typer.Exit(2)
     if not server.started:
         raise Unavailable(f"cannot listen on {host}:{port}", cure="choose another --port", argument="hal serve")
 

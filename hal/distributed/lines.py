@@ -83,6 +83,10 @@ class EngineLine:
             self.unsaid.update(missed)
         return missed
 
+    def offer(self, words: Iterable[Word], rank: int) -> bool:
+        """Send words to a rank as one message unless its queue is full; return whether they were sent."""
+        return not self._send(b"".join(encode_word(word, session=self.session) for word in words), (rank,))
+
     def order(self, order: StepOrder, *ranks: int) -> list[int]:
         """Give ranks a step; those that cannot be reached."""
         return self._send(encode_step(order, session=self.session), ranks)

@@ -30,6 +30,7 @@ Up     (it takes requests)   ────────>
        <──────────────────────────────  Submit, Abort, in the end Stop
 Ended  (and no record says so) ──────>
 Stats  (how busy it is)      ────────>
+Down   (lost workers)        ────────>
 Failed (why)                 ────────>          ends every stream
 """
 
@@ -148,6 +149,12 @@ class Stats(_Word):
     step_seconds: float
     drafted: int
     accepted: int
+
+
+class Down(_Word):
+    """Which workers of an engine are lost, and how; "" when all run again."""
+
+    what: str
 
 
 class Beat(_Word):
@@ -301,7 +308,8 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Serve(_Word):
     """Everything that an engine process is made of (:class:`hal.generation.AsyncEngine`), said to it once.
 
-    ``records``: where it sends its records; ``ranks``: None for one worker in the process itself.
+    ``records``: where it sends its records; ``ranks``: None for one worker in the process itself; ``speculate``: the
+    proposer; ``rejection``: how its drafts are accepted. ``sizes`` says how many drafts a step verifies.
     """
 
     model: str
@@ -317,6 +325,8 @@ class Serve(_Word):
     dtype: str = "auto"
     overlap: str = "auto"
     ranks: Ranks | None = None
+    speculate: str = "none"
+    rejection: bool = False
 
 
 class Submit(_Word):
@@ -325,6 +335,7 @@ class Submit(_Word):
     request: str
     prompt: list[int]
     params: SamplingParams
+    priority: int = 0
 
 
 class Abort(_Word):
@@ -344,7 +355,7 @@ class Ended(_Word):
 
 SplitWord: TypeAlias = Reserved | Arrived | Over
 Word = (Hello | Setup | Ready | Go | Up | Beat | Stop | Failed | Raised | Drafts | Drafted | Left | Verdict) | (
-    Reserve | Reserved | SendTo | Arrived | Release | Over | Serve | Submit | Abort | Ended | Stats
+    Reserve | Reserved | SendTo | Arrived | Release | Over | Serve | Submit | Abort | Ended | Stats | Down
 )
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Word)
 

@@ -103,6 +103,7 @@ class Engine:
         self._names: set[str] = set()
         self._ended: list[Finished] = []
         self._former = _Totals()
+        self._losses: dict[str, str] = {}  # worker to how it was lost
         self.front = front(workers, self._end)
         self._start()
 
@@ -150,9 +151,15 @@ class Engine:
 
     @property
     def drafts(self) -> tuple[int, int, int]:
-        """What became of drafts, as ranks reported at each step: fed, accepted, turns of a slot that decodes. Of a
-        first rank that is lost the step that it was in does not count."""
+        """What became of drafts so far: fed, accepted, turns of a slot that decodes. Of a first rank that is lost the
+        step that it was in does not count."""
         return self._totals.drafts
+
+    @property
+    def lost(self) -> str:
+        """Which workers are lost, how, and whether they are being started again; "" while all run."""
+        down = [worker.name for worker in self.workers if not worker.up]
+        return "; ".join(self._losses[name] for name in down if name in self._losses)
 
     @property
     def undelivered(self) -> Sequence[tuple[str, int, int]]:
@@ -324,7 +331,8 @@ class Engine:
         self.front.lost(worker, error)
         worker.lose()
         again = not isinstance(error, InvalidValue) and self._may_restart()
-        self._note(f"{worker.name} was lost: {error.what}" + "; it is started again" * again)
+        self._losses[worker.name] = f"{worker.name} was lost: {error.what}" + "; it is started again" * again
+        self._note(self._losses[worker.name])
         if not again:
             self.front.forsaken(error)
             return

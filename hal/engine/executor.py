@@ -20,6 +20,10 @@ class Executor(Protocol):
     def sockets(self) -> Sequence[Any]:
         """Sockets that become readable when :meth:`receive` may find something; empty if it waits for the device."""
 
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """Drafts that were fed and accepted, and turns of a slot that decodes, so far."""
+
     def order(self, group: int, tasks: Sequence[Task], taken: int) -> SinkFull | SinkClosed | None:
         """Start a group's next step. ``taken``: how many of its steps were received when ``tasks`` were made.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 End = Callable[[Finished], None]
 """Books the end of a request, once."""
+
+
+def _priority(generation: Generation) -> int:
+    return generation.request.priority
 
 
 class Front(Protocol):
@@ -51,8 +56,9 @@ class Front(Protocol):
 
 
 class Queue:
-    """First come, first served, in front of one worker. A request goes to the least busy group that has a slot and
-    blocks for it now, and stays there; no request overtakes the first one waiting. One group has its own queue."""
+    """Serves by priority, the lower first, then in the order of arrival, in front of one worker. A request goes to the
+    least busy group that has a slot and blocks for it now, and stays there; no request overtakes the first one waiting.
+    One group has its own queue."""
 
     def __init__(self, workers: Sequence[EngineWorker[Scheduler]], end: End) -> None:
         (self._worker,) = workers
@@ -67,8 +73,12 @@ class Queue:
 
     def add(self, request: Request) -> None:
         """See :class:`Front`."""
-        self._waiting.append(self._worker.scheduler.check(request))
+        self._wait(request)
         self.go_on()
+
+    def _wait(self, request: Request) -> None:
+        checked = self._worker.scheduler.check(request)
+        self._waiting.insert(bisect(self._waiting, request.priority, key=_priority), checked)
 
     def abort(self, request_id: str) -> None:
         """See :class:`Front`."""
@@ -104,7 +114,8 @@ class Queue:
         unfinished = [one for scheduler in worker.schedulers for one in scheduler.unfinished]
         missing = [(one.request_id, len(one.generated), -1) for one in (*unfinished, *self._waiting)]
         error.undelivered = (*worker.undelivered, *missing)  # type: ignore[attr-defined]
-        self._waiting.extend([worker.scheduler.check(one) for one in self.withdraw()])
+        for request in self.withdraw():
+            self._wait(request)
 
     def forsaken(self, error: HalError) -> None:
         """The only worker is lost."""

@@ -56,6 +56,7 @@ class Generation:
     - ``prefilled``: tokens that its tasks have had fed in this stay; ``goal``: how many there are to prefill, the
       prompt and, after a preemption, what was generated before.
     - ``pending``: most tokens that steps under way may give it, which nobody knows yet.
+    - ``arrival``: its number among all requests; see :attr:`rank`.
     - ``aborted``: its abort was asked for, and its end is not told yet.
     """
 
@@ -69,6 +70,12 @@ class Generation:
     goal: int = 0
     pending: int = 0
     aborted: bool = False
+    arrival: int = 0
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place in the order of service: by priority, the lower first, then by arrival."""
+        return self.request.priority, self.arrival
 
     @property
     def request_id(self) -> str:

@@ -136,6 +136,8 @@ class DecodeScheduler(Scheduler):
         generation = self._promised.pop(key)
         generation.generated.append(first_token)
         generation.enter(generation.slot, generation.blocks, generation.known)
+        self._arrivals += 1
+        generation.arrival = self._arrivals
         self._live[generation.request_id] = generation
         self._to_enter.append((generation, drafts))
 

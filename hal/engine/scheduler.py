@@ -1,9 +1,10 @@
 """The scheduler: which requests are in which slots with which KV blocks, and what the next step does.
 
 Continuous batching: every step decodes all running requests, and feeds up to ``chunk`` tokens of the prompts of new
-ones beside them (chunked prefill). First come, first served: nobody overtakes the first one waiting. When blocks
-run out, the youngest running request gives up all of its own, waits at the front, and is computed again later
-(recomputation, as in Kwon et al. 2023, section 4.5): so the oldest always goes on, and every request ends.
+ones beside them (chunked prefill). Requests are served by priority, the lower first, then in the order of arrival:
+no request overtakes the first one waiting. If blocks run out, the last running request in that order gives up all of
+its own, waits again, and is computed again later (recomputation, as in Kwon et al. 2023, section 4.5). So the first
+one always goes on, and every request ends.
 
 Where steps verify drafts, a request feeds up to ``tokens_per_step`` tokens, its next one and the drafts. Blocks that
 are left over are given out for drafts, as far as a step may get and its drafts reach behind that; nobody is preempted
@@ -19,10 +20,12 @@ No device is needed here; :mod:`hal.engine.engine` carries the decisions out.
 
 from __future__ import annotations
 
+from bisect import bisect, insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
 from hal_core import (
     AdmittedRequest,
@@ -43,6 +46,7 @@ from .holdings import Holdings
 from .stays import Stays
 
 Admit = Callable[[Request], AdmittedRequest]
+_RANK = attrgetter("rank")
 Grown = dict[Generation, list[int]]
 """Blocks that decoding requests are given in a step."""
 
@@ -52,8 +56,8 @@ class Scheduler:
 
     They take turns; or, with ``overlap``, a step is scheduled before the one before it is updated.
 
-    - ``running``: the requests in slots, oldest first; ``waiting``: the others, oldest first. Whoever waits is younger
-      than whoever runs: requests enter in the order of their arrival, and the youngest leaves first.
+    - ``running``: the requests in slots; ``waiting``: the others. Both are in the order of service
+      (:attr:`Generation.rank`): the first one waiting enters first, the last one running is preempted first.
     - ``admit``: what admits a request, such as ``Worker.admit``; by default it is checked against ``layout`` alone.
     - ``chunk``: most prompt tokens of a step, all requests together; ``step_tokens``: most tokens of a step, decoding
       included, which is never held back (:class:`hal.engine.budget.Budget`); None: decoding comes on top.
@@ -89,9 +93,10 @@ class Scheduler:
         self.waiting: deque[Generation] = deque()
         self.preemptions = self.most_running = self.launch_tokens = 0
         self._live: dict[str, Generation] = {}
+        self._arrivals = 0
         self._stays = Stays(self.tokens_per_step)
         self._to_abort: list[Generation] = []
-        self._preempted: list[Generation] = []  # whose last step is under way, the youngest first
+        self._preempted: list[Generation] = []  # whose last step is in flight
         self._ending: list[Generation] = []  # that have left, as their length ends them with a step under way
 
     @property
@@ -111,8 +116,10 @@ class Scheduler:
 
     def enqueue(self, generation: Generation) -> None:
         """Let a request that was checked wait for its turn; no other one of its name has not ended."""
+        self._arrivals += 1
+        generation.arrival = self._arrivals
         self._live[generation.request_id] = generation
-        self.waiting.append(generation)
+        self._wait(generation)
 
     def abort(self, request_id: str) -> Finished | None:
         """End a request: at once while it waits (then this returns its end), else with the next step. Unknown: None."""
@@ -171,16 +178,16 @@ class Scheduler:
         allowed = self.budget.prompt_tokens(launched)
         feeding = [one for one in self.running if one.prefilled < one.goal] if len(decoding) < len(self.running) else []
         left = self._continue_prefills(tasks, allowed, feeding)
-        known = len(self.running)
+        entered: list[Generation] = []
         if self.preemptions == before:
-            left = self._enter(tasks, left)
+            left = self._enter(tasks, left, entered)
             if self.tokens_per_step > 1:
                 self._look_ahead(decoding, grown)
         for generation, blocks in grown.items():
             tasks.append(self._more_blocks(generation, blocks))
         self.launch_tokens = launched + allowed - left
         self.most_running = max(self.most_running, len(self.running))
-        first = [one for one in (*feeding, *self.running[known:]) if one.decoding]
+        first = [one for one in (*feeding, *entered) if one.decoding]
         self._stays.launch(decoding, first)
         self._holdings.launched += 1
         self._hand_on()
@@ -200,7 +207,8 @@ class Scheduler:
     # -- the parts of a step --------------------------------------------------------------------------------------
 
     def _grow(self, tasks: list[Task]) -> Grown:
-        """Give each decoding request, oldest first, the blocks that its next token needs; preempt for it if need be."""
+        """Give each decoding request, in the order of service, the blocks that its next token needs; preempt for it if
+        need be."""
         grown: Grown = {}
         short = self._short()
         for generation in short:
@@ -243,13 +251,13 @@ class Scheduler:
                 if more > max(now, 0):
                     lacking[generation] = more - now
         while sum(lacking.values()) > self._holdings.returning + self.pool.free:
-            youngest = self.running[-1]
-            lacking.pop(youngest, None)
-            self.pool.release(grown.pop(youngest, []))  # no step was told of them
-            self._preempt(youngest, tasks)
+            last = self.running[-1]
+            lacking.pop(last, None)
+            self.pool.release(grown.pop(last, []))  # no step was told of them
+            self._preempt(last, tasks)
 
     def _look_ahead(self, decoding: list[Generation], grown: Grown) -> None:
-        """Give decoding requests, oldest first, the blocks that the drafts after this step may need, if they are free:
+        """Give decoding requests, in that order, the blocks that the drafts after this step may need, if they are free:
         the step gives ``tokens_per_step`` tokens at most, and then as many drafts, less one, are fed behind them."""
         for generation in decoding:
             ahead = generation.pending + 2 * self.tokens_per_step - 1
@@ -279,11 +287,11 @@ class Scheduler:
                 ended.append(generation.finished(FinishReason.ABORT, reported=False))
                 continue
             generation.admitted = self._admit(replace(generation.request, output=tuple(generation.generated)))
-            self.waiting.appendleft(generation)
+            self._wait(generation)
         return ended
 
     def _continue_prefills(self, tasks: list[Task], left: int, feeding: list[Generation]) -> int:
-        """Feed further chunks, oldest request first; what is left of the budget. Their blocks they have already."""
+        """Feed further chunks, in the order of service; return what is left of the budget. Their blocks are there."""
         for generation in feeding:
             length = min(left, generation.goal - generation.prefilled)
             if length > 0:
@@ -295,8 +303,12 @@ class Scheduler:
                 left -= length
         return left
 
-    def _enter(self, tasks: list[Task], left: int) -> int:
-        """Let those in who come first, while there are slots, blocks and budget; what is left of the budget."""
+    def _wait(self, generation: Generation) -> None:
+        self.waiting.insert(bisect(self.waiting, generation.rank, key=_RANK), generation)
+
+    def _enter(self, tasks: list[Task], left: int, entered: list[Generation]) -> int:
+        """Let those in who come first, while there are slots, blocks and budget; add them to ``entered``, and return
+        what is left of the budget."""
         while self.waiting and self._slots and left > 0:
             generation = self.waiting[0]
             needed = self._blocks_for(min(generation.known + self.entry_tokens, generation.limit))
@@ -308,6 +320,7 @@ class Scheduler:
             blocks = self.pool.allocate(max(needed, min(wanted, self.pool.free)))
             generation.enter(self._slots.pop(), blocks, length)
             self._run(generation)
+            entered.append(generation)
             tasks.append(
                 Task(TaskKind.PREFILL, generation.slot, generation.admitted, 0, length, blocks=generation.blocks)
             )
@@ -321,7 +334,7 @@ class Scheduler:
 
     def _run(self, generation: Generation) -> None:
         """It is in its slot from the step on that is being scheduled."""
-        self.running.append(generation)
+        insort(self.running, generation, key=_RANK)
         self._stays.enter(generation)
 
     def _hand_on(self) -> None:

@@ -96,8 +96,8 @@ class EngineWorker(Generic[S]):
 
     @property
     def drafts(self) -> tuple[int, ...]:
-        """Drafts that were fed and accepted, and turns of a slot that decodes, where ranks report them."""
-        return 0, 0, 0
+        """Drafts that were fed and accepted, and turns of a slot that decodes."""
+        return self.executor.drafts
 
     @property
     def undelivered(self) -> Sequence[tuple[str, int, int]]:

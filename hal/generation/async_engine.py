@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any
 
 from hal_core import HalError, InvalidValue, SamplingParams, Unavailable
 
-from hal.distributed.words import Ranks, Stats
+from hal.distributed.words import Ranks, Serve, Stats
 
 from .link import EngineLink
-from .plan import ModelPlan
+from .plan import ModelPlan, check_request, longest_of, named_as_parameters
 from .streams import Part
 
 
@@ -26,7 +27,8 @@ class AsyncEngine:
 
     - ``model``, ``device``: as of :func:`hal.generate`. ``executor``: ranks that run the steps; None: the engine
       process itself.
-    - ``slots``: requests that run at once, in each group of ranks. Others wait, in the order in which they came.
+    - ``slots``: requests that run at once, in each group of ranks. Others wait, in the order of their priorities and
+      arrivals.
     - ``max_waiting``: how many may wait; one more is refused (:class:`hal_core.Unavailable`). None: any number.
     - ``options``: further ones of :meth:`hal.generation.plan.ModelPlan.serve`, such as ``blocks`` or ``max_model_len``.
 
@@ -44,12 +46,24 @@ class AsyncEngine:
         max_waiting: int | None = None,
         **options: Any,  # noqa: ANN401 (those of ModelPlan.serve)
     ) -> None:
-        self._plan = ModelPlan(model)
-        self._serve = self._plan.serve(device=device, ranks=executor, slots=slots, **options)
-        ranks = executor or Ranks()
-        self._slots = slots * (ranks.dp if ranks.split is None else ranks.split[1])
-        self._max_waiting = max_waiting
-        self._places = asyncio.Semaphore(2 * self._slots)  # so that the scheduler always has who comes next
+        with named_as_parameters():
+            plan = ModelPlan(model)
+            serve = plan.serve(device=device, ranks=executor, slots=slots, **options)
+        self._set(plan, serve, max_waiting)
+        self._naming: Callable[[], AbstractContextManager[None]] = named_as_parameters
+
+    @classmethod
+    def of(cls, plan: ModelPlan, serve: Serve, max_waiting: int | None = None) -> AsyncEngine:
+        """Return the engine of a plan; its errors name options of the command."""
+        engine = cls.__new__(cls)
+        engine._set(plan, serve, max_waiting)
+        engine._naming = nullcontext
+        return engine
+
+    def _set(self, plan: ModelPlan, serve: Serve, max_waiting: int | None) -> None:
+        self._plan, self._serve, self._max_waiting = plan, serve, max_waiting
+        ranks = serve.ranks or Ranks()
+        self._slots = serve.sizes.num_slots * (ranks.dp if ranks.split is None else ranks.split[1])
         self._unfinished = self._count = 0
         self._link: EngineLink | None = None
 
@@ -58,7 +72,8 @@ class AsyncEngine:
         loop = asyncio.get_running_loop()
         self._link = EngineLink(self._serve, loop.call_soon_threadsafe)
         try:
-            await asyncio.wrap_future(self._link.up)
+            with self._naming():
+                await asyncio.wrap_future(self._link.up)
         except BaseException:
             await self._close()
             raise
@@ -81,7 +96,11 @@ class AsyncEngine:
     @property
     def max_model_len(self) -> int:
         """Most tokens of a request with its prompt."""
-        return self._serve.sizes.max_model_len
+        return longest_of(self._serve)
+
+    def check(self, ids: Sequence[int], max_tokens: int) -> None:
+        """Raise :class:`InvalidValue`, naming ``prompt`` or ``max_tokens``, for a request that can never run."""
+        check_request(self._serve, ids, max_tokens)
 
     @property
     def stats(self) -> Stats | None:
@@ -89,9 +108,19 @@ class AsyncEngine:
         return None if self._link is None else self._link.stats
 
     @property
+    def lost(self) -> str:
+        """Which of the engine's workers are lost, how, and whether they are being started again; "" while all run."""
+        return "" if self._link is None else self._link.lost
+
+    @property
     def error(self) -> HalError | None:
         """Why the engine takes no requests any more; None while it does."""
         return None if self._link is None else self._link.error
+
+    async def failed(self) -> HalError:
+        """Wait until the engine takes no requests any more; return why."""
+        assert self._link is not None
+        return await asyncio.shield(asyncio.wrap_future(self._link.down))  # a cancelled task leaves the future alone
 
     @property
     def device(self) -> str:
@@ -106,10 +135,12 @@ class AsyncEngine:
         *,
         stop: str | Sequence[str] = (),
         number: int = 0,
+        priority: int = 0,
     ) -> AsyncIterator[Part]:
         """Give the parts of an answer as they come; the last one has a ``finish_reason``.
 
-        ``number``: which of several answers from one seed; equal seeds and numbers draw equally.
+        ``number``: which of several answers from one seed; equal seeds and numbers draw equally. ``priority``: of the
+        requests that wait, the lower goes first; equal ones in the order of arrival.
 
         ``params``: all of a request's parameters, or some of them by name beside the checkpoint's own defaults. A task
         that is cancelled, or leaves the loop, aborts the request. Raises :class:`InvalidValue` for a request that can
@@ -122,24 +153,24 @@ class AsyncEngine:
             wanted = self._plan.params(params)
         else:
             wanted = self._plan.params(None, **dict(params or {}))
+        self.check(ids, wanted.max_tokens)
         answer = self._plan.answer(ids, stop, wanted)
         self._count += 1
-        request = self._plan.request(f"a{self._count}", ids, wanted, number)
+        request = self._plan.request(f"a{self._count}", ids, wanted, number, priority)
         waiting = self._unfinished - self._slots
         if self._max_waiting is not None and waiting >= self._max_waiting:
             raise QueueFull(f"{waiting} requests wait", cure="try again later, or raise max_waiting")
         self._unfinished += 1
         try:
-            async with self._places:
-                queue = asyncio.Queue[Part | HalError]()
-                self._link.submit(request, answer, queue.put_nowait)
-                while True:
-                    part = await queue.get()
-                    if isinstance(part, HalError):
-                        raise part
-                    yield part
-                    if part.finish_reason is not None:
-                        return
+            queue = asyncio.Queue[Part | HalError]()
+            self._link.submit(request, answer, queue.put_nowait)
+            while True:
+                part = await queue.get()
+                if isinstance(part, HalError):
+                    raise part
+                yield part
+                if part.finish_reason is not None:
+                    return
         finally:
             self._unfinished -= 1
             self._link.abort(request.request_id)  # nothing to do if it has ended

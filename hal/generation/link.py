@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -20,7 +21,7 @@ import zmq
 from hal_core import FinishReason, HalError, InvalidValue, Request, Unavailable
 
 from hal.distributed.lines import EngineLine
-from hal.distributed.words import Abort, Ended, Failed, Hello, Serve, Stats, Stop, Submit, Up, Word
+from hal.distributed.words import Abort, Down, Ended, Failed, Hello, Serve, Stats, Stop, Submit, Up, Word
 from hal.model.streaming import AnswerText
 from hal.reading import Event, OutputReader, StreamLoss
 from hal.timeouts import TIMEOUTS, variable
@@ -38,16 +39,19 @@ class EngineLink:
     """Starts an engine process and gives its output to the streams of the requests.
 
     ``post``: has the event loop call something, as ``loop.call_soon_threadsafe``; ``up``: done when the process takes
-    requests. All methods may be called from any thread.
+    requests; ``down``: done, with the reason, when it takes none any more. All methods may be called from any thread.
     """
 
     def __init__(self, serve: Serve, post: Post) -> None:
         self.up: Future[Up] = Future()
+        self.down: Future[HalError] = Future()
         self.stats: Stats | None = None  #: the newest
+        self.lost = ""  #: which workers are lost, and how
         self._serve, self._post = serve, post
         self._commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._wake_end, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
+        self._outbox = deque[Submit | Abort]()  # until the process's queue has room
         self._streams, self._parts = Streams(), list[tuple[Put, Part | HalError]]()
         self._error: HalError | None = None
         self._lost: StreamLoss | None = None
@@ -117,13 +121,16 @@ class EngineLink:
         for socket in (self._wake_end, self._line.socket, *self._reader.sockets):
             poller.register(socket, zmq.POLLIN)
         while not self._closing:
-            if any(socket == self._wake_end for socket, _ in poller.poll(int(1000 * TIMEOUTS.process_look))):
+            patience = TIMEOUTS.pause if self._outbox else TIMEOUTS.process_look
+            if any(socket == self._wake_end for socket, _ in poller.poll(int(1000 * patience))):
                 os.read(self._wake_end, 4096)
             assert self._process is not None
             status = self._process.poll()  # before what it has sent is read
             self._read()
             while not self._commands.empty():
                 self._commands.get()()
+            if self._outbox and self._line.offer(self._outbox, 0):
+                self._outbox.clear()
             self._flush()
             if status is not None:
                 raise Unavailable(f"the engine process ended: {_how(status)}{self._tail()}", cure="open another engine")
@@ -139,7 +146,7 @@ class EngineLink:
         while (frame := self._reader.read(0.0)) is not None:
             self._streams.take(frame.record)
         while self._streams.stopped:
-            self._line.say(Abort(self._streams.stopped.popleft()))
+            self._outbox.append(Abort(self._streams.stopped.popleft()))
         for _, word in self._line.receive(0.0):
             self._take(word)
 
@@ -151,6 +158,8 @@ class EngineLink:
             self.up.set_result(word)
         elif isinstance(word, Stats):
             self.stats = word
+        elif isinstance(word, Down):
+            self.lost = word.what
         elif isinstance(word, Ended):
             self._streams.end(word.request, word.tokens, FinishReason(word.reason), word.message)
         elif isinstance(word, Failed):
@@ -165,11 +174,11 @@ class EngineLink:
             stream.fail(self._error)
             return
         self._streams.add(request.request_id, stream)
-        self._line.say(Submit(request.request_id, list(request.prompt), request.params))
+        self._outbox.append(Submit(request.request_id, list(request.prompt), request.params, request.priority))
 
     def _abort(self, name: str) -> None:
         if self._streams.drop(name):
-            self._line.say(Abort(name))
+            self._outbox.append(Abort(name))
 
     def _collect(self, put: Put, part: Part | HalError) -> None:
         self._parts.append((put, part))
@@ -183,6 +192,7 @@ class EngineLink:
 
     def _fail(self, error: HalError) -> None:
         self._error = error
+        self.down.set_result(error)
         self._streams.fail(error)
         if not self.up.done():
             self.up.set_exception(error)

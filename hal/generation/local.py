@@ -12,8 +12,10 @@ from typing import Literal, overload
 
 from hal_core import HalError, InvalidValue
 
+from hal.proposers import NONE
+
 from .opening import opened
-from .plan import ModelPlan
+from .plan import ModelPlan, check_request, named_as_parameters
 from .streams import Part, Stream, Streams
 
 Model = str | os.PathLike[str] | None
@@ -21,17 +23,17 @@ Model = str | os.PathLike[str] | None
 
 @overload
 def generate(
-    prompt: str, *, model: Model = ..., device: str | None = ..., stop: str | Sequence[str] = ...,
+    prompt: str, *, model: Model = ..., device: str | None = ..., speculate: str = ..., stop: str | Sequence[str] = ...,
     stream: Literal[False] = ..., **sampling: object,
 ) -> str: ...  # fmt: skip
 @overload
 def generate(
-    prompt: str, *, model: Model = ..., device: str | None = ..., stop: str | Sequence[str] = ...,
+    prompt: str, *, model: Model = ..., device: str | None = ..., speculate: str = ..., stop: str | Sequence[str] = ...,
     stream: Literal[True], **sampling: object,
 ) -> Iterator[str]: ...  # fmt: skip
 @overload
 def generate(
-    prompt: list[str] | tuple[str, ...], *, model: Model = ..., device: str | None = ...,
+    prompt: list[str] | tuple[str, ...], *, model: Model = ..., device: str | None = ..., speculate: str = ...,
     stop: str | Sequence[str] = ...,
     stream: Literal[False] = ..., **sampling: object,
 ) -> list[str]: ...  # fmt: skip
@@ -40,15 +42,18 @@ def generate(
     *,
     model: Model = None,
     device: str | None = None,
+    speculate: str = NONE,
     stop: str | Sequence[str] = (),
     stream: bool = False,
     **sampling: object,
 ) -> str | list[str] | Iterator[str]:
     """Continue a text: the text that follows, with ``stream`` an iterator of its parts; of several texts a list.
 
-    The model and its device stay open for the next call with the same two; another call closes them first.
+    The model and its device stay open for the next call with the same ``model``, ``device`` and ``speculate``; another
+    call closes them first.
 
     - ``model``: a checkpoint directory, by default the embedded one; ``device``: as ``hal devices`` lists it.
+    - ``speculate``: what drafts tokens, as ``hal run --speculate``; it changes no token.
     - ``stop``: texts that end the answer, which ends with the first one in it.
     - ``sampling``: fields of :class:`hal_core.SamplingParams`, such as ``max_tokens``. The others have the defaults of
       the checkpoint's generation_config.json, else temperature 1 and 16 tokens; ``seed`` is new in each call.
@@ -58,7 +63,7 @@ def generate(
     if stream and not isinstance(prompt, str):
         raise InvalidValue("a list of prompts", cure="give one text, or leave stream out", argument="stream")
     with _lock:
-        here = _open(model, device)
+        here = _open(model, device, speculate)
         if stream:
             return here.parts(here.submit(str(prompt), stop, sampling))
         texts = [prompt] if isinstance(prompt, str) else list(prompt)
@@ -70,17 +75,20 @@ def generate(
 class _Local:
     """A model that is open in this process. Several threads may use it: one at a time steps for all."""
 
-    def __init__(self, model: Model, device: str | None) -> None:
-        self.key = str(model), device
-        self.plan = ModelPlan(model)
+    def __init__(self, model: Model, device: str | None, speculate: str) -> None:
+        self.key = str(model), device, speculate
         self._stack, self._streams, self._count = ExitStack(), Streams(), 0
-        self.engine, _ = self._stack.enter_context(opened(self.plan.serve(device=device), self._streams.take))
+        with named_as_parameters():
+            self.plan = ModelPlan(model)
+            self._serve = self.plan.serve(device=device, speculate=speculate)
+            self.engine, _ = self._stack.enter_context(opened(self._serve, self._streams.take))
 
     def submit(
         self, text: str, stop: str | Sequence[str], sampling: dict[str, object], number: int = 0
     ) -> tuple[str, deque[Part | HalError]]:
         """Begin a request; its name, and where its parts come."""
         params, ids = self.plan.params(None, **sampling), self.plan.encode(text)
+        check_request(self._serve, ids, params.max_tokens)
         self._count += 1
         request, parts = self.plan.request(f"g{self._count}", ids, params, number), deque[Part | HalError]()
         self._streams.add(request.request_id, Stream(self.plan.answer(ids, stop, params), parts.append))
@@ -128,11 +136,11 @@ _lock = RLock()
 _here: _Local | None = None
 
 
-def _open(model: Model, device: str | None) -> _Local:
+def _open(model: Model, device: str | None, speculate: str) -> _Local:
     global _here
-    if _here is None or _here.key != (str(model), device):
+    if _here is None or _here.key != (str(model), device, speculate):
         _close()
-        _here = _Local(model, device)
+        _here = _Local(model, device, speculate)
     return _here
 
 

@@ -15,7 +15,10 @@ from hal.distributed.words import Ranks, Serve, Setup
 from hal.engine import Engine
 from hal.engine.handed import HandedSink
 from hal.opening import open_as_asked
-from hal.stepping import AUTO, PADDLE, RunnerSetup, Stepper, choose_runner, make_runner, overlap_of
+from hal.proposers import NONE
+from hal.proposers.asked import no_drafts
+from hal.proposers.counted import closing_well, open_proposer
+from hal.stepping import AUTO, PADDLE, RunnerSetup, Stepper, check_drafts, choose_runner, make_runner, overlap_of
 from hal.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
@@ -34,8 +37,10 @@ def opened(serve: Serve, take: Take) -> Iterator[tuple[Engine, Any]]:
 
 @contextmanager
 def _worker(serve: Serve, take: Take) -> Iterator[tuple[Engine, Any]]:
-    with open_as_asked(serve.device, serve.require) as device:
-        name, _ = choose_runner(serve.runner, device, Path(serve.model))
+    drafts = serve.sizes.max_draft_tokens
+    with open_as_asked(serve.device, serve.require) as device, ExitStack() as stack:
+        wanted = PADDLE if serve.speculate != NONE else serve.runner
+        name, why = choose_runner(wanted, device, Path(serve.model))
         sink = HandedSink()
         worker: Stepper
         if name == PADDLE:
@@ -43,13 +48,20 @@ def _worker(serve: Serve, take: Take) -> Iterator[tuple[Engine, Any]]:
             from hal.model.llama import LlamaModel
             from hal.worker import Worker
 
+            if drafts and serve.speculate == NONE:
+                raise no_drafts(why)
             model = LlamaModel.load(Path(serve.model), place=serve.place)
-            worker = Worker(device, model, serve.sizes, serve.blocks, sink)
+            vocab, rejection = model.config.vocab_size, serve.rejection
+            proposer = open_proposer(serve.speculate, serve.sizes, vocab, model, rejection=rejection)
+            if proposer is not None:
+                stack.enter_context(closing_well(proposer))
+            worker = Worker(device, model, serve.sizes, serve.blocks, sink, proposer=proposer, rejection=rejection)
         else:
-            state, vocab = device.state(serve.sizes), serve.sizes.vocab_size
-            assert vocab is not None
+            state, vocab = device.state(serve.sizes), serve.sizes.vocab_size or 1
             setup = RunnerSetup(device, state, serve.blocks, Path(serve.model), serve.place, vocab, ALONE, serve.dtype)
-            worker = Stepper(device, state, make_runner(name, setup), sink, blocks=serve.blocks)
+            runner = make_runner(name, setup)
+            check_drafts(name, runner, drafts)
+            worker = Stepper(device, state, runner, sink, blocks=serve.blocks)
         overlap, _ = overlap_of(serve.overlap, device, name, worker.runner.needs_host)
         sink.to = take
         try:
@@ -84,6 +96,8 @@ def _ranks(serve: Serve, ranks: Ranks, take: Take) -> Iterator[tuple[Engine, Any
         runner="" if serve.runner in (AUTO, PADDLE) else serve.runner,
         dtype=serve.dtype,
         overlap=serve.overlap,
+        speculate=serve.speculate,
+        rejection=serve.rejection,
     )
     with ExitStack() as stack:
         if ranks.launcher == "ray":

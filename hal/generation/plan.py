@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hal_core import InvalidValue, Request, SamplingParams, StateConfig, draw_seed
+from hal_core import HalError, InvalidValue, Request, SamplingParams, StateConfig, draw_seed
 
 from hal.distributed.words import Ranks, Serve
 from hal.engine.budget import DEFAULT_CHUNK, Budget
@@ -17,14 +19,63 @@ from hal.model import DEFAULT_CHECKPOINT
 from hal.model.config import read_config
 from hal.model.streaming import AnswerText
 from hal.model.tokenizer import Tokenizer
+from hal.proposers import NONE, check_names
+from hal.proposers.asked import (
+    REJECTION,
+    check_acceptance,
+    check_drafts_count,
+    check_layer,
+    drafts_beside,
+    most_drafts,
+)
+from hal.stepping import AUTO, PADDLE, check_dtype, check_overlap, check_runner_name
 
 BLOCK_SIZE = 16
 LONGEST = 8192
 """Most tokens of a request with its prompt, unless asked otherwise."""
 _USUAL = 512
 """Tokens of a request for which each slot gets blocks, unless asked otherwise."""
+_OPTION = re.compile(r"(?<!\S)--([a-z][a-z-]*)")
 _OWN_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Fields of generation_config.json that are defaults for sampling, under the same names here."""
+
+
+@contextmanager
+def named_as_parameters() -> Iterator[None]:
+    """Have errors name parameters of the library where they name options of a command: ``step_tokens`` for
+    ``--step-tokens``."""
+    try:
+        yield
+    except HalError as error:
+        for part in ("what", "argument", "cure"):
+            text = _OPTION.sub(lambda found: found[1].replace("-", "_"), getattr(error, part))
+            setattr(error, part, text)
+        raise
+
+
+class TooLong(InvalidValue):
+    """A prompt with the tokens that it asks for is longer than the engine takes."""
+
+
+def longest_of(serve: Serve) -> int:
+    """Return the most tokens of a request with its prompt."""
+    sizes = serve.sizes
+    return min(sizes.max_model_len, serve.blocks * sizes.block_size + 1)  # the last token is not fed
+
+
+def check_request(serve: Serve, ids: Sequence[int], max_tokens: int) -> None:
+    """Raise :class:`InvalidValue`, naming ``prompt`` or ``max_tokens``, for a request that can never run."""
+    vocabulary, longest = serve.sizes.vocab_size or 1, longest_of(serve)
+    if not ids:
+        raise InvalidValue("the prompt has no tokens", cure="give at least one", argument="prompt")
+    if wrong := [token for token in ids if not 0 <= token < vocabulary]:
+        cure = f"give ids from 0 to {vocabulary - 1}"
+        raise InvalidValue(f"token {wrong[0]} is outside the vocabulary", cure=cure, argument="prompt")
+    if len(ids) + max_tokens > longest:
+        what = f"{len(ids)} tokens of the prompt and {max_tokens} to generate are more than {longest}"
+        fits = len(ids) < longest
+        cure = f"lower max_tokens to {longest - len(ids)}, or shorten the prompt" if fits else "shorten the prompt"
+        raise TooLong(what, cure=cure, argument="max_tokens" if fits else "prompt")
 
 
 class ModelPlan:
@@ -61,11 +112,13 @@ class ModelPlan:
                 raise InvalidValue(f"{error}", cure=f"known: {known}", argument="params") from error
         return replace(given, eos_token_ids=tuple({*given.eos_token_ids, *self.config.eos_token_ids}))
 
-    def request(self, name: str, ids: Sequence[int], params: SamplingParams, number: int = 0) -> Request:
+    def request(
+        self, name: str, ids: Sequence[int], params: SamplingParams, number: int = 0, priority: int = 0
+    ) -> Request:
         """A request whose draws depend on its seed, its position and ``number`` alone, whatever its ``name``: they are
         those of prompt ``number`` of ``hal run``."""
         seed = draw_seed(draw_seed(params.seed, f"r{number}"), name)  # the name's part twice is none
-        return Request(name, ids, replace(params, seed=seed))
+        return Request(name, ids, replace(params, seed=seed), priority=priority)
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """The prompt's token ids. Raises :class:`InvalidValue` for a text that is not UTF-8."""
@@ -93,12 +146,33 @@ class ModelPlan:
         runner: str = "auto",
         dtype: str = "auto",
         overlap: str = "auto",
+        speculate: str = NONE,
+        drafts: int | None = None,
+        acceptance: str = "exact",
     ) -> Serve:
-        """Everything that an engine is made of. ``blocks``: enough for 512 tokens a slot and one longest request."""
+        """Return everything that an engine is made of. Options are those of ``hal run`` of these names.
+
+        ``blocks``: by default enough for 512 tokens a slot and one longest request. Raises :class:`InvalidValue` that
+        names the option.
+        """
+        check_overlap(overlap)
+        check_runner_name(runner)
+        check_dtype(dtype)
+        check_names(speculate)
+        check_layer(speculate, self.config)
+        check_drafts_count(drafts)
+        check_acceptance(acceptance, speculate)
+        if speculate != NONE and runner not in (AUTO, PADDLE):
+            raise drafts_beside(speculate)
         longest = min(max_model_len or LONGEST, self.config.max_position_embeddings)
+        for name, value in (("slots", slots), ("blocks", blocks), ("max_model_len", max_model_len)):
+            if value is not None and value < 1:
+                option = f"--{name.replace('_', '-')}"
+                raise InvalidValue(f"{value}", cure="give a whole number of at least 1", argument=option)
         sizes = StateConfig(
             num_slots=slots,
             max_model_len=longest,
+            max_draft_tokens=most_drafts(speculate, drafts),
             block_size=BLOCK_SIZE,
             max_eos=max(1, len(self.config.eos_token_ids)),
             max_stop_sequences=1,
@@ -106,7 +180,11 @@ class ModelPlan:
             max_bad_words=1,
             vocab_size=self.config.vocab_size,
         )
-        Budget(chunk, step_tokens, sizes)
+        try:
+            Budget(chunk, step_tokens, sizes)
+        except InvalidValue as error:
+            error.argument = f"--{error.argument.replace('_', '-')}"
+            raise
         usual = max(-(-longest // BLOCK_SIZE), slots * -(-min(_USUAL, longest) // BLOCK_SIZE))
         return Serve(
             model=str(self.path.resolve()),
@@ -122,4 +200,6 @@ class ModelPlan:
             dtype=dtype,
             overlap=overlap,
             ranks=ranks,
+            speculate=speculate,
+            rejection=acceptance == REJECTION,
         )

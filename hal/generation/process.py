@@ -13,7 +13,7 @@ from hal_core import GroupLost, HalError, OutputRecord, Request, SinkFull
 from hal.distributed.errors import word_of
 from hal.distributed.lines import RankLine
 from hal.distributed.rank import versions
-from hal.distributed.words import Abort, Ended, Hello, Serve, Stats, Stop, Submit, Up, Word
+from hal.distributed.words import Abort, Down, Ended, Hello, Serve, Stats, Stop, Submit, Up, Word
 from hal.timeouts import TIMEOUTS
 from hal.transport import open_sink
 
@@ -89,14 +89,14 @@ def serve_requests(line: Line, engine: Engine) -> None:
 
     Raises the errors of a step, and :class:`GroupLost` if the caller is gone.
     """
-    gauge = _Gauge(engine)
+    gauge, lost = _Gauge(engine), ""
     while True:
         word = line.receive(0.0 if engine.busy else TIMEOUTS.process_idle)
         while word is not None:
             if isinstance(word, Stop):
                 return
             if isinstance(word, Submit):
-                engine.submit(Request(word.request, word.prompt, word.params))
+                engine.submit(Request(word.request, word.prompt, word.params, priority=word.priority))
             elif isinstance(word, Abort):
                 engine.abort(word.request)
             word = line.receive(0.0)
@@ -105,6 +105,8 @@ def serve_requests(line: Line, engine: Engine) -> None:
         for one in ended:
             if not one.reported:
                 line.say(Ended(one.request_id, len(one.token_ids), int(one.reason), one.message))
+        if engine.lost != lost:
+            line.say(Down(lost := engine.lost))
         if (stats := gauge.read()) is not None:
             line.say(stats)
 

@@ -12,7 +12,6 @@ from hal_core import FinishReason
 
 from hal.generation import AsyncEngine, Part
 
-from .errors import ApiError
 from .metrics import Metrics, Timing
 
 REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
@@ -26,6 +25,7 @@ class Wanted:
     n: int
     params: Mapping[str, Any]
     stops: Sequence[str]
+    priority: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -41,19 +41,15 @@ async def wanted_of(
     max_tokens: int | None,
     params: Mapping[str, Any],
     stops: Sequence[str],
+    priority: int = 0,
 ) -> Wanted:
-    """Check and encode a request. ``max_tokens``: None for what the longest prompt leaves. Raises :class:`ApiError`."""
+    """Check and encode a request. ``max_tokens``: None for what the longest prompt leaves. Raises
+    :class:`InvalidValue`."""
     found = [ids if not isinstance(ids, str) else await asyncio.to_thread(engine.plan.encode, ids) for ids in prompts]
-    vocabulary, longest, most = engine.plan.config.vocab_size, max(map(len, found)), engine.max_model_len
-    if not all(found):
-        raise ApiError(400, "an empty prompt", param="prompt")
-    if any(not 0 <= token < vocabulary for ids in found for token in ids):
-        raise ApiError(400, f"token ids go from 0 to {vocabulary - 1}", param="prompt")
-    tokens = max(1, most - longest) if max_tokens is None else max_tokens
-    if longest + tokens > most:
-        what = f"{longest} tokens of the prompt and {tokens} to generate are more than {most}"
-        raise ApiError(400, what, param="max_tokens" if longest < most else "prompt", code="context_length_exceeded")
-    return Wanted(found, n, {**params, "max_tokens": tokens}, stops)
+    tokens = max(1, engine.max_model_len - max(map(len, found))) if max_tokens is None else max_tokens
+    for ids in found:
+        engine.check(ids, tokens)
+    return Wanted(found, n, {**params, "max_tokens": tokens}, stops, priority)
 
 
 async def parts_of(engine: AsyncEngine, wanted: Wanted, metrics: Metrics) -> AsyncIterator[tuple[int, Part]]:
@@ -64,7 +60,7 @@ async def parts_of(engine: AsyncEngine, wanted: Wanted, metrics: Metrics) -> Asy
         ids, number = wanted.prompts[choice // wanted.n], choice % wanted.n
         timing = metrics.request(len(ids))
         try:
-            stream = engine.generate(ids, wanted.params, stop=wanted.stops, number=number)
+            stream = engine.generate(ids, wanted.params, stop=wanted.stops, number=number, priority=wanted.priority)
             async with aclosing(stream):  # type: ignore[type-var]
                 async for part in stream:
                     _time(timing, part)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from hal_core import HalError
+from hal_core import HalError, InvalidValue
 from sse_starlette import EventSourceResponse
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -33,15 +33,17 @@ _TOKENS = 16
 """``max_tokens`` of a completion that gives none (OpenAI's default)."""
 Result = TypeVar("Result")
 Endpoint = Callable[[Request], Awaitable[Response]]
+OnFailure = Callable[[HalError, bool], object]
+"""Is called with the error of an engine that has failed, and whether it had taken requests before."""
 
 
 class Server:
     """Serves one engine, which it opens when it starts: until then, and once the engine has failed, it answers 503."""
 
-    def __init__(self, engine: AsyncEngine, settings: Settings, drain: float) -> None:
+    def __init__(self, engine: AsyncEngine, settings: Settings, drain: float, on_failure: OnFailure) -> None:
         self.engine, self.settings = engine, settings
         self.metrics, self.template = Metrics(settings.model), ChatTemplate(engine.plan.path)
-        self._drain, self._opened = drain, asyncio.Event()
+        self._drain, self._opened, self._on_failure = drain, asyncio.Event(), on_failure
         self._error: HalError | None = None
 
     def app(self) -> Starlette:
@@ -70,9 +72,11 @@ class Server:
         try:
             async with self.engine:
                 self._opened.set()
+                self._on_failure(await self.engine.failed(), True)
                 await asyncio.Event().wait()
         except HalError as error:
             self._error = error
+            self._on_failure(error, self._opened.is_set())
 
     # -- what all routes share ------------------------------------------------------------------------------------
 
@@ -112,13 +116,13 @@ class Server:
         if model not in (None, self.settings.model):
             what = f"there is no model {model!r}: this server has {self.settings.model!r}"
             raise ApiError(404, what, param="model", code="model_not_found")
-        state = self._state()
-        if state != "ok":
+        if state := self._down():
             raise ApiError(503, state, code="engine_unavailable")
 
-    def _state(self) -> str:
+    def _down(self) -> str:
+        """Return why requests are refused; "" if they are not."""
         error = self._error or self.engine.error
-        return str(error) if error is not None else "ok" if self._opened.is_set() else "loading"
+        return str(error) if error is not None else "" if self._opened.is_set() else "loading"
 
     # -- routes ---------------------------------------------------------------------------------------------------
 
@@ -155,9 +159,9 @@ class Server:
         return _json({"tokens": ids, "count": len(ids), "max_model_len": self.engine.max_model_len})
 
     async def health(self, _request: Request) -> Response:
-        """``GET /health``: 200, or 503 while the engine loads and once it has failed."""
-        state = self._state()
-        return _json({"status": state}, 200 if state == "ok" else 503)
+        """``GET /health``: 200; 503 while the engine loads or a worker is lost, and once the engine has failed."""
+        state = self._down() or self.engine.lost
+        return _json({"status": state or "ok"}, 503 if state else 200)
 
     async def show_metrics(self, _request: Request) -> Response:
         """``GET /metrics``."""
@@ -176,17 +180,40 @@ class Server:
     ) -> Wanted:
         most = self.settings.choices
         if not 1 <= len(prompts) * body.n <= most:
-            raise ApiError(400, f"{len(prompts)} prompts, {body.n} choices: 1 to {most} answers in all", param="n")
-        return await wanted_of(self.engine, prompts, n=body.n, max_tokens=tokens, params=params, stops=body.stops())
+            what = f"{len(prompts)} prompts, {body.n} choices: 1 to {most} answers in all"
+            raise ApiError(400, what, param="n" if body.n > 1 else "prompt")
+        with _named(body):
+            return await wanted_of(
+                self.engine,
+                prompts,
+                n=body.n,
+                max_tokens=tokens,
+                params=params,
+                stops=body.stops(),
+                priority=body.priority,
+            )
 
     async def _answer(self, request: Request, body: Sampling, wanted: Wanted, shape: Shape) -> Response:
         parts = parts_of(self.engine, wanted, self.metrics)
-        if not body.stream:
-            return _json(await _unless_gone(request, _whole(parts, wanted, shape)))
-        first = await _unless_gone(request, anext(parts))  # what is refused has a status of its own
+        with _named(body):
+            if not body.stream:
+                return _json(await _unless_gone(request, _whole(parts, wanted, shape)))
+            first = await _unless_gone(request, anext(parts))  # what is refused has a status of its own
         usage = body.stream_options is not None and body.stream_options.include_usage
         events = _events(first, parts, wanted, shape, usage=usage)
         return EventSourceResponse(events, sep="\n", ping=60, shutdown_grace_period=self._drain)
+
+
+@contextmanager
+def _named(body: Sampling) -> Iterator[None]:
+    """Have errors of the engine name the fields of a request."""
+    try:
+        yield
+    except InvalidValue as error:
+        typed = body.as_typed(error.argument)
+        error.what, error.cure = (text.replace(error.argument, typed) for text in (error.what, error.cure))
+        error.argument = typed
+        raise
 
 
 async def _whole(parts: AsyncIterator[tuple[int, Part]], wanted: Wanted, shape: Shape) -> dict[str, Any]:
@@ -267,6 +294,8 @@ async def _http_error(_request: Request, error: Exception) -> Response:
     return error_response(ApiError(error.status_code, error.detail))
 
 
-def make_app(engine: AsyncEngine, settings: Settings, *, drain: float = 30.0) -> Starlette:
+def make_app(
+    engine: AsyncEngine, settings: Settings, *, drain: float = 30.0, on_failure: OnFailure = lambda error, ran: None
+) -> Starlette:
     """Return the ASGI application of a server. ``drain``: seconds that streams have to end when it stops."""
-    return Server(engine, settings, drain).app()
+    return Server(engine, settings, drain, on_failure).app()

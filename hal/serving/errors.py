@@ -9,6 +9,7 @@ from hal_core import HalError, InvalidValue, Unavailable
 from starlette.responses import Response
 
 from hal.generation import QueueFull
+from hal.generation.plan import TooLong
 from hal.timeouts import TIMEOUTS
 
 
@@ -28,7 +29,8 @@ def error_of(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, InvalidValue):
-        return ApiError(400, str(error), param=error.argument or None)
+        code = "context_length_exceeded" if isinstance(error, TooLong) else None
+        return ApiError(400, str(error), param=error.argument or None, code=code)
     if isinstance(error, QueueFull):
         return ApiError(429, str(error), code="queue_full")
     if isinstance(error, Unavailable):

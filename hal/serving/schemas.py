@@ -35,6 +35,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] = 0
     user: str | None = None
 
     def changed(self) -> dict[str, Any]:
@@ -42,6 +43,10 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         names = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty")
         found = {name: getattr(self, name) for name in (*names, "repetition_penalty", "min_tokens")}
         return {name: value for name, value in found.items() if value is not None}
+
+    def as_typed(self, name: str) -> str:
+        """Return the field of this request that gave the engine's parameter ``name``."""
+        return name
 
     def stops(self) -> tuple[str, ...]:
         """Return the texts that end an answer."""
@@ -81,6 +86,11 @@ class Chat(Sampling, kw_only=True):
     max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+
+    def as_typed(self, name: str) -> str:
+        """See :class:`Sampling`."""
+        tokens = "max_completion_tokens" if self.max_completion_tokens is not None else "max_tokens"
+        return {"prompt": "messages", "max_tokens": tokens, "logprobs": "top_logprobs"}.get(name, name)
 
 
 class Tokenize(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -113,6 +113,11 @@ class Stepper:
         """Token ids go from 0 to this number less one."""
         return self.runner.vocab_size
 
+    @property
+    def drafts(self) -> tuple[int, int, int]:
+        """Drafts that were fed and accepted, and turns of a slot that decodes, so far."""
+        return self.acceptance.drafted, self.acceptance.accepted, self.acceptance.turns
+
     def admit(self, request: Request) -> AdmittedRequest:
         """Check a request and pack it for the state. Raises :class:`hal_core.errors.InvalidValue`. From any thread."""
         self.runner.check(request)

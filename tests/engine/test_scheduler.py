@@ -18,6 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.engine import Engine, Scheduler
+from hal.engine.engine import local_worker
+from hal.engine.front import Queue
 from tests import share
 
 MAX_TOKENS, BLOCK = 24, 4
@@ -38,6 +40,7 @@ class PaperWorker:
     """
 
     sockets = ()
+    drafts = (0, 0, 0)
 
     def __init__(self, sizes: StateConfig, blocks: int) -> None:
         self.device = bind(CpuPlugin.open(0, {}))
@@ -136,7 +139,8 @@ def expected(prompt: list[int], count: int) -> tuple[int, ...]:
 
 
 prompts = st.lists(st.integers(0, 96), min_size=0, max_size=MAX_TOKENS + 2)
-arrivals = st.tuples(prompts, st.integers(1, 10), st.integers(0, 12))  # prompt, max_tokens, step of arrival
+arrivals = st.tuples(prompts, st.integers(1, 10), st.integers(0, 12), st.integers(-1, 1))
+"""Prompt, max_tokens, step of arrival, priority."""
 
 
 @settings(max_examples=share.of(300), deadline=None)
@@ -154,9 +158,9 @@ def test_every_request_ends_once_with_the_tokens_of_the_oracle(slots, blocks, ch
     engine = Engine(worker, chunk=chunk, step_tokens=most_fed)
     aborted, ended, step = set(), {}, 0
     while engine.busy or step < 26:
-        for number, (prompt, most, arrival) in enumerate(requests):
+        for number, (prompt, most, arrival, priority) in enumerate(requests):
             if arrival == step:
-                engine.submit(Request(f"r{number}", prompt, SamplingParams(max_tokens=most)))
+                engine.submit(Request(f"r{number}", prompt, SamplingParams(max_tokens=most), priority=priority))
         for number, when in aborts:
             if when == step:
                 engine.abort(f"r{number}")
@@ -170,7 +174,7 @@ def test_every_request_ends_once_with_the_tokens_of_the_oracle(slots, blocks, ch
         step += 1
         assert step < 1500, "the scheduler makes no progress"
     assert ended.keys() == {f"r{number}" for number in range(len(requests))}
-    for number, (prompt, most, _) in enumerate(requests):
+    for number, (prompt, most, _, _) in enumerate(requests):
         finished = ended[f"r{number}"]
         needed = -(-(len(prompt) + most - 1) // BLOCK)
         fits = bool(prompt) and len(prompt) + most <= MAX_TOKENS and needed <= blocks
@@ -239,6 +243,33 @@ def test_more_requests_than_slots_wait_in_order():
         engine.submit(Request(f"r{number}", [number + 1], SamplingParams(max_tokens=2)))
     assert [finished.request_id for finished in engine.run()] == [f"r{number}" for number in range(5)]
     assert engine.scheduler.most_running == 1
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_lower_priorities_enter_first_and_equal_ones_in_order(groups):
+    sizes = StateConfig(num_slots=1, max_model_len=MAX_TOKENS, block_size=BLOCK)
+    worker = local_worker(PaperWorker(sizes, 6))
+    schedulers = [worker.scheduler, Scheduler(worker.scheduler.layout, 6)][:groups]
+    worker.take_steps(schedulers, overlap=False)
+    front = Queue([worker], lambda ended: None)
+    for number in range(groups):  # they take the slots
+        front.add(Request(f"r{number}", [1], SamplingParams(max_tokens=8)))
+        for scheduler in schedulers:
+            scheduler.schedule()
+    for name, priority in (("a", 0), ("b", 5), ("c", -1), ("d", 0), ("e", -1)):
+        front.add(Request(name, [1], SamplingParams(max_tokens=8), priority=priority))
+    waiting = [*front._waiting, *schedulers[0].waiting]
+    assert [one.request_id for one in waiting] == ["c", "e", "a", "d", "b"]
+
+
+def test_the_highest_priority_number_is_preempted_first():
+    worker = PaperWorker(StateConfig(num_slots=3, max_model_len=MAX_TOKENS, block_size=BLOCK), 6)
+    engine = Engine(worker)
+    for name, priority in (("last", 2), ("first", 0), ("second", 1)):
+        engine.submit(Request(name, [1, 2, 3], SamplingParams(max_tokens=18), priority=priority))
+    order = [finished.request_id for finished in engine.run()]
+    assert engine.scheduler.preemptions > 0
+    assert order == ["first", "second", "last"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest import mock
 
 import pytest
-from hal_core import FinishReason, InvalidValue
+from hal_core import FinishReason, InvalidValue, Request
 
 from hal.distributed.split.moves import Moves
 from hal.distributed.split.states import State
@@ -92,3 +92,10 @@ def test_g29_a_rank_lets_nobody_in_whose_blocks_have_not_arrived():
 def run_all(rank):
     while rank.inbox:
         rank.run()
+
+
+def test_lower_priorities_are_placed_first_and_equal_ones_in_order():
+    moves = Moves([], lambda ended: None, check=lambda request: None)
+    for name, priority in (("a", 0), ("b", 5), ("c", -1), ("d", 0), ("e", -1)):
+        moves.add(Request(name, [1], priority=priority))
+    assert [journey.name for journey in moves.front] == ["c", "e", "a", "d", "b"]

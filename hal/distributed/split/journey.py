@@ -46,6 +46,11 @@ class Journey:
     careful: bool = False
 
     @property
+    def rank(self) -> tuple[int, int]:
+        """Its place in the order of service: by priority, the lower first, then by arrival."""
+        return self.request.priority, self.number
+
+    @property
     def name(self) -> str:
         """The request's."""
         return self.request.request_id

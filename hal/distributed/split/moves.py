@@ -97,7 +97,10 @@ class Moves:
         self._check(request)
         self._arrivals += 1
         self.journeys[request.request_id] = journey = Journey(self._arrivals, request, since=self._clock())
-        self.front.append(journey)
+        self._wait(journey)
+
+    def _wait(self, journey: Journey) -> None:
+        bisect.insort(self.front, journey, key=lambda one: one.rank)
 
     def _move(self, journey: Journey, event: Event) -> None:
         journey.move(event, self._clock())
@@ -110,7 +113,7 @@ class Moves:
         self._expire()
         self._give_up_alone()
         held = [one for one in self.journeys.values() if one.state in (State.PREFILLING, State.HELD)]
-        for journey in sorted(held, key=lambda one: one.number):
+        for journey in sorted(held, key=lambda one: one.rank):
             self._ask(journey)
         while self.front and self._place(self.front[0]):
             pass
@@ -245,7 +248,7 @@ class Moves:
     def _to_front(self, journey: Journey, event: Event, output: Sequence[int]) -> None:
         self._move(journey, event)
         journey.turn_back(tuple(output))
-        bisect.insort(self.front, journey, key=lambda one: one.number)
+        self._wait(journey)
 
     def _expire(self) -> None:
         """Take back what has waited for too long."""

@@ -30,7 +30,8 @@ class Request:
     """A user's request: token ids of the prompt and parameters of generation.
 
     ``output`` holds tokens generated before, when a preempted request is resumed. ``extra`` has the values of a state's
-    declared fields (:class:`hal_core.StateField`), by their names.
+    declared fields (:class:`hal_core.StateField`), by their names. ``priority``: requests with a lower one are served
+    first; a slot does not hold it.
     """
 
     request_id: str
@@ -39,6 +40,7 @@ class Request:
     output: Sequence[int] = ()
     role: SplitRole = SplitRole.MIXED
     extra: Mapping[str, Any] = field(default_factory=dict)
+    priority: int = 0
 
     def __post_init__(self) -> None:
         check_request_id(self.request_id)
@@ -50,6 +52,9 @@ class Request:
             raise InvalidValue(f"role = {self.role!r}", cure="give a SplitRole, or leave it out", argument="role")
         if not isinstance(self.extra, Mapping):
             raise InvalidValue(f"extra = {self.extra!r}", cure="give a dict of field names to values", argument="extra")
+        if type(self.priority) is not int or not -(2**31) <= self.priority < 2**31:
+            cure = "give a whole number of 32 bits, or leave it out"
+            raise InvalidValue(f"priority = {self.priority!r}", cure=cure, argument="priority")
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
