@@ -117,7 +117,7 @@ def test_no_hint_names_a_package_that_no_index_has():
         for hint in re.findall(r"pip install +([^`#\n]*)", path.read_text(encoding="utf-8")):
             for word in re.findall(r"^'[^']+'|(?<= )'[^']+'|^[\w./\[\]-]+", hint):
                 text = word.strip("'")
-                if text.startswith(("{", ".")) or "/" in text:  # from the checkout, or made from metadata
+                if text.startswith(("{", ".", "-")) or "/" in text:  # from a folder, or made from metadata
                     continue
                 wanted = Requirement(text)
                 seen += 1

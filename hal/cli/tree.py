@@ -22,8 +22,10 @@ COMMANDS = {
     "devices": "list the installed devices",
     "tail": "print what workers send to a url",
     "conform": "check that a device keeps the contract",
+    "new-plugin": "make a package for a device of your own",
 }
-"""Each command and its description. Its function is ``hal.cli.NAME.command``, or ``run``, which gets all arguments."""
+"""Each command and its description. Its function is ``hal.cli.NAME.command``, or ``run``, which gets all arguments;
+a hyphen of the name is an underscore in the module's."""
 _HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _AS_GIVEN: dict[str, Any] = {"help_option_names": [], "allow_extra_args": True, "ignore_unknown_options": True}
 _SILENT = {"-q", "--quiet", "-h", "--help", "--help-all"}
@@ -79,7 +81,7 @@ class _Lazy(TyperCommand):
         if self.name == "run" and not options.get("resilient_parsing"):
             console.quiet = not {*given[1]}.isdisjoint(_SILENT)
             console.status("starting")  # before the slow imports
-        module, settings = import_module(f".{self.name}", __package__), _HELP
+        module, settings = import_module(f".{str(self.name).replace('-', '_')}", __package__), _HELP
         if (function := getattr(module, "command", None)) is None:
             settings = _AS_GIVEN
 

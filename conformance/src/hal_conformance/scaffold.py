@@ -1,0 +1,128 @@
+"""A new device plugin, made from the templates beside this file: ``hal new-plugin``."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import keyword
+import re
+import shutil
+from collections.abc import Collection, Iterator
+from importlib import metadata, resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from string import Template
+
+from hal_core.errors import InvalidValue
+
+KINDS = ("async", "sync", "paddle")
+"""Kinds of devices: a runtime with streams, one without, and a CustomDevice of Paddle's."""
+_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_LONGEST = 40
+"""Characters of a name: it becomes part of file names and of environment variables."""
+_PLACES = {"package": "src/hal_{name}", "github": ".github"}
+"""Folders of the templates whose name in the made package is another."""
+
+
+def make(name: str, kind: str, folder: Path, taken: Collection[str] = ()) -> list[str]:
+    """Write a plugin of ``kind`` for a device ``name`` into a folder; return the paths in it.
+
+    The folder must be missing or empty. If anything fails, nothing of it is left. ``taken``: names of devices that
+    are installed.
+
+    :raises InvalidValue: for a name, a kind or a folder that cannot be used, with the cure.
+    """
+    check_name(name, taken)
+    if kind not in KINDS:
+        raise InvalidValue(f"{kind!r} is no kind of device", cure=f"give {', '.join(KINDS)}", argument="kind")
+    check_folder(folder)
+    files = render(name, kind)
+    was_there = folder.exists()
+    try:
+        folder.mkdir(exist_ok=True)
+        for path, text in files.items():
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("x", encoding="utf-8") as stream:
+                stream.write(text)
+    except BaseException:
+        _remove(folder, files, keep=was_there)
+        raise
+    return [*files]
+
+
+def check_name(name: str, taken: Collection[str] = ()) -> None:
+    """Raise :class:`InvalidValue` for a name that cannot be a device's, a module's and a distribution's."""
+    cure = "give another name"
+    if not _NAME.fullmatch(name):
+        what = f"{name!r} is no name for a device"
+        cure = "give small letters, digits and single underscores, with a letter first, such as mychip"
+    elif len(name) > _LONGEST:
+        what = f"the name has {len(name)} characters, at most {_LONGEST} are possible"
+    elif keyword.iskeyword(name) or keyword.issoftkeyword(name):
+        what = f"{name!r} is a keyword of Python"
+    elif name in taken:
+        what, cure = f"a device {name!r} is installed", "give another name, or uninstall that plugin"
+    elif importlib.util.find_spec(f"hal_{name}") is not None:
+        what = f"a module hal_{name} is installed"
+    elif any(_installed(distribution) for distribution in (f"hal-{name}", f"paddle-hal-{name}")):
+        what = f"a distribution for {name!r} is installed"
+    else:
+        return
+    raise InvalidValue(what, cure=cure, argument="name")
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        metadata.distribution(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def check_folder(folder: Path) -> None:
+    """Raise :class:`InvalidValue` for a folder that is not empty or cannot be made."""
+    if folder.is_dir():
+        if any(folder.iterdir()):
+            cure = "name a new or empty folder with --into"
+            raise InvalidValue(f"the folder {str(folder)!r} is not empty", cure=cure, argument="into")
+    elif folder.exists() or folder.is_symlink():
+        raise InvalidValue(f"{str(folder)!r} is no folder", cure="name another one with --into", argument="into")
+    elif not folder.parent.is_dir():
+        what = f"the folder {str(folder.parent)!r} does not exist"
+        raise InvalidValue(what, cure="make it first, or name another one with --into", argument="into")
+
+
+def render(name: str, kind: str) -> dict[str, str]:
+    """Return path and text of each file of a plugin."""
+    core = metadata.version("paddle-hal-core").split(".")
+    words = {
+        "name": name,
+        "title": "".join(part.capitalize() for part in name.split("_")),
+        "upper": name.upper(),
+        "contract": f">={core[0]}.{core[1]},<{int(core[0]) + 1}",
+    }
+    root = resources.files("hal_conformance") / "templates"
+    texts = {path: found for part in ("common", kind) for path, found in _texts(root / part, name)}
+    return {path: Template(text).substitute(words) for path, text in sorted(texts.items())}
+
+
+def _texts(folder: Traversable, name: str, before: str = "") -> Iterator[tuple[str, str]]:
+    for one in sorted(folder.iterdir(), key=lambda each: each.name):
+        if one.is_dir():
+            inner = _PLACES.get(one.name, one.name).format(name=name)
+            yield from _texts(one, name, f"{before}{inner}/")
+        elif one.name.endswith(".txt"):
+            yield before + one.name.removesuffix(".txt"), one.read_text(encoding="utf-8")
+
+
+def _remove(folder: Path, files: Collection[str], *, keep: bool) -> None:
+    """Remove what was made in a folder that was empty, and the folder unless it was there before."""
+    for top in {path.partition("/")[0] for path in files}:
+        if (folder / top).is_dir():
+            shutil.rmtree(folder / top, ignore_errors=True)
+        else:
+            (folder / top).unlink(missing_ok=True)
+    if not keep:
+        with contextlib.suppress(OSError):
+            folder.rmdir()

@@ -1,0 +1,187 @@
+"""``hal new-plugin``: a package of each kind is made, found, finished in a few lines, and conforms."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+from hal_conformance import scaffold
+from hal_core import InvalidValue
+
+from hal.cli import main
+
+from .finished_plugins import MOST, RUNTIME, WRITTEN, finish
+
+KINDS = scaffold.KINDS
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A fresh environment with a package of each kind, installed by pip, not finished. Nothing is fetched."""
+    folder = tmp_path_factory.mktemp("new")
+    venv.create(folder / "env", with_pip=False)
+    (libraries,) = (folder / "env").glob("lib/python*/site-packages")
+    (libraries / "here.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    shutil.copy(RUNTIME, libraries / "memory_runtime.py")
+    for kind in KINDS:
+        scaffold.make(f"my_{kind}", kind, folder / kind)
+    install = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "-q"]
+    done = run(folder, "-m", "pip", "install", *install, *[str(folder / kind) for kind in KINDS])
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def run(folder, *arguments, **more):
+    ours = ("PYTHONPATH", "HAL_DEVICE", "HAL_PLUGINS")
+    variables = {key: value for key, value in os.environ.items() if key not in ours} | more
+    python = str(folder / "env/bin/python")
+    given = {"capture_output": True, "text": True, "timeout": 540, "check": False}
+    return subprocess.run([python, *arguments], env=variables, cwd=folder, **given)
+
+
+def hal(folder, *arguments, **more):
+    return run(folder, "-c", "from hal.cli import main; main()", *arguments, **more)
+
+
+@pytest.fixture(scope="module")
+def finished(made):
+    """The same packages with what a vendor writes; the number of lines written, by kind."""
+    (libraries,) = (made / "env").glob("lib/python*/site-packages")
+    for kind in KINDS:
+        finish(kind, made / kind / f"src/hal_my_{kind}")
+    return {kind: finish(kind, libraries / f"hal_my_{kind}") for kind in KINDS}
+
+
+def test_unfinished_packages_are_found_and_say_what_to_write(made):
+    rows = {row["name"]: row for row in json.loads(hal(made, "devices", "--json").stdout)["devices"]}
+    for kind in ("async", "sync"):
+        row = rows[f"my_{kind}"]
+        assert (row["status"], row["reason"]) == ("unavailable", "its probe is not written yet")
+        assert row["cure"] == f"write probe() in src/hal_my_{kind}/__init__.py"
+    assert rows["my_paddle"]["status"] == "unavailable"
+    assert "no my_paddle" in rows["my_paddle"]["reason"]
+
+
+def test_finished_packages_are_found_and_their_primitives_pass(made, finished):
+    assert all(written <= MOST for written in finished.values()), finished
+    rows = {row["name"]: row for row in json.loads(hal(made, "devices", "--json").stdout)["devices"]}
+    assert [rows[f"my_{kind}"]["status"] for kind in ("async", "sync")] == ["available"] * 2
+    done = hal(made, "conform", "my_async", "--only", "G4", "--examples", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.conform
+@pytest.mark.parametrize("kind", KINDS)
+def test_finished_packages_conform(made, finished, kind):
+    more = {}
+    if kind == "paddle":
+        from hal_sim.build import NoCompiler, paddle_device
+
+        try:
+            paddle_device()
+        except NoCompiler as error:
+            pytest.skip(str(error))
+        more = {"HAL_MY_PADDLE_PLACE": "sim", "HALSIM_MODE": "2"}
+    done = hal(made, "conform", f"my_{kind}", "--profile", "quick", **more)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "conforms as far as checked" in done.stdout
+
+
+@pytest.mark.conform
+def test_a_finished_package_passes_its_own_tests_and_builds(made, finished):
+    done = run(made, "-m", "pytest", "-q", "-p", "no:cacheprovider", "async/tests", "-W", "ignore")
+    assert done.returncode == 0, done.stdout[-4000:]
+    build = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+    assert run(made, *build, "--wheel-dir", "dist", "./async").returncode == 0
+    (wheel,) = (made / "dist").iterdir()
+    assert wheel.name == "hal_my_async-0.1.0-py3-none-any.whl"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_placeholder_is_left_and_the_code_is_formatted(tmp_path, kind):
+    made = scaffold.make("my_chip", kind, tmp_path / "new")
+    assert "src/hal_my_chip/__init__.py" in made
+    assert ".github/workflows/test.yml" in made
+    text = "".join((tmp_path / "new" / path).read_text(encoding="utf-8") for path in made)
+    assert "MyChipPlugin" in text
+    assert [line for line in text.splitlines() if "$" in line and "${{" not in line] == []
+    ruff = [sys.executable, "-m", "ruff"]
+    for check in (["format", "--check"], ["check", "--select=E,F,W,UP,B,SIM"]):
+        command = [*ruff, *check, "--line-length=120", "--isolated", "--no-cache", str(tmp_path)]
+        assert subprocess.run(command, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("sim", "NAME: a device 'sim' is installed (give another name, or uninstall that plugin)"),
+        ("class", "NAME: 'class' is a keyword of Python (give another name)"),
+        ("match", "NAME: 'match' is a keyword of Python (give another name)"),
+        ("core", "NAME: a module hal_core is installed (give another name)"),
+        ("My-Chip", "NAME: 'My-Chip' is no name for a device (give small letters, digits and single underscores"),
+        ("../x", "NAME: '../x' is no name for a device"),
+        ("9x", "NAME: '9x' is no name for a device"),
+        ("x" * 41, "NAME: the name has 41 characters, at most 40 are possible (give another name)"),
+    ],
+)
+def test_a_bad_or_taken_name_is_refused(tmp_path, monkeypatch, capsys, name, says):
+    monkeypatch.chdir(tmp_path)
+    refused(capsys, ["new-plugin", name], says)
+    assert list(tmp_path.iterdir()) == []
+
+
+def refused(capsys, arguments, says):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith(f"hal: error: {says}")
+
+
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hal-mychip").mkdir()
+    (tmp_path / "hal-mychip" / "work.py").write_text("mine")
+    (tmp_path / "file").write_text("")
+    refused(capsys, ["new-plugin", "mychip"], "--into: the folder 'hal-mychip' is not empty (name a new or empty")
+    refused(capsys, ["new-plugin", "mychip", "--into", "file"], "--into: 'file' is no folder (name another one with")
+    refused(capsys, ["new-plugin", "mychip", "--into", "a/b"], "--into: the folder 'a' does not exist (make it first")
+    refused(capsys, ["new-plugin", "mychip", "--kind", "gpu"], "--kind: 'gpu' is no kind of device (give async, sync,")
+    assert {path.name for path in tmp_path.rglob("*")} == {"hal-mychip", "work.py", "file"}
+    assert (tmp_path / "hal-mychip" / "work.py").read_text() == "mine"
+
+
+def test_an_empty_folder_is_filled(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    main(["new-plugin", "mychip", "--into", "."])
+    out = capsys.readouterr().out
+    assert out.startswith("made in .:\n  .github/workflows/test.yml\n")
+    assert (tmp_path / "mine" / "pyproject.toml").is_file()
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_nothing_is_left_of_what_fails(tmp_path, monkeypatch, there):
+    """The disk is full at the last file."""
+    folder = tmp_path / "new"
+    if there:
+        folder.mkdir()
+    files = scaffold.render("mychip", "async")
+    monkeypatch.setattr(scaffold, "render", lambda *_: files | {"zz/last\0": "a name that no file can have"})
+    with pytest.raises(ValueError, match="null"):
+        scaffold.make("mychip", "async", folder)
+    assert folder.exists() == there
+    assert [*tmp_path.rglob("*")] == ([folder] if there else [])
+
+
+def test_every_kind_has_what_a_test_finishes():
+    assert set(WRITTEN) == set(KINDS)
+    assert {path.name for path in Path(scaffold.__file__).with_name("templates").iterdir()} == {"common", *KINDS}
+    with pytest.raises(InvalidValue, match="no kind of device"):
+        scaffold.make("mychip", "gpu", Path("nowhere"))
