@@ -1,1 +1,1 @@
-"""Several ranks: an engine that outlives them, what it says to them, and what each of them does."""
+"""Several ranks: their engine, which outlives them, its messages to them, and the work of a rank."""

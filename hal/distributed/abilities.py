@@ -1,4 +1,4 @@
-"""What ranks say of themselves at their start: what their device is, and what all of them must hold equal."""
+"""Facts about ranks at their start: each rank's device, and values that must be equal on all ranks."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 ALL_TOKENS = 1 << 31
-"""A vocabulary without an end: token ids are int32."""
+"""Vocabulary without a bound: token ids are int32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What the ranks' device is: its name, hook to reason for what falls back, and what stands in for it, or ""."""
+    """The ranks' device: its name, the reason of each hook's fallback, and the name of its stand-in, or ""."""
 
     name: str
     fallbacks: Mapping[str, str]
     substituted: str
     indices: tuple[int, ...] = ()
-    """Which device of its host each rank has."""
+    """Index of each rank's device on its host."""
     overlap: bool = False
     no_overlap: str = ""
-    """Whether steps overlap, and why not where that would be said."""
+    """Whether steps overlap, and the reason why not if it is worth showing."""
     vocab_size: int = ALL_TOKENS
-    """The runners' token ids go from 0 to this number less one."""
+    """Vocabulary size of the runners."""
 
     @property
     def capabilities(self) -> Abilities:
-        """As of an opened device."""
+        """Return the facts of an opened device."""
         return self
 
 
 def difference(facts: Mapping[int, Mapping[str, str]]) -> str:
-    """In words how ranks (number to label to text) differ, by the first label that does; "" where all are equal."""
+    """Return how ranks (number to label to text) differ, by the first label that differs; "" if all are equal."""
     first = facts[0]
     for rank in sorted(facts):
         for label in {**first, **facts[rank]}:

@@ -1,7 +1,7 @@
 """``HAL_CHECK_RANKS=1``: after each step all ranks of a group compare a digest of their whole slot state.
 
-All fields count, those of companions too, but the alternatives (``topk_…``), which only who samples writes and only the
-first rank reads. What names a stay in a slot counts from the first one of the run, as each rank numbers its own.
+All fields count, companions included, except the alternatives (``topk_…``), which only the sampling rank writes and
+only the first rank reads. Admission ids count from the first one of the run, because each rank numbers its own.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ Columns = dict[str, np.ndarray[Any, Any]]
 
 
 class RankCheck:
-    """Compares one worker's state with that of the other ranks of its group; all of them call :meth:`compare`."""
+    """Compares one worker's state with those of the other ranks of its group. All of them call :meth:`compare`."""
 
     def __init__(self, worker: Stepper, ranks: TensorRanks) -> None:
         self._worker, self._ranks = worker, ranks
         self.first_admission_id = 0
-        """The first admission id of this run; 0 before there is one."""
+        """First admission id of this run; 0 before there is one."""
 
     def compare(self, step: int) -> None:
-        """Raise :class:`StateUnusable` on every rank, with the first field and slot that differ, unless none does."""
+        """Raise :class:`StateUnusable` on every rank, with the first field and slot that differ, unless all are
+        equal."""
         columns = self._columns()
         digest = hashlib.sha256()
         for column in columns.values():
@@ -49,7 +50,7 @@ class RankCheck:
         raise StateUnusable(
             f"after step {step} the ranks of group {members} differ in {len(differs)} field(s) of slots, first in "
             f"field {list(columns)[field]!r} of slot {slot}: rank(s) {others} from rank {members[0]}",
-            cure=f"report it: ranks that run the same steps must agree ({VARIABLE}=1 has looked)",
+            cure=f"report it: ranks that run the same steps must agree ({VARIABLE}=1 compares them)",
             argument="state",
         )
 

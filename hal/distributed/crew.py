@@ -1,4 +1,4 @@
-"""All ranks of a run as the engine has them: started, compared, given steps, heard, and ended."""
+"""All ranks of a run, as their engine uses them: start, comparison, steps, messages, end."""
 
 from __future__ import annotations
 
@@ -71,16 +71,15 @@ class Crew:
         step: float | None = None,
         name_of: Callable[[int], str] = str,
     ) -> None:
-        """Begin to start the ranks: :meth:`assemble` is to be called until it says that they are up.
+        """Begin to start the ranks. Call :meth:`assemble` until it returns True.
 
-        ``setup.records`` and ``setup.reader_key`` are filled in here.
-        ``url``, ``records``: tcp addresses to listen on, with ``curve``; by default private ones of this host.
-        ``look`` is called now and then while ranks start, and may raise what ends that. ``starting``: seconds in which
-        they must be up; one whose connection is closed before is lost at once. ``step``: seconds that a step may last.
-        Both are by default as the variables of :mod:`hal.timeouts` say.
-        ``name_of``: how the error of a loss names a rank.
-        Raises :class:`InvalidValue` for what is the user's to mend, with the same words on every rank, and
-        :class:`RankLost` when ranks do not come up, or fail for another reason.
+        ``setup.records`` and ``setup.reader_key`` are filled in here. ``url``, ``records``: tcp addresses to listen on,
+        with ``curve``; by default private ipc addresses of this host. ``look`` is called from time to time while ranks
+        start; what it raises ends the start. ``starting``: seconds until all ranks must be up; a rank whose connection
+        closes earlier is lost at once. ``step``: most seconds of a step. The defaults of both are those of
+        :mod:`hal.timeouts`. ``name_of``: name of a rank in the error of a loss. Raises :class:`InvalidValue`, with the
+        same words on every rank, for errors of the user's, and
+        :class:`RankLost` if ranks do not come up or fail for another reason.
         """
         self.layout, self._starter, self._look = RankLayout(setup.tp, setup.dp), starter, look
         self._name_of = name_of
@@ -89,12 +88,13 @@ class Crew:
         self._numbers = [0] * self.layout.dp
         self._failed, self._gone = list[Failed](), list[SessionLost | Gap]()
         self._left, self._drafts = dict[int, tuple[Delivery, ...]](), dict[int, tuple[int, int, int]]()
-        self.drafted: Counter[str] = Counter()  #: drafts that were made for each request; an engine's own
-        self.said: deque[SplitWord] = deque()  #: what ranks have said of handing requests over; to be taken out
-        self.peers: tuple[Description | None, ...] = ()  #: of ranks with a role, what each is to the other role's
+        self.drafted: Counter[str] = Counter()  #: drafts of each request; the engine takes them out
+        self.said: deque[SplitWord] = deque()  #: messages of ranks about KV transfer; the engine takes them out
+        # : of ranks with a role, the description that the other role's ranks need
+        self.peers: tuple[Description | None, ...] = ()
         self.abilities = Abilities("", {}, "")
         self._lost: RankLost | None = None
-        self.again: Callable[[], bool] = lambda: False  #: whether ranks are started again if some are lost
+        self.again: Callable[[], bool] = lambda: False  #: whether lost ranks will be restarted
         self.line = EngineLine(url, curve)
         try:
             self.reader = OutputReader(records, on_event=self._hear, curve=curve)
@@ -107,7 +107,7 @@ class Crew:
         self._assembling: Iterator[None] | None = self._assemble()
 
     def assemble(self) -> bool:
-        """Go on with the start; whether the ranks are up. Raises as the constructor."""
+        """Continue the start. Return whether the ranks are up. Raises as the constructor."""
         if self._assembling is not None:
             try:
                 next(self._assembling)
@@ -121,13 +121,13 @@ class Crew:
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
-        """What a poll may wait for; then :meth:`assemble` or :meth:`receive` finds something, or may."""
+        """Return the sockets to poll. If one is readable, :meth:`assemble` or :meth:`receive` may have input."""
         return (self.line.socket, *self.reader.sockets)
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def order(self, group: int, tasks: Sequence[Task], taken: int = 0) -> None:
-        """Give the ranks of a group their next step. See :class:`hal.engine.Executor`; raises :class:`RankLost`."""
+        """Send a group its next step. See :class:`hal.engine.Executor`. Raises :class:`RankLost`."""
         self._numbers[group] += 1
         order = StepOrder(group, self._numbers[group], orders_of(tasks), taken)
         if missed := self.line.order(order, *self.layout.members(group)):
@@ -135,12 +135,13 @@ class Crew:
         self._clock.given(group)
 
     def receive(self, timeout: float) -> tuple[int, OutputRecord] | None:
-        """The next record with the number of its group; None after ``timeout`` seconds. Raises :class:`RankLost`."""
+        """Return the next record with the number of its group; None after ``timeout`` seconds. Raises
+        :class:`RankLost`."""
         end = time.monotonic() + timeout
         while True:
             left = end - time.monotonic()
             frame = self.reader.read(max(0.0, min(left, TIMEOUTS.records)))
-            self._take_words(0.0)  # also those that were said before a record that is there now
+            self._take_words(0.0)  # also messages that were sent before a record that is here now
             if frame is not None:
                 self._clock.taken(frame.header.sender)
                 return frame.header.sender, frame.record
@@ -150,7 +151,7 @@ class Crew:
                 return None
 
     def rest(self) -> list[tuple[int, OutputRecord]]:
-        """After a loss: the records that still come, from the ranks that go on sending until theirs are out."""
+        """Return, after a loss, the records that the remaining ranks still send until they end."""
         found, end = [], time.monotonic() + TIMEOUTS.ranks_end
         gone = -1 if self._lost is None else self._lost.rank
         senders = {self.layout.members(number)[0] for number in range(self.layout.dp)} - {gone}
@@ -164,16 +165,16 @@ class Crew:
 
     @property
     def drafts(self) -> tuple[int, ...]:
-        """What became of drafts, as ranks have told so far: fed, accepted, turns of a slot that decodes."""
+        """Return the draft counts that ranks have reported: fed, accepted, turns of slots that decode."""
         return tuple(sum(column) for column in zip((0, 0, 0), *self._drafts.values(), strict=True))
 
     @property
     def undelivered(self) -> list[Delivery]:
-        """What ranks have said that the reader of a sink besides the engine's has not acknowledged."""
+        """Return the tokens that the reader of an additional sink has not acknowledged, as ranks reported them."""
         return [delivery for deliveries in self._left.values() for delivery in deliveries]
 
     def stop(self) -> None:
-        """Have the ranks end in order, everything sent."""
+        """End the ranks in order, after everything was sent."""
         self.line.say(Stop())
         end = time.monotonic() + TIMEOUTS.ranks_end
         while len(self._left) < self.layout.dp and not self._starter.ended() and time.monotonic() < end:
@@ -182,18 +183,18 @@ class Crew:
         self._end(TIMEOUTS.ranks_end)
 
     def close(self) -> None:
-        """End the ranks, at once where they cannot end in order. Idempotent."""
+        """End the ranks, by force if they cannot end in order. Idempotent."""
         self._end(TIMEOUTS.ranks_end_forced)
 
     # -- the start ------------------------------------------------------------------------------------------------
 
     def _assemble(self) -> Iterator[None]:
-        """The start in its parts, none of which waits."""
+        """Yield between the parts of the start. No part waits."""
         hellos = yield from self._collect(Hello)
         for rank, hello in hellos.items():
             if hello.size != self.layout.size or hello.protocol != PROTOCOL:
                 raise self._refuse(
-                    f"rank {rank} is one of {hello.size} and speaks version {hello.protocol}; there are to be "
+                    f"rank {rank} is one of {hello.size} and has protocol version {hello.protocol}; this engine has "
                     f"{self.layout.size} of version {PROTOCOL}",
                     "start as many ranks as --tp times --dp, all of one version",
                 )
@@ -210,7 +211,7 @@ class Crew:
         self.abilities = Abilities(*named, indices, overlap, first.no_overlap, vocabulary)
 
     def _collect(self, wanted: type[_Said]) -> Generator[None, None, dict[int, _Said]]:
-        """That word of every rank."""
+        """Collect this message from every rank."""
         said: dict[int, _Said] = {}
         end = time.monotonic() + self._starting
         while len(said) < self.layout.size:
@@ -223,26 +224,26 @@ class Crew:
                 raise self._failure()
             self._look()
             self.line.beat(Beat())
-            self.reader.read(0.0)  # heartbeats of the sinks, which are there before the first step
+            self.reader.read(0.0)  # heartbeats of the sinks, which exist before the first step
             self._check_start(said, end)
             if len(said) < self.layout.size:
                 yield
         return said
 
     def _check_start(self, said: Mapping[int, object], end: float) -> None:
-        """Raise the loss of ranks that will not come up any more, or have not until ``end``."""
-        cure = "see what they say; that Paddle imports, and the ports of this host are free"
+        """Raise the loss of ranks that cannot come up any more, or have not until ``end``."""
+        cure = "see their output; check that Paddle imports and that ports of this host are free"
         missing = sorted(set(range(self.layout.size)) - set(said))
         if how := self._starter.ended():
             raise self._lose(missing[0] if missing else 0, f"rank(s) {missing} did not come up: {how}", cure)
         if gone := self.line.gone():
             raise self._lose(gone[0], "its connection was closed: its process has ended, or its host is lost", cure)
         if time.monotonic() > end:
-            why = f"rank(s) {missing} did not come up: nothing was heard for {self._starting:g} s"
+            why = f"rank(s) {missing} did not come up: no message for {self._starting:g} s"
             raise self._lose(missing[0], why, f"{cure}, or give them more time ({variable('starting')})")
 
     def _failure(self) -> HalError:
-        """What a rank that fails comes to: a refusal if it says so, else its loss."""
+        """Handle a rank's failure: a refusal if the rank says so, else its loss."""
         rank, word = self._blamed()
         if word.refused:
             return self._refuse((f"rank {word.rank}: " if self.layout.size > 1 else "") + word.what, word.cure)
@@ -251,7 +252,7 @@ class Crew:
         return lost
 
     def _compare(self, facts: Mapping[int, Mapping[str, str]]) -> None:
-        """Refuse ranks that differ, by the first label that does."""
+        """Refuse ranks that differ, by the first label that differs."""
         if what := difference(facts):
             raise self._refuse(what, "start every rank with the same files, options and versions")
 
@@ -263,7 +264,7 @@ class Crew:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def _hear(self, event: Event) -> None:
-        if isinstance(event, SessionLost | Gap):  # of either, a record that the engine waits for may never come
+        if isinstance(event, SessionLost | Gap):  # either way, a record that the engine waits for may never come
             self._gone.append(event)
 
     def _take_words(self, timeout: float) -> None:
@@ -285,7 +286,7 @@ class Crew:
             self.drafted.update(word.counts)
 
     def _check(self) -> None:
-        """Raise what has become of the ranks."""
+        """Raise the ranks' failure."""
         if self._failed:
             rank, word = self._blamed()
             raise self._failure() if word.refused else self._lose(rank, word.what)
@@ -303,7 +304,7 @@ class Crew:
             raise self._lose(ranks[0], why, cure)
 
     def _blamed(self) -> tuple[int, Failed]:
-        """The rank that was lost, and the word that tells why: as it says itself if it can, else as the others do."""
+        """Return the lost rank and the message with the reason: its own if there is one, else that of another rank."""
         end = time.monotonic() + TIMEOUTS.lost_rank
         while True:
             own = [word for word in self._failed if not word.lost and not word.vague]
@@ -317,18 +318,18 @@ class Crew:
             self._take_words(TIMEOUTS.records)
 
     def _lose(self, rank: int, why: str, cure: str = "") -> RankLost:
-        """Give every rank the verdict, once; the error that it is here."""
+        """Send every rank the verdict, once. Return it as an error."""
         if self._lost is None:
             step = self._numbers[self.layout.number_of(rank)]
             what = f"rank {self._name_of(rank)} was lost {f'in step {step}' if step else 'at its start'}: {why}"
-            cure = cure or "see what became of it, and run the requests again (without a launcher, --restart does both)"
+            cure = cure or "see its output, and run the requests again (without a launcher, --restart does both)"
             self.line.say(Verdict(what, cure, rank, step, again=self.again()))
             self._lost = RankLost(what, rank, step, cure=cure)
         return self._lost
 
     def _end(self, patience: float) -> None:
         reader = getattr(self, "reader", None)
-        with contextlib.ExitStack() as last:  # whatever an end raises, the others are ended too
+        with contextlib.ExitStack() as last:  # whatever one end raises, the remaining ranks are ended too
             last.callback(self.line.close)
             if reader is not None:
                 last.callback(reader.close)

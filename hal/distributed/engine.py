@@ -1,4 +1,4 @@
-"""The engine of ranks: one worker of several groups, or a prefill/decode split of workers that have one group each."""
+"""The engine of ranks: one worker of several groups, or a prefill/decode split of workers with one group each."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def open_engine(
 ) -> Engine:
     """Start ranks, and return the engine in front of them. Raises as :class:`hal.distributed.crew.Crew`.
 
-    - ``start``: begins to start the ranks of a worker; ``Setup.number`` counts workers, those that prefill first.
-    - ``vocab_size``: token ids go from 0 to this number less one; less, where the ranks' runner has fewer.
-    - ``split``: how many prefill and how many decode workers there are; None: one worker of ``setup.dp`` groups.
-    - ``bounds``, ``clock``: of a split, how long is waited for what, and by which clock.
+    - ``start``: begins to start the ranks of a worker; ``Setup.number`` counts workers, prefill workers first.
+    - ``vocab_size``: vocabulary of the model; a smaller one of the ranks' runner takes precedence.
+    - ``split``: numbers of prefill and decode workers; None: one worker of ``setup.dp`` groups.
+    - ``bounds``, ``clock``: of a split, its timeouts and its clock.
     """
-    layout, vocabularies = lay_out(setup.sizes), {vocab_size}  # and of each worker's runner that is up
+    layout, vocabularies = lay_out(setup.sizes), {vocab_size}  # and of the runner of each worker that is up
 
     def admits(request: Request) -> AdmittedRequest:
         return admit(request, layout=layout, vocab_size=min(vocabularies))

@@ -1,8 +1,8 @@
-"""What a rank with a role does beside its steps: it sends a request's blocks as they are computed, or takes them in.
+"""KV transfer on a rank with a role: sends a request's blocks as they are computed, or receives them.
 
-A prefill rank knows a request by the task that it entered with, and where its blocks go by :class:`SendTo`, which may
-come before, while or after they are computed. A decode rank promises blocks, and lets nobody in whose seal it has not
-seen (G29). Both tell the engine how each attempt has ended, and never wait for each other.
+A prefill rank gets a request with its first task and the blocks' destination with :class:`SendTo`, in any order. A
+decode rank promises blocks, and inserts no request whose seal it has not seen (G29). Both report the end of each
+attempt to the engine, and never wait for each other.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ if TYPE_CHECKING:
     from .words import Setup
 
 Covered = Callable[[int], int | None]
-"""Slot to how many of its tokens have all their keys and values, a proposer's too; None: those that were run."""
+"""Return, by slot, how many of its tokens have complete keys and values, a proposer's included; None: those that were
+run."""
 
 
 @dataclass(eq=False)
 class _Outgoing:
     """A request whose blocks this rank computes.
 
-    ``computed``: tokens whose keys and values are there; ``sent``: blocks that were sent for ``key``, whose end was
-    told when ``ended``; ``handover``: what the seal will say, known when the prompt is.
+    ``computed``: tokens with complete keys and values. ``sent``: blocks that were sent for ``key``. ``ended``: whether
+    that end was reported. ``handover``: contents of the seal, known once the prompt has run.
     """
 
     slot: int
@@ -66,9 +67,9 @@ class _Outgoing:
 
 
 class Handing:
-    """One rank's part in handing requests over. One thread calls it.
+    """One rank's part in KV transfer. One thread calls it.
 
-    ``say``: tells the engine a word. ``covered``: as of a proposer that has a cache of its own.
+    ``say``: sends the engine a message. ``covered``: coverage of a proposer that has a cache of its own.
     """
 
     def __init__(
@@ -83,23 +84,24 @@ class Handing:
         self._say, self._covered = say, covered
         self._outgoing: dict[str, _Outgoing] = {}
         self._destinations: dict[str, tuple[HandoverKey, Description]] = {}  # of requests that have not entered yet
-        self._under_way: deque[list[tuple[str, int]]] = deque()  # of each step: who is how far when it is done
+        self._under_way: deque[list[tuple[str, int]]] = deque()  # for each step: how far each request is after it
         self._promised: set[HandoverKey] = set()
         self._arrived: dict[str, tuple[HandoverKey, Handover]] = {}
-        self._leaving: dict[HandoverKey, HandoverKey] = {}  # not ended in the transfer yet; what the engine released
+        # attempts that still run in the transfer; those that the engine released
+        self._leaving: dict[HandoverKey, HandoverKey] = {}
         self.arrived = 0
-        """Requests whose blocks have all come so far."""
+        """Return the requests whose blocks have all come."""
 
     @property
     def busy(self) -> bool:
-        """Whether the transfer has something under way, and so is to be called now and then."""
+        """Return whether the transfer has work under way and must be called from time to time."""
         sending = any(one.key is not None and not one.ended for one in self._outgoing.values())
         return bool(self._promised or self._leaving or sending)
 
     # -- words of the engine --------------------------------------------------------------------------------------
 
     def hear(self, word: Reserve | SendTo | Release) -> None:
-        """Do what the engine says."""
+        """Handle a message of the engine."""
         key = HandoverKey(word.request, word.attempt)
         if isinstance(word, Reserve):
             self._reserve(key, word)
@@ -145,9 +147,10 @@ class Handing:
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def launch(self, tasks: Sequence[TaskOrder]) -> dict[int, bytes]:
-        """Take note of a step before it is launched; slot to the proposer's state that came with who enters there.
+        """Record a step before it is launched. Return, by slot, the proposer's states that came with the requests that
+        enter.
 
-        :raises InvalidValue: for a request that is to go on though its blocks have not arrived (G29).
+        :raises InvalidValue: for a request that is to continue although its blocks have not arrived (G29).
         """
         states: dict[int, bytes] = {}
         fed: list[tuple[str, int]] = []
@@ -173,23 +176,23 @@ class Handing:
         _, handover = self._arrived.pop(task.name, (None, None))
         if handover is None or (handover.tokens, handover.first_token) != (task.num_computed_tokens, task.first_token):
             raise InvalidValue(
-                f"request {task.name!r} is to go on behind {task.num_computed_tokens} tokens and {task.first_token}; "
-                f"what has arrived for it: {handover or 'nothing'}",
+                f"request {task.name!r} is to continue after {task.num_computed_tokens} tokens and {task.first_token}; "
+                f"arrived for it: {handover or 'nothing'}",
                 cure="report it: the engine inserts a request when all its blocks have arrived",
                 argument="step message",
             )
         return handover.state
 
     def took(self, record: OutputRecord, states: Mapping[int, bytes]) -> None:
-        """The output of the oldest step that was launched is there: send what it has computed.
+        """Send the blocks that the oldest launched step has computed, once its output is available.
 
-        ``states``: slot to the proposer's state, of requests that ended on this worker with the step.
+        ``states``: slot to the proposer's state, for requests that ended on this worker with the step.
         """
         for name, computed in self._under_way.popleft():
             if (out := self._outgoing.get(name)) is not None:
                 out.computed = max(out.computed, computed)
         if not self._outgoing:
-            if self.busy:  # the next step may be there already, and the one behind it: nobody else would look
+            if self.busy:  # the next steps may be complete already, and no other call would notice
                 self.look()
             return
         for row in record.rows():
@@ -210,7 +213,7 @@ class Handing:
     # -- the transfer ---------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Let the transfer move what it can, and tell the engine what has ended."""
+        """Let the transfer progress, and report finished attempts to the engine."""
         for event in self.transfer.receive():
             keys = event.keys if isinstance(event, PeerLost) else (event.key,)
             for key in keys:
@@ -233,7 +236,7 @@ class Handing:
             self._over(key, _why(event))
 
     def _pump(self, out: _Outgoing, *, opens: bool = False) -> None:
-        """Send what is computed and was not sent, and the seal behind the last of it."""
+        """Send blocks that are computed and unsent, and the seal after the last one."""
         if out.key is None or out.peer is None or out.ended or out.sealed:
             return
         if out.handover is not None:
@@ -277,7 +280,7 @@ def _why(event: HandoverEvent) -> str:
 
 
 class _Named:
-    """The blocks of a runner, with what hal knows of them."""
+    """A runner's blocks, with the facts about them that hal keeps."""
 
     def __init__(self, inner: BlockCache, facts: Mapping[str, str]) -> None:
         self._inner, self._facts = inner, facts
@@ -285,12 +288,12 @@ class _Named:
         self.read, self.write = inner.read, inner.write
 
     def facts(self) -> Mapping[str, str]:
-        """Those of the runner, and hal's."""
+        """Return the runner's facts and hal's."""
         return {**self._inner.facts(), **self._facts}
 
 
 def _blocks_of(setup: Setup, stepper: Stepper, proposer: Proposer | None) -> BlockCache:
-    """What a rank's blocks are: the Paddle model's, or a runner's own."""
+    """Return the description of a rank's blocks: the Paddle model's, or a runner's own."""
     from hal.handover.cache import Identity, PagedBlocks
 
     identity = Identity(checkpoint_digest(Path(setup.model)), lay_out(setup.sizes).digest.hex())
@@ -301,7 +304,7 @@ def _blocks_of(setup: Setup, stepper: Stepper, proposer: Proposer | None) -> Blo
         return PagedBlocks(model, identity, None if hands is None else hands.layer())
     if not isinstance(runner, KeepsBlocks):
         raise InvalidValue(
-            f"{setup.runner} does not say where its keys and values are, so no request can move",
+            f"{setup.runner} does not describe its keys and values, so no request can move",
             cure="leave --split out, or give the runner a cache (hal.stepping.KeepsBlocks)",
             argument="--runner",
         )
@@ -319,8 +322,10 @@ def open_handing(
     say: Callable[[Word], object],
     curve: CurveKeys | None = None,
 ) -> Handing:
-    """The part of a rank whose worker is made: its transfer listens, on several hosts with the keys ``curve``. Raises
-    :class:`InvalidValue` where it cannot."""
+    """Return KV transfer for a rank whose worker exists. Its transfer listens, on several hosts with the keys
+    ``curve``. Raises
+    :class:`InvalidValue` if it cannot.
+    """
     from hal.handover import TransferSetup, make_transfer
 
     cache = _blocks_of(setup, stepper, proposer)

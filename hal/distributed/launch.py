@@ -2,8 +2,9 @@
 
     python -m paddle.distributed.launch --nproc_per_node N … python -c "… hal.distributed.process.main()"
 
-The launcher runs in a session of its own, so that a Ctrl-C in the terminal reaches the engine alone, which ends the
-ranks in order. What ranks print goes to files in a private folder that is removed in the end; errors quote what tells.
+The launcher runs in a session of its own. A Ctrl-C in the terminal therefore reaches the engine alone, which ends the
+ranks in order. The ranks' output goes to files in a private folder that is removed at the end; errors quote the lines
+that matter.
 """
 
 from __future__ import annotations
@@ -27,41 +28,40 @@ from hal.timeouts import TIMEOUTS
 from hal.transport.urls import private_folder, release_private, socket_of
 
 URL = "HAL_RANKS_URL"
-"""The variable that tells a rank where its engine listens."""
+"""Variable with the engine's address, for ranks."""
 STORE = "HAL_RANKS_STORE"
-"""The variable that tells a rank where Paddle's store is to be: at a port that is held until it is."""
+"""Variable with the port of Paddle's store, for ranks. The port is reserved until the store listens."""
 PARENT = "HAL_RANKS_PARENT"
-"""The variable that tells the launcher, and a rank, the id of the process that has started it."""
+"""Variable with the id of the parent process, for the launcher and ranks."""
 TIED = (
     "import ctypes, os, signal; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
     f"os.getppid() == int(os.environ['{PARENT}']) or os._exit(1); os.environ['{PARENT}'] = str(os.getpid()); "
 )
-"""What a process does before it imports anything: it ends with its parent (PR_SET_PDEATHSIG), also with one that has
-died already."""
+"""First code of a child process: it ends with its parent (PR_SET_PDEATHSIG), also if the parent has died already."""
 _LAUNCHER = TIED + "from hal.distributed.launcher import main; main()"
 _RANK = TIED + "import sys; from hal.distributed.process import main; sys.exit(main())"
 _TAIL = 600
-"""Characters of what the launcher printed last that go into an error, where nothing in it is known to tell more."""
+"""Characters of the launcher's last output that an error quotes if no line is known to matter more."""
 _FAILED = re.compile(r"^Container rank (\d+) status failed cmd .* code (-?\d+) log ", re.MULTILINE)
-"""The launcher's line about a rank that has ended with an error."""
+"""The launcher's line about a rank that ended with an error."""
 
 
 class Starter(Protocol):
-    """How an engine gets its ranks."""
+    """Starts an engine's ranks."""
 
     def start(self, url: str) -> None:
-        """Have all ranks come to the engine at ``url``."""
+        """Start all ranks; they connect to the engine at ``url``."""
 
     def ended(self) -> str:
-        """ "" while they run; else how they have ended, in words."""
+        """Return an exit description, or "" while running."""
 
     def end(self, patience: float) -> None:
         """Wait up to ``patience`` seconds for their end, then end them by force. Idempotent."""
 
 
 class PaddleLaunch:
-    """``size`` ranks on this host, by Paddle's launcher. ``before``: ranks of this host that others have before these,
-    ``among``: how many there are of all of them, by default these alone."""
+    """Starts ``size`` ranks on this host with Paddle's launcher. ``before``: ranks of other workers on this host that
+    are numbered before these. ``among``: all ranks of this host; by default these alone."""
 
     def __init__(self, size: int, *, before: int = 0, among: int | None = None) -> None:
         self.size, self._before, self._among = size, before, among or size
@@ -71,9 +71,9 @@ class PaddleLaunch:
         self._private: Path | None = None
 
     def start(self, url: str) -> None:
-        """Start the launcher, which starts the ranks. Raises :class:`Unavailable` where it cannot run."""
+        """Start the launcher, which starts the ranks. Raises :class:`Unavailable` if it cannot run."""
         check_processor()
-        socket = socket_of(url)  # in a private folder, which is removed when its process is gone, however it ended
+        socket = socket_of(url)  # in a private folder, which is removed after its process has gone, however it ended
         if socket is None:
             self._private = private_folder()
         parent = self._private if socket is None else socket.parent
@@ -83,7 +83,7 @@ class PaddleLaunch:
         launcher += ["--log_dir", str(self._folder), "--job_id", "hal", "--max_restart", "0", "--log_level", "WARNING"]
         rank = [sys.executable, "-P", "-c", _RANK]
         paths = os.pathsep.join(path for path in sys.path if path)
-        theirs = ("PADDLE_TRAINER", "MASTER_", "FLAGS_selected_")  # of another job: where it meets, which device it has
+        theirs = ("PADDLE_TRAINER", "MASTER_", "FLAGS_selected_")  # of another job: its rendezvous, its device
         alone = {name: value for name, value in os.environ.items() if not name.startswith(theirs)}
         threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // self._among))
         told = {
@@ -110,7 +110,7 @@ class PaddleLaunch:
             raise Unavailable(f"Paddle's launcher cannot be started: {error}", argument="--tp") from error
 
     def ended(self) -> str:
-        """How the launcher has ended, with what the ranks said last."""
+        """Return how the launcher ended, with the ranks' last lines."""
         if self._process is None or (code := self._process.poll()) is None:
             return ""
         printed = self._printed("launcher")
@@ -150,7 +150,7 @@ class PaddleLaunch:
 
 
 def _telling(printed: str) -> str:
-    """The line that tells how a rank has ended: the last of hal's own, else the error of the last traceback, or ""."""
+    """Return the line that explains a rank's end: hal's last line, else the error of the last traceback, or ""."""
     own = [line for line in printed.splitlines() if line.startswith("hal:")]
     if own:
         return own[-1].removeprefix("hal:").strip()

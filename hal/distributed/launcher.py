@@ -1,12 +1,14 @@
-"""Paddle's launcher as hal starts it: its ranks are given no devices, nothing of the environment goes before its
-arguments, and nothing of it is written to files.
+"""Paddle's launcher as hal runs it: it assigns no devices, takes no options from the environment, and writes no
+environment to files.
 
-By itself it gives each rank one of the devices that it sees (``FLAGS_selected_…``), and ends with an IndexError where
-they are fewer than the ranks: also where ranks are on the host, or are to share one. What CUDA_VISIBLE_DEVICES names
-counts as devices even if Paddle is built without CUDA. And of several GPUs Paddle then knows the given one alone, while
-:mod:`hal.sharing` may say another. So it sees none, and hal's own rule is the one that counts, with its words.
+On its own the launcher gives each rank one of the devices that it sees (``FLAGS_selected_…``) and fails with an
+IndexError if there are fewer devices than ranks, even for ranks on the host or ranks that share a device. Entries of
+CUDA_VISIBLE_DEVICES count as devices even if Paddle is built without CUDA. Paddle then sees only the assigned GPU,
+while :mod:`hal.sharing` may choose another. So the launcher sees no devices, and hal's own rule decides, with hal's
+errors.
 
-And where variables as PADDLE_NNODES or PADDLE_LOG_DIR are set, as on a cluster for another job, it would go by those.
+The launcher would also read variables such as PADDLE_NNODES or PADDLE_LOG_DIR, which a cluster may have set for another
+job.
 
 It also writes every variable of a rank's environment to files beside its log, readable by anybody who can enter the
 folder. The environment may hold secrets, and a launcher that is killed leaves the files behind.
@@ -22,14 +24,14 @@ from typing import TextIO
 
 
 def without_devices() -> None:
-    """Have Paddle's launcher, in this process, see a host without devices."""
+    """Make Paddle's launcher in this process see a host without devices."""
     from paddle.distributed.launch.context.device import Device, DeviceType
 
     Device.parse_device = staticmethod(lambda: Device(DeviceType.CPU))
 
 
 def by_its_arguments() -> None:
-    """Have Paddle's launcher, in this process, go by its arguments alone."""
+    """Make Paddle's launcher in this process use its arguments alone."""
     from paddle.distributed.launch.context.args_envs import env_args_mapping
 
     for name in env_args_mapping:
@@ -37,9 +39,9 @@ def by_its_arguments() -> None:
 
 
 def without_environment_in_files() -> None:
-    """Have Paddle's launcher, in this process, write and print no environment.
+    """Make Paddle's launcher in this process neither write nor print the environment.
 
-    Ranks read one of its files for variables that are too long for an environment: that keeps those alone.
+    Ranks read one of its files for variables that are too long for an environment. That file keeps only those.
     """
     from paddle.distributed.launch.controllers.controller import Controller
     from paddle.distributed.launch.utils import process_context
@@ -56,7 +58,7 @@ def without_environment_in_files() -> None:
 
 
 def main() -> None:
-    """Be the launcher, with the arguments of this process."""
+    """Run the launcher with the arguments of this process."""
     without_devices()
     by_its_arguments()
     without_environment_in_files()

@@ -1,4 +1,4 @@
-"""Which rank is in which group: N tensor-parallel ranks in a row make a group, and M groups serve requests in parallel.
+"""Layout of ranks: N consecutive tensor-parallel ranks make a group, and M groups serve requests in parallel.
 
 Rank r is number ``r % tp`` of group ``r // tp``. All ranks open all groups in the order of :meth:`RankLayout.groups`.
 """
@@ -25,27 +25,27 @@ class RankLayout:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return self.tp * self.dp
 
     def members(self, number: int) -> tuple[int, ...]:
-        """The global ranks of a group."""
+        """Return the global ranks of a group."""
         return tuple(range(number * self.tp, (number + 1) * self.tp))
 
     def number_of(self, rank: int) -> int:
-        """The group that a rank is in."""
+        """Return a rank's group."""
         return rank // self.tp
 
     def group(self, rank: int) -> Group:
-        """The tensor-parallel group of a rank."""
+        """Return a rank's tensor-parallel group."""
         return Group(self.members(self.number_of(rank)), rank)
 
     def across(self, rank: int) -> Group:
-        """The ranks that hold the same part of the model as this one, one of each group."""
+        """Return the ranks that hold the same part of the model as this one, one in each group."""
         return Group(tuple(range(rank % self.tp, self.size, self.tp)), rank)
 
     def groups(self, *, across: bool) -> list[tuple[int, ...]]:
-        """Every group of more than one rank, in the one order in which all ranks open them."""
+        """Return every group of more than one rank, in the one order in which all ranks open them."""
         found = [self.members(number) for number in range(self.dp)]
         if across:
             found += [self.across(rank).ranks for rank in range(self.tp)]

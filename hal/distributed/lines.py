@@ -1,7 +1,7 @@
-"""The connection over which engine and ranks talk: the engine binds, each rank connects (:mod:`hal.transport`).
+"""Control channel between engine and ranks: the engine binds, each rank connects (:mod:`hal.transport`).
 
-A rank is known by the number that its first word says. Nothing is repeated: what is lost is noticed by the numbers of
-steps, and a connection that breaks is the end of the rank, or of the engine.
+A rank is identified by the number in its first message. Messages are not repeated. Losses are detected by the numbers
+of steps, and a broken connection counts as the end of the rank or of the engine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EngineLine:
     """The engine's end. One thread uses it."""
 
     def __init__(self, url: str | None = None, curve: CurveKeys | None = None) -> None:
-        """Without a url a private ipc one is made. Raises :class:`InvalidValue` for an address that is taken."""
+        """Bind ``url``, or a private ipc address. Raises :class:`InvalidValue` for an address in use."""
         self._owned = url is None
         address = private_ipc_url() if url is None else url
         try:
@@ -48,16 +48,17 @@ class EngineLine:
         self._numbers: dict[bytes, int] = {}
         self._next_beat = 0.0
         self._missed: dict[int, float] = {}
-        self._parts = False  # the last word was said
-        self.unsaid: set[int] = set()  #: ranks to which a word could not be said that is not said again
+        self._parts = False  # the last message was sent
+        self.unsaid: set[int] = set()  #: ranks to which sending a message that is not repeated failed
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        """What a poll may wait for."""
+        """Return the sockets to poll."""
         return self._bound.socket
 
     def receive(self, timeout: float) -> Iterator[tuple[int, Word]]:
-        """What ranks have said meanwhile; waits up to ``timeout`` seconds for the first word. Strangers are skipped."""
+        """Return the messages of ranks; wait up to ``timeout`` seconds for the first. Messages of strangers are
+        skipped."""
         socket = self._bound.socket
         if not socket.poll(int(1000 * timeout)):
             return
@@ -65,7 +66,7 @@ class EngineLine:
             while True:
                 who, *parts = socket.recv_multipart(zmq.DONTWAIT, copy=False)
                 identity = who.bytes
-                with contextlib.suppress(FrameError, zmq.ZMQError):  # not from a rank of ours
+                with contextlib.suppress(FrameError, zmq.ZMQError):  # not from one of these ranks
                     for header, frame in split(joined(parts)):
                         word = decode_word(header, frame)
                         self._bound.know(parts[0])
@@ -76,7 +77,7 @@ class EngineLine:
                             yield self._numbers[identity], word
 
     def say(self, word: Word, *ranks: int) -> list[int]:
-        """Say a word to some ranks, or to all that are known; those that cannot be reached."""
+        """Send a message to some ranks, or to all known ranks. Return those that cannot be reached."""
         self._parts = self._parts or isinstance(word, Stop | Verdict)
         missed = self._send(encode_word(word, session=self.session), ranks or tuple(self._ranks))
         if not isinstance(word, Beat):
@@ -88,18 +89,18 @@ class EngineLine:
         return not self._send(b"".join(encode_word(word, session=self.session) for word in words), (rank,))
 
     def order(self, order: StepOrder, *ranks: int) -> list[int]:
-        """Give ranks a step; those that cannot be reached."""
+        """Send ranks a step. Return those that cannot be reached."""
         return self._send(encode_step(order, session=self.session), ranks)
 
     def beat(self, word: Word) -> None:
-        """Say the word to all if it is time."""
+        """Send all ranks a heartbeat if it is due."""
         now = time.monotonic()
         if now >= self._next_beat:
             self._next_beat = now + TIMEOUTS.heartbeat_engine
             self._missed = {rank: self._missed.get(rank, now) for rank in self.say(word)}
 
     def gone(self) -> list[int]:
-        """The ranks that were known and have not been reached by a beat for a while: their connections are closed."""
+        """Return known ranks that no heartbeat has reached for a while: their connections are closed."""
         now = time.monotonic()
         return sorted(rank for rank, since in self._missed.items() if now - since > TIMEOUTS.broken)
 
@@ -108,19 +109,19 @@ class EngineLine:
         for rank in ranks:
             try:
                 self._bound.send(self._ranks[rank], message)
-            except (zmq.ZMQError, KeyError):  # it is gone, takes nothing any more, or was never there
+            except (zmq.ZMQError, KeyError):  # it has gone, reads no more, or never connected
                 missed.append(rank)
         return missed
 
     def _see_off(self, end: float) -> None:
-        """Wait until no rank is reached any more, or for the time."""
+        """Wait until no rank is reachable any more, or for the time."""
         while len(self.say(Beat())) < len(self._ranks) and time.monotonic() < end:
             for _ in self.receive(TIMEOUTS.pause):
                 pass
 
     def close(self) -> None:
-        """Close, and give the address back. Ranks to which the last word was said have a while to take it: an end that
-        is closed before is an engine that was lost, to them."""
+        """Close, and release the address. First give ranks time to read the last message: to them, an end that closes
+        earlier is a lost engine."""
         if self._parts:
             self._see_off(time.monotonic() + TIMEOUTS.parting)
         self._bound.close()
@@ -142,7 +143,7 @@ class RankLine:
             os.close(self._wake_end)
             raise
         self._heard = self._down = time.monotonic()
-        self._patience = TIMEOUTS.silence  # until the engine was heard, it may be starting
+        self._patience = TIMEOUTS.silence  # until the engine's first message, it may be starting
         self._is_made = self._is_heard = self._broke = False
         self._received: list[Word | StepOrder] = []
 
@@ -152,14 +153,14 @@ class RankLine:
         return self._patience
 
     def watch(self, sockets: Iterable[Any]) -> None:
-        """Have :meth:`receive` return None as soon as one of these can be read, too."""
+        """Make :meth:`receive` return None as soon as one of these sockets is readable, too."""
         self._connection.watch(sockets)
 
     def receive(self, timeout: float) -> Word | StepOrder | None:
-        """The next word or step; None after ``timeout`` seconds, or when one of the watched sockets can be read.
+        """Return the next message or step; None after ``timeout`` seconds, or if a watched socket is readable.
 
-        Raises :class:`GroupLost` when the engine is gone, or the connection to it broke, also where another was made
-        since; :class:`FrameError` for a step that is none.
+        Raises :class:`GroupLost` if the engine has gone or the connection to it broke, even if a new one was made
+        since; :class:`FrameError` for an invalid step.
         """
         end = time.monotonic() + timeout
         while not self._received:
@@ -177,7 +178,8 @@ class RankLine:
         return self._received.pop(0)
 
     def say(self, word: Word, patience: float | None = None) -> bool:
-        """Say a word; waits up to ``patience`` seconds (``TIMEOUTS.message``) for a connection. Whether it was said."""
+        """Send a message; wait up to ``patience`` seconds (``TIMEOUTS.message``) for a connection. Return whether it
+        was sent."""
         end = time.monotonic() + (TIMEOUTS.message if patience is None else patience)
         message = encode_word(word, session=1, sender=self.rank)
         self._note()
@@ -189,15 +191,15 @@ class RankLine:
         return True
 
     def close(self) -> None:
-        """Close; what was said last has a second more."""
+        """Close; the last message gets one more second."""
         self._connection.close(round(1000 * TIMEOUTS.last_message))
         self._connection.end()
         os.close(self._wake)
         os.close(self._wake_end)
 
     def _note(self) -> None:
-        """Take note of what became of the connection: a new one, behind one over which the engine was heard, means that
-        what was said meanwhile may never come, of either side."""
+        """Note connection events. A new connection after one that carried messages means that messages of either side
+        may be lost."""
         if self._connection.follow():
             self._broke = self._broke or (self._is_made and self._is_heard)
             self._is_made = True
@@ -206,13 +208,13 @@ class RankLine:
         self._note()
         if self._broke:
             raise GroupLost(
-                f"rank {self.rank}: the connection to the engine broke, and what was said meanwhile may be lost",
-                cure="see what became of the network between them, and run the requests again",
+                f"rank {self.rank}: the connection to the engine broke, and messages may be lost",
+                cure="check the network between them, and run the requests again",
                 argument="engine",
             )
 
     def _take(self) -> bool:
-        """Take what has come. Whether anything has."""
+        """Read available messages. Return whether there were any."""
         try:
             message = self._connection.receive()
         except zmq.Again:
@@ -231,7 +233,7 @@ class RankLine:
             self._down = now
         if now - (self._down if self._local else self._heard) > self._patience:
             raise GroupLost(
-                f"rank {self.rank} hears nothing of the engine",
-                cure="see what became of the process that started the ranks",
+                f"rank {self.rank} gets no messages from the engine",
+                cure="see the output of the process that started the ranks",
                 argument="engine",
             )

@@ -1,4 +1,4 @@
-"""The loop of a rank that is up: steps as the engine orders them, and what moves between workers beside them."""
+"""Main loop of a running rank: steps in the engine's order, and KV transfer beside them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class StepLoop:
-    """One rank's: of group ``number``, with what it has besides its worker."""
+    """The loop of one rank of group ``number``."""
 
     def __init__(
         self,
@@ -41,9 +41,10 @@ class StepLoop:
         self.step = 0
 
     def run(self, *, overlap: bool, begins: Callable[[int], None], verdict: Callable[[Verdict], HalError]) -> None:
-        """Go on until the engine says stop. ``begins`` is told each step's number; ``verdict`` makes an error of one.
+        """Run until the engine's stop message. ``begins`` gets each step's number; ``verdict`` turns an error into the
+        verdict.
 
-        Raises what a step does, and what the engine decides.
+        Raises the errors of steps and the engine's verdicts.
         """
         while not isinstance(said := self._receive(), Stop):
             if isinstance(said, Verdict):
@@ -62,10 +63,10 @@ class StepLoop:
                 self._ahead.idle()
 
     def _receive(self) -> Word | StepOrder | None:
-        """What comes first of the engine's, or None: the transfer may have something, or time has passed."""
+        """Return the engine's next message, or None: the transfer may have progressed, or the time has passed."""
         if self._handing is not None:
             self._line.watch(self._handing.transfer.sockets)
-            if self._ahead.untold:  # whose blocks are to go as soon as they are computed
+            if self._ahead.untold:  # its blocks are to be sent as soon as they are computed
                 self._ahead.tell()
                 return self._line.receive(TIMEOUTS.output if self._ahead.untold else 0.0)
         if self._ahead.waiting:
@@ -74,10 +75,10 @@ class StepLoop:
         return self._line.receive(TIMEOUTS.transfer if moving else TIMEOUTS.starting)
 
     def _take(self, order: StepOrder, *, overlap: bool) -> None:
-        """Take one step."""
+        """Run one step."""
         tasks = self._table.tasks(order)
         if self._handing is not None:
-            self._ahead.catch_up(order.taken)  # who enters may have the name of one that ended with those
+            self._ahead.catch_up(order.taken)  # a new request may have the name of one that ended in those
             states = self._handing.launch(order.tasks)
             if states:
                 self._worker.runner.take_over(states)  # type: ignore[attr-defined]
@@ -85,7 +86,7 @@ class StepLoop:
         if check is not None and not check.first_admission_id:
             entering = (task.request.admission_id for task in tasks if task.kind in ENTERING)
             check.first_admission_id = next(entering, 0)
-        with contextlib.suppress(SinkFull):  # the step is done, and its record is sent when there is room
+        with contextlib.suppress(SinkFull):  # the step is done; its record is sent when there is room
             if overlap:
                 self._ahead.step(tasks, order.taken)
             else:
@@ -107,6 +108,6 @@ class StepLoop:
             raise InvalidValue(
                 f"step {order.number} of group {order.group} came to rank {self._line.rank}, which is in group "
                 f"{self._number} and due for step {self.step + 1}",
-                cure="a step message was lost, came twice or went astray: start the ranks anew",
+                cure="a step message was lost, repeated or misrouted: restart the ranks",
                 argument="step message",
             )

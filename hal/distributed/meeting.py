@@ -1,8 +1,8 @@
-"""``--dp-sync``: data-parallel ranks meet in a collective at each run of layers, as expert parallelism has it.
+"""``--dp-sync``: data-parallel ranks meet in a collective at each run of layers, as expert parallelism needs it.
 
-Who runs nothing must meet the others all the same. So each step has a fixed number of meetings: one for the forward of
-the model and, where the checkpoint's own layer drafts, one for each draft that there is room for; a rank that ran fewer
-fills them up with no tokens.
+A rank without tokens must meet the others all the same. So each step has a fixed number of collectives: one for the
+model's forward and, if the checkpoint's own layer drafts, one for each possible draft. A rank that ran fewer adds empty
+ones.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class Meeting:
-    """The meetings of one rank with those that hold the same part of the model in the other groups.
+    """The collectives of one rank with the ranks that hold the same part of the model in the other groups.
 
-    ``runs``: how many there are in a step.
+    ``runs``: collectives of a step.
     """
 
     def __init__(self, across: TensorRanks, runs: int) -> None:
@@ -27,7 +27,8 @@ class Meeting:
         self._met = 0
 
     def meet(self, tokens: int) -> int:
-        """Run of ``tokens`` tokens; how many all groups run. Raises :class:`hal_core.errors.GroupLost`."""
+        """Meet before ``tokens`` tokens run. Return the tokens of all groups. Raises
+        :class:`hal_core.errors.GroupLost`."""
         import paddle
 
         self._met += 1
@@ -35,7 +36,7 @@ class Meeting:
         return int(total.numpy()[0])
 
     def fill(self) -> None:
-        """End the step: meet as often as the others may have."""
+        """End the step: add the collectives that other groups may have."""
         if self._met > self._runs:
             raise HalError(
                 f"{self._met} runs of layers in a step of at most {self._runs}",

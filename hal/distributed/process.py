@@ -1,4 +1,4 @@
-"""The process of a rank that Paddle's launcher has started (:mod:`hal.distributed.launch`)."""
+"""Process of a rank that Paddle's launcher started (:mod:`hal.distributed.launch`)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LOST, REFUSED = 1, 2
 
 
 def main() -> int:
-    """Be the rank that the environment says; the exit status."""
+    """Run the rank that the environment describes. Return its exit status."""
     rank, size = int(os.environ["PADDLE_TRAINER_ID"]), int(os.environ["PADDLE_TRAINERS_NUM"])
     status = 0
-    os.environ["PADDLE_MASTER"] = os.environ[STORE]  # in place of the launcher's, which anybody may have taken
+    os.environ["PADDLE_MASTER"] = os.environ[STORE]  # instead of the launcher's port, which any program may have taken
     try:
         serve(os.environ[URL], rank, size)
     except InvalidValue as error:

@@ -1,4 +1,4 @@
-"""One rank: it does what the engine's words and step messages say, from its first word to its last."""
+"""One rank: follows the engine's messages and steps from its first message to its last."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from hal.proposers import Proposer
 
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
-"""A multiplier that makes numbers of ranks far apart: 64 bits of the golden ratio (Knuth's multiplicative hashing)."""
+"""Multiplier that spreads the ranks' numbers: 64 bits of the golden ratio (Knuth's multiplicative hashing)."""
 _Wanted = TypeVar("_Wanted", Setup, Go)
 
 
@@ -64,14 +64,14 @@ def serve(
     curve: CurveKeys | None = None,
     host: str | None = None,
 ) -> None:
-    """Be rank ``rank`` of ``size`` for the engine at ``url``, until it says that this was all.
+    """Run as rank ``rank`` of ``size`` for the engine at ``url`` until its stop message.
 
-    The process has joined nothing yet, or is in a job of these ranks already (``PADDLE_TRAINER_*``). ``facts``: label
-    to text of what all ranks must hold equal besides what is compared anyway. ``host``: an address of this
-    host that the other ranks reach.
+    The process has joined no job yet, or is in a job of these ranks already (``PADDLE_TRAINER_*``). ``facts``: label to
+    text; values besides the usual ones that must be equal on all ranks. ``host``: an address of this host that the
+    other ranks reach.
 
-    Raises what the engine's verdict says, the same on every rank: :class:`InvalidValue` where the start is refused,
-    :class:`hal.distributed.errors.RankLost` where a rank was lost. :class:`GroupLost` when the engine is gone.
+    Raises the engine's verdict, the same on every rank: :class:`InvalidValue` if the start is refused,
+    :class:`hal.distributed.errors.RankLost` if a rank was lost. :class:`GroupLost` if the engine has gone.
     """
     line = RankLine(url, rank, curve)
     serving = _Serving(line, rank, curve)
@@ -80,7 +80,7 @@ def serve(
             if not line.say(Hello(rank, size, dict(facts or {}) | versions()), TIMEOUTS.silence):
                 raise GroupLost(
                     f"rank {rank} finds no engine at {url}",
-                    cure="see what became of the process that started the ranks",
+                    cure="see the output of the process that started the ranks",
                     argument="engine",
                 )
             setup = serving.wait(Setup)
@@ -90,7 +90,7 @@ def serve(
 
 
 def versions() -> dict[str, str]:
-    """Of hal, which must be equal on all hosts."""
+    """Digest of hal's code, which must be equal on all hosts."""
     found = {}
     for name in ("paddle-hal", "paddle-hal-core"):
         with contextlib.suppress(metadata.PackageNotFoundError):  # a source tree on the path
@@ -105,8 +105,8 @@ class _Serving:
         self.line, self.rank, self._curve = line, rank, curve
         self.step = 0
         self._patience = TIMEOUTS.starting
-        self._decided = False  # a verdict came
-        self._again = False  # which says that ranks are started again
+        self._decided = False  # whether a verdict came
+        self._again = False  # whether the verdict announces a restart
         self._sink: Sink | None = None
         self._acceptance, self._told, self._first = Acceptance(), 0, False
         self._meeting: Meeting | None = None
@@ -114,14 +114,14 @@ class _Serving:
         self._closing = contextlib.ExitStack()  # of the proposer
 
     def run(self, setup: Setup) -> None:
-        """Make everything, then take steps until the engine says stop."""
+        """Load everything, then run steps until the engine's stop message."""
         layout = RankLayout(setup.tp, setup.dp)
         among = LocalRank.of(os.environ, share=setup.share_devices)
         with (
             open_as_asked(setup.device, setup.require, among=among) as device,
             self._closing,
             self._sending(setup, layout),
-            self.telling(),  # first of all, whatever else has to be closed
+            self.telling(),  # first, whatever else has to be closed
         ):
             self.line.say(Ready(self.rank, _shared_facts(setup, layout)))
             self.wait(Go)
@@ -138,19 +138,19 @@ class _Serving:
             loop.run(overlap=overlap, begins=self._begins, verdict=self._verdict)
 
     def _begins(self, step: int) -> None:
-        """Take up a step, and tell what became of the drafts before it: a rank that is killed tells nothing more."""
+        """Begin a step. Report the drafts of earlier steps first, because a killed rank cannot report them later."""
         self.step = step
         self._tell_drafts()
 
     def _tell_drafts(self) -> None:
-        """Tell of those that were fed since the last word of them: on one rank of a group, the one that sends."""
+        """Report new draft counts, on the one rank of a group that sends."""
         found = self._acceptance
         if self._first and found.drafted != self._told:
             self._told = found.drafted
             self.line.say(Drafts(self.rank, (found.drafted, found.accepted, found.turns)), TIMEOUTS.note)
 
     def wait(self, wanted: type[_Wanted]) -> _Wanted:
-        """Wait for that word; raises what a verdict says that comes instead."""
+        """Wait for that message. Raises a verdict that comes instead."""
         starting = TIMEOUTS.starting
         while True:
             said = self.line.receive(starting)
@@ -159,11 +159,13 @@ class _Serving:
             if isinstance(said, Verdict):
                 raise self._verdict(said)
             if said is None:
-                raise GroupLost(f"rank {self.rank} heard no {wanted.__name__} within {starting:g} s", argument="engine")
+                raise GroupLost(
+                    f"rank {self.rank} got no {wanted.__name__} message within {starting:g} s", argument="engine"
+                )
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
-        """Tell the engine of an error, once, and raise its verdict instead, which is the same on every rank."""
+        """Report an error to the engine, once, and raise its verdict, which is the same on every rank."""
         try:
             yield
         except Exception as error:
@@ -175,11 +177,11 @@ class _Serving:
     def _tell(self, error: Exception) -> None:
         from hal_core.devices import close_groups
 
-        if isinstance(error, GroupLost) and error.argument == "engine":  # there is nobody to tell
+        if isinstance(error, GroupLost) and error.argument == "engine":  # no engine is left to report to
             close_groups()
             return
         said = self.line.say(word_of(error, self.rank, self.step), self.line.patience)
-        close_groups()  # who waits for this rank in a collective need not wait for the timeout
+        close_groups()  # ranks that wait for this one in a collective end before its timeout
         end = time.monotonic() + self._patience
         while said and (left := end - time.monotonic()) > 0:
             try:
@@ -195,10 +197,10 @@ class _Serving:
 
     @contextlib.contextmanager
     def _sending(self, setup: Setup, layout: RankLayout) -> Iterator[None]:
-        """The sink of a group's first rank; what another reader than the engine has not acknowledged is told to the
-        engine in the end, which knows by itself what it has read."""
+        """Yield the sink of a group's first rank. At the end, report to the engine what another reader has not
+        acknowledged; the engine's own reader needs no report."""
         if not layout.group(self.rank).is_first:
-            self._sink = MemorySink()  # the policy keeps what is not sent from it (G17)
+            self._sink = MemorySink()  # the policy keeps unsent data out of it (G17)
             yield
             return
         self._first = True
@@ -218,12 +220,13 @@ class _Serving:
                 close_all(sinks[1:], TIMEOUTS.records_end, again=self._again)
             except Undelivered as error:
                 undelivered += error.records
-            self._told = -1  # also of turns that had none
+            self._told = -1  # also of turns without drafts
             self._tell_drafts()
             self.line.say(Left(self.rank, undelivered), TIMEOUTS.note)
 
     def _worker(self, setup: Setup, layout: RankLayout, device: BoundDevice) -> tuple[Stepper, RankCheck | None]:
-        """Open the groups with the others, load this rank's part of the model or make its runner, and the state."""
+        """Open the groups with the other ranks, load this rank's part of the model or make its runner, and the
+        state."""
         from hal_core.devices import TensorRanks, library_of, open_job
 
         group = layout.group(self.rank)
@@ -270,19 +273,23 @@ class _Serving:
         return worker, RankCheck(worker, ranks) if setup.check and ranks is not None else None
 
     def _hands(self, setup: Setup, stepper: Stepper, proposer: Proposer | None) -> None:
-        """With a role, have a transfer listen."""
+        """Open the transfer of a rank with a role, and listen."""
         if setup.role is not SplitRole.MIXED:
             self._handing = open_handing(setup, self.rank, stepper, proposer, self._say, self._curve)
             self._closing.callback(self._handing.close)
 
     def _say(self, word: Word) -> None:
-        """Say what is not said again: where it cannot be said, the engine would wait for it for ever."""
+        """Send a message that is not repeated. Raise if it cannot be sent, because the engine would wait for it for
+        ever."""
         if not self.line.say(word):
-            what, cure = f"rank {self.rank}: the engine takes no messages any more", "see what became of it"
+            what, cure = (
+                f"rank {self.rank}: the engine takes no messages any more",
+                "see why the engine stopped reading",
+            )
             raise GroupLost(what, cure=cure, argument="engine")
 
     def _runner(self, setup: Setup, group: Group, device: BoundDevice) -> Stepper:
-        """The runner that was named, on a state of its own; it must be able to do what is asked of every request."""
+        """Return the named runner with a state of its own. It must support what every request asks for."""
         assert self._sink is not None  # made before
         state, model = device.state(setup.sizes), Path(setup.model)
         place = moved(setup.place, device.index - requested(setup.device).index)
@@ -296,8 +303,8 @@ class _Serving:
         return stepper
 
     def _proposer(self, setup: Setup, group: Group, model: LlamaModel) -> Proposer | None:
-        """What drafts on this rank: a proposer on the host is on the group's first rank alone, as its drafts are handed
-        on; one that runs the model's layers is on every rank that has a part of them."""
+        """Return this rank's proposer. One on the host runs on the group's first rank alone, which sends its drafts to
+        the others; one that runs the model's layers runs on every rank."""
         sizes = setup.sizes
         made = make_proposer(
             setup.speculate,
@@ -317,7 +324,7 @@ class _Serving:
 
 
 def _shared_facts(setup: Setup, layout: RankLayout) -> dict[str, str]:
-    """What every rank must find equal before any group is opened."""
+    """Return the values that must be equal on every rank before any group is opened."""
     if not setup.runner:
         check_split(read_config(Path(setup.model)), setup.tp)
     table = lay_out(setup.sizes)

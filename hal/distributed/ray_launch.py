@@ -1,7 +1,7 @@
-"""Starts ranks as Ray actors, on one host or several: Ray decides where each runs, and notices which are dead.
+"""Starts ranks as Ray actors, on one host or several. Ray decides where each rank runs and detects dead ranks.
 
-Step messages and records travel over hal's own connections, encrypted with CURVE: each actor makes a pair of keys and
-public keys alone travel through Ray. So the Ray cluster is the trust boundary (docs/ranks.md).
+Step messages and records use hal's own connections, encrypted with CURVE. Each actor makes a key pair, and only public
+keys go through Ray. So the Ray cluster is the trust boundary (docs/ranks.md).
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _PASSED_ON = ("HAL_", "OMP_", "MKL_", "OPENBLAS_", "FLAGS_")
 
 
 class RayCluster:
-    """A connection to a Ray cluster, for one command; a context manager.
+    """Connection to a Ray cluster, for one command; a context manager.
 
-    ``address``: the cluster's, as ``ray.init`` takes it; None starts one on this host, of this command alone.
+    ``address``: the cluster's, as ``ray.init`` takes it; None starts a cluster on this host, for this command alone.
     """
 
     def __init__(self, address: str | None, size: int) -> None:
-        """``size``: ranks in all, for which a cluster of one's own has CPUs enough."""
+        """``size``: number of ranks, for which a new cluster gets enough CPUs."""
         self._address, self._size = address, size
         self.own = address is None
         self._quiet = contextlib.ExitStack()
 
     def __enter__(self) -> RayCluster:
-        """Connect. Until the end ``sys.stdout`` is hal's log, because Ray prints its nodes' troubles there."""
+        """Connect. Until the end ``sys.stdout`` is hal's log, because Ray prints errors of its nodes there."""
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         if self.own:
             os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray's own default, but without its warning
@@ -60,7 +60,7 @@ class RayCluster:
             if host and port.isdigit():  # Ray itself would try for minutes
                 socket.create_connection((host.rpartition("/")[2], int(port)), TIMEOUTS.ray_address).close()
             ray.init(address=self._address or "local", **options)
-        except Exception as error:  # Ray raises bare ones too, as where a node does not start in time
+        except Exception as error:  # Ray raises plain exceptions too, for example if a node does not start in time
             where = self._address or "this host"
             cure = "start the cluster (ray start --head), or see --ray-address and RAY_ADDRESS"
             why = _first_line(error)
@@ -82,7 +82,7 @@ class RayCluster:
         *,
         look: Callable[[], None],
     ) -> Crew:
-        """Begin to start the ranks of ``setup`` on this cluster; ``bundle``: the resources of each rank."""
+        """Begin to start the ranks of ``setup`` on this cluster. ``bundle``: the resources of each rank."""
         import ray
 
         starter = RayLaunch(setup.tp, setup.dp, bundle, strategy, starting=TIMEOUTS.starting, grows=not self.own)
@@ -92,7 +92,7 @@ class RayCluster:
 
 
 def bundle_of(device: str | None) -> dict[str, float]:
-    """Return the resources that Ray reserves for each rank: a CPU, and the device that was named.
+    """Return the resources that Ray reserves for each rank: a CPU, and the named device.
 
     Without a name the device is chosen on the rank's host, where Ray hides GPUs that it has not assigned.
     """
@@ -124,9 +124,8 @@ class _ToLog(io.TextIOBase):
 class RayLaunch:
     """``dp`` groups of ``tp`` ranks, each an actor in a bundle of its group's placement group.
 
-    Its start needs many calls of :meth:`ended`, each of which takes it as far as Ray has come. ``starting``: seconds
-    in which the ranks must be placed. ``grows``: the cluster may still get nodes, so resources that it lacks now are
-    waited for.
+    Call :meth:`ended` often: each call continues the start as far as Ray has come. ``starting``: seconds in which the
+    ranks must be placed. ``grows``: the cluster may still get nodes, so the start waits for missing resources.
     """
 
     def __init__(
@@ -144,11 +143,11 @@ class RayLaunch:
         self._url, self._end, self._next_look, self._how = "", 0.0, 0.0, ""
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Tell ZeroMQ's authenticator whether a peer is one of these ranks."""
+        """Return whether a peer of ZeroMQ's authenticator is one of these ranks."""
         return key.decode() in self._known
 
     def start(self, url: str) -> None:
-        """Ask Ray for the bundles and the actors; nothing is waited for."""
+        """Request the bundles and the actors from Ray, without waiting."""
         import ray
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -168,7 +167,7 @@ class RayLaunch:
         self._preparing = [actor.prepare.remote(environment) for actor in self._actors]
 
     def ended(self) -> str:
-        """Take the start further; return how ranks have ended, or "" while they run."""
+        """Continue the start. Return how ranks have ended, or "" while they run."""
         now = time.monotonic()
         if not self._how and self._actors and now >= self._next_look:
             self._next_look = now + TIMEOUTS.look
@@ -180,7 +179,7 @@ class RayLaunch:
         return f"{rank} (node {self._ranks[rank].host} {self._ranks[rank].node[:12]})" if self._ranks else str(rank)
 
     def _placed(self, now: float) -> str:
-        """Have the ranks serve when all are prepared; return why they will not be, or ""."""
+        """Make the ranks serve once all are prepared. Return why they cannot, or ""."""
         import ray
 
         done, missing = ray.wait(self._preparing, num_returns=len(self._preparing), timeout=0)
@@ -202,7 +201,7 @@ class RayLaunch:
         return ""
 
     def _late(self, missing: int) -> str:
-        """Say what each group needs and what the nodes have, where the cluster as a whole has enough."""
+        """Return the needs of each group and the resources of the nodes, if the cluster as a whole has enough."""
         import ray
 
         names = list(self._bundle)
@@ -217,7 +216,7 @@ class RayLaunch:
         )
 
     def _lacking(self) -> list[str]:
-        """Resources of which the whole cluster has less than the ranks need, in words."""
+        """Return the resources that the whole cluster lacks, as text."""
         import ray
 
         has, found = ray.cluster_resources(), []
@@ -228,7 +227,7 @@ class RayLaunch:
         return found
 
     def _ends(self) -> str:
-        """Return how ranks that serve no longer have ended."""
+        """Return how ranks that serve no more have ended."""
         import ray
 
         done, _ = ray.wait(list(self._serving), num_returns=len(self._serving), timeout=0)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a rank tells the engine before it serves: its host and a free port there, its public key, its Ray node, and
-    the file that takes its standard error."""
+    """A rank's report before it serves: its host and a free port there, its public key, its Ray node, and the file with
+    its standard error."""
 
     host: str
     port: int
@@ -22,10 +22,10 @@ class Prepared:
 
 
 class RayRank:
-    """A rank. Ray makes one of this class in a process of its own, and calls each method once."""
+    """A rank. Ray creates it in a process of its own, and calls each method once."""
 
     def prepare(self, environment: Mapping[str, str]) -> Prepared:
-        """Take the environment before any framework is imported; make the keys, of which the secret one stays here."""
+        """Set the environment before any framework is imported. Make the keys; the secret key stays here."""
         import ray
 
         os.environ.update(environment)
@@ -41,9 +41,9 @@ class RayRank:
         return Prepared(ray.util.get_node_ip_address(), self._port.number, self._keys.public, node, log)
 
     def serve(self, url: str, key: str, rank: int, ranks: Sequence[Prepared], own_device: bool) -> str:
-        """Be rank ``rank`` of ``ranks`` until the engine at ``url`` ends the run; return why it ended early, or "".
+        """Run as rank ``rank`` of ``ranks`` until the engine at ``url`` ends the run. Return why it ended early, or "".
 
-        ``key``: the engine's public key. ``own_device``: Ray has assigned a device to this rank.
+        ``key``: the engine's public key. ``own_device``: whether Ray has assigned a device to this rank.
         """
         from hal_core import HalError
 

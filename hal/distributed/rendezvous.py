@@ -1,12 +1,12 @@
-"""Rendezvous of ranks that the user's own launcher has started: they learn where their engine listens.
+"""Rendezvous of ranks that the user's own launcher started: it gives them the engine's address.
 
-Rank 0 serves a store of Paddle's at its endpoint. The other ranks write their public keys there, rank 0 starts the
-engine and writes where it listens. Whoever reaches the store can read and overwrite it, so each message carries an HMAC
-made with ``HAL_RANKS_SECRET``. A message that does not fit is ignored, and each side writes its own again until it has
+Rank 0 serves a store of Paddle's at its endpoint. The other ranks write their public keys there; rank 0 starts the
+engine and writes its address. Every peer that reaches the store can read and overwrite it, so each message carries an
+HMAC with ``HAL_RANKS_SECRET``. Messages with a wrong HMAC are ignored, and each side writes its own again until it has
 read the other's. Only public keys and addresses are written.
 
-Without a secret one host is served: ranks connect to the loopback address, and accept no other address of an engine
-than an ipc folder that belongs to their user alone.
+Without a secret, ranks must be on one host. They connect to the loopback address, and accept only an engine at an ipc
+folder that belongs to their user alone.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from hal.timeouts import TIMEOUTS
 from hal.transport.urls import socket_of
 
 SECRET = "HAL_RANKS_SECRET"
-"""The variable with the secret that all ranks of a job on several hosts have in common."""
+"""Variable with the secret of a job on several hosts, equal on all ranks."""
 _LEAST = 16
-"""Characters that a secret has at least."""
+"""Least characters of a secret."""
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What Paddle's launcher has passed to this process: its rank, and the endpoints of all."""
+    """The settings that Paddle's launcher passed to this process: its rank, and the endpoints of all."""
 
     rank: int
     endpoints: tuple[str, ...]
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Launched | None:
-        """Read the variables ``PADDLE_TRAINER…``; None for a process that is no rank of several."""
+        """Read the variables ``PADDLE_TRAINER…``. Return None in a process that is not one of several ranks."""
         endpoints = tuple(filter(None, environment.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")))
         size = environment.get("PADDLE_TRAINERS_NUM", "1")
         if not size.isdigit() or int(size) < 2 or len(endpoints) != int(size):
@@ -54,12 +54,12 @@ class Launched:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return len(self.endpoints)
 
     @property
     def hosts(self) -> list[str]:
-        """The hosts of the ranks, each once, rank 0's first."""
+        """Hosts of the ranks, each once, rank 0's first."""
         return list(dict.fromkeys(endpoint.rpartition(":")[0] for endpoint in self.endpoints))
 
     @property
@@ -69,16 +69,17 @@ class Launched:
         return host, int(port)
 
     def check_size(self, wanted: int) -> None:
-        """Raise :class:`InvalidValue`, the same on every rank, unless there are so many."""
+        """Raise :class:`InvalidValue`, the same on every rank, unless there are ``wanted`` ranks."""
         if wanted != self.size:
             raise InvalidValue(
                 f"--tp times --dp is {wanted}, and the launcher has started {self.size} ranks",
-                cure="let --tp times --dp be the number of ranks, or start hal run without a launcher",
+                cure="make --tp times --dp the number of ranks, or start hal run without a launcher",
                 argument="--tp",
             )
 
     def secret(self, environment: Mapping[str, str]) -> str:
-        """Return the job's secret; "" on one host without one. Raises :class:`InvalidValue` where one is needed."""
+        """Return the job's secret; "" on one host without one. Raises :class:`InvalidValue` if several hosts lack
+        it."""
         given = environment.get(SECRET, "")
         cure = "set it to the same random text on all ranks, as of openssl rand -hex 32"
         if not given and len(self.hosts) > 1:
@@ -90,21 +91,21 @@ class Launched:
 
 
 class Present(msgspec.Struct):
-    """A rank is up; ``key``: its public key, "" where all ranks are on one host."""
+    """A rank is up. ``key``: its public key, "" if all ranks are on one host."""
 
     rank: int
     key: str
 
 
 class Where(msgspec.Struct):
-    """Where the engine listens, and its public key."""
+    """The engine's address and public key."""
 
     url: str
     key: str
 
 
 class Read(msgspec.Struct):
-    """A rank has read where the engine listens."""
+    """A rank has read the engine's address."""
 
     rank: int
 
@@ -113,7 +114,7 @@ _Word = TypeVar("_Word", Present, Where, Read)
 
 
 class Store(Protocol):
-    """What is used of Paddle's store. ``get`` waits until the place has been written once."""
+    """The part of Paddle's store that is used. ``get`` waits until the place has been written once."""
 
     def set(self, place: str, value: str, /) -> None:
         """Write a value."""
@@ -134,7 +135,7 @@ class Seal:
         return b64encode(self._code(body, place, about) + body).decode()
 
     def unpack(self, value: bytes, kind: type[_Word], place: str, about: str = "") -> _Word | None:
-        """Return the message; None for everything that was not packed for this place with the same secret."""
+        """Return the message; None if it was not packed for this place with the same secret."""
         try:
             data = b64decode(value, validate=True)
             code, body = data[:32], data[32:]
@@ -150,7 +151,8 @@ class Seal:
 
 
 class Rendezvous:
-    """One rank's part. ``seconds``: for all of it; ``look`` is called now and then, and may raise what ends it."""
+    """One rank's part. ``seconds``: limit for all of it. ``look`` is called from time to time; what it raises ends the
+    rendezvous."""
 
     def __init__(
         self, launched: Launched, secret: str, seconds: float, look: Callable[[], None], store: Store | None = None
@@ -166,7 +168,7 @@ class Rendezvous:
         return ("127.0.0.1" if self._local else host), port
 
     def keys(self) -> list[str]:
-        """On rank 0: serve the store and wait for all other ranks; return their public keys.
+        """On rank 0: serve the store and wait for all other ranks. Return their public keys.
 
         Raises :class:`Unavailable` for a busy port, :class:`GroupLost` naming the ranks that are missing.
         """
@@ -185,14 +187,14 @@ class Rendezvous:
         return [key for key in self._keys.values() if key]
 
     def tell(self, where: Where) -> None:
-        """On rank 0: write where the engine listens, and close the store when all have read it."""
+        """On rank 0: write the engine's address, and close the store when all ranks have read it."""
         places = {rank: f"where/{rank}" for rank in self._keys}
         said = {place: self._seal.pack(where, place, self._keys[rank]) for rank, place in places.items()}
         self._exchange(said, {rank: self._reads(Read, "read", rank) for rank in self._keys})
         self._store = None
 
     def answer(self, key: str) -> Where:
-        """On another rank: write its public key; return where the engine listens. Raises :class:`GroupLost`."""
+        """On another rank: write its public key. Return the engine's address. Raises :class:`GroupLost`."""
         rank = self._launched.rank
         if self._store is None:
             self._store = self._within(self._connected, lambda: "it does not listen there")
@@ -204,7 +206,7 @@ class Rendezvous:
         return found[0]
 
     def _reads(self, kind: type[_Word], name: str, rank: int) -> Callable[[Store], _Word | None]:
-        """Return what reads a rank's message, if it is there and names this rank."""
+        """Return a reader of a rank's message that checks the rank's number."""
         place = f"{name}/{rank}"
 
         def read(store: Store) -> _Word | None:
@@ -214,12 +216,12 @@ class Rendezvous:
         return read
 
     def _trusted(self, value: bytes, place: str, key: str) -> Where | None:
-        """Return where the engine is; None for a message that is not rank 0's, as far as can be known."""
+        """Return the engine's address; None for a message that is not rank 0's, as far as can be known."""
         word = self._seal.unpack(value, Where, place, key)
         return None if word is None or (self._local and not _is_own(word.url)) else word
 
     def _exchange(self, said: Mapping[str, str], wanted: Mapping[int, Callable[[Store], _T | None]]) -> dict[int, _T]:
-        """Write ``said`` again and again until all that is ``wanted`` of ranks could be read; return that."""
+        """Write ``said`` repeatedly until all ``wanted`` messages of ranks could be read. Return them."""
         store, found = self._store, dict[int, _T]()
         assert store is not None
 
@@ -234,11 +236,11 @@ class Rendezvous:
                     return
                 self._over.wait(TIMEOUTS.pause)
 
-        self._within(talk, lambda: f"nothing was read of rank(s) {sorted(wanted.keys() - found.keys())}")
+        self._within(talk, lambda: f"no message of rank(s) {sorted(wanted.keys() - found.keys())}")
         return found
 
     def _within(self, call: Callable[[], _T], missing: Callable[[], str]) -> _T:
-        """Make a call of the store, which may wait for ever, in a thread; wait for it until the deadline."""
+        """Call the store, which may block for ever, in a thread. Wait for it until the deadline."""
         answers = queue.SimpleQueue[tuple[_T | None, Exception | None]]()
 
         def attempt() -> None:
@@ -261,11 +263,11 @@ class Rendezvous:
                     raise GroupLost(
                         f"rank {self._launched.rank} did not meet the others within {self._seconds:g} s at rank 0's "
                         f"endpoint {host}:{port}: {missing()}",
-                        cure=f"see what became of them, and whether all have the same {SECRET}",
+                        cure=f"see their output, and whether all have the same {SECRET}",
                     ) from None
                 if error is not None:
                     what = f"rank 0's store at {host}:{port} failed: {str(error).strip().splitlines()[0]}"
-                    raise GroupLost(what, cure="see what became of rank 0, and what else listens there") from error
+                    raise GroupLost(what, cure="see rank 0's output, and what else listens there") from error
                 return answer  # type: ignore[return-value]
         except BaseException:
             self._over.set()
@@ -296,7 +298,7 @@ class Rendezvous:
                 return self._made(serves=False)
 
     def _made(self, *, serves: bool) -> Store:
-        """Make the store. It is told of no number of ranks, for which Paddle would wait with the interpreter's lock."""
+        """Create the store without a number of ranks: with one, Paddle would wait while it holds the GIL."""
         from paddle.base import core
 
         host, port = self._address
@@ -305,7 +307,7 @@ class Rendezvous:
 
 
 def _is_own(url: str) -> bool:
-    """Whether an ipc url lies in a folder of this user that nobody else may enter."""
+    """Return whether an ipc url lies in a folder that its user alone can enter."""
     path = socket_of(url)
     try:
         found = None if path is None else path.parent.stat()

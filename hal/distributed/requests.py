@@ -1,4 +1,4 @@
-"""What a rank keeps of the requests in its slots, so that later step messages name each by its slot alone."""
+"""The requests in a rank's slots, so that later step messages can name each by its slot alone."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .steps import StepOrder
 
 
 class RequestTable:
-    """Which admitted request each slot holds, so that a step message names it by its slot alone."""
+    """The request that each slot holds."""
 
     def __init__(self, admit: Callable[[Request], AdmittedRequest]) -> None:
         self._admit = admit
         self._held: dict[int, AdmittedRequest] = {}
 
     def tasks(self, order: StepOrder) -> list[Task]:
-        """The tasks of a step message. Raises :class:`InvalidValue` for a request that is not in its slot."""
+        """Return the tasks of a step message. Raises :class:`InvalidValue` for a request that is not in its slot."""
         return [
             Task(
                 task.kind,

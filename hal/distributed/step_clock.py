@@ -1,4 +1,4 @@
-"""Which group has been in one step for longer than a step may last."""
+"""Detects a group whose step lasts longer than allowed."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from hal.timeouts import TIMEOUTS
 
 
 class StepClock:
-    """Measures the oldest step under way of each of ``groups``. ``clock``: seconds."""
+    """Measures the oldest step in flight of each of ``groups``. ``clock``: seconds."""
 
     def __init__(self, groups: int, limit: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit, self._clock, self._looked = limit, clock, clock()
         self._under_way, self._seconds = [0] * groups, [0.0] * groups
 
     def given(self, group: int) -> None:
-        """A step was sent to a group."""
+        """Note that a step was sent to a group."""
         self._look()
         self._under_way[group] += 1
 
     def taken(self, group: int) -> None:
-        """The output of a group's oldest step has come; the next one begins."""
+        """Note the output of a group's oldest step; the next one begins."""
         self._look()
         self._under_way[group] -= 1
         self._seconds[group] = 0.0
 
     def late(self) -> int | None:
-        """Return a group whose step has lasted longer than the limit, if there is one."""
+        """Return a group whose step has lasted longer than the limit, or None."""
         self._look()
         return next((group for group, seconds in enumerate(self._seconds) if seconds > self.limit), None)
 

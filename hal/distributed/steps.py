@@ -1,11 +1,11 @@
-"""Step messages: what the engine has all ranks of a group do in one step, as bytes.
+"""Step messages: the work of all ranks of a group in one step, as bytes.
 
-A message is a frame (:mod:`hal_core.frames.envelope`) of kind ``STEP``: its session is the engine's, its sender the
-number of the group, and its sequence the number of the step, counted from 1 without holes. The body is a CRC-32
-(zlib) of the rest, also where the frame is too large to have one, and a MessagePack map (:class:`_Body`). Token and
-block ids are the bytes of little-endian int32 arrays. A reader skips names that it does not know.
+A message is a frame (:mod:`hal_core.frames.envelope`) of kind ``STEP``. Its session is the engine's, its sender the
+number of the group, and its sequence the number of the step, counted from 1 without holes. The body is a CRC-32 (zlib)
+of the rest, which also protects frames too large for a checksum of their own, and a MessagePack map (:class:`_Body`).
+Token and block ids are the bytes of little-endian int32 arrays. A reader skips unknown names.
 
-A request travels once, with the task by which it enters a slot; later tasks name it by slot and name.
+A request is sent once, with the task by which it enters a slot. Later tasks name it by slot and name.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Body(msgspec.Struct, gc=False):
 
 
 def _plain(value: object) -> object:
-    """NumPy's numbers, which sampling parameters may hold, as Python's."""
+    """Convert NumPy's numbers, which sampling parameters may hold, to Python's."""
     if isinstance(value, np.generic):
         return value.item()
     raise InvalidValue(f"{value!r} cannot be sent", cure="give numbers and texts", argument="params")
@@ -74,7 +74,7 @@ _decoder = msgspec.msgpack.Decoder(_Body)
 
 @dataclass(frozen=True, slots=True)
 class TaskOrder:
-    """A task as it travels: as :class:`hal_core.Task`, with the request itself where it enters and its name always."""
+    """A task in a message: as :class:`hal_core.Task`, with its name, and with the request itself if it enters."""
 
     kind: TaskKind
     slot: int
@@ -92,7 +92,7 @@ class TaskOrder:
 class StepOrder:
     """One decoded step message: the number of the group and of the step, and the tasks in their order.
 
-    ``taken``: of how many steps the engine had taken the output, so that what ended with them is out of its slots.
+    ``taken``: how many steps' outputs the engine had taken, so that requests that ended in them have left their slots.
     """
 
     group: int
@@ -102,7 +102,7 @@ class StepOrder:
 
 
 def orders_of(tasks: Sequence[Task]) -> tuple[TaskOrder, ...]:
-    """The tasks of a scheduler as they travel."""
+    """Return the scheduler's tasks as a message holds them."""
     return tuple(
         TaskOrder(
             task.kind,
@@ -121,20 +121,20 @@ def orders_of(tasks: Sequence[Task]) -> tuple[TaskOrder, ...]:
 
 
 def _request_of(admitted: AdmittedRequest) -> Request:
-    """What was admitted, to be admitted again where it is inserted."""
+    """Return an admitted request in the form in which it is admitted again at its insertion."""
     tokens, prompt = admitted.tokens.tolist(), admitted.prompt_len
     return Request(admitted.request_id, tokens[:prompt], admitted.params, tuple(tokens[prompt:]), admitted.role)
 
 
 def encode_step(order: StepOrder, *, session: int) -> bytes:
-    """One step message. Raises :class:`InvalidValue` for numbers that a message cannot hold."""
+    """Return one step message. Raises :class:`InvalidValue` for numbers that a message cannot hold."""
     body = _encoder.encode(_Body([_packed(task) for task in order.tasks], order.taken))
     check = _CHECK.pack(crc32(body))
     return seal(FrameKind.STEP, check, body, session=session, sender=order.group, sequence=order.number)
 
 
 def decode_step(header: FrameHeader, frame: memoryview) -> StepOrder:
-    """The step message whose header is read already. Raises :class:`FrameError`, and nothing else, for other bytes."""
+    """Return the step message whose header is already read. Raises only :class:`FrameError` for invalid bytes."""
     if header.kind != FrameKind.STEP:
         raise FrameError(f"a frame of kind {header.kind} is no step message")
     body = read_body(header, frame)

@@ -1,37 +1,37 @@
-"""What engine and ranks say to each other besides steps: frames of kind ``WORD`` with a tagged MessagePack map each.
+"""Control messages between engine and ranks: frames of kind ``WORD`` with a tagged MessagePack map each.
 
-rank                                   engine
-Hello  (who, which versions) ────────>
-       <──────────────────────────────  Setup   (everything that a rank is made of)
-Ready  (what must be equal)  ────────>          compares: equal on all, or
-       <──────────────────────────────  Go      Verdict, the same on every rank
-Up     (groups are open)     ────────>
-       <──────────────────────────────  steps (:mod:`hal.distributed.steps`), Beat, in the end Stop
-Raised (by a runner)         ────────>          shows it to who wants to see
-Failed (why, in which step)  ────────>          decides for all
-       <──────────────────────────────  Verdict
-Left   (what was not sent)   ────────>
+    rank                                   engine
+    Hello  (rank and versions)   ────────>
+           <──────────────────────────────  Setup   (all settings of a rank)
+    Ready  (values to compare)   ────────>          compares: equal on all, or
+           <──────────────────────────────  Go      Verdict, the same on every rank
+    Up     (groups are open)     ────────>
+           <──────────────────────────────  steps (:mod:`hal.distributed.steps`), Beat, in the end Stop
+    Raised (by a runner)         ────────>          shows it with -v
+    Failed (why, in which step)  ────────>          decides for all
+           <──────────────────────────────  Verdict
+    Left   (unsent tokens)       ────────>
 
 Between ranks of a prefill and a decode worker (:mod:`hal.distributed.split`), by request and attempt:
 
-       <──────────────────────────────  Reserve (to a decode rank: promise these blocks)
-Reserved (they are)          ────────>
-       <──────────────────────────────  SendTo  (to a prefill rank: send there what you have and will have)
-Arrived (all, and checked)   ────────>          inserts with the next step
-       <──────────────────────────────  Release (to either: the engine is done with it)
-Over   (blocks are nobody's) ────────>          frees them
+           <──────────────────────────────  Reserve (to a decode rank: promise these blocks)
+    Reserved (promised)          ────────>
+           <──────────────────────────────  SendTo  (to a prefill rank: send present and later blocks there)
+    Arrived (all, and checked)   ────────>          inserts with the next step
+           <──────────────────────────────  Release (to either: the attempt is over)
+    Over   (blocks are free)     ────────>          frees them
 
 Between an asyncio engine and its engine process (:mod:`hal.generation`), which is rank 0 of one:
 
-process                                caller
-Hello                        ────────>
-       <──────────────────────────────  Serve   (everything that the engine is made of)
-Up     (it takes requests)   ────────>
-       <──────────────────────────────  Submit, Abort, in the end Stop
-Ended  (and no record says so) ──────>
-Stats  (how busy it is)      ────────>
-Down   (lost workers)        ────────>
-Failed (why)                 ────────>          ends every stream
+    process                                caller
+    Hello                        ────────>
+           <──────────────────────────────  Serve   (all settings of the engine)
+    Up     (it takes requests)   ────────>
+           <──────────────────────────────  Submit, Abort, in the end Stop
+    Ended  (without a record)    ────────>
+    Stats  (load and counters)   ────────>
+    Down   (lost workers)        ────────>
+    Failed (why)                 ────────>          ends every stream
 """
 
 from __future__ import annotations
@@ -46,18 +46,19 @@ from hal_core.handover import Description
 from .abilities import ALL_TOKENS
 
 PROTOCOL = 4
-"""Version of steps and words; engine and ranks must have the same."""
+"""Protocol version of steps and control messages; engine and ranks must have the same."""
 
 Delivery: TypeAlias = tuple[str, int, int]
-"""Request, position and count of tokens that were not sent; -1 where nobody knows."""
+"""Request, position and count of tokens that were not sent; -1 if unknown."""
 
 
 class _Word(msgspec.Struct, tag=True, gc=False, omit_defaults=True):
-    """A word; its class is its tag."""
+    """A control message; its class is its tag."""
 
 
 class Hello(_Word):
-    """A rank is there: its number among ``size``, and ``facts`` that all must hold equal (label to text)."""
+    """A rank has connected: its number among ``size``, and ``facts`` that must be equal on all ranks (label to
+    text)."""
 
     rank: int
     size: int
@@ -66,18 +67,16 @@ class Hello(_Word):
 
 
 class Setup(_Word):
-    """Everything that the ranks are made of; the same for each.
+    """All settings of the ranks, the same for each.
 
-    ``runner``: what makes the runner of each rank, "" for the Paddle model; ``params``: what it must be able to do;
-    ``dtype``: the type that it computes in.
-    ``share_devices``: ranks of one host may open one device together.
+    ``runner``: maker of each rank's runner, "" for the Paddle model. ``params``: parameters that it must support.
+    ``dtype``: its type of computation. ``share_devices``: ranks of one host may open one device together.
 
-    ``records``: where the first rank of each group sends its records. ``timeout``: seconds that a collective may last.
-    ``reader_key``: of a tcp address, the public key of who reads there. ``sink``: where they send them as well, or "";
-    ``sink_key``: of a tcp address, the secret key that both sides have, or "";
-    ``number``: of this worker among those that send there, its first group's name as a sender.
-    ``role``: what the ranks do of a split; ``host``: where they listen for each other's blocks, "" within one host;
-    ``transfer``: what makes their transfer, "" for hal's own.
+    ``records``: address for records of the first rank of each group. ``timeout``: most seconds of a collective.
+    ``reader_key``: public key of the reader at a tcp address. ``sink``: a second address for records, or "".
+    ``sink_key``: shared secret key of a tcp sink, or "". ``number``: number of this worker among the senders; the first
+    group's sender name. ``role``: the ranks' role in a split. ``host``: where they listen for blocks, "" within one
+    host. ``transfer``: maker of their transfer, "" for hal's own.
     """
 
     model: str
@@ -110,7 +109,7 @@ class Setup(_Word):
 
 
 class Ready(_Word):
-    """What the rank has found and all must hold equal."""
+    """A rank's values that must be equal on all ranks."""
 
     rank: int
     facts: dict[str, str]
@@ -121,9 +120,9 @@ class Go(_Word):
 
 
 class Up(_Word):
-    """The rank waits for step 1. ``device``: its name; ``fallbacks`` and ``substituted`` as its capabilities say;
-    ``index``: which of those on its host; ``overlap``: whether steps overlap, and ``no_overlap`` why not, or "";
-    ``peer``: of a rank with a role, where and what it is to those of the other role; ``vocab_size``: its runner's."""
+    """The rank waits for step 1. ``device``: its name. ``fallbacks``, ``substituted``: from its capabilities.
+    ``index``: its number on the host. ``overlap``: whether steps overlap; ``no_overlap``: why not, or "". ``peer``:
+    address and description for the ranks of the other role. ``vocab_size``: its runner's."""
 
     rank: int
     device: str
@@ -137,8 +136,8 @@ class Up(_Word):
 
 
 class Stats(_Word):
-    """How busy an engine is: requests in slots and waiting, the part of KV blocks in use (0 to 1); and since it was
-    started: preemptions, steps, their processor time and elapsed time in seconds, drafts fed and accepted."""
+    """Load of an engine: requests in slots and waiting, and the part of KV blocks in use (0 to 1). Since its start:
+    preemptions, steps, their processor time and elapsed time in seconds, drafts fed and accepted."""
 
     running: int
     waiting: int
@@ -152,25 +151,24 @@ class Stats(_Word):
 
 
 class Down(_Word):
-    """Which workers of an engine are lost, and how; "" when all run again."""
+    """Lost workers of an engine, with the reasons; "" when all run again."""
 
     what: str
 
 
 class Beat(_Word):
-    """The engine is there."""
+    """Heartbeat of the engine."""
 
 
 class Stop(_Word):
-    """Nothing more comes: send what there is, and end."""
+    """The last message of the engine: send remaining output, and end."""
 
 
 class Failed(_Word):
-    """A rank cannot go on. ``step``: the one it was in, 0 before the first.
+    """A rank cannot continue. ``step``: its current step, 0 before the first.
 
-    ``lost``: ranks that it misses; ``vague``: that some is lost, and it cannot say which.
-    ``refused``: it is the user's to mend; else it is no fault of the input.
-    ``trace``: the traceback of somebody else's exception that led to it, or "".
+    ``lost``: ranks that it misses. ``vague``: some rank is lost, and it is unknown which. ``refused``: an error of the
+    user's; else a failure. ``trace``: traceback of the plugin's or runner's exception, or "".
     """
 
     rank: int
@@ -184,36 +182,36 @@ class Failed(_Word):
 
 
 class Raised(_Word):
-    """A runner raised in a step, whose requests end with that; the rank goes on. ``trace``: its traceback."""
+    """A runner raised in a step, which ended the step's requests; the rank continues. ``trace``: its traceback."""
 
     rank: int
     trace: str
 
 
 class Drafts(_Word):
-    """What became of drafts so far on a group's first rank: fed, accepted, turns of a slot that decodes."""
+    """Draft counts of a group's first rank: fed, accepted, turns of slots that decode."""
 
     rank: int
     drafts: tuple[int, int, int]
 
 
 class Drafted(_Word):
-    """How many drafts a step has made for each request, said by a group's first rank before the step's record."""
+    """Drafts of each request in a step, sent by a group's first rank before the step's record."""
 
     rank: int
     counts: dict[str, int]
 
 
 class Left(_Word):
-    """The rank's last word, and what the reader of ``Setup.sink`` has not acknowledged."""
+    """The rank's last message: tokens that the reader of ``Setup.sink`` has not acknowledged."""
 
     rank: int
     undelivered: list[Delivery] = []
 
 
 class Verdict(_Word):
-    """How it ends on every rank: refused, or rank ``rank`` was lost in step ``step``; ``again``: and ranks are started
-    again."""
+    """The same end on every rank: the start was refused, or rank ``rank`` was lost in step ``step``. ``again``: ranks
+    are restarted."""
 
     what: str
     cure: str = ""
@@ -241,7 +239,7 @@ class Reserved(_Word):
 
 
 class SendTo(_Word):
-    """Send the request's blocks to ``peer``, those that are computed now and the others as they come, then the seal."""
+    """Send the request's blocks to ``peer``, as they are computed, and then the seal."""
 
     request: str
     attempt: int
@@ -249,7 +247,7 @@ class SendTo(_Word):
 
 
 class Arrived(_Word):
-    """Everything that the seal tells of is in the promised blocks, and was checked."""
+    """All blocks that the seal names have arrived and were checked."""
 
     rank: int
     request: str
@@ -257,14 +255,16 @@ class Arrived(_Word):
 
 
 class Release(_Word):
-    """The engine is done with the attempt: send, take and keep nothing more of it. :class:`Over` is the answer."""
+    """The attempt is over for the engine: stop sending, receiving and keeping its blocks. :class:`Over` is the
+    answer."""
 
     request: str
     attempt: int
 
 
 class Over(_Word):
-    """Nobody reads or writes the request's blocks on this rank. ``why``: what went wrong, "" for a release."""
+    """The request's blocks on this rank are neither read nor written any more. ``why``: the failure, "" for a
+    release."""
 
     rank: int
     request: str
@@ -273,9 +273,9 @@ class Over(_Word):
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How many ranks an engine runs its steps on and what starts them, as the options of ``hal run`` of these names.
+    """Number of ranks and their launcher, as the options of ``hal run`` of these names.
 
-    ``split``: how many workers prefill and how many decode, each of ``tp`` ranks; None: all do both.
+    ``split``: numbers of prefill and decode workers, each of ``tp`` ranks; None: every worker does both.
     """
 
     tp: int = 1
@@ -301,15 +301,15 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def workers(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
         return 1 if self.split is None else sum(self.split)
 
 
 class Serve(_Word):
-    """Everything that an engine process is made of (:class:`hal.generation.AsyncEngine`), said to it once.
+    """All settings of an engine process (:class:`hal.generation.AsyncEngine`), sent to it once.
 
-    ``records``: where it sends its records; ``ranks``: None for one worker in the process itself; ``speculate``: the
-    proposer; ``rejection``: how its drafts are accepted. ``sizes`` says how many drafts a step verifies.
+    ``records``: address for its records. ``ranks``: None for one worker in the process itself. ``speculate``: the
+    proposer. ``rejection``: how its drafts are accepted. ``sizes`` has the number of drafts that a step verifies.
     """
 
     model: str
@@ -345,7 +345,7 @@ class Abort(_Word):
 
 
 class Ended(_Word):
-    """A request ended and no record tells so. ``tokens``: how many it was given, all of which records tell."""
+    """A request ended without a record of its end. ``tokens``: how many tokens its records hold."""
 
     request: str
     tokens: int
@@ -361,12 +361,12 @@ _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Word)
 
 
 def encode_word(word: Word, *, session: int, sender: int = 0) -> bytes:
-    """The word as a frame; ``sender`` is the rank that says it."""
+    """Return the message as a frame; ``sender`` is the sending rank."""
     return seal(FrameKind.WORD, _encoder.encode(word), session=session, sender=sender, sequence=0)
 
 
 def decode_word(header: FrameHeader, frame: memoryview) -> Word:
-    """The word in a frame. Raises :class:`FrameError`, and nothing else, for other bytes."""
+    """Return the message in a frame. Raises only :class:`FrameError` for invalid bytes."""
     if header.kind != FrameKind.WORD:
         raise FrameError(f"a frame of kind {header.kind} is no word")
     try:

@@ -1,4 +1,4 @@
-"""A worker whose executor is ranks: they are started, may be lost, and are started again."""
+"""A worker on ranks, which are started, may be lost, and are restarted."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ S = TypeVar("S", bound=Scheduler)
 
 
 class RankWorker(EngineWorker[S]):
-    """Its ranks, with a scheduler for each of their groups.
+    """A worker's ranks, with a scheduler for each of their groups.
 
     - ``start``: begins to start the ranks, which are up when ``Crew.assemble`` returns True.
     - ``schedulers``: makes the schedulers of ranks that are up.
     - ``role``, ``number``: its part of each request, and its number among the workers of that role.
-    - ``crew``: None while there are no ranks; ``up`` False until they are.
-    - ``leaving``: attempts that the engine has released, with the ranks that have not answered yet, and what follows
-      when all have.
+    - ``crew``: None without ranks. ``up``: False until the ranks are up.
+    - ``leaving``: attempts that the engine released, the ranks that have not confirmed yet, and the callback for the
+      end.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class RankWorker(EngineWorker[S]):
 
     @property
     def name(self) -> str:
-        """As errors call it."""
+        """Name of the worker in errors."""
         return f"{self.role.name.lower()} worker {self.number}"
 
     def start(self) -> None:
-        """Start the ranks. Raises :class:`RankLost` for whatever keeps them from being started again."""
+        """Start the ranks. Raises :class:`RankLost` for errors that a restart would meet again."""
         self.up = False
         try:
             self.crew = self.executor = self._start()
@@ -73,7 +73,7 @@ class RankWorker(EngineWorker[S]):
         self.crew.drafted, self.crew.again = self.drafted, self.restarts
 
     def assemble(self) -> bool:
-        """Continue the start; whether the ranks are up. Raises as :class:`Crew`."""
+        """Continue the start. Return whether the ranks are up. Raises as :class:`Crew`."""
         if not self.up and self.crew is not None and self.crew.assemble():
             self.take_steps(self._made(self.crew), overlap=self.crew.abilities.overlap)
             self.leaving.clear()
@@ -81,7 +81,7 @@ class RankWorker(EngineWorker[S]):
         return self.up
 
     def rest(self, error: GroupLost) -> Iterator[tuple[int, OutputRecord]]:
-        """Give the outputs that still come, then end the ranks."""
+        """Yield the outputs that still come, then end the ranks."""
         assert self.crew is not None
         self._loss = error
         for number, record in self.crew.rest():
@@ -111,48 +111,48 @@ class RankWorker(EngineWorker[S]):
 
     @property
     def drafts(self) -> tuple[int, ...]:
-        """Drafts that were fed and accepted, and turns of a slot that decodes."""
+        """Return drafts fed and accepted, and turns of slots that decode."""
         return (0, 0, 0) if self.crew is None else self.crew.drafts
 
     @property
     def undelivered(self) -> Sequence[Delivery]:
-        """Tokens that a reader besides the engine has not acknowledged."""
+        """Return tokens that an additional reader has not acknowledged."""
         return () if self.crew is None else self.crew.undelivered
 
     @property
     def sockets(self) -> Sequence[zmq.Socket[bytes]]:
-        """Sockets to poll."""
+        """Return sockets to poll."""
         return () if self.crew is None else self.crew.sockets
 
     @property
     def said(self) -> deque[SplitWord]:
-        """Messages of ranks about requests that move."""
+        """Return messages of ranks about KV transfer."""
         return super().said if self.crew is None else self.crew.said
 
     @property
     def ranks(self) -> range:
-        """Their numbers, while there are any."""
+        """Return the ranks' numbers; none without ranks."""
         assert self.crew is not None
         return range(self.crew.layout.size)
 
     @property
     def peers(self) -> Sequence[Description]:
-        """What each rank is to its peers."""
+        """Return each rank's description for its peers."""
         assert self.crew is not None
         return [peer for peer in self.crew.peers if peer is not None]
 
     def say(self, word: Word, *ranks: int) -> None:
-        """Say a word to ranks. Whoever cannot be reached is lost, which is noticed elsewhere."""
+        """Send a message to ranks. A rank that cannot be reached is lost, which is detected elsewhere."""
         assert self.crew is not None
         self.crew.line.say(word, *ranks)
 
     def refuse(self, error: HalError) -> None:
-        """Tell the ranks why they are refused."""
+        """Send the ranks the reason of their refusal."""
         if self.crew is not None:
             self.crew.line.say(Verdict(error.what, error.cure, refused=True))
 
     def release(self, key: Key, then: Callable[[], None], over: frozenset[int] = frozenset()) -> None:
-        """Have the ranks drop an attempt, and call ``then`` when they have. ``over``: ranks that have done so."""
+        """Release an attempt on all ranks, and call ``then`` when they have confirmed. ``over``: ranks that have."""
         waits = set(self.ranks) - over
         if not waits:
             then()
@@ -161,7 +161,7 @@ class RankWorker(EngineWorker[S]):
         self.say(Release(*key), *sorted(waits))
 
     def is_over(self, key: Key, rank: int) -> bool:
-        """A rank has dropped an attempt; whether the engine had released it."""
+        """Handle a rank's confirmation. Return whether the engine had released the attempt."""
         if (found := self.leaving.get(key)) is None:
             return False
         waits, then = found

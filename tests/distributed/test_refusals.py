@@ -17,7 +17,7 @@ DIFFERENT = {
     "slot table": "differ in their slot table: rank 0 has .*, rank 1 00",
     "groups": r"differ in their groups: rank 0 has .*, rank 1 \(1, 0\)",
     "version": "differ in their paddle-hal-core: rank 0 has .*, rank 1 0.0",
-    "protocol": "rank 1 is one of 2 and speaks version 0",
+    "protocol": "rank 1 is one of 2 and has protocol version 0",
     "size": "rank 1 is one of 3",
     "broken checkpoint": "rank 1: --model: no directory",
 }

@@ -145,7 +145,7 @@ def test_a_rank_that_ends_without_a_word_at_the_start_is_lost_at_once():
 
 
 def test_ranks_that_do_not_come_in_time_are_lost():
-    told = r"rank\(s\) \[0, 1\] did not come up: nothing was heard for 0 s .*HAL_RANKS_STARTING"
+    told = r"rank\(s\) \[0, 1\] did not come up: no message for 0 s .*HAL_RANKS_STARTING"
     with pytest.raises(RankLost, match=told):
         up(Row(tp=2).setup(), Actors(), starting=0.0)
 

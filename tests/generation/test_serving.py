@@ -82,7 +82,7 @@ def test_how_busy_the_engine_is_is_sent_with_its_first_step(monkeypatch):
 def test_without_its_caller_the_process_ends():
     class Gone(Caller):
         def receive(self, timeout):
-            raise GroupLost("rank 0 hears nothing of the engine", argument="engine")
+            raise GroupLost("rank 0 gets no messages from the engine", argument="engine")
 
     engine = Engine(PaperWorker(StateConfig(num_slots=1, max_model_len=24, block_size=4), BLOCKS))
     with pytest.raises(GroupLost):

@@ -85,7 +85,7 @@ def test_g29_a_rank_lets_nobody_in_whose_blocks_have_not_arrived():
     world, journey = world_with(State.HELD_OFFERED, 1)
     journey.decode.scheduler.insert(journey.key, journey.first, ())
     world.step()
-    with pytest.raises(InvalidValue, match="has arrived for it: nothing"):
+    with pytest.raises(InvalidValue, match="arrived for it: nothing"):
         run_all(journey.decode.crew.line.ranks[0])
 
 

@@ -133,7 +133,7 @@ def test_a_runner_that_does_not_is_refused_by_name(tmp_path, capfd, monkeypatch)
             ]
         )
     assert ended.value.code == 2
-    assert "silent:Silent does not say where its keys and values are" in capfd.readouterr().err
+    assert "silent:Silent does not describe its keys and values" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

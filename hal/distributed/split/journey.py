@@ -1,4 +1,4 @@
-"""One request on its way from worker to worker."""
+"""One request between a prefill and a decode worker."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 class Journey:
     """A request from its arrival to its end.
 
-    - ``number``: of its arrival; ``request``: as it goes on, with every token that was delivered before this prefill.
-    - ``first``, ``drafts``: what the prefill has given, in the states behind it.
-    - ``prefill``, ``decode``: the workers that have it; ``attempt``: of this prefill, or offer: higher than any before.
-    - ``reserved``, ``arrived``, ``over``: ranks of the decode worker that have said so of this attempt.
-    - ``since``: when its state changed last; ``held_since``: when it got its first token.
-    - ``failed``: offers that came to nothing though the worker lives; ``why``: the last one's reason.
-    - ``careful``: it was given up before, and is not prefilled again before a decode worker has room for it.
+    - ``number``: of its arrival. ``request``: its present form, with every token delivered before this prefill.
+    - ``first``, ``drafts``: results of the prefill, in the states after it.
+    - ``prefill``, ``decode``: the workers that have it. ``attempt``: number of this prefill or offer, higher than any
+      before.
+    - ``reserved``, ``arrived``, ``over``: ranks of the decode worker that have reported so for this attempt.
+    - ``since``: time of its last change of state. ``held_since``: time of its first token.
+    - ``failed``: offers that failed although the worker lives. ``why``: the last reason.
+    - ``careful``: it was given up before; it is prefilled again only when a decode worker has room for it.
     """
 
     number: int
@@ -52,24 +53,24 @@ class Journey:
 
     @property
     def name(self) -> str:
-        """The request's."""
+        """The request's name."""
         return self.request.request_id
 
     @property
     def key(self) -> Key:
-        """Of this attempt."""
+        """The key of this attempt."""
         return self.name, self.attempt
 
     @property
     def output(self) -> tuple[int, ...]:
-        """Everything that was delivered before the decode worker's part."""
+        """Tokens that were delivered before the decode worker's part."""
         return (*self.request.output, self.first) if self.first >= 0 else tuple(self.request.output)
 
     def move(self, event: Event, now: float) -> None:
-        """Go to the next state. Raises :class:`hal_core.HalError` where there is none."""
+        """Enter the next state. Raises :class:`hal_core.HalError` if the event is not possible."""
         self.state, self.since = after(self.state, event), now
 
     def turn_back(self, output: tuple[int, ...]) -> None:
-        """Be as new, with that much delivered."""
+        """Start again, with that many tokens delivered."""
         self.request = replace(self.request, output=output)
         self.first, self.drafts, self.prefill, self.decode = -1, (), None, None

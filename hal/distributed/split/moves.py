@@ -1,8 +1,8 @@
 """Moves requests from prefill to decode workers: the front of an engine whose workers have two roles.
 
-A prefill worker with room takes the first request that waits; a decode worker is asked for room at once, and again
-until one has it. Blocks move from rank to rank, by the table of :mod:`hal.distributed.split.states`. The engine calls
-this with what has come, and messages go out through the workers: nothing here waits.
+A prefill worker with room takes the first waiting request. A decode worker is then offered the request, and others in
+turn until one has room. Blocks move from rank to rank, by the table of :mod:`hal.distributed.split.states`. The engine
+calls this module with each message, and messages go out through the workers: no call waits.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ MOST_FAILURES = 8
 
 @dataclass(frozen=True)
 class Bounds:
-    """Seconds: ``move`` in which an offer is answered, and what is sealed arrives; ``hold`` in which a request that has
-    its first token finds a decode worker with room, before it is computed again; ``alone`` that a role may be without
-    any worker before requests end with an error."""
+    """Timeouts in seconds. ``move``: the answer to an offer, and the arrival of sealed blocks. ``hold``: from a
+    request's first token to a decode worker with room; after it the request is computed again. ``alone``: a role
+    without any worker, before requests end with an error."""
 
     move: float = field(default_factory=lambda: TIMEOUTS.offer)
     hold: float = field(default_factory=lambda: TIMEOUTS.hold)
@@ -45,11 +45,11 @@ class Bounds:
 
 
 class Moves:
-    """All requests of an engine and where each is. One thread uses it.
+    """All requests of an engine and their states. One thread uses it.
 
-    - ``workers``: those of both roles; ``end``: books the end of a request, once.
+    - ``workers``: those of both roles. ``end``: books the end of a request, once.
     - ``check``: raises :class:`InvalidValue` for a request that can never run.
-    - ``drafts`` False: those of a first token stay behind, as they must where what they were drawn from counts.
+    - ``drafts`` False: drafts of a first token stay behind, as they must if their distribution counts.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class Moves:
 
     @property
     def prefill(self) -> list[Prefill]:
-        """The prefill workers that are up."""
+        """Return the prefill workers that are up."""
         return [one for one in self._workers if one.up and one.role is SplitRole.PREFILL]  # type: ignore[misc]
 
     @property
     def decode(self) -> list[Decode]:
-        """The decode workers that are up."""
+        """Return the decode workers that are up."""
         return [one for one in self._workers if one.up and one.role is SplitRole.DECODE]  # type: ignore[misc]
 
     def begin(self) -> None:
@@ -87,13 +87,13 @@ class Moves:
                 check_facts(mine.facts, its.facts, f"{worker.name}, rank {rank},", "--split")
 
     def came_up(self, worker: Prefill | Decode) -> None:
-        """As :meth:`begin`, of a worker that was started again."""
+        """Check a restarted worker as :meth:`begin` does."""
         for other in [one for one in self._workers if one is not worker and one.up]:
             for mine, its in zip(other.peers, worker.peers, strict=True):
                 check_facts(mine.facts, its.facts, worker.name, "--split")
 
     def add(self, request: Request) -> None:
-        """A new request waits in the front."""
+        """Queue a new request."""
         self._check(request)
         self._arrivals += 1
         self.journeys[request.request_id] = journey = Journey(self._arrivals, request, since=self._clock())
@@ -108,8 +108,8 @@ class Moves:
     # -- forward --------------------------------------------------------------------------------------------------
 
     def go_on(self) -> None:
-        """Take back what has waited for too long, give requests to prefill workers with room, and ask decode workers
-        for room."""
+        """Expire old attempts, assign requests to prefill workers with room, and offer prefilled requests to decode
+        workers."""
         self._expire()
         self._give_up_alone()
         held = [one for one in self.journeys.values() if one.state in (State.PREFILLING, State.HELD)]
@@ -119,7 +119,8 @@ class Moves:
             pass
 
     def _next_attempt(self) -> int:
-        """One for all requests: a name may be another's later, and its attempts must be above those before."""
+        """Return the next attempt number. One counter serves all requests, because a name may be reused and its
+        attempts must increase."""
         self._attempts += 1
         return self._attempts
 
@@ -139,7 +140,7 @@ class Moves:
         return True
 
     def _ask(self, journey: Journey) -> None:
-        """Ask the decode worker with most room to promise blocks, if there is any with enough."""
+        """Offer the request to the decode worker with most room, if any has enough."""
         assert journey.prefill is not None
         for worker in sorted(self.decode, key=lambda one: (-one.scheduler.pool.free, one.scheduler.load)):
             blocks = worker.scheduler.reserve(journey.request, attempt := self._next_attempt())
@@ -153,7 +154,7 @@ class Moves:
             return
 
     def hear(self, word: SplitWord, worker: Prefill | Decode) -> None:
-        """A rank of ``worker`` has said something of an attempt; of a former one nothing but that it is over counts."""
+        """Handle a message of ``worker``'s rank about an attempt. Of an outdated attempt only its end counts."""
         key: Key = word.request, word.attempt
         if isinstance(word, Over) and worker.is_over(key, word.rank):
             return
@@ -185,7 +186,7 @@ class Moves:
             self._insert(journey)
 
     def took(self, worker: Prefill | Decode, record: OutputRecord, ended: Sequence[Finished]) -> None:
-        """A worker's output was taken over."""
+        """Handle the arrival of a worker's output."""
         if worker.role is SplitRole.DECODE:
             self._inserted(worker, record)  # type: ignore[arg-type]
         for finished in ended:
@@ -196,7 +197,7 @@ class Moves:
             self._first_tokens(worker, drafts)  # type: ignore[arg-type]
 
     def _first_tokens(self, worker: Prefill, drafts: dict[str, tuple[int, ...]]) -> None:
-        """The prefill worker's output was taken: those that have their first token go on."""
+        """Offer the requests that got their first token in the prefill worker's output."""
         found, worker.scheduler.prefilled = worker.scheduler.prefilled, []
         for one in found:
             self._first_token(self.journeys[one.request_id], one, drafts.get(one.request_id, ()))
@@ -215,7 +216,7 @@ class Moves:
         journey.decode.scheduler.insert(journey.key, journey.first, journey.drafts)
 
     def _inserted(self, worker: Decode, record: OutputRecord) -> None:
-        """Whom a decode worker's record names has entered: its blocks on the prefill worker are free."""
+        """Release the prefill worker's blocks of requests that a decode worker's record names."""
         for name in record.request_ids:
             journey = self.journeys.get(name)
             if journey is not None and journey.state is State.INSERTING and journey.decode is worker:
@@ -225,7 +226,7 @@ class Moves:
     # -- back -----------------------------------------------------------------------------------------------------
 
     def _lose_offer(self, journey: Journey) -> None:
-        """The decode worker's promise is over: another one is asked later, or the request ends if none takes it."""
+        """End the decode worker's promise. The request is offered again later, or ends after too many failures."""
         self._withdraw_offer(journey)
         self._move(journey, Event.OFFER_LOST)
         if journey.failed >= MOST_FAILURES and journey.state in HELD:
@@ -239,7 +240,7 @@ class Moves:
             worker.release(key, lambda: scheduler.drop(key), frozenset(journey.over))
 
     def _let_go(self, journey: Journey) -> None:
-        """The prefill worker need not keep the blocks any longer."""
+        """Release the blocks of the prefill worker."""
         worker, journey.prefill = journey.prefill, None
         if worker is not None and worker.up and worker.scheduler.keeps(journey.name):
             scheduler, name = worker.scheduler, journey.name
@@ -251,7 +252,7 @@ class Moves:
         self._wait(journey)
 
     def _expire(self) -> None:
-        """Take back what has waited for too long."""
+        """Expire attempts that have waited for too long."""
         now, bounds = self._clock(), self._bounds
         for journey in list(self.journeys.values()):
             waited = now - journey.since
@@ -267,7 +268,7 @@ class Moves:
                 self._to_front(journey, Event.GIVEN_UP, journey.output)
 
     def _give_up_alone(self) -> None:
-        """End requests that need a role of which there has been no worker for too long, and none will come."""
+        """End requests that need a role which has had no worker for too long, and will get none."""
         for role in (SplitRole.PREFILL, SplitRole.DECODE):
             workers = [one for one in self._workers if one.role is role]
             if any(one.up for one in workers):
@@ -282,7 +283,7 @@ class Moves:
             self._fail(states, f"{why} ({self._last_loss}); give more workers, or --restart")
 
     def lost(self, worker: Prefill | Decode, error: HalError) -> None:
-        """A worker is gone, with its blocks; what it has still delivered was taken."""
+        """Handle the loss of a worker with its blocks. Its delivered output was taken before."""
         self._last_loss = f"{worker.name} was lost: {error.what}"
         if not any(one.up for one in self._workers if one.role is worker.role and one is not worker):
             self._alone_since.setdefault(worker.role, self._clock())
@@ -292,7 +293,7 @@ class Moves:
             self._lost_decode(worker)  # type: ignore[arg-type]
 
     def forsaken(self, error: HalError) -> None:
-        """Requests that need the role end when no other worker has it."""
+        """End the requests that need the role if no other worker has it."""
 
     def _lost_prefill(self, worker: Prefill) -> None:
         ended = {one.request_id: one for one in worker.withdraw()[1]}
@@ -322,7 +323,7 @@ class Moves:
     # -- ends -----------------------------------------------------------------------------------------------------
 
     def abort(self, request_id: str) -> None:
-        """End a request, wherever it is; in a slot, its record tells the end."""
+        """End a request in any state. If it has a slot, its record reports the end."""
         if (journey := self.journeys.get(request_id)) is None:
             return
         ended: Finished | None = None
@@ -344,10 +345,10 @@ class Moves:
             self.finish(ended)
 
     def finish(self, ended: Finished) -> None:
-        """A request has ended in a scheduler: nothing of it is left on any worker."""
+        """Release a request that ended in a scheduler, on all workers."""
         journey = self.journeys[ended.request_id]
         if journey.state in AT_PREFILL and journey.prefill is not None:
-            journey.prefill.say(Release(*journey.key))  # it may know where the blocks were to go
+            journey.prefill.say(Release(*journey.key))  # it may know the blocks' destination
         if journey.state in ON_OFFER:
             self._withdraw_offer(journey)
         self._let_go(journey)
@@ -373,7 +374,7 @@ class Moves:
 
 
 def _last_of(said: set[int], rank: int, worker: Prefill | Decode) -> bool:
-    """Note that a rank has said something; whether all have now. What comes twice counts once."""
+    """Record a rank's message. Return whether all ranks have sent it. Repeated messages count once."""
     fresh = rank not in said
     said.add(rank)
     return fresh and len(said) == len(worker.ranks)

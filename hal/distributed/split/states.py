@@ -1,7 +1,7 @@
-"""The states of a request between a prefill and a decode worker, and every way from one to the next.
+"""States of a request between a prefill and a decode worker, and all transitions.
 
-Each state has a way out that comes in bounded time: what waits for a worker ends with that worker, or by a clock.
-``docs/split.md`` has the same table.
+Each state ends in bounded time: a wait for a worker ends with that worker, or by a clock. ``docs/split.md`` has the
+same table.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from hal_core import HalError
 
 
 class State(Enum):
-    """Where a request is. The value says it in words."""
+    """State of a request. The value is its description."""
 
     WAITING = "waits for a prefill worker with room"
     PREFILLING = "is prefilled; no decode worker has room yet"
     OFFERED = "is prefilled; a decode worker is asked to promise blocks"
     MOVING = "is prefilled; its blocks are sent as they come"
-    LANDED = "all blocks have arrived, its first token was not told yet"
+    LANDED = "all blocks have arrived, its first token was not delivered yet"
     HELD = "has its first token; no decode worker has room"
     HELD_OFFERED = "has its first token; a decode worker is asked to promise blocks"
     HELD_MOVING = "has its first token; its blocks are sent"
@@ -29,7 +29,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happens to it. The value says it in words."""
+    """Event of a request. The value is its description."""
 
     PLACED = "a prefill worker has room"
     ASKED = "a decode worker has room, and is asked"
@@ -72,17 +72,17 @@ TABLE: Mapping[State, Mapping[Event, State]] = {
 }
 
 AT_PREFILL = frozenset({S.PREFILLING, S.OFFERED, S.MOVING, S.LANDED})
-"""Its first token was not told; the prefill worker's scheduler has it."""
+"""The prefill worker's scheduler has it; its first token was not delivered."""
 HELD = frozenset({S.HELD, S.HELD_OFFERED, S.HELD_MOVING})
-"""The prefill worker keeps its blocks, and does nothing else for it."""
+"""The prefill worker keeps its blocks, and does no other work for it."""
 ON_OFFER = frozenset({S.OFFERED, S.MOVING, S.LANDED, S.HELD_OFFERED, S.HELD_MOVING})
-"""A decode worker has a slot and blocks promised to it."""
+"""A decode worker has promised it a slot and blocks."""
 AT_DECODE = frozenset({S.INSERTING, S.DECODING})
 """The decode worker's scheduler has it."""
 
 
 def after(state: State, event: Event) -> State:
-    """The next state. Raises :class:`HalError` for what cannot happen there."""
+    """Return the next state. Raises :class:`HalError` for an event that is not possible there."""
     if (found := TABLE[state].get(event)) is None:
         raise HalError(f"{event.name} in state {state.name}", cure="report it: the table of docs/split.md forbids it")
     return found
