@@ -1,13 +1,13 @@
 """hal: one set of worker hooks for LLM inference on any accelerator.
 
-Names are loaded on first use, so that ``import hal`` costs nothing and ``hal devices`` imports no framework.
+Names are loaded on first use, so that ``import hal`` is fast and ``hal devices`` imports no framework.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # typing takes longer to import than all of this, and a command is not ready for a signal before
+TYPE_CHECKING = False  # typing takes longer to import than this whole module, and a command handles no signal before
 if TYPE_CHECKING:
     from .generation import AsyncEngine as AsyncEngine
     from .generation import Part as Part

@@ -1,7 +1,7 @@
-"""Whether a plugin was made for the installed contract, decided before its code is imported.
+"""Check that a plugin was made for the installed contract version, before its code is imported.
 
 The contract version is major.minor of the installed paddle-hal-core. A plugin states its range as the ordinary
-requirement ``Requires-Dist: paddle-hal-core>=X.Y,<X+1``; pip then refuses most mismatches, this module the rest
+requirement ``Requires-Dist: paddle-hal-core>=X.Y,<X+1``. pip then refuses most mismatches, this module the rest
 (``--no-deps``, a core that was updated alone, editable installs).
 """
 
@@ -24,17 +24,17 @@ _LOWER = frozenset({">=", ">", "==", "===", "~="})
 _UPPER = frozenset({"<", "<=", "==", "===", "~="})
 
 
-#: The embedded core: its own device needs no contract range and no place in the allow-list.
+# : The embedded core: its own device needs neither a contract range nor an entry in the allow-list.
 CORE = "paddle-hal-core"
 
 
 def normalized(name: str) -> str:
-    """A distribution's name as it is compared: PEP 503."""
+    """Return a distribution's name in the normal form of PEP 503."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 class Stated(Protocol):
-    """What is judged: one device name that an installed distribution provides, as its metadata says."""
+    """A device name that an installed distribution provides, from its metadata."""
 
     @property
     def name(self) -> str: ...
@@ -50,7 +50,7 @@ class Stated(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The stated range as text, and "" or what is wrong with it and the cure."""
+    """Return the stated range as text, and "" or what is wrong with it and the cure."""
 
     range: str
     problem: str = ""
@@ -58,7 +58,7 @@ class Verdict:
 
 
 def contract_version() -> str:
-    """major.minor of the installed paddle-hal-core."""
+    """Return major.minor of the installed paddle-hal-core."""
     version = _core_version()
     return f"{version.major}.{version.minor}"
 
@@ -84,7 +84,7 @@ def check(entry: Stated) -> None:
 
 
 def verdict(entry: Stated) -> Verdict:
-    """Judge the plugin's range. The core's own device needs none."""
+    """Check the plugin's range. The core's own device needs none."""
     if entry.embedded:
         return Verdict("embedded")
     version = _core_version()
@@ -101,7 +101,7 @@ def verdict(entry: Stated) -> Verdict:
     if not (operators & _LOWER and operators & _UPPER):
         bound = "upper" if operators & _LOWER else "lower"
         return Verdict(text, f"its contract range {CORE}{text} has no {bound} bound", state)
-    # The base release, so that a development build of X.Y counts as X.Y, and patch-level bounds work too.
+    # Return the base release, so that a development build of X.Y counts as X.Y, and patch-level bounds work too.
     if not stated.contains(version.base_version, prereleases=True):
         return Verdict(
             text,
@@ -112,7 +112,7 @@ def verdict(entry: Stated) -> Verdict:
 
 
 def _range(requires: tuple[str, ...]) -> SpecifierSet | None:
-    """What the requirements that apply here say of the core, all together; None where they do not name it."""
+    """Return all requirements on the core that apply here, combined; None without one."""
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.specifiers import SpecifierSet
 
@@ -123,7 +123,7 @@ def _range(requires: tuple[str, ...]) -> SpecifierSet | None:
         except InvalidRequirement:
             if normalized(line).startswith(CORE):
                 raise ValueError(f"its requirement {line!r} cannot be parsed") from None
-            continue  # some other dependency's line, which is pip's business
+            continue  # another dependency's line, which only pip uses
         if normalized(requirement.name) != CORE:
             continue
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):

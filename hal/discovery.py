@@ -1,6 +1,6 @@
-"""Which device plugins are installed, read from their metadata alone, and the loading of the one that is chosen.
+"""Discovery: finds installed device plugins by their metadata alone, and loads the chosen one.
 
-This is the one file that knows stevedore. Listing, the allow-list, contract ranges and duplicates use
+This is the one file that uses stevedore. Listing, the allow-list, contract ranges and duplicates use
 ``importlib.metadata`` before any code of a plugin is imported (docs/decisions/0002).
 """
 
@@ -36,15 +36,15 @@ RUNNER = "--runner"
 AUTOMATIC = "hal.automatic"
 #: Transports, by the scheme of their urls (:mod:`hal.transport.loading`).
 TRANSPORTS = "hal.transports"
-#: The priority of a device that declares none. Auto-selection leaves out whatever is below 0.
+# : Priority of a device that declares none. Devices below 0 are not selected automatically.
 NEVER = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One device name that one installed distribution provides. Nothing of it has been imported.
+    """One device name that an installed distribution provides. Its code has not been imported.
 
-    ``problem`` is "" or why the metadata cannot be used; ``allowed`` is false where ``HAL_PLUGINS`` leaves it out.
+    ``problem``: "" or why the metadata cannot be used. ``allowed``: False if ``HAL_PLUGINS`` leaves it out.
     """
 
     name: str
@@ -69,7 +69,8 @@ class Entry:
         return normalized(self.distribution) == CORE
 
     def error(self, what: str, cure: str = "", *, own: BaseException | None = None) -> PluginError:
-        """A :class:`PluginError` that names the device, the distribution and a cure. ``own``: what its code raised."""
+        """Return a :class:`PluginError` that names the device, the distribution and a cure. ``own``: the exception of
+        its code."""
         way_out = f"reinstall or update {self.distribution}"
         if own is not None:
             what = f"{what}: {type(own).__name__}: {own}".rstrip(": ")
@@ -88,9 +89,9 @@ class Entry:
 
 
 def installed() -> tuple[Entry, ...]:
-    """Every device that an installed distribution declares, in the order in which they would be selected.
+    """Return every device that an installed distribution declares, in the order of selection.
 
-    Raises :class:`InvalidValue` when ``HAL_PLUGINS`` names a distribution that is no installed plugin.
+    Raises :class:`InvalidValue` if ``HAL_PLUGINS`` names a distribution that is not an installed plugin.
     """
     found = _distributions(GROUP)
     allowed = _allow_list({normalized(name) for name, _, _ in found})
@@ -99,7 +100,7 @@ def installed() -> tuple[Entry, ...]:
 
 
 def identity(dist: metadata.Distribution) -> tuple[str, str] | None:
-    """Name and version; None where damaged metadata does not say (what an interrupted uninstall leaves behind)."""
+    """Return name and version; None for damaged metadata (as an interrupted uninstall leaves behind)."""
     try:
         fields = dist.metadata
         return (fields["Name"], fields["Version"]) if "Name" in fields and "Version" in fields else None
@@ -108,18 +109,18 @@ def identity(dist: metadata.Distribution) -> tuple[str, str] | None:
 
 
 def installed_in(group: str) -> tuple[Entry, ...]:
-    """Every observer, proposer, runner or transport that an installed distribution declares, by name.
+    """Return every observer, proposer, runner or transport that an installed distribution declares, by name.
 
-    Nothing is imported, and ``HAL_PLUGINS`` is about devices alone: of these, none is used that is not named.
+    Their code is not imported. ``HAL_PLUGINS`` applies to devices alone, because of these only the named ones are used.
     """
     found = [entry for dist in _distributions(group) for entry in _entries(*dist, None, group)]
     return tuple(sorted(found, key=lambda entry: (entry.name, entry.distribution)))
 
 
 def named(name: str, there: Sequence[Entry], *, kind: str, argument: str, cure: str) -> Entry:
-    """The one of ``there`` that has a name. Raises :class:`InvalidValue` where none has, or two distributions claim it.
+    """Return the entry of that name. Raises :class:`InvalidValue` if it is missing, or two distributions claim it.
 
-    ``kind``: the word for what is looked for; ``argument``, ``cure``: where it was named, and how to name one.
+    ``kind``: the word for the entry in errors. ``argument``, ``cure``: where it was named, and how to name one.
     """
     claims = [entry for entry in there if entry.name == name]
     if not claims:
@@ -133,7 +134,7 @@ def named(name: str, there: Sequence[Entry], *, kind: str, argument: str, cure: 
 
 
 def _distributions(group: str) -> list[tuple[str, str, metadata.Distribution]]:
-    """Name, version and distribution of each that declares something in an entry-point group.
+    """Return name, version and distribution of each distribution that has entry points in a group.
 
     A damaged distribution elsewhere on the path does not matter.
     """
@@ -190,7 +191,7 @@ def _priority(declared: Sequence[str]) -> tuple[int, str]:
 
 
 def _allow_list(plugins: set[str]) -> frozenset[str] | None:
-    """The normalised names in ``HAL_PLUGINS``; None: all. An empty list leaves the embedded core alone."""
+    """Return the normalised names in ``HAL_PLUGINS``; None: all. An empty list leaves the embedded core alone."""
     text = os.environ.get(ALLOW_LIST)
     if text is None:
         return None
@@ -206,7 +207,7 @@ def _allow_list(plugins: set[str]) -> frozenset[str] | None:
 
 
 def same_name(entries: Sequence[Entry], name: str) -> PluginError:
-    """The error for one device name that is declared more than once."""
+    """Return the error for one device name that is declared more than once."""
     claims = [entry for entry in entries if entry.name == name and entry.allowed]
     both = " and ".join(f"{claim.who} ({claim.target})" for claim in claims)
     cure = f"uninstall one of them, or name the one to use in {ALLOW_LIST}"
@@ -216,7 +217,7 @@ def same_name(entries: Sequence[Entry], name: str) -> PluginError:
 
 
 def load(entry: Entry) -> type[Plugin]:
-    """Import the plugin of ``entry``, after its contract range was checked, and check what it declares.
+    """Check the contract range of ``entry``, import its plugin, and check the plugin's declarations.
 
     Raises :class:`PluginError` (of which :class:`ContractMismatch` is one) with the distribution and the cure.
     """
@@ -236,9 +237,9 @@ def load(entry: Entry) -> type[Plugin]:
 
 
 def load_made(entry: Entry, *arguments: object) -> object:
-    """Import an observer, a proposer, a runner or a transport, and make it where it can be called.
+    """Import an observer, a proposer, a runner or a transport, and call it if it is callable.
 
-    An observer that is no class is there already. ``arguments``: what it is made with. Raises :class:`PluginError`.
+    An observer may be an object instead of a class. ``arguments``: those of the call. Raises :class:`PluginError`.
     """
     found = load_maker(entry)
     if entry.group == OBSERVERS and not isinstance(found, type):
@@ -256,7 +257,7 @@ def load_made(entry: Entry, *arguments: object) -> object:
 
 
 def load_maker(entry: Entry) -> object:
-    """Import what an entry names, after its contract range was checked. Raises :class:`PluginError`."""
+    """Check the contract range of an entry and import its object. Raises :class:`PluginError`."""
     if entry.problem:
         raise entry.error(entry.problem)
     contract.check(entry)
@@ -267,7 +268,7 @@ def _import(entry: Entry) -> object:
     from stevedore.driver import DriverManager
 
     class Fresh(DriverManager):  # type: ignore[misc]  # stevedore counts as untyped here (pyproject)
-        """A driver manager without stevedore's disk cache, which can be two minutes behind an installation."""
+        """Driver manager without stevedore's disk cache, which can be two minutes behind an installation."""
 
         def list_entry_points(self) -> list[metadata.EntryPoint]:
             return [entry.point] if entry.point else []
@@ -277,9 +278,9 @@ def _import(entry: Entry) -> object:
         extension = manager.extensions[0]
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a plugin's import may even exit; the name of the culprit must not get lost
+    except BaseException as error:  # importing a plugin may even exit the process; the error must name the plugin
         raise entry.error(f"importing {entry.target} failed", own=error) from error
-    if extension.entry_point.value != entry.target:  # unless a later stevedore no longer asks list_entry_points
+    if extension.entry_point.value != entry.target:  # only if a later stevedore no longer calls list_entry_points
         raise entry.error(
             f"stevedore loaded {extension.entry_point.value}, the metadata says {entry.target}",
             cure="stevedore's cache is stale: remove ~/.cache/python-entrypoints",
@@ -288,7 +289,7 @@ def _import(entry: Entry) -> object:
 
 
 def probe(entry: Entry, plugin: type[Plugin]) -> Probe:
-    """Ask a loaded plugin whether its device can be used. Raises :class:`PluginError` when it cannot answer."""
+    """Return a loaded plugin's probe. Raises :class:`PluginError` if the probe fails."""
     try:
         answer: object = plugin.probe()
     except Unavailable as error:

@@ -1,4 +1,4 @@
-"""The listing of devices: metadata and each plugin's static probe; nothing is opened."""
+"""Listing of devices, from metadata and each plugin's static probe. No device is opened."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Listed:
     reason: str = ""
     cure: str = ""
     trace: str = field(default="", compare=False, repr=False)
-    """The traceback of the plugin's own code that failed."""
+    """Traceback of the plugin's own code that failed."""
 
 
 def devices() -> tuple[Listed, ...]:
-    """Every installed device, best priority first. A broken plugin is listed as broken and hides no other."""
+    """Return every installed device, best priority first. A broken plugin is listed as broken and hides no other."""
     entries = installed()
     allowed = [entry.name for entry in entries if entry.allowed]
     return tuple(_listed(entry, entries, allowed.count(entry.name) > 1) for entry in entries)

@@ -1,4 +1,4 @@
-"""What a user brings by the name of what makes it: MODULE:NAME, as ``--runner`` and ``--transfer`` take it."""
+"""Objects that a user names as MODULE:NAME, for ``--runner`` and ``--transfer``."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from hal_core import HalError, InvalidValue, PluginError
 
 
 def check_maker(name: str, option: str, example: str) -> None:
-    """Raise :class:`InvalidValue` for what is no MODULE:NAME."""
+    """Raise :class:`InvalidValue` unless ``name`` is MODULE:NAME."""
     module, _, maker = name.partition(":")
     if not maker.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         raise InvalidValue(f"{name!r}", cure=f"give MODULE:NAME, as {example}", argument=option)
 
 
 def make(name: str, option: str, what: str, setup: object) -> object:
-    """Import what ``name`` says, from the working directory too, and have it make ``what`` it is to, of ``setup``.
+    """Import ``name``, also from the working directory, and call it with ``setup``. ``what``: the kind of object, for
+    errors.
 
-    :raises InvalidValue: for a module or name that is not there, and what the maker refuses.
-    :raises PluginError: for one that fails, the import of its module too.
+    :raises InvalidValue: for a missing module or name, and as the maker raises it.
+    :raises PluginError: for a maker that fails, or a module that cannot be imported.
     """
     module, _, maker = name.partition(":")
     if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)  # behind all else, so that nothing there hides what is installed
+        sys.path.append(here)  # last on the path, so that it hides no installed module
     misspelt = "install it, or see how it is spelt"
     try:
         imported = import_module(module)
     except ImportError as error:
         raise InvalidValue(f"{name}: {error}", cure=misspelt, argument=option) from error
-    except (Exception, SystemExit) as error:  # a script that runs when it is imported may even exit
+    except (Exception, SystemExit) as error:  # a script without a main guard may even exit the process
         raise _failed(f"importing {module} failed", error, option) from error
     try:
         found = getattr(imported, maker)
@@ -47,4 +48,4 @@ def make(name: str, option: str, what: str, setup: object) -> object:
 
 def _failed(what: str, error: BaseException, option: str) -> PluginError:
     told = f"{what}: {type(error).__name__}: {error}".rstrip(": ")
-    return PluginError(told, cure="mend it, or give another one", argument=option)
+    return PluginError(told, cure="correct it, or give another one", argument=option)

@@ -1,8 +1,8 @@
-"""The kernels that Paddle's MKL uses for matrix products on a CPU of AMD's.
+"""Kernels of Paddle's MKL for matrix products on AMD CPUs.
 
-That MKL looks at the maker of the CPU, not at its features: on AMD it takes its slowest kernels, two to three times
-slower than those for AVX2 (docs/evidence/generation.md). A variable asks for these. MKL reads it once, and checks
-nothing.
+MKL looks at the CPU's maker instead of its features. On AMD it takes its slowest kernels, two to three times slower
+than those for AVX2 (docs/evidence/generation.md). An environment variable selects the AVX2 kernels. MKL reads it once,
+without any check.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ _AVX2, _FMA = 1 << 10, 1 << 14
 
 
 def choose_kernels(environment: MutableMapping[str, str]) -> None:
-    """Ask for the AVX2 kernels where they are faster, unless ``environment`` has a value of the user's.
+    """Select the AVX2 kernels if they are faster, unless ``environment`` has a value of the user's.
 
-    Only for a process of the command, before Paddle is imported: a library user's environment is not hal's to change.
+    Only for a process of the command, before Paddle is imported: hal must not change the environment of a library's
+    user.
     """
     if VARIABLE not in environment and are_faster():
         environment[VARIABLE] = AVX2_KERNELS
 
 
 def kernels_note(environment: Mapping[str, str]) -> str:
-    """What the command says of it with ``-v``; "" where the variable is not set."""
+    """Return the note for ``-v``; "" if the variable is not set."""
     value = environment.get(VARIABLE)
     if value == AVX2_KERNELS and are_faster():
         return f"MKL uses its kernels for AVX2 on this AMD CPU ({VARIABLE}={value}; another value of yours is kept)"
@@ -36,14 +37,14 @@ def kernels_note(environment: Mapping[str, str]) -> str:
 
 
 def are_faster() -> bool:
-    """Whether this is a CPU of AMD's with AVX2 and FMA.
+    """Return whether this is an AMD CPU with AVX2 and FMA.
 
-    libgcc answers, by the CPUID instruction (``__builtin_cpu_supports`` reads the same): right under an emulator too,
-    where ``/proc/cpuinfo`` shows the host's CPU. False where there is no such library or no such answer.
+    libgcc has the answer from the CPUID instruction (``__builtin_cpu_supports`` reads the same). Under an emulator that
+    is right too, while ``/proc/cpuinfo`` shows the host's CPU. False without libgcc or its symbol.
     """
     try:
         library = ctypes.CDLL("libgcc_s.so.1")
-        find = ctypes.CDLL(None).dlvsym  # the symbol has a version that a search without one passes over
+        find = ctypes.CDLL(None).dlvsym  # the symbol has a version, and a search without one does not find it
     except (OSError, AttributeError):
         return False
     find.restype, find.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p]

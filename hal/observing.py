@@ -1,7 +1,7 @@
 """Observers from entry points: those of the group ``hal.observers`` that the user names in ``HAL_OBSERVERS``.
 
-None is used by default: what sees every hook call is the user's choice, not an installed package's. How one is written:
-:mod:`hal_core.runtime.observers`.
+None is used by default, because the user and not an installed package decides what observes every hook call. How to
+write one: :mod:`hal_core.runtime.observers`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def chosen() -> tuple[Entry, ...]:
-    """The observers that ``HAL_OBSERVERS`` names, in its order. Nothing is imported.
+    """Return the observers that ``HAL_OBSERVERS`` names, in its order, without importing them.
 
     :raises InvalidValue: for a name that no installed observer has, or that two distributions claim.
     """
@@ -31,10 +31,10 @@ def chosen() -> tuple[Entry, ...]:
 
 
 def observe(bound: BoundDevice, entries: Sequence[Entry]) -> None:
-    """Let the observers see every hook call of a device.
+    """Attach the observers to a device, so that they see each of its hook calls.
 
-    :raises PluginError: naming the distribution, for one that does not import, is made for another contract, or
-        observes nothing.
+    :raises PluginError: naming the distribution, for one that cannot be imported, is made for another contract, or is
+        not an observer.
     """
     for entry in entries:
         observer = load_made(entry)

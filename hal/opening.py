@@ -1,4 +1,4 @@
-"""Open a device: select it, open it, check what it can do, bind its hooks."""
+"""Opening of a device: selection, opening, checks of its capabilities, and binding of its hooks."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ def open_device(
     """Open a device and bind its hooks.
 
     :param name: a device name or ``name:index``; else ``HAL_DEVICE``; else the best available device by priority.
-    :param index: which of several devices of that name; 0 unless ``name`` says another.
-    :param require: what the device must offer (:meth:`hal_core.contract.capabilities.Capabilities.check`), for example
+    :param index: which of several devices of that name; 0 unless ``name`` has another.
+    :param require: required capabilities (:meth:`hal_core.contract.capabilities.Capabilities.check`), for example
         ``{"async_set_value": "async"}``; refused here rather than slowed silently (G7).
-    :param options: handed to the plugin as they are.
-    :param among: the ranks on this host, of which each opens a device of its own from ``index`` on.
-    Observers that ``HAL_OBSERVERS`` names see every hook call of it (:mod:`hal.observing`).
+    :param options: passed to the plugin unchanged.
+    :param among: the ranks on this host. Each opens a device of its own, counted from ``index``.
 
-    :raises DeviceNotFound: no plugin of that name, with what is installed and what may be meant.
-    :raises Unavailable: the device named cannot be used here, or none can.
-    :raises PluginError: a plugin does not import, breaks the contract, or was made for another one.
+    Observers that ``HAL_OBSERVERS`` names see every hook call of the device (:mod:`hal.observing`).
+
+    :raises DeviceNotFound: no plugin of that name; the error lists installed and similar names.
+    :raises Unavailable: the named device cannot be used here, or none can.
+    :raises PluginError: a plugin cannot be imported, breaks the contract, or was made for another one.
     :raises InvalidValue: for more ranks than devices.
-    :raises CapabilityMissing: ``require`` asks for what the device does not offer; nothing stays open.
+    :raises CapabilityMissing: the device lacks a capability of ``require``; it is closed again.
     """
     for argument, value in (("require", require), ("options", options)):
         if value is not None and not isinstance(value, Mapping):
@@ -58,7 +59,7 @@ def open_device(
 def open_as_asked(
     device: str | None, require: Mapping[str, str | bool], *, among: LocalRank | None = None
 ) -> BoundDevice:
-    """As :func:`open_device`, for whom ``--device`` and ``--require`` were given to: errors name these."""
+    """As :func:`open_device`, for commands with ``--device`` and ``--require``: errors name these options."""
     try:
         return open_device(device, require=require, among=among)
     except HalError as error:
@@ -97,7 +98,8 @@ def _open(
 
 
 def _check_name(choice: Choice, device: Device, capabilities: Capabilities) -> None:
-    """Errors and logs name the device: it must be the one that was asked for, or say what stands in for it."""
+    """Raise :class:`PluginError` unless the device has the requested name or declares its substitute. Errors and logs
+    use it."""
     name = choice.entry.name
     if capabilities.substituted:
         name = f"{name} (substituted: {capabilities.substituted})"
@@ -112,7 +114,7 @@ def _bound(choice: Choice, device: Device) -> BoundDevice:
     try:
         return bind(device)
     except PluginError as error:
-        error.what = f"{choice.entry.who}: {error.what}"  # the binder knows the device, not who shipped it
+        error.what = f"{choice.entry.who}: {error.what}"  # the binder has the device, but not its distribution
         raise
     except Exception as error:
         raise choice.entry.error("binding its hooks failed", own=error) from error

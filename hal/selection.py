@@ -1,4 +1,4 @@
-"""Which device is used: the argument, then ``HAL_DEVICE``, then down the declared priority, loading one at a time."""
+"""Selection of a device: the argument, then ``HAL_DEVICE``, then by declared priority, loading one at a time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for: a device name (None: choose one), an index, and who asked."""
+    """A request for a device: its name (None: choose one), an index, and the origin of the request."""
 
     name: str | None
     index: int
@@ -52,11 +52,11 @@ def select(name: str | None = None, *, index: int | None = None) -> Choice:
 
 
 def first(use: Callable[[Choice], T], name: str | None = None, index: int | None = None) -> T:
-    """``use`` the device asked for; without one, use the first by priority that is not Unavailable.
+    """Call ``use`` with the requested device, or with the first available one by priority.
 
-    A device that is unavailable (its probe says so, or ``use`` raises :class:`Unavailable`) is passed over with one
-    warning; one that is absent, whose chip is not on this machine, with a record of level INFO. Everything else that
-    goes wrong with a plugin is raised: another device must not run in its place.
+    A device is skipped with one warning if it is unavailable (by its probe, or because ``use`` raises
+    :class:`Unavailable`); without a warning, at level INFO, if its chip is not on this machine. Every other error of a
+    plugin is raised, because another device must not run in its place.
     """
     request = requested(name, index)
     entries = installed()
@@ -100,7 +100,7 @@ def _one_line(error: Exception) -> str:
 
 
 def requested(name: str | None, index: int | None = None) -> Request:
-    """Read what was asked for, from the arguments or ``HAL_DEVICE`` (empty: unset). Nothing is looked up."""
+    """Read the request from the arguments or ``HAL_DEVICE`` (empty: unset), without looking the name up."""
     if index is not None and (type(index) is not int or index < 0):
         raise InvalidValue(f"{index!r} is no device index", cure="give a whole number from 0", argument="index")
     text, source = name, "name"
@@ -145,10 +145,10 @@ def _find(entries: Sequence[Entry], request: Request) -> Entry:
 
 
 def _ranked(entries: Sequence[Entry]) -> list[Entry]:
-    """The devices that may be selected automatically, best first; equal priorities by name.
+    """Return the devices that may be selected automatically, best first; equal priorities by name.
 
-    A plugin whose metadata cannot be used has no place in that order; it is named in a warning and stops no other. A
-    name that two sound ones claim is an error, before anything is loaded.
+    A plugin with unusable metadata is left out with a warning and does not block others. A name that two valid plugins
+    claim is an error, before any is loaded.
     """
     allowed = [entry for entry in entries if entry.allowed]
     for entry in allowed:

@@ -1,4 +1,4 @@
-"""Which of a host's devices each of its ranks opens: one each, from the index that was asked for on."""
+"""Assignment of a host's devices to its ranks: one each, counted from the requested index."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 SHARED = "--share-devices"
 AMONG = "HAL_RANKS_AMONG"
-"""The variable that tells ranks which of those on their host they are, where several launchers start some: how many
-come before the first of these, a slash, and how many there are in all; or :data:`OWN_DEVICE`."""
+"""Variable with the numbers of a host's ranks if several launchers start them: how many come before this launcher's
+first, a slash, and how many there are in all; or :data:`OWN_DEVICE`."""
 OWN_DEVICE = "own"
-"""Value of that variable for a rank whose launcher has hidden all devices but the rank's own."""
+"""Value of that variable if the rank's launcher hides all devices except the rank's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRank:
-    """A rank as one of those on its host: its ``number`` among ``size``. ``share``: several may open one device;
-    ``alone``: its launcher has started all of them, and so may have given each a device."""
+    """A rank's place on its host: its ``number`` among ``size``. ``share``: several may open one device. ``alone``: one
+    launcher has started all of them, so it may have assigned devices."""
 
     number: int = 0
     size: int = 1
@@ -32,7 +32,7 @@ class LocalRank:
 
     @classmethod
     def of(cls, environment: Mapping[str, str], *, share: bool = False) -> LocalRank:
-        """As the launcher's list of endpoints says, those of one host being equal up to the port."""
+        """Read the launcher's list of endpoints; those of one host are equal up to the port."""
         hosts = [one.rpartition(":")[0] for one in environment.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")]
         me = int(environment.get("PADDLE_TRAINER_ID", "0"))
         if me >= len(hosts):
@@ -44,11 +44,11 @@ class LocalRank:
         return cls(int(before) + number, int(every), share, int(every) == size)
 
     def index(self, plugin: type[Plugin], first: int) -> int:
-        """The index that this rank opens, where ``first`` was asked for.
+        """Return the index that this rank opens if ``first`` was requested.
 
-        That is ``first`` and on, in the order of the ranks. Where none but 0 was asked for, a device that Paddle's
-        launcher has assigned to this rank (``--devices``) goes before. Of a device that every process may open,
-        ``first`` on all ranks.
+        Ranks take ``first`` and the following devices in order. If ``first`` is 0, a device that Paddle's launcher has
+        assigned to this rank (``--devices``) takes precedence. A device that every process may open has ``first`` on
+        all ranks.
 
         :raises InvalidValue: for more ranks than devices, unless they may ``share`` them.
         """
@@ -59,7 +59,7 @@ class LocalRank:
             return int(assigned)
         if first + self.size > count and not self.share:
             raise InvalidValue(
-                f"{self.size} rank(s) of this host are to have a device each from {plugin.name}:{first} on, and "
+                f"{self.size} rank(s) of this host need a device each, counted from {plugin.name}:{first}, and "
                 f"there are {count}",
                 cure=f"start fewer ranks, show them more devices, or let them open one together ({SHARED})",
                 argument="--device",
@@ -68,11 +68,12 @@ class LocalRank:
 
 
 HOST_PLACE = "cpu"
-"""What Paddle calls the host's memory."""
+"""Paddle's name of the host's memory."""
 
 
 def moved(place: str, by: int) -> str:
-    """A Paddle place (as "gpu:0") so many devices further on; the host's memory is every rank's."""
+    """Return the Paddle place (as "gpu:0") of the device so many places further; the host's memory is the same for
+    every rank."""
     kind, _, number = place.partition(":")
     if not by or kind == HOST_PLACE:
         return place

@@ -5,8 +5,8 @@
     socket.settimeout(TIMEOUTS.connection)
 
 The variable of a field is ``HAL_SECONDS_`` and its name in capitals, unless it names another. docs/timeouts.md lists
-all of them; ``python -m hal.timeouts`` prints its table. Only the standard library is imported here, since signals need
-this first.
+all of them; ``python -m hal.timeouts`` prints its table. Only the standard library is imported here, because signals
+need this first.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from typing import overload
 
 MOST = 1e9
-"""More than anything may last: Python's locks take no wait beyond ``threading.TIMEOUT_MAX``."""
+"""Upper bound of a duration: Python's locks take no wait beyond ``threading.TIMEOUT_MAX``."""
 MOST_POLLED = 2e6
-"""The same where ZeroMQ polls, whose milliseconds are a C int."""
+"""Upper bound of a wait in ZeroMQ, whose milliseconds are a C int."""
 UNBOUNDED = 3600.0
-"""One wait where nothing bounds it; it is repeated."""
+"""Length of one wait without any bound; the wait is repeated."""
 LEAST_HEARTBEAT, MOST_HEARTBEAT = 0.001, 3600.0
 """Bounds of a sink's heartbeat: ZeroMQ's poll counts milliseconds."""
 
@@ -47,7 +47,7 @@ class Seconds:
         def __get__(self, instance: Timeouts, owner: type) -> float: ...
 
     def __get__(self, instance: Timeouts | None, owner: type) -> Seconds | float:
-        """Return the seconds that hold now. Raises :class:`hal_core.InvalidValue` for a variable that holds others."""
+        """Return the present seconds. Raises :class:`hal_core.InvalidValue` if the variable holds none."""
         if instance is None:
             return self
         given = os.environ.get(self.variable)
@@ -70,7 +70,7 @@ class Seconds:
 
 @dataclass
 class Timeouts:
-    """Seconds. A field may be set, as tests do; its variable goes before that."""
+    """Seconds. A field may be set, as tests do; its variable takes precedence."""
 
     # commands
     signal: Seconds = Seconds(

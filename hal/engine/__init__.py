@@ -1,7 +1,7 @@
-"""The engine: takes requests, decides what each step of a worker does, and says how each request ended.
+"""Engine: accepts requests, schedules a worker's steps, and reports how each request ended.
 
-``BlockPool`` owns the KV blocks, ``Scheduler`` makes the decisions (it needs no device), an ``Executor`` runs the
-steps, and ``Engine`` stands in front of all.
+``BlockPool`` owns the KV blocks, ``Scheduler`` makes the decisions (without a device), an ``Executor`` runs the steps,
+and ``Engine`` is the front of all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pool of physical KV blocks: who may write which part of the paged cache."""
+"""Pool of physical KV blocks, which assigns parts of the paged cache to requests."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """How many blocks are free."""
+        """Number of free blocks."""
         return len(self._free)
 
     def allocate(self, count: int) -> list[int]:
-        """``count`` free blocks. Raises :class:`OutOfMemory` when there are fewer; nothing is taken then."""
+        """Take ``count`` free blocks. Raises :class:`OutOfMemory` if fewer are free, and takes none then."""
         if count < 0:
             raise InvalidValue(f"{count} blocks", cure="give no negative count", argument="count")
         if count > len(self._free):
@@ -38,7 +38,8 @@ class BlockPool:
         return taken
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Give blocks back. Raises :class:`HalError` for one that is free already or unknown; nothing is freed then."""
+        """Return blocks to the pool. Raises :class:`HalError` for a block that is free or unknown, and returns none
+        then."""
         given = list(blocks)
         wrong = [block for block in given if not 0 <= block < self.size or not self._held[block]]
         if wrong or len(set(given)) != len(given):

@@ -1,4 +1,5 @@
-"""How many tokens a step feeds: what decoding needs, which is known before the step, and prompts in what is left."""
+"""Token budget of a step: decoding first, whose need is known before the step, then prompts with the remaining
+tokens."""
 
 from __future__ import annotations
 
@@ -7,15 +8,15 @@ from dataclasses import dataclass
 from hal_core import InvalidValue, StateConfig
 
 DEFAULT_CHUNK = 256
-"""Prompt tokens that a step feeds at most, unless told otherwise."""
+"""Default of the most prompt tokens that a step feeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a step may feed: ``chunk`` prompt tokens at most and, where ``step_tokens`` is given, so many in all.
+    """Limits of a step: ``chunk`` prompt tokens at most and, if ``step_tokens`` is given, so many tokens in all.
 
-    Decoding is never held back, so ``step_tokens`` must be above what all slots may decode, each its next token and its
-    drafts: else prompts might wait for ever. Raises :class:`InvalidValue`.
+    Decoding is never held back. So ``step_tokens`` must exceed the tokens that all slots may decode, each its next
+    token and its drafts; otherwise prompts might wait for ever. Raises :class:`InvalidValue`.
     """
 
     chunk: int
@@ -37,6 +38,6 @@ class Budget:
             )
 
     def prompt_tokens(self, launched: int) -> int:
-        """Most prompt tokens of a step that launches so many tokens for decoding (requests times 1 and drafts: how
-        many of them are drafted is not known yet)."""
+        """Return the most prompt tokens of a step that launches so many tokens for decoding (requests times 1 and
+        drafts, because the number of drafts is not known yet)."""
         return self.chunk if self.step_tokens is None else min(self.chunk, self.step_tokens - launched)

@@ -1,4 +1,4 @@
-"""The engine: takes requests and drives workers step by step until every request has ended."""
+"""Engine: takes requests and drives workers step by step until every request has ended."""
 
 from __future__ import annotations
 

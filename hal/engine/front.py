@@ -52,7 +52,7 @@ class Front(Protocol):
         """Take back the requests of a worker that is lost."""
 
     def forsaken(self, error: HalError) -> None:
-        """Take note that a lost worker is not started again; raise ``error`` if nothing can continue."""
+        """Handle a worker that is not restarted; raise ``error`` if no request can continue."""
 
 
 class Queue:

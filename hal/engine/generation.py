@@ -1,4 +1,4 @@
-"""One request on its way through the engine, and how it ended."""
+"""One request in the engine, and its end."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hal_core import AdmittedRequest, FinishReason, InvalidValue, Request, State
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a request ended.
+    """The end of a request.
 
-    ``token_ids``: everything that it generated; ``message``: the text of an error; ``reported``: whether a record has
-    told the end too, so that a reader knows it. It has not for a request that was refused, or aborted while waiting.
+    ``token_ids``: all tokens that it generated. ``message``: text of an error. ``reported``: whether a record reports
+    the end too, so that a reader sees it; False for a request that was refused, or aborted while waiting.
     """
 
     request_id: str
@@ -24,12 +24,12 @@ class Finished:
 
 
 def tokens_to_keep(prompt_len: int, max_tokens: int) -> int:
-    """Most tokens of a request whose KV is ever needed: the last one generated is not fed."""
+    """Return the most tokens of a request whose KV is ever needed: the last generated token is not fed."""
     return prompt_len + max_tokens - 1
 
 
 def check_fits(admitted: AdmittedRequest, sizes: StateConfig, blocks: int) -> None:
-    """Raise :class:`InvalidValue`, with the cure, for a request that needs more tokens or KV blocks than there are."""
+    """Raise :class:`InvalidValue`, with the cure, for a request that needs more tokens or KV blocks than exist."""
     who, most = f"request {admitted.request_id!r}", admitted.params.max_tokens
     if admitted.prompt_len + most > sizes.max_model_len:
         raise InvalidValue(
@@ -50,14 +50,14 @@ def check_fits(admitted: AdmittedRequest, sizes: StateConfig, blocks: int) -> No
 class Generation:
     """A request from its arrival to its end.
 
-    - ``admitted``: its packed form for the stay in a slot that is under way or comes next.
+    - ``admitted``: its packed form for its present or next stay in a slot.
     - ``generated``: every token so far; ``known`` counts them with the prompt's.
-    - ``slot``: where it runs, -1 while it waits; ``blocks``: the KV blocks that it holds, in order.
-    - ``prefilled``: tokens that its tasks have had fed in this stay; ``goal``: how many there are to prefill, the
-      prompt and, after a preemption, what was generated before.
-    - ``pending``: most tokens that steps under way may give it, which nobody knows yet.
+    - ``slot``: its slot, -1 while it waits; ``blocks``: the KV blocks that it holds, in order.
+    - ``prefilled``: tokens that its tasks have fed in this stay; ``goal``: how many there are to prefill, the prompt
+      and, after a preemption, the tokens generated before.
+    - ``pending``: most tokens that steps in flight may give it.
     - ``arrival``: its number among all requests; see :attr:`rank`.
-    - ``aborted``: its abort was asked for, and its end is not told yet.
+    - ``aborted``: its abort was requested, and its end is not reported yet.
     """
 
     request: Request
@@ -94,11 +94,11 @@ class Generation:
 
     @property
     def decoding(self) -> bool:
-        """True when everything known at its entry has been fed, so that each step gives one token."""
+        """True when all tokens known at its entry have been fed, so that each step gives one token."""
         return self.prefilled >= self.goal
 
     def furthest(self, tokens: int) -> int:
-        """Most tokens whose KV it needs when it has been given ``tokens`` more than is known."""
+        """Return the most tokens whose KV it needs after ``tokens`` more than the known ones."""
         return min(self.known + tokens, self.limit)
 
     def enter(self, slot: int, blocks: Sequence[int], length: int) -> None:
@@ -106,5 +106,5 @@ class Generation:
         self.slot, self.blocks, self.prefilled, self.goal = slot, list(blocks), length, self.known
 
     def finished(self, reason: FinishReason, message: str = "", *, reported: bool = True) -> Finished:
-        """The request's end as the engine tells it."""
+        """Return the request's end as the engine reports it."""
         return Finished(self.request_id, tuple(self.generated), reason, message, reported)

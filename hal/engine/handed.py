@@ -1,4 +1,4 @@
-"""The sink of a worker whose engine is in its process: records are handed over, and nothing is sent."""
+"""Sink of a worker in the engine's own process: it passes records on in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class HandedSink:
-    """An output is complete when the engine has taken its record. ``to`` gets each: the engine calls :meth:`take`."""
+    """Sink whose output is complete when the engine has taken its record. ``to`` gets each: the engine calls
+    :meth:`take`."""
 
     def __init__(self) -> None:
         self.session = new_session()
@@ -30,7 +31,7 @@ class HandedSink:
         self._pending.append(pending)
 
     def take(self, record: OutputRecord) -> None:
-        """Hand the record on. The engine takes records in the order of their steps."""
+        """Pass the record on. The engine takes records in the order of their steps."""
         self._pending.popleft().complete(None)
         self.to(record)
 

@@ -1,4 +1,4 @@
-"""Slots and KV blocks of one worker: free, held, or given back while a step that is under way still reads them."""
+"""Slots and KV blocks of one worker: free, held, or released while a step in flight still reads them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from .blocks import BlockPool
 
 
 class Holdings:
-    """Who leaves gives a slot and blocks back. They are free at once where whoever has them next writes them on the
-    stream of the steps, and so behind what reads them (G28); else once the last step that reads them was taken.
+    """Slots and blocks of a worker. A request that leaves releases its own.
+
+    They are free at once if their next user writes them on the stream of the steps, after those that read them (G28).
+    Otherwise they are free once the last step that reads them was taken.
 
     - ``pool``: the blocks; ``slots``: the free slots, the next one to be used last.
     - ``launched``, ``taken``: how many steps were scheduled, and of how many the output was taken, in their order.
@@ -23,17 +25,17 @@ class Holdings:
 
     @property
     def returning(self) -> int:
-        """Blocks that are free once every step that was launched is taken."""
+        """Blocks that are free once every launched step is taken."""
         return sum(len(blocks) for _, _, blocks in self._leaving)
 
     def give_back(self, slot: int, blocks: Sequence[int], *, at_once: bool = False) -> None:
-        """A request leaves: every step that was launched so far may read its slot and blocks. ``at_once``: they are
-        free all the same, as the next write to them comes behind those steps."""
+        """Release a request's slot and blocks, which every launched step may read. ``at_once``: they are free all the
+        same, because the next write to them follows those steps."""
         self._leaving.append((self.taken if at_once else self.launched, slot, list(blocks)))
         self._free()
 
     def took(self) -> None:
-        """The output of the oldest step under way was taken: its event has passed."""
+        """Take the output of the oldest step in flight: its event has passed."""
         self.taken += 1
         self._free()
 

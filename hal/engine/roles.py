@@ -1,4 +1,5 @@
-"""Schedulers of a prefill/decode split: one gives the first token and keeps the blocks, the other goes on behind it."""
+"""Schedulers of a prefill/decode split: one computes the first token and keeps the blocks, the other continues from
+there."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from .generation import Finished, Generation, tokens_to_keep
 from .scheduler import Grown, Scheduler
 
 Key = tuple[str, int]
-"""Name of a request, and the attempt at handing it over."""
+"""Name of a request, and its attempt number."""
 
 
 class Prefilled(NamedTuple):
-    """A request that has its first token and no slot any more; its blocks are kept until :meth:`release`."""
+    """A request with its first token and without a slot; its blocks are kept until :meth:`release`."""
 
     request_id: str
     tokens: tuple[int, ...]
@@ -23,10 +24,10 @@ class Prefilled(NamedTuple):
 
 
 class PrefillScheduler(Scheduler):
-    """Of a worker whose requests, all of the prefill role, stop with the first token that they are given.
+    """Scheduler of a prefill worker, whose requests stop with their first token.
 
-    Nothing grows here, so nobody is preempted. ``prefilled``: who has got its first token with a record that was taken;
-    to be taken out.
+    No request grows here, so none is preempted. ``prefilled``: requests whose first token is in a record that was
+    taken; the caller takes them out.
     """
 
     one_stream = False
@@ -39,7 +40,7 @@ class PrefillScheduler(Scheduler):
 
     @property
     def kept(self) -> int:
-        """How many requests have left their blocks here."""
+        """Number of requests that have left their blocks here."""
         return len(self._kept)
 
     def add(self, request: Request) -> None:
@@ -47,11 +48,11 @@ class PrefillScheduler(Scheduler):
         super().add(replace(request, role=SplitRole.PREFILL))
 
     def has_room(self, request: Request) -> bool:
-        """As :meth:`Scheduler.has_room`; one whose blocks of an earlier attempt are still here has none."""
+        """As :meth:`Scheduler.has_room`; False for a request whose blocks of an earlier attempt are still here."""
         return request.request_id not in self._kept and super().has_room(request)
 
     def update(self, record: OutputRecord) -> list[Finished]:
-        """As :meth:`Scheduler.update`; who goes on elsewhere leaves its slot, and its blocks stay."""
+        """As :meth:`Scheduler.update`; a prefilled request leaves its slot, and its blocks stay."""
         ended = super().update(record)
         for generation in [one for one in self.running if one.slot >= 0 and one.known > one.goal]:
             name = generation.request_id
@@ -65,26 +66,26 @@ class PrefillScheduler(Scheduler):
         return ended
 
     def _grow(self, tasks: list[Task]) -> Grown:
-        """Nothing grows: who has all its prompt fed is given one token, and is gone."""
+        """Release the slots of requests whose whole prompt was fed: each gets one token."""
         return {}
 
     def _look_ahead(self, decoding: list[Generation], grown: Grown) -> None:
-        """Nobody's drafts are fed here."""
+        """Return no drafts: none are fed here."""
 
     def keeps(self, request_id: str) -> bool:
-        """Whether the blocks of a request are kept."""
+        """Return whether the blocks of a request are kept."""
         return request_id in self._kept
 
     def release(self, request_id: str) -> None:
-        """Nobody reads the blocks of a request any more."""
+        """Free the blocks of a request: no peer reads them any more."""
         self.pool.release(self._kept.pop(request_id))
 
 
 class DecodeScheduler(Scheduler):
-    """Of a worker that goes on with requests which another one prefilled.
+    """Scheduler of a decode worker, which continues requests that a prefill worker computed.
 
-    A slot and blocks are promised first (``reserve``), for one attempt at a request; then the request is let in
-    (``insert``), or it is given up (``drop``). One that is preempted here is computed again here.
+    A slot and blocks are promised first (``reserve``), for one attempt at a request. Then the request is inserted
+    (``insert``), or the attempt is given up (``drop``). A request that is preempted here is computed again here.
     """
 
     one_stream = False
@@ -96,16 +97,17 @@ class DecodeScheduler(Scheduler):
 
     @property
     def load(self) -> int:
-        """How many requests have not ended, those that are promised a place among them."""
+        """Number of requests that have not ended, promised ones included."""
         return len(self._live) + len(self._promised)
 
     @property
     def promised(self) -> int:
-        """How many places are promised."""
+        """Number of promised places."""
         return len(self._promised)
 
     def has_place(self, request: Request) -> bool:
-        """Whether there is a slot and blocks for the request now. Whoever was preempted here comes first."""
+        """Return whether there is a slot and blocks for the request now. Requests that were preempted here come
+        first."""
         free = bool(self._slots) and not (self.waiting or self._preempted)
         return free and self._wanted(request) <= self.pool.free
 
@@ -115,7 +117,7 @@ class DecodeScheduler(Scheduler):
         return self._blocks_for(min(ahead, tokens_to_keep(len(request.prompt), most)))
 
     def reserve(self, request: Request, attempt: int) -> list[int] | None:
-        """Promise a slot, and blocks for the request and its next tokens; those that its keys and values go into, in
+        """Promise a slot, and blocks for the request and its next tokens. Return the blocks for its keys and values, in
         their order, or None without room."""
         if not self.has_place(request):
             return None
@@ -126,13 +128,13 @@ class DecodeScheduler(Scheduler):
         return generation.blocks[: self._blocks_for(len(request.prompt) + len(request.output))]
 
     def drop(self, key: Key) -> None:
-        """The attempt is over, and nobody writes its blocks."""
+        """End the attempt: no peer writes its blocks any more."""
         generation = self._promised.pop(key)
         self._slots.append(generation.slot)
         self.pool.release(generation.blocks)
 
     def insert(self, key: Key, first_token: int, drafts: tuple[int, ...]) -> None:
-        """All has arrived: let the request in with the next step, behind its first token."""
+        """Insert a request whose blocks have arrived, with the next step, behind its first token."""
         generation = self._promised.pop(key)
         generation.generated.append(first_token)
         generation.enter(generation.slot, generation.blocks, generation.known)
@@ -142,7 +144,7 @@ class DecodeScheduler(Scheduler):
         self._to_enter.append((generation, drafts))
 
     def take_back(self, key: Key) -> bool:
-        """Have an insertion be a promise again, if no step was told of it yet; whether that is so."""
+        """Turn an insertion back into a promise, unless a step has it already. Return whether that was possible."""
         for entering in self._to_enter:
             generation = entering[0]
             if generation.request_id == key[0]:
@@ -152,13 +154,13 @@ class DecodeScheduler(Scheduler):
         return False
 
     def withdraw(self) -> tuple[list[Request], list[Finished]]:
-        """As :meth:`Scheduler.withdraw`, with those that were about to be let in."""
+        """As :meth:`Scheduler.withdraw`, including requests that wait for their insertion."""
         self._to_enter.clear()
         self._promised.clear()
         return super().withdraw()
 
     def _grow(self, tasks: list[Task]) -> Grown:
-        """As :meth:`Scheduler._grow`; then those whose blocks have arrived are let in."""
+        """As :meth:`Scheduler._grow`; then insert the requests whose blocks have arrived."""
         grown = super()._grow(tasks)
         for generation, drafts in self._to_enter:
             self._run(generation)

@@ -1,19 +1,20 @@
-"""The scheduler: which requests are in which slots with which KV blocks, and what the next step does.
+"""Scheduler: assigns slots and KV blocks to requests, and plans each step.
 
-Continuous batching: every step decodes all running requests, and feeds up to ``chunk`` tokens of the prompts of new
-ones beside them (chunked prefill). Requests are served by priority, the lower first, then in the order of arrival:
-no request overtakes the first one waiting. If blocks run out, the last running request in that order gives up all of
-its own, waits again, and is computed again later (recomputation, as in Kwon et al. 2023, section 4.5). So the first
-one always goes on, and every request ends.
+Continuous batching: every step decodes all running requests, and feeds up to ``chunk`` prompt tokens of new ones beside
+them (chunked prefill). Requests are served by priority, the lower first, then in the order of arrival: no request
+overtakes the first one waiting. If blocks run out, the last running request in that order gives up all of its own,
+waits again, and is computed again later (recomputation, as in Kwon et al. 2023, section 4.5). So the first one always
+continues, and every request ends.
 
-Where steps verify drafts, a request feeds up to ``tokens_per_step`` tokens, its next one and the drafts. Blocks that
-are left over are given out for drafts, as far as a step may get and its drafts reach behind that; nobody is preempted
-for them, as a worker drafts no further than the blocks that a request holds.
+If steps verify drafts, a request feeds up to ``tokens_per_step`` tokens: its next one and the drafts. Free blocks are
+assigned for drafts, as far as a step may get and its drafts reach behind that. No request is preempted for drafts,
+because a worker drafts no further than the blocks that a request holds.
 
-Where steps overlap, one is under way while the next is scheduled, and nobody knows what it gives. Each request then
-holds blocks for the most that it can be given. One that has ended with a token is in one step more, for nothing; one
-that ends by its length, whatever the step under way gives, is not: others have its slot and blocks in the next step,
-which is ordered behind. One that has left goes on, or is told to have ended, when the output of its last step is there.
+If steps overlap, one is in flight while the next is scheduled, and its tokens are unknown. Each request then holds
+blocks for the most tokens that it can get. A request that ended with a token runs in one more step, without effect. A
+request that its length ends, whatever the step in flight gives, does not: new requests have its slot and blocks in the
+next step, which is ordered after it. A request that left a slot continues, or its end is reported, when the output of
+its last step is available.
 
 No device is needed here; :mod:`hal.engine.engine` carries the decisions out.
 """
@@ -52,25 +53,26 @@ Grown = dict[Generation, list[int]]
 
 
 class Scheduler:
-    """Requests, slots and blocks of one worker; ``schedule`` and ``update`` come once each for a step, in order.
+    """Requests, slots and blocks of one worker. Call ``schedule`` and ``update`` once each for a step, in order.
 
-    They take turns; or, with ``overlap``, a step is scheduled before the one before it is updated.
+    The calls alternate; with ``overlap``, a step is scheduled before the one before it is updated.
 
-    - ``running``: the requests in slots; ``waiting``: the others. Both are in the order of service
+    - ``running``: the requests in slots; ``waiting``: the waiting ones. Both are in the order of service
       (:attr:`Generation.rank`): the first one waiting enters first, the last one running is preempted first.
-    - ``admit``: what admits a request, such as ``Worker.admit``; by default it is checked against ``layout`` alone.
+    - ``admit``: the function that admits a request, such as ``Worker.admit``; by default it is checked against
+      ``layout`` alone.
     - ``chunk``: most prompt tokens of a step, all requests together; ``step_tokens``: most tokens of a step, decoding
       included, which is never held back (:class:`hal.engine.budget.Budget`); None: decoding comes on top.
     - ``tokens_per_step``: most tokens that a decoding request feeds, and is given, in one step.
-    - ``launch_tokens``: what the step that was scheduled last feeds at most, known before it runs: so many for each
-      decoding request, and its pieces of prompts. A step feeds less where there were fewer drafts.
+    - ``launch_tokens``: most tokens of the step that was scheduled last, known before it runs: so many for each
+      decoding request, and its pieces of prompts. A step with fewer drafts feeds less.
     - ``preemptions``, ``most_running``: counts for the user.
     """
 
     one_stream = True
-    """Slots and blocks are written on the stream of the steps alone: they are free when their request leaves. Where
-    blocks are filled from elsewhere, both are free once the last step that reads them was taken, and who grows must
-    look a step ahead."""
+    """True: slots and blocks are written on the stream of the steps alone, and are free when their request leaves.
+    False if blocks are filled from elsewhere: both are free once the last step that reads them was taken, and growth
+    must look a step ahead."""
 
     def __init__(
         self,
@@ -83,7 +85,7 @@ class Scheduler:
         overlap: bool = False,
     ) -> None:
         self.layout, self.tokens_per_step = layout, layout.sizes.max_accept
-        self.entry_tokens = 1  # for which there must be blocks besides what is known when a request enters
+        self.entry_tokens = 1  # for which blocks must be free, beyond the known tokens, when a request enters
         self.budget = Budget(chunk, step_tokens, layout.sizes)
         self._admit: Admit = admit or partial(admit_for, layout=layout)
         self.overlap = overlap
@@ -97,7 +99,8 @@ class Scheduler:
         self._stays = Stays(self.tokens_per_step)
         self._to_abort: list[Generation] = []
         self._preempted: list[Generation] = []  # whose last step is in flight
-        self._ending: list[Generation] = []  # that have left, as their length ends them with a step under way
+        # requests that have left, because their length ends them with a step in flight
+        self._ending: list[Generation] = []
 
     @property
     def busy(self) -> bool:
@@ -105,24 +108,25 @@ class Scheduler:
         return bool(self._live)
 
     def add(self, request: Request) -> None:
-        """Let a request wait for its turn. Raises as :meth:`check`."""
+        """Queue a request. Raises as :meth:`check`."""
         self.enqueue(self.check(request))
 
     def check(self, request: Request) -> Generation:
-        """Admit a request. Raises :class:`InvalidValue`, with the cure, when it can never run."""
+        """Admit a request. Raises :class:`InvalidValue`, with the cure, if it can never run."""
         admitted = self._admit(request)
         check_fits(admitted, self.layout.sizes, self.pool.size)
         return Generation(request, admitted, admitted.prompt_len, admitted.tokens[admitted.prompt_len :].tolist())
 
     def enqueue(self, generation: Generation) -> None:
-        """Let a request that was checked wait for its turn; no other one of its name has not ended."""
+        """Queue a request that was checked; no other one of its name has not ended."""
         self._arrivals += 1
         generation.arrival = self._arrivals
         self._live[generation.request_id] = generation
         self._wait(generation)
 
     def abort(self, request_id: str) -> Finished | None:
-        """End a request: at once while it waits (then this returns its end), else with the next step. Unknown: None."""
+        """End a request: at once while it waits (then return its end), else with the next step. Return None for an
+        unknown name."""
         generation = self._live.get(request_id)
         if generation is None or generation.aborted:
             return None
@@ -137,21 +141,21 @@ class Scheduler:
 
     @property
     def unfinished(self) -> list[Generation]:
-        """Requests that have not ended, running or waiting, in the order in which they came."""
+        """Return the requests that have not ended, running or waiting, in the order of their arrival."""
         return list(self._live.values())
 
     @property
     def taken(self) -> int:
-        """Of how many steps the output was taken."""
+        """Number of steps whose output was taken."""
         return self._holdings.taken
 
     @property
     def load(self) -> int:
-        """How many requests have not ended."""
+        """Number of requests that have not ended."""
         return len(self._live)
 
     def has_room(self, request: Request) -> bool:
-        """Whether the request, added now, would find a slot and blocks for its next token with the next step."""
+        """Return whether the request, added now, would find a slot and blocks for its next token with the next step."""
         wanted = [(len(request.prompt), len(request.output), request.params.max_tokens)]
         wanted += [(one.prompt_len, len(one.generated), one.request.params.max_tokens) for one in self.waiting]
         known = [(prompt + output, tokens_to_keep(prompt, most)) for prompt, output, most in wanted]
@@ -159,8 +163,8 @@ class Scheduler:
         return len(self._slots) > len(self.waiting) and sum(needed) <= self.pool.free
 
     def withdraw(self) -> tuple[list[Request], list[Finished]]:
-        """Take all requests back, of a worker that is lost: each as it goes on elsewhere, the oldest first, and the
-        ends of those that were to be aborted."""
+        """Withdraw all requests, after the loss of their worker. Return each in the form in which it continues
+        elsewhere, the oldest first, and the ends of those that were to be aborted."""
         ended = [one.finished(FinishReason.ABORT, reported=False) for one in self._live.values() if one.aborted]
         going_on = [one for one in self._live.values() if not one.aborted]
         self._live.clear()
@@ -168,7 +172,7 @@ class Scheduler:
         return [replace(one.request, output=tuple(one.generated)) for one in going_on], ended
 
     def schedule(self) -> list[Task]:
-        """The tasks of the next step: who leaves, who needs a block, whose prompt goes on, who enters."""
+        """Return the tasks of the next step: releases, new blocks, further prompt chunks, insertions."""
         tasks = [self._leave(one, TaskKind.ABORTED) for one in self._to_abort if one.slot >= 0]
         self._to_abort.clear()
         before = self.preemptions
@@ -194,7 +198,7 @@ class Scheduler:
         return tasks
 
     def update(self, record: OutputRecord) -> list[Finished]:
-        """Take over the output of the oldest step that has none yet; the requests that ended with it."""
+        """Take the output of the oldest step in flight. Return the requests that ended with it."""
         over = self._stays.take(record)
         self._holdings.took()
         ended = [self._end(one, reason, message) for one, reason, message in over]
@@ -226,11 +230,12 @@ class Scheduler:
 
     @property
     def _ahead(self) -> bool:
-        """Whether blocks that leave with a step come too late for the next one."""
+        """Return whether blocks that leave with a step come too late for the next one."""
         return self.overlap and not self.one_stream
 
     def _short(self) -> list[Generation]:
-        """Who may lack blocks for the next step, or for the one after it: few of many, at each step."""
+        """Return the requests that may lack blocks for the next step, or the one after it: few of many, at each
+        step."""
         size, ahead = self.layout.sizes.block_size, self.tokens_per_step if self._ahead else 0
         return [
             one
@@ -239,8 +244,8 @@ class Scheduler:
         ]
 
     def _grow_ahead(self, tasks: list[Task], grown: Grown, short: list[Generation]) -> None:
-        """See to it that the step after this one finds its blocks: give them now, or know that enough come back by
-        then; preempt for it if need be, as what leaves now is free no sooner."""
+        """Ensure blocks for the step after this one: assign them now, or know that enough return by then. Preempt if
+        need be now, because blocks released now are not free sooner."""
         lacking: dict[Generation, int] = {}
         for generation in short:
             if generation.decoding:
@@ -253,7 +258,7 @@ class Scheduler:
         while sum(lacking.values()) > self._holdings.returning + self.pool.free:
             last = self.running[-1]
             lacking.pop(last, None)
-            self.pool.release(grown.pop(last, []))  # no step was told of them
+            self.pool.release(grown.pop(last, []))  # not in any step yet
             self._preempt(last, tasks)
 
     def _look_ahead(self, decoding: list[Generation], grown: Grown) -> None:
@@ -278,7 +283,7 @@ class Scheduler:
             self._go_back()
 
     def _go_back(self) -> list[Finished]:
-        """Let preempted requests wait again whose steps were all taken; those that are to be aborted end instead."""
+        """Queue preempted requests again once all their steps were taken; those that are to be aborted end instead."""
         ended: list[Finished] = []
         for generation in [one for one in self._preempted if not one.pending]:
             self._preempted.remove(generation)
@@ -291,7 +296,8 @@ class Scheduler:
         return ended
 
     def _continue_prefills(self, tasks: list[Task], left: int, feeding: list[Generation]) -> int:
-        """Feed further chunks, in the order of service; return what is left of the budget. Their blocks are there."""
+        """Feed further chunks, in the order of service, into blocks that are assigned already. Return the rest of the
+        budget."""
         for generation in feeding:
             length = min(left, generation.goal - generation.prefilled)
             if length > 0:
@@ -307,8 +313,8 @@ class Scheduler:
         self.waiting.insert(bisect(self.waiting, generation.rank, key=_RANK), generation)
 
     def _enter(self, tasks: list[Task], left: int, entered: list[Generation]) -> int:
-        """Let those in who come first, while there are slots, blocks and budget; add them to ``entered``, and return
-        what is left of the budget."""
+        """Insert the first waiting requests while there are slots, blocks and budget. Add them to ``entered``. Return
+        the rest of the budget."""
         while self.waiting and self._slots and left > 0:
             generation = self.waiting[0]
             needed = self._blocks_for(min(generation.known + self.entry_tokens, generation.limit))
@@ -333,12 +339,12 @@ class Scheduler:
         return task
 
     def _run(self, generation: Generation) -> None:
-        """It is in its slot from the step on that is being scheduled."""
+        """Put the request into its slot from the step on that is being scheduled."""
         insort(self.running, generation, key=_RANK)
         self._stays.enter(generation)
 
     def _hand_on(self) -> None:
-        """Have those leave whose length ends them with the one step under way, though it may give but one token."""
+        """Release requests that their length ends with the one step in flight, even if it gives only one token."""
         if self.overlap and self.one_stream and len(self._stays.steps) == 1:
             last = [one for one in self.running if one.pending]
             for one in [one for one in last if len(one.generated) + 1 >= one.request.params.max_tokens]:
@@ -346,15 +352,15 @@ class Scheduler:
                 self._ending.append(one)
 
     def _vacate(self, generation: Generation, *, told: bool = False, failed: bool = False) -> None:
-        """Give a request's slot and blocks back; ``told``: with the step that is being scheduled, which tells so;
-        ``failed``: it may go on in a step under way, until the host has stopped it."""
+        """Release a request's slot and blocks. ``told``: with the step that is being scheduled, which reports it.
+        ``failed``: it may continue in a step in flight, until the host has stopped it."""
         self.running.remove(generation)
         self._stays.leave(generation, told=told)
         self._holdings.give_back(generation.slot, generation.blocks, at_once=self.one_stream and not failed)
         generation.slot, generation.blocks, generation.prefilled = -1, [], 0
 
     def _end(self, generation: Generation, reason: int, message: str) -> Finished:
-        """A record tells a request's end, whether it is in its slot or has just left it."""
+        """Book a request's end from a record, whether it is in its slot or has just left it."""
         if generation.slot >= 0:
             self._vacate(generation, failed=reason == FinishReason.ERROR)
         for left in (self._preempted, self._ending):
@@ -364,7 +370,7 @@ class Scheduler:
         return generation.finished(FinishReason(reason), message)
 
     def _lacks(self, generation: Generation, tokens: int) -> int:
-        """Blocks that a request does not hold and needs when it has been given so many tokens more."""
+        """Return how many more blocks a request needs after so many more tokens."""
         return self._blocks_for(generation.furthest(tokens)) - len(generation.blocks)
 
     def _blocks_for(self, tokens: int) -> int:

@@ -1,6 +1,6 @@
-"""Who is in the steps under way, by the admission of a request: its name may be another's when the record comes.
+"""Requests in flight, by admission: a name may belong to another request when the record comes.
 
-A step costs this one copy of the names, however many requests are in their slots: what changes is booked when it does.
+A step costs this one copy of the names, however many requests are in their slots: changes are booked when they happen.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from hal_core import FinishReason, OutputRecord, SlotStatus
 from .generation import Generation
 
 Names = dict[str, int]
-"""Name to admission id of everybody in a step, also of who leaves with it."""
+"""Name to admission id of all requests in a step, including those that leave with it."""
 _ONE = (1).to_bytes(4, "little")
 """A row's count of one token, as bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepUnderWay:
-    """A step that was scheduled: who is in it; to whom it may give the most tokens, and to whom one."""
+    """A scheduled step: its requests, those that it may give the most tokens, and those that it may give one."""
 
     names: Names
     decoding: Sequence[Generation]
@@ -29,7 +29,7 @@ class StepUnderWay:
 
 
 class Stays:
-    """The stays of requests in slots, from the step that they enter with to the record that tells their end.
+    """The stays of requests in slots, from their first step to the record that reports their end.
 
     ``most``: tokens that a step may give to a request that decodes.
     """
@@ -42,19 +42,19 @@ class Stays:
         self._leaving: Names = {}
 
     def enter(self, generation: Generation) -> None:
-        """A request is in its slot from the next step on."""
+        """Add a request: it is in its slot from the next step on."""
         admission_id = self._names[generation.request_id] = generation.admitted.admission_id
         self._held[admission_id] = generation
 
     def leave(self, generation: Generation, *, told: bool) -> None:
-        """It is not any more; ``told``: the next step names it once more, and its record tells so."""
+        """Remove a request from its slot. ``told``: the next step names it once more, and its record reports that."""
         admission_id = self._names.pop(generation.request_id)
         if told:
             self._leaving[generation.request_id] = admission_id
 
     def launch(self, decoding: Sequence[Generation], first: Sequence[Generation]) -> None:
-        """A step was scheduled, of those in slots and those that leave with it. It may give ``most`` tokens to each
-        that was ``decoding`` already, and one to each whose prompt it ends."""
+        """Book a scheduled step, of the requests in slots and those that leave with it. It may give ``most`` tokens to
+        each that was ``decoding`` already, and one to each whose prompt it ends."""
         most = self._most
         for one in decoding:
             one.pending += most
@@ -64,10 +64,11 @@ class Stays:
         self._leaving = {}
 
     def take(self, record: OutputRecord) -> list[tuple[Generation, int, str]]:
-        """The oldest step has its output: give its requests their tokens; whose end it tells, why, and its message.
+        """Book the output of the oldest step: give its requests their tokens. Yield each that it ends, with reason and
+        message.
 
-        Rows are told apart by the admission that the step knew under a name: what a step gives a request that has ended
-        since, or one that entered under the name of another, is dropped.
+        Rows are matched by the admission that the step had under a name. Tokens for a request that has ended since are
+        dropped, and so are tokens for an earlier request of the same name.
         """
         step, most, names = self.steps.popleft(), self._most, record.request_ids
         for one in step.decoding:
@@ -96,15 +97,15 @@ class Stays:
         return ended
 
     def _find(self, names: Names, request_ids: Sequence[str]) -> list[Generation | None]:
-        """Whom a step knew by those names; None where a stay is over."""
+        """Return the requests that a step had by those names; None for a stay that is over."""
         held, known = self._held.get, names.get
         return [held(known(name, 0)) for name in request_ids]
 
     def _over(self, names: Names, request_id: str) -> None:
-        """A record has told the end of a stay; later ones of it tell nothing."""
+        """End a stay whose end a record has reported; later records do not report it again."""
         del self._held[names[request_id]]
 
     def forget(self, generation: Generation) -> None:
-        """A stay ended with a token and no end of the request: it goes on elsewhere."""
+        """End a stay that ended with a token although its request has not ended: it continues elsewhere."""
         self.leave(generation, told=False)
         del self._held[generation.admitted.admission_id]

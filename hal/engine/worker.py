@@ -63,7 +63,7 @@ class EngineWorker(Generic[S]):
         return [number for number, steps in enumerate(self.in_flight) if steps < depth and schedulers[number].busy]
 
     def give(self) -> SinkFull | SinkClosed | None:
-        """Give each group that is due one step; return what a sink raised. Raises :class:`GroupLost`."""
+        """Give each group that is due one step; return the sink's error or None. Raises :class:`GroupLost`."""
         trouble = None
         for number in self.due:
             scheduler = self.schedulers[number]
@@ -106,7 +106,7 @@ class EngineWorker(Generic[S]):
 
     @property
     def sockets(self) -> Sequence[Any]:
-        """See :class:`Executor`; empty while nothing runs."""
+        """See :class:`Executor`; empty while no step runs."""
         return self.executor.sockets
 
     @property
@@ -122,7 +122,7 @@ class EngineWorker(Generic[S]):
         return self.up
 
     def refuse(self, error: HalError) -> None:
-        """Tell the ranks why they are refused."""
+        """Send the ranks the reason of their refusal."""
 
     def rest(self, error: GroupLost) -> Iterator[tuple[int, OutputRecord]]:
         """After a loss: the outputs that still come, until all ranks have ended. Raises ``error`` if it is final."""

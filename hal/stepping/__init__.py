@@ -1,7 +1,7 @@
-"""What runs a step and what calls it: runners of any framework, and the four hooks around them.
+"""Steps: runners of any framework, and the four hooks around them.
 
-``Runner`` is what a model is to the engine, ``Stepper`` puts a runner's steps on the device without waiting for them,
-``overlap_of`` says whether the host may go on while a step runs. No framework is imported here.
+``Runner`` is the engine's interface to a model. ``Stepper`` puts a runner's steps on the device without waiting for
+them. ``overlap_of`` returns whether the host may continue while a step runs. No framework is imported here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What becomes of drafts, counted from the output of steps, whoever drafts."""
+"""Acceptance of drafts, counted from the output of steps, whatever proposed them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Acceptance:
-    """What became of drafts so far.
+    """Counts of drafts.
 
     - ``drafted``: drafts that were fed; ``accepted``: tokens that a step gave a slot beyond its first one.
     - ``turns``: how often a slot that decodes was given tokens by a step.
@@ -26,11 +26,11 @@ class Acceptance:
 
     @property
     def tokens_a_turn(self) -> float:
-        """Tokens that a step gives a decoding slot, on average; 0.0 before the first."""
+        """Return the tokens that a step gives a decoding slot, on average; 0.0 before the first."""
         return (self.turns + self.accepted) / self.turns if self.turns else 0.0
 
     def count(self, planned: PlannedStep, state: SlotState) -> None:
-        """Take over a step that verified drafts, whose output was taken."""
+        """Count a step that verified drafts, from its output."""
         mirror, places = state.mirror, planned.step.places[state.name]
         if not len(self._waiting):
             self._waiting = np.zeros(state.sizes.num_slots, np.int32)

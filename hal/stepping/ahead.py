@@ -1,4 +1,4 @@
-"""The loop of a rank that is told its steps by an engine elsewhere: each is taken once the next one is launched."""
+"""One-step-ahead loop of a rank driven by a remote engine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class StepsAhead:
-    """The steps of one rank that are under way, at most one after each :meth:`step`.
+    """The steps in flight of one rank, at most one after each :meth:`step`.
 
-    ``told``: is handed the output of each step, once, as soon as it was waited for.
+    ``told``: is called with the output of each step, once, as soon as that is available.
     """
 
     def __init__(self, stepper: Stepper, told: Callable[[OutputRecord], None] = lambda _: None) -> None:
@@ -26,8 +26,8 @@ class StepsAhead:
     def step(self, tasks: Sequence[Task], taken: int) -> None:
         """Launch the next step, and take the one before.
 
-        ``taken``: of how many steps the engine had taken the output when it made ``tasks``. What ended with those
-        leaves its slots first, so that others may enter. Raises as :class:`hal.stepping.Stepper` does.
+        ``taken``: of how many steps the engine had taken the output when it made ``tasks``. Requests that ended in
+        those leave their slots first, so that new ones may enter. Raises as :class:`hal.stepping.Stepper` does.
         """
         self.catch_up(taken)
         launched = self._stepper.launch(tasks)
@@ -38,29 +38,29 @@ class StepsAhead:
             raise launched.trouble
 
     def catch_up(self, taken: int) -> None:
-        """Take the steps of which the engine had taken the output, as it had that of ``taken``."""
+        """Take the steps whose output the engine had taken."""
         while self._under_way and self._under_way[0].step.number < taken:
             self._take()
 
     @property
     def waiting(self) -> bool:
-        """True while a step is under way whose output nobody has waited for."""
+        """True if a step is in flight whose output was not waited for."""
         return bool(self._under_way) and not self._under_way[-1].ticket.ready()
 
     @property
     def untold(self) -> bool:
-        """True while a step is under way whose output was not told."""
+        """True if a step is in flight whose output was not passed on."""
         return bool(self._under_way) and self._under_way[-1].step.number > self._told_number
 
     def tell(self) -> None:
-        """Tell the output of steps that are done, without waiting for the others."""
+        """Pass on the output of steps that are done, without waiting for the rest."""
         for launched in self._under_way:
             if launched.ticket.ready():
                 self._tell(launched, launched.ticket.record())
 
     def idle(self) -> None:
-        """No further step comes for now: wait for the output of the last one, as whoever else is to have it may need
-        this rank's part. It is not taken: what ended with it leaves its slot when the engine knows."""
+        """Wait for the output of the last step when no further step comes, because other ranks may need this rank's
+        part. The step is not taken yet: its ended requests leave their slots when the engine has the output."""
         for launched in self._under_way:
             self._tell(launched, launched.ticket.record())
 

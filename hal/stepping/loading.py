@@ -1,4 +1,4 @@
-"""Runners by name, as ``--runner`` gives them: an installed one's (entry-point group ``hal.runners``), or MODULE:NAME.
+"""Runners by name, as ``--runner`` gives them: an installed one (entry-point group ``hal.runners``), or MODULE:NAME.
 
 An installed runner is a class or function that makes a runner of a :class:`RunnerSetup`. It may have ``why_not(device,
 model)``, which returns "" or why it cannot run a checkpoint on a device; ``auto`` calls it before anything is loaded.
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from .runner import Runner, RunnerSetup
 
 AUTO, PADDLE = "auto", "paddle"
-"""What may be named besides: the installed runner of the device where it can run, else the Paddle model; and that."""
+"""Names besides those of runners: the device's installed runner if it can run, else the Paddle model; and the Paddle
+model."""
 DTYPES = ("auto", "float32")
-"""In which type a runner may be asked to compute: the checkpoint's, or float32."""
+"""Types of computation for ``--dtype``: the checkpoint's, or float32."""
 _METHODS = ("check", "launch", "propose")
 
 
 def check_runner_name(name: str) -> None:
-    """Raise :class:`InvalidValue` for a name that is no installed runner's and no MODULE:NAME."""
+    """Raise :class:`InvalidValue` for a name that is neither an installed runner nor MODULE:NAME."""
     if ":" in name:
         check_maker(name, RUNNER, "my_runners:MyRunner")
     elif name not in (AUTO, PADDLE):
@@ -38,16 +39,16 @@ def check_runner_name(name: str) -> None:
 
 
 def check_dtype(dtype: str) -> None:
-    """Raise :class:`InvalidValue` for a word that is none of :data:`DTYPES`."""
+    """Raise :class:`InvalidValue` for a name outside :data:`DTYPES`."""
     if dtype not in DTYPES:
         raise InvalidValue(f"{dtype!r}", cure=f"give {' or '.join(DTYPES)}", argument="--dtype")
 
 
 def choose_runner(wanted: str, device: BoundDevice, model: Path) -> tuple[str, str]:
-    """The name of the runner, :data:`PADDLE` for the Paddle model; and, where ``auto`` took that, why, else "".
+    """Return the runner's name (:data:`PADDLE` for the Paddle model) and why ``auto`` chose the Paddle model, or "".
 
-    :raises InvalidValue: where two distributions claim the device, or the runner's name.
-    :raises PluginError: for a runner that does not import, or is made for another contract.
+    :raises InvalidValue: if two distributions claim the device, or the runner's name.
+    :raises PluginError: for a runner that cannot be imported, or is made for another contract version.
     """
     if wanted != AUTO:
         return wanted, ""
@@ -62,9 +63,9 @@ def choose_runner(wanted: str, device: BoundDevice, model: Path) -> tuple[str, s
 
 
 def make_runner(name: str, setup: RunnerSetup) -> Runner:
-    """Import what ``name`` says, MODULE:NAME from the working directory too, and have it make a runner.
+    """Import the runner's maker, for MODULE:NAME also from the working directory, and call it.
 
-    :raises InvalidValue: for a module or name that is not there, and what the maker refuses.
+    :raises InvalidValue: for a missing module or name, and as the maker raises it.
     :raises PluginError: for one that fails, or makes no runner.
     """
     check_runner_name(name)
@@ -77,12 +78,12 @@ def make_runner(name: str, setup: RunnerSetup) -> Runner:
         lacks.append("vocab_size (a whole number of at least 1)")
     if lacks:
         what = f"{name} made {type(made).__name__}, which has no {', '.join(lacks)}"
-        raise PluginError(what, cure="see hal/stepping/runner.py for what a runner is", argument=RUNNER)
+        raise PluginError(what, cure="see class Runner in hal/stepping/runner.py", argument=RUNNER)
     return cast("Runner", made)
 
 
 def check_drafts(name: str, runner: Runner, drafts: int) -> None:
-    """Raise :class:`InvalidValue` where ``drafts`` a step are asked of a runner that makes none."""
+    """Raise :class:`InvalidValue` if ``drafts`` a step are requested of a runner that makes none."""
     if drafts and not (isinstance(runner, DraftsOnDevice) and runner.drafts_on_device):
         cure = "leave it out, or give a --runner that drafts on the device"
         raise InvalidValue(f"runner {name} makes no drafts", cure=cure, argument="--drafts")

@@ -10,22 +10,22 @@ if TYPE_CHECKING:
     from hal_core import BoundDevice
 
 OVERLAPS = ("auto", "on", "off")
-"""What may be asked for: to overlap where it can be, which is said; always, or an error; never."""
+"""Values of ``--overlap``: if possible, with a note if not; always, or an error; never."""
 
 
 def check_overlap(wanted: str) -> None:
-    """Raise :class:`InvalidValue` for a word that is none of :data:`OVERLAPS`."""
+    """Raise :class:`InvalidValue` for a name outside :data:`OVERLAPS`."""
     if wanted not in OVERLAPS:
         raise InvalidValue(f"{wanted!r}", cure=f"give {', '.join(OVERLAPS)}", argument="--overlap")
 
 
 def overlap_of(wanted: str, device: BoundDevice | None, runner: str, needs_host: str) -> tuple[bool, str]:
-    """Whether steps overlap, and, where ``auto`` was asked for and they do not, why not in a few words; else "".
+    """Return whether steps overlap and, if ``auto`` was given and they do not, why in a few words; else "".
 
-    :param device: None where it is not known yet, and the runner alone is asked.
-    :param runner: what the runner is called; ``needs_host``: of it, see :class:`hal.stepping.Runner`.
-    :raises InvalidValue: for a word that is none of :data:`OVERLAPS`.
-    :raises CapabilityMissing: where ``on`` cannot be had: who, what, and the cure.
+    :param device: None if it is not known yet; then the runner alone decides.
+    :param runner: the runner's name; ``needs_host``: its attribute, see :class:`hal.stepping.Runner`.
+    :raises InvalidValue: for a name outside :data:`OVERLAPS`.
+    :raises CapabilityMissing: if ``on`` is not possible, with the reason and the cure.
     """
     check_overlap(wanted)
     if wanted == "off":
@@ -37,7 +37,7 @@ def overlap_of(wanted: str, device: BoundDevice | None, runner: str, needs_host:
 
 
 def _hindrance(device: BoundDevice | None, runner: str, needs_host: str) -> tuple[str, str]:
-    """What forbids overlap, and the cure; two times "" where nothing does."""
+    """Return why overlap is not possible, and the cure; two times "" if it is."""
     if needs_host:
         cure = "give a --runner whose steps are work of the device alone, or leave --overlap at auto"
         return f"{runner} needs the host between two steps: {needs_host}", cure

@@ -1,4 +1,4 @@
-"""What the host knows of a step before it runs: which slots, and how many tokens each feeds at most."""
+"""Plan of a step: its slots, and the most tokens that each feeds, known to the host before the step runs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 Int32s = np.ndarray[Any, np.dtype[np.int32]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 _STAYING = {TaskKind.MORE_BLOCKS}
-"""Kinds of tasks that change nothing of who decodes."""
+"""Kinds of tasks that do not change which slots decode."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedStep:
-    """A step before it runs, of ``n`` slots. While the step before it is under way nobody knows more.
+    """A step before it runs, for ``n`` slots. While the previous step is in flight, this is all the host knows.
 
-    - ``step``: its number and its order: the slots that may run, and those that were left, ascending. A slot of it
-      whose request ended in the step before does not run: the device knows by its ``stop_flags``.
-    - ``tasks``: what was inserted before it.
+    - ``step``: its number and its order: the slots that may run, and the slots that were left, ascending. A slot whose
+      request ended in the previous step does not run, because the device sees its ``stop_flags``.
+    - ``tasks``: the tasks inserted before it.
     - ``counts`` int32 ``[n]``: most tokens that each slot feeds, in that order: its piece of the prompt exactly, or its
-      next token and as many drafts as there is room for; 0 for one that was left.
-    - ``decodes`` bool ``[n]``: whether a slot feeds its next token and drafts, and no piece of a prompt.
+      next token and as many drafts as there is room for; 0 for a slot that was left.
+    - ``decodes`` bool ``[n]``: whether a slot feeds its next token and drafts, instead of a piece of a prompt.
     """
 
     step: Step
@@ -41,17 +41,18 @@ class PlannedStep:
 
 
 class StepPlanner:
-    """Plans the steps of one state from what its host table has, which never waits for the device."""
+    """Plans the steps of one state from its host table, without waiting for the device."""
 
     def __init__(self, state: SlotState, group: Group) -> None:
         self._state, self._group = state, group
-        self._totals = np.zeros(state.sizes.num_slots, np.int64)  # tokens to prefill of who is in each slot
+        self._totals = np.zeros(state.sizes.num_slots, np.int64)  # by slot: tokens of its request left to prefill
         self._logprobs = np.full(state.sizes.num_slots, -1, np.int64)
-        self._last: PlannedStep | None = None  # of the same slots as the next one, if ``_known`` is still so
+        self._last: PlannedStep | None = None  # of the same slots as the next one, if ``_known`` is unchanged
         self._known: tuple[bytes, bytes, set[int]] | None = None
 
     def plan(self, number: int, tasks: TaskBatch, ended: set[int]) -> PlannedStep:
-        """The step after ``tasks``, which are inserted. ``ended``: slots whose requests are known to have ended."""
+        """Return the step after ``tasks``, which are inserted. ``ended``: slots whose requests are known to have
+        ended."""
         table = self._state.host_table
         known = table.admission_ids.tobytes(), table.prefilled.tobytes(), set(ended)
         alike = set(tasks.plain["kinds"]) <= _STAYING

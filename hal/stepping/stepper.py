@@ -1,4 +1,4 @@
-"""The hooks around a runner's step, called in order and waited for by nobody; and taking what came of it, later."""
+"""The hooks around a runner's step, called in order without waiting, and the taking of its output later."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hal")
 _OF_THE_DEVICE = (DeviceClosed, GroupLost, Unavailable)
-"""What ends the stepper, whoever meets it."""
+"""An error that ends the stepper."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launched:
-    """A step that was put on the device: what was planned, what runs, and the ticket of its output.
+    """A step on the device: its plan, the step as it runs, and the ticket of its output.
 
-    ``trouble``: what its sink said when it was given the output: :class:`SinkFull` (the record is kept, and sent when
-    there is room) or :class:`SinkClosed` (nobody will be sent it). The step is done all the same.
-    ``failed``: the runner raised in ``launch``, and the step's requests end with that error.
+    ``trouble``: the sink's error for its output: :class:`SinkFull` (the record is kept, and sent when there is room) or
+    :class:`SinkClosed` (it will not be sent). The step is done all the same. ``failed``: the runner raised in
+    ``launch``, and the step's requests end with that error.
     """
 
     planned: PlannedStep
@@ -68,21 +68,21 @@ class Stepper:
     """One rank: a slot state on a device, a runner, and the four hooks called in order at each step. It is the executor
     of an engine in its process (:class:`hal.engine.Executor`).
 
-    The state is device memory that the host neither computes on nor looks into: it changes by the hooks, the runner and
-    ``update_inputs`` alone. One thread calls it, and each step that is launched is taken once, in their order.
+    The state is device memory that the host does not access: only the hooks, the runner and ``update_inputs`` change
+    it. One thread calls the stepper, and takes each launched step once, in order.
 
-    - ``blocks``: KV blocks that the runner has room for.
-    - ``sink``: where each step's record goes; the caller closes it, and the device. One that resolves what it is given
-      at once, on the caller's thread, waits for the step. For one whose readers know a request by its batch id
-      (``entries``), that is its slot: the output of each step names all slots.
-    - ``group``: the tensor-parallel group that it is in.
+    - ``blocks``: number of the runner's KV blocks.
+    - ``sink``: receives each step's record; the caller closes it, and the device. A sink that resolves outputs at once,
+      on the caller's thread, waits for the step. If its readers identify requests by batch id (``entries``), that id is
+      the slot: the output of each step names all slots.
+    - ``group``: its tensor-parallel group.
     - ``last``: the record of the last step that was taken; ``steps``: how many were launched.
-    - ``acceptance``: what became of drafts so far, on a state with room for drafts.
-    - ``in_flight``: the steps of :meth:`order` that were not received, the oldest first.
-    - ``on_raised``: is called with what the runner raised in a step whose requests end with it.
+    - ``acceptance``: draft counts so far, on a state with room for drafts.
+    - ``in_flight``: steps of :meth:`order` that were not received, oldest first.
+    - ``on_raised``: called with the runner's exception in a step whose requests end with it.
 
-    What a runner raises in ``launch`` or ``propose`` ends the requests of that step. On a rank of several it ends the
-    rank, as the others of its group have done the step: the engine starts the group again, or ends.
+    If the runner raises in ``launch`` or ``propose``, the requests of that step end. In a group of several ranks it
+    ends the rank, because the other ranks have run the step: the engine restarts the group, or ends.
     """
 
     sockets = ()
@@ -105,7 +105,7 @@ class Stepper:
 
     @property
     def layout(self) -> StateLayout:
-        """The layout of the state that requests are admitted to."""
+        """Layout of the state that requests are admitted to."""
         return self.state.layout
 
     @property
@@ -124,12 +124,12 @@ class Stepper:
         return self.state.admit(request, vocab_size=self.vocab_size)
 
     def launch(self, tasks: TaskBatch | Sequence[Task]) -> Launched:
-        """Put ``tasks`` into their slots and the next step on the device, its output on the way to the sink.
+        """Put ``tasks`` into their slots and launch the next step, with its output going to the sink.
 
-        It waits for nothing, unless its runner needs the host. Raises what the hooks raise:
+        It does not wait, unless its runner needs the host. Raises the hooks' errors:
         :class:`hal_core.errors.InvalidBatch` before anything changed, and :class:`hal_core.errors.InvalidValue` for
-        drafts that a task brings and the step cannot feed; :class:`PluginError` where the runner returns another step;
-        :class:`RunnerFailed` where it raises and the device does not go on.
+            drafts of a task that the step cannot feed; :class:`PluginError` if the runner returns another step;
+        :class:`RunnerFailed` if it raises and the device is broken too.
         """
         batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
         device, state, stream = self.device, self.state, self.stream
@@ -138,7 +138,8 @@ class Stepper:
         device.insert_tasks(state=state, tasks=batch, stream=stream)
         planned = self._planner.plan(self.steps, batch, set(self._ended))
         self.steps += 1
-        device.order_after_reads(memory=state.memory, stream=stream)  # the runner writes what may still be copied out
+        # the runner writes memory that may still be copied out
+        device.order_after_reads(memory=state.memory, stream=stream)
         step, failed = self._run(planned)
         agreed = device.broadcast_tokens(state=state, group=self.group, stream=stream)
         if self._told is not None and not failed:
@@ -155,11 +156,11 @@ class Stepper:
         return Launched(planned, step, ticket, trouble, failed)
 
     def take(self, launched: Launched) -> OutputRecord:
-        """Wait for a step's output and take it over: the record, the mirror, and the slots whose requests ended.
+        """Wait for a step's output and take it: the record, the mirror, and the slots whose requests ended.
 
-        The device has stopped them, so that their slots are free at once: whoever enters is written behind the step
-        that was launched since (G28). Those that the host has to stop are, once that step was taken.
-        Raises what the step met: :class:`hal_core.errors.GroupLost`, for one.
+        The device has stopped those requests, so their slots are free at once: a new request is written after the step
+        that was launched since (G28). Requests that the host must stop free their slots when that step is taken. Raises
+        the step's error, such as :class:`hal_core.errors.GroupLost`.
         """
         state, number = self.state, launched.step.number
         record = self.last = state.take(launched.ticket)
@@ -190,8 +191,8 @@ class Stepper:
         return self.in_flight[-1].trouble
 
     def receive(self, timeout: float) -> tuple[int, OutputRecord] | None:
-        """Wait for the oldest step that was ordered and take it, however long it runs; None without one. After an
-        error nothing is in flight: what the steps behind it have computed is not known."""
+        """Wait for the oldest ordered step and take it, however long it runs; None without one. After an error no step
+        is in flight, and the results of the later steps are unknown."""
         if not self.in_flight:
             return None
         launched = self.in_flight.popleft()
@@ -202,8 +203,8 @@ class Stepper:
             raise
 
     def _make_way(self, batch: TaskBatch) -> None:
-        """Free slots that are entered behind requests whose length ends them in the step under way: it gives each at
-        least one token. Others stay held, and the insertion is refused."""
+        """Free slots of requests whose length ends them in the step in flight, which gives each at least one token.
+        Other slots stay held, and the insertion is refused."""
         tasks = [*zip(batch.plain["kinds"], batch.plain["slots"], strict=True)]
         if entered := {slot for kind, slot in tasks if kind in ENTERING}:
             held = entered.intersection(self.state.host_table.live.values())
@@ -211,7 +212,7 @@ class Stepper:
             self.state.release([slot for slot in held - left if self._ends(slot)])
 
     def _ends(self, slot: int) -> bool:
-        """Whether the length of the request in a slot ends it with the step under way, if there is one."""
+        """Return whether its length ends a slot's request with the step in flight, if there is one."""
         held, mirror, under_way = self.state.host_table.requests[slot], self.state.mirror, self.steps - self._taken
         assert held is not None
         known = mirror["request_serial"][slot, 0] == held.admission_id
@@ -220,12 +221,12 @@ class Stepper:
         return bool(decodes and under_way and generated + 1 >= held.params.max_tokens)
 
     def _stop_failed(self, ticket: OutputTicket, ended: Sequence[int]) -> list[int]:
-        """Stop requests whose row is an error of which the device does not know, as of a strange token (G21); their
+        """Stop requests with an error row that the device has not stopped, such as an invalid token (G21). Return their
         slots."""
         held, flags = self.state.host_table.admission_ids, self.state.view("stop_flags")
         slots, known = [slot for slot, who in ticket.failed if who and held[slot] == who], self.state.failed
         for slot, who in ticket.failed:
-            if held[slot] != who == known.get(slot):  # it was its last step, and another has its slot
+            if held[slot] != who == known.get(slot):  # it was its last step, and another request has its slot
                 del known[slot]
         slots = [slot for slot in slots if slot not in ended and slot not in self._ended]
         for slot in slots:
@@ -242,9 +243,9 @@ class Stepper:
         return record
 
     def _run(self, planned: PlannedStep) -> tuple[Step, bool]:
-        """The step as the runner has put it on the stream, and whether it raised instead.
+        """Return the step as the runner launched it, and whether the runner raised.
 
-        A rank of a group raises: the others of it have run the step.
+        In a group of several ranks the error is raised, because the other ranks have run the step.
         """
         try:
             step: object = self.runner.launch(self.state, planned, self.stream)
@@ -260,8 +261,9 @@ class Stepper:
         return step, False
 
     def _propose(self, planned: PlannedStep, step: Step) -> Step:
-        """The step with the drafts of the next one made; where that raises, its requests that have not ended in it end
-        with the error. A rank of a group raises: the others of it have made their drafts."""
+        """Return the step after the next one's drafts were made. If that raises, the step's requests that have not
+        ended in it end with the error. In a group of several ranks the error is raised, because the other ranks have
+        made their drafts."""
         try:
             self.runner.propose(self.state, step, self.stream)
         except _OF_THE_DEVICE:
@@ -273,12 +275,12 @@ class Stepper:
         return step
 
     def _fed(self, planned: PlannedStep) -> list[int]:
-        """The slots that a step may have run."""
+        """Return the slots that a step may have run."""
         slots: list[int] = planned.step.order(self.state.name)[planned.counts > 0].tolist()
         return slots
 
     def _stopped(self) -> set[int]:
-        """The slots that have stopped, when all work on the stream is done."""
+        """Return the slots that have stopped when all work on the stream is done."""
         place = self.state.layout.fields["stop_flags"]
         part = ByteRange(place.offset, place.stride * self.state.sizes.num_slots)
         self.stream.synchronize(TIMEOUTS.runner)
@@ -295,9 +297,9 @@ class Stepper:
         error: Exception,
         ended: Callable[[], set[int]] = set,
     ) -> Step:
-        """The step whose requests in ``slots``, but for those that have ``ended``, end with what a method of the runner
-        raised: nobody knows what of its work the device has done. ``given``: a field and its value for each slot.
-        Raises :class:`RunnerFailed` where the device was broken too."""
+        """Return the step in which the requests of ``slots``, except those in ``ended``, end with the runner's
+        exception, because it is unknown which of the runner's work the device has done. ``given``: a field and its
+        value for each slot. Raises :class:`RunnerFailed` if the device is broken too."""
         state, stream = self.state, self.stream
         what = " ".join(f"{type(self.runner).__name__}.{method} raised {type(error).__name__}: {error}".split())
         try:
@@ -308,14 +310,14 @@ class Stepper:
                     self.device.async_set_value(target=state.view(name)[slot], value=value, stream=stream)
             stream.synchronize(TIMEOUTS.runner)
         except HalError as broken:
-            raise RunnerFailed(what, cure=f"and the device does not go on: {broken.what}") from error
+            raise RunnerFailed(what, cure=f"and the device is broken: {broken.what}") from error
         log.error("step %d: %s", step.number, what)
         log.debug("where the runner raised", exc_info=error)
         self.on_raised(error)
         return replace(step, errors={**step.errors, **dict.fromkeys(slots, what)})
 
     def _saved(self, step: Step) -> Step:
-        """The step as its output is saved: with the order that the sink's readers know."""
+        """Return the step as its output is saved, in the order that the sink's readers expect."""
         if self._every_slot is None:
             return step
         return replace(step, orders={**step.orders, self.state.name: self._every_slot})
@@ -326,13 +328,13 @@ class Stepper:
         return PluginError(what, cure="return step.step, or that with errors: dataclasses.replace(step.step, errors=…)")
 
     def _check_drafts(self, batch: TaskBatch) -> None:
-        """Refuse drafts of another worker that would be fed and could not be: of all else the hooks take care."""
+        """Refuse another worker's drafts that a step could not feed; the hooks check everything else."""
         if not any(batch.drafts):
             return
         size, why = self.state.sizes.block_size, ""
         for request, drafts, count in zip(batch.requests, batch.drafts, batch.plain["block_counts"], strict=True):
             if not self.state.speculative:
-                why = "the worker's steps are plain: drafts would be fed, and nobody would verify them"
+                why = "the worker's steps are plain and would not verify drafts"
             elif any(token >= self.vocab_size for token in drafts):
                 why = f"drafts {list(drafts)} of {request.request_id!r} are not all below {self.vocab_size}"
             elif drafts and request.total + 1 + len(drafts) > count * size:
@@ -343,7 +345,7 @@ class Stepper:
 
 
 def _every_slot(state: SlotState, sink: Sink) -> Int32s | None:
-    """All slots of the state for a sink whose readers know batch ids, else None. Raises :class:`InvalidValue` where
+    """Return all slots of the state for a sink whose readers use batch ids, else None. Raises :class:`InvalidValue` if
     the sink has fewer entries than the state has slots."""
     if not (entries := entries_of(sink)):
         return None
