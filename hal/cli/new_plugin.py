@@ -35,5 +35,5 @@ def command(
     signals.check()
     print(f"made in {folder}:")
     print("".join(f"  {path}\n" for path in made), end="")
-    steps = "then write what raises NotImplementedError"
-    print(f"next: pip install -e {folder}, {steps}; {folder / 'README.md'} has the steps")
+    print(f"next: pip install -e {folder}")
+    print(f"then write what raises NotImplementedError; {folder / 'README.md'} has the steps")
