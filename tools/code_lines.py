@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "core/src/hal_core"
 LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
-"""Tokens that are no code by themselves."""
+"""Tokens that are not code on their own."""
 
 
 def code_lines(text: str) -> int:

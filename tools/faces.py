@@ -1,9 +1,9 @@
-"""Write what type checkers read of the faces: ``__init__.pyi``, made of the table in ``__init__.py`` beside it.
+"""Write the faces' stubs for type checkers: ``__init__.pyi``, from the table in ``__init__.py`` beside it.
 
     python tools/faces.py            write the stubs
-    python tools/faces.py --check    say which are not what the table makes; the status is 1 if any is
+    python tools/faces.py --check    list stubs that differ from their table; the status is 1 if any does
 
-A face lists its names once, in the table that it gives to :func:`hal_core.lazy.face`; the stub says it in imports.
+A face lists its names once, in the table that it gives to :func:`hal_core.lazy.face`; the stub has them as imports.
 """
 
 from __future__ import annotations

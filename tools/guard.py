@@ -1,4 +1,4 @@
-"""What a guard is, for the tables of them."""
+"""The type of a guard, for the tables of guards."""
 
 from __future__ import annotations
 

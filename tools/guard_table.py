@@ -1,4 +1,4 @@
-"""The guards of the core: where each is, what it guarantees, and which tests miss it when it is gone."""
+"""The guards of the core: where each is, what it guarantees, and which tests fail without it."""
 
 from __future__ import annotations
 

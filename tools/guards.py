@@ -1,10 +1,10 @@
-"""Remove each guard of the core in turn, in a copy, and see that the tests named for it fail.
+"""Remove each guard of the core in turn, in a copy, and check that the tests named for it fail.
 
     python tools/guards.py                 all guards; prints guard | guarantee | killed by; 1 if one survives
     python tools/guards.py --only G8,G11   some; --list names them without running anything
 
-A guard is an exact piece of source, which must be there once, and what stands in its place without it. Its tests are
-tests of the kit (``test_gNN_…``, run in the quick profile on the device named) or files of unit tests with a name.
+A guard is an exact piece of source, which must occur once, and its replacement. Its tests are tests of the kit
+(``test_gNN_…``, run in the quick profile on the device named) or files of unit tests with a name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from guard_table import GUARDS
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("core", "conformance", "examples", "tests", "pyproject.toml", "conftest.py")
 PATIENCE = 600
-"""Seconds; a run that takes longer hangs, which is no way to miss a guard."""
+"""Seconds. A run that takes longer hangs, which does not count as a missed guard."""
 LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*_cache", ".hypothesis", "*.egg-info")
 
 
@@ -144,7 +144,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def remove_each(copy: Copy, guards: Sequence[Guard]) -> int:
-    """Print the table row by row; 1 when a guard is not missed by any test."""
+    """Print the table row by row; return 1 if no test fails without some guard."""
     wrong = whole(copy, guards)
     if wrong:
         print("\n".join(f"guards: {text}" for text in wrong))

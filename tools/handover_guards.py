@@ -1,4 +1,4 @@
-"""The guards of a handover of keys and values, as :mod:`guard_table` has the others."""
+"""The guards of KV transfer, in the form of :mod:`guard_table`."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The table of liars, made of what ``hal conform … --liars --json`` printed, and of nothing else.
+"""Make the table of liars from the output of ``hal conform … --liars --json``.
 
     hal conform cpu --liars --json > cpu.json
     PYTHONPATH=conformance/tests hal conform --device-factory queued_device:queued --liars --json > queue.json
     python tools/liars_table.py cpu=cpu.json queue=queue.json
 
-A liar that the first device skips, as it cannot be told there, is taken from the next. Prints the table, and last how
-many were killed where, by which profile and in what time.
+A liar that the first device skips, because it cannot be detected there, is taken from the next. Prints the table, and
+then how many were killed on each device, by which profile and in what time.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from hal_conformance.mutants import by_name
 
 
 def verdicts(text: str) -> list[dict[str, Any]]:
-    """The verdicts in what was printed; log lines may stand before them."""
+    """Return the verdicts in the output, which may begin with log lines."""
     found: list[dict[str, Any]] = json.loads(text[text.index("[\n") : text.rindex("]") + 1])
     return found
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table; 1 if a liar lives, or was skipped everywhere."""
+    """Print the table; return 1 if a liar survives, or was skipped everywhere."""
     rows: dict[str, dict[str, Any]] = {}
     for argument in arguments:
         device, _, file = argument.partition("=")

@@ -1,9 +1,9 @@
-"""The tests that use a compiler, on a machine that has none: they are skipped, and none fails.
+"""Run the tests that use a compiler on a machine without one: they must be skipped, and none may fail.
 
     python tools/no_compiler.py [PYTEST OPTIONS]
 
-``PATH`` is a folder with links to all programs but compilers; nothing that was built before is found. Only the files
-that ask for the simulator or for a build are run: `make test` has shown the others, which know no compiler.
+``PATH`` is a folder with links to all programs but compilers, and earlier builds are out of reach. Only files that use
+the simulator or a build are run; `make test` covers the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FILES = (
 
 
 def link_programs(folder: Path) -> None:
-    """Link every program of this ``PATH`` that is no compiler."""
+    """Link every program of this ``PATH`` except compilers."""
     for place in os.environ["PATH"].split(os.pathsep):
         for program in Path(place).glob("*") if place else ():
             link = folder / program.name

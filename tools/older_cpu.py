@@ -38,7 +38,7 @@ def on(cpu: str, code: str) -> subprocess.CompletedProcess[str]:
 
 
 def failures() -> Sequence[str]:
-    """What is wrong, in words; nothing where all went well."""
+    """Return the failures, as text; empty if there are none."""
     here, haswell, nehalem = on("", EACH), on("Haswell", EACH), on("Nehalem", REFUSED)
     found = []
     if here.returncode or haswell.returncode or here.stdout != haswell.stdout:

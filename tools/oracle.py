@@ -48,7 +48,7 @@ _SIZES = {
 
 
 class Family(NamedTuple):
-    """What transformers makes a checkpoint of."""
+    """Shape of a family's checkpoint."""
 
     model: str
     dtype: str
@@ -80,17 +80,17 @@ def prompts() -> list[list[int]]:
 
 
 def folder(directory: Path, number: int) -> Path:
-    """Where the checkpoint of ``KINDS[number]`` lies."""
+    """Return the path of the checkpoint of ``KINDS[number]``."""
     return directory / f"checkpoint-{number}"
 
 
 def kinds(only: str) -> Iterator[tuple[int, tuple[str, bool, bool]]]:
-    """Those of ``KINDS`` whose family has ``only`` in its name, with their numbers."""
+    """Return those of ``KINDS`` whose family has ``only`` in its name, with their numbers."""
     return ((number, kind) for number, kind in enumerate(KINDS) if only in kind[0])
 
 
 def generate(directory: Path, only: str) -> None:
-    """With transformers: save every checkpoint, and what ``generate`` makes of it, as ``expected.json`` beside it."""
+    """With transformers: save every checkpoint, and the output of ``generate`` as ``expected.json`` beside it."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
@@ -101,7 +101,7 @@ def generate(directory: Path, only: str) -> None:
         model_class = getattr(transformers, f"{family.model}ForCausalLM")
         model = model_class(config_class(**_SIZES, **family.fields, tie_word_embeddings=tied))
         with torch.no_grad():
-            for parameter in model.parameters():  # far from what a fresh model is, so that every part matters
+            for parameter in model.parameters():  # far from the initial values, so that every part matters
                 parameter.copy_(torch.randn_like(parameter) * 0.25 + (parameter.ndim == 1) * 0.5)
         size = "100KB" if sharded else "1GB"
         model.to(getattr(torch, family.dtype)).save_pretrained(target, max_shard_size=size)
@@ -176,7 +176,7 @@ def _run(directory: Path, target: Path, options: Sequence[str]) -> list[dict[str
 
 
 def _difference(got: Sequence[int], want: Mapping[str, Any]) -> str:
-    """Where two answers part, and how sure transformers was there."""
+    """Return where two answers differ, and how large transformers' lead was there."""
     tokens = want["tokens"]
     at = next((i for i, (a, b) in enumerate(zip(got, tokens, strict=False)) if a != b), min(len(got), len(tokens)))
     lead = f"{want['leads'][at]:.2g}" if at < len(want["leads"]) else "none"

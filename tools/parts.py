@@ -1,11 +1,11 @@
-"""Run named parts of the checks, some beside each other, and tell how long each took.
+"""Run named parts of the checks, some concurrently, and print how long each took.
 
     python tools/parts.py conform                what `make conform` runs, two at a time
     python tools/parts.py conform sim guards     the parts whose name contains one of these words
     python tools/parts.py ci --list              names and commands, without running anything
 
-Seconds are told, and seconds of processor time, which a busy machine does not change. A part that fails prints all that
-it said; the others go on, unless it runs alone. When the limit is over, what still runs is named and ended; the status
+Prints elapsed time, and processor time, which a busy machine does not change. A part that fails prints all of its
+output; the remaining parts continue, unless it runs alone. At the limit, running parts are named and ended; the status
 is then 1.
 """
 
@@ -34,15 +34,15 @@ from typing import IO
 ROOT = Path(__file__).resolve().parents[1]
 BIN, OLDER = ".venv/bin/", ".venv-older/bin/"
 ENDING = 20.0
-"""Seconds that a part has to say what it was doing, and to end what it started, before it is killed."""
+"""Seconds for a part to report what it was doing, and to end its children, before it is killed."""
 
 
 @dataclass(frozen=True)
 class Part:
     """A command with a name, and variables beside those of this process.
 
-    ``alone``: nothing runs beside it, it prints as it goes, and what comes after it does not begin if it fails.
-    ``needs``: a program without which it is skipped, and in which package Debian has it.
+    ``alone``: it runs without any other part, prints as it goes, and later parts do not begin if it fails. ``needs``: a
+    program without which it is skipped, and its Debian package.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Part:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the process gets."""
+        """The environment of the process."""
         return os.environ | dict(one.split("=", 1) for one in self.variables.split())
 
 
@@ -120,7 +120,7 @@ NIGHTLY = (
 OLDER_CPU = Part("hal run on older CPUs", f"{BIN}python tools/older_cpu.py", needs=("qemu-x86_64", "qemu-user"))
 NO_COMPILER = Part("tests without a compiler", f"{BIN}python tools/no_compiler.py")
 RAY = Part("Ray itself", "make .venv/.ray", alone=True)
-"""Alone, since it installs hal anew. Without it the tests of ranks on Ray are skipped by name."""
+"""Runs alone, because it reinstalls hal. Without it the tests of ranks on Ray are skipped by name."""
 CI = (Part("make test", "make test", alone=True), RAY, *CONFORM, NO_COMPILER, OLDER_CPU)
 PLANS = {
     "conform": Plan(CONFORM),
@@ -143,7 +143,7 @@ class Runner:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, parts: Sequence[Part]) -> int:
-        """Run them; 0 if all went well. SIGTERM ends all, and names what was running."""
+        """Run them; return 0 if all succeeded. SIGTERM ends all, and names the running ones."""
         limit = threading.Timer(self.plan.limit, self.end, [f"the limit of {self.plan.limit:.0f} s is over"])
         limit.daemon = True
         if self.plan.limit:
@@ -164,7 +164,7 @@ class Runner:
         threading.Thread(target=self.end, args=[why]).start()
 
     def end(self, why: str) -> None:
-        """Name what runs, and end it; what has not begun will not."""
+        """Name and end the running parts; the remaining ones do not begin."""
         with self._lock:
             self.over, found = why, dict(self.running)
         for name, process in found.items():

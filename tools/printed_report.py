@@ -1,4 +1,4 @@
-"""A report of the conformance kit, read back from what it printed: all that is kept of a run on borrowed hardware."""
+"""A report of the conformance kit, parsed from its printed form: the only form kept of a run on borrowed hardware."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def printed_report(lines: Sequence[str]) -> dict[str, Any]:
 
 
 def _capabilities(text: str) -> dict[str, Any]:
-    """What is named, and false or "" for what is not, as the JSON form has it."""
+    """Return named values, and false or "" for missing ones, as the JSON form has it."""
     named = {} if text == "none" else dict(part.partition("=")[::2] for part in text.split(", "))
     plain = Capabilities.__dataclass_fields__
     found: dict[str, Any] = {}
@@ -66,9 +66,9 @@ def _capabilities(text: str) -> dict[str, Any]:
 
 
 def together(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Reports of one proof, those of one device as one: what a run left out, another one with ``--only`` has checked.
+    """Merge the reports of one device in a proof: parts that one run left out, another one with ``--only`` has checked.
 
-    A note "14 of 16: …" goes when the other run left none of its own out and checked the 14, or all 16.
+    A note "14 of 16: …" is dropped if the second run left none of its own out and checked the 14, or all 16.
     """
     found: dict[str, dict[str, Any]] = {}
     for report in reports:

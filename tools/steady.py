@@ -4,12 +4,12 @@
     python tools/steady.py --times 3 --busy 0 tests/output
     python tools/steady.py --list                the files, without running anything
 
-A test that depends on who is faster passes on a quiet machine and fails on a user's. Prints a line a round and, last,
-each test that failed with how often; the status is 1 if any did.
+A test that depends on which thread is faster passes on a quiet machine and fails on a user's. Prints a line a round
+and, last, each test that failed with how often; the status is 1 if any did.
 
-A round is what `make test` runs of those files, and what is marked `steady` in them, as many files at a time as there
-are cores. Of the whole runs of the kit it has the one on sim alone, whose streams are threads: the others differ in how
-bytes move, not in who waits.
+A round runs those files as `make test` does, and their tests marked `steady`, as many files at a time as there are
+cores. Of the whole runs of the kit it has the one on sim alone, whose streams are threads: the remaining ones differ in
+how bytes move, not in how threads wait.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("tests", "core/tests", "plugins", "runners")
 SENSITIVE = re.compile(r"subprocess|RankPool|multiprocessing|os\.fork|signal\.SIG|monotonic\(|threading\.|\btimeout\b")
-"""What a file does that starts processes or threads, or knows deadlines."""
+"""Patterns of a file that starts processes or threads, or depends on deadlines."""
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 BUSY = "while True: pass"
 HANGS = 1200
-"""Seconds after which a test is taken to hang; it fails then, with where it stands."""
+"""Seconds after which a test counts as hanging; it then fails with its traceback."""
 CHOSEN = "not whole_kit and (not conform or steady)"
 """The marked tests that a round has."""
 

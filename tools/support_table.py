@@ -1,11 +1,11 @@
-"""The support table, made from reports of the conformance kit and from nothing else.
+"""The support table, made from reports of the conformance kit alone.
 
     hal conform maca --report /tmp/maca.json              # or pytest … --hal-report=/tmp/maca.json
     python tools/support_table.py /tmp/maca.json …        # take reports, then write docs/support.md
     python tools/support_table.py proof.json --on H200    # or reports as printed, in the record of a proof on hardware
-    python tools/support_table.py --check                 # write nothing; say what is out of date (for tests)
+    python tools/support_table.py --check                 # write no file; list outdated parts (for tests)
 
-What was taken is kept in docs/support.json: by device as it calls itself, so that a substituted device has its own row.
+The reports are kept in docs/support.json, by the device's own name, so that a substituted device has its own row.
 ``--on TEXT`` names the hardware of the reports given, where it is more than the machine's architecture.
 """
 
@@ -34,7 +34,7 @@ ASYNC = {"insert_tasks": "async_h2d", "async_set_value": "async_h2d", "save_outp
 
 
 def taken(report: dict[str, Any], on: str, before: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of one report. ``since``: the plugin's version when the device was first taken."""
+    """The kept part of one report. ``since``: the plugin's version when the device was first taken."""
     header = report["header"]
     capabilities = header["capabilities"]
     distribution, _, version = header["origin"].partition(" ")
@@ -76,7 +76,7 @@ def how(row: dict[str, Any], hook: str) -> str:
 
 
 def verdict(row: dict[str, Any], hook: str) -> str:
-    """What the kit found of the guarantees of a hook."""
+    """Return the kit's result for the guarantees of a hook."""
     found = [(name, entry) for name, entry in row["guarantees"].items() if entry["hook"] == hook]
     checked = [name for name, entry in found if entry["status"] == "checked" and not entry["note"]]
     partly = [f"{name} in part" for name, entry in found if entry["status"] == "checked" and entry["note"]]
@@ -98,7 +98,7 @@ def table(kept: dict[str, Any]) -> str:
 
 
 def page(kept: dict[str, Any]) -> str:
-    """docs/support.md: the table, and for each device its reasons and what was not checked."""
+    """Return docs/support.md: the table, and for each device its reasons and the unchecked parts."""
     parts = [
         "# What is supported, and on what it was verified\n",
         "Made by `tools/support_table.py` from reports of the conformance kit (`docs/support.json`); do not edit it.",
@@ -132,7 +132,7 @@ def reports(paths: list[Path]) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Take reports, and write or check what is made of them."""
+    """Take reports, and write or check the pages made of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("reports", nargs="*", type=Path)
     parser.add_argument("--on", default="", help="the hardware of these reports")

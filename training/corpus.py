@@ -1,8 +1,8 @@
 """The corpus: the Python standard library's own sources, split by file into training and held-out text.
 
-Left out: third-party packages, the library's tests, idlelib and lib2to3 whole, byte-code caches, and what is no program
-source: ``pydoc_data`` (the language manual as one string, 7 % of all bytes) and the build's settings. One file in
-twenty is held out; the choice ranks the hashes of the files' paths inside the library, so it does not depend on the
+Left out: third-party packages, the library's tests, idlelib and lib2to3 whole, byte-code caches, and files that are not
+program source: ``pydoc_data`` (the language manual as one string, 7 % of all bytes) and the build's settings. One file
+in twenty is held out; the choice ranks the hashes of the files' paths inside the library, so it does not depend on the
 order of listing, on the machine or on a seed.
 """
 

@@ -100,11 +100,11 @@ def draw(logits: np.ndarray, rng: np.random.Generator) -> int:
 
 
 def verdict(text: str, ended: bool) -> str:
-    """``"ok"``, ``"open"`` or what is wrong with ``text`` for Python's tokenizer.
+    """Return ``"ok"``, ``"open"`` or the error of Python's tokenizer for ``text``.
 
     A text that was cut by the token limit loses its last line, which is cut anywhere, and may end inside a bracket or a
     string of several lines ("open"): the cut, not the model, left it open. Everything else that raises counts as wrong,
-    and so does every ERRORTOKEN (Python 3.11 reports a stray character or quote that way and goes on).
+    and so does every ERRORTOKEN (Python 3.11 reports a stray character or quote that way and continues).
     """
     if not ended:
         text = text[: text.rfind("\n") + 1]

@@ -113,7 +113,7 @@ class Network:
         return main, self._loss(weights, extra, window[:rows, 2:])
 
     def hidden(self, weights: Weights, embedded: Tensor) -> Tensor:
-        """What the main model gives for each token, normed; ``embedded`` ``[rows, length, hidden]``."""
+        """Return the main model's output for each token, normed; ``embedded`` ``[rows, length, hidden]``."""
         for layer in range(self.shape.layers):
             embedded = self._layer(weights, layer, embedded)
         return self._scaled(self._normed(embedded), weights["norm"])

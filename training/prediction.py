@@ -1,9 +1,9 @@
 """Trains the shipped checkpoint's prediction layer for drafting: ``python -m training.prediction [--tokens N]``.
 
-The decoder is left as it is, so no token of it changes; only the last layer's weights do. It learns to say what the
-decoder itself will say (its distribution, and its best token), on the corpus and on text of the decoder's own, and to
-go on from its own output, as drafts beyond the first do (training for what happens at use: Zhang et al. 2024, HASS;
-Li et al. 2025, EAGLE-3). The checkpoint is written in place, with what was done in ``training.json``.
+The decoder's weights stay, so its tokens do not change; only the last layer is trained. It learns the decoder's own
+predictions (its distribution, and its best token), on the corpus and on text of the decoder's own. It also learns to
+continue from its own output, as drafts beyond the first do (training for what happens at use: Zhang et al. 2024, HASS;
+Li et al. 2025, EAGLE-3). The checkpoint is written in place, with a description in ``training.json``.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 ROWS, LENGTH = 8, 256
 """Of a step: half of the rows are the decoder's own text."""
 DEPTHS, DEPTH_WEIGHT = 4, 0.8
-"""How many drafts one after another are learned, and what each counts beside the one before it."""
+"""Number of consecutive drafts that are learned, and the weight of each relative to the one before it."""
 BEST_WEIGHT = 0.5
-"""What the decoder's best token counts beside its whole distribution."""
+"""Weight of the decoder's best token relative to its whole distribution."""
 PEAK_RATE, FLOOR_RATE, WARMUP_STEPS = 1e-3, 1e-5, 50
 PROMPT = 64
 """Tokens of the corpus with which a text of the decoder's own begins."""
@@ -90,15 +90,15 @@ class Chain:
 
 
 def _shifted(x: Tensor, by: int, axis: int = 2) -> Tensor:
-    """Each position's ``by`` positions later; what comes round to the beginning means nothing."""
+    """Shift each position's value by ``by`` positions; values that wrap around to the beginning are unused."""
     import paddle
 
     return paddle.roll(x, by, axis=axis) if by else x
 
 
 def drafting_losses(network: Network, weights: Weights, window: Tensor, chain: Chain) -> list[tuple[Tensor, Tensor]]:
-    """For each run of the layer the mean cross-entropy (nats) with what the decoder says, and the share of tokens that
-    both say is best; ``window`` int64 ``[rows, length + 1]``."""
+    """Return, for each run of the layer, the mean cross-entropy (nats) with the decoder's distribution, and the share
+    of tokens that both rank first; ``window`` int64 ``[rows, length + 1]``."""
     import paddle
     import paddle.nn.functional as functional
 

@@ -33,7 +33,8 @@ MTP_SHARE = 2  # the MTP loss is taken over one row in so many: it costs a layer
 
 
 def windows(ids: np.ndarray, length: int, rows: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Endless batches int64 ``[rows, length + 2]``: each epoch cuts the text anew at a random phase and shuffles."""
+    """Yield endless batches int64 ``[rows, length + 2]``: each epoch cuts the text at a new random phase and
+    shuffles."""
     while True:
         starts = np.arange(rng.integers(length), len(ids) - length - 2, length)
         rng.shuffle(starts)
@@ -115,7 +116,7 @@ def train(output: Path, tokens: int, seed: int) -> None:
             print(f"step {done}: held-out sample {main_loss:.4f}, mtp {mtp_loss:.4f} nats a token", flush=True)
             record["tokens"]["seen"] = done * TOKENS_A_STEP
             record["seconds"] = round(time.monotonic() - started)
-            record["cpu_seconds"] = round(time.process_time())  # the clock also counts what others run
+            record["cpu_seconds"] = round(time.process_time())  # the clock also counts other processes
             write_checkpoint(output, shape, vector.numpy(), tokenizer, end_of_text, record)
 
 

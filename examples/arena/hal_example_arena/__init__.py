@@ -16,12 +16,12 @@ class ArenaPlugin(Plugin):
 
     @classmethod
     def probe(cls) -> Probe:
-        """Ask the driver, with the standard library alone; say the reason and the cure when it is not there."""
+        """Probe the driver, with the standard library alone; return the reason and the cure if it is missing."""
         return Probe.yes("anonymous memory")
 
     @classmethod
     def open(cls, index: int, options: Mapping[str, object]) -> "ArenaDevice":
-        """Import what is heavy here, and open."""
+        """Import the heavy modules, and open the device."""
         from .device import ArenaDevice
 
         return ArenaDevice(index, options)

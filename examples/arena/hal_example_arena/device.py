@@ -1,4 +1,4 @@
-"""The device: "device memory" is an anonymous mapping, which stands for what a driver hands out."""
+"""The device. An anonymous mapping takes the place of a driver's memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class ArenaMemory:
-    """A block of device memory: what :class:`hal_core.memory.views.Memory` asks for, and the driver's own handle."""
+    """A block of device memory: what :class:`hal_core.memory.views.Memory` requires, and the driver's own handle."""
 
     def __init__(self, device: object, nbytes: int) -> None:
         self.device, self.nbytes = device, nbytes
@@ -33,7 +33,7 @@ class ArenaMemory:
 
 
 class ArenaDevice(SyncDevice):
-    """What moves bytes, and nothing else: the base writes the four hooks and ``update_inputs`` in terms of it."""
+    """The primitives that move bytes; the base class implements the four hooks and ``update_inputs`` with them."""
 
     name = "arena"
     capabilities = Capabilities(
@@ -58,7 +58,7 @@ class ArenaDevice(SyncDevice):
         return ArenaMemory(self, nbytes)
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
-        """Write a plan: what a device must do with it is what ``apply_to_host`` does."""
+        """Write a plan: the device must do the same as ``apply_to_host``."""
         self.check_open()
         apply_to_host(plan, _bytes(plan.memory))
         self.count("launches")

@@ -8,8 +8,8 @@ from hal_core.devices import CustomDevicePlugin
 class NpuPlugin(CustomDevicePlugin):
     """The entry point ``npu`` of group ``hal.devices``."""
 
-    name = "npu"  # the name users say, and the entry point's
-    kind = "npu"  # the name Paddle says: paddle.CustomPlace("npu", 0)
+    name = "npu"  # the user's name, and the entry point's
+    kind = "npu"  # Paddle's name: paddle.CustomPlace("npu", 0)
     collective = "xccl"  # what paddle.distributed uses there; "" for none
     cure = "install Paddle and the CustomDevice plugin for npu"
     stand_ins = MappingProxyType({"sim": "hal_sim"})  # HAL_NPU_PLACE=sim runs the same code without the chip

@@ -16,12 +16,12 @@ class QueuePlugin(Plugin):
 
     @classmethod
     def probe(cls) -> Probe:
-        """Ask the driver, with the standard library alone."""
+        """Probe the driver, with the standard library alone."""
         return Probe.yes("worker threads")
 
     @classmethod
     def open(cls, index: int, options: Mapping[str, object]) -> "QueueDevice":
-        """Import what is heavy here, and open."""
+        """Import the heavy modules, and open the device."""
         from .device import QueueDevice
 
         return QueueDevice(index, options)

@@ -1,4 +1,4 @@
-"""What the kit may ask of the device besides: tensors, which here are views of memory that the device allocates."""
+"""Support for the kit: tensors, which here are views of memory that the device allocates."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The device: one page of primitives, and what a kernel of its own can do besides."""
+"""The device: one page of primitives, and a kernel of its own."""
 
 import ctypes
 import threading
@@ -26,7 +26,7 @@ from .runtime import Mark, Queue, at
 
 
 class QueuePrimitives(Primitives):
-    """What the runtime can do; :class:`hal_core.devices.Primitives` says what each must do."""
+    """The runtime's operations; :class:`hal_core.devices.Primitives` describes each."""
 
     rerecords = True
 
@@ -116,7 +116,7 @@ class QueueDevice(AsyncDevice):
 
     @contextmanager
     def hold_stream(self, stream: Stream) -> Iterator[None]:
-        """Let nothing that is put on the stream begin until the context ends; for the kit's latches."""
+        """Block the stream until the context ends; for the kit's latches."""
         gate = threading.Event()
         self.own(stream).raw.put(gate.wait)
         try:
@@ -125,7 +125,7 @@ class QueueDevice(AsyncDevice):
             gate.set()
 
     def probe_counts(self) -> Counters:
-        """What reached the runtime, for the kit: the device's own counts must say the same."""
+        """Count the runtime's calls, for the kit, which compares them with the device's own counts."""
         ran: Any = self.primitives.ran
         return Counters(ran["uploads"] + ran["launches"], ran["uploads"], ran["launches"], ran["copies_out"])
 

@@ -1,4 +1,4 @@
-"""What stands for a vendor's runtime: streams that are worker threads, events, and memory that only they touch."""
+"""A simulated vendor runtime: streams that are worker threads, events, and memory that only they touch."""
 
 import ctypes
 import threading
@@ -37,7 +37,7 @@ class Queue:
 
 
 class Mark:
-    """An event. ``passed`` is of its last record alone: whoever waits for an earlier one holds that one's."""
+    """An event. ``passed`` belongs to its last record alone: a wait for an earlier one holds that one's."""
 
     def __init__(self) -> None:
         self.passed = threading.Event()

@@ -1,9 +1,9 @@
-"""The torch runner: checkpoints of ``hal.model.config`` in torch, on CUDA graphs, tokens chosen on the device.
+"""The torch runner: checkpoints of ``hal.model.config`` in torch, with CUDA graphs and sampling on the device.
 
-    hal run --device cuda --prompt "def main("            # --runner auto takes it there
+    hal run --device cuda --prompt "def main("            # --runner auto selects it
     hal run --device cpu --runner torch --prompt "def main("   # on torch's CPU, for tests
 
-Importing this package imports no torch; ``hal_torch.runner``, ``hal_torch.model`` and the others do.
+Importing this package imports no torch; ``hal_torch.runner``, ``hal_torch.model`` and its other modules do.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ __all__ = ["RUNNER", "Torch"]
 
 
 class Torch:
-    """Makes the runner called ``torch`` (entry-point group ``hal.runners``)."""
+    """Maker of the runner called ``torch`` (entry-point group ``hal.runners``)."""
 
     def __call__(self, setup: RunnerSetup) -> TorchRunner:
-        """Return a runner. Raises :class:`HalError` before anything is loaded where it cannot run."""
+        """Return a runner. Raises :class:`HalError`, before anything is loaded, if it cannot run."""
         _import_torch()
         from .runner import TorchRunner
 
         return TorchRunner(setup)
 
     def why_not(self, device: BoundDevice, model: Path) -> str:
-        """Return "" or why it cannot run on a device; a checkpoint that ``hal.model.config`` reads, it can run."""
+        """Return "" or why it cannot run on a device. It supports every checkpoint that ``hal.model.config`` reads."""
         try:
             _import_torch()
             from .support import check_sees

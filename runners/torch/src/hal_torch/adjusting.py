@@ -1,4 +1,4 @@
-"""Penalties and masks on the device, as ``hal.sampling.adjust``: a slot's tokens are read where the state has them."""
+"""Penalties and masks on the device, as in ``hal.sampling.adjust``, from the token fields of the state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIELDS = (
     *("token_ids", "bad_words", "bad_words_num", "eos_token_ids", "eos_num"),
     *("stop_seqs", "stop_seqs_len", "stop_seqs_num"),
 )
-"""What is read of the state."""
+"""Fields of the state that are read."""
 
 
 def adjust(logits: Tensor, fields: Mapping[str, Tensor]) -> Tensor:
@@ -57,7 +57,7 @@ def _masked(fields: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _counted(padded: Tensor, counts: Tensor) -> Tensor:
-    """The entries of a padded list that count."""
+    """Return the entries of a padded list that count."""
     return torch.arange(padded.shape[1], device=padded.device) < counts[:, None]
 
 

@@ -1,11 +1,11 @@
 """Attention over a paged cache: of prompts by torch's SDPA over gathered pages, of decoding rows by a Triton kernel.
 
-SDPA's flash kernel takes packed sequences as they are. Where it does not run (float32, the CPU, an odd width of heads),
-SDPA has a mask in their place.
+SDPA's flash kernel takes packed sequences. Where it does not run (float32, the CPU, an odd width of heads), SDPA gets a
+mask instead.
 
-A layer's keys, and its values, are ``[blocks + 2, block_size, kv_heads, head_dim]``. Of the two blocks more, the first
-takes what must go nowhere, and the second is never written, so what pads a gathering is finite. Keys and values that
-are NaN or infinite are stored as zeros and their token is marked ``bad``: no request spoils another one's attention.
+A layer's keys, and its values, are ``[blocks + 2, block_size, kv_heads, head_dim]``. The first extra block takes
+discarded writes. The second is never written, so that padding of a gather is finite. Keys and values that are NaN or
+infinite are stored as zeros and their token is marked ``bad``: no request affects another one's attention.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """What a run is of: the ``count`` tokens of ``prompts``, then those of ``rows``; either may be None.
+    """Tokens of a run: the ``count`` tokens of ``prompts``, then those of ``rows``; either may be None.
 
-    - ``ids``, ``positions`` int64 ``[n]``; a position below 0: the token means nothing.
-    - ``places`` int64 ``[n]``: where keys and values are written, of the cache's slots in one line.
+    - ``ids``, ``positions`` int64 ``[n]``; a position below 0 marks padding.
+    - ``places`` int64 ``[n]``: where keys and values are written, as flat indices of the cache.
     - ``bad`` uint8 ``[n]``: set where a token's keys or values are NaN or infinite.
     """
 
@@ -71,7 +71,7 @@ class Tokens:
 
 
 class Kernels(Protocol):
-    """What differs by device."""
+    """The operations that differ by device."""
 
     @property
     def packs(self) -> bool:
@@ -88,7 +88,7 @@ class Kernels(Protocol):
         store ``key`` and ``value``, and return the turned query."""
 
     def attend(self, query: Tensor, cache: Pair, rows: Rows, out: Tensor) -> None:
-        """Attention of one query a row, into ``out``; one that sees nothing gives zeros."""
+        """Compute attention of one query a row, into ``out``; a row that sees no key gives zeros."""
 
 
 def attend(
@@ -109,7 +109,7 @@ def attend(
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """The bias of a key that a token does not see: its share is 0, and no sum overflows."""
+    """Bias of a key that a token does not see: its share is 0, and no sum overflows."""
     return float(torch.finfo(dtype).min) / 4
 
 
@@ -123,7 +123,7 @@ def _attend_masked(query: Tensor, cache: Pair, prompts: Prompts) -> Tensor:
         cached.flatten(0, 1)[prompts.places].transpose(0, 1)[:, None].expand(-1, group, -1, -1) for cached in cache
     )
     split = query.unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3)
-    # In float32 the tokens are to be the cpu device's: no kernel that multiplies in less.
+    # In float32 the tokens must equal those of the cpu device: no kernel that multiplies with less precision.
     kinds = [SDPBackend.MATH] if query.dtype == torch.float32 else [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     with sdpa_kernel(kinds):
         mixed = functional.scaled_dot_product_attention(split, key, value, prompts.bias)
@@ -141,7 +141,7 @@ def _attend_packed(query: Tensor, cache: Pair, prompts: Prompts) -> Tensor:
 
 
 def packs(dtype: torch.dtype, head_dim: int, device: torch.device) -> bool:
-    """Whether SDPA's flash kernel runs for heads of this type and width on a GPU."""
+    """Return whether SDPA's flash kernel runs for heads of this type and width on a GPU."""
     return dtype.itemsize == 2 and head_dim % 8 == 0 and head_dim <= 256 and _capability(device) >= (8, 0)
 
 
@@ -151,7 +151,7 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 class TorchKernels:
-    """The same in torch: what the Triton kernels are checked against, and what runs on torch's CPU."""
+    """The same in torch: the reference for the Triton kernels, and the implementation for torch's CPU."""
 
     packs = False
 

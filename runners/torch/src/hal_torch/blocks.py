@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .model import Decoder
 
 _POLL = 0.0002
-"""Seconds between two looks at an event that is waited for with a limit: torch has no such wait."""
+"""Seconds between two looks at an event in a wait with a limit, which torch lacks."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -76,7 +76,7 @@ class CacheBlocks:
 
 
 class _Written(Ticket):
-    """The end of a write; it keeps what the write reads, whose memory is the upload's stream's."""
+    """End of a write. It keeps the write's source, whose memory belongs to the upload stream."""
 
     mode = "async"
 

@@ -1,4 +1,4 @@
-"""Drafts on the device: looked up in each request's own tokens, and verified by what the step has sampled.
+"""Drafts on the device: looked up in each request's own tokens, and verified against the sampled tokens.
 
 The rules are those of ``hal.proposers.ngram`` and of ``--acceptance exact``: drafts change no token.
 """
@@ -16,7 +16,7 @@ FIELDS = (
     *("token_ids", "prompt_lens", "step_idx", "max_dec_len", "blocks_num", "seq_lens_this_time", "seq_lens_encoder"),
     *("stop_flags", "accept_num", "accept_tokens", "draft_num", "draft_tokens"),
 )
-"""What is read and written of the state."""
+"""Fields of the state that are read and written."""
 LONGEST = 3
 """Most tokens that are looked up."""
 
@@ -24,10 +24,10 @@ Fields = Mapping[str, Tensor]
 
 
 def accepted(tokens: Tensor, sound: Tensor, fed: Tensor, drafts: Tensor) -> Tensor:
-    """How many tokens each slot is given, int64 ``[slots]``: those that confirm its drafts, and the first behind them.
+    """Return the number of tokens for each slot, int64 ``[slots]``: those that confirm its drafts, and one more.
 
-    ``tokens``, ``sound``, ``fed`` ``[slots, 1 + drafts]``: what was sampled in each row, whether it is a token, and
-    whether the row was fed; ``drafts``: what the rows behind the first one were fed with.
+    ``tokens``, ``sound``, ``fed`` ``[slots, 1 + drafts]``: the sampled token of each row, whether it is valid, and
+    whether the row was fed. ``drafts``: the tokens fed to the rows after the first.
     """
     right = sound[:, :-1] & fed[:, 1:] & (tokens[:, :-1] == drafts[:, : tokens.shape[1] - 1])
     confirmed = right.long().cumprod(1).sum(1)
@@ -35,7 +35,7 @@ def accepted(tokens: Tensor, sound: Tensor, fed: Tensor, drafts: Tensor) -> Tens
 
 
 def with_drafts(fields: Fields) -> Tensor:
-    """A copy of ``token_ids`` with the drafts behind what is known of each slot."""
+    """Return a copy of ``token_ids`` with the drafts after each slot's known tokens."""
     tokens, drafts = fields["token_ids"], fields["draft_tokens"]
     number = torch.arange(drafts.shape[1], device=tokens.device)
     at = ((fields["prompt_lens"] + fields["step_idx"])[:, None] + number).clamp(max=tokens.shape[1] - 1)
@@ -44,8 +44,8 @@ def with_drafts(fields: Fields) -> Tensor:
 
 
 def draft(fields: Fields, sizes: StateConfig) -> None:
-    """Give each slot that goes on decoding drafts for its next step: what followed its last :data:`LONGEST` tokens
-    (else fewer) the last time; a copy that reaches the end goes on in itself."""
+    """Give each slot that continues to decode drafts for its next step: the tokens that followed its last
+    :data:`LONGEST` tokens (else fewer) the last time. A copy that reaches the end continues with its own tokens."""
     room = _room(fields, sizes)
     going = room >= 0
     tokens, known = fields["token_ids"], fields["prompt_lens"] + fields["step_idx"]
@@ -62,7 +62,7 @@ def draft(fields: Fields, sizes: StateConfig) -> None:
 
 
 def _room(fields: Fields, sizes: StateConfig) -> Tensor:
-    """Most drafts that each slot has room for; -1 for one that does not go on decoding."""
+    """Return the most drafts that each slot has room for; -1 for one that does not continue to decode."""
     going = (fields["stop_flags"] == 0) & (fields["seq_lens_this_time"] == 1) & (fields["seq_lens_encoder"] == 0)
     going &= fields["accept_num"] > 0
     generated, known = fields["step_idx"], fields["prompt_lens"] + fields["step_idx"]
@@ -72,8 +72,8 @@ def _room(fields: Fields, sizes: StateConfig) -> Tensor:
 
 
 def _look_up(tokens: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the tokens stand that followed the longest, then latest, earlier place of a slot's last tokens, and how
-    many of these stood there; int64 ``[slots]`` each."""
+    """Return the position after the longest, then latest, earlier match of a slot's last tokens, and the length of the
+    match; int64 ``[slots]`` each."""
     length = tokens.shape[1]
     place = torch.arange(length, device=tokens.device)
     runs, matched = torch.ones_like(tokens, dtype=torch.bool), torch.zeros_like(tokens, dtype=torch.int32)

@@ -1,6 +1,6 @@
-"""CUDA graphs of a step's parts, captured when the runner is made; the device launches all of a step in one call.
+"""CUDA graphs of a step's parts, captured when the runner is made; one call launches all of a step.
 
-Torch's own replay gives the interpreter's lock up for each graph, and a busy Python thread then keeps it for 5 ms.
+Torch's own replay releases the GIL for each graph, and a busy Python thread then holds it for 5 ms.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Graphs:
     """Every part of a step that can be captured (:data:`hal_torch.steps.Part`): layers by size, with and without
     decoding rows, sampling by what it needs, drafts.
 
-    All slots are empty when this is made, so a capture changes nothing. The graphs take their memory from one pool:
-    they run one after the other on the stream of the steps.
+    All slots are empty at construction, so a capture has no effect. The graphs take their memory from one pool: they
+    run one after the other on the stream of the steps.
     """
 
     def __init__(self, steps: Steps, sizes: Sequence[Size], bound: BoundDevice, device: torch.device) -> None:
@@ -45,7 +45,7 @@ class Graphs:
         return len(self._graphs)
 
     def launch(self, parts: Sequence[Part], stream: Stream) -> bool:
-        """Launch a step's parts on ``stream``; False, with nothing launched, where one of them was not captured."""
+        """Launch a step's parts on ``stream``. Return False, without a launch, if one of them was not captured."""
         handles = [self._handles[part] for part in parts if part in self._handles]
         if len(handles) < len(parts):
             return False
@@ -54,7 +54,7 @@ class Graphs:
 
     def _captured(self, part: Part) -> torch.cuda.CUDAGraph:
         """The mode of the capture is the one that other threads' work on the device does not spoil."""
-        # What is loaded or compiled at the first use of a kernel: of one token, and of many.
+        # Run everything that is loaded or compiled at the first use of a kernel: for one token, and for many.
         if not isinstance(part, Layers) or part.size in (NOTHING, self.sizes[0], self.sizes[-1]):
             self._side.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._side):

@@ -12,7 +12,7 @@ def turn_and_store(  # noqa: ANN201
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROOM: tl.constexpr, HALF: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     """Of a token and a key/value head: pairs (i, i + HALF) of its query heads turned into ``out``, and of its key into
-    the cache, with its value; zeros in place of what is NaN or infinite, whose token is marked in ``bad``."""
+    the cache, with its value; zeros in place of NaN and infinity, whose token is marked in ``bad``."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     group, lane = tl.arange(0, GROUP_ROOM), tl.arange(0, ROOM)
     inside = lane < HALF
@@ -72,7 +72,7 @@ def attend_rows(  # noqa: ANN201
     row = slot * EACH + each // GROUP
     seen = tl.load(last + row, mask=each < GROUP * EACH, other=-1) + 1
     count = tl.max(seen, axis=0)
-    limit = tl.where(seen > 0, seen, count)  # what sees nothing computes something that makes no NaN
+    limit = tl.where(seen > 0, seen, count)  # a row without visible keys computes finite numbers
     inside = (each < GROUP * EACH)[:, None] & (lane < WIDTH)[None, :]
     place = (row * KV_HEADS * GROUP + head * GROUP + each % GROUP)[:, None] * WIDTH + lane[None, :]
     asked = tl.load(query + place, mask=inside, other=0.0)

@@ -112,7 +112,7 @@ def _part_shape(name: str, shape: tuple[int, ...], shard: Shard) -> tuple[int, .
 
 
 def random(config: LlamaConfig, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Mapping[str, Tensor]:
-    """Weights that mean nothing: norms of ones, small numbers drawn from ``seed`` else."""
+    """Return random weights: norms of ones, otherwise small numbers drawn from ``seed``."""
     generator, weights = torch.Generator(device).manual_seed(seed), allocate(config, device, dtype)
     _fill(weights.tensors.items(), generator)
     return weights.tensors

@@ -20,8 +20,8 @@ class Decoder:
     """Weights and the paged cache on one device. Not thread-safe."""
 
     def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor], shard: Shard = WHOLE) -> None:
-        """``tensors``: as :mod:`hal_torch.loading` makes them, in the type to compute in. Of a shard its parts; torch's
-        default group are the ranks, which sum up what each has."""
+        """``tensors``: as :mod:`hal_torch.loading` makes them, in the type of computation. For a shard, its parts;
+        torch's default group has the ranks that sum their results."""
         self.config, self.tensors, self._shard = local_config(config, shard), dict(tensors), shard
         self._layers = [f"model.layers.{number}." for number in range(config.num_hidden_layers)]
         embedding = self.tensors["model.embed_tokens.weight"]
@@ -35,13 +35,13 @@ class Decoder:
 
     @classmethod
     def load(cls, directory: Path, device: str, dtype: torch.dtype = torch.float32, shard: Shard = WHOLE) -> Decoder:
-        """A checkpoint's; :class:`hal_core.errors.InvalidValue` names what is missing, broken or not supported."""
+        """Load a checkpoint; :class:`hal_core.errors.InvalidValue` names a missing, broken or unsupported part."""
         config = read_config(directory)
         return cls(config, load(directory, config, torch.device(device), dtype, shard), shard)
 
     @classmethod
     def random(cls, config: LlamaConfig, device: str, dtype: torch.dtype, seed: int = 0) -> Decoder:
-        """Of that shape, with weights that mean nothing."""
+        """Return a model of that shape with random weights."""
         return cls(config, random(config, torch.device(device), dtype, seed))
 
     def allocate_cache(self, blocks: int, block_size: int) -> None:
@@ -52,7 +52,7 @@ class Decoder:
 
     @property
     def nobody(self) -> int:
-        """The block that takes what must go nowhere; the one after it is never written."""
+        """The block that takes discarded writes; the one after it is never written."""
         return int(self.keys[0].shape[0]) - 2
 
     def run(self, tokens: Tokens, kernels: Kernels) -> Tensor:

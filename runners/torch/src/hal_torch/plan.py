@@ -1,4 +1,4 @@
-"""What a step feeds of prompts, planned on the host: pieces packed one after the other, and the keys that they see."""
+"""Plan of a step's prompt pieces, made on the host: packed pieces, and the keys that they see."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NOTHING = Size(0, 0, 0)
 
 
 class Plan(NamedTuple):
-    """What the host uploads of a step's pieces, int32 and in one line; the device spreads it over tokens and keys.
+    """The host's upload for a step's pieces: one int32 array, which the device expands to tokens and keys.
 
     - ``last`` ``[slots]``: the packed token whose logits are wanted of a slot, or -1.
     - ``token_ends``, ``key_ends`` ``[slots + 1]``: where each piece ends among the tokens, and the keys; 0 first.
@@ -66,8 +66,7 @@ class Plan(NamedTuple):
 
 
 def pieces_of(step: PlannedStep, wants: dict[int, Want]) -> list[Piece]:
-    """The pieces of prompts that a step feeds. ``wants``: by slot how its request is sampled; taken over from who
-    enters."""
+    """Prompt pieces of steps. ``wants``: by slot, how its request is sampled; set when a request enters."""
     tasks, pieces = step.tasks.plain, []
     columns = (tasks["kinds"], tasks["slots"], step.tasks.requests)
     counts = (tasks["num_computed_tokens"], tasks["num_scheduled_tokens"])
@@ -80,7 +79,7 @@ def pieces_of(step: PlannedStep, wants: dict[int, Want]) -> list[Piece]:
 
 
 def captured_sizes(slots: int, longest: int) -> list[Size]:
-    """The sizes that are captured for so many slots of so many tokens at most, smallest first: prompts that begin, and
+    """Return the captured sizes for so many slots of so many tokens at most, smallest first: prompts that begin, and
     pieces that see several times their number of keys."""
     sizes, most = [], slots * longest
     for tokens in _TOKENS:
@@ -104,7 +103,7 @@ def size_of(pieces: Sequence[Piece], captured: Sequence[Size]) -> Size:
 
 
 def packed(pieces: Sequence[Piece], slots: int) -> array[int]:
-    """The plan of some pieces (:class:`Plan`). No NumPy: it gives the interpreter's lock up for long arrays."""
+    """Return the plan of some pieces (:class:`Plan`). Without NumPy, which releases the GIL for long arrays."""
     last, token_ends, key_ends = [-1] * slots, [0], [0]
     for piece in pieces:
         token_ends.append(token_ends[-1] + piece.stop - piece.start)

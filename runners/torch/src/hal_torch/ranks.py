@@ -15,7 +15,8 @@ _SECONDS = 30
 
 
 def meet(setup: RunnerSetup, shard: Shard) -> None:
-    """Open the group: where its first rank listens, hal's broadcast tells the others. In vain on another host."""
+    """Open the group at the address of its first rank, which hal's broadcast sends to the others. Fails on another
+    host."""
     told, within = setup.state.tensor("sampled_token_ids", "torch")[:, 0], {"timeout": timedelta(seconds=_SECONDS)}
     if setup.group.is_first:
         store = distributed.TCPStore("127.0.0.1", 0, shard.size, True, wait_for_workers=False, **within)

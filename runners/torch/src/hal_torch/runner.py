@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 
 class TorchRunner:
-    """Generates in torch on the state's device (:class:`hal.stepping.Runner`). It needs nothing of the host.
+    """Generates in torch on the state's device (:class:`hal.stepping.Runner`), without the host between two steps.
 
-    A step is one run of the layers over all pieces of prompts and all slots that decode, and one choice of tokens. On
-    cuda each is a graph that was captured when the runner was made, where the step's size is a captured one. A slot
-    that does not run writes to a block that no request has, and its result is dropped. A request whose logits are no
-    use is stopped by the step itself, whose record has the error. On several ranks of one host each has its part of the
-    heads and of the MLP, and all sample the same. With drafts each slot feeds as many rows as it may have tokens in a
-    step, and the step keeps those that it samples itself (:mod:`hal_torch.drafting`). ``cache``: the blocks in which
-    its requests move to another worker.
+    A step is one run of the layers over all pieces of prompts and all slots that decode, and one sampling. On cuda each
+    is a graph that was captured when the runner was made, if the step's size was captured. A slot that does not run
+    writes to a block that no request has, and its result is dropped. A request with invalid logits is stopped by the
+    step itself, whose record has the error. On several ranks of one host each has its part of the heads and of the MLP,
+    and all sample the same. With drafts each slot feeds as many rows as it may have tokens in a step, and the step
+    accepts the drafts that it samples itself (:mod:`hal_torch.drafting`). ``cache``: the blocks in which its requests
+    move to another worker.
     """
 
     needs_host, drafts_on_device = "", True
@@ -53,8 +53,8 @@ class TorchRunner:
         captures: bool | None = None,
         kernels: Kernels | None = None,
     ) -> None:
-        """``decoder``: a model that is loaded already, else the checkpoint of ``setup`` is.
-        ``captures``, ``kernels``: on cuda graphs and the Triton kernels, elsewhere neither, unless told."""
+        """``decoder``: a loaded model; by default the checkpoint of ``setup`` is loaded. ``captures``, ``kernels``: use
+        CUDA graphs and the Triton kernels; by default on cuda only."""
         state, group = setup.state, setup.group
         check_sees(setup.device)
         self._device = state.tensor("token_ids", "torch").device
@@ -81,16 +81,16 @@ class TorchRunner:
 
     @property
     def note(self) -> str:
-        """The type it computes in, and where."""
+        """Type and place of its computations."""
         where = torch.cuda.get_device_name(self._device) if self._on_cuda else "torch's CPU, which is for tests"
         return f"{str(self.decoder.dtype).removeprefix('torch.')} on {where}"
 
     def check(self, request: Request) -> None:
-        """Every request that fits the state can be run."""
+        """Accept every request that fits the state."""
 
     def launch(self, state: SlotState, step: PlannedStep, stream: Stream) -> Step:
-        """Put the layers and the choice of tokens on ``stream``: where all of it was captured, by one call that keeps
-        the interpreter's lock."""
+        """Put the layers and the sampling on ``stream``. If all of it was captured, one call does so, which keeps the
+        GIL."""
         turn, pieces = step.step.number % UNDER_WAY, pieces_of(step, self._wants)
         if pieces or step.decodes is not self._decodes:
             self._decodes, self._parts = step.decodes, self._planned(state, step, pieces)
@@ -107,7 +107,7 @@ class TorchRunner:
         return planned.again(planned.number, errors)
 
     def _planned(self, state: SlotState, step: PlannedStep, pieces: Sequence[Piece]) -> tuple[Part, Part]:
-        """How a step runs its layers, and chooses tokens; a later step that only decodes the same slots has the same
+        """Return how a step runs its layers, and samples. A later step that only decodes the same slots has the same
         ``decodes``, and is not planned again."""
         decoding = step.step.order(state.name)[step.decodes].tolist()
         giving = [*decoding, *(piece.slot for piece in pieces if piece.gives)]
@@ -115,13 +115,13 @@ class TorchRunner:
         if pieces or decoding:
             size = size_of(pieces, () if self.graphs is None else self.graphs.sizes) if pieces else NOTHING
             layers = Layers(size, bool(decoding))
-        # The step reports log-probabilities where any of its slots wants them, one that gives no token too.
+        # The step reports log-probabilities if any of its slots wants them, even one without a token.
         reports = Want(logprobs=step.step.logprobs is not None)
         wants = {self._wants[slot] for slot in giving}
         return layers, reduce(or_, wants, reports) if giving else Still.NO_TOKENS
 
     def propose(self, state: SlotState, step: Step, stream: Stream) -> None:
-        """Look drafts up in what each slot has said."""
+        """Look up drafts in each slot's own tokens."""
         self._put([Draft()], stream)
 
     def _put(self, parts: Sequence[Part], stream: Stream) -> None:
@@ -136,17 +136,17 @@ class TorchRunner:
         return TritonKernels(packs=packs(self.decoder.dtype, self.decoder.config.head_dim, self._device))
 
     def _load(self, setup: RunnerSetup, shard: Shard) -> Decoder:
-        """The checkpoint's decoder, if its type and its size suit the device."""
+        """Return the checkpoint's decoder, if its type and its size suit the device."""
         config = read_config(setup.model)
         stored = checked_entries(setup.model, config)["model.embed_tokens.weight"].dtype
         dtype = computing_dtype(setup.dtype, stored, self._device)
         check_room(config, dtype, setup.blocks * setup.state.sizes.block_size, self._device, shard.size)
-        if dtype == torch.float32:  # the tokens are to be the cpu device's
+        if dtype == torch.float32:  # the tokens must equal those of the cpu device
             torch.backends.cuda.matmul.allow_tf32 = False
         return Decoder.load(setup.model, str(self._device), dtype, shard)
 
     def _on(self, stream: Stream) -> AbstractContextManager[object]:
-        """Torch's work goes on the stream of the step."""
+        """Make torch's work go on the step's stream."""
         if not self._on_cuda:
             return nullcontext()
         own = None if stream.handle in (0, 1) else torch.cuda.ExternalStream(stream.handle, self._device)

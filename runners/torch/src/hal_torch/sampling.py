@@ -1,7 +1,7 @@
-"""Sampling on the device, as ``hal.sampling`` does it on the host: the same tokens of the same float32 logits.
+"""Sampling on the device, as in ``hal.sampling`` on the host: the same tokens from the same float32 logits.
 
 Weights are whole numbers there and here, so no sum depends on its order. The exponential is torch's own, in float64,
-which moves the edges of intervals by 1e-12 at most. Nothing here waits for the device, and every shape is known before,
+which moves the edges of intervals by 1e-12 at most. No call waits for the device, and every shape is known in advance,
 so all of it can be captured in a CUDA graph.
 """
 
@@ -34,7 +34,7 @@ TROUBLES = (
     "all its logits are -inf",
     "every token is masked: its bad words and, below min_tokens, its end and stop tokens leave none to sample",
 )
-"""What the codes of :class:`Chosen` mean; 0: nothing is wrong."""
+"""Meanings of the codes of :class:`Chosen`; 0: no error."""
 
 Fields = Mapping[str, Tensor]
 """The state's fields by name: ``[n]`` of one number a slot, else ``[n, width]``."""
@@ -42,7 +42,7 @@ Fields = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What the requests of a step need at most: ``draw`` is :data:`GREEDY`, :data:`DRAWN` or :data:`TRUNCATED`;
+    """Most that the requests of a step need: ``draw`` is :data:`GREEDY`, :data:`DRAWN` or :data:`TRUNCATED`;
     ``adjusts``: penalties, bad words or a least length; ``logprobs``: log-probabilities."""
 
     draw: int = GREEDY
@@ -51,7 +51,7 @@ class Want:
 
     @classmethod
     def of(cls, params: SamplingParams) -> Want:
-        """What one request needs."""
+        """Return the needs of one request."""
         draw = GREEDY
         if params.temperature > 0 and params.top_k != 1:
             draw = TRUNCATED if params.top_k > 0 or params.top_p < 1 else DRAWN
@@ -60,13 +60,13 @@ class Want:
         return cls(draw, adjusts, params.logprobs is not None)
 
     def __or__(self, other: Want) -> Want:
-        """What two need together."""
+        """Return the joint needs of two."""
         return Want(max(self.draw, other.draw), self.adjusts or other.adjusts, self.logprobs or other.logprobs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chosen:
-    """One token a row of logits: int64 ``[n]``, and ``codes`` uint8 ``[n]``, whose trouble :data:`TROUBLES` names."""
+    """One token a row of logits: int64 ``[n]``, and ``codes`` uint8 ``[n]``, with errors as in :data:`TROUBLES`."""
 
     tokens: Tensor
     codes: Tensor
@@ -82,7 +82,7 @@ def choose(logits: Tensor, want: Want, fields: Fields) -> Chosen:
     codes = torch.where(torch.isnan(top) | (top == float("inf")), 1, codes)
     if want.draw != GREEDY:
         warm = (fields["temperature"] > 0) & (fields["top_k"] != 1)
-        # Rows that are not drawn, or cannot be, are computed as well, of numbers that make no trouble.
+        # Rows that are not sampled, or cannot be, are computed as well, from harmless numbers.
         sound = torch.where((codes == 0)[:, None], final, 0.0)
         shares = weights(sound, torch.where(warm, fields["temperature"], 1.0))
         if want.draw == TRUNCATED:
@@ -147,8 +147,8 @@ def draw(shares: Tensor, u: Tensor) -> Tensor:
 def log_probabilities(logits: Tensor, tokens: Tensor, wanted: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities of the raw logits: ids int64 and values float32 ``[n, count + 1]``, ranks int32 ``[n]``.
 
-    Column 0 is the token's, the others those of the best tokens, as many as ``wanted`` ``[n]``; unused ones are -1 and
-    -inf. A row that wants none, below 0, has its token and rank alone, and one without a token, -1, has nothing.
+    Column 0 is the token's, the further ones those of the best tokens, as many as ``wanted`` ``[n]``; unused ones are
+    -1 and -inf. A row that wants none, below 0, has its token and rank alone, and one without a token, -1, is empty.
     """
     vocab, shown = logits.shape[1], min(count, logits.shape[1])
     there = tokens >= 0

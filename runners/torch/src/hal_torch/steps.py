@@ -1,7 +1,7 @@
 """The device's work of a step on the slot state: layers over packed prompts and decoding rows, then tokens, drafts.
 
-A step is a few parts, one after the other. Each has fixed shapes and reads the state where it is, so each is a CUDA
-graph where it is captured; what a step brings from the host and takes there goes by one of a few pinned places.
+A step is a few parts, one after the other. Each has fixed shapes and reads the state in place, so each can be captured
+as a CUDA graph. Transfers between host and device use one of a few pinned buffers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TOPK = ("topk_token_ids", "topk_logprobs", "topk_ranks")
 
 
 UNDER_WAY = 3
-"""Steps whose outcome may not have been read yet: a record is made before the next step but one is launched."""
+"""Steps whose results may not have been read yet: a record is made before the next step but one is launched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Layers:
 
 
 class Still(Enum):
-    """What a step has in place of layers, and in place of sampling, where it needs neither."""
+    """Placeholders for layers, and for sampling, in a step that needs neither."""
 
     NO_LAYERS = 0
     NO_TOKENS = 1
@@ -66,24 +66,26 @@ class Still(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Copy what is wrong with each slot to the pinned place of this turn."""
+    """Copy each slot's error code to the pinned buffer of this turn."""
 
     turn: int
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Draft behind what the step gave, after ``update_inputs``."""
+    """Draft after the step's tokens, after ``update_inputs``."""
 
 
 Part = Feed | Layers | Still | Want | Tell | Draft
 
 
 class Steps:
-    """Launches of work on one state with one decoder; ``codes`` uint8 ``[slots]``: what is wrong with a slot's step
-    (:data:`hal_torch.sampling.TROUBLES`), whose ``stop_flags`` are set then; ``told``: those of each turn, as bytes.
+    """Launches of work on one state with one decoder. ``codes`` uint8 ``[slots]``: error code of a slot's step
+    (:data:`hal_torch.sampling.TROUBLES`), whose ``stop_flags`` are set then. ``told``: the codes of each turn, as
+    bytes.
 
-    A slot has ``each`` rows that decode: its next token and as many drafts as the state has room for, fed or not."""
+    A slot has ``each`` rows that decode: its next token and as many drafts as the state has room for, fed or not.
+    """
 
     def __init__(self, state: SlotState, decoder: Decoder, kernels: Kernels) -> None:
         self._decoder, self._kernels, self._size = decoder, kernels, state.sizes.block_size
@@ -129,7 +131,7 @@ class Steps:
             assert_never(part)
 
     def _layers(self, size: Size, *, decodes: bool) -> None:
-        """What is sampled of is kept for :meth:`sample`."""
+        """Keep the hidden states that :meth:`sample` samples from."""
         made, stopped = [], self._fields["stop_flags"] != 0
         prompts = rows = last = fed = runs = None
         if size != NOTHING:
@@ -149,27 +151,27 @@ class Steps:
         self._mark(bad, positions, None if fed is None else fed[0], size.tokens, decodes=decodes)
 
     def sample(self, want: Want) -> None:
-        """Tokens for each slot that was kept, as ``want`` says at most: one, and those before it that confirm drafts;
-        -1 for the others."""
+        """Sample tokens for each kept slot, with ``want`` as the most that is needed: one, and those before it that
+        confirm drafts; -1 otherwise."""
         logits, fields = self._decoder.logits(self._hidden.flatten(0, 1)), self._row_fields(want)
         chosen = choose(logits, want, fields)
         tokens, found = chosen.tokens.view(-1, self.each), chosen.codes.view(-1, self.each)
         sound = self._runs & ~self._bad & (found == 0)
         counts = drafting.accepted(tokens, sound, self._runs, self._fields["draft_tokens"])
-        # A row of no use behind others ends the run of tokens; the next step begins with it, and meets it as its first.
+        # An invalid row after valid ones ends the run of tokens; the next step begins with it as its first.
         useless = self._runs[:, 0] & (self.codes == 0) & (counts == 0)
         self.codes.copy_(torch.where(useless, found[:, 0], self.codes))
         counts = torch.where(self.codes == 0, counts, 0)
         tokens = torch.where(torch.arange(self.each, device=tokens.device) < counts[:, None], tokens, -1)
         self._give(tokens, counts)
-        self._fields["stop_flags"].logical_or_(self.codes != 0)  # update_inputs leaves it as it is
+        self._fields["stop_flags"].logical_or_(self.codes != 0)  # update_inputs does not change it
         if want.logprobs:
             told = log_probabilities(logits, tokens.flatten(), fields["logprobs_num"], self._alternatives)
             for field, values in zip(self._topk, told, strict=True):
                 field.copy_(values.view(self._slots, -1))
 
     def _give(self, tokens: Tensor, counts: Tensor) -> None:
-        """Write what each slot is given: ``tokens`` ``[slots, each]``, -1 behind the first ``counts``."""
+        """Write each slot's tokens: ``tokens`` ``[slots, each]``, -1 behind the first ``counts``."""
         if self.each == 1:
             self._fields["sampled_token_ids"].copy_(tokens[:, 0])
         else:
@@ -177,7 +179,7 @@ class Steps:
             self._fields["accept_num"].copy_(counts)
 
     def _row_fields(self, want: Want) -> Mapping[str, Tensor]:
-        """What sampling reads, by row: each draft moves a slot's position on, and stands in what was said."""
+        """Return the sampling fields, by row: each draft advances a slot's position, and counts among its tokens."""
         if self.each == 1:
             return self._fields
         names = {*_SAMPLING, *(FIELDS if want.adjusts else ())}
@@ -258,8 +260,8 @@ class Steps:
             self._runs[:, 0].logical_or_(gives)
 
     def _mark(self, bad: Tensor, positions: Tensor, slots: Tensor | None, tokens: int, *, decodes: bool) -> None:
-        """Stop the slots that have a token whose keys or values are no use, drafts apart, which may be refused;
-        ``slots``: of the packed tokens."""
+        """Stop the slots that have a token with invalid keys or values, except drafts, which may be refused. ``slots``:
+        of the packed tokens."""
         wrong = ((bad != 0) & (positions >= 0)).int()
         count = torch.zeros((self._slots, self.each), dtype=torch.int32, device=bad.device)
         if slots is not None:

@@ -1,4 +1,5 @@
-"""Whether torch can run a checkpoint on a device: torch's build, the card, its types, its memory. No weight is read."""
+"""Check that torch can run a checkpoint on a device: torch's build, the card, its types, its memory. No weight is
+read."""
 
 from __future__ import annotations
 
@@ -94,7 +95,8 @@ def needed_tensors(config: LlamaConfig) -> Iterator[tuple[str, tuple[int, ...]]]
 def check_room(config: LlamaConfig, dtype: torch.dtype, tokens: int, device: torch.device, shares: int = 1) -> None:
     """Raise :class:`OutOfMemory` unless the weights and a cache of ``tokens`` tokens fit into the free memory.
 
-    ``shares``: ranks that have a part of them each. What a step computes needs more; the bound is of what stays.
+    ``shares``: ranks that have a part of them each. A step needs more for its computations; the bound covers permanent
+    memory.
     """
     weights = sum(prod(shape) for _, shape in needed_tensors(config)) * dtype.itemsize // shares
     width = 2 * config.num_key_value_heads * config.head_dim * config.num_hidden_layers
@@ -107,7 +109,7 @@ def check_room(config: LlamaConfig, dtype: torch.dtype, tokens: int, device: tor
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory of a device: the GPU's, or what the host could give."""
+    """Return the free memory of a device: the GPU's, or what the host can still allocate."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     with open("/proc/meminfo", encoding="ascii") as table:
