@@ -63,7 +63,7 @@ def test_load_imports_the_plugin_asked_for_and_no_other(site):
         ("other_name", "'somebody_else'"),
     ],
 )
-def test_a_broken_plugin_is_an_error_that_names_device_distribution_and_cure(site, state, says):
+def test_a_broken_plugins_error_names_device_distribution_and_cure(site, state, says):
     site.core()
     site.device("alpha", state=state)
     with pytest.raises(PluginError, match=re.escape(says)) as caught:

@@ -43,7 +43,7 @@ def test_every_opening_binds_anew(site):
     assert [device.closed for device in devices_of(site, "paddle-hal-alpha")] == [1, 1]
 
 
-def test_a_requirement_that_cannot_be_met_is_refused_and_nothing_stays_open(site):
+def test_an_unmet_requirement_is_refused_and_closes_the_device(site):
     site.device("alpha")
     with pytest.raises(CapabilityMissing, match="a toy has no stream"):
         hal.open_device(require={"async_set_value": "async"})

@@ -145,7 +145,7 @@ def test_every_public_name_is_in_the_glossary():
         assert classes - aliases - known == set(), face
 
 
-def test_each_line_of_the_glossary_says_what_it_is_and_no_word_stands_twice():
+def test_each_glossary_line_has_a_meaning_and_no_word_repeats():
     seen = set()
     for row in rows():
         word, meaning = list(row.values())[:2]

@@ -118,7 +118,7 @@ def redirected(started, *arguments, shell, code=RUN):
 
 @pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
 @pytest.mark.parametrize("shell", [">/dev/full", ">&-"])
-def test_an_output_that_cannot_be_written_is_one_line_and_waits_for_nothing(started, shell, options):
+def test_an_unwritable_output_is_one_line_and_does_not_wait(started, shell, options):
     arguments = ("--prompt", "def f(", "--temperature=0", "--max-tokens", "4", *options)
     status, _, err = redirected(started, *arguments, shell=shell, code=PATIENT)
     assert status == 2

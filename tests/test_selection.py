@@ -69,7 +69,7 @@ def test_an_unavailable_device_is_passed_over_with_one_line(site, caplog, state)
     assert caplog.records[-1].levelno == logging.WARNING
 
 
-def test_a_device_that_is_not_on_this_machine_is_passed_over_without_a_word(site, caplog):
+def test_a_device_absent_from_this_machine_is_skipped_silently(site, caplog):
     site.device("alpha", priority=10, state="absent")
     with caplog.at_level(logging.INFO, "hal"):
         assert select().entry.name == "cpu"
@@ -157,7 +157,7 @@ def test_one_distribution_that_claims_a_name_twice_is_an_error(site):
 
 
 @pytest.mark.parametrize("priority", ["high", "priority_-1", "priority_12345678901"])
-def test_a_plugin_with_wrong_metadata_stops_no_other_and_is_named_in_one_line(site, caplog, priority):
+def test_a_plugin_with_wrong_metadata_is_named_and_blocks_no_other(site, caplog, priority):
     site.device("alpha", priority=priority)
     site.device("beta", priority=5)
     assert select().entry.name == "beta"

@@ -183,7 +183,7 @@ def test_at_any_time_there_is_no_traceback_and_nothing_left(command, warm):
 
 @pytest.mark.conform
 @pytest.mark.parametrize("command", IMPORTS_LONG)
-def test_at_any_time_imports_among_it_there_is_no_traceback_and_nothing_left(command):
+def test_a_signal_at_any_time_leaves_no_traceback_and_no_files(command):
     at_any_time(command, 6.0, None)
 
 

@@ -23,7 +23,7 @@ def steady(*arguments):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_files_with_processes_ranks_or_deadlines_are_listed_and_others_are_not():
+def test_files_with_processes_ranks_or_deadlines_are_listed():
     listed = steady("--list").stdout.split()
     assert {"core/tests/groups/test_lost.py", "tests/transport/test_bad_peers.py"} <= set(listed)
     assert "core/tests/test_dtypes.py" not in listed

@@ -43,7 +43,7 @@ sys.exit(pytest.main(["--collect-only", "-q", "-m", "", "-p", "no:cacheprovider"
 """
 
 
-def test_four_whole_runs_of_the_kit_are_in_make_test_and_the_others_in_make_conform():
+def test_make_test_has_four_kit_runs_and_make_conform_the_rest():
     done = subprocess.run(
         [sys.executable, "-c", COLLECT, *FILES], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -106,7 +106,7 @@ def test_who(): pathlib.Path({seen!r}).open("a").write(str(os.getpid()) + "\\n")
 
 
 @pytest.mark.conform
-def test_the_scheduler_keeps_such_a_folder_in_one_process_and_spreads_files(tmp_path):
+def test_the_scheduler_keeps_a_folder_in_one_process(tmp_path):
     (tmp_path / "conftest.py").write_text((ROOT / "conftest.py").read_text())
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     together, apart = tmp_path / "core/tests/groups", tmp_path / "tests"

@@ -42,7 +42,7 @@ def test_a_process_of_no_job_is_alone():
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
-def test_each_rank_opens_a_device_of_its_own_from_the_one_that_was_asked_for(first):
+def test_each_rank_opens_its_own_device_from_the_requested_index_on(first):
     assert [LocalRank(number, 2).index(Four, first) for number in (0, 1)] == [first, first + 1]
 
 

@@ -43,7 +43,7 @@ def test_a_rank_says_nothing_to_an_engine_that_is_gone():
     assert line.said == []
 
 
-def test_a_rank_that_misses_another_one_does_not_wait_for_the_engine_either():
+def test_a_rank_that_misses_another_does_not_wait_for_the_engine():
     """It may be gone too; its end is noticed as soon as in any other wait."""
     line = Dead()
     with pytest.raises(GroupLost, match="rank 1"), rank._Serving(line, 0, None).telling():
@@ -51,7 +51,7 @@ def test_a_rank_that_misses_another_one_does_not_wait_for_the_engine_either():
     assert line.said == [("Failed", line.patience)]
 
 
-def test_a_word_of_a_request_that_moves_which_cannot_be_said_is_a_lost_engine():
+def test_an_unsendable_transfer_message_is_a_lost_engine():
     """Nobody says it again: blocks whose end the engine never hears of would never be free."""
     with pytest.raises(GroupLost, match="rank 3: the engine takes no messages any more"):
         rank._Serving(Dead(), 3, None)._say(Over(3, "a", 1))
@@ -68,7 +68,7 @@ def test_a_rank_that_finds_no_engine_ends_at_once():
 
 
 @pytest.mark.parametrize(("parent", "status"), [(None, 7), (1 << 22, 1)])
-def test_a_process_whose_parent_has_died_already_ends_before_it_imports_anything(parent, status):
+def test_a_process_with_a_dead_parent_ends_before_any_import(parent, status):
     """It finds another parent than the one that it was told of."""
     code = TIED + "os._exit(7 if os.environ['HAL_RANKS_PARENT'] == str(os.getpid()) else 8)"
     told = os.environ | {PARENT: str(parent or os.getpid())}

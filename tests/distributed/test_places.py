@@ -136,7 +136,7 @@ def test_groups_take_steps_at_their_own_pace_unless_all_meet_in_each(paper, in_s
     assert len(list(engine.run())) == 2
 
 
-def test_a_group_without_requests_is_given_the_steps_of_the_others_with_nothing_in_them(paper):
+def test_a_group_without_requests_gets_empty_steps(paper):
     given = []
     order = paper.order
     paper.order = lambda number, tasks, taken: given.append((number, len(tasks))) or order(number, tasks, taken)

@@ -31,7 +31,7 @@ def test_a_rank_that_differs_is_refused_on_every_rank_with_the_same_words(worlds
     assert {answer[:2] for answer in pooled.answers.values()} == {("InvalidValue", str(caught.value))}
 
 
-def test_a_device_that_cannot_be_had_is_refused_by_the_option_that_asks_for_it(worlds):
+def test_an_unavailable_device_is_refused_by_its_option(worlds):
     pooled = Pooled(worlds.of(2))
     with pytest.raises(InvalidValue, match=r"^rank \d: --device: no device 'nosuch'; installed: "):
         engine_of(Row(tp=2, device="nosuch"), lambda: pooled, Told())

@@ -113,7 +113,7 @@ look(d, until=lambda: False, patience=600)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_process_that_is_killed_or_hangs_is_a_lost_peer_and_one_that_goes_on_is_not(how):
+def test_a_killed_or_hanging_process_is_a_lost_peer(how):
     import pickle
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -238,7 +238,7 @@ def test_prediction_layer_sees_only_the_past(dense):
 
 
 @pytest.mark.parametrize("make", [PredictionLayer, open_prediction], ids=["paddle", "numpy"])
-def test_the_prediction_layer_equals_the_dense_pass_whole_in_pieces_and_one_by_one(models, dense, make):
+def test_prediction_layer_equals_dense_pass_for_any_chunking(models, dense, make):
     """Whole chunks write the layer's cache; runs of single entries go on from it, in the same blocks."""
     model, oracle = models["with a prediction layer"], dense["with a prediction layer"]
     model.allocate_cache(8, 4)
@@ -288,7 +288,7 @@ def test_both_prediction_layers_give_the_same_for_rows_of_any_length(checkpoints
         np.testing.assert_allclose(*[layer.logits(last) for layer, last in zip(layers, given, strict=True)], atol=1e-3)
 
 
-def test_a_row_that_reaches_less_far_than_its_neighbours_writes_nothing_behind(models):
+def test_a_shorter_row_writes_nothing_past_its_end(models):
     model = models["with a prediction layer"]
     model.allocate_cache(4, 4)
     layer = PredictionLayer(model)

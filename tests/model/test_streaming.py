@@ -195,7 +195,7 @@ def test_text_that_may_begin_a_stop_text_is_shown_when_it_does_not():
     assert text.settled == len("xababab")
 
 
-def test_of_two_stop_texts_that_one_token_completes_the_first_to_end_counts():
+def test_of_two_stop_texts_in_one_token_the_first_to_end_counts():
     tokenizer = tokenizer_of("byte level")
     (stop,) = tokenizer.encode("stop")
     for stops in (["top", "st"], ["st", "top"]):
@@ -204,7 +204,7 @@ def test_of_two_stop_texts_that_one_token_completes_the_first_to_end_counts():
         assert text.text == "st"
 
 
-def test_a_stop_text_before_min_tokens_is_passed_over_and_the_next_one_counts():
+def test_a_stop_text_before_min_tokens_is_ignored():
     tokenizer = tokenizer_of("byte level")
     ids = tokenizer.encode("abab")
     text = AnswerText(tokenizer.stream(), ["ab"], min_tokens=3)
@@ -213,7 +213,7 @@ def test_a_stop_text_before_min_tokens_is_passed_over_and_the_next_one_counts():
     assert push_all(AnswerText(tokenizer.stream(), ["ab"], min_tokens=2), ids) == 2
 
 
-def test_a_stop_text_that_was_passed_over_in_a_run_of_bytes_does_not_count_later():
+def test_an_ignored_stop_text_in_a_byte_run_does_not_count_later():
     tokenizer = tokenizer_of("llama-2")
     snake = tokenizer.encode("a🐍")[2:]
     assert len(snake) == 4

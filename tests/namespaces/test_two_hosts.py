@@ -109,7 +109,7 @@ def test_a_cable_that_is_pulled_for_three_seconds_costs_nothing_but_time(hosts):
         check(p, d)
 
 
-def test_a_cable_that_stays_pulled_is_a_lost_peer_on_both_sides_and_later_it_is_found_again(hosts):
+def test_a_pulled_cable_is_a_lost_peer_on_both_sides_until_it_returns(hosts):
     with sides(hosts, silence=1.0) as (p, d):
         d.ask("reserve", "r0", [0, 1], p.description)
         p.ask("send", "r0", d.description, 0, [0])
@@ -121,7 +121,7 @@ def test_a_cable_that_stays_pulled_is_a_lost_peer_on_both_sides_and_later_it_is_
         assert p.ask("ended", 2)[1:] == d.ask("ended", 2)[1:] == [["Arrived", "r1", ""]]
 
 
-def test_an_address_that_is_not_reachable_and_a_key_that_does_not_fit_are_lost_peers(hosts):
+def test_unreachable_addresses_and_wrong_keys_are_lost_peers(hosts):
     with sides(hosts, silence=1.0) as (p, d):
         url, key, facts, session = d.description
         nowhere = url.replace("10.71.0.2", "10.71.0.9")

@@ -17,7 +17,7 @@ _spec.loader.exec_module(chaos)
 
 
 @pytest.mark.timeout(180)
-def test_g19_every_token_is_accounted_for_while_reader_and_worker_are_stopped_and_killed():
+def test_g19_every_token_is_accounted_for_while_processes_are_killed():
     accounted(chaos.run(steps=300, seed=5, pause=0.2, timeout=150))
 
 
@@ -38,7 +38,7 @@ def accounted(found):
 
 
 @pytest.mark.timeout(300)
-def test_g19_short_episodes_of_every_kind_leave_nothing_lost_doubled_hanging_or_behind():
+def test_g19_short_episodes_of_every_kind_lose_and_repeat_nothing():
     found = counts_of("--episodes=16", "--seed=3", "--ranks=0")
     assert found["tokens read"] > 50
     assert found["sessions"] >= 16
@@ -47,7 +47,7 @@ def test_g19_short_episodes_of_every_kind_leave_nothing_lost_doubled_hanging_or_
 
 @pytest.mark.conform
 @pytest.mark.timeout(600)
-def test_episodes_of_hal_run_answer_whole_or_say_what_is_lost_and_leave_nothing():
+def test_episodes_of_hal_run_answer_whole_or_report_the_loss():
     pytest.importorskip("paddle", reason="its launcher starts the ranks", exc_type=ImportError)
     found = counts_of("--episodes=8", "--seed=3", "--ranks=1", "--jobs=2")
     assert found["episodes of hal run"] == 8

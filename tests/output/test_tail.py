@@ -64,7 +64,7 @@ def tail(url, *lives, options=()):
     return out.splitlines(), err
 
 
-def test_it_prints_rows_a_loss_and_a_restart_and_ends_with_the_last_session(url):
+def test_it_prints_rows_losses_restarts_and_ends_with_the_session(url):
     lines, summary = tail(url, "dies", "closes")
     words = [line.split("  ", 1)[1] if not line.startswith("--") else line.split(":")[0] for line in lines]
     assert words[:2] == ["-- SessionStarted", "req-a  at 0: 70, logprobs -0.500"]
@@ -128,7 +128,7 @@ def test_an_output_that_cannot_be_written_is_one_line(url):
     assert err.count(b"\n") == 1
 
 
-def test_over_the_network_records_travel_with_a_key_and_without_one_nobody_is_let_in(tmp_path, monkeypatch, capsys):
+def test_network_records_need_a_key_on_both_sides(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HAL_DEVICE", "cpu")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     key = tmp_path / "key"

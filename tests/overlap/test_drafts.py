@@ -131,7 +131,7 @@ def played(*, overlap, latch=False, requests=3):
     return {one.request_id: list(one.token_ids) for one in ended}, acceptance
 
 
-def test_drafts_are_made_and_verified_behind_a_latch_while_the_host_goes_on():
+def test_drafts_run_behind_a_latch_while_the_host_continues():
     ended, acceptance = played(overlap=True, latch=True)
     for number in range(3):
         seed = draw_seed(number, f"r{number}")

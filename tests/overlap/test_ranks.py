@@ -25,7 +25,7 @@ TOKENS = 10
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
-def test_two_ranks_one_step_ahead_give_the_tokens_foretold_also_after_a_loss(capsys, monkeypatch, tmp_path, drafts):
+def test_two_ranks_one_step_ahead_give_the_same_tokens_after_a_loss(capsys, monkeypatch, tmp_path, drafts):
     try:
         core_library()
     except NoCompiler as error:

@@ -76,7 +76,7 @@ def test_several_requests_try_drafts_on_the_same_steps():
     assert len(steps_with) < 40
 
 
-def test_drafts_that_are_right_half_the_time_are_made_for_few_requests_and_not_for_many():
+def test_drafts_right_half_the_time_are_made_for_few_requests_only():
     """A row more costs few requests little, and many nearly a step."""
     few, some, many = (sum(drafted(requests)) for requests in (1, 8, 40))
     assert few > some > many
@@ -97,7 +97,7 @@ def drafted(requests):
     return counts
 
 
-def test_a_step_has_no_drafts_for_one_request_of_many_unless_it_gains_by_them():
+def test_one_request_of_many_gets_drafts_only_if_the_step_gains():
     """A chance of one half gains less than what a step pays for having any drafts."""
     adaptive = Adaptive(Fixed(), 1000)
     for slot in range(8):

@@ -35,7 +35,7 @@ def test_a_long_match_is_taken_and_the_first_not_asked():
     assert proposer.first.asked == [{}]
 
 
-def test_where_nothing_matches_the_first_drafts_and_the_second_goes_on_from_there():
+def test_without_a_match_the_first_drafts_and_the_second_continues():
     proposer = hybrid([5, 6, 7])
     models.entered(proposer, 0, [5, 6, 7, 8, 9])
     assert proposer.propose({0: 5}) == {0: [5, 6, 7, 8, 9]}
@@ -65,7 +65,7 @@ def test_no_slot_has_more_drafts_than_room():
         assert len(drafts.get(1, [])) <= most
 
 
-def test_a_second_whose_drafts_do_not_hold_gives_way_and_comes_back_when_they_do():
+def test_a_second_with_rejected_drafts_pauses_and_returns():
     proposer = hybrid([90], first_most=1)
     text = [1, 2, 3, 4] * 3
     models.entered(proposer, 0, text)

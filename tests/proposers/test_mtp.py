@@ -134,9 +134,7 @@ class Seldom(Checked):
 
 
 @pytest.mark.parametrize("most", [64, 5])
-def test_entries_wait_for_the_first_draft_that_is_wanted_and_are_run_in_one_call(
-    model, dense, requests, plain, monkeypatch, most
-):
+def test_entries_wait_for_the_first_wanted_draft_and_run_in_one_call(model, dense, requests, plain, monkeypatch, most):
     """Or, where so many wait, without one; what is drafted then is what it always was."""
     monkeypatch.setattr("hal.proposers.mtp.MOST_WAITING", most)
     proposer = Seldom(Setup(3, 4, 512, model.config.vocab_size, model), dense)

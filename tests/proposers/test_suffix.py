@@ -97,7 +97,7 @@ def test_shared_outputs_are_bounded_in_tokens_and_say_what_most_of_them_do(outpu
     assert found.score == pytest.approx(score)
 
 
-def test_outputs_that_left_are_said_by_nobody_however_often_the_room_is_used_again():
+def test_removed_outputs_are_never_proposed_when_room_is_reused():
     rng, shared = np.random.default_rng(1), Shared(600)
     outputs = []
     for number in range(400):
@@ -118,7 +118,7 @@ def test_a_bound_that_nothing_fits_in_keeps_nothing(most):
     assert (len(shared), shared.tokens) == (0, 0)
 
 
-def test_a_finished_request_helps_others_and_one_that_was_preempted_does_not():
+def test_a_finished_request_helps_others_a_preempted_one_does_not():
     proposer = Suffix(models.SETUP)
     output = list(range(100, 140))
     for finished, expected in ((False, []), (True, [106, 107, 108])):

@@ -110,7 +110,7 @@ def cpu():
     phases=[Phase.generate], max_examples=share.of(40), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_no_proposer_changes_what_a_request_is_given_and_each_knows_what_the_device_knows(cpu, data):
+def test_no_proposer_changes_tokens_and_each_mirrors_the_device(cpu, data):
     """Controls on; chunked prefill beside it, scarce blocks with preemption, aborts at any step."""
     prompts = data.draw(st.lists(st.lists(few, min_size=1, max_size=13), min_size=1, max_size=5), label="prompts")
     requests = [Request(f"r{n}", prompt, data.draw(params_)) for n, prompt in enumerate(prompts)]

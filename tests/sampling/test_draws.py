@@ -109,7 +109,7 @@ def parts(sampled, row):
 
 @settings(max_examples=share.of(120), deadline=None)
 @given(batches())
-def test_a_row_is_the_same_in_any_batch_bit_for_bit_and_never_draws_a_masked_token(batch):
+def test_a_row_is_equal_bit_for_bit_in_any_batch_without_masked_tokens(batch):
     logits, rows, order, size = batch
     whole = sample(logits, pack(rows), logprobs=4)
     order = order[:size]

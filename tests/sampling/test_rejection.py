@@ -139,7 +139,7 @@ def test_taking_whatever_is_in_the_best_set_is_found():
     assert statistic > 2 * CRITICAL[freedom]
 
 
-def test_comparing_as_plain_decoding_does_keeps_the_distribution_and_the_draws():
+def test_comparing_as_in_plain_decoding_keeps_the_distribution():
     """The control for the test itself, and for rows without a draft."""
     rows = many("cut")
     logits = np.repeat(TARGET_LOGITS[None], COUNT, axis=0)

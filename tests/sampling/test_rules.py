@@ -77,7 +77,7 @@ def test_repetition_divides_what_is_positive_and_multiplies_what_is_not():
     assert sample(logits([4, -2, 2.5]), pack([last]), logprobs=None).margins[0] == 6.0
 
 
-def test_frequency_counts_and_presence_does_not_and_neither_reads_the_prompt():
+def test_frequency_counts_presence_does_not_neither_reads_prompts():
     row = {"prompt": [0, 0, 0], "output": [1, 1, 2]}
     values = logits([1, 10, 10, 8.5])
     frequency = sample(values, pack([one(frequency_penalty=1.0, **row)]), logprobs=None)

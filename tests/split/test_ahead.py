@@ -83,7 +83,7 @@ class Handing:
         self.told.append(record)
 
 
-def test_what_the_engine_has_taken_is_told_before_the_tasks_that_follow_of_it():
+def test_taken_steps_are_reported_before_the_tasks_that_follow():
     """Those may bring a request of the same name as one that ended: its end is no end of theirs."""
     stepper, handing = Stepper(), Handing()
     stepper.admit = stepper.runner = None

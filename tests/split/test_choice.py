@@ -34,7 +34,7 @@ def test_the_decode_worker_with_most_free_blocks_is_asked():
     world.finish()
 
 
-def test_a_role_whose_worker_is_long_in_coming_ends_requests_with_an_error_that_says_how_long():
+def test_a_role_without_a_worker_ends_requests_with_the_time_waited():
     world, journey = world_with(State.DECODING, restarts=1)
     journey.decode.crew.kill(0)
     world.step()
@@ -52,7 +52,7 @@ def test_a_role_whose_worker_is_long_in_coming_ends_requests_with_an_error_that_
     world.finish()
 
 
-def test_a_request_that_decode_workers_refuse_again_and_again_ends_with_an_error_that_says_why():
+def test_a_request_that_decode_workers_keep_refusing_ends_with_the_reason():
     world = World((1, 2))
     refused, other = world.submit([1, *PROMPT], 12, name="refused"), world.submit([2, *PROMPT], 12)
     for crew in world.crews[1:]:
@@ -73,7 +73,7 @@ def test_a_request_that_decode_workers_refuse_again_and_again_ends_with_an_error
     assert world.ended[other].reason in (FinishReason.STOP, FinishReason.LENGTH)
 
 
-def test_blocks_come_in_on_a_rank_that_has_its_next_step_whenever_it_has_taken_one():
+def test_a_rank_receives_blocks_between_any_two_steps():
     """As where steps overlap, or the engine is quicker than what a rank does behind its record."""
     world, _ = world_with(State.MOVING)
     with mock.patch.object(Moves, "_lose_offer", side_effect=AssertionError("an offer was lost")):

@@ -118,7 +118,7 @@ def test_the_prefill_worker_is_rid_of_a_request_that_was_inserted():
 
 
 @pytest.mark.parametrize("state", [State.HELD_OFFERED, State.HELD_MOVING], ids=lambda state: state.name)
-def test_blocks_of_an_offer_that_is_over_are_free_when_all_its_ranks_have_said_so(state):
+def test_blocks_of_an_ended_offer_are_freed_when_all_ranks_confirm(state):
     world, journey = world_with(state, 1, tp=2)
     worker, before = journey.decode, journey.decode.scheduler.pool.free
     world.engine.abort(journey.name)
@@ -134,7 +134,7 @@ def test_blocks_of_an_offer_that_is_over_are_free_when_all_its_ranks_have_said_s
     world.finish()
 
 
-def test_without_room_on_the_decode_side_a_request_is_computed_again_in_the_end():
+def test_without_decode_room_a_request_is_computed_again():
     world, journey = world_with(State.HELD)
     before = len(world.delivered[journey.name])
     world.now += 31
@@ -147,7 +147,7 @@ def test_without_room_on_the_decode_side_a_request_is_computed_again_in_the_end(
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_with_no_worker_of_a_role_left_requests_end_with_an_error_that_says_so(role):
+def test_requests_end_with_an_error_if_a_role_has_no_worker_left(role):
     world, journey = world_with(State.HELD_MOVING)
     getattr(journey, role).crew.kill(0)
     world.finish()

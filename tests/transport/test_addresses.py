@@ -66,7 +66,7 @@ def test_what_listens_there_without_a_lock_is_left_alone(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["socket"]
 
 
-def test_a_reader_does_not_remove_the_socket_that_took_the_place_of_its_own(tmp_path):
+def test_a_reader_does_not_remove_the_socket_that_replaced_its_own(tmp_path):
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as other:
         with OutputReader(f"ipc://{path}"):
@@ -75,7 +75,7 @@ def test_a_reader_does_not_remove_the_socket_that_took_the_place_of_its_own(tmp_
         assert path.is_socket()
 
 
-def test_the_reader_of_an_address_is_named_and_who_releases_it_elsewhere_leaves_it_alone(tmp_path):
+def test_an_addresss_reader_is_named_and_survives_a_foreign_release(tmp_path):
     url = f"ipc://{tmp_path}/socket"
     code = f"""
         import os, pytest
@@ -195,7 +195,7 @@ def test_g26_a_path_with_a_nul_is_refused_by_both_sides(tmp_path, opening):
 
 
 @pytest.mark.parametrize("opening", [open_sink, OutputReader])
-def test_g26_a_scheme_that_is_none_is_refused_by_both_sides_with_those_that_are(tmp_path, opening):
+def test_g26_both_sides_refuse_an_unknown_scheme_and_list_the_known(tmp_path, opening):
     with pytest.raises(InvalidValue, match=r"no scheme of ipc, tcp") as raised:
         opening(f"shm://{tmp_path}/socket")
     assert raised.value.argument == "url"
@@ -203,7 +203,7 @@ def test_g26_a_scheme_that_is_none_is_refused_by_both_sides_with_those_that_are(
 
 
 @pytest.mark.parametrize("folder", ["relative", "/" + "x" * 120])
-def test_a_folder_that_cannot_hold_a_socket_is_told_with_the_cure_that_helps(monkeypatch, folder):
+def test_a_folder_that_cannot_hold_a_socket_is_named_with_the_cure(monkeypatch, folder):
     monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
     with pytest.raises(Unavailable) as raised:
         private_ipc_url()

@@ -84,7 +84,7 @@ def test_garbage_is_skipped_counted_and_told_and_the_stream_goes_on(by_hand, ste
     assert [type(event) for event in events] == [FrameSkipped, SessionStarted, FrameSkipped]
 
 
-def test_a_word_after_good_bye_and_numbers_that_cannot_be_are_no_errors_of_the_caller(by_hand):
+def test_late_messages_and_invalid_numbers_do_not_raise(by_hand):
     reader, events, sender, _ = by_hand
     sender.say(sender.state(0))
     sender.answer_cursor(reader, last=0)
@@ -147,7 +147,7 @@ def test_g19_a_lost_tail_is_noticed_by_the_heartbeat(by_hand, steps):
     assert steps(reader, 1) == [2]
 
 
-def test_g19_an_unreadable_frame_is_asked_for_once_and_then_reported_as_a_gap(by_hand, steps):
+def test_g19_an_unreadable_frame_is_requested_once_then_a_gap(by_hand, steps):
     reader, events, sender, frames = by_hand
     bad = seal(FrameKind.OUTPUT, b"no record", session=SESSION, sender=0, sequence=1)
     sender.say(sender.state(2))
@@ -201,7 +201,7 @@ def test_g19_a_killed_worker_is_a_lost_session_and_its_successor_a_new_one(opene
 
 
 @pytest.mark.parametrize("heard", [True, False])
-def test_g19_a_loss_that_was_noticed_beside_the_last_good_bye_is_told_before_the_reading_ends(by_hand, heard):
+def test_g19_a_loss_at_the_last_session_end_is_reported_first(by_hand, heard):
     """Both within one look at the socket; the order in which they were noticed does not count."""
     reader, events, sender, _ = by_hand
     sender.say(sender.state(0))
@@ -281,7 +281,7 @@ def test_private_folders_are_private_and_those_of_the_dead_are_removed(tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_reader_that_starts_again_keeps_the_folder_of_its_dead_predecessor(tmp_path, monkeypatch):
+def test_a_restarted_reader_keeps_its_dead_predecessors_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     url = url_of_the_dead("from hal.reading import OutputReader; reader = OutputReader(); url = reader.url")
     with OutputReader(url):  # replaces the socket that nobody listens on

@@ -45,7 +45,7 @@ def fill(bound):
             bound.socket.send_multipart([NAME, bytes(100_000)], zmq.NOBLOCK)
 
 
-def test_a_sender_that_came_anew_and_whose_former_connection_ended_does_not_hold_up_a_reader_that_closes(tmp_path):
+def test_a_reconnected_sender_does_not_delay_a_closing_reader(tmp_path):
     """What was to be sent on the former one is nobody's any more; libzmq waited for it without end."""
     bound = Bound(f"ipc://{tmp_path}/socket")
     monitor = bound.socket.get_monitor_socket(GREETED | ENDED)
@@ -65,7 +65,7 @@ def test_a_sender_that_came_anew_and_whose_former_connection_ended_does_not_hold
             bound.release()
 
 
-def test_a_sink_without_records_says_good_bye_to_a_reader_that_has_not_answered():
+def test_a_sink_without_records_ends_its_session_at_a_silent_reader():
     """The reader took the end of the connection for a loss."""
     with OutputReader() as reader:
         sink = open_sink(reader.url)

@@ -33,7 +33,7 @@ def frame(step):
     return encode(Large(step).resolve(), session=SESSION, sender=0, sequence=step)
 
 
-def test_arrays_of_a_large_frame_are_views_of_its_message_that_nobody_can_write_to(by_hand):
+def test_arrays_of_a_large_frame_are_read_only_views_of_its_message(by_hand):
     reader, events, sender = by_hand
     for step in (1, 2):
         sender.say(frame(step))
@@ -47,7 +47,7 @@ def test_arrays_of_a_large_frame_are_views_of_its_message_that_nobody_can_write_
     assert [type(event) for event in events] == [SessionStarted]
 
 
-def test_g19_a_large_frame_that_was_lost_is_asked_for_and_one_that_comes_twice_is_dropped(by_hand, steps):
+def test_g19_lost_large_frames_are_requested_and_duplicates_dropped(by_hand, steps):
     reader, events, sender = by_hand
     sender.say(frame(2))
     assert sender.answer_cursor(reader, last=0) == 0
@@ -71,7 +71,7 @@ def of_another(step):
 
 
 @pytest.mark.parametrize("unsound", [torn, of_another])
-def test_g19_an_unsound_large_frame_is_told_once_and_asked_for_and_then_a_gap(by_hand, steps, unsound):
+def test_g19_an_invalid_large_frame_is_requested_once_then_a_gap(by_hand, steps, unsound):
     reader, events, sender = by_hand
     sender.say(unsound(1))
     assert sender.answer_cursor(reader, last=0) == 0
@@ -97,7 +97,7 @@ def test_a_message_in_several_parts_is_skipped_and_told(by_hand, steps):
     assert all("several parts" in event.reason for event in events[1:])
 
 
-def test_a_reader_skips_the_words_that_former_versions_had_about_frames_and_asks_for_none(opened):
+def test_a_reader_skips_messages_of_former_versions(opened):
     """Such a sender says them only to a reader that has asked for them; and they are no error of anybody."""
     events = []
     reader = opened.reader(on_event=events.append)

@@ -114,7 +114,7 @@ def test_g19_what_a_cursor_wants_and_the_sender_no_longer_has_is_a_gap(opened, o
         assert steps(reader, 1) == [5]
 
 
-def test_g23_a_full_sink_waits_up_to_its_deadline_then_raises_and_keeps_the_record(opened, output, steps, url):
+def test_g23_a_full_sink_raises_at_its_deadline_and_keeps_the_record(opened, output, steps, url):
     sink = opened.sink(capacity=3, deadline=0.05)
     outputs = [output(step) for step in range(5)]
     for pending in outputs[:3]:
@@ -153,7 +153,7 @@ def test_g23_put_returns_while_the_copy_out_is_held(opened, output, steps):
     assert steps(opened.reader(), 2) == [0, 1]
 
 
-def test_g21_a_record_that_fails_is_settled_with_its_error_and_leaves_no_hole(opened, output):
+def test_g21_a_failed_record_ends_with_its_error_without_a_gap(opened, output):
     sink = opened.sink()
     error = InvalidValue("9 drafts, the bound is 6")
     outputs = [output(0), output(1, error=error), output(2, requests=("\ud800",)), output(3)]
@@ -176,7 +176,7 @@ def test_g19_closing_without_a_reader_names_what_was_not_delivered(opened, outpu
     sink.close(0.05)  # told once
 
 
-def test_g19_closing_after_the_reader_died_names_what_it_did_not_acknowledge(opened, output, steps):
+def test_g19_closing_after_the_readers_death_names_unacknowledged_tokens(opened, output, steps):
     sink = opened.sink()
     reader = opened.reader()
     for step in range(3):
@@ -245,7 +245,7 @@ def test_a_closed_sink_and_one_of_a_forked_child_take_nothing(opened, output):
         sink.put(output(0))
 
 
-def test_g19_a_connection_that_was_given_up_takes_nothing_from_its_successor(opened, output, steps, url):
+def test_g19_an_abandoned_connection_takes_nothing_from_its_successor(opened, output, steps, url):
     """It may end its handshake after that one has: a sender that does not find its connection in time makes another."""
     sink, reader = opened.sink(), opened.reader()
     sink.put(output(1))
@@ -281,7 +281,7 @@ def test_a_session_that_falls_silent_is_lost_once_and_then_refused(opened, outpu
     assert ("a", 1, 1) in undelivered.value.records
 
 
-def test_g19_chaos_readers_come_and_go_and_every_token_is_accounted_for_once(opened, output):
+def test_g19_every_token_is_accounted_for_once_while_readers_change(opened, output):
     """A tiny queue and readers that stop anywhere, acknowledge some of it, and go on from what they kept."""
     draw = random.Random(5)
     sink = opened.sink(capacity=4, deadline=30, heartbeat=0.02)

@@ -228,7 +228,7 @@ def test_g26_strangers_who_say_their_name_while_a_reader_closes_end_nobody(schem
     assert done.returncode == 0, done.stderr
 
 
-def test_the_connection_of_whoever_was_heard_is_left_alone_for_the_last_words(tmp_path):
+def test_a_known_senders_connection_stays_for_its_last_message(tmp_path):
     url = f"ipc://{tmp_path}/socket"
     bound, context = Bound(url), zmq.Context()
     peer = context.socket(zmq.DEALER)

@@ -30,7 +30,7 @@ def test_g26_what_is_no_utf8_is_refused_by_both_sides(opening, where):
     assert raised.value.argument == "url"
 
 
-def test_a_folder_for_private_ones_that_is_no_utf8_is_told_before_anything_is_made(tmp_path, monkeypatch):
+def test_a_non_utf8_private_folder_is_refused_before_it_is_made(tmp_path, monkeypatch):
     folder = os.fsencode(tmp_path) + b"/\xff"
     os.mkdir(folder)
     monkeypatch.setenv("XDG_RUNTIME_DIR", os.fsdecode(folder))

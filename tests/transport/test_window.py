@@ -46,7 +46,7 @@ def test_g19_a_window_holds_what_is_not_acknowledged_and_sends_it_in_order(moves
         assert window.nbytes == sum(len(frame(number)) for number in range(acknowledged + 1, made + 1))
 
 
-def test_a_new_session_starts_at_the_oldest_frame_and_a_known_one_after_its_cursor():
+def test_new_sessions_start_at_the_oldest_frame_known_ones_at_cursor():
     session = Session(9, now=0.0)
     _, cursor = session.ask(0.0)
     assert not cursor.explicit
@@ -67,7 +67,7 @@ def test_only_the_answer_to_the_last_cursor_counts():
     assert session.is_asking
 
 
-def test_a_cursor_without_an_answer_and_frames_that_never_came_are_asked_for_again():
+def test_unanswered_cursors_and_missing_frames_are_requested_again():
     session = Session(9, now=0.0, after=3)
     _, cursor = session.ask(0.0)
     assert not session.must_ask(5, TIMEOUTS.ask_again / 2)

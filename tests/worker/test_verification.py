@@ -204,7 +204,7 @@ def test_room_ends_at_the_blocks_that_are_held(cpu, three):
         assert {name: tuple(entry.tokens) for name, entry in told(engine.worker.sink).items()} == expected
 
 
-def test_logits_that_are_no_use_behind_a_draft_count_where_the_draft_is_right(cpu):
+def test_invalid_logits_behind_a_draft_count_if_the_draft_is_right(cpu):
     """The tokens before them are given, and the request ends as in plain decoding; a wrong draft's row is nobody's."""
     model = PagedOracle()
     model.nan_after = {6}
