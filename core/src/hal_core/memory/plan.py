@@ -66,7 +66,8 @@ class WritePlan:
     def payload(self) -> Bytes:
         """Return the pieces as one uint8 array."""
         if self._payload is None:
-            self._payload = np.frombuffer(b"".join(self.pieces), np.uint8)
+            whole = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+            self._payload = np.frombuffer(whole, np.uint8)
         return self._payload
 
     @property

@@ -74,10 +74,10 @@ class Writes:
             raise InvalidValue(f"{strange} for a target of {target.dtype}", cure="convert first", argument="value")
         if not lengths.any():
             return
-        offsets = _places(target, slots, begin, begin + int(lengths.max()))
-        data = np.concatenate(rows).view(np.uint8)
+        offsets, nbytes = _places(target, slots, begin, begin + int(lengths.max())), lengths * target.dtype.itemsize
         some = lengths > 0
-        self._builder(target).copy(offsets[some], lengths[some] * target.dtype.itemsize, data)
+        pieces = [np.ascontiguousarray(row).view(np.uint8) for row in rows if len(row)]
+        self._builder(target).runs(offsets[some], nbytes[some], pieces)
 
     def plans(self) -> list[WritePlan]:
         """One plan for each memory. Raises :class:`InvalidValue` if two of them overlap."""

@@ -15,7 +15,7 @@ import numpy as np
 from hal_core import DONE, BoundDevice, InvalidBatch, Stream, Ticket, Writes
 
 from .batches import DRAFTED, PROPOSER, TARGET, Places
-from .values import scalars
+from .values import integers, scalars
 
 log = logging.getLogger("hal")
 PREFILL, DECODE, PREEMPTED, EXTEND, ABORT = range(5)
@@ -174,13 +174,13 @@ class Insertion:
             return Task(request, kind, slot)
         if len(request.block_tables) > sizes["B"]:
             raise ValueError(f"{len(request.block_tables)} blocks, the table holds {sizes['B']}")
-        blocks = np.array(request.block_tables, np.int32)
+        blocks = integers(request.block_tables, np.int32, "block_tables")
         if kind == DECODE:
             return Task(request, kind, slot, blocks=blocks)
         prompt, output = request.prompt_token_ids, request.output_token_ids
-        tokens = np.array(prompt, np.int64)
-        if output:
-            tokens = np.concatenate([tokens, np.array(output, np.int64)])
+        tokens = integers(prompt, np.int64, "prompt_token_ids")
+        if len(output):
+            tokens = np.concatenate([tokens, integers(output, np.int64, "output_token_ids")])
         start, end = int(request.prefill_start_index), int(request.prefill_end_index)
         if not 0 <= start < end <= len(tokens) <= sizes["L"] or end - start > sizes["C"]:
             raise ValueError(

@@ -68,13 +68,14 @@ class HostMemory:
                 self._fill(dst, source, nbytes)
 
     def _write_runs(self, writes: Structured, payload: Bytes) -> Structured:
-        """Copy adjacent rows of equal length in one NumPy call each, and return the other writes.
+        """Write adjacent rows of equal length in one NumPy call each, and return the other writes.
 
-        Writes of a plan never overlap, so their order does not matter.
+        Copies follow each other in the payload, fills have the same pattern. Writes of a plan never overlap, so their
+        order does not matter.
         """
-        nbytes, copies = writes["nbytes"], writes["pattern"] == 0
-        follows = copies[1:] & copies[:-1] & (nbytes[1:] == nbytes[:-1])
-        follows &= writes["source"][1:] == writes["source"][:-1] + nbytes[:-1]
+        nbytes, patterns, sources = writes["nbytes"], writes["pattern"], writes["source"]
+        follows = (nbytes[1:] == nbytes[:-1]) & (patterns[1:] == patterns[:-1])
+        follows &= sources[1:] == sources[:-1] + np.where(patterns[:-1] == 0, nbytes[:-1], 0)
         edges = np.flatnonzero(np.concatenate(([True], ~follows, [True])))
         kept = np.ones(len(writes), np.bool_)
         for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
@@ -82,10 +83,12 @@ class HostMemory:
             if end - begin < MANY or size == 0:
                 continue
             rows = np.lib.stride_tricks.as_strided(self.buffer, (self.nbytes - size + 1, size), (1, 1))
-            first = int(writes["source"][begin])
-            rows[writes["dst"][begin:end].astype(np.int64)] = payload[first : first + size * (end - begin)].reshape(
-                -1, size
-            )
+            first = int(sources[begin])
+            if patterns[begin] == 0:
+                values = payload[first : first + size * (end - begin)].reshape(-1, size)
+            else:
+                values = _cycled(first, size)
+            rows[writes["dst"][begin:end].astype(np.int64)] = values
             kept[begin:end] = False
         return writes[kept]
 
@@ -96,8 +99,12 @@ class HostMemory:
             self.buffer[dst : dst + words * 8].view(np.uint64)[...] = source
             dst, nbytes = dst + words * 8, rest
         if nbytes:
-            cycle = np.frombuffer(source.to_bytes(8, "little") * (nbytes // 8 + 1), np.uint8)
-            self.buffer[dst : dst + nbytes] = cycle[:nbytes]
+            self.buffer[dst : dst + nbytes] = _cycled(source, nbytes)
+
+
+def _cycled(source: int, nbytes: int) -> Bytes:
+    """Return ``nbytes`` of the 8-byte cycle ``source``."""
+    return np.frombuffer(source.to_bytes(8, "little") * (nbytes // 8 + 1), np.uint8)[:nbytes]
 
 
 def paddle_bytes(memory: Memory, part: ByteRange) -> Any:  # noqa: ANN401 (a Paddle tensor)
