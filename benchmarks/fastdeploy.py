@@ -76,7 +76,7 @@ def main() -> None:
     up = upstream()
     with hal.open_device("cpu") as device:
         plain, more = device.state(SIZES), device.state(SIZES, name="more", fields=FIELDS)
-        insertion = Insertion(device, up.runner_of(up.arrays(up.TARGET)), upstream=print)
+        insertion = Insertion(device, up.runner_of(up.target_arrays()), upstream=print)
         ready: list[Any] = []
         lists, arrays = asked(up, PROMPTS), asked(up, ARRAYS)
         ways: dict[str, tuple[Callable[[], list[Any]], Callable[[], object]]] = {

@@ -21,7 +21,7 @@ _spec = importlib.util.spec_from_file_location("upstream_of_mounting", Path(__fi
 up = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(up)
 SOURCE = """
-class GPUModelRunner:
+class {name}:
     def __init__(self, fd_config, device, device_id, rank, local_rank):
         self.device_id, self.passed = device_id, []
 
@@ -32,17 +32,22 @@ class GPUModelRunner:
 
 @pytest.fixture
 def fastdeploy(monkeypatch):
-    """FastDeploy's modules as the entry point asks for them; ``platform`` says which chip."""
+    """FastDeploy's modules that the entry point imports; the platform is a GPU's."""
     made = {name: ModuleType(name) for name in ("fastdeploy", "fastdeploy.platforms", "fastdeploy.worker")}
-    runner = made["fastdeploy.worker.gpu_model_runner"] = ModuleType("fastdeploy.worker.gpu_model_runner")
-    runner.__file__ = "<gpu_model_runner>"
-    linecache.cache[runner.__file__] = (len(SOURCE), None, SOURCE.splitlines(keepends=True), runner.__file__)
-    exec(compile(SOURCE, runner.__file__, "exec"), vars(runner))
-    made["fastdeploy.platforms"].current_platform = SimpleNamespace(is_cuda=lambda: True)
+    for chip, name in (("gpu", "GPUModelRunner"), ("xpu", "XPUModelRunner")):
+        runner = made[f"fastdeploy.worker.{chip}_model_runner"] = ModuleType(f"fastdeploy.worker.{chip}_model_runner")
+        runner.__file__, source = f"<{chip}_model_runner>", SOURCE.format(name=name)
+        linecache.cache[runner.__file__] = (len(source), None, source.splitlines(keepends=True), runner.__file__)
+        exec(compile(source, runner.__file__, "exec"), vars(runner))
+    made["fastdeploy.platforms"].current_platform = platform("gpu")
     for name, module in made.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delenv(mounting.UNTESTED, raising=False)
     return made
+
+
+def platform(chip):
+    return SimpleNamespace(is_cuda=lambda: chip == "gpu", is_xpu=lambda: chip == "xpu")
 
 
 def test_the_entry_point_is_called_hal():
@@ -51,21 +56,27 @@ def test_the_entry_point_is_called_hal():
     assert point.load() is mounting.model_runner
 
 
-def test_a_fastdeploy_that_nobody_compared_is_refused(fastdeploy, caplog):
-    with pytest.raises(Unavailable, match=r"nobody has compared this FastDeploy's insert_tasks_v1 .*_UNTESTED=1"):
+def test_an_uncompared_fastdeploy_is_refused(fastdeploy, caplog):
+    with pytest.raises(Unavailable, match=r"insert_tasks_v1 was not compared with hal's .*_UNTESTED=1"):
         mounting.model_runner()
-    assert "FastDeploy goes on with its own model runner" in caplog.text
+    assert "FastDeploy keeps its own model runner" in caplog.text
 
 
 def test_another_platform_is_refused(fastdeploy):
-    fastdeploy["fastdeploy.platforms"].current_platform = SimpleNamespace(is_cuda=lambda: False)
+    fastdeploy["fastdeploy.platforms"].current_platform = platform("npu")
     with pytest.raises(Unavailable, match="another platform"):
         mounting.model_runner()
 
 
+RUNNERS = {"gpu": ("GPUModelRunner", "cuda"), "xpu": ("XPUModelRunner", "xpu")}
+
+
+@pytest.mark.parametrize("chip", RUNNERS)
 @pytest.mark.parametrize("known", [False, True])
-def test_its_runner_inserts_through_hal(fastdeploy, monkeypatch, tmp_path, known, caplog):
-    base = fastdeploy["fastdeploy.worker.gpu_model_runner"].GPUModelRunner
+def test_its_runner_inserts_through_hal(fastdeploy, monkeypatch, tmp_path, chip, known, caplog):
+    name, plugin = RUNNERS[chip]
+    fastdeploy["fastdeploy.platforms"].current_platform = platform(chip)
+    base = getattr(fastdeploy[f"fastdeploy.worker.{chip}_model_runner"], name)
     if known:
         (tmp_path / "compared.json").write_text(json.dumps({"2.6": mounting.digest_of(base)}))
         monkeypatch.setattr(mounting, "files", lambda package: tmp_path)
@@ -73,12 +84,12 @@ def test_its_runner_inserts_through_hal(fastdeploy, monkeypatch, tmp_path, known
         monkeypatch.setenv(mounting.UNTESTED, "1")
     runner_class = mounting.model_runner()
     assert issubclass(runner_class, base)
-    assert ("nobody has compared" in caplog.text) is not known
+    assert ("was not compared" in caplog.text) is not known
     opened = []
     with hal.open_device("cpu") as device:
         monkeypatch.setattr(hal, "open_device", lambda name, index: opened.append((name, index)) or device)
-        runner = runner_class(fd_config=None, device="gpu", device_id=3, rank=0, local_rank=0)
-        for name, value in vars(up.runner_of(up.arrays(up.TARGET))).items():
+        runner = runner_class(fd_config=None, device=chip, device_id=3, rank=0, local_rank=0)
+        for name, value in vars(up.runner_of(up.target_arrays(kind=chip), kind=chip)).items():
             setattr(runner, name, value)
         request = up.Request(
             up.PREFILL,
@@ -93,6 +104,8 @@ def test_its_runner_inserts_through_hal(fastdeploy, monkeypatch, tmp_path, known
         )
         runner.insert_tasks_v1(req_dicts=[request], num_running_requests=2)
         runner.insert_tasks_v1([up.Request(up.EXTEND, 1, "r")], 2)
-        np.testing.assert_array_equal(runner.share_inputs["token_ids_all"][1, :3], [4, 5, -1])
-    assert opened == [("cuda", 3)]
+        np.testing.assert_array_equal(runner.share_inputs["input_ids"][1, :3], [4, 5, 0])
+        first = runner.share_inputs["first_token_ids" if chip == "xpu" else "token_ids_all"]
+        assert first[1, 0] == 4, "what this chip's runner alone has"
+    assert opened == [(plugin, 3)]
     assert [given[1] for given in runner.passed] == [2], "EXTEND is upstream's"

@@ -38,7 +38,7 @@ WRONG = {
     "a block table grows and never shrinks": ("target", "block_tables", "fill", nothing, "", "mixed"),
     "blocks are not written": ("target", "block_tables", "ragged", nothing, "", "mixed"),
     "the piece is not fed": ("target", "input_ids", "ragged", nothing, "", "mixed"),
-    "drafts of the decode role are lost": ("target", "draft_tokens", "rows", nothing, "naive", "decode"),
+    "drafts of the decode role are lost": ("target", "draft_tokens", "ragged", nothing, "naive", "decode"),
     "the decode role feeds one token too many": (
         "target",
         "seq_lens_this_time_buffer",
@@ -61,6 +61,10 @@ WRONG = {
     "tokens of stop sequences are lost": ("target", "stop_seqs", "set", nothing, "", "mixed"),
     "end tokens are the first request's": ("target", "eos_token_id", "set", nothing, "", "mixed"),
     "the encoder's blocks are not counted": ("target", "encoder_block_lens", "rows", nothing, "", "mixed"),
+    "the first token of an XPU's prompt is kept": ("target", "first_token_ids", "rows", np.zeros_like, "", "mixed"),
+    "an XPU's length of before is kept": ("target", "ori_seq_lens_encoder", "rows", nothing, "", "mixed"),
+    "an XPU's lengths are the target's buffer": ("target", "seq_lens_this_time", "rows", nothing, "", "mixed"),
+    "an XPU's thinking limit stays": ("target", "limit_think_status", "fill", nothing, "", "mixed"),
     "the proposer is not fed": ("proposer", "input_ids", "ragged", nothing, "mtp", "mixed"),
     "the proposer's mask is kept": ("proposer", "mask_rollback", "fill", nothing, "mtp", "decode"),
     "the proposer's drop flag is kept": ("proposer", "batch_drop", "fill", nothing, "mtp", "mixed"),
@@ -75,11 +79,12 @@ def test_a_wrong_writer_is_found(story, monkeypatch):
     def compared():
         draw = random.Random(story)
         for _ in range(MOST):
-            pair = shared.Pair(device, method, role, cached=8)
+            pair = shared.Pair(device, method, role, cached=8, kind="xpu" if name in shared.up.XPU_ALONE else "gpu")
             views = (pair.insertion.target if batch == "target" else pair.insertion.proposer).found
             monkeypatch.setattr(insertion, "Writes", lambda view=views[name].view: Wrong(view, call, change))
+            names = {}
             for _ in range(4):
-                pair.insert([shared.drawn(draw, draw.randrange(4), role) for _ in range(3)])
+                pair.insert([shared.drawn(draw, draw.randrange(4), role, names) for _ in range(3)])
                 pair.check()
 
     with hal.open_device("cpu") as device, pytest.raises(AssertionError, match=name):

@@ -5,11 +5,13 @@ Each tensor is resolved once. Captured graphs hold the addresses, so a tensor th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hal_core import BoundDevice, InvalidValue, View
+from hal_core import BoundDevice, InvalidValue, View, Writes
+
+from .values import scalars
 
 #: Name to dtype and shape of the tensors that an insertion writes; letters are sizes (:class:`Sizes`).
 TARGET: Mapping[str, tuple[str, str]] = {
@@ -43,6 +45,15 @@ TARGET: Mapping[str, tuple[str, str]] = {
     "stop_seqs": ("int64", "nQq"),
     "block_tables": ("int32", "nB"),
     "encoder_block_lens": ("int32", "n"),
+}
+#: The XPU's runner, which needs ``token_ids_all`` only for the row's length.
+XPU_TARGET: Mapping[str, tuple[str, str]] = {
+    **{name: kind for name, kind in TARGET.items() if name not in ("seq_lens_this_time_buffer", "generated_modality")},
+    "seq_lens_this_time": ("int32", "n"),
+    "first_token_ids": ("int64", "n1"),
+    "ori_seq_lens_encoder": ("int32", "n1"),
+    "max_think_lens": ("int32", "n1"),
+    "limit_think_status": ("int32", "n1"),
 }
 DRAFTED: Mapping[str, tuple[str, str]] = {"draft_tokens": ("int64", "nD")}
 PROPOSER: Mapping[str, tuple[str, str]] = {
@@ -82,8 +93,24 @@ class Places:
         """The view of a tensor."""
         return self.found[name].view
 
+    def __contains__(self, name: str) -> bool:
+        return name in self.found
+
+    def column(self, writes: Writes, name: str, slots: Sequence[int], values: list[Any]) -> None:
+        """Write one number for each slot, with upstream's conversions."""
+        view = self[name]
+        writes.rows(view, slots, scalars(values, view.dtype, name))
+
+    def fill_behind(self, writes: Writes, name: str, slots: Sequence[int], begins: Sequence[int], value: int) -> None:
+        """Fill each row from its own element on."""
+        by_begin: dict[int, list[int]] = {}
+        for slot, begin in zip(slots, begins, strict=True):
+            by_begin.setdefault(begin, []).append(slot)
+        for begin, some in by_begin.items():
+            writes.fill(self[name], some, value, begin)
+
     def check(self) -> None:
-        """Raise :class:`InvalidValue` for a tensor that is no longer the one that was mounted."""
+        """Raise :class:`InvalidValue` for a tensor that was replaced since it was mounted."""
         for name, place in self.found.items():
             if self.batch[name] is not place.tensor:
                 what = f"{self.what}[{name!r}] was replaced since it was mounted"
@@ -100,6 +127,9 @@ class Places:
         except InvalidValue as error:
             what = f"{self.what}[{name!r}]: {error.what}"
             raise InvalidValue(what, cure=error.cure, argument=name) from error
+        if view.memory.device is not device.device:
+            what = f"{self.what}[{name!r}] is memory of another opened device"
+            raise InvalidValue(what, cure="mount the runner on the device that has its tensors", argument=name)
         wanted = tuple(self.sizes.setdefault(letter, found) for letter, found in zip(shape, view.shape, strict=False))
         if view.dtype.name != dtype or view.shape != wanted or len(view.shape) != len(shape):
             raise InvalidValue(
