@@ -148,7 +148,10 @@ class AsyncEngine:
         """
         if self._link is None:
             raise InvalidValue("the engine is not open", cure="use it in async with", argument="AsyncEngine")
-        ids = await asyncio.to_thread(self._plan.encode, prompt)  # the loop goes on meanwhile
+        if isinstance(prompt, str):
+            ids = await asyncio.to_thread(self._plan.encode, prompt)  # the loop goes on meanwhile
+        else:
+            ids = list(prompt)
         if isinstance(params, SamplingParams):
             wanted = self._plan.params(params)
         else:

@@ -13,8 +13,6 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
 import hal
@@ -114,6 +112,8 @@ def test_models_and_tokens(server, client):
         ({"prompt": ["x", 1]}, 400, "prompt"),
         ({"prompt": "x", "n": 1000}, 400, "n"),
         ({"prompt": "x", "stop": [""]}, 400, "stop"),
+        ({"prompt": "x", "priority": 2**31}, 400, "priority"),
+        ({"prompt": ["x"] * 200}, 400, "prompt"),
         ({"prompt": "x", "model": "other"}, 404, "model"),
         ({}, 400, None),
         ([], 400, None),
@@ -142,29 +142,6 @@ def test_other_bytes_reach_no_engine(server, data):
     answer = httpx.post(f"{server.url}/v1/completions", content=data)
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
     assert server.metric("prompt_tokens_total") == before
-
-
-VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-3, 2**70)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
-NAMES = st.sampled_from(
-    ["n", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "logprobs", "stream", "user"]
-)
-
-
-@given(st.dictionaries(NAMES, VALUES, max_size=3), VALUES | st.just("x"))
-def test_no_body_gives_a_fault_of_the_server(server, fields, prompt):
-    body = {"prompt": prompt, "max_tokens": 1, **fields}
-    if isinstance(body.get("n"), int) and body["n"] > 4:
-        body["n"] = 4
-    answer = httpx.post(f"{server.url}/v1/completions", content=json.dumps(body), timeout=HANGS)
-    assert answer.status_code in (200, 400), answer.text
 
 
 def test_too_large_a_body_is_refused_while_it_comes(server):
@@ -210,11 +187,28 @@ def test_a_key_is_asked_for_and_an_open_address_needs_one():
         assert loading.status_code in (200, 503)
 
 
-def test_a_full_queue_is_refused_with_the_seconds_to_wait():
-    with serving("--slots", "1", "--max-waiting", "0") as served, begin(served.url, tokens=400):
+def test_a_full_queue_is_refused_and_those_that_wait_go_by_priority():
+    ended = []
+
+    def ask(priority):
+        body = {"prompt": [5], "max_tokens": 2, "priority": priority}
+        assert httpx.post(f"{served.url}/v1/completions", json=body, timeout=HANGS).status_code == 200
+        ended.append(priority)
+
+    with serving("--slots", "1", "--max-waiting", "3") as served, begin(served.url, tokens=400):
+        os.kill(served.engine(), signal.SIGSTOP)
+        before = served.metric("prompt_tokens_total")
+        threads = [threading.Thread(target=ask, args=(priority,)) for priority in (5, 0, -1)]
+        for waiting, thread in enumerate(threads, 1):
+            thread.start()
+            served.wait_until(lambda: served.metric("prompt_tokens_total") == before + waiting, "not taken")  # noqa: B023
         answer = httpx.post(f"{served.url}/v1/completions", json={"prompt": "x"}, timeout=HANGS)
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
         assert answer.headers["retry-after"] == "1"
+        os.kill(served.engine(), signal.SIGCONT)
+        for thread in threads:
+            thread.join(HANGS)
+    assert ended == [-1, 0, 5]
 
 
 def test_a_killed_engine_ends_streams_with_an_error_and_health_says_so():
