@@ -2,7 +2,6 @@
 
     python benchmarks/few.py            the cpu device
     python benchmarks/few.py cuda       another device of this installation
-    python benchmarks/few.py stand-in   cuda over the driver that stands in for CUDA's in its tests: the host's part
 
 An insertion of up to FEW new requests is planned, checked and booked in plain Python, as most of a NumPy call on so few
 is overhead; and so are more blocks for up to FEW_GROWING running ones. Here each of those places takes the general way
@@ -19,11 +18,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from hal_core import Request, SamplingParams, StateConfig, TaskBatch, TaskKind
-from hal_core.runtime.bound import BoundDevice, bind
+from hal_core.runtime.bound import BoundDevice
 from hal_core.slots.state import SlotState
 
 import hal
@@ -45,7 +43,6 @@ NEW = {
     "plan": Seam("hal_core.slots.insertion", "FEW", 0),
     "check": Seam("hal_core.slots.checks", "FEW", 0),
     "booking": Seam("hal_core.slots.host_table", "FEW", 0),
-    "entries (cuda)": Seam("hal_cuda.entering", "FEW", 0),
 }
 """What is done in plain Python for a few new requests, and for a few that get more blocks."""
 GROWING = {
@@ -116,26 +113,10 @@ def compare(time_us: Callable[[], float], places: Mapping[str, Seam]) -> dict[st
     return {way: statistics.median(taken[5:]) for way, taken in times.items()}
 
 
-def over_stand_in() -> BoundDevice:
-    """A cuda device whose driver copies and launches nothing."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "plugins/cuda/tests"))
-    from hal_cuda import launching
-    from hal_cuda.device import CudaDevice
-    from hal_cuda.driver import Driver
-
-    from conftest import OK, StandIn
-
-    class Idle(StandIn):
-        cuLaunchKernel = cuMemcpyHtoDAsync = lambda self, *arguments: (OK,)
-
-    launching.cubin = lambda name, arch: b""
-    return bind(CudaDevice(0, {"stream": 1}, Driver(Idle({}))))
-
-
 def main(names: list[str]) -> None:
     """Run and print everything."""
     chosen = names[0] if names else "cpu"
-    with over_stand_in() if chosen == "stand-in" else hal.open_device(chosen) as bound:
+    with hal.open_device(chosen) as bound:
         state = bound.state(StateConfig(num_slots=128, max_model_len=8192))
         for what, place_us, places in (("new", insertion_us, NEW), ("that get a block", growth_us, GROWING)):
             for count in COUNTS:

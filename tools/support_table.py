@@ -30,6 +30,11 @@ needed nowhere. What of Paddle was checked for it: [evidence/cpus.md](evidence/c
 `cuda` and `sim` needs no more than NumPy: its wheels of 2.4 are for x86-64-v2, so a virtual CPU such as `kvm64` or
 `qemu64` is too old. CPUs that are not x86 were not tried.
 """
+CUDA = """\
+The rows of `cuda` are of its native path. Without the native part (no C compiler when it was installed) the device is a
+fallback: the core's asynchronous base over the driver's primitives. It passes the kit's quick profile over the
+library that stands in for the driver (2026-11-24), and has not been run on a GPU.
+"""
 ASYNC = {"insert_tasks": "async_h2d", "async_set_value": "async_h2d", "save_output": "async_d2h"}
 
 
@@ -105,6 +110,7 @@ def page(kept: dict[str, Any]) -> str:
         "A substituted device ran the plugin's code on a place that stands in for its chip: nothing here says that the",
         "chip was ever used.\n",
         CPU,
+        CUDA,
         table(kept),
     ]
     for device, row in sorted(kept.items()):

@@ -39,7 +39,7 @@ def stages(rig: Rig, count: int, tokens: int, rounds: int = 40) -> dict[str, flo
             timed(
                 "checks", lambda b=batch: is_sound(state.host_table, b, state.layout) or problems(state.host_table, b)
             )
-            timed("entries, upload, launch, event", lambda b=batch: device.entering.submit(state, b, stream))
+            timed("entries, upload, launch, event", lambda b=batch: device.insertion.submit(state, b, stream))
             timed("commit", lambda b=batch: state.host_table.commit(b, state.layout))
             state.release(slots)
     return {name: median(times) for name, times in found.items()}

@@ -1,5 +1,7 @@
-"""Puts the native part into wheels and editable installs. Where it cannot be compiled, one line says why, and the
-device works by its Python path."""
+"""Build hook that compiles the native part into wheels and editable installs.
+
+If it cannot be compiled, one line gives the reason, and the device runs as its fallback.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A cuda device whose driver's calls are counted below the plugin, for the conformance kit.
+"""The fallback of the cuda device with its driver's calls counted below the plugin, for the conformance kit.
+
+Native calls are not made through the bindings, so those of the native path cannot be counted here.
 
 The kit opens it by ``--hal-device-factory=counted:opened``, with this folder on the path of modules.
 """
@@ -16,16 +18,15 @@ from hal_cuda.driver import Driver, load_bindings
 
 UPLOADS = ("cuMemcpyHtoDAsync",)
 LAUNCHES = ("cuLaunchKernel", "cuMemsetD32Async")
-BY_KERNEL = "hal_copy_out"
-COPIES_OUT = ("cuMemcpyDtoHAsync", BY_KERNEL)
+COPIES_OUT = ("cuMemcpyDtoHAsync",)
 WAITS = ("cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize")
 
 
 class CountedApi:
-    """The bindings, counting every call by name, and launches of ``copy_out``, a function, as ``BY_KERNEL``."""
+    """The bindings, counting every call by name."""
 
     def __init__(self, api: Any) -> None:  # noqa: ANN401 (the bindings' module)
-        self._api, self.calls, self.copy_out = api, Counter[str](), object()
+        self._api, self.calls = api, Counter[str]()
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (a call, a constant or a type)
         found = getattr(self._api, name)
@@ -33,7 +34,7 @@ class CountedApi:
             return found
 
         def counted(*arguments: Any) -> Any:  # noqa: ANN401
-            self.calls[BY_KERNEL if arguments[:1] == (self.copy_out,) else name] += 1
+            self.calls[name] += 1
             return found(*arguments)
 
         self.__dict__[name] = counted
@@ -46,7 +47,6 @@ class CountedCudaDevice(CudaDevice):
     def __init__(self, index: int, options: Mapping[str, object], bindings: object = None) -> None:
         self._api = CountedApi(load_bindings() if bindings is None else bindings)
         super().__init__(index, options, Driver(self._api))
-        self._api.copy_out = self.kernels.copy_out._function
 
     def probe_counts(self) -> Counters:
         """What really reached the driver since the device was opened."""

@@ -58,8 +58,8 @@ def opened(path: str, *, stand_in: bool) -> BoundDevice:
     if not stand_in:
         return bind(CudaPlugin.open(0, {}))
     from hal_cuda import launching
-    from hal_cuda.device import CudaDevice
     from hal_cuda.driver import Driver
+    from hal_cuda.native_device import open_gpu
 
     file = Path(__file__).parents[1] / "tests" / "stand_in.py"
     spec = importlib.util.spec_from_file_location("hal_cuda_stand_in", file)
@@ -71,7 +71,7 @@ def opened(path: str, *, stand_in: bool) -> BoundDevice:
     api = module.Library(library)
     api.library.stand_in_idle(1)
     launching.cubin = lambda name, arch: b""  # type: ignore[assignment]
-    return bind(CudaDevice(0, {"stream": 1}, Driver(api, native if path == "native" else None, api.library)))
+    return bind(open_gpu(0, {"stream": 1}, Driver(api, native if path == "native" else None, api.library)))
 
 
 def cases(bound: BoundDevice) -> Iterator[Case]:

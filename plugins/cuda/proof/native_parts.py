@@ -105,7 +105,7 @@ def instrument(bound: BoundDevice, parts: Parts) -> None:
     parts.put(bound.policy, "insert_tasks", "async_set_value", "save_output")
     parts.put(device, "insert_tasks", "async_set_value", "save_output", "copy_out", "enqueue_copies")
     parts.put(device.copies, "copy_out", "_copy")
-    parts.put(device.entering, "submit", "_enter_batch", "_enter")
+    parts.put(device.insertion, "submit", "_enter_batch", "_enter")
     parts.put(device.writer, "set_value", "_fill_word", "_run", "_put")
     parts.put(device.events, "take")
     parts.put(device.blocks, "take")
@@ -150,8 +150,7 @@ def main(words: list[str]) -> None:
         prefill = TaskBatch.prefill
         TaskBatch.prefill = parts.around(prefill, "TaskBatch.prefill")  # type: ignore[method-assign]
         TaskBatch.of = parts.around(TaskBatch.of, "TaskBatch.of")  # type: ignore[method-assign]
-        twin = next(iter(bound.device.entering._known)).host_table.twin  # type: ignore[attr-defined]
-        parts.put(twin, "sound", "commit")
+        parts.put(native.Book, "sound", "commit")
         for case in cases:
             found = measured(case, parts, timer, rounds)
             print(f"{case[0]}: {found.pop('whole'):.1f} us", flush=True)

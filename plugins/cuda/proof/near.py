@@ -3,7 +3,7 @@
     python -m hal_cuda.building && python plugins/cuda/proof/near.py [rounds] [--stand-in]
 
 Microseconds, means (medians) over the rounds; three devices of one process in turn, each with its own ``NEAR`` and
-``FEW`` (``native_entering``): of requests, and of the entries beside them. "host": of the call. "GPU": from the work
+``FEW`` (``insertion``): of requests, and of the entries beside them. "host": of the call. "GPU": from the work
 before it to its end, the stream held meanwhile, so an upload is over by then: what lies between steps that overlap.
 "idle": from the call to the end of its work on an idle GPU, upload included.
 ``--stand-in`` as native_bench.py, to try the script: no times of a GPU.
@@ -20,7 +20,7 @@ from typing import Any
 
 import native_bench
 from hal_core import Request, Task, TaskBatch, TaskKind
-from hal_cuda import native_entering
+from hal_cuda import insertion
 from hal_cuda.structs import FEW_BYTES
 
 WAYS = {  # NEAR, FEW
@@ -44,7 +44,7 @@ class Inserting:
     """A device with one way, and the batches that it is given."""
 
     def __init__(self, way: str, stack: ExitStack, *, stand_in: bool) -> None:
-        native_entering.NEAR, native_entering.FEW = WAYS[way]
+        insertion.NEAR, insertion.FEW = WAYS[way]
         self.bound = stack.enter_context(native_bench.opened("native", stand_in=stand_in))
         self.state, self.stream = self.bound.state(native_bench.SIZES), self.bound.device.stream()
 

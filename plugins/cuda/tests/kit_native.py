@@ -1,6 +1,6 @@
 """The cuda device over the driver that stands in for CUDA's, as the conformance kit opens it: ``kit_native:opened``.
 
-``HAL_CUDA_NATIVE=0`` gives the Python path over the same driver. The kernel of ``update_inputs`` is the product's own,
+``HAL_CUDA_NATIVE=0`` gives the fallback over the same driver. The kernel of ``update_inputs`` is the product's own,
 run on the host; what the others do stands in driver.c.
 """
 
@@ -18,6 +18,7 @@ from hal_cuda import launching, nccl
 from hal_cuda.conformance import CudaSupport
 from hal_cuda.device import CudaDevice
 from hal_cuda.driver import Driver
+from hal_cuda.native_device import NativeDevice
 
 
 def _stand_in():
@@ -58,14 +59,19 @@ def library():
     return _stand_in().Library(_stand_in().built()[1])
 
 
+class NativeOverStandIn(OverStandIn, NativeDevice):
+    """The same with the native part."""
+
+
 def opened():
     """A device; the native part and the driver's library are built once a process."""
     module, api = _stand_in().built()[0], library()
     launching.cubin = lambda name, arch: b""
     os.environ[nccl.VARIABLE] = str(_stand_in().built()[1].with_name(_stand_in().NCCL))
     _stand_in().nccl(api.library)
-    native = None if os.environ.get("HAL_CUDA_NATIVE") == "0" else module
-    return OverStandIn(0, {"stream": 1}, Driver(api, native, api.library))
+    if os.environ.get("HAL_CUDA_NATIVE") == "0":
+        return OverStandIn(0, {"stream": 1}, Driver(api))
+    return NativeOverStandIn(0, {"stream": 1}, Driver(api, module, api.library))
 
 
 class StandInRanks(CudaSupport):

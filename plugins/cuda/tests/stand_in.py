@@ -119,10 +119,8 @@ def pair(bounds, sizes, timeout):
         made = device.make_group((0, 1), me, share, timeout)
         ends[me][1 - me].setblocking(False)
         group = OpenGroup((0, 1), made, Watchdog(me, ends[me], timeout, made.abort), made)
-        native = device.driver.native
-        kind = collectives.NcclCommunicator if native is None else collectives.NativeCommunicator
-        calls = () if native is None else (native.calls.broadcast,)
-        device._communicators[among.ranks] = kind(device, among, group, *calls)
+        calls = device.driver.native.calls
+        device._communicators[among.ranks] = collectives.NativeCommunicator(device, among, group, calls.broadcast)
         ranks[me] = SimpleNamespace(bound=bounds[me], made=made, group=among, open=group)
         ranks[me].state = bounds[me].state(sizes)
         bounds[me].open_group(state=ranks[me].state, group=among)

@@ -92,13 +92,17 @@ class Block:
 
 
 @given(st.lists(st.tuples(st.binary(max_size=70), st.lists(st.binary(max_size=50), max_size=5)), max_size=12))
-def test_bytes_are_staged_as_the_plugins_own_code_does(requests):
-    chunks = [Chunk(0, Block(400), 400, stage) for stage in (None, NATIVE.stage)]
+def test_bytes_are_staged_whole_each_piece_on_16_bytes(requests):
+    chunk, end, expected = Chunk(0, Block(400), 400, NATIVE.stage), 0, np.full(400, 0xA5, np.uint8)
     for record, rows in requests:
-        placed = [chunk.put(record, tuple(map(memoryview, rows))) for chunk in chunks]
-        assert placed[0] == placed[1]
-        assert chunks[0].used == chunks[1].used
-    np.testing.assert_array_equal(*[chunk.block.buffer for chunk in chunks])
+        padded = [piece.ljust(-(-len(piece) // 16) * 16, b"?") for piece in (record, *rows)]
+        fits = end + sum(map(len, padded)) <= 400
+        assert chunk.put(record, tuple(map(memoryview, rows))) == (end if fits else -1)
+        for piece, room in zip((record, *rows), padded, strict=True) if fits else ():
+            expected[end : end + len(piece)] = np.frombuffer(piece, np.uint8)
+            end += len(room)
+        assert chunk.used == end
+    np.testing.assert_array_equal(chunk.block.buffer, expected)
 
 
 def test_a_chunk_that_is_full_is_left_for_another():
@@ -108,7 +112,7 @@ def test_a_chunk_that_is_full_is_left_for_another():
         request = admit(Request(f"r{number}", np.full(4000, number + 1, np.int32)), LAYOUT)
         setattr(state, f"r{number}", request)
         staged.put(request, bytes(3 << 20))
-        assert staged.has(request)
+        assert staged.table[request.admission_id % len(staged.table)][0] == request.admission_id
     assert len(staged.chunks) == 3
 
 

@@ -20,7 +20,6 @@ from hal_cuda.driver import CudaError
 SIZES = StateConfig(num_slots=4, max_model_len=32, block_size=8)
 MODE, SPOILT, NODES = 3, 4, 5
 MODES = {"global": 1, "thread-local": 2, "relaxed": 3}
-pytestmark = pytest.mark.parametrize("opened", ["python over the library", "native"], indirect=True)
 
 
 def prefill(state, slots, length=9):

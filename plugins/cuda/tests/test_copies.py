@@ -15,8 +15,6 @@ from hal_cuda.copies import BY_KERNEL
 from hal_cuda.driver import CudaError
 
 LONG = 3 * BY_KERNEL
-over_library = pytest.mark.parametrize("opened", ["python over the library", "native"], indirect=True)
-on_native = pytest.mark.parametrize("opened", ["native"], indirect=True)
 
 
 def filled(bound, nbytes):
@@ -27,7 +25,6 @@ def filled(bound, nbytes):
     return memory, data
 
 
-@over_library
 @pytest.mark.parametrize("threads", [1, 5, 64])
 def test_g22_the_kernel_writes_the_bytes_and_no_others(opened, threads):
     """Beginnings and lengths of every alignment, with any number of threads a block; the block behind is left alone."""
@@ -51,7 +48,6 @@ def test_g22_the_kernel_writes_the_bytes_and_no_others(opened, threads):
         bound.device.driver.api.library.stand_in_threads(1)
 
 
-@over_library
 @pytest.mark.parametrize("nbytes", [512, LONG])
 def test_g01_g22_a_copy_is_of_its_own_time_whoever_writes_next(opened, nbytes):
     """A write behind it, on its own stream without a wait, on another with one; the ticket is done with the copy."""
@@ -76,7 +72,6 @@ def test_g01_g22_a_copy_is_of_its_own_time_whoever_writes_next(opened, nbytes):
         bound.async_set_value(target=whole, value=data, stream=stream).wait(30)
 
 
-@over_library
 def test_a_block_is_used_again_only_behind_its_copy(opened):
     """A ticket that is dropped at once: its block is the copy's until that is over."""
     bound = opened()
@@ -95,7 +90,6 @@ def test_a_block_is_used_again_only_behind_its_copy(opened):
     np.testing.assert_array_equal(second.data[0], data)
 
 
-@over_library
 @pytest.mark.parametrize("nbytes", [512, LONG])
 def test_a_captured_stream_is_refused_and_nothing_is_left_of_the_copy(opened, nbytes):
     bound = opened()
@@ -117,7 +111,6 @@ def test_a_captured_stream_is_refused_and_nothing_is_left_of_the_copy(opened, nb
     np.testing.assert_array_equal(copy.data[0], data)
 
 
-@over_library
 def test_a_launch_that_fails_is_named_and_its_block_kept_until_what_may_run_is_over(opened):
     bound = opened()
     memory, data = filled(bound, 512)
@@ -134,7 +127,6 @@ def test_a_launch_that_fails_is_named_and_its_block_kept_until_what_may_run_is_o
     np.testing.assert_array_equal(copy.data[0], data)
 
 
-@over_library
 def test_nothing_to_copy_is_no_launch(opened):
     bound = opened()
     memory, _ = filled(bound, 64)
@@ -144,7 +136,6 @@ def test_nothing_to_copy_is_no_launch(opened):
     assert (copy.data[0].tolist(), list(bound.device.driver.api.calls)) == ([], [])
 
 
-@over_library
 def test_an_output_of_many_slots_is_short_enough_and_a_state_is_not(opened):
     bound = opened()
     state = bound.state(StateConfig(num_slots=256, max_model_len=512, max_draft_tokens=5))
@@ -155,7 +146,6 @@ def test_an_output_of_many_slots_is_short_enough_and_a_state_is_not(opened):
         assert [call for call in calls if not call.startswith("stream")] == way
 
 
-@on_native
 def test_where_the_limit_is_chosen(opened, monkeypatch):
     """The bytes are the same by either way."""
     bound = opened()
@@ -169,7 +159,6 @@ def test_where_the_limit_is_chosen(opened, monkeypatch):
         np.testing.assert_array_equal(copy.data[0], data)
 
 
-@over_library
 def test_copies_out_without_a_write_between_are_forgotten(opened):
     """Whatever the order of calls: an output of each step alone, or many ranges on many streams."""
     bound = opened()
@@ -183,7 +172,6 @@ def test_copies_out_without_a_write_between_are_forgotten(opened):
     assert len(reads.under_way) <= 100
 
 
-@over_library
 def test_a_held_stream_keeps_its_reads_and_no_others(opened):
     bound = opened()
     library = bound.device.driver.api.library
@@ -198,7 +186,6 @@ def test_a_held_stream_keeps_its_reads_and_no_others(opened):
     library.stand_in_hold(held.handle, 0)
 
 
-@on_native
 def test_g01_a_copy_of_a_thousand_ranges_waits_for_no_held_stream(opened):
     """A launch queue holds 1,021; what was copied before on that stream has passed, and is not counted with them."""
     bound = opened({"deadline": 0.05})

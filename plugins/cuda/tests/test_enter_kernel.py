@@ -9,13 +9,12 @@ from hal_core import Request, SamplingParams, StateConfig, Task, TaskKind
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.memory.views import ByteRange
 from hal_core.runtime.bound import bind
-from hal_cuda import native_entering
+from hal_cuda import insertion
 from hal_cuda.structs import ENTRY, FEW_BYTES
 
 HELD = 8 << 10
 SHORT = StateConfig(num_slots=6, max_model_len=5000, block_size=8, max_draft_tokens=3, max_stop_length=5)
 LONG = StateConfig(num_slots=6, max_model_len=5001, block_size=8, max_draft_tokens=3, max_stop_length=300)
-on_native = pytest.mark.parametrize("opened", ["native"], indirect=True)
 
 
 def contents(bound, state):
@@ -44,14 +43,13 @@ def batches(length, turn):
     return first, second
 
 
-@on_native
 @pytest.mark.parametrize("few", [0, FEW_BYTES], ids=["", "entries with the launch"])
 @pytest.mark.parametrize("near", [0, 1 << 20], ids=["uploaded", "read in place"])
 @pytest.mark.parametrize("threads", [1, 3, 64])
 @pytest.mark.parametrize("sizes", [SHORT, LONG], ids=["short rows", "rows longer than shared memory"])
 def test_g09_g11_blocks_of_any_size_leave_what_the_cpu_device_leaves(opened, monkeypatch, near, few, threads, sizes):
-    monkeypatch.setattr(native_entering, "NEAR", near)
-    monkeypatch.setattr(native_entering, "FEW", few)
+    monkeypatch.setattr(insertion, "NEAR", near)
+    monkeypatch.setattr(insertion, "FEW", few)
     pair = opened(), bind(CpuPlugin.open(0, {}))
     states = [bound.state(sizes) for bound in pair]
     library = pair[0].device.driver.api.library

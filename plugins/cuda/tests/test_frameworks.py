@@ -139,7 +139,6 @@ class Interface:
 
 
 @pytest.mark.parametrize("taken", [Held, Interface])
-@pytest.mark.parametrize("opened", ["native", "python over the library"], indirect=True)
 def test_a_tensor_keeps_its_memory_when_state_and_device_are_gone(opened, taken):
     bound, freed = opened(), []
     api, view = bound.device.driver.api, bound.state(SIZES).view("token_ids")

@@ -59,7 +59,6 @@ def described(made):
     return batch.plain, batch.requests, columns, blocks, batch.drafts, arrays, kinds, batch.blocks.tolist()
 
 
-@pytest.mark.parametrize("opened", ["native"], indirect=True)
 @pytest.mark.parametrize("which", range(4))
 def test_columns_are_the_same_by_both_roads_or_the_same_error(opened, monkeypatch, which):
     """Each of what may be given in place of plain lists."""
@@ -83,7 +82,6 @@ def test_columns_are_the_same_by_both_roads_or_the_same_error(opened, monkeypatc
     assert described(lambda: TaskBatch.prefill([0, 1], requests, [1], [[1], [2]]))[0] == "InvalidValue"
 
 
-@pytest.mark.parametrize("opened", ["native"], indirect=True)
 def test_columns_of_tasks_are_the_same_by_both_roads_or_the_same_error(opened, monkeypatch):
     """Each of what may be in a task in place of plain numbers and lists, for a task of each kind."""
     state = opened().state(SIZES)

@@ -5,22 +5,19 @@ from __future__ import annotations
 import gc
 
 import numpy as np
-import pytest
 from hal_core import ByteRange, StateConfig
 from hal_core.devices import blocks, streaming
 from hal_cuda import memory as gpu_memory
-from hal_cuda.device import CudaDevice
 from hal_cuda.driver import Driver
+from hal_cuda.native_device import open_gpu
 
 SIZES = StateConfig(num_slots=4, max_model_len=64)
-over_library = pytest.mark.parametrize("opened", ["python over the library", "native"], indirect=True)
 
 
 def another(bound):
     """A device over the same driver, which the fixture does not hold."""
     driver = bound.device.driver
-    module = None if driver.native is None else driver.native.module
-    return CudaDevice(0, {"stream": 1}, Driver(driver.api, module, driver.api.library))
+    return open_gpu(0, {"stream": 1}, Driver(driver.api, driver.native.module, driver.api.library))
 
 
 def used(device):
@@ -30,7 +27,6 @@ def used(device):
     device.copy_out(state_memory, [ByteRange(0, 64)], device.default_stream).wait(10)
 
 
-@over_library
 def test_a_device_that_is_dropped_without_a_close_gives_its_memory_back(opened):
     bound = opened()
     library = bound.device.driver.api.library
@@ -47,7 +43,6 @@ def test_a_device_that_is_dropped_without_a_close_gives_its_memory_back(opened):
     assert sum(map(len, pinned._idle.values())) <= 8
 
 
-@over_library
 def test_a_dropped_device_whose_work_is_under_way_is_kept_until_that_is_over(opened):
     bound = opened()
     library = bound.device.driver.api.library
@@ -66,7 +61,6 @@ def test_a_dropped_device_whose_work_is_under_way_is_kept_until_that_is_over(ope
     assert not streaming._dropped
 
 
-@over_library
 def test_what_a_burst_of_copies_out_took_is_given_back(opened, monkeypatch):
     monkeypatch.setattr(blocks, "KEPT_BYTES", 1 << 20)
     monkeypatch.setattr(gpu_memory, "LARGE", 1 << 19)

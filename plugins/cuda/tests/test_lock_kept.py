@@ -145,7 +145,6 @@ def prepared(bound, state, sink, name):
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("opened", ["native"], indirect=True)
 def test_no_hook_lets_go_of_the_interpreters_lock(opened, name):
     bound, sink = opened(), Later()
     state = bound.state(SIZES)
@@ -157,9 +156,8 @@ def test_no_hook_lets_go_of_the_interpreters_lock(opened, name):
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in NO_DRIVER])
-@pytest.mark.parametrize("opened", ["python over the library"], indirect=True)
-def test_that_the_python_path_lets_go_is_noticed(opened, name):
-    bound, sink = opened(), Later()
+def test_the_fallbacks_release_of_the_gil_is_noticed(fallback, name):
+    bound, sink = fallback(), Later()
     state = bound.state(SIZES)
     with Waiting() as other:
         assert any(other.gets_in(prepared(bound, state, sink, name)) for _ in range(TRIES))
@@ -184,7 +182,6 @@ class Nothing:
         pass
 
 
-@pytest.mark.parametrize("opened", ["native"], indirect=True)
 def test_no_turn_of_the_engine_lets_go_of_the_interpreters_lock(opened):
     """Requests enter, are fed in pieces, grow, and end in the turns that are looked at; nobody has to wait."""
     bound = opened()
@@ -207,7 +204,6 @@ def test_no_turn_of_the_engine_lets_go_of_the_interpreters_lock(opened):
     assert len(ended) > known
 
 
-@pytest.mark.parametrize("opened", ["native", "python over the library"], indirect=True)
 def test_a_value_of_many_bytes_arrives_though_others_run_while_it_is_copied(opened):
     bound = opened()
     given = np.random.default_rng(3).integers(0, 2**60, 1 << 16)  # 512 KB: copied without the lock on the native path

@@ -10,7 +10,7 @@ from hal_core.errors import InvalidBatch
 from hal_core.memory.views import ByteRange
 from hal_core.runtime.bound import bind
 from hal_core.slots.checks import problems
-from hal_cuda import native_entering
+from hal_cuda import insertion
 from hal_cuda.driver import CudaError
 from hal_cuda.structs import ENTRY, FEW_BYTES
 from hypothesis import HealthCheck, given, settings
@@ -20,7 +20,6 @@ from tests import share
 
 SIZES = StateConfig(num_slots=12, max_model_len=90, block_size=4, max_draft_tokens=2, max_stop_length=3)
 CHUNK, GROW, HANDED = TaskKind.PREFILL_CHUNK, TaskKind.MORE_BLOCKS, TaskKind.REMOTE_PREFILL
-on_native = pytest.mark.parametrize("opened", ["native"], indirect=True)
 few = settings(max_examples=share.of(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ids = st.integers(0, 99)
 
@@ -32,8 +31,8 @@ WAYS = {"uploaded": (0, 0), "read in place": (64 << 10, 0), "with the launch": (
 def way(request, monkeypatch):
     """Of the native path, how requests and entries come to the kernel."""
     near, few = WAYS[request.param]
-    monkeypatch.setattr(native_entering, "NEAR", near)
-    monkeypatch.setattr(native_entering, "FEW", few)
+    monkeypatch.setattr(insertion, "NEAR", near)
+    monkeypatch.setattr(insertion, "FEW", few)
     return request.param
 
 
@@ -161,7 +160,6 @@ class Pair:
 @given(data=st.data())
 def test_g09_g11_g12_a_mixed_batch_writes_what_the_cpu_device_writes(opened, way, data):
     pair = Pair(opened())
-    native = pair.bounds[0].device.driver.native is not None
     calls = pair.bounds[0].device.driver.api.calls
     for _ in range(4):
         tasks = pair.drawn(data)
@@ -169,7 +167,7 @@ def test_g09_g11_g12_a_mixed_batch_writes_what_the_cpu_device_writes(opened, way
         pair.insert(tasks)
         mine = [call for call in calls if call.startswith("hal_")]
         kernel = "hal_enter_few" if way == "with the launch" and needs(tasks) <= FEW_BYTES else "hal_enter"
-        assert not native or mine == [kernel] * bool(tasks)
+        assert mine == [kernel] * bool(tasks)
         pair.compare()
         gone = data.draw(st.sets(st.sampled_from(range(SIZES.num_slots))), label="released")
         for state in pair.states:
@@ -211,7 +209,6 @@ SPOILS = (
 PLACES = {"kind": 0, "slot": 1, "start": 3, "length": 4, "blocks": 5, "first": 6, "token": 7, "drafts": 8}
 
 
-@on_native
 @few
 @given(data=st.data())
 def test_g08_the_twin_takes_what_has_no_problems_and_nothing_else(opened, data):
@@ -273,7 +270,6 @@ VALUES = {
 }
 
 
-@on_native
 def test_g08_of_each_number_of_each_task_the_twin_says_what_the_core_says(opened):
     """Without a draw: one number of one task of a sound batch at a time."""
     pair = Pair(opened())
@@ -299,7 +295,6 @@ def test_g08_of_each_number_of_each_task_the_twin_says_what_the_core_says(opened
     assert said == {True, False}
 
 
-@on_native
 def test_a_hand_off_that_no_state_can_take_is_refused_in_words(opened):
     bound = opened()
     state = bound.state(SIZES)
@@ -319,7 +314,7 @@ def test_a_hand_off_that_no_state_can_take_is_refused_in_words(opened):
     assert not state.host_table.live
 
 
-@pytest.mark.parametrize("call", ["copy", "hal_enter", "hal_enter_few", "hal_write"])
+@pytest.mark.parametrize("call", ["copy", "hal_enter", "hal_enter_few"])
 def test_g08_a_failed_call_changes_nothing_of_what_the_host_knows(opened, way, call):
     bound = opened()
     state, api = bound.state(SIZES), bound.device.driver.api
@@ -331,9 +326,8 @@ def test_g08_a_failed_call_changes_nothing_of_what_the_host_knows(opened, way, c
         Task(GROW, 0, first, blocks=[7], first_block=3),
         Task(HANDED, 1, second, 9, 0, [1, 2, 3], first_token=5, drafts=[8]),
     ]
-    native = bound.device.driver.native is not None
-    kernel = ("hal_enter_few" if way == "with the launch" else "hal_enter") if native else "hal_write"
-    fails = call == kernel or (call == "copy" and native and way == "uploaded")
+    kernel = "hal_enter_few" if way == "with the launch" else "hal_enter"
+    fails = call == kernel or (call == "copy" and way == "uploaded")
     api.fail = call
     if fails:
         with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):

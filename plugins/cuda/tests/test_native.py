@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 from tests import share
 
 SIZES = StateConfig(num_slots=8, max_model_len=64, block_size=8)
-LIBRARY_PATHS = ["python over the library", "native"]
-on_native = pytest.mark.parametrize("opened", ["native"], indirect=True)
 
 
 def prefill(slots, requests):
@@ -33,7 +31,6 @@ def rounds(bound, state, stream, count):
         state.release([at % 8])
 
 
-@pytest.mark.parametrize("opened", LIBRARY_PATHS, indirect=True)
 def test_a_full_launch_queue_holds_up_its_caller_alone(opened):
     """The stream is held until another Python thread has run: with the lock kept, neither would ever go on."""
     bound = opened()
@@ -65,7 +62,6 @@ def until_refused(call, most):
     return most, None
 
 
-@pytest.mark.parametrize("opened", LIBRARY_PATHS, indirect=True)
 @pytest.mark.parametrize("way", ["scalar", "insert", "row", "output"])
 def test_g03_a_full_launch_queue_is_an_error_after_the_deadline(opened, way):
     """As CUDA's: 1,021 copies and launches of a stream, then a call waits. Events and waits take no room."""
@@ -92,7 +88,6 @@ def test_g03_a_full_launch_queue_is_an_error_after_the_deadline(opened, way):
     stream.synchronize(30)
 
 
-@on_native
 def test_the_lock_is_kept_while_nothing_can_block(opened):
     bound = opened()
     state, streams = bound.state(SIZES), [bound.device.stream() for _ in range(40)]
@@ -106,7 +101,6 @@ def test_the_lock_is_kept_while_nothing_can_block(opened):
     bound.device.driver.api.library.stand_in_hold(held.handle, 0)
 
 
-@pytest.mark.parametrize("opened", LIBRARY_PATHS, indirect=True)
 def test_g03_beside_a_hundred_busy_streams_a_full_queue_has_its_deadline(opened):
     bound = opened({"deadline": 0.05})
     target, library = bound.state(SIZES).view("temperature")[1], bound.device.driver.api.library
@@ -132,7 +126,6 @@ def test_g03_beside_a_hundred_busy_streams_a_full_queue_has_its_deadline(opened)
             library.stand_in_hold(stream.handle, 0)
 
 
-@on_native
 def test_of_many_held_streams_none_is_taken_for_idle(opened):
     """More streams than are told apart: the lock is given up rather than kept in front of a queue nobody counts."""
     bound = opened()
@@ -150,7 +143,6 @@ def test_of_many_held_streams_none_is_taken_for_idle(opened):
         stream.synchronize(30)
 
 
-@on_native
 def test_sources_that_do_not_compile_skip_no_test(opened, monkeypatch, tmp_path):
     opened()  # which skips this test where there is no compiler
     stand_in = sys.modules["hal_cuda_stand_in"]
@@ -170,7 +162,6 @@ def twins(bound):
     return state
 
 
-@on_native
 @settings(max_examples=share.of(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_g08_both_paths_refuse_the_same_batches_and_book_the_same(opened, data):
@@ -222,7 +213,6 @@ def test_g08_both_paths_refuse_the_same_batches_and_book_the_same(opened, data):
     table.twin = twin
 
 
-@on_native
 def test_g08_an_empty_batch_changes_nothing_on_the_native_path(opened):
     """The buffer of an empty array is anywhere, also at an odd address."""
     bound = opened()
@@ -230,7 +220,6 @@ def test_g08_an_empty_batch_changes_nothing_on_the_native_path(opened):
     bound.insert_tasks(state=twins(bound), tasks=prefill([], []), stream=bound.default_stream)
 
 
-@on_native
 def test_g08_a_batch_of_other_sizes_is_refused_on_the_native_path(opened):
     bound = opened()
     state, other = twins(bound), bound.state(StateConfig(num_slots=8, max_model_len=72, block_size=8), name="other")
@@ -243,7 +232,6 @@ def test_g08_a_batch_of_other_sizes_is_refused_on_the_native_path(opened):
     assert not state.host_table.live
 
 
-@on_native
 def test_what_does_not_fit_is_refused_by_native_calls(opened):
     """Every call with too few, too many and wrong arguments: an error, and the process goes on."""
     bound = opened()
@@ -280,7 +268,6 @@ def test_what_does_not_fit_is_refused_by_native_calls(opened):
         module.Driver(None, None, (0,) * len(CALLS))
 
 
-@on_native
 def test_nothing_is_kept(opened):
     """Many calls of each kind: as many blocks and objects as before."""
     bound = opened()
@@ -308,7 +295,6 @@ def test_nothing_is_kept(opened):
     assert all(abs(now - then) < 100 for now, then in zip(after, references, strict=True))
 
 
-@on_native
 def test_a_closed_device_has_given_everything_back(opened):
     left = []
     for _ in range(3):
@@ -324,7 +310,6 @@ def test_a_closed_device_has_given_everything_back(opened):
     assert left == left[:1] * 3, "blocks, and the events that count calls"
 
 
-@on_native
 def test_a_failed_call_is_named_as_the_driver_names_it(opened):
     bound = opened()
     state, api = bound.state(SIZES), bound.device.driver.api
@@ -336,7 +321,6 @@ def test_a_failed_call_is_named_as_the_driver_names_it(opened):
     api.fail = ""
 
 
-@on_native
 def test_a_wait_gives_up_the_lock_for_the_wait_alone(opened, monkeypatch):
     """Beside a busy thread each call of the bindings takes 5 ms: the capture mode is changed by native calls."""
     bound, given_up = opened(), []

@@ -34,11 +34,6 @@ def broadcast(rank):
     return rank.bound.broadcast_tokens(state=rank.state, group=rank.group, stream=rank.bound.default_stream)
 
 
-on_both = pytest.mark.parametrize("opened", ["native", "python over the library"], indirect=True)
-on_native = pytest.mark.parametrize("opened", ["native"], indirect=True)
-
-
-@on_both
 def test_g13_g14_the_slice_is_the_sources_and_its_header_is_checked(two, library):
     ranks = two()
     for call in range(10):
@@ -56,7 +51,6 @@ def test_g13_g14_the_slice_is_the_sources_and_its_header_is_checked(two, library
             assert rank.bound.counters().collectives == count + 1
 
 
-@on_native
 def test_a_broadcast_is_one_native_call_that_counts_what_it_puts_on_streams(two, monkeypatch):
     source, _ = two()
     broadcast(source).wait(PATIENCE)
@@ -71,7 +65,6 @@ def test_a_broadcast_is_one_native_call_that_counts_what_it_puts_on_streams(two,
     assert (now.launches - before.launches, now.copies_out - before.copies_out) == (1, 1)
 
 
-@on_both
 def test_g14_a_header_that_is_not_what_was_announced_ends_the_state(two):
     source, other = two()
     channel = other.state.channels[0, 1]
@@ -82,7 +75,6 @@ def test_g14_a_header_that_is_not_what_was_announced_ends_the_state(two):
         tickets[1].wait(PATIENCE)
 
 
-@on_native
 def test_a_broadcast_that_was_not_announced_has_no_header(two):
     source, other = two()
     wanted, part = scribble(source, 1), ByteRange(0, 64)
@@ -96,7 +88,6 @@ def test_a_broadcast_that_was_not_announced_has_no_header(two):
         assert not hasattr(rank.ticket, "header")
 
 
-@on_both
 def test_what_is_sent_is_what_the_stream_has_left_there(two):
     source, other = two()
     scribble(source, 1)
@@ -113,7 +104,6 @@ def test_what_is_sent_is_what_the_stream_has_left_there(two):
     assert content(other)[place : place + 8].view(np.int64)[0] == 4321
 
 
-@on_both
 def test_a_broadcast_waits_for_copies_out_that_still_read_what_it_writes(two):
     source, _ = two()
     device, stream = source.bound.device, source.bound.default_stream
@@ -130,7 +120,6 @@ def test_a_broadcast_waits_for_copies_out_that_still_read_what_it_writes(two):
     copied.wait(PATIENCE)
 
 
-@on_native
 def test_the_next_header_waits_for_the_copy_of_the_last(two):
     source, _ = two()
     stream, library = source.bound.default_stream, source.bound.device.driver.api.library
@@ -144,7 +133,6 @@ def test_the_next_header_waits_for_the_copy_of_the_last(two):
     assert source.state.channels[0, 1].expected != expected
 
 
-@on_native
 def test_a_broadcast_does_not_spoil_a_capture_in_another_thread(two):
     source, _ = two()
     library, stream = source.bound.device.driver.api.library, source.bound.device.stream()
@@ -165,7 +153,6 @@ def test_a_broadcast_does_not_spoil_a_capture_in_another_thread(two):
     assert library.stand_in_count(4) == 0, "the capture is whole"
 
 
-@on_native
 def test_a_group_of_another_gpu_is_refused(two):
     source, _ = two()
     source.made.index = 1

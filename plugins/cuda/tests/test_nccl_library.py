@@ -11,7 +11,6 @@ from hal_core.errors import GroupLost, Unavailable
 from hal_cuda import collectives, nccl
 
 PATIENCE = 20.0
-on_native = pytest.mark.parametrize("opened", ["native"], indirect=True)
 
 
 def test_a_library_that_is_missing_or_too_old_is_named_with_the_cure(library, monkeypatch, tmp_path):
@@ -45,7 +44,6 @@ def test_the_packages_library_comes_before_that_of_the_path(monkeypatch, tmp_pat
     assert nccl._places() == ["/elsewhere.so"]
 
 
-@on_native
 def test_g16_a_rank_that_never_comes_to_the_opening_is_an_error_in_time(opened, library, monkeypatch):
     monkeypatch.setattr(nccl, "CONNECTING", 0.3)
     library.nccl_hang(1)
@@ -57,14 +55,12 @@ def test_g16_a_rank_that_never_comes_to_the_opening_is_an_error_in_time(opened, 
     library.nccl_hang(0)
 
 
-@on_native
 def test_what_nccl_says_of_the_opening_is_passed_on(opened, library):
     with pytest.raises(GroupLost, match="ncclCommInitRankConfig: internal error: what ranks were given") as raised:
         opened().device.make_group((0, 1), 1, lambda data: data, 5.0)  # an id that nobody has made
     assert "NCCL_DEBUG=INFO" in raised.value.cure
 
 
-@on_native
 def test_what_does_not_fit_a_broadcast_is_refused_by_the_native_call(opened):
     call = opened().device.driver.native.calls.broadcast
     fixed, rest = collectives.FIXED.pack(1, 0, 0, 0, 0, 64, 0, 0), (0,) * 6

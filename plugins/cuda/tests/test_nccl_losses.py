@@ -11,8 +11,6 @@ from hal_core.errors import GroupLost
 from hal_cuda import nccl
 
 TIMEOUT, PATIENCE = 0.4, 20.0
-on_both = pytest.mark.parametrize("opened", ["native", "python over the library"], indirect=True)
-on_native = pytest.mark.parametrize("opened", ["native"], indirect=True)
 
 
 def broadcast(rank):
@@ -20,7 +18,6 @@ def broadcast(rank):
     return rank.bound.broadcast_tokens(state=rank.state, group=rank.group, stream=rank.bound.default_stream)
 
 
-@on_both
 def test_g16_a_rank_that_does_not_come_is_given_up_and_the_stream_goes_on(two, library):
     _, other = two(TIMEOUT)
     ticket, began = broadcast(other), monotonic()  # the source stays away
@@ -43,7 +40,6 @@ def test_g16_a_rank_that_does_not_come_is_given_up_and_the_stream_goes_on(two, l
     assert len(other.bound.device.events.free) == 0, "all was given back, as after any work that is over"
 
 
-@on_both
 def test_g16_nobody_hears_of_a_loss_before_the_stream_goes_on(two, monkeypatch):
     """Whoever hears of it may wait for the stream with the interpreter's lock kept, and no thread could end that."""
     _, other = two(TIMEOUT)
@@ -65,7 +61,6 @@ def test_g16_nobody_hears_of_a_loss_before_the_stream_goes_on(two, monkeypatch):
     other.bound.default_stream.synchronize(PATIENCE)
 
 
-@on_both
 @pytest.mark.parametrize("how", ["by a thread of NCCL's", "in the call"])
 def test_g16_what_nccl_meets_is_the_loss_of_the_group(two, library, how):
     _, other = two()
@@ -84,7 +79,6 @@ def test_g16_what_nccl_meets_is_the_loss_of_the_group(two, library, how):
     other.bound.default_stream.synchronize(PATIENCE)
 
 
-@on_native
 def test_a_call_that_is_still_inside_nccl_is_not_pulled_from_under_it(two, library, monkeypatch, caplog):
     source, _ = two()
     monkeypatch.setattr(nccl, "ENDING", 0.05)
@@ -98,7 +92,6 @@ def test_a_call_that_is_still_inside_nccl_is_not_pulled_from_under_it(two, libra
     source.open.watchdog.reason = ""
 
 
-@on_both
 def test_a_closed_group_is_given_back_and_refuses(two, library):
     source, _ = two()
     told = library.nccl_told().count(b"destroy")
@@ -109,7 +102,6 @@ def test_a_closed_group_is_given_back_and_refuses(two, library):
         broadcast(source).wait(PATIENCE)
 
 
-@on_native
 def test_at_the_end_of_the_process_nothing_is_given_back_by_hand(two, library, monkeypatch):
     source, _ = two()
 

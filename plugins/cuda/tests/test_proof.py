@@ -50,10 +50,9 @@ def counted(monkeypatch):
     del sys.modules["counted"]
 
 
-@pytest.mark.parametrize("opened", ["python"], indirect=True)  # the bindings' calls are what is counted
-def test_g10_what_is_counted_below_the_plugin_is_what_the_device_counts(opened, counted):
-    """Over a driver that stands in for CUDA's: a value, a batch and an output, each counted by both."""
-    bound = opened(make=lambda options, api: counted.CountedCudaDevice(0, options, api))
+def test_g10_what_is_counted_below_the_plugin_is_what_the_device_counts(fallback, counted):
+    """A value, a batch and an output, each counted by the device and below it."""
+    bound = fallback(make=lambda options, driver: counted.CountedCudaDevice(0, options, driver.api))
     assert isinstance(counted.opened.support(), Support)
     state, stream, sink = bound.state(SIZES), bound.default_stream, MemorySink()
     request = state.admit(Request("r", [1] * 9))
@@ -155,7 +154,6 @@ def test_entry_points_of_what_is_not_installed_are_those_of_its_project(prove, m
     assert ours.version == installed.version
 
 
-@pytest.mark.parametrize("opened", ["native"], indirect=True)
 def test_a_fault_that_is_back_is_told_and_fails_the_proof(opened, monkeypatch, capsys):
     """Over a driver that stands in for CUDA's: two cases that need no framework, one whose call raises."""
     faults, bound = loaded("faults"), opened()

@@ -12,7 +12,6 @@ import pytest
 from hal_core import ByteRange, InvalidValue, StateConfig
 
 SIZES = StateConfig(num_slots=8, max_model_len=64, block_size=4)
-pytestmark = pytest.mark.parametrize("opened", ["python over the library", "native"], indirect=True)
 
 
 class Tensor:

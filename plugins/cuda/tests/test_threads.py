@@ -10,7 +10,6 @@ from hal_core import ByteRange, MemorySink, Request, StateConfig, Step, Task, Ta
 from hal_core.memory.dtypes import dtype_of
 
 SIZES = StateConfig(num_slots=8, max_model_len=64, block_size=4)
-pytestmark = pytest.mark.parametrize("opened", ["python over the library", "native"], indirect=True)
 LONG = 256 << 10
 OTHER = 99
 

@@ -9,8 +9,6 @@ import pytest
 from hal_core import ByteRange, StateConfig
 from hal_core.errors import TicketTimeout
 
-pytestmark = pytest.mark.parametrize("opened", ["python over the library", "native"], indirect=True)
-
 
 class Interrupted(KeyboardInterrupt):
     """What the handler raises, as Python's own does for Ctrl-C."""

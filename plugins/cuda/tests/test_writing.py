@@ -89,7 +89,6 @@ def test_g14_a_broadcasts_header_is_one_launch(opened):
         assert copy.data[0].tobytes() == expected
 
 
-@pytest.mark.parametrize("opened", ["python over the library", "native"], indirect=True)
 def test_g14_a_broadcasts_header_is_written_in_the_order_of_its_stream(opened):
     """Held streams: behind the stream's own work, and behind a copy out that still reads the header before it."""
     bound = opened()
@@ -123,7 +122,6 @@ def test_g14_a_broadcasts_header_is_written_in_the_order_of_its_stream(opened):
     assert header() == channel.expected != second
 
 
-@pytest.mark.parametrize("opened", ["python over the library", "native"], indirect=True)
 @pytest.mark.parametrize("limit", [1 << 30, 100], ids=["by way of device memory", "straight to its place"])
 def test_g03_a_value_above_the_ring_is_taken_or_refused_whole(opened, limit):
     bound = opened({"ring_start": 4096, "ring_limit": 1 << 16, "deadline": 0.1, "value_limit": limit})

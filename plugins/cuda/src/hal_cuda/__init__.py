@@ -71,9 +71,9 @@ class CudaPlugin(Plugin):
         found = cls.probe()
         if not found.available:
             raise Unavailable(found.reason, cure=found.cure, device="cuda")
-        from .device import CudaDevice
+        from .native_device import open_gpu
 
-        return CudaDevice(index, options)
+        return open_gpu(index, options)
 
 
 def has_card() -> bool:

@@ -63,13 +63,13 @@ class Chunk:
         number: int,
         block: MirroredBlock,
         nbytes: int,
-        stage: Callable[[int, bytes, Rows], int] | None = None,
+        stage: Callable[[int, bytes, Rows], int],
     ) -> None:
         self.number, self.block, self.nbytes = number, block, nbytes
         self.fences: dict[int, RecordedEvent] = {}
         self.numbers = array("Q", [block.address, block.mirror, nbytes, 0, 0])
         self.address = self.numbers.buffer_info()[0]
-        self.put: Callable[[bytes, Rows], int] = self._put if stage is None else partial(stage, self.address)
+        self.put: Callable[[bytes, Rows], int] = partial(stage, self.address)
         assert len(self.numbers) == CHUNK_NUMBERS
 
     @property
@@ -89,28 +89,6 @@ class Chunk:
     @uploaded.setter
     def uploaded(self, nbytes: int) -> None:
         self.numbers[4] = nbytes
-
-    def _put(self, record: bytes, rows: Rows) -> int:
-        """Copy a request's record and rows behind what is there, each to a 16-byte boundary; where they begin, or -1,
-        with nothing done, where they do not fit."""
-        pieces = (record, *rows)  # the block table is empty, and takes no room
-        begin = at = self.used
-        if at + sum([_up16(len(piece)) for piece in pieces]) > self.nbytes:
-            return -1
-        buffer = self.block.buffer.data
-        for piece in pieces:
-            buffer[at : at + len(piece)] = piece
-            at += _up16(len(piece))
-        self.used = at
-        return begin
-
-    def take(self, nbytes: int) -> int | None:
-        """Where ``nbytes`` begin, a multiple of 16; None where they do not fit."""
-        at = self.used
-        if at + nbytes > self.nbytes:
-            return None
-        self.used = at + _up16(nbytes)
-        return at
 
     @property
     def passed(self) -> bool:
@@ -137,7 +115,7 @@ class Admissions:
         entered: Callable[[], AbstractContextManager[None]],
         *,
         limit: int,
-        stage: Callable[[int, bytes, Rows], int] | None = None,
+        stage: Callable[[int, bytes, Rows], int],
     ) -> None:
         self._allocate, self._entered, self.limit = allocate, entered, limit
         self._stage = stage
@@ -260,40 +238,6 @@ class Admissions:
                 self._waits[admission_id % PLACES] = 0
 
     # -- at insertion -------------------------------------------------------------------------------------------
-
-    def tail(self, nbytes: int) -> tuple[Chunk, int] | None:
-        """Take ``nbytes`` behind the requests of the chunk that is being filled, where they fit; never waits."""
-        chunk = self._filling
-        at = None if chunk is None else chunk.take(nbytes)
-        return None if chunk is None or at is None else (chunk, at)
-
-    def fits(self, nbytes: int) -> bool:
-        """Whether ``tail`` would give so many bytes now. Without ``lock``: another thread may take them meanwhile."""
-        chunk = self._filling
-        return chunk is not None and chunk.used + nbytes <= chunk.nbytes
-
-    def has(self, request: AdmittedRequest) -> bool:
-        """Whether a request's bytes are here now."""
-        return bool(self._ids[request.admission_id & (PLACES - 1)] == request.admission_id)
-
-    def find(self, admission_ids: Int64s) -> Int64s | None:
-        """Where the requests of these ids lie in device memory; None unless all of them are here."""
-        places = admission_ids & (PLACES - 1)
-        rows = self.table[places]
-        if (rows[:, 0] != admission_ids).any():
-            return None
-        self._waits[places] = 0
-        addresses: Int64s = rows[:, 1]
-        return addresses
-
-    def find_few(self, admission_ids: list[int]) -> list[int] | None:
-        """The same for a few requests, in plain Python; what that saves: see ``_fill_few`` of hal_cuda.entering."""
-        rows = [self.table[admission_id & (PLACES - 1)].tolist() for admission_id in admission_ids]
-        if [row[0] for row in rows] != admission_ids:
-            return None
-        for admission_id in admission_ids:
-            self._waits[admission_id & (PLACES - 1)] = 0
-        return [row[1] for row in rows]
 
     def inserted(self, admission_ids: Int64s) -> None:
         """Requests of these ids, whether they are here or not, were inserted by the general way."""

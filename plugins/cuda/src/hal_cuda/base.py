@@ -1,4 +1,4 @@
-"""The base of the cuda device, used by its parts."""
+"""Base classes of the cuda device, used by its parts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .admissions import Admissions
 from .context import Context
 from .driver import Driver
 from .launching import Kernels
+from .native import Native
 
 
 class OnGpu(AsyncDevice):
-    """A device over one GPU's driver, its kernels, and the staged data of admission."""
+    """A device over one GPU's driver and its kernels."""
 
     driver: Driver
     kernels: Kernels
-    admissions: Admissions
     context: Context
     groups_by: ClassVar[str]
 
@@ -30,3 +30,10 @@ class OnGpu(AsyncDevice):
     @abstractmethod
     def stream_at(self, handle: int) -> AsyncStream:
         """Return a stream by its handle."""
+
+
+class OnNative(OnGpu):
+    """The same with the native part, and the staged data of admission."""
+
+    native: Native
+    admissions: Admissions

@@ -11,61 +11,28 @@ from typing import TYPE_CHECKING
 
 from hal_core.devices import AsyncStream, Lease, RecordedEvent
 
-from .structs import THREADS
-
 if TYPE_CHECKING:
     from hal_core import ByteRange, Stream
     from hal_core.devices import CopyTicket, Memory
 
-    from .base import OnGpu
-    from .native import Native
+    from .base import OnNative
 
 BY_KERNEL = 64 << 10
 """Bytes; up to this size a kernel makes the copy, 64 KB in 6 us on an H200: less than the copy engine takes to begin. A
 longer copy would delay the stream's own work, while the engine works beside it."""
-WORD = 16
-"""Bytes that a thread writes at once."""
 
 
 class Copies:
-    """Copies for one device, on the Python path. ``longest``: most bytes of a copy."""
-
-    longest = BY_KERNEL
-
-    def __init__(self, device: OnGpu) -> None:
-        self._device, self._kernel = device, device.kernels.copy_out
-
-    def copy_out(self, memory: Memory, part: ByteRange, stream: Stream) -> CopyTicket:
-        """Copy a part, which lies in the memory."""
-        device, nbytes = self._device, part.nbytes
-        device.check_stream(stream)
-        device.retired.look()
-        own, begin = device.own(stream), device.address_of(memory) + part.offset
-        lease = Lease(device.blocks, device.blocks.take(nbytes))
-        try:
-            if nbytes:
-                self._kernel.pack(lease.block.address, begin, nbytes)
-                self._kernel.launch(blocks_for(nbytes), THREADS, own.handle)
-        finally:
-            event = lease.event = device.mark(own)
-            device.reads.note(begin, begin + nbytes, event)
-        device._counts["copies_out"] += nbytes > 0
-        return device.copy_type(event, lease, ((0, nbytes),))
-
-
-class NativeCopies(Copies):
-    """The same on the native path, each in one call; of any length, as one call takes less than the base's several.
+    """Copies for one device, each in one native call.
 
     One event orders all long ones after their streams' work: a stream that waits for it keeps the record it met.
     Written out, as every Python call here is a fortieth of an output.
     """
 
-    longest = 1 << 63
-
-    def __init__(self, device: OnGpu, native: Native) -> None:
-        super().__init__(device)
-        self._copy, self._write, self._captures = native.calls.copy_out, native.calls.write_out, native.calls.capturing
-        self._function = self._kernel.function
+    def __init__(self, device: OnNative) -> None:
+        self._device, self._function = device, device.kernels.copy_out.function
+        calls = device.native.calls
+        self._copy, self._write, self._captures = calls.copy_out, calls.write_out, calls.capturing
         self._before = device.events.take(device.uploads)
 
     def copy_out(self, memory: Memory, part: ByteRange, stream: Stream) -> CopyTicket:
@@ -96,8 +63,3 @@ class NativeCopies(Copies):
         if nbytes:
             device._counts["copies_out"] += 1
         return device.copy_type(event, lease, ((0, nbytes),))
-
-
-def blocks_for(nbytes: int) -> int:
-    """Return the blocks of threads, each of which writes once, or a few times if the bytes are not aligned to words."""
-    return -(-nbytes // (THREADS * WORD))

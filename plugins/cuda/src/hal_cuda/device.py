@@ -1,55 +1,51 @@
-"""The cuda device: pinned staging under fences, one kernel for a whole plan, long copies out beside their stream."""
+"""The cuda device over the driver's primitives: the core's asynchronous base, with one kernel for a whole plan.
+
+It is the fallback without the native part, and the base of :class:`hal_cuda.native_device.NativeDevice`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakMethod
 
 import numpy as np
 from hal_core import Capabilities, InvalidValue, Ticket, View
 from hal_core.devices import (
-    ADMISSION_ID,
     DLPACK_CUDA,
-    REQUEST_ROW,
     ROW,
     AsyncStream,
     DeviceMemory,
-    MirroredBlock,
     Packed,
     RecordedEvent,
     cut_rows,
     installed_paddle,
     paddle_piece,
-    plan_insert,
     tensor_over,
 )
 
-from .admissions import Admissions
 from .base import OnGpu
 from .context import Context, Options
-from .copies import Copies, NativeCopies
+from .device_copy import load_copy
 from .driver import Driver, captured
-from .entering import Entering
 from .frameworks import current_stream
 from .launching import Kernels
-from .native import Book
-from .native_entering import NativeEntering
-from .native_writing import NativeWriter
-from .primitives import LEGACY, CudaPrimitives, NativePrimitives
+from .primitives import LEGACY, CudaPrimitives
 from .steps import StepKernel
+from .structs import THREADS
 from .targets import is_on_device, resolve
-from .writing import Writer
 
 if TYPE_CHECKING:
-    from hal_core import AdmittedRequest, ByteRange, Device, Event, Group, SlotState, Step, Stream, TaskBatch, hookimpl
-    from hal_core.devices import Communicator, CopyTicket, Memory, Value, WritePlan
+    from hal_core import ByteRange, Event, Group, SlotState, Step, Stream
+    from hal_core.devices import Communicator, CopyTicket, Memory, WritePlan
 
     from .nccl import Comm
-else:
-    from hal_core import hookimpl
+
+SLOWER = ("insert_tasks", "save_output", "broadcast_tokens")
+"""Hooks that are slower without the native part. (``async_set_value`` is too, but the contract reserves its entry for
+devices whose writes are synchronous, G7.)"""
 
 
 class CudaDevice(OnGpu):
@@ -71,32 +67,32 @@ class CudaDevice(OnGpu):
     piece = 4 << 20
     groups_by = "nccl by hal"
     """The name under which groups are open; Paddle's own over NCCL, for a model's tensors, are others."""
+    primitives_type: ClassVar[type[CudaPrimitives]] = CudaPrimitives
 
-    def __init__(self, index: int, options: Mapping[str, object], driver: Driver | None = None) -> None:
+    def __init__(self, index: int, options: Mapping[str, object], driver: Driver) -> None:
         chosen = Options.of(self.name, options)
-        self.driver = Driver() if driver is None else driver
-        self.context = Context.open(self.driver, index)
-        self.kernels = Kernels(self.driver, self.context.arch)
-        native = self.driver.native
-        self.driver.when_full = WeakMethod(self._wait_for_room)
-        self._runtime = (NativePrimitives if native else CudaPrimitives)(self.context, self.kernels)
+        self.driver = driver
+        if driver.native is None:
+            self.capabilities = replace(self.capabilities, fallbacks=dict.fromkeys(SLOWER, driver.why_fallback))
+        self.context = Context.open(driver, index)
+        self.kernels = Kernels(driver, self.context.arch)
+        driver.when_full = WeakMethod(self._wait_for_room)
+        self._runtime = self.primitives_type(self.context, self.kernels)
         super().__init__(index, self._runtime, chosen)
-        self.writer = NativeWriter(self, native) if native else Writer(self)
-        make = partial(MirroredBlock, self._runtime)
-        stage = native.module.stage if native else None
-        self.admissions = Admissions(make, self.context.entered, limit=chosen.admission_limit, stage=stage)
-        self.entering = NativeEntering(self, native) if native else Entering(self)
-        self.steps = StepKernel(self.driver, self.kernels)
-        self.copies: Copies | None = NativeCopies(self, native) if native else Copies(self)
+        self.steps = StepKernel(driver, self.kernels)
         self._given = chosen.stream
+        self._open_parts(chosen)
         self.opened = True
 
+    def _open_parts(self, chosen: Options) -> None:
+        """Create what a subclass adds."""
+
     @property
-    def note(self) -> str:  # type: ignore[override]  # asked for seldom, and NCCL is loaded for it
-        """Which path the host's work takes, and which NCCL the ranks of a group would use."""
+    def note(self) -> str:  # type: ignore[override]  # read seldom, and it loads NCCL
+        """The path of the host's work, and the NCCL that the ranks of a group would use."""
         from .nccl import described
 
-        return f"path: {'native' if self.driver.native else 'Python'}{self.driver.why_python}; {described()}"
+        return f"path: {'native' if self.driver.native else 'fallback'}; {described()}"
 
     # -- streams ------------------------------------------------------------------------------------------------
 
@@ -167,15 +163,8 @@ class CudaDevice(OnGpu):
 
     def register_state(self, state: SlotState) -> None:
         """Put the state's scatter map on the GPU, and describe the state to the kernel of ``update_inputs``."""
-        self.check_open()
-        self.entering.register_state(state, self.table(state.scatter_map, state.sizes.num_slots).address)
+        super().register_state(state)
         self.steps.register_state(state)
-        if self.driver.native is not None:
-            state.host_table.twin = Book(self.driver.native, state, self.entering.params_of(state))
-
-    def on_admit(self, state: SlotState, request: AdmittedRequest) -> None:
-        """Put the request's bytes into pinned memory, where its insertion finds them; from any thread."""
-        self.admissions.put(request, request.packed[REQUEST_ROW.itemsize :])
 
     # -- streams that are captured into graphs ------------------------------------------------------------------
 
@@ -195,13 +184,7 @@ class CudaDevice(OnGpu):
             raise self.full(f"the launch queue of stream {stream:#x} stayed full for {self.staging.deadline} s")
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Of one part, as of an output, in order on the stream where it is short; else as the base does it. Not of a
-        stream that is being captured."""
-        copies = self.copies
-        if copies is not None and len(parts) == 1:
-            part = parts[0]
-            if 0 <= part.offset <= part.offset + part.nbytes <= memory.nbytes and part.nbytes <= copies.longest:
-                return copies.copy_out(memory, part, stream)
+        """Copy as the base does; not on a stream that is being captured."""
         self.check_stream(stream)
         return super().copy_out(memory, parts, stream)
 
@@ -244,38 +227,21 @@ class CudaDevice(OnGpu):
                 return cut, Packed.of(cut)
         return plan, packed
 
-    def put_bytes(self, memory: Memory, offset: int, data: bytes, stream: Stream) -> Ticket:
-        """A broadcast's header: by one launch that has it in its parameters."""
-        if self._closed or self.driver.broken or self.health.unusable:
-            self.check_open()
-        own = stream if type(stream) is AsyncStream and stream.pool is self.events else self.own(stream)
-        if self.reads.under_way:
-            self.reads.order(memory, own)
-        return self.writer.small(self.address_of(memory) + offset, memoryview(data), own)
+    def submit_value(self, target: View, value: np.ndarray[Any, Any] | np.generic, stream: Stream) -> Ticket:
+        """Write as the base does; not on a stream that is being captured."""
+        self.check_stream(stream)
+        return super().submit_value(target, value, stream)
 
-    @hookimpl
-    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """Requests that were staged at admission, and on the native path what those get that stay, by one entry each;
-        every other batch as one plan."""
-        if self._closed or self.driver.broken or self.health.unusable:
-            self.check_open()
-        own = stream if type(stream) is AsyncStream and stream.pool is self.events else self.own(stream)
-        if not state.companions:
-            ticket = self.entering.submit(state, tasks, own)
-            if ticket is not None:
-                return ticket
-        ticket = self.submit(plan_insert(state, tasks), own)
-        with self.admissions.lock:
-            self.admissions.inserted(tasks.request_row[:, ADMISSION_ID])
+    def copy_within(self, target: View, value: View, stream: Stream) -> Ticket:
+        """Copy by kernels, in stream order."""
+        self.check_stream(stream)
+        own = self.own(stream)
+        self.order_after_reads(own, target.memory)
+        for blocks in load_copy(self, target, value):
+            self.kernels.copy_strided.launch(blocks, THREADS, own.handle)
+            self._runtime.count("launches")
+            ticket = self.ticket(own)
         return ticket
-
-    @hookimpl
-    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """A fill, a value in the launch's parameters, one upload, or a plan, by what the value is."""
-        if self._closed or self.driver.broken or self.health.unusable:
-            self.check_open()
-        own = stream if type(stream) is AsyncStream and stream.pool is self.events else self.own(stream)
-        return self.writer.set_value(target, value, own)
 
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """One kernel, a thread a slot; the host takes no part."""
@@ -326,9 +292,6 @@ class CudaDevice(OnGpu):
         """After a group was lost a collective on a stream waits for ever, what is behind it may still read the staging
         memory, and only the end of the process gives that back."""
         whole = whole and not self.driver.broken
-        self.admissions.close(release=whole)
-        self.entering.close()
-        self.copies = None
         super().release(whole=whole)
         if whole:
             self._runtime.close()

@@ -95,8 +95,8 @@ class Driver:
 
     ``on`` has the same calls, made in the device's context (:meth:`use`). ``when_full``: a weak reference to the
     function that waits for room, as native code holds this object and must not hold a device. ``native``: the native
-    part over the same driver, or None on the Python path, for the reason ``why_python``. After a sticky error every
-    later call raises it with the way to recover.
+    part over the same driver, or None, for the reason ``why_fallback``. After a sticky error every later call raises it
+    with the way to recover.
     """
 
     def __init__(
@@ -105,10 +105,10 @@ class Driver:
         module: Any = None,  # noqa: ANN401 (the native part, over a stand-in's library)
         library: ctypes.CDLL | None = None,
     ) -> None:
-        self.why_python = ""
+        self.why_fallback = "it was opened without the native part"
         if bindings is None:
             bindings = load_bindings()
-            module, self.why_python = find()
+            module, self.why_fallback = find()
         self.api = bindings
         self.when_full: Callable[[], Callable[[int, Any], None] | None] = _nobody_waits
         self.native = None if module is None else Native(module, self._failed, self.full, library)

@@ -1,15 +1,14 @@
-"""The native part: whether it is there, whether it was built for this core, and its use.
+"""The native part: whether it exists, whether it was built for this core, and its use.
 
-``HAL_CUDA_NATIVE`` chooses: 0, the Python path; 1, refuse to open without the native part; unset, whichever is there.
+``HAL_CUDA_NATIVE`` chooses: 0, the fallback; 1, refuse to open without the native part; unset, the native part if it
+exists and fits, else the fallback.
 """
 
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 from collections.abc import Callable
-from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -34,7 +33,6 @@ from .structs import CHUNK_NUMBERS, ENTER, ENTRY, FEW_BYTES, PIECE, PLACE, THREA
 if TYPE_CHECKING:
     from hal_core import SlotState, TaskBatch
 
-log = logging.getLogger("hal")
 VARIABLE = "HAL_CUDA_NATIVE"
 LIBRARY = "libcuda.so.1"
 CURE = "install a C compiler and Python's headers, then: python -m hal_cuda.building"
@@ -79,23 +77,19 @@ def refusal(module: Any) -> str:  # noqa: ANN401 (an extension module)
 
 
 def find() -> tuple[Any, str]:
-    """The native part, where it is wanted and fits, and ""; else None for the Python path, and why.
+    """Return the native part if it is wanted and fits, and ""; else None, and the reason for the fallback.
 
-    One line tells of the Python path where it was not asked for. Raises :class:`Unavailable` where
-    ``HAL_CUDA_NATIVE=1`` and the native part cannot be used.
+    Raises :class:`Unavailable` if ``HAL_CUDA_NATIVE=1`` and the native part cannot be used.
     """
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in ("", "0", "1"):
         raise InvalidValue(f"{VARIABLE}={wanted}", cure="give 0 or 1, or unset it", device="cuda", argument=VARIABLE)
     if wanted == "0":
-        return None, f" ({VARIABLE}=0)"
+        return None, f"{VARIABLE}=0"
     module, why = _look()
-    if module is not None:
-        return module, ""
-    if wanted:
+    if module is None and wanted:
         raise Unavailable(f"{VARIABLE}=1, but {why}", cure=CURE, device="cuda")
-    _tell(why)
-    return None, f" ({why}; {CURE})"
+    return module, f"{why} ({CURE})" if why else ""
 
 
 def _look() -> tuple[Any, str]:
@@ -110,18 +104,13 @@ def _look() -> tuple[Any, str]:
     return (None, why) if why else (module, "")
 
 
-@cache
-def _tell(why: str) -> None:
-    log.warning("cuda works by its Python path, slower beside busy threads: %s (%s)", why, CURE)
-
-
 def functions(library: ctypes.CDLL | None = None) -> tuple[int, ...]:
     """The addresses of :data:`CALLS` in the driver's library. Raises :class:`Unavailable` for one that it lacks."""
     found = ctypes.CDLL(LIBRARY) if library is None else library
     try:
         return tuple([int(ctypes.cast(getattr(found, name), ctypes.c_void_p).value or 0) for name in CALLS])
     except AttributeError as error:
-        cure = f"update the driver, or choose the Python path: {VARIABLE}=0"
+        cure = f"update the driver, or choose the fallback: {VARIABLE}=0"
         raise Unavailable(f"the CUDA driver has too few functions: {error}", cure=cure, device="cuda") from error
 
 

@@ -45,8 +45,6 @@ class CudaPrimitives(Primitives):
         self._working = get_ident()  # the thread that puts work on streams
         self._queues = Queues(self.event_create, self._record, self.event_query)
         self._streams: list[int] = []  # that nobody holds
-        self._uploads = self.stream_create()
-        self._arrival = self.event_create()
         self._memory = memory_of(context)
         self._memory.join(self, context)
         self._closed = False
@@ -173,9 +171,8 @@ class CudaPrimitives(Primitives):
         self._closed = True
         api = self.driver.api
         with self._context.entered():
-            api.cuEventDestroy(self._arrival)
             self._queues.close(api.cuEventDestroy)
-            for stream in (self._uploads, *self._streams):
+            for stream in self._streams:
                 api.cuStreamDestroy(stream)
             self._kernels.unload()
         self._memory.leave(self, self.driver)
@@ -188,6 +185,7 @@ class CudaPrimitives(Primitives):
 
     def copy_out(self, target: int, source: int, nbytes: int, stream: int) -> None:
         self.driver.ok(self.driver.on.cuMemcpyDtoHAsync(target, source, nbytes, stream), "cuMemcpyDtoHAsync")
+        self._queues.add(stream, 1)  # one call may make many
 
     def launch(self, launch: Launch, block: int, stream: int) -> None:
         self._kernel.launch(self.fill_plan(launch, block), THREADS, stream)
@@ -218,32 +216,6 @@ class CudaPrimitives(Primitives):
         )
         return packed.writes + packed.records
 
-    def submit(
-        self,
-        source: int,
-        target: int,
-        nbytes: int,
-        launch: Launch | None,
-        stream: int,
-        event: Any,  # noqa: ANN401
-    ) -> None:
-        """A small block is read where it is. The upload of another goes on a stream of its own, while ``stream`` is
-        still busy with other work."""
-        if launch is None:
-            self.copy_in(target, source, nbytes, stream)
-            self.count("uploads")
-        else:
-            if nbytes <= IN_PLACE:
-                target = source
-            else:
-                self.copy_in(target, source, nbytes, self._uploads)
-                self.count("uploads")
-                self.event_record(self._arrival, self._uploads)
-                self.stream_wait(stream, self._arrival)
-            self.launch(launch, target, stream)
-            self.count("launches")
-        self.event_record(event, stream)
-
     def submit_copy_out(
         self,
         target: int,
@@ -253,18 +225,8 @@ class CudaPrimitives(Primitives):
         before: Any,  # noqa: ANN401 (a CUevent)
         event: Any,  # noqa: ANN401 (a CUevent)
     ) -> None:
-        """As the base does it, with fewer calls of Python's between the driver's."""
-        driver, on = self.driver, self.driver.on
-        self._working = get_ident()
-        driver.ok(on.cuEventRecord(before, after), "cuEventRecord")
-        driver.ok(on.cuStreamWaitEvent(stream, before, 0), "cuStreamWaitEvent")
-        for source, nbytes in parts:
-            if nbytes:
-                driver.ok(on.cuMemcpyDtoHAsync(target, source, nbytes, stream), "cuMemcpyDtoHAsync")
-                self.counts["copies_out"] += 1
-                self._queues.add(stream, 1)
-            target += nbytes
-        driver.ok(on.cuEventRecord(event, stream), "cuEventRecord")
+        self.room(stream)  # the caller has asked for ``after`` alone
+        super().submit_copy_out(target, parts, after, stream, before, event)
 
 
 class NativePrimitives(CudaPrimitives):
@@ -274,6 +236,7 @@ class NativePrimitives(CudaPrimitives):
         assert context.driver.native is not None
         self._calls = calls = context.driver.native.calls
         super().__init__(context, kernels)
+        self._uploads, self._arrival = self.stream_create(), self.event_create()
         put = self.__dict__  # in place of methods: the base calls them as they are
         put["event_record"], put["event_query"], put["captures"] = calls.record, calls.query, calls.capturing
 
@@ -281,6 +244,8 @@ class NativePrimitives(CudaPrimitives):
         """The same, and the events that count calls in flight."""
         with self._context.entered():
             self._calls.forget()
+            self.driver.api.cuEventDestroy(self._arrival)
+        self._streams.append(self._uploads)
         super().close()
 
     def stream_wait(self, stream: int, event: int) -> None:

@@ -1,4 +1,4 @@
-"""Writing of values to the GPU, with the method chosen by value and target."""
+"""Writing of values on the native path, with the method chosen by value and target, each in one native call."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_core import InvalidValue, OutOfMemory, Ticket, View
-from hal_core.devices import PlanBuilder
+from hal_core import OutOfMemory, Ticket, View
+from hal_core.devices import AsyncDevice, RecordedEvent
 
+from .device_copy import load_copy
 from .launching import Kernel
 from .structs import SMALL_BYTES, THREADS
 
 if TYPE_CHECKING:
-    from hal_core.devices import AsyncStream, AsyncTicket, RecordedEvent, Value
+    from hal_core.devices import AsyncStream, AsyncTicket, Value
 
-    from .base import OnGpu
+    from .base import OnNative
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Ints = tuple[int, ...]
@@ -27,56 +28,57 @@ SMALL_HEAD = Struct("<QI4x")
 
 
 class Writer:
-    """Writes values for one device."""
+    """Writes values for one device. The event after the work is recorded in the same call, which also refuses a
+    captured stream."""
 
-    def __init__(self, device: OnGpu) -> None:
-        self._device = device
-        self._driver, self._counts = device.driver, device._counts
+    def __init__(self, device: OnNative) -> None:
+        self._device, self._counts = device, device._counts
+        self._run, self._put, self._fill_word = (
+            device.native.calls.run,
+            device.native.calls.put,
+            device.native.calls.fill,
+        )
+        self._free = device.events.free
 
     def set_value(self, target: View, value: Value, stream: AsyncStream) -> Ticket:
-        """Write a converted value into a view."""
+        """Write a converted value into a view. A single element into contiguous bytes, most often a scalar into one
+        element, is written out here, as each Python call would cost a twentieth of it."""
         device = self._device
-        device.check_stream(stream)
         if device.reads.under_way:
             device.reads.order(target.memory, stream)
-        return self._any_value(target, value, stream)
-
-    def _any_value(self, target: View, value: Value, stream: AsyncStream) -> Ticket:
-        """Write the value with the suitable method."""
-        device = self._device
-        if type(value) is View:
-            return self._copy(target, value, stream)
-        shape, steps, run = target.collapsed()
-        if not isinstance(value, np.ndarray):
+        if isinstance(value, np.generic):
+            shape, steps, run = target._collapsed or target.collapsed()
+            if not shape:
+                events, free, counts = device.events, self._free, self._counts
+                event = RecordedEvent(events, free.popleft(), stream.stream_key) if free else events.take(stream)
+                if self._fill_word(value, target.memory.address + target.offset, run, stream.raw, event.raw):
+                    counts["launches"] += 1
+                    counts["submissions"] += 1
+                    device.last[event.stream_key] = event
+                    return device.ticket_type(event)
             if len(shape) <= 2:
-                return self._fill(target, value, shape, steps, run, stream)  # type: ignore[arg-type]
-        elif not shape:
+                return self._fill(target, value, shape, steps, run, stream)
+        elif type(value) is View:
+            return self._copy(target, value, stream)
+        elif not target.collapsed()[0]:
             data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
             address = target.memory.address + target.offset
             large = data.nbytes > device.staging.limit
             return self._large(address, data, stream) if large else self._contiguous(address, data, stream)
-        builder = PlanBuilder(target.memory)
-        offsets, nbytes = target.runs()
-        if isinstance(value, np.ndarray):
-            builder.copy(offsets, nbytes, np.ascontiguousarray(value).reshape(-1).view(np.uint8))
-        else:
-            builder.fill(offsets, nbytes, value)  # type: ignore[arg-type]
-        return device.submit(builder.build(), stream)
+        return AsyncDevice.submit_value(device, target, value, stream)  # type: ignore[arg-type]  # as a plan
 
     def _fill(self, target: View, value: np.generic, shape: Ints, steps: Ints, run: int, stream: AsyncStream) -> Ticket:
-        """Fill in one launch without staging: the element is part of the parameters. If all words are equal, the
-        driver's own kernel costs the host less. (So would ``cuStreamWriteValue``, but it refuses memory of a pool:
-        hal's own, and that of some frameworks.)"""
+        """Fill in one launch without staging: the element is part of the parameters.
+
+        (``cuStreamWriteValue`` would do so too, but it refuses memory of a pool: hal's own, and that of some
+        frameworks.)
+        """
         pattern = value.tobytes()
         cycle = int.from_bytes(pattern * (8 // len(pattern)), "little")
-        address = target.memory.address + target.offset
-        word = cycle & 0xFFFFFFFF
-        if not shape and word == cycle >> 32 and not (address | run) % 4:
-            return self._memset(address, word, run // 4, stream)
         kernel = self._device.kernels.fill
         n0, n1 = (1, 1, *shape)[-2:]
         step0, step1 = (0, 0, *steps)[-2:]
-        kernel.pack(address, cycle, run, n0, n1, step0, step1)
+        kernel.pack(target.memory.address + target.offset, cycle, run, n0, n1, step0, step1)
         runs = n0 * n1
         blocks = -(-runs // THREADS) if run <= 16 else runs
         return self._launch(kernel, min(blocks, 4096), stream)
@@ -107,65 +109,44 @@ class Writer:
         return ticket
 
     def small(self, address: int, data: memoryview, stream: AsyncStream) -> AsyncTicket:
-        """Write at most ``SMALL_BYTES``, which are part of the launch's parameters."""
-        kernel = self._device.kernels.small
-        SMALL_HEAD.pack_into(kernel.buffer, 0, address, data.nbytes)
-        kernel.buffer[SMALL_HEAD.size : SMALL_HEAD.size + data.nbytes] = data
-        return self._launch(kernel, 1, stream)
-
-    def _upload(self, address: int, data: Bytes, stream: AsyncStream) -> RecordedEvent:
-        return self._device.upload(address, data, stream)
+        """Write at most ``SMALL_BYTES``, which are part of the launch's parameters; also a broadcast's header."""
+        device, kernel = self._device, self._device.kernels.small
+        buffer, nbytes = kernel.buffer, data.nbytes
+        SMALL_HEAD.pack_into(buffer, 0, address, nbytes)
+        buffer[SMALL_HEAD.size : SMALL_HEAD.size + nbytes] = data
+        events, free = device.events, self._free
+        event = RecordedEvent(events, free.popleft(), stream.stream_key) if free else events.take(stream)
+        self._run(0, 0, 0, 0, 0, stream.raw, kernel.function, 1, 1, THREADS, kernel.at, event.raw)
+        return self._done(event)
 
     def _copy(self, target: View, source: View, stream: AsyncStream) -> Ticket:
         """Copy between two views of this device, in stream order."""
-        if len(target.shape) > 4 or len(source.shape) > 4:
-            raise InvalidValue("a device value of more than four axes", cure="reshape it", argument="value")
-        if source.shape != target.shape:
-            source = _reshaped(source, target)
-        if _overlap(source, target):  # threads write bytes that other threads have yet to read: through separate memory
-            memory = self._device.allocate(target.size * target.dtype.itemsize)
-            aside = View.contiguous(memory, 0, target.shape, target.dtype)
-            self._copy(aside, source, stream)
-            source = aside
-        kernel = self._device.kernels.copy_strided
-        params = kernel.params
-        pad = 4 - len(target.shape)
-        params["dst"] = target.memory.address + target.offset
-        params["src"] = source.memory.address + source.offset
-        params["element"], params["count"] = target.dtype.itemsize, target.size
-        params["shape"] = (1,) * pad + target.shape
-        params["to"] = (0,) * pad + target.strides
-        params["from"] = (0,) * pad + source.strides
-        return self._launch(kernel, min(-(-target.size // THREADS), 4096), stream)
+        for blocks in load_copy(self._device, target, source):
+            ticket = self._launch(self._device.kernels.copy_strided, blocks, stream)
+        return ticket
 
     def _launch(self, kernel: Kernel, blocks: int, stream: AsyncStream) -> AsyncTicket:
-        kernel.launch(blocks, THREADS, stream.handle)
-        return self._launched(stream)
+        event = self._device.events.take(stream)
+        self._run(0, 0, 0, 0, 0, stream.raw, kernel.function, blocks, 1, THREADS, kernel.at, event.raw)
+        return self._done(event)
 
-    def _memset(self, address: int, word: int, words: int, stream: AsyncStream) -> AsyncTicket:
-        self._driver.ok(self._driver.on.cuMemsetD32Async(address, word, words, stream.handle), "cuMemsetD32Async")
-        return self._launched(stream)
+    def _upload(self, address: int, data: Bytes, stream: AsyncStream) -> RecordedEvent:
+        device = self._device
+        device.check_stream(stream)  # before a span is taken
+        span, event = device.take(data.nbytes), device.events.take(stream)
+        try:
+            self._put(data, span.address, span.nbytes, address, stream.raw, event.raw)
+        except BaseException:
+            device.staging.fence(span, device.mark(stream))  # the copy may be in flight
+            raise
+        device.staging.fence(span, event)
+        device.last[stream.stream_key] = event
+        device.primitives.count("uploads")
+        return event
 
-    def _launched(self, stream: AsyncStream) -> AsyncTicket:
-        self._counts["launches"] += 1
-        self._counts["submissions"] += 1
-        return self._device.ticket(stream)
-
-
-def _overlap(one: View, other: View) -> bool:
-    """Return whether the byte ranges of two views overlap; by address, as two memories may be one."""
-    (begin, end), (first, last) = one.bounds(), other.bounds()
-    apart = one.memory.address - other.memory.address
-    return begin + apart < last and first < end + apart
-
-
-def _reshaped(source: View, target: View) -> View:
-    """Return a contiguous source in the target's shape. Raises if the source would have to be copied first."""
-    shape, _, _ = source.collapsed()
-    if shape:
-        raise InvalidValue(
-            f"a strided device value of shape {source.shape} for a target of shape {target.shape}",
-            cure="give a contiguous value, or one of the target's shape",
-            argument="value",
-        )
-    return View.contiguous(source.memory, source.offset, target.shape, source.dtype, source.owner)
+    def _done(self, event: RecordedEvent) -> AsyncTicket:
+        counts, device = self._counts, self._device
+        counts["launches"] += 1
+        counts["submissions"] += 1
+        device.last[event.stream_key] = event
+        return device.ticket_type(event)

@@ -1,25 +1,25 @@
-"""Insertion on the native path: from the batch's columns to the event in one call (native/entering.c).
+"""Insertion by one small entry a request, from the batch's columns to the event in one call (native/entering.c).
 
-It covers not only new requests: hand-offs, pieces of prompts and more blocks come in the same batch with nearly every
-step, and use the same call. A batch with a leaving request uses the general path.
+A request's bytes were staged at admission, and the kernel does the rest: for each request the host writes 128 bytes and
+its block ids, whatever the length of the prompt. Hand-offs, pieces of prompts and more blocks are part of the same
+call. A batch with a leaving request uses the general path.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hal_core.devices import RecordedEvent
+import numpy as np
+from hal_core.devices import DYNAMIC, RecordedEvent
 
-from .entering import Entering
 from .native import Book
-from .structs import ENTRY, FEW_BYTES
+from .structs import ENTER, ENTRY, FEW_BYTES, HANDED
 
 if TYPE_CHECKING:
     from hal_core import SlotState, TaskBatch, Ticket
-    from hal_core.devices import AsyncStream
+    from hal_core.devices import AsyncStream, Span
 
-    from .base import OnGpu
-    from .native import Native
+    from .base import OnNative
 
 Room = tuple[int, int, int]
 """Where entries are written: address on the host, address for the kernel, bytes."""
@@ -37,22 +37,37 @@ NOT_STAGED, ENTERED, UPLOADED, NO_ROOM, CAPTURED = range(5)
 captured stream."""
 
 
-class NativeEntering(Entering):
-    """Inserts batches of staged requests for one device, as :class:`hal_cuda.entering.Entering` does."""
+class Insertion:
+    """Inserts batches of staged requests for one device."""
 
-    def __init__(self, device: OnGpu, native: Native) -> None:
-        super().__init__(device)
-        self._enter, self._free = native.calls.enter, device.events.free
+    def __init__(self, device: OnNative) -> None:
+        self._device = device
+        self._uploads = device.stream()
+        self._enter, self._free = device.native.calls.enter, device.events.free
         self._landed: RecordedEvent | None = device.events.take(self._uploads)  # of the last upload; recorded by each
         functions = device.kernels.enter.function, device.kernels.enter_few.function if FEW else 0
         self._fixed = device.admissions.table, NEAR, self._uploads.raw, self._landed.raw, *functions
 
+    @staticmethod
+    def describe(state: SlotState, scatter_map: int) -> bytes:
+        """Return the kernel's parameters for a state; ``scatter_map`` is the address of its scatter map."""
+        params, places = np.zeros(1, ENTER), state.layout.fields
+        params["memory"], params["spread"], params["fields"] = state.memory.address, scatter_map, len(state.scatter_map)
+        params["dynamic"] = [places[name].offset for name in DYNAMIC]
+        params["handed"] = [places[name].offset for name in HANDED]
+        params["drafts"], record = places["draft_tokens"].width, state.layout.record_dtype
+        assert record.fields is not None
+        params["step_at"], params["rows_at"] = record.fields["step_idx"][1], -(-record.itemsize // 16) * 16
+        for at, (base, stride, size, cycle) in enumerate(state.rows.plain):
+            params["rows"][0, at] = (base, stride, cycle & (2**64 - 1), size)
+        return params.tobytes()
+
     def submit(self, state: SlotState, tasks: TaskBatch, stream: AsyncStream) -> Ticket | None:
-        """Insert the batch into its slots. Return None without any effect if a request is not staged or it does not
-        fit."""
+        """Insert the batch into its slots. Return None without any effect if a request leaves or is not staged, or the
+        batch does not fit."""
         twin = state.host_table.twin
         if type(twin) is not Book or not (tasks.all_new or tasks.more is not None):
-            return super().submit(state, tasks, stream)
+            return None
         device = self._device
         if device.reads.under_way:
             device.reads.order(state.memory, stream)
@@ -64,8 +79,7 @@ class NativeEntering(Entering):
         return device.ticket_type(event) if done in (ENTERED, UPLOADED) else None
 
     def close(self) -> None:
-        """Release the event of uploads, too."""
-        super().close()
+        """Release the event of uploads, before the device's events are destroyed."""
         self._landed = None
 
     def _enter_batch(self, twin: Book, tasks: TaskBatch, room: Room, stream: AsyncStream, event: RecordedEvent) -> int:
@@ -104,3 +118,8 @@ class NativeEntering(Entering):
             raise
         device.staging.fence(span, event) if done in (ENTERED, UPLOADED) else device.staging.drop(span)
         return done
+
+    def _span(self, nbytes: int) -> Span | None:
+        """Return room for entries in the ring, whose pinned memory the kernel reads; None beyond the ring's limit."""
+        ring = self._device.staging
+        return ring.take(nbytes) if nbytes <= ring.limit else None

@@ -1,0 +1,109 @@
+"""The cuda device with the native part: each hook is one native call that keeps the interpreter's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hal_core import Ticket, View
+from hal_core.devices import ADMISSION_ID, REQUEST_ROW, AsyncStream, MirroredBlock, plan_insert
+
+from .admissions import Admissions
+from .base import OnNative
+from .copies import Copies
+from .device import CudaDevice
+from .driver import Driver
+from .insertion import Insertion
+from .native import Book
+from .primitives import NativePrimitives
+from .writing import Writer
+
+if TYPE_CHECKING:
+    from hal_core import AdmittedRequest, ByteRange, Device, SlotState, Stream, TaskBatch, hookimpl
+    from hal_core.devices import CopyTicket, Memory, Value
+
+    from .context import Options
+else:
+    from hal_core import hookimpl
+
+
+def open_gpu(index: int, options: Mapping[str, object], driver: Driver | None = None) -> CudaDevice:
+    """Open a GPU: on the native path, or as the fallback if the driver has no native part."""
+    found = Driver() if driver is None else driver
+    return (CudaDevice if found.native is None else NativeDevice)(index, options, found)
+
+
+class NativeDevice(CudaDevice, OnNative):
+    """One GPU on the native path."""
+
+    primitives_type = NativePrimitives
+
+    def _open_parts(self, chosen: Options) -> None:
+        native = self.driver.native
+        assert native is not None
+        self.native = native
+        self.writer = Writer(self)
+        make = partial(MirroredBlock, self._runtime)
+        limit, stage = chosen.admission_limit, native.module.stage
+        self.admissions = Admissions(make, self.context.entered, limit=limit, stage=stage)
+        self.insertion = Insertion(self)
+        self.copies: Copies | None = Copies(self)
+
+    def register_state(self, state: SlotState) -> None:
+        """Describe the state to the kernels and to native code."""
+        super().register_state(state)
+        params = self.insertion.describe(state, self.table(state.scatter_map, state.sizes.num_slots).address)
+        state.host_table.twin = Book(self.native, state, params)
+
+    def on_admit(self, state: SlotState, request: AdmittedRequest) -> None:
+        """Put the request's bytes into pinned memory, where its insertion finds them; from any thread."""
+        self.admissions.put(request, request.packed[REQUEST_ROW.itemsize :])
+
+    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
+        """Copy one part, as of an output, by one native call; copy several as the base does."""
+        copies = self.copies
+        if copies is not None and len(parts) == 1:
+            part = parts[0]
+            if 0 <= part.offset <= part.offset + part.nbytes <= memory.nbytes:
+                return copies.copy_out(memory, part, stream)
+        return super().copy_out(memory, parts, stream)
+
+    def put_bytes(self, memory: Memory, offset: int, data: bytes, stream: Stream) -> Ticket:
+        """Write a broadcast's header by one launch that has it in its parameters."""
+        if self._closed or self.driver.broken or self.health.unusable:
+            self.check_open()
+        own = stream if type(stream) is AsyncStream and stream.pool is self.events else self.own(stream)
+        if self.reads.under_way:
+            self.reads.order(memory, own)
+        return self.writer.small(self.address_of(memory) + offset, memoryview(data), own)
+
+    @hookimpl
+    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
+        """Insert staged requests, and what requests in slots get, by one entry each; every other batch as one plan."""
+        if self._closed or self.driver.broken or self.health.unusable:
+            self.check_open()
+        own = stream if type(stream) is AsyncStream and stream.pool is self.events else self.own(stream)
+        if not state.companions:
+            ticket = self.insertion.submit(state, tasks, own)
+            if ticket is not None:
+                return ticket
+        ticket = self.submit(plan_insert(state, tasks), own)
+        with self.admissions.lock:
+            self.admissions.inserted(tasks.request_row[:, ADMISSION_ID])
+        return ticket
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Write by a fill, in the launch's parameters, by one upload, or as a plan, chosen by value and target."""
+        if self._closed or self.driver.broken or self.health.unusable:
+            self.check_open()
+        own = stream if type(stream) is AsyncStream and stream.pool is self.events else self.own(stream)
+        return self.writer.set_value(target, value, own)
+
+    def release(self, *, whole: bool) -> None:
+        """Release the parts of the native path first."""
+        self.admissions.close(release=whole and not self.driver.broken)
+        self.insertion.close()
+        self.copies = None
+        super().release(whole=whole)
