@@ -62,7 +62,7 @@ def test_every_command_works_as_printed_one_after_the_other(tmp_path):
         assert done.returncode == 0, f"{line}: {done.stderr}"
         assert "Traceback" not in done.stderr
         outputs[line] = done.stdout
-    text, _, answers, more, devices, _ = outputs.values()
+    text, _, answers, more, devices, doctor, _ = outputs.values()
     assert text.startswith("def main(")
     assert more.startswith("def main(")
     assert [json.loads(answer)["prompt"] for answer in answers.splitlines()] == [
@@ -71,6 +71,7 @@ def test_every_command_works_as_printed_one_after_the_other(tmp_path):
         "for i in range(",
     ]
     assert "cpu" in devices
+    assert "\ncpu: available (" in doctor
     assert left_in(tmp_path) == []
 
 

@@ -10,14 +10,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hal.timeouts import TIMEOUTS
 
 from . import signals
+
+if TYPE_CHECKING:
+    from hal_core import BoundDevice
 
 # : Characters of a crashed child's stderr that the report quotes.
 _TAIL = 400
@@ -30,26 +33,53 @@ def open_in_subprocess(name: str, timeout: float) -> dict[str, Any]:
 
     The answer is returned in a file, because frameworks and drivers write to both standard streams.
     """
+    ended = run_child(__name__, [name], timeout)
+    if ended.timed_out:
+        return {"error": f"opening took longer than {timeout:g} s (raise --timeout, or see why it hangs)"}
+    if ended.answer is not None:
+        return ended.answer
+    said = f"; its output: {ended.output}" if ended.output else ""
+    return {"error": f"the process that opened it {ended.how}{said}"}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a child process: its last answer, whether it was killed at its deadline, how it ended, and its
+    output's tail."""
+
+    answer: dict[str, Any] | None
+    timed_out: bool
+    how: str
+    output: str
+
+
+def run_child(module: str, arguments: Sequence[str], timeout: float) -> Ended:
+    """Run ``python -m module *arguments FILE`` in a child process, which calls :func:`answer` with FILE."""
     with signals.noted(), _folder() as folder:
         signals.check()
-        answer, noise = folder / _ANSWER, folder / _NOISE
-        command = [sys.executable, "-P", "-m", __name__, name, str(answer)]
+        path, noise = folder / _ANSWER, folder / _NOISE
+        command = [sys.executable, "-P", "-m", module, *arguments, str(path)]
         with noise.open("wb") as stream:
             child = subprocess.Popen(  # in a session of its own, so that its children end with it
                 command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True
             )
             try:
-                if not _has_ended(child, timeout):
-                    return {"error": f"opening took longer than {timeout:g} s (raise --timeout, or see why it hangs)"}
+                in_time = _has_ended(child, timeout)
             finally:
                 _end(child)
-        if answer.exists():
-            result: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
-            return result
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
         code = child.returncode
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        how = f"ended with signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
         said = " ".join(noise.read_text(encoding="utf-8", errors="replace")[-_TAIL:].split())
-        return {"error": f"the process that opened it ended with {how}" + (f"; its output: {said}" if said else "")}
+        return Ended(found, not in_time, how, said)
+
+
+def answer(path: str, found: dict[str, Any]) -> None:
+    """Write a child's answer in place of the one before; the parent reads a whole one, whenever the child ends."""
+    target = Path(path)
+    partial = target.with_name(_PARTIAL)
+    partial.write_text(json.dumps(found), encoding="utf-8")
+    partial.replace(target)
 
 
 @contextlib.contextmanager
@@ -97,25 +127,22 @@ def _report(name: str) -> dict[str, Any]:
         return {"error": " ".join(str(error).split()), "trace": trace_of(error)}
     seconds = time.perf_counter() - begin
     with contextlib.closing(device):
-        capabilities = device.capabilities
-        return {
-            "seconds": seconds,
-            "capabilities": {
-                ability.name: getattr(capabilities, ability.name)
-                for ability in fields(capabilities)
-                if ability.name != "fallbacks"
-            },
-            "fallbacks": dict(capabilities.fallbacks),
-            "note": device.note,
-        }
+        return {"seconds": seconds, **described(device)}
 
 
-def _child(name: str, path: str) -> None:
-    target = Path(path)
-    partial = target.with_name(_PARTIAL)
-    partial.write_text(json.dumps(_report(name)), encoding="utf-8")
-    partial.replace(target)
+def described(device: BoundDevice) -> dict[str, Any]:
+    """Return the capabilities, the fallbacks and the note of an opened device."""
+    capabilities = device.capabilities
+    return {
+        "capabilities": {
+            ability.name: getattr(capabilities, ability.name)
+            for ability in fields(capabilities)
+            if ability.name != "fallbacks"
+        },
+        "fallbacks": dict(capabilities.fallbacks),
+        "note": device.note,
+    }
 
 
 if __name__ == "__main__":
-    _child(*sys.argv[1:3])
+    answer(sys.argv[2], _report(sys.argv[1]))

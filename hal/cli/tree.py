@@ -23,6 +23,7 @@ COMMANDS = {
     "tail": "print what workers send to a url",
     "conform": "check that a device keeps the contract",
     "new-plugin": "make a package for a device of your own",
+    "doctor": "check this machine and its plugins",
 }
 """Each command and its description. Its function is ``hal.cli.NAME.command``, or ``run``, which gets all arguments;
 a hyphen of the name is an underscore in the module's."""

@@ -43,6 +43,8 @@ STATES: dict[str, tuple[str, str]] = {
     "broken_import": ("# import", "import a_module_that_nobody_has"),
     "syntax_error": ("# import", "def broken("),
     "exits": ("# import", "raise SystemExit(3)"),
+    "exits_at_once": ("# import", "import os; os._exit(3)"),
+    "import_hangs": ("# import", "import threading; threading.Event().wait()"),
     "asserts": ("# import", "assert False, 'half built'"),
     "prints": ("# import", "print('noise of a plugin')"),
     "no_class": ("# end", "ToyPlugin = object()"),

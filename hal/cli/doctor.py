@@ -1,0 +1,181 @@
+"""``hal doctor``: this machine and every plugin, each in a process of its own with a deadline."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hal import contract
+from hal.discovery import ALLOW_LIST, Entry, installed, same_name
+from hal.timeouts import TIMEOUTS
+
+from .console import shown
+from .doctor_child import PLUGIN, SELECTION
+from .failures import check_seconds, one_line
+from .opened import Ended, run_child
+
+WRONG = ("broken", "mismatch", "duplicate", "not opened")
+"""Statuses that are findings. A device that is unavailable is none: its chip or driver is not here."""
+
+
+def command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    step: Annotated[
+        bool, typer.Option("--step", help="Run one step of each hook on each device that can be used.")
+    ] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Print what an issue needs: no output of plugins, no names of users.")
+    ] = False,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="What the check of one plugin may take (default 30).")
+    ] = None,
+) -> None:
+    """Check this machine and its plugins: what can be used, what is chosen, what is missing, with the cures.
+
+    The exit status is 0 if nothing was found, 1 for a finding.
+    """
+    from .doctor_machine import facts
+    from .doctor_machine import findings as limits
+
+    if timeout is not None:
+        check_seconds(timeout)
+    seconds = TIMEOUTS.plugin_check if timeout is None else timeout
+    entries = installed()
+    machine = facts()
+    plugins = [_plugin(entry, entries, step, seconds) for entry in entries]
+    chosen = _chosen(seconds)
+    found = [*map(_finding, plugins), chosen.pop("finding", ""), *limits(machine)]
+    told = {"machine": machine, **chosen, "plugins": plugins, "findings": [one for one in found if one]}
+    if report:
+        for plugin in plugins:
+            plugin.pop("output", None)
+        told = scrubbed(told)
+    print(json.dumps(told, indent=2) if as_json else shown("\n".join(lines(told)), sys.stdout))
+    if told["findings"]:
+        raise SystemExit(1)
+
+
+def _plugin(entry: Entry, entries: tuple[Entry, ...], step: bool, seconds: float) -> dict[str, Any]:
+    """Check one plugin; what metadata alone refuses is not imported."""
+    verdict = contract.verdict(entry)
+    row: dict[str, Any] = {
+        "name": entry.name,
+        "distribution": f"{entry.distribution} {entry.version}",
+        "contract": verdict.range,
+        "priority": entry.priority,
+    }
+    if not entry.allowed:
+        cure = f"add {entry.distribution} to {ALLOW_LIST}"
+        return row | {"status": "excluded", "reason": f"{ALLOW_LIST} leaves it out", "cure": cure}
+    if sum(other.name == entry.name for other in entries if other.allowed) > 1:
+        error = same_name(entries, entry.name)
+        return row | {"status": "duplicate", "reason": error.what, "cure": error.cure}
+    if verdict.problem:
+        return row | {"status": "mismatch", "reason": verdict.problem, "cure": verdict.cure}
+    if entry.problem:
+        return row | {"status": "broken", "reason": entry.problem, "cure": f"reinstall {entry.distribution}"}
+    ended = run_child("hal.cli.doctor_child", [PLUGIN, entry.name, "step" if step else ""], seconds)
+    row |= ended.answer or {}
+    stage = row.pop("stage", "its start")
+    if stage or not ended.answer:
+        row |= {"status": "broken", "reason": _how(stage, ended, seconds), "output": ended.output}
+        row["cure"] = f"mend or update {entry.distribution}, or leave it out with {ALLOW_LIST}"
+    return row
+
+
+def _how(stage: str, ended: Ended, seconds: float) -> str:
+    late = f"{stage} did not end within {seconds:g} s"
+    return late if ended.timed_out else f"the process {ended.how} in {stage}"
+
+
+def _finding(row: dict[str, Any]) -> str:
+    """Return the line for what is wrong with a plugin; "" if nothing is."""
+    name = row["name"]
+    if row["status"] in WRONG:
+        said = f"; its output: {row['output']}" if row.get("output") else ""
+        return one_line(f"{name}: {row['status']}: {row['reason']} ({row['cure']}){said}")
+    if row.get("step_error"):
+        return f"{name}: one step failed: {row['step_error']}"
+    if row.get("printed"):
+        return f"{name}: it prints when it is imported or probed (have it log instead: output belongs to the command)"
+    if row.get("locked", "").startswith("no:"):
+        return (
+            f"{name}: pinned_host is claimed, but {row['locked'][4:]} (leave it off, or lock what allocate_host gives)"
+        )
+    return ""
+
+
+def _chosen(seconds: float) -> dict[str, Any]:
+    ended = run_child("hal.cli.doctor_child", [SELECTION, "", ""], seconds)
+    found = ended.answer or {}
+    if found.pop("stage", "the choice of a device") or not ended.answer:
+        found = {"selected": None, "why": _how("the choice of a device", ended, seconds), "passed_over": []}
+    if found["selected"] is None:
+        found["finding"] = f"no device is chosen without a name: {found['why']}"
+    return found
+
+
+def lines(told: dict[str, Any]) -> list[str]:
+    """Return the report for a terminal."""
+    machine = told["machine"]
+    out = [f"{name.replace('_', ' ')}: {_word(name, value)}" for name, value in machine.items()]
+    out += ["", f"chosen without a name: {told['selected'] or 'none'}: {told['why']}"]
+    out += [f"  passed over: {one}" for one in told["passed_over"]]
+    for row in told["plugins"]:
+        out += ["", f"{row['name']}: {row['status']} ({row['distribution']}, contract {row['contract']})"]
+        out += _details(row)
+    found = told["findings"]
+    return [*out, "", f"{len(found)} findings:" if found else "nothing was found", *(f"  {one}" for one in found)]
+
+
+def _details(row: dict[str, Any]) -> list[str]:
+    why = one_line(f"{row.get('reason', '')} " + (f"({row['cure']})" if row.get("cure") else ""))
+    out = [f"  {why}"] if why else []
+    if "import_seconds" in row:
+        out.append(f"  imported in {row['import_seconds'] * 1000:.0f} ms")
+    if opened := row.get("opened"):
+        can = [name if value is True else f"{name}={value}" for name, value in opened["capabilities"].items() if value]
+        out.append(f"  opened in {opened['seconds']:.2f} s: {', '.join(can) or 'no capabilities'}")
+        out += [f"  {hook} falls back: {reason}" for hook, reason in opened["fallbacks"].items()]
+        out += [f"  {opened['note']}"] if opened["note"] else []
+        out.append(f"  locked host memory: {row['locked']}")
+    if step := row.get("step"):
+        out.append(f"  one step: {', '.join(f'{hook} {mode}' for hook, mode in step.items())}")
+    return out
+
+
+def _word(name: str, value: Any) -> str:  # noqa: ANN401 (a fact)
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={one}" for key, one in value.items()) or "none set"
+    if isinstance(value, list):
+        return ", ".join(value) or "none"
+    if name in ("shared_memory_free", "lockable_memory") and isinstance(value, int):
+        return "unlimited" if value < 0 else f"{value / 2**20:.1f} MiB"
+    return str(value) if value not in ("", None) else "unknown"
+
+
+_HOMES = re.compile(r"/(?:home|Users)/[^/\s:;,'\")]+")
+_SECRETS = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+
+
+def scrubbed(told: Any) -> Any:  # noqa: ANN401 (any part of the report)
+    """Return the report with home folders as "~", and without the values of variables that look like secrets."""
+    if isinstance(told, dict):
+        return {name: scrubbed(value) for name, value in told.items()}
+    if isinstance(told, list):
+        return [scrubbed(value) for value in told]
+    if not isinstance(told, str):
+        return told
+    text = told
+    for name, value in os.environ.items():
+        if _SECRETS.search(name) and len(value) > 3:
+            text = text.replace(value, "***")
+    home = str(Path.home())
+    text = text.replace(home, "~") if len(home) > 1 else text
+    return _HOMES.sub("~", text)

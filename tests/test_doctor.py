@@ -1,0 +1,143 @@
+"""``hal doctor``: one line for each broken plugin, the machine's limits, and a report without secrets."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hal_core import HalError
+
+from hal.cli import doctor_machine
+from hal.cli.doctor import scrubbed
+
+from .device_listing import hal_command
+from .fixtures_plugins.builder import Site
+
+BROKEN = {
+    "broken_import": "importing hal_fixture",
+    "exits": "SystemExit: 3",
+    "exits_at_once": "the process ended with exit status 3 in its import",
+    "probe_crashes": "probe() failed: OSError: probe fell over",
+    "probe_exits": "probe() failed: SystemExit: 4",
+    "open_crashes": "not opened: paddle-hal-x 1.0: opening index 0 failed: OSError: driver said no",
+    "open_dies": "the process ended with signal SIGSEGV in its opening",
+    "prints": "it prints when it is imported or probed",
+    "close_crashes": "in its closing",
+}
+
+
+def doctor(site, *options, **extra):
+    done = hal_command("doctor", "--json", *options, site=site, HAL_PLUGINS=",".join(site.modules), **extra)
+    found = json.loads(done.stdout)
+    assert done.returncode == bool(found["findings"]), done.stderr
+    return found
+
+
+@pytest.mark.parametrize("state", BROKEN)
+def test_a_broken_plugin_is_one_line(tmp_path, state):
+    site = Site(tmp_path / "site")
+    site.core()
+    site.device("x", state=state, priority=None)
+    found = doctor(site, HAL_DEVICE="cpu")
+    (line,) = [one for one in found["findings"] if one.startswith("x: ")]
+    assert BROKEN[state] in line
+    assert "\n" not in line
+    (row,) = [one for one in found["plugins"] if one["name"] == "x"]
+    assert row["distribution"] == "paddle-hal-x 1.0"
+
+
+def test_a_plugin_that_hangs_is_one_line_and_ended(tmp_path):
+    site = Site(tmp_path / "site")
+    site.core()
+    site.device("x", state="import_hangs", priority=None)
+    found = doctor(site, "--timeout", "2", HAL_DEVICE="cpu")
+    assert any(one.startswith("x: broken: its import did not end within 2 s") for one in found["findings"])
+
+
+def test_what_metadata_refuses_is_not_imported(tmp_path):
+    site = Site(tmp_path / "site")
+    site.core()
+    site.device("old", requires=("paddle-hal-core>=0.1,<0.2",), priority=None)
+    site.device("twice", distribution="paddle-hal-one")
+    site.device("twice", distribution="paddle-hal-two")
+    found = doctor(site)
+    status = {row["name"]: row["status"] for row in found["plugins"]}
+    assert (status["old"], status["twice"]) == ("mismatch", "duplicate")
+    assert {"paddle-hal-old", "paddle-hal-one", "paddle-hal-two"}.isdisjoint(site.imported())
+    assert found["selected"] is None
+    assert "twice" in found["why"]
+
+
+def test_an_unavailable_device_is_no_finding_and_is_passed_over(tmp_path):
+    site = Site(tmp_path / "site")
+    site.core()
+    site.device("alpha", state="unavailable", priority=200)
+    site.device("beta", state="available", priority=100)
+    found = doctor(site)
+    assert (found["selected"], found["why"]) == ("beta", "the best priority that can be used")
+    assert any("alpha" in one and "no chip" in one for one in found["passed_over"])
+    assert not [one for one in found["findings"] if one.startswith(("alpha", "beta"))]
+    (beta,) = [row for row in found["plugins"] if row["name"] == "beta"]
+    assert beta["opened"]["fallbacks"] == {"async_set_value": "a toy has no stream"}
+    assert beta["locked"] == "not claimed"
+    assert beta["import_seconds"] > 0
+
+
+def test_a_step_names_the_hook_that_failed(tmp_path):
+    site = Site(tmp_path / "site")
+    site.core()
+    site.device("toy", priority=None)  # its hooks do nothing
+    found = doctor(site, "--step", HAL_DEVICE="toy")
+    assert any(one.startswith("toy: ") for one in found["findings"]), found["findings"]
+
+
+def test_one_step_of_each_hook_runs_on_the_cpu_and_the_text_says_so():
+    done = hal_command("doctor", "--step", HAL_PLUGINS="")
+    assert done.returncode == 0, done.stdout + done.stderr
+    hooks = "insert_tasks sync, async_set_value sync, broadcast_tokens sync, update_inputs sync, save_output sync"
+    assert f"  one step: {hooks}" in done.stdout
+    assert "chosen without a name: cpu: the best priority that can be used" in done.stdout
+    for fact in ("python: ", "paddle built for: ", "shared memory free: ", "descriptors: ", "compilers: "):
+        assert f"\n{fact}" in done.stdout
+    assert done.stdout.rstrip().endswith("nothing was found")
+
+
+def test_the_report_has_no_secrets_and_no_output_of_plugins(tmp_path):
+    site = Site(tmp_path / "site")
+    site.core()
+    module = site.device("x", state="probe_crashes", priority=None)
+    path = site.folder / f"{module}.py"
+    raised = "raise OSError('/home/jane/driver.so needs ' + __import__('os').environ['MY_TOKEN'])"
+    path.write_text(path.read_text().replace("raise OSError('probe fell over')", f"print('noise'); {raised}"))
+    more = {"MY_TOKEN": "hush-hush-1", "MY_OTHER": "private-2", "HAL_DEVICE": "cpu"}
+    plain = hal_command("doctor", site=site, HAL_PLUGINS=",".join(site.modules), **more).stdout
+    assert "hush-hush-1" in plain
+    told = hal_command("doctor", "--report", site=site, HAL_PLUGINS=",".join(site.modules), **more).stdout
+    assert "~/driver.so needs ***" in told
+    for hidden in ("hush-hush-1", "private-2", "jane", "noise"):
+        assert hidden not in told
+    assert "HAL_DEVICE=cpu" in told
+
+
+def test_paths_of_users_are_scrubbed_everywhere(monkeypatch):
+    monkeypatch.setenv("SOME_API_KEY", "abcdef")
+    told = {"a": ["/Users/jane/x", {"b": "/home/joe: no"}], "n": 3, "k": "--key=abcdef"}
+    assert scrubbed(told) == {"a": ["~/x", {"b": "~: no"}], "n": 3, "k": "--key=***"}
+
+
+def test_small_limits_are_findings_with_cures():
+    found = {"shared_memory_free": 1 << 20, "descriptors": 64}
+    shared, descriptors = doctor_machine.findings(found)
+    assert "shared memory has 1 MiB free, less than 16" in shared
+    assert "--shm-size" in shared
+    assert "64 descriptors a process are few (raise the limit: ulimit -n 256 or more)" in descriptors
+    assert doctor_machine.findings({"shared_memory_free": None, "descriptors": -1}) == []
+
+
+def test_a_bad_option_is_status_2(capsys):
+    from hal.cli import main
+
+    with pytest.raises(SystemExit) as stop:
+        main(["doctor", "--timeout", "0"])
+    assert stop.value.code == 2
+    assert issubclass(type(stop.value.__context__), HalError) or capsys.readouterr().err.startswith("hal: error:")
