@@ -57,6 +57,7 @@ class Generation:
       and, after a preemption, the tokens generated before.
     - ``pending``: most tokens that steps in flight may give it.
     - ``arrival``: its number among all requests; see :attr:`rank`.
+    - ``due``: number of the step that checks whether it lacks blocks (:mod:`hal.engine.due`).
     - ``aborted``: its abort was requested, and its end is not reported yet.
     """
 
@@ -69,6 +70,7 @@ class Generation:
     prefilled: int = 0
     goal: int = 0
     pending: int = 0
+    due: int = 0
     aborted: bool = False
     arrival: int = 0
 

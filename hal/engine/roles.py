@@ -56,7 +56,7 @@ class PrefillScheduler(Scheduler):
         ended = super().update(record)
         for generation in [one for one in self.running if one.slot >= 0 and one.known > one.goal]:
             name = generation.request_id
-            self.running.remove(generation)
+            self._remove(generation)
             self._stays.forget(generation)
             self._holdings.give_back(generation.slot, ())
             self._kept[name] = generation.blocks
@@ -65,7 +65,7 @@ class PrefillScheduler(Scheduler):
             self.prefilled.append(Prefilled(name, tuple(generation.generated), generation.aborted))
         return ended
 
-    def _grow(self, tasks: list[Task]) -> Grown:
+    def _grow(self, tasks: list[Task], short: list[Generation]) -> Grown:
         """Release the slots of requests whose whole prompt was fed: each gets one token."""
         return {}
 
@@ -159,9 +159,9 @@ class DecodeScheduler(Scheduler):
         self._promised.clear()
         return super().withdraw()
 
-    def _grow(self, tasks: list[Task]) -> Grown:
+    def _grow(self, tasks: list[Task], short: list[Generation]) -> Grown:
         """As :meth:`Scheduler._grow`; then insert the requests whose blocks have arrived."""
-        grown = super()._grow(tasks)
+        grown = super()._grow(tasks, short)
         for generation, drafts in self._to_enter:
             self._run(generation)
             tasks.append(

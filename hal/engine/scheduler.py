@@ -42,12 +42,15 @@ from hal_core import (
 from hal_core import admit as admit_for
 
 from .budget import DEFAULT_CHUNK, Budget
+from .due import DueChecks
 from .generation import Finished, Generation, check_fits, tokens_to_keep
 from .holdings import Holdings
 from .stays import Stays
 
 Admit = Callable[[Request], AdmittedRequest]
 _RANK = attrgetter("rank")
+SPARE = 3
+"""Blocks that a growing request gets besides, while as many are free for each running request."""
 Grown = dict[Generation, list[int]]
 """Blocks that decoding requests are given in a step."""
 
@@ -97,6 +100,8 @@ class Scheduler:
         self._live: dict[str, Generation] = {}
         self._arrivals = 0
         self._stays = Stays(self.tokens_per_step)
+        self._due = DueChecks(self.tokens_per_step)
+        self._decoding: list[Generation] | None = None  # of ``running``; None: to be found again
         self._to_abort: list[Generation] = []
         self._preempted: list[Generation] = []  # whose last step is in flight
         # requests that have left, because their length ends them with a step in flight
@@ -176,8 +181,11 @@ class Scheduler:
         tasks = [self._leave(one, TaskKind.ABORTED) for one in self._to_abort if one.slot >= 0]
         self._to_abort.clear()
         before = self.preemptions
-        grown = self._grow(tasks)
-        decoding = [one for one in self.running if one.prefilled >= one.goal]
+        short = self._short()
+        grown = self._grow(tasks, short)
+        if self._decoding is None:
+            self._decoding = [one for one in self.running if one.prefilled >= one.goal]
+        decoding = self._decoding
         launched = predict_launch_tokens(len(decoding), self.tokens_per_step)
         allowed = self.budget.prompt_tokens(launched)
         feeding = [one for one in self.running if one.prefilled < one.goal] if len(decoding) < len(self.running) else []
@@ -189,6 +197,9 @@ class Scheduler:
                 self._look_ahead(decoding, grown)
         for generation, blocks in grown.items():
             tasks.append(self._more_blocks(generation, blocks))
+        for generation in short:
+            if generation.slot >= 0:
+                self._due.again(generation, self._room(generation))
         self.launch_tokens = launched + allowed - left
         self.most_running = max(self.most_running, len(self.running))
         first = [one for one in (*feeding, *entered) if one.decoding]
@@ -210,11 +221,10 @@ class Scheduler:
 
     # -- the parts of a step --------------------------------------------------------------------------------------
 
-    def _grow(self, tasks: list[Task]) -> Grown:
+    def _grow(self, tasks: list[Task], short: list[Generation]) -> Grown:
         """Give each decoding request, in the order of service, the blocks that its next token needs; preempt for it if
         need be."""
         grown: Grown = {}
-        short = self._short()
         for generation in short:
             if generation.slot < 0 or not generation.decoding:
                 continue
@@ -223,6 +233,8 @@ class Scheduler:
             while more > self.pool.free and generation.slot >= 0:
                 self._preempt(self.running[-1], tasks)
             if generation.slot >= 0:
+                if self.pool.free - more >= SPARE * len(self.running):
+                    more += min(SPARE, self._lacks(generation, self.layout.sizes.max_model_len) - more)
                 grown[generation] = self.pool.allocate(more)
         if self._ahead:
             self._grow_ahead(tasks, grown, [one for one in short if one.slot >= 0])
@@ -234,14 +246,20 @@ class Scheduler:
         return self.overlap and not self.one_stream
 
     def _short(self) -> list[Generation]:
-        """Return the requests that may lack blocks for the next step, or the one after it: few of many, at each
-        step."""
-        size, ahead = self.layout.sizes.block_size, self.tokens_per_step if self._ahead else 0
-        return [
-            one
-            for one in self.running
-            if one.prompt_len + len(one.generated) + one.pending + ahead > len(one.blocks) * size
-        ]
+        """Return the requests, in the order of service, that may lack blocks for the next step, or the one after it."""
+        short = []
+        for one in self._due.next_step():
+            if (room := self._room(one)) < 0:
+                short.append(one)
+            else:
+                self._due.again(one, room)
+        return short
+
+    def _room(self, one: Generation) -> int:
+        """Return how many tokens a request may get before it needs a block, besides those of the steps in flight."""
+        ahead = self.tokens_per_step if self._ahead else 0
+        room = len(one.blocks) * self.layout.sizes.block_size
+        return room - one.prompt_len - len(one.generated) - one.pending - ahead
 
     def _grow_ahead(self, tasks: list[Task], grown: Grown, short: list[Generation]) -> None:
         """Ensure blocks for the step after this one: assign them now, or know that enough return by then. Preempt if
@@ -306,6 +324,7 @@ class Scheduler:
                     Task(TaskKind.PREFILL_CHUNK, generation.slot, generation.admitted, start, length, first_block=have)
                 )
                 generation.prefilled += length
+                self._decoding = None
                 left -= length
         return left
 
@@ -341,6 +360,8 @@ class Scheduler:
     def _run(self, generation: Generation) -> None:
         """Put the request into its slot from the step on that is being scheduled."""
         insort(self.running, generation, key=_RANK)
+        self._decoding = None
+        self._due.enter(generation)
         self._stays.enter(generation)
 
     def _hand_on(self) -> None:
@@ -351,10 +372,14 @@ class Scheduler:
                 self._vacate(one)
                 self._ending.append(one)
 
+    def _remove(self, generation: Generation) -> None:
+        self.running.remove(generation)
+        self._decoding = None
+
     def _vacate(self, generation: Generation, *, told: bool = False, failed: bool = False) -> None:
         """Release a request's slot and blocks. ``told``: with the step that is being scheduled, which reports it.
         ``failed``: it may continue in a step in flight, until the host has stopped it."""
-        self.running.remove(generation)
+        self._remove(generation)
         self._stays.leave(generation, told=told)
         self._holdings.give_back(generation.slot, generation.blocks, at_once=self.one_stream and not failed)
         generation.slot, generation.blocks, generation.prefilled = -1, [], 0

@@ -40,15 +40,19 @@ class Stays:
         self._held: dict[int, Generation] = {}
         self._names: Names = {}  # of those in slots
         self._leaving: Names = {}
+        self._launched: Names | None = None  # of the last step, while the next one has the same
+        self._found: tuple[Names, Sequence[str], list[Generation | None]] | None = None  # of the last record
 
     def enter(self, generation: Generation) -> None:
         """Add a request: it is in its slot from the next step on."""
         admission_id = self._names[generation.request_id] = generation.admitted.admission_id
         self._held[admission_id] = generation
+        self._launched = None
 
     def leave(self, generation: Generation, *, told: bool) -> None:
         """Remove a request from its slot. ``told``: the next step names it once more, and its record reports that."""
         admission_id = self._names.pop(generation.request_id)
+        self._launched = None
         if told:
             self._leaving[generation.request_id] = admission_id
 
@@ -60,7 +64,9 @@ class Stays:
             one.pending += most
         for one in first:
             one.pending += 1
-        self.steps.append(StepUnderWay(self._leaving | self._names, decoding, first))
+        names = self._launched if self._launched is not None else self._leaving | self._names
+        self._launched = None if self._leaving else names
+        self.steps.append(StepUnderWay(names, decoding, first))
         self._leaving = {}
 
     def take(self, record: OutputRecord) -> list[tuple[Generation, int, str]]:
@@ -75,7 +81,9 @@ class Stays:
             one.pending -= most
         for one in step.first:
             one.pending -= 1
-        rows = self._find(step.names, names)
+        if self._found is None or self._found[0] is not step.names or self._found[1] != names:
+            self._found = step.names, names, self._find(step.names, names)
+        rows = self._found[2]
         tokens, counts, finish, at = record.tokens.tolist(), record.counts, record.finish, 0
         if counts.tobytes() == _ONE * len(rows):  # the usual step
             for generation, token in zip(rows, tokens, strict=True):
@@ -103,9 +111,11 @@ class Stays:
 
     def _over(self, names: Names, request_id: str) -> None:
         """End a stay whose end a record has reported; later records do not report it again."""
+        self._found = None
         del self._held[names[request_id]]
 
     def forget(self, generation: Generation) -> None:
         """End a stay that ended with a token although its request has not ended: it continues elsewhere."""
         self.leave(generation, told=False)
+        self._found = None
         del self._held[generation.admitted.admission_id]

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hal.engine import Engine, Scheduler
 from hal.engine.engine import local_worker
 from hal.engine.front import Queue
+from hal.engine.scheduler import SPARE
 from tests import share
 
 MAX_TOKENS, BLOCK = 24, 4
@@ -200,6 +201,28 @@ def test_the_youngest_is_preempted_and_goes_on_where_it_was():
     assert engine.scheduler.preemptions > 0
     assert order == ["old", "middle", "young"]
     assert engine.scheduler.most_running == 3
+
+
+@pytest.mark.parametrize(
+    ("slots", "most", "blocks", "given"),
+    [(1, 100, 200, [SPARE + 1] * 6), (1, 96, 200, [SPARE + 1] * 5 + [3]), (8, 12, 32, [1] * 16)],
+    ids=["many free", "up to the limit", "few free"],
+)
+def test_a_growing_request_gets_spare_blocks_while_many_are_free(slots, most, blocks, given):
+    worker = PaperWorker(StateConfig(num_slots=slots, max_model_len=4 + most, block_size=BLOCK), blocks)
+    engine, step, grown = Engine(worker), worker.step, []
+
+    def noted(tasks):
+        grown.extend(len(task.blocks) for task in tasks if task.kind is TaskKind.MORE_BLOCKS)
+        return step(tasks)
+
+    worker.step = noted
+    for number in range(slots):
+        engine.submit(Request(f"r{number}", [1, 2, 3, number], SamplingParams(max_tokens=most)))
+    for one in engine.run():
+        assert one.token_ids == expected([1, 2, 3, int(one.request_id[1:])], most)
+    assert grown == given
+    assert engine.scheduler.pool.free == blocks
 
 
 @pytest.mark.parametrize(("drafts", "piece"), [(0, 11), (3, 5)])
