@@ -203,6 +203,24 @@ def test_the_youngest_is_preempted_and_goes_on_where_it_was():
     assert engine.scheduler.most_running == 3
 
 
+def test_blocks_go_to_the_first_in_service_when_all_need_one():
+    """A request of a lower priority that entered a step before needs a block at the same step; one is free."""
+    worker = PaperWorker(StateConfig(num_slots=2, max_model_len=MAX_TOKENS, block_size=BLOCK), 5)
+    engine, step, left = Engine(worker), worker.step, []
+
+    def noted(tasks):
+        left.extend(task.request.request_id for task in tasks if task.kind is TaskKind.PREEMPTED)
+        return step(tasks)
+
+    worker.step = noted
+    engine.submit(Request("later", [1] * 6, SamplingParams(max_tokens=9), priority=1))
+    engine.step()
+    engine.submit(Request("first", [1] * 7, SamplingParams(max_tokens=9)))
+    assert [finished.request_id for finished in engine.run()] == ["first", "later"]
+    assert left == ["later"]
+    assert engine.scheduler.pool.free == 5
+
+
 @pytest.mark.parametrize(
     ("slots", "most", "blocks", "given"),
     [(1, 100, 200, [SPARE + 1] * 6), (1, 96, 200, [SPARE + 1] * 5 + [3]), (8, 12, 32, [1] * 16)],
