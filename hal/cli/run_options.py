@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from hal_core import InvalidValue, SamplingParams
 
-from hal.makers import check_maker
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.hub import find_checkpoint
+from hal.object_loader import check_maker
 from hal.proposers import NONE
 from hal.proposers.asked import (
     MOST_DRAFTS,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from hal_core import PluginError
 
 from hal.handover.socket_wire import open_transfer
-from hal.makers import check_maker, make
+from hal.object_loader import check_maker, make
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice

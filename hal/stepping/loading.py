@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from hal_core import InvalidValue, PluginError
 
 from hal.discovery import AUTOMATIC, RUNNER, RUNNERS, Entry, installed_in, load_made, load_maker, named
-from hal.makers import check_maker, make
+from hal.object_loader import check_maker, make
 
 from .runner import DraftsOnDevice
 
