@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from hal_core import Capabilities, HalError, InvalidValue, PluginError
 
 from .discovery import Entry
+from .local_rank import LocalRank
 from .observing import chosen, observe
 from .selection import Choice, first
-from .sharing import LocalRank
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Device

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hal_core import InvalidValue, SamplingParams
 
+from hal.local_rank import SHARED
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.hub import find_checkpoint
 from hal.object_loader import check_maker
@@ -24,7 +25,6 @@ from hal.proposers.asked import (
     most_drafts,
     no_drafts,
 )
-from hal.sharing import SHARED
 from hal.stepping import AUTO, PADDLE, check_dtype, check_overlap, check_runner_name
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import Protocol
 from hal_core import Unavailable
 from hal_core.devices import HeldPort, check_processor
 
-from hal.sharing import AMONG
+from hal.local_rank import AMONG
 from hal.timeouts import TIMEOUTS
 from hal.transport.urls import private_folder, release_private, socket_of
 

@@ -4,7 +4,7 @@ environment to files.
 On its own the launcher gives each rank one of the devices that it sees (``FLAGS_selected_…``) and fails with an
 IndexError if there are fewer devices than ranks, even for ranks on the host or ranks that share a device. Entries of
 CUDA_VISIBLE_DEVICES count as devices even if Paddle is built without CUDA. Paddle then sees only the assigned GPU,
-while :mod:`hal.sharing` may choose another. So the launcher sees no devices, and hal's own rule decides, with hal's
+while :mod:`hal.local_rank` may choose another. So the launcher sees no devices, and hal's own rule decides, with hal's
 errors.
 
 The launcher would also read variables such as PADDLE_NNODES or PADDLE_LOG_DIR, which a cluster may have set for another

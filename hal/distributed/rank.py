@@ -21,6 +21,7 @@ from hal_core import (
     lay_out,
 )
 
+from hal.local_rank import LocalRank, moved
 from hal.model.config import read_config
 from hal.model.digest import checkpoint_digest
 from hal.model.split import check_split
@@ -28,7 +29,6 @@ from hal.opening import open_as_asked
 from hal.proposers import NONE, make_proposer
 from hal.proposers import Setup as ProposerSetup
 from hal.selection import requested
-from hal.sharing import LocalRank, moved
 from hal.stepping import Acceptance, RunnerSetup, Stepper, check_drafts, make_runner, overlap_of
 from hal.timeouts import TIMEOUTS
 from hal.transport import open_sink

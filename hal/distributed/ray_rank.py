@@ -47,7 +47,7 @@ class RayRank:
         """
         from hal_core import HalError
 
-        from hal.sharing import AMONG, OWN_DEVICE
+        from hal.local_rank import AMONG, OWN_DEVICE
 
         from .rank import serve
 

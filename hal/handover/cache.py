@@ -16,9 +16,9 @@ import paddle
 from hal_core import DONE, InvalidValue, Ticket
 
 from hal.contract import contract_version
+from hal.local_rank import HOST_PLACE
 from hal.model.prediction import PredictionLayer
 from hal.model.prediction_host import HostPrediction, as_array
-from hal.sharing import HOST_PLACE
 
 if TYPE_CHECKING:
     from paddle import Tensor

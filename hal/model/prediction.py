@@ -13,9 +13,9 @@ import numpy as np
 import paddle
 from hal_core import InvalidValue
 
+from hal.local_rank import HOST_PLACE
 from hal.model.kv_cache import PagedCache
 from hal.model.prediction_host import HostPrediction, Part
-from hal.sharing import HOST_PLACE
 
 if TYPE_CHECKING:
     from paddle import Tensor

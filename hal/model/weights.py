@@ -16,8 +16,8 @@ import numpy as np
 import paddle
 from hal_core.devices import X86
 
+from hal.local_rank import HOST_PLACE
 from hal.model.config import LlamaConfig
-from hal.sharing import HOST_PLACE
 
 if TYPE_CHECKING:
     from paddle import Tensor

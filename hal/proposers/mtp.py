@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hal_core import InvalidValue
 
+from hal.local_rank import HOST_PLACE
 from hal.model.batch import ModelBatch
 from hal.sampling import STATE_FIELDS, SamplingRows, draw_drafts, sample
-from hal.sharing import HOST_PLACE
 
 from .proposer import Drawn, Fed, Int64s, Setup
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hal_core import InvalidValue, Plugin
 
-from hal.sharing import LocalRank, moved
+from hal.local_rank import LocalRank, moved
 
 TWO_HOSTS = "10.0.0.1:70,10.0.0.1:71,10.0.0.2:70,10.0.0.2:71"
 
