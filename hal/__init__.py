@@ -9,12 +9,12 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # typing takes longer to import than this whole module, and a command handles no signal before
 if TYPE_CHECKING:
+    from .device_list import Listed as Listed
+    from .device_list import devices as devices
     from .generation import AsyncEngine as AsyncEngine
     from .generation import Part as Part
     from .generation import Ranks as Ranks
     from .generation import generate as generate
-    from .listing import Listed as Listed
-    from .listing import devices as devices
     from .opening import open_device as open_device
     from .reading import OutputReader as OutputReader
     from .worker import Worker as Worker

@@ -9,8 +9,8 @@ import pytest
 from hal_core.errors import InvalidValue, PluginError
 
 import hal.discovery
+from hal.device_list import devices
 from hal.discovery import installed, load, probe
-from hal.listing import devices
 
 from .fixtures_plugins.builder import Site
 

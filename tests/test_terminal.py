@@ -17,8 +17,8 @@ from hal_core import FinishReason, OutputRecord, SlotStatus
 from hal.cli import console, devices, logs, screen
 from hal.cli.run_output import Answers, drive, summarize
 from hal.cli.tail import Printer
+from hal.device_list import Listed
 from hal.engine import Finished
-from hal.listing import Listed
 
 EVIL = "a\x1b[31mred\x07\x7f\x9b2J\rb\tc\nd"
 ESCAPED = "a\\x1b[31mred\\x07\\x7f\\x9b2J\\x0db\tc\nd"

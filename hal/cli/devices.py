@@ -15,8 +15,8 @@ import typer
 from hal_core import HalError, InvalidValue
 
 from hal import contract
+from hal.device_list import Listed, devices
 from hal.discovery import OBSERVED, OBSERVERS, installed_in
-from hal.listing import Listed, devices
 from hal.observing import chosen
 from hal.selection import NOTHING_INSTALLED, select
 from hal.timeouts import TIMEOUTS

@@ -19,7 +19,7 @@ PREPARED = (
     "stevedore.driver",
     "rich.table",
     "rich.console",
-    "hal.listing",
+    "hal.device_list",
     "hal.opening",
     "hal.cli.devices",
     "hal.cli.versions",
