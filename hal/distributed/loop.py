@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hal_core import ENTERING, HalError, InvalidValue, OutputRecord, SinkFull
 
-from hal.stepping import Stepper, StepsAhead
+from hal.stepping import AsyncLoop, Stepper
 from hal.timeouts import TIMEOUTS
 
 from .requests import RequestTable
@@ -37,7 +37,7 @@ class StepLoop:
         self._line, self._worker, self._number = line, worker, number
         self._check, self._meeting, self._handing = check, meeting, handing
         self._table = RequestTable(worker.admit)
-        self._ahead = StepsAhead(worker, self._took)
+        self._ahead = AsyncLoop(worker, self._took)
         self.step = 0
 
     def run(self, *, overlap: bool, begins: Callable[[int], None], verdict: Callable[[Verdict], HalError]) -> None:

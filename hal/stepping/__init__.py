@@ -7,7 +7,7 @@ them. ``overlap_of`` returns whether the host may continue while a step runs. No
 from __future__ import annotations
 
 from .acceptance import Acceptance
-from .ahead import StepsAhead
+from .async_loop import AsyncLoop
 from .loading import AUTO, PADDLE, check_drafts, check_dtype, check_runner_name, choose_runner, make_runner
 from .overlap import OVERLAPS, check_overlap, overlap_of
 from .planned import PlannedStep
@@ -19,6 +19,7 @@ __all__ = [
     "OVERLAPS",
     "PADDLE",
     "Acceptance",
+    "AsyncLoop",
     "DraftsOnDevice",
     "HostRunner",
     "KeepsBlocks",
@@ -27,7 +28,6 @@ __all__ = [
     "Runner",
     "RunnerSetup",
     "Stepper",
-    "StepsAhead",
     "check_drafts",
     "check_dtype",
     "check_overlap",

@@ -22,7 +22,7 @@ from hal_sim.mixing import MixRunner
 from hal.distributed.requests import RequestTable
 from hal.distributed.steps import StepOrder, orders_of
 from hal.engine import Engine, Scheduler
-from hal.stepping import RunnerSetup, Stepper, StepsAhead
+from hal.stepping import AsyncLoop, RunnerSetup, Stepper
 
 from .drawn import VOCAB, expected
 
@@ -142,7 +142,7 @@ class Follower(threading.Thread):
         try:
             with bind(SimPlugin.open(1, options)) as device:
                 stepper = stepper_of(device, schedule, Later(), Group((0, 1), 1), Watched)
-                table, ahead = RequestTable(stepper.admit), StepsAhead(stepper)
+                table, ahead = RequestTable(stepper.admit), AsyncLoop(stepper)
                 while (order := self.orders.get()) is not None:
                     if order is END:
                         ahead.idle()

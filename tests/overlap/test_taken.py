@@ -8,7 +8,7 @@ from hal_core.runtime.bound import bind
 from hal_sim import NoCompiler, SimPlugin
 from hal_sim.build import core_library
 
-from hal.stepping import Stepper, StepsAhead
+from hal.stepping import AsyncLoop, Stepper
 
 from .drawn import Schedule, expected
 from .schedules import Later, sizes_of, stepper_of
@@ -34,7 +34,7 @@ def entering(stepper, name, block):
 def test_a_slot_that_the_engine_gives_away_is_free_before_the_next_step(stepper):
     """The engine has taken step 0, with which the first request ended, before it made step 1."""
     told = []
-    ahead = StepsAhead(stepper, told.append)
+    ahead = AsyncLoop(stepper, told.append)
     (first, tasks), (second, others) = entering(stepper, "first", 0), entering(stepper, "second", 1)
     ahead.step(tasks, 0)
     with pytest.raises(InvalidBatch, match="slot 0"):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from hal.distributed.loop import StepLoop
 from hal.distributed.steps import StepOrder
 from hal.distributed.words import Stop
-from hal.stepping import StepsAhead
+from hal.stepping import AsyncLoop
 
 
 class Ticket:
@@ -36,7 +36,7 @@ class Stepper:
 
 def test_a_step_that_is_done_before_anybody_waits_is_told_and_once():
     told, stepper = [], Stepper()
-    ahead = StepsAhead(stepper, told.append)
+    ahead = AsyncLoop(stepper, told.append)
     ahead.step([], 0)
     ahead.tell()
     assert (told, ahead.untold) == ([], True)

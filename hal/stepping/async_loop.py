@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .stepper import Launched, Stepper
 
 
-class StepsAhead:
+class AsyncLoop:
     """The steps in flight of one rank, at most one after each :meth:`step`.
 
     ``told``: is called with the output of each step, once, as soon as that is available.
