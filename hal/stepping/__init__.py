@@ -10,8 +10,8 @@ from .acceptance import Acceptance
 from .async_loop import AsyncLoop
 from .loading import AUTO, PADDLE, check_drafts, check_dtype, check_runner_name, choose_runner, make_runner
 from .overlap import OVERLAPS, check_overlap, overlap_of
-from .planned import PlannedStep
 from .runner import DraftsOnDevice, HostRunner, KeepsBlocks, Runner, RunnerSetup
+from .step_plan import PlannedStep
 from .stepper import Launched, Stepper
 
 __all__ = [

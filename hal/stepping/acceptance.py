@@ -10,7 +10,7 @@ from hal_core import ENTERING, LEAVING
 if TYPE_CHECKING:
     from hal_core import SlotState
 
-    from .planned import PlannedStep
+    from .step_plan import PlannedStep
 
 
 class Acceptance:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hal_core import BoundDevice, Group, Request, SlotState, Step, Stream, Ticket
     from hal_core.handover import BlockCache
 
-    from .planned import PlannedStep
+    from .step_plan import PlannedStep
 
 
 class RunnerFailed(PluginError):

@@ -34,8 +34,8 @@ from hal_core.frames import entries_of
 from hal.timeouts import TIMEOUTS
 
 from .acceptance import Acceptance
-from .planned import Int32s, PlannedStep, StepPlanner
 from .runner import HostRunner, RunnerFailed
+from .step_plan import Int32s, PlannedStep, StepPlanner
 
 if TYPE_CHECKING:
     from hal_core import AdmittedRequest, BoundDevice, OutputRecord, Request, Sink, SlotState, StateLayout

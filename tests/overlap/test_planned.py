@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hal.stepping.planned import StepPlanner
+from hal.stepping.step_plan import StepPlanner
 
 from .drawn import draw
 from .schedules import check, play
