@@ -45,7 +45,7 @@ from .budget import DEFAULT_CHUNK, Budget
 from .due import DueChecks
 from .generation import Finished, Generation, check_fits, tokens_to_keep
 from .holdings import Holdings
-from .stays import Stays
+from .in_flight import InFlight
 
 Admit = Callable[[Request], AdmittedRequest]
 _RANK = attrgetter("rank")
@@ -99,7 +99,7 @@ class Scheduler:
         self.preemptions = self.most_running = self.launch_tokens = 0
         self._live: dict[str, Generation] = {}
         self._arrivals = 0
-        self._stays = Stays(self.tokens_per_step)
+        self._stays = InFlight(self.tokens_per_step)
         self._due = DueChecks(self.tokens_per_step)
         self._decoding: list[Generation] | None = None  # of ``running``; None: to be found again
         self._to_abort: list[Generation] = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hal.engine.holdings import Holdings
+from hal.engine.in_flight import InFlight
 from hal.engine.scheduler import Scheduler
-from hal.engine.stays import Stays
 from hal.stepping.stepper import Stepper
 
 from .drawn import draw
@@ -95,13 +95,13 @@ def write_over_what_is_copied_out(monkeypatch):
 
 
 def drop_the_last_step_of_who_leaves(monkeypatch):
-    find = Stays._find
+    find = InFlight._find
 
     def forgetful(stays, names, request_ids):
         stays._held = {key: one for key, one in stays._held.items() if one.slot >= 0 or one.aborted}
         return find(stays, names, request_ids)
 
-    monkeypatch.setattr(Stays, "_find", forgetful)
+    monkeypatch.setattr(InFlight, "_find", forgetful)
 
 
 MISTAKES = (

@@ -20,7 +20,7 @@ _ONE = (1).to_bytes(4, "little")
 
 
 @dataclass(frozen=True, slots=True)
-class StepUnderWay:
+class StepInFlight:
     """A scheduled step: its requests, those that it may give the most tokens, and those that it may give one."""
 
     names: Names
@@ -28,14 +28,14 @@ class StepUnderWay:
     first: Sequence[Generation]
 
 
-class Stays:
+class InFlight:
     """The stays of requests in slots, from their first step to the record that reports their end.
 
     ``most``: tokens that a step may give to a request that decodes.
     """
 
     def __init__(self, most: int) -> None:
-        self.steps: deque[StepUnderWay] = deque()
+        self.steps: deque[StepInFlight] = deque()
         self._most = most
         self._held: dict[int, Generation] = {}
         self._names: Names = {}  # of those in slots
@@ -66,7 +66,7 @@ class Stays:
             one.pending += 1
         names = self._launched if self._launched is not None else self._leaving | self._names
         self._launched = None if self._leaving else names
-        self.steps.append(StepUnderWay(names, decoding, first))
+        self.steps.append(StepInFlight(names, decoding, first))
         self._leaving = {}
 
     def take(self, record: OutputRecord) -> list[tuple[Generation, int, str]]:
