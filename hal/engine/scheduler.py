@@ -44,8 +44,8 @@ from hal_core import admit as admit_for
 from .budget import DEFAULT_CHUNK, Budget
 from .due import DueChecks
 from .generation import Finished, Generation, check_fits, tokens_to_keep
-from .holdings import Holdings
 from .in_flight import InFlight
+from .slot_pool import SlotPool
 
 Admit = Callable[[Request], AdmittedRequest]
 _RANK = attrgetter("rank")
@@ -92,7 +92,7 @@ class Scheduler:
         self.budget = Budget(chunk, step_tokens, layout.sizes)
         self._admit: Admit = admit or partial(admit_for, layout=layout)
         self.overlap = overlap
-        self._holdings = Holdings(layout.sizes.num_slots, blocks)
+        self._holdings = SlotPool(layout.sizes.num_slots, blocks)
         self.pool, self._slots = self._holdings.pool, self._holdings.slots
         self.running: list[Generation] = []
         self.waiting: deque[Generation] = deque()

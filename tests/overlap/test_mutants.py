@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hal.engine.holdings import Holdings
 from hal.engine.in_flight import InFlight
 from hal.engine.scheduler import Scheduler
+from hal.engine.slot_pool import SlotPool
 from hal.stepping.stepper import Stepper
 
 from .drawn import draw
@@ -20,14 +20,14 @@ MOST = 100
 
 def free_one_step_early(monkeypatch):
     monkeypatch.setattr(Scheduler, "one_stream", False)
-    give_back = Holdings.give_back
+    give_back = SlotPool.give_back
 
     def early(holdings, slot, blocks, **given):
         holdings.launched -= 1
         give_back(holdings, slot, blocks, **given)
         holdings.launched += 1
 
-    monkeypatch.setattr(Holdings, "give_back", early)
+    monkeypatch.setattr(SlotPool, "give_back", early)
 
 
 def match_by_name(monkeypatch):

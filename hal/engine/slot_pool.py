@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from .blocks import BlockPool
 
 
-class Holdings:
+class SlotPool:
     """Slots and blocks of a worker. A request that leaves releases its own.
 
     They are free at once if their next user writes them on the stream of the steps, after those that read them (G28).
