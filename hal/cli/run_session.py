@@ -137,10 +137,10 @@ def _open_output(url: str | None, keys: CurveKeys | None) -> Iterator[tuple[Sink
     sink: Sink = handed
     if url is not None:
         from hal.transport import open_sink
-        from hal.transport.copies import Copies
+        from hal.transport.fanout_sink import FanoutSink
 
         sent = [open_sink(url, curve=keys)]
-        sink = Copies([*sent, handed])
+        sink = FanoutSink([*sent, handed])
     failed = True
     try:
         yield sink, handed

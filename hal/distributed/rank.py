@@ -32,8 +32,8 @@ from hal.selection import requested
 from hal.stepping import Acceptance, RunnerSetup, Stepper, check_drafts, make_runner, overlap_of
 from hal.timeouts import TIMEOUTS
 from hal.transport import open_sink
-from hal.transport.copies import Copies, close_all
 from hal.transport.curve import CurveKeys
+from hal.transport.fanout_sink import FanoutSink, close_all
 
 from .check import RankCheck
 from .errors import error_of, trace_told, word_of
@@ -211,7 +211,7 @@ class _Serving:
             if setup.sink:
                 keys = CurveKeys.shared(setup.sink_key) if setup.sink_key else None
                 sinks.append(open_sink(setup.sink, sender=setup.number + number, curve=keys))
-            self._sink = sinks[0] if len(sinks) == 1 else Copies(sinks)
+            self._sink = sinks[0] if len(sinks) == 1 else FanoutSink(sinks)
             yield
         finally:
             with contextlib.suppress(Undelivered):

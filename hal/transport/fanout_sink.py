@@ -10,7 +10,7 @@ from hal_core import OutputRecord, Sink, SinkClosed, SinkFull, Undelivered
 from hal_core.frames import PendingOutput, entries_of, is_ready, new_session
 
 
-class Copies:
+class FanoutSink:
     """Sink that puts each output into each of ``sinks``. Their owner closes them.
 
     An output is complete when all sinks have completed it, with the first error of any of them.
