@@ -20,8 +20,8 @@ from hal.transport.connection import Connection
 from hal.transport.curve import CurveKeys
 from hal.transport.descriptors import SENDER, check_descriptors
 from hal.transport.protocol import MESSAGE_BYTES
+from hal.transport.sender import Sender
 from hal.transport.window import Window
-from hal.transport.wire import Wire
 
 #: Bytes that are encoded before they are sent while outputs wait: then each poll of the socket serves many frames.
 _TAKE_BYTES = 4 * MESSAGE_BYTES
@@ -67,7 +67,7 @@ class ZmqSink:
             self._close_pipe()
             raise
         numbers = {"session": self.session, "sender": sender, "capacity": capacity}
-        self._wire = Wire(self._connection, self._window, **numbers, heartbeat=heartbeat)
+        self._wire = Sender(self._connection, self._window, **numbers, heartbeat=heartbeat)
         self._thread = threading.Thread(target=self._run, name=f"hal-sink-{sender}", daemon=True)
         try:
             self._thread.start()

@@ -24,7 +24,7 @@ _MOST_UNANSWERED = 8
 _TAKE_WORDS = 256
 
 
-class Wire:
+class Sender:
     """One session's end of the connection: the frames that ``window`` holds go over ``connection``."""
 
     def __init__(
