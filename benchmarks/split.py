@@ -26,9 +26,9 @@ from run import versions
 from hal.cli.run_options import Options, RankOptions, Sampling
 from hal.cli.run_plan import Plan, Prompt, make_plan
 from hal.cli.run_ranks import _setup
-from hal.distributed.crew import Crew
 from hal.distributed.engine import open_engine
 from hal.distributed.launch import PaddleLaunch
+from hal.distributed.rank_executor import RankExecutor
 from hal.engine import Engine
 
 PROMPT, GENERATED, OTHERS, LONG = 480, 24, 3, 480
@@ -59,7 +59,7 @@ class Way:
         among = sum(self.split or (1,))
         return open_engine(
             _setup(plan, options),
-            lambda setup: Crew(setup, PaddleLaunch(1, before=setup.number, among=among)),
+            lambda setup: RankExecutor(setup, PaddleLaunch(1, before=setup.number, among=among)),
             vocab_size=plan.config.vocab_size,
             split=self.split,
             chunk=self.chunk,

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING
 
 from hal_core import GroupLost, InvalidValue, Unavailable
 
-from hal.distributed.crew import Crew
+from hal.distributed.rank_executor import RankExecutor
 from hal.distributed.rendezvous import SECRET, Launched, Rendezvous, Where
 from hal.timeouts import TIMEOUTS
 from hal.transport.curve import CurveKeys
@@ -169,14 +169,14 @@ class _Launched:
         """Return at once: these ranks end with their launcher."""
 
 
-def launched_crew(setup: Setup) -> Crew | None:
-    """Return the crew of an engine that rank 0 started; None in any other process."""
+def launched_executor(setup: Setup) -> RankExecutor | None:
+    """Return the rank_executor of an engine that rank 0 started; None in any other process."""
     if VARIABLE not in os.environ:
         return None
     told = json.loads(os.environ[VARIABLE])
     if not told["host"]:
-        return Crew(setup, _Launched(told["report"], ""), look=signals.check)
+        return RankExecutor(setup, _Launched(told["report"], ""), look=signals.check)
     keys = CurveKeys.new(*told["keys"])
     address = f"tcp://{told['host']}:*"
     starter = _Launched(told["report"], keys.public)
-    return Crew(setup, starter, url=address, records=address, curve=keys, look=signals.check)
+    return RankExecutor(setup, starter, url=address, records=address, curve=keys, look=signals.check)

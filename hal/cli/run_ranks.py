@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from hal_core import HalError, InvalidValue, Undelivered
 
 from hal.distributed.check import VARIABLE
-from hal.distributed.crew import Crew
 from hal.distributed.engine import open_engine
 from hal.distributed.errors import RankLost
 from hal.distributed.launch import PaddleLaunch
+from hal.distributed.rank_executor import RankExecutor
 from hal.distributed.words import Setup
 from hal.model.split import check_split
 from hal.proposers import NONE
@@ -29,7 +29,7 @@ from hal.worker import ModelRunner
 
 from . import signals
 from .console import say, status
-from .run_launched import launched_crew
+from .run_launched import launched_executor
 from .run_options import PADDLE_MODEL, Options, RankOptions
 from .run_output import Answers, Shown, drive, facts_of, reasons, summarize, summed_up, used_up
 from .run_plan import Plan
@@ -162,13 +162,13 @@ def _engine(plan: Plan, options: Options, shown: Shown, screen: Screen, on_ray: 
     ranks = options.ranks
     among = ranks.size * sum(ranks.split or (1,))
 
-    def start(setup: Setup) -> Crew:
+    def start(setup: Setup) -> RankExecutor:
         if on_ray is not None:
-            return on_ray.crew(setup)
-        if (crew := launched_crew(setup)) is not None:
-            return crew
+            return on_ray.rank_executor(setup)
+        if (rank_executor := launched_executor(setup)) is not None:
+            return rank_executor
         starter = PaddleLaunch(ranks.size, before=setup.number * ranks.size, among=among)
-        return Crew(setup, starter, look=signals.check)
+        return RankExecutor(setup, starter, look=signals.check)
 
     return open_engine(
         _setup(plan, options),
@@ -235,10 +235,10 @@ class RayRanks:
         workers = sum(ranks.split) if ranks.split else 1
         self._cluster = RayCluster(ranks.ray_address or os.environ.get(ADDRESS) or None, ranks.size * workers)
 
-    def crew(self, setup: Setup) -> Crew:
-        """Begin to start the ranks of a setup. See :class:`hal.distributed.crew.Crew`."""
+    def rank_executor(self, setup: Setup) -> RankExecutor:
+        """Begin to start the ranks of a setup. See :class:`hal.distributed.rank_executor.RankExecutor`."""
         chosen = self._bundle, self._strategy
-        return self._cluster.crew(setup, *chosen, look=signals.check)
+        return self._cluster.rank_executor(setup, *chosen, look=signals.check)
 
     def __enter__(self) -> RayRanks:
         self._cluster.__enter__()

@@ -20,7 +20,7 @@ from .split import Bounds, Moves
 from .worker import RankWorker
 
 if TYPE_CHECKING:
-    from .crew import Crew
+    from .rank_executor import RankExecutor
     from .words import Setup
 
 _KINDS: dict[SplitRole, type[Scheduler]] = {
@@ -32,7 +32,7 @@ _KINDS: dict[SplitRole, type[Scheduler]] = {
 
 def open_engine(
     setup: Setup,
-    start: Callable[[Setup], Crew],
+    start: Callable[[Setup], RankExecutor],
     *,
     vocab_size: int,
     split: tuple[int, int] | None = None,
@@ -45,7 +45,8 @@ def open_engine(
     clock: Callable[[], float] = time.monotonic,
     wait: Wait = wait_for,
 ) -> Engine:
-    """Start ranks, and return the engine in front of them. Raises as :class:`hal.distributed.crew.Crew`.
+    """Start ranks, and return the engine in front of them. Raises as
+    :class:`hal.distributed.rank_executor.RankExecutor`.
 
     - ``start``: begins to start the ranks of a worker; ``Setup.number`` counts workers, prefill workers first.
     - ``vocab_size``: vocabulary of the model; a smaller one of the ranks' runner takes precedence.
@@ -60,8 +61,8 @@ def open_engine(
     def scheduler(kind: type[Scheduler]) -> Scheduler:
         return kind(layout, setup.blocks, chunk=chunk, step_tokens=step_tokens, admit=admits)
 
-    def schedulers(role: SplitRole, crew: Crew) -> list[Scheduler]:
-        vocabularies.add(crew.abilities.vocab_size)
+    def schedulers(role: SplitRole, rank_executor: RankExecutor) -> list[Scheduler]:
+        vocabularies.add(rank_executor.abilities.vocab_size)
         return [scheduler(_KINDS[role]) for _ in range(setup.dp)]
 
     prefill, decode = SplitRole.PREFILL, SplitRole.DECODE

@@ -21,7 +21,7 @@ from hal.selection import plugin_of
 from hal.timeouts import TIMEOUTS
 from hal.transport.curve import CurveKeys
 
-from .crew import Crew
+from .rank_executor import RankExecutor
 from .ray_rank import Prepared, RayRank
 from .rendezvous import SECRET
 
@@ -74,21 +74,21 @@ class RayCluster:
         ray.shutdown()
         self._quiet.close()
 
-    def crew(
+    def rank_executor(
         self,
         setup: Setup,
         bundle: Mapping[str, float],
         strategy: str,
         *,
         look: Callable[[], None],
-    ) -> Crew:
+    ) -> RankExecutor:
         """Begin to start the ranks of ``setup`` on this cluster. ``bundle``: the resources of each rank."""
         import ray
 
         starter = RayLaunch(setup.tp, setup.dp, bundle, strategy, starting=TIMEOUTS.starting, grows=not self.own)
         url = f"tcp://{ray.util.get_node_ip_address()}:*"
         more: dict[str, Any] = {"look": look, "name_of": starter.name_of}
-        return Crew(setup, starter, url=url, records=url, curve=starter.keys, **more)
+        return RankExecutor(setup, starter, url=url, records=url, curve=starter.keys, **more)
 
 
 def bundle_of(device: str | None) -> dict[str, float]:

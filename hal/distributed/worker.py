@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hal.engine.roles import Key
 
-    from .crew import Crew
+    from .rank_executor import RankExecutor
 
 S = TypeVar("S", bound=Scheduler)
 
@@ -29,10 +29,10 @@ S = TypeVar("S", bound=Scheduler)
 class RankWorker(EngineWorker[S]):
     """A worker's ranks, with a scheduler for each of their groups.
 
-    - ``start``: begins to start the ranks, which are up when ``Crew.assemble`` returns True.
+    - ``start``: begins to start the ranks, which are up when ``RankExecutor.assemble`` returns True.
     - ``schedulers``: makes the schedulers of ranks that are up.
     - ``role``, ``number``: its part of each request, and its number among the workers of that role.
-    - ``crew``: None without ranks. ``up``: False until the ranks are up.
+    - ``rank_executor``: None without ranks. ``up``: False until the ranks are up.
     - ``leaving``: attempts that the engine released, the ranks that have not confirmed yet, and the callback for the
       end.
     """
@@ -41,14 +41,14 @@ class RankWorker(EngineWorker[S]):
         self,
         role: SplitRole,
         number: int,
-        start: Callable[[], Crew],
-        schedulers: Callable[[Crew], Sequence[S]],
+        start: Callable[[], RankExecutor],
+        schedulers: Callable[[RankExecutor], Sequence[S]],
         *,
         in_step: bool = False,
     ) -> None:
         self.role, self.number, self.in_step = role, number, in_step
         self._start, self._made = start, schedulers
-        self.crew: Crew | None = None
+        self.rank_executor: RankExecutor | None = None
         self.up = False
         self.drafted: Counter[str] = Counter()
         self.restarts: Callable[[], bool] = lambda: False
@@ -64,92 +64,92 @@ class RankWorker(EngineWorker[S]):
         """Start the ranks. Raises :class:`RankLost` for errors that a restart would meet again."""
         self.up = False
         try:
-            self.crew = self.executor = self._start()
+            self.rank_executor = self.executor = self._start()
         except Unavailable as error:
             if self._loss is None:
                 raise
             rank, step = (self._loss.rank, self._loss.step) if isinstance(self._loss, RankLost) else (-1, 0)
             raise RankLost(error.what, rank, step, cure=error.cure) from error
-        self.crew.drafted, self.crew.again = self.drafted, self.restarts
+        self.rank_executor.drafted, self.rank_executor.again = self.drafted, self.restarts
 
     def assemble(self) -> bool:
-        """Continue the start. Return whether the ranks are up. Raises as :class:`Crew`."""
-        if not self.up and self.crew is not None and self.crew.assemble():
-            self.take_steps(self._made(self.crew), overlap=self.crew.abilities.overlap)
+        """Continue the start. Return whether the ranks are up. Raises as :class:`RankExecutor`."""
+        if not self.up and self.rank_executor is not None and self.rank_executor.assemble():
+            self.take_steps(self._made(self.rank_executor), overlap=self.rank_executor.abilities.overlap)
             self.leaving.clear()
             self.up = True
         return self.up
 
     def rest(self, error: GroupLost) -> Iterator[tuple[int, OutputRecord]]:
         """Yield the outputs that still come, then end the ranks."""
-        assert self.crew is not None
+        assert self.rank_executor is not None
         self._loss = error
-        for number, record in self.crew.rest():
+        for number, record in self.rank_executor.rest():
             if self.in_flight[number]:
                 yield number, record
-        self.crew.close()
+        self.rank_executor.close()
 
     def lose(self) -> None:
         """See :class:`EngineWorker`."""
         self.close()
-        self.crew, self.up = None, False
+        self.rank_executor, self.up = None, False
         self.leaving.clear()
 
     def stop(self) -> None:
         """See :class:`EngineWorker`."""
-        if self.crew is not None and self.up:
-            self.crew.stop()
+        if self.rank_executor is not None and self.up:
+            self.rank_executor.stop()
         else:
             self.close()
 
     def close(self) -> None:
         """See :class:`EngineWorker`."""
-        if self.crew is not None:
-            self.crew.close()
+        if self.rank_executor is not None:
+            self.rank_executor.close()
 
     # -- messages -------------------------------------------------------------------------------------------------
 
     @property
     def drafts(self) -> tuple[int, ...]:
         """Return drafts fed and accepted, and turns of slots that decode."""
-        return (0, 0, 0) if self.crew is None else self.crew.drafts
+        return (0, 0, 0) if self.rank_executor is None else self.rank_executor.drafts
 
     @property
     def undelivered(self) -> Sequence[Delivery]:
         """Return tokens that an additional reader has not acknowledged."""
-        return () if self.crew is None else self.crew.undelivered
+        return () if self.rank_executor is None else self.rank_executor.undelivered
 
     @property
     def sockets(self) -> Sequence[zmq.Socket[bytes]]:
         """Return sockets to poll."""
-        return () if self.crew is None else self.crew.sockets
+        return () if self.rank_executor is None else self.rank_executor.sockets
 
     @property
     def said(self) -> deque[SplitWord]:
         """Return messages of ranks about KV transfer."""
-        return super().said if self.crew is None else self.crew.said
+        return super().said if self.rank_executor is None else self.rank_executor.said
 
     @property
     def ranks(self) -> range:
         """Return the ranks' numbers; none without ranks."""
-        assert self.crew is not None
-        return range(self.crew.layout.size)
+        assert self.rank_executor is not None
+        return range(self.rank_executor.layout.size)
 
     @property
     def peers(self) -> Sequence[Description]:
         """Return each rank's description for its peers."""
-        assert self.crew is not None
-        return [peer for peer in self.crew.peers if peer is not None]
+        assert self.rank_executor is not None
+        return [peer for peer in self.rank_executor.peers if peer is not None]
 
     def say(self, word: Word, *ranks: int) -> None:
         """Send a message to ranks. A rank that cannot be reached is lost, which is detected elsewhere."""
-        assert self.crew is not None
-        self.crew.line.say(word, *ranks)
+        assert self.rank_executor is not None
+        self.rank_executor.line.say(word, *ranks)
 
     def refuse(self, error: HalError) -> None:
         """Send the ranks the reason of their refusal."""
-        if self.crew is not None:
-            self.crew.line.say(Verdict(error.what, error.cure, refused=True))
+        if self.rank_executor is not None:
+            self.rank_executor.line.say(Verdict(error.what, error.cure, refused=True))
 
     def release(self, key: Key, then: Callable[[], None], over: frozenset[int] = frozenset()) -> None:
         """Release an attempt on all ranks, and call ``then`` when they have confirmed. ``over``: ranks that have."""

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 class Executor(Protocol):
     """Runs the steps of one or several groups, each with a scheduler of its own. One thread calls it.
 
-    :class:`hal.stepping.Stepper` runs them in this process, :class:`hal.distributed.crew.Crew` on ranks. Each step is
-    received once; those of one group in the order in which they were given.
+    :class:`hal.stepping.Stepper` runs them in this process, :class:`hal.distributed.rank_executor.RankExecutor` on
+        ranks. Each step is received once; those of one group in the order in which they were given.
     """
 
     @property

@@ -22,7 +22,7 @@ from hal.stepping import AUTO, PADDLE, RunnerSetup, Stepper, check_drafts, choos
 from hal.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
-    from hal.distributed.crew import Crew
+    from hal.distributed.rank_executor import RankExecutor
 
 Take = Callable[[OutputRecord], object]
 
@@ -75,9 +75,9 @@ def _worker(serve: Serve, take: Take) -> Iterator[tuple[Engine, Any]]:
 
 @contextmanager
 def _ranks(serve: Serve, ranks: Ranks, take: Take) -> Iterator[tuple[Engine, Any]]:
-    from hal.distributed.crew import Crew
     from hal.distributed.engine import open_engine
     from hal.distributed.launch import PaddleLaunch
+    from hal.distributed.rank_executor import RankExecutor
 
     size = ranks.tp * ranks.dp
     setup = Setup(
@@ -107,11 +107,11 @@ def _ranks(serve: Serve, ranks: Ranks, take: Take) -> Iterator[tuple[Engine, Any
             cluster = stack.enter_context(RayCluster(address, size * ranks.workers))
             bundle = bundle_of(serve.device)
 
-        def start(mine: Setup) -> Crew:
+        def start(mine: Setup) -> RankExecutor:
             if ranks.launcher == "ray":
-                return cluster.crew(mine, bundle, ranks.ray_placement, look=lambda: None)
+                return cluster.rank_executor(mine, bundle, ranks.ray_placement, look=lambda: None)
             starter = PaddleLaunch(size, before=mine.number * size, among=size * ranks.workers)
-            return Crew(mine, starter)
+            return RankExecutor(mine, starter)
 
         engine = open_engine(
             setup,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from hal_core import MemorySink, Request, SamplingParams, SlotStatus, StateConfig
 
 from hal import open_device
-from hal.distributed.crew import Crew
 from hal.distributed.engine import open_engine
+from hal.distributed.rank_executor import RankExecutor
 from hal.distributed.words import Setup
 from hal.engine import Engine
 from hal.model import DEFAULT_CHECKPOINT
@@ -187,11 +187,12 @@ class Row:
         )
 
 
-def engine_of(row, start, told, crew=Crew, **options):
-    """An engine whose ranks ``start`` gives; their records are told. ``crew``: makes the ranks' crew."""
+def engine_of(row, start, told, rank_executor=RankExecutor, **options):
+    """An engine whose ranks ``start`` gives; their records are told. ``rank_executor``: makes the ranks'
+    rank_executor."""
     return open_engine(
         row.setup(),
-        lambda setup: crew(setup, start()),
+        lambda setup: rank_executor(setup, start()),
         vocab_size=read_config(DEFAULT_CHECKPOINT).vocab_size,
         chunk=row.chunk,
         on_record=told.take,

@@ -87,7 +87,7 @@ def hangs(monkeypatch, tmp_path, tmp_path_factory):
         victim = before + size == (among or size) and not mark.exists()
         return Own(size, ("hung", 0, 3, str(mark)) if victim else ())
 
-    monkeypatch.setattr("hal.distributed.crew.StepClock", partial(StepClock, clock=now))
+    monkeypatch.setattr("hal.distributed.rank_executor.StepClock", partial(StepClock, clock=now))
     monkeypatch.setattr("hal.cli.run_ranks.PaddleLaunch", ranks)
     return started
 

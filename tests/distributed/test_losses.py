@@ -131,7 +131,7 @@ def test_restarted_ranks_go_on_whichever_was_lost_in_whatever_step(worlds):
 def test_drafts_are_counted_over_a_restart(worlds, victim):
     """Those of the ranks that were lost too, also where the first one, which tells of them, is killed itself."""
     engine = goes_on(worlds, "killed", 2, 1, victim, 7, speculate="ngram")
-    former, last = engine._former.drafts, engine.workers[0].crew.drafts
+    former, last = engine._former.drafts, engine.workers[0].rank_executor.drafts
     assert former[0]
     assert last[0]
     assert engine.drafts == tuple(a + b for a, b in zip(former, last, strict=True))

@@ -48,14 +48,14 @@ def test_a_step_out_of_its_turn_is_refused_by_name(worlds):
     pooled = Pooled(worlds.of(2))
     engine = engine_of(Row(tp=2, timeout=2.0), lambda: pooled, Told())
     told = r"step 3 of group 0 came to rank \d, which is in group 0 and due for step 2"
-    with contextlib.closing(engine.workers[0].crew) as crew:  # also where a liar lets this fail
-        crew.order(0, ())
-        crew._numbers[0] += 1
-        crew.order(0, ())
-        crew.receive(PATIENCE)
+    with contextlib.closing(engine.workers[0].rank_executor) as rank_executor:  # also where a liar lets this fail
+        rank_executor.order(0, ())
+        rank_executor._numbers[0] += 1
+        rank_executor.order(0, ())
+        rank_executor.receive(PATIENCE)
         with pytest.raises(RankLost, match=told):
-            crew.receive(PATIENCE)
-        crew.rest()
+            rank_executor.receive(PATIENCE)
+        rank_executor.rest()
 
 
 @pytest.mark.parametrize(

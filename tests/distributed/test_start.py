@@ -13,10 +13,10 @@ from hal_core import CapabilityMissing, GroupLost, InvalidValue, Unavailable
 
 from hal.cli import main
 from hal.distributed.abilities import Abilities
-from hal.distributed.crew import Crew
 from hal.distributed.engine import open_engine
 from hal.distributed.errors import RankLost, word_of
 from hal.distributed.lines import RankLine
+from hal.distributed.rank_executor import RankExecutor
 from hal.distributed.words import Beat, Failed, Go, Hello, Ready, Release, Setup, Up, Verdict
 from hal.engine.engine import wait_for
 from hal.reading import Gap
@@ -65,11 +65,11 @@ class Actors:
 
 
 def up(setup, starter, **how):
-    """A crew whose ranks are up."""
-    crew = Crew(setup, starter, **how)
-    while not crew.assemble():
-        wait_for(crew.sockets, 0.05)
-    return crew
+    """A rank_executor whose ranks are up."""
+    rank_executor = RankExecutor(setup, starter, **how)
+    while not rank_executor.assemble():
+        wait_for(rank_executor.sockets, 0.05)
+    return rank_executor
 
 
 def test_what_a_rank_refuses_at_the_start_is_refused_on_every_rank():
@@ -108,10 +108,10 @@ class Able(Actors):
 @pytest.mark.parametrize("overlaps", [(False, False), (True, False), (False, True), (True, True)])
 def test_steps_overlap_where_those_of_every_rank_can(overlaps):
     actors = Able(*overlaps)
-    crew = up(Row(tp=2).setup(), actors)
+    rank_executor = up(Row(tp=2).setup(), actors)
     actors.over.set()
-    crew.close()
-    assert crew.abilities.overlap is all(overlaps)
+    rank_executor.close()
+    assert rank_executor.abilities.overlap is all(overlaps)
 
 
 class Ended(Actors):
@@ -176,31 +176,31 @@ def test_what_a_rank_refuses_is_told_with_what_it_is_about():
 def test_records_that_cannot_be_had_are_a_loss_of_their_groups_first_rank(group):
     """Else the engine would wait for them for ever."""
     actors = Actors(None, None)
-    crew = up(Row(dp=2).setup(), actors)
-    crew.reader._on_event(Gap(1, group, 3, 4, "no longer held by the sender"))
+    rank_executor = up(Row(dp=2).setup(), actors)
+    rank_executor.reader._on_event(Gap(1, group, 3, 4, "no longer held by the sender"))
     with pytest.raises(RankLost, match=f"rank {group} was lost at its start: frames 3 to 4 of session"):
-        crew.receive(PATIENCE)
-    crew.close()
+        rank_executor.receive(PATIENCE)
+    rank_executor.close()
     assert [actors.heard[rank].rank for rank in (0, 1)] == [group, group]
 
 
 def test_a_rank_to_which_a_word_cannot_be_said_is_lost(monkeypatch):
     """Nobody says it again: blocks that a rank was not told to release would never be free."""
     actors = Actors(None)
-    crew = up(Row().setup(), actors)
+    rank_executor = up(Row().setup(), actors)
     with monkeypatch.context() as full:
-        full.setattr(crew.line, "_send", lambda message, ranks: list(ranks))
-        crew.line.say(Beat())
-        assert crew.receive(0.0) is None, "a beat is said again"
-        crew.line.say(Release("a", 1), 0)
+        full.setattr(rank_executor.line, "_send", lambda message, ranks: list(ranks))
+        rank_executor.line.say(Beat())
+        assert rank_executor.receive(0.0) is None, "a beat is said again"
+        rank_executor.line.say(Release("a", 1), 0)
     with pytest.raises(RankLost, match="rank 0 was lost at its start: it takes no messages any more"):
-        crew.receive(0.0)
-    crew.close()
+        rank_executor.receive(0.0)
+    rank_executor.close()
     assert actors.heard[0].rank == 0
 
 
 class Losing:
-    """A crew whose first step loses rank 1."""
+    """A rank_executor whose first step loses rank 1."""
 
     undelivered = ()
     drafts = (0, 0, 0)
@@ -244,7 +244,7 @@ def test_a_start_that_fails_is_tried_again_while_restarts_are_left():
     engine.submit(requests()[0])
     engine.step()
     assert engine.restarts == 4
-    assert engine.workers[0].crew is last
+    assert engine.workers[0].rank_executor is last
 
 
 @pytest.mark.parametrize("failed", [LOST, Unavailable("no process")])

@@ -9,8 +9,8 @@ import pytest
 from hal_core import FinishReason, HalError, Request, SamplingParams
 
 from hal.cli import main
-from hal.distributed.crew import Crew
 from hal.distributed.engine import open_engine
+from hal.distributed.rank_executor import RankExecutor
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.config import read_config
 from hal.model.tokenizer import Tokenizer
@@ -58,7 +58,7 @@ def test_a_split_refuses_what_either_role_has_no_token_for(smaller, monkeypatch,
     row = Row()
     engine = open_engine(
         row.setup(),
-        lambda setup: Crew(setup, ranks[setup.number]),
+        lambda setup: RankExecutor(setup, ranks[setup.number]),
         vocab_size=2000,
         split=(1, 1),
     )

@@ -16,7 +16,7 @@ from hal_sim import paddle_env
 from hal_sim.mixing import mixed
 
 from hal import open_device
-from hal.distributed.crew import Crew
+from hal.distributed.rank_executor import RankExecutor
 from hal.distributed.ray_launch import RayCluster
 from hal.distributed.words import Setup
 from hal.engine import Engine
@@ -143,12 +143,12 @@ def on_ranks(row: Row, pool: RankPool, how: tuple[object, ...] = ()) -> Told:
 def on_ray(row: Row, cluster: RayCluster) -> Told:
     """The engine of this process with ranks that Ray starts, as ``--launcher ray`` has them."""
 
-    def crew(setup: Setup, _: object) -> Crew:
-        return cluster.crew(setup, {"CPU": 1.0}, "pack", look=lambda: None)
+    def rank_executor(setup: Setup, _: object) -> RankExecutor:
+        return cluster.rank_executor(setup, {"CPU": 1.0}, "pack", look=lambda: None)
 
     if row.split != "off":
-        return split_rows.run(row, row.workers, lambda number: None, row.requests, made_by=crew)
-    return rows.run_with(row, lambda: None, row.requests, crew=crew)
+        return split_rows.run(row, row.workers, lambda number: None, row.requests, made_by=rank_executor)
+    return rows.run_with(row, lambda: None, row.requests, rank_executor=rank_executor)
 
 
 def missing(row: Row) -> str:

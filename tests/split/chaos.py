@@ -86,7 +86,7 @@ class Chaos:
 
     def strike(self):
         """One worker that is up, or is being started, loses a rank or waits for a moment."""
-        there = [one for one in self.engine.workers if one.crew is not None]
+        there = [one for one in self.engine.workers if one.rank_executor is not None]
         up = [one for one in there if one.up]
         if self.random.random() < 0.9 and not (there := up):
             return

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hal.distributed.crew import Crew
 from hal.distributed.engine import open_engine
+from hal.distributed.rank_executor import RankExecutor
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.config import read_config
 from tests.distributed.rows import Pooled, Told, served
@@ -31,10 +31,10 @@ class Own(Pooled):
             self._pool.close()
 
 
-def engine_of(row, split, starter, told, made_by=Crew, **options):
+def engine_of(row, split, starter, told, made_by=RankExecutor, **options):
     """An engine whose workers' ranks ``starter`` gives: of the number of the worker, prefill workers first.
 
-    ``made_by``: makes the ranks' crews."""
+    ``made_by``: makes the ranks' rank_executors."""
     return open_engine(
         row.setup(),
         lambda setup: made_by(setup, starter(setup.number)),

@@ -56,12 +56,12 @@ class Slot:
 class Rank:
     """One rank: an inbox, and what it does with the first thing in it."""
 
-    def __init__(self, crew, number, net, clock, blocks, size, drafts):
-        self.crew, self.number, self.size, self.most_drafts = crew, number, size, drafts
+    def __init__(self, rank_executor, number, net, clock, blocks, size, drafts):
+        self.rank_executor, self.number, self.size, self.most_drafts = rank_executor, number, size, drafts
         self.cache = HostCache(np.full((blocks, 8 * size), 255, np.uint8), FACTS)
-        self.wire = net.wire(f"memory://{crew.label}/{number}/{id(self)}")
+        self.wire = net.wire(f"memory://{rank_executor.label}/{number}/{id(self)}")
         self.transfer = BlockTransfer(self.cache, self.wire, clock=clock)
-        self.handing = Handing(number, self.transfer, size, crew.words.append)
+        self.handing = Handing(number, self.transfer, size, rank_executor.words.append)
         self.inbox = deque()
         self.slots = {}
 
@@ -80,7 +80,7 @@ class Rank:
         self.handing.launch(order.tasks)
         record = self._record(order)
         if self.number == 0:
-            self.crew.records.append((0, record))
+            self.rank_executor.records.append((0, record))
         self.handing.took(record, {})
 
     def _put(self, slot, tokens):
@@ -146,7 +146,7 @@ class Rank:
                 return SlotStatus.TOKEN, reason, position, given, ()
             if token != draft:
                 break
-            self.crew.accepted += 1
+            self.rank_executor.accepted += 1
             self._put(slot, [token])
         if slot.role is SplitRole.PREFILL:
             slot.stopped = True
@@ -195,8 +195,9 @@ class Line:
         return []
 
 
-class SimulatedCrew:
-    """As :class:`hal.distributed.crew.Crew`, of ``tp`` ranks that are up behind ``slow`` calls of ``assemble``."""
+class SimulatedExecutor:
+    """As :class:`hal.distributed.rank_executor.RankExecutor`, of ``tp`` ranks that are up behind ``slow`` calls of
+    ``assemble``."""
 
     sockets = ()
     undelivered = ()

@@ -36,9 +36,9 @@ def test_the_decode_worker_with_most_free_blocks_is_asked():
 
 def test_a_role_without_a_worker_ends_requests_with_the_time_waited():
     world, journey = world_with(State.DECODING, restarts=1)
-    journey.decode.crew.kill(0)
+    journey.decode.rank_executor.kill(0)
     world.step()
-    world.crews[-1]._slow = 10**9  # it is being started, and does not come up
+    world.rank_executors[-1]._slow = 10**9  # it is being started, and does not come up
     for _ in range(59):
         world.now += 1
         world.step()
@@ -55,8 +55,8 @@ def test_a_role_without_a_worker_ends_requests_with_the_time_waited():
 def test_a_request_that_decode_workers_keep_refusing_ends_with_the_reason():
     world = World((1, 2))
     refused, other = world.submit([1, *PROMPT], 12, name="refused"), world.submit([2, *PROMPT], 12)
-    for crew in world.crews[1:]:
-        transfer = crew.line.ranks[0].transfer
+    for rank_executor in world.rank_executors[1:]:
+        transfer = rank_executor.line.ranks[0].transfer
         reserve = transfer.reserve
 
         def picky(key, blocks, source, reserve=reserve):
@@ -86,7 +86,7 @@ def test_g29_a_rank_lets_nobody_in_whose_blocks_have_not_arrived():
     journey.decode.scheduler.insert(journey.key, journey.first, ())
     world.step()
     with pytest.raises(InvalidValue, match="arrived for it: nothing"):
-        run_all(journey.decode.crew.line.ranks[0])
+        run_all(journey.decode.rank_executor.line.ranks[0])
 
 
 def run_all(rank):

@@ -35,21 +35,21 @@ def test_drafts_travel_and_are_verified_in_the_first_step_there():
     for number in range(4):
         world.submit([number + 1, *PROMPT], 12)
     world.finish()
-    assert sum(crew.accepted for crew in world.crews) > 0
+    assert sum(rank_executor.accepted for rank_executor in world.rank_executors) > 0
 
 
 def until(world, state, *, words, records):
     """Go on by the smallest parts until a request is in that state; ``words``, ``records``: how often these come, every
     so many turns. That request."""
     for turn in range(1, 400):
-        for rank in [rank for crew in world.living for rank in crew.line.ranks]:
+        for rank in [rank for rank_executor in world.living for rank in rank_executor.line.ranks]:
             rank.run()
             for worker in world.engine.workers:
-                if worker.crew is not None and not worker.crew.dead:
+                if worker.rank_executor is not None and not worker.rank_executor.dead:
                     if turn % words == 0:
-                        worker.crew.deliver(word=True)
+                        worker.rank_executor.deliver(word=True)
                     if turn % records == 0:
-                        worker.crew.deliver(word=False)
+                        worker.rank_executor.deliver(word=False)
             world.step()
             world.now += 0.01
             found = [one for one in world.engine.front.journeys.values() if one.state is state]
@@ -78,7 +78,7 @@ def world_with(state, count=4, **how):
 def test_a_worker_may_die_in_any_state_of_a_request(state, role):
     world, journey = world_with(state, restarts=1)
     worker = getattr(journey, role) or getattr(world.engine.front, role)[0]
-    worker.crew.kill(1)
+    worker.rank_executor.kill(1)
     world.finish()
     assert {one.reason for one in world.ended.values()} <= {FinishReason.STOP, FinishReason.LENGTH}
     assert world.engine.restarts == 1
@@ -98,9 +98,9 @@ def test_a_request_may_be_aborted_in_any_state(state):
 @pytest.mark.parametrize("state", REACHED, ids=lambda state: state.name)
 def test_words_that_come_twice_count_once(state):
     world, _ = world_with(state, tp=2)
-    for crew in world.crews:
-        for word in reversed(range(len(crew.heard))):
-            crew.repeat(word)
+    for rank_executor in world.rank_executors:
+        for word in reversed(range(len(rank_executor.heard))):
+            rank_executor.repeat(word)
     with mock.patch.object(Moves, "_lose_offer", side_effect=AssertionError("an offer was lost")):
         world.finish()
     assert {one.reason for one in world.ended.values()} <= {FinishReason.STOP, FinishReason.LENGTH}
@@ -122,7 +122,7 @@ def test_blocks_of_an_ended_offer_are_freed_when_all_ranks_confirm(state):
     world, journey = world_with(state, 1, tp=2)
     worker, before = journey.decode, journey.decode.scheduler.pool.free
     world.engine.abort(journey.name)
-    for rank in worker.crew.line.ranks:
+    for rank in worker.rank_executor.line.ranks:
         for _ in range(4):
             world.step()
         assert worker.scheduler.pool.free <= before, "blocks are free that a rank may still write"
@@ -130,7 +130,7 @@ def test_blocks_of_an_ended_offer_are_freed_when_all_ranks_confirm(state):
             rank.run()
         rank.run()
         for _ in range(20):
-            worker.crew.deliver(word=True)
+            worker.rank_executor.deliver(word=True)
     world.finish()
 
 
@@ -149,7 +149,7 @@ def test_without_decode_room_a_request_is_computed_again():
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_requests_end_with_an_error_if_a_role_has_no_worker_left(role):
     world, journey = world_with(State.HELD_MOVING)
-    getattr(journey, role).crew.kill(0)
+    getattr(journey, role).rank_executor.kill(0)
     world.finish()
     told = [one for one in world.ended.values() if one.reason is FinishReason.ERROR]
     assert told
@@ -164,11 +164,11 @@ def test_a_decode_worker_that_does_not_answer_is_left_for_another():
     first = journey.decode
     for _ in range(60):
         world.now += 1
-        for rank in [rank for one in world.engine.workers if one is not first for rank in one.crew.line.ranks]:
+        for rank in [rank for one in world.engine.workers if one is not first for rank in one.rank_executor.line.ranks]:
             rank.run()
         for one in world.engine.workers:
-            one.crew.deliver(word=True)
-            one.crew.deliver(word=False)
+            one.rank_executor.deliver(word=True)
+            one.rank_executor.deliver(word=False)
         world.step()
         if name in world.ended:
             break

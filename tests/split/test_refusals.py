@@ -8,9 +8,9 @@ import pytest
 from hal_core import FinishReason, GroupLost, InvalidValue
 from hal_core.handover import Description
 
-from hal.distributed.crew import Crew
 from hal.distributed.engine import open_engine
 from hal.distributed.lines import RankLine
+from hal.distributed.rank_executor import RankExecutor
 from hal.distributed.split.states import State
 from hal.distributed.words import Failed, Go, Hello, Ready, Setup, Up, Verdict
 from tests.distributed.rows import PATIENCE, Row
@@ -62,7 +62,7 @@ def refused(*ranks):
     """The error of an engine with a prefill and a decode worker of one rank each."""
     given = iter(ranks)
     with pytest.raises(InvalidValue) as error:
-        open_engine(Row().setup(), lambda setup: Crew(setup, next(given)), vocab_size=256, split=(1, 1))
+        open_engine(Row().setup(), lambda setup: RankExecutor(setup, next(given)), vocab_size=256, split=(1, 1))
     return error.value
 
 
@@ -87,9 +87,9 @@ def test_what_one_rank_refuses_is_sent_to_the_other_worker_too():
 def test_a_worker_that_comes_again_with_other_blocks_is_refused_by_name(monkeypatch):
     world, journey = world_with(State.DECODING, restarts=1)
     monkeypatch.setattr("tests.split.simulated.FACTS", {"layout": "another"})
-    journey.decode.crew.kill(0)
+    journey.decode.rank_executor.kill(0)
     world.finish()
     differs = "the blocks of decode worker 0 differ from those here: layout: 'one int64 a token' here, 'another' there"
     assert differs in world.ended[journey.name].message
     assert world.ended[journey.name].reason is FinishReason.ERROR
-    assert world.crews[-1].line.ranks[0].inbox[-1].what == differs
+    assert world.rank_executors[-1].line.ranks[0].inbox[-1].what == differs

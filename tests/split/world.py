@@ -7,7 +7,7 @@ from hal_core import FinishReason, Request, SamplingParams, SlotStatus, StateCon
 
 from hal.distributed.engine import open_engine
 from hal.distributed.words import Setup
-from tests.split.simulated import END, VOCABULARY, SimulatedCrew, expected
+from tests.split.simulated import END, VOCABULARY, SimulatedExecutor, expected
 
 SIZE = 4
 
@@ -19,11 +19,11 @@ class World:
         self.now = 0.0
         self.net = MemoryNet()
         sizes = StateConfig(num_slots=slots, max_model_len=40, block_size=SIZE, max_draft_tokens=drafts, max_eos=1)
-        self.crews, self.delivered, self.ended, self.requests = [], {}, {}, {}
+        self.rank_executors, self.delivered, self.ended, self.requests = [], {}, {}, {}
 
-        def crew(setup):
+        def rank_executor(setup):
             label = f"{setup.role.name} {setup.number}"
-            made = SimulatedCrew(
+            made = SimulatedExecutor(
                 label,
                 self.net,
                 lambda: self.now,
@@ -34,12 +34,12 @@ class World:
                 slow=slow,
                 overlap=overlap,
             )
-            self.crews.append(made)
+            self.rank_executors.append(made)
             return made
 
         self.engine = open_engine(
             Setup("", "cpu", None, {}, sizes, blocks, tp, 1, "", 1.0),
-            crew,
+            rank_executor,
             vocab_size=VOCABULARY,
             split=split,
             chunk=chunk,
@@ -74,10 +74,10 @@ class World:
 
     @property
     def living(self):
-        return [crew for crew in self.crews if not crew.dead]
+        return [rank_executor for rank_executor in self.rank_executors if not rank_executor.dead]
 
     def run(self, at):
-        ranks = [rank for crew in self.living for rank in crew.line.ranks]
+        ranks = [rank for rank_executor in self.living for rank in rank_executor.line.ranks]
         if ranks:
             ranks[at % len(ranks)].run()
 
@@ -96,11 +96,11 @@ class World:
     def turn(self, *, words=True, records=True):
         """Everything goes on once, and time with it; ``words``, ``records``: whether any come."""
         self.now += 0.05
-        for crew in self.living:
-            for rank in crew.line.ranks:
+        for rank_executor in self.living:
+            for rank in rank_executor.line.ranks:
                 rank.run()
             for word in (True,) * words + (False,) * records:
-                crew.deliver(word=word)
+                rank_executor.deliver(word=word)
         self.step()
 
     # -- what must hold -------------------------------------------------------------------------------------------
@@ -132,9 +132,9 @@ class World:
                 assert not worker.leaving, worker.name
                 assert not scheduler.running
                 assert not scheduler._stays._held
-        for crew in self.living:
-            for rank in crew.line.ranks:
-                assert not rank.handing.busy, f"{crew.label}: something is under way"
+        for rank_executor in self.living:
+            for rank in rank_executor.line.ranks:
+                assert not rank.handing.busy, f"{rank_executor.label}: something is under way"
                 assert not rank.transfer._promises.open
                 assert not rank.handing._arrived
                 assert not rank.handing._outgoing

@@ -275,7 +275,7 @@ class Moves:
                 self._alone_since.pop(role, None)
                 continue
             since = self._alone_since.setdefault(role, self._clock())
-            coming = any(one.crew is not None for one in workers)
+            coming = any(one.rank_executor is not None for one in workers)
             if coming and self._clock() - since <= self._bounds.alone:
                 continue
             states = frozenset({State.WAITING}) if role is SplitRole.PREFILL else HELD | {State.WAITING}

@@ -55,7 +55,7 @@ log = logging.getLogger("hal")
 _Said = TypeVar("_Said", Hello, Ready, Up)
 
 
-class Crew:
+class RankExecutor:
     """The ranks of one run, the executor of their engine (:class:`hal.engine.Executor`). One thread uses it."""
 
     def __init__(
