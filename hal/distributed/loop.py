@@ -17,8 +17,8 @@ from .words import Release, Reserve, SendTo, Stop, Verdict, Word
 
 if TYPE_CHECKING:
     from .check import RankCheck
+    from .control_channel import RankChannel
     from .handing import Handing
-    from .lines import RankLine
     from .meeting import Meeting
 
 
@@ -27,7 +27,7 @@ class StepLoop:
 
     def __init__(
         self,
-        line: RankLine,
+        line: RankChannel,
         worker: Stepper,
         number: int,
         check: RankCheck | None = None,

@@ -36,10 +36,10 @@ from hal.transport.curve import CurveKeys
 from hal.transport.fanout_sink import FanoutSink, close_all
 
 from .check import RankCheck
+from .control_channel import RankChannel
 from .errors import error_of, trace_told, word_of
 from .handing import Handing, open_handing
 from .layout import RankLayout
-from .lines import RankLine
 from .loop import StepLoop
 from .meeting import Meeting
 from .words import Delivery, Drafted, Drafts, Go, Hello, Left, Raised, Ready, Setup, Up, Verdict, Word
@@ -73,7 +73,7 @@ def serve(
     Raises the engine's verdict, the same on every rank: :class:`InvalidValue` if the start is refused,
     :class:`hal.distributed.errors.RankLost` if a rank was lost. :class:`GroupLost` if the engine has gone.
     """
-    line = RankLine(url, rank, curve)
+    line = RankChannel(url, rank, curve)
     serving = _Serving(line, rank, curve)
     try:
         with serving.telling():
@@ -101,7 +101,7 @@ def versions() -> dict[str, str]:
 class _Serving:
     """One rank at work."""
 
-    def __init__(self, line: RankLine, rank: int, curve: CurveKeys | None) -> None:
+    def __init__(self, line: RankChannel, rank: int, curve: CurveKeys | None) -> None:
         self.line, self.rank, self._curve = line, rank, curve
         self.step = 0
         self._patience = TIMEOUTS.starting

@@ -16,10 +16,10 @@ from hal.reading import Event, Gap, OutputReader, SessionLost
 from hal.timeouts import TIMEOUTS, variable
 
 from .abilities import Abilities, difference
+from .control_channel import EngineChannel
 from .errors import RankLost
 from .launch import Starter
 from .layout import RankLayout
-from .lines import EngineLine
 from .step_clock import StepClock
 from .steps import StepOrder, orders_of
 from .words import (
@@ -95,7 +95,7 @@ class RankExecutor:
         self.abilities = Abilities("", {}, "")
         self._lost: RankLost | None = None
         self.again: Callable[[], bool] = lambda: False  #: whether lost ranks will be restarted
-        self.line = EngineLine(url, curve)
+        self.line = EngineChannel(url, curve)
         try:
             self.reader = OutputReader(records, on_event=self._hear, curve=curve)
             key = "" if curve is None else curve.public

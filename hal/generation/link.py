@@ -20,7 +20,7 @@ import msgspec
 import zmq
 from hal_core import FinishReason, HalError, InvalidValue, Request, Unavailable
 
-from hal.distributed.lines import EngineLine
+from hal.distributed.control_channel import EngineChannel
 from hal.distributed.words import Abort, Down, Ended, Failed, Hello, Serve, Stats, Stop, Submit, Up, Word
 from hal.model.streaming import AnswerText
 from hal.reading import Event, OutputReader, StreamLoss
@@ -90,7 +90,7 @@ class EngineLink:
         try:
             with (
                 contextlib.closing(OutputReader(on_event=self._hear)) as self._reader,
-                contextlib.closing(EngineLine()) as self._line,
+                contextlib.closing(EngineChannel()) as self._line,
                 tempfile.TemporaryFile() as self._noise,
             ):
                 self._start()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from hal_core import GroupLost, HalError, OutputRecord, Request, SinkFull
 
+from hal.distributed.control_channel import RankChannel
 from hal.distributed.errors import word_of
-from hal.distributed.lines import RankLine
 from hal.distributed.rank import versions
 from hal.distributed.words import Abort, Down, Ended, Hello, Serve, Stats, Stop, Submit, Up, Word
 from hal.timeouts import TIMEOUTS
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Line(Protocol):
-    """The control channel's end here; :class:`RankLine` is one."""
+    """The control channel's end here; :class:`RankChannel` is one."""
 
     def receive(self, timeout: float) -> Word | StepOrder | None: ...
 
@@ -113,7 +113,7 @@ def serve_requests(line: Line, engine: Engine) -> None:
 
 def run(url: str) -> int:
     """Serve the caller at ``url``; the exit status."""
-    line = RankLine(url, 0)
+    line = RankChannel(url, 0)
     try:
         line.say(Hello(0, 1, versions()), TIMEOUTS.silence)
         serve = line.receive(TIMEOUTS.serve)

@@ -60,7 +60,7 @@ def test_an_unsendable_transfer_message_is_a_lost_engine():
 def test_a_rank_that_finds_no_engine_ends_at_once():
     line = Dead()
     with (
-        mock.patch.object(rank, "RankLine", return_value=line),
+        mock.patch.object(rank, "RankChannel", return_value=line),
         pytest.raises(GroupLost, match="finds no engine at ipc:"),
     ):
         rank.serve("ipc:///nowhere", 0, 1)

@@ -11,15 +11,15 @@ from threading import Event, Thread
 import pytest
 from hal_core import GroupLost
 
-from hal.distributed.lines import EngineLine, RankLine
+from hal.distributed.control_channel import EngineChannel, RankChannel
 from hal.distributed.words import Beat, Hello, Release, Verdict
 from tests.commands import start
 
 A_RANK = """
 import sys
-from hal.distributed.lines import RankLine
+from hal.distributed.control_channel import RankChannel
 from hal.distributed.words import Hello
-line = RankLine(sys.argv[1], 0)
+line = RankChannel(sys.argv[1], 0)
 line.say(Hello(0, 1, {}))
 print(type(line.receive(60.0)).__name__, flush=True)
 line.close()
@@ -29,7 +29,7 @@ MORE_THAN_A_CONNECTION_HOLDS = 16 << 20
 
 def test_the_last_word_comes_to_a_rank_that_is_stopped_while_it_is_said(tmp_path):
     """An engine whose ranks are not its children ends when it has said it; its end is a loss to who has not heard."""
-    line, parting = EngineLine(), Event()
+    line, parting = EngineChannel(), Event()
     rank = start(tmp_path, line.url, code=A_RANK)
     try:
         while not any(number == 0 for number, _ in line.receive(60.0)):
@@ -102,9 +102,9 @@ def hear(rank, engine):
 
 def test_a_connection_that_broke_and_was_made_again_is_a_lost_engine():
     """What was said on the way is not said again: without that end, engine and rank would wait for each other."""
-    engine = EngineLine("tcp://127.0.0.1:*")
+    engine = EngineChannel("tcp://127.0.0.1:*")
     cable = Cable(int(engine.url.rpartition(":")[2]))
-    rank = RankLine(cable.url, 0)
+    rank = RankChannel(cable.url, 0)
     try:
         rank.say(Hello(0, 1, {}))
         while not any(number == 0 for number, _ in engine.receive(60.0)):

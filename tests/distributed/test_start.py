@@ -13,9 +13,9 @@ from hal_core import CapabilityMissing, GroupLost, InvalidValue, Unavailable
 
 from hal.cli import main
 from hal.distributed.abilities import Abilities
+from hal.distributed.control_channel import RankChannel
 from hal.distributed.engine import open_engine
 from hal.distributed.errors import RankLost, word_of
-from hal.distributed.lines import RankLine
 from hal.distributed.rank_executor import RankExecutor
 from hal.distributed.words import Beat, Failed, Go, Hello, Ready, Release, Setup, Up, Verdict
 from hal.engine.engine import wait_for
@@ -37,7 +37,7 @@ class Actors:
             self._threads[-1].start()
 
     def _act(self, url, rank):
-        line = RankLine(url, rank)
+        line = RankChannel(url, rank)
         try:
             line.say(Hello(rank, len(self.failed), {}))
             self._wait(line, rank, Setup)
@@ -96,7 +96,7 @@ class Able(Actors):
         self.overlaps, self.over = overlaps, threading.Event()
 
     def _act(self, url, rank):
-        with contextlib.closing(RankLine(url, rank)) as line:
+        with contextlib.closing(RankChannel(url, rank)) as line:
             line.say(Hello(rank, len(self.failed), {}))
             self._wait(line, rank, Setup)
             line.say(Ready(rank, {}))
@@ -133,7 +133,7 @@ class Silent(Actors):
         if rank < len(self.failed) - 1:
             super()._act(url, rank)
             return
-        line = RankLine(url, rank)
+        line = RankChannel(url, rank)
         line.say(Hello(rank, len(self.failed), {}))
         line.close()
 

@@ -14,7 +14,7 @@ from hal_core import FinishReason, HalError, InvalidValue, SamplingParams, Unava
 
 import hal
 from hal.cli import main
-from hal.distributed.lines import EngineLine
+from hal.distributed.control_channel import EngineChannel
 from hal.distributed.words import Abort
 from hal.generation import local
 
@@ -139,13 +139,13 @@ async def tasks_and_a_death(aborted):
 @pytest.fixture
 def aborted(monkeypatch):
     """The requests that the process was told to abort."""
-    names, offer = [], EngineLine.offer
+    names, offer = [], EngineChannel.offer
 
     def noted(line, words, rank):
         names.extend(word.request for word in words if isinstance(word, Abort))
         return offer(line, words, rank)
 
-    monkeypatch.setattr(EngineLine, "offer", noted)
+    monkeypatch.setattr(EngineChannel, "offer", noted)
     return names
 
 

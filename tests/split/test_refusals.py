@@ -8,8 +8,8 @@ import pytest
 from hal_core import FinishReason, GroupLost, InvalidValue
 from hal_core.handover import Description
 
+from hal.distributed.control_channel import RankChannel
 from hal.distributed.engine import open_engine
-from hal.distributed.lines import RankLine
 from hal.distributed.rank_executor import RankExecutor
 from hal.distributed.split.states import State
 from hal.distributed.words import Failed, Go, Hello, Ready, Setup, Up, Verdict
@@ -33,7 +33,7 @@ class Rank:
         self._thread.start()
 
     def _act(self):
-        line = RankLine(self._url, 0)
+        line = RankChannel(self._url, 0)
         try:
             for said, wanted in ((Hello(0, 1, {}), Setup), (self._refuses or Ready(0, {}), Go), (self._up, Verdict)):
                 line.say(said)

@@ -12,7 +12,7 @@ import textwrap
 import pytest
 import zmq
 
-from hal.distributed.lines import EngineLine, RankLine
+from hal.distributed.control_channel import EngineChannel, RankChannel
 from hal.distributed.words import Failed, Hello
 from hal.reading import OutputReader
 from hal.transport import open_sink
@@ -98,8 +98,8 @@ def test_a_large_record_arrives_over_a_connection_with_keys():
 def test_large_words_of_engine_and_ranks_arrive_over_connections_with_keys():
     job = CurveKeys.new()
     job = job.knowing(job.public)
-    engine = EngineLine("tcp://127.0.0.1:*", job)
-    rank = RankLine(engine.url, 0, job)
+    engine = EngineChannel("tcp://127.0.0.1:*", job)
+    rank = RankChannel(engine.url, 0, job)
     try:
         said = Hello(0, 1, {"fact": "x" * 300_000})
         assert rank.say(said, patience=20)

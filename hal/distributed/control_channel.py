@@ -27,7 +27,7 @@ from .steps import StepOrder, decode_step, encode_step
 from .words import Beat, Hello, Stop, Verdict, Word, decode_word, encode_word
 
 
-class EngineLine:
+class EngineChannel:
     """The engine's end. One thread uses it."""
 
     def __init__(self, url: str | None = None, curve: CurveKeys | None = None) -> None:
@@ -130,7 +130,7 @@ class EngineLine:
             release_folder(self.url)
 
 
-class RankLine:
+class RankChannel:
     """A rank's end. One thread uses it."""
 
     def __init__(self, url: str, rank: int, curve: CurveKeys | None = None) -> None:
