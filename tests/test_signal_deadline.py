@@ -60,7 +60,7 @@ HANGING = """
 RANKS = """
     from tests.distributed.test_start import Actors
     from hal.distributed.steps import StepOrder
-    from hal.distributed.words import Failed, Verdict
+    from hal.distributed.control_messages import Failed, Verdict
 
     class Idle(Actors):
         def __init__(self, size, **_):

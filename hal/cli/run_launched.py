@@ -27,7 +27,7 @@ from . import signals
 from .console import say
 
 if TYPE_CHECKING:
-    from hal.distributed.words import Setup
+    from hal.distributed.control_messages import Setup
 
     from .run_options import Options
 

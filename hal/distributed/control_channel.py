@@ -23,8 +23,8 @@ from hal.transport.parts import joined
 from hal.transport.sockets import Bound
 from hal.transport.urls import private_ipc_url, release_folder, socket_of
 
+from .control_messages import Beat, Hello, Message, Stop, Verdict, decode_message, encode_message
 from .steps import StepOrder, decode_step, encode_step
-from .words import Beat, Hello, Stop, Verdict, Word, decode_word, encode_word
 
 
 class EngineChannel:
@@ -56,7 +56,7 @@ class EngineChannel:
         """Return the sockets to poll."""
         return self._bound.socket
 
-    def receive(self, timeout: float) -> Iterator[tuple[int, Word]]:
+    def receive(self, timeout: float) -> Iterator[tuple[int, Message]]:
         """Return the messages of ranks; wait up to ``timeout`` seconds for the first. Messages of strangers are
         skipped."""
         socket = self._bound.socket
@@ -68,7 +68,7 @@ class EngineChannel:
                 identity = who.bytes
                 with contextlib.suppress(FrameError, zmq.ZMQError):  # not from one of these ranks
                     for header, frame in split(joined(parts)):
-                        word = decode_word(header, frame)
+                        word = decode_message(header, frame)
                         self._bound.know(parts[0])
                         if isinstance(word, Hello):
                             self._ranks.setdefault(word.rank, identity)
@@ -76,23 +76,23 @@ class EngineChannel:
                         if identity in self._numbers:
                             yield self._numbers[identity], word
 
-    def say(self, word: Word, *ranks: int) -> list[int]:
+    def say(self, word: Message, *ranks: int) -> list[int]:
         """Send a message to some ranks, or to all known ranks. Return those that cannot be reached."""
         self._parts = self._parts or isinstance(word, Stop | Verdict)
-        missed = self._send(encode_word(word, session=self.session), ranks or tuple(self._ranks))
+        missed = self._send(encode_message(word, session=self.session), ranks or tuple(self._ranks))
         if not isinstance(word, Beat):
             self.unsaid.update(missed)
         return missed
 
-    def offer(self, words: Iterable[Word], rank: int) -> bool:
+    def offer(self, words: Iterable[Message], rank: int) -> bool:
         """Send words to a rank as one message unless its queue is full; return whether they were sent."""
-        return not self._send(b"".join(encode_word(word, session=self.session) for word in words), (rank,))
+        return not self._send(b"".join(encode_message(word, session=self.session) for word in words), (rank,))
 
     def order(self, order: StepOrder, *ranks: int) -> list[int]:
         """Send ranks a step. Return those that cannot be reached."""
         return self._send(encode_step(order, session=self.session), ranks)
 
-    def beat(self, word: Word) -> None:
+    def beat(self, word: Message) -> None:
         """Send all ranks a heartbeat if it is due."""
         now = time.monotonic()
         if now >= self._next_beat:
@@ -145,7 +145,7 @@ class RankChannel:
         self._heard = self._down = time.monotonic()
         self._patience = TIMEOUTS.silence  # until the engine's first message, it may be starting
         self._is_made = self._is_heard = self._broke = False
-        self._received: list[Word | StepOrder] = []
+        self._received: list[Message | StepOrder] = []
 
     @property
     def patience(self) -> float:
@@ -156,7 +156,7 @@ class RankChannel:
         """Make :meth:`receive` return None as soon as one of these sockets is readable, too."""
         self._connection.watch(sockets)
 
-    def receive(self, timeout: float) -> Word | StepOrder | None:
+    def receive(self, timeout: float) -> Message | StepOrder | None:
         """Return the next message or step; None after ``timeout`` seconds, or if a watched socket is readable.
 
         Raises :class:`GroupLost` if the engine has gone or the connection to it broke, even if a new one was made
@@ -177,11 +177,11 @@ class RankChannel:
                         return None
         return self._received.pop(0)
 
-    def say(self, word: Word, patience: float | None = None) -> bool:
+    def say(self, word: Message, patience: float | None = None) -> bool:
         """Send a message; wait up to ``patience`` seconds (``TIMEOUTS.message``) for a connection. Return whether it
         was sent."""
         end = time.monotonic() + (TIMEOUTS.message if patience is None else patience)
-        message = encode_word(word, session=1, sender=self.rank)
+        message = encode_message(word, session=1, sender=self.rank)
         self._note()
         while not self._connection.send(message):
             if time.monotonic() >= end:
@@ -225,7 +225,7 @@ class RankChannel:
             if header.kind == FrameKind.STEP:
                 self._received.append(decode_step(header, frame))
             elif header.kind == FrameKind.WORD:
-                self._received.append(decode_word(header, frame))
+                self._received.append(decode_message(header, frame))
         return True
 
     def _check_engine(self, now: float) -> None:

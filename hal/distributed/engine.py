@@ -20,8 +20,8 @@ from .split import Bounds, Moves
 from .worker import RankWorker
 
 if TYPE_CHECKING:
+    from .control_messages import Setup
     from .rank_executor import RankExecutor
-    from .words import Setup
 
 _KINDS: dict[SplitRole, type[Scheduler]] = {
     SplitRole.MIXED: Scheduler,

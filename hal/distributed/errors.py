@@ -15,7 +15,7 @@ from hal_core import (
     trace_of,
 )
 
-from .words import Delivery, Failed, Verdict
+from .control_messages import Delivery, Failed, Verdict
 
 _REFUSALS = (InvalidValue, DeviceNotFound, Unavailable, CapabilityMissing, PluginError)
 """Errors of a start that a restart would meet again: the user's options or installation must change."""

@@ -31,15 +31,15 @@ from hal.model.digest import checkpoint_digest
 from hal.proposers import handing_over
 from hal.stepping import KeepsBlocks
 
+from .control_messages import Arrived, Message, Over, Release, Reserve, Reserved, SendTo
 from .steps import TaskOrder
-from .words import Arrived, Over, Release, Reserve, Reserved, SendTo, Word
 
 if TYPE_CHECKING:
     from hal.proposers import Proposer
     from hal.stepping import Stepper
     from hal.transport.curve import CurveKeys
 
-    from .words import Setup
+    from .control_messages import Setup
 
 Covered = Callable[[int], int | None]
 """Return, by slot, how many of its tokens have complete keys and values, a proposer's included; None: those that were
@@ -77,7 +77,7 @@ class Handing:
         rank: int,
         transfer: KvTransfer,
         block_size: int,
-        say: Callable[[Word], object],
+        say: Callable[[Message], object],
         covered: Covered = lambda _: None,
     ) -> None:
         self.rank, self.transfer, self._size = rank, transfer, block_size
@@ -319,7 +319,7 @@ def open_handing(
     rank: int,
     stepper: Stepper,
     proposer: Proposer | None,
-    say: Callable[[Word], object],
+    say: Callable[[Message], object],
     curve: CurveKeys | None = None,
 ) -> Handing:
     """Return KV transfer for a rank whose worker exists. Its transfer listens, on several hosts with the keys

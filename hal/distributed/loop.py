@@ -11,9 +11,9 @@ from hal_core import ENTERING, HalError, InvalidValue, OutputRecord, SinkFull
 from hal.stepping import AsyncLoop, Stepper
 from hal.timeouts import TIMEOUTS
 
+from .control_messages import Message, Release, Reserve, SendTo, Stop, Verdict
 from .requests import RequestTable
 from .steps import StepOrder
-from .words import Release, Reserve, SendTo, Stop, Verdict, Word
 
 if TYPE_CHECKING:
     from .check import RankCheck
@@ -62,7 +62,7 @@ class StepLoop:
             if said is None and self._handing is None and self._ahead.waiting:
                 self._ahead.idle()
 
-    def _receive(self) -> Word | StepOrder | None:
+    def _receive(self) -> Message | StepOrder | None:
         """Return the engine's next message, or None: the transfer may have progressed, or the time has passed."""
         if self._handing is not None:
             self._line.watch(self._handing.transfer.sockets)

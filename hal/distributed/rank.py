@@ -37,12 +37,12 @@ from hal.transport.fanout_sink import FanoutSink, close_all
 
 from .check import RankCheck
 from .control_channel import RankChannel
+from .control_messages import Delivery, Drafted, Drafts, Go, Hello, Left, Message, Raised, Ready, Setup, Up, Verdict
 from .errors import error_of, trace_told, word_of
 from .handing import Handing, open_handing
 from .layout import RankLayout
 from .loop import StepLoop
 from .meeting import Meeting
-from .words import Delivery, Drafted, Drafts, Go, Hello, Left, Raised, Ready, Setup, Up, Verdict, Word
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Group, Sink
@@ -278,7 +278,7 @@ class _Serving:
             self._handing = open_handing(setup, self.rank, stepper, proposer, self._say, self._curve)
             self._closing.callback(self._handing.close)
 
-    def _say(self, word: Word) -> None:
+    def _say(self, word: Message) -> None:
         """Send a message that is not repeated. Raise if it cannot be sent, because the engine would wait for it for
         ever."""
         if not self.line.say(word):

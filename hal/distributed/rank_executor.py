@@ -17,12 +17,7 @@ from hal.timeouts import TIMEOUTS, variable
 
 from .abilities import Abilities, difference
 from .control_channel import EngineChannel
-from .errors import RankLost
-from .launch import Starter
-from .layout import RankLayout
-from .step_clock import StepClock
-from .steps import StepOrder, orders_of
-from .words import (
+from .control_messages import (
     PROTOCOL,
     Arrived,
     Beat,
@@ -33,6 +28,7 @@ from .words import (
     Go,
     Hello,
     Left,
+    Message,
     Over,
     Raised,
     Ready,
@@ -42,8 +38,12 @@ from .words import (
     Stop,
     Up,
     Verdict,
-    Word,
 )
+from .errors import RankLost
+from .launch import Starter
+from .layout import RankLayout
+from .step_clock import StepClock
+from .steps import StepOrder, orders_of
 
 if TYPE_CHECKING:
     import zmq
@@ -271,7 +271,7 @@ class RankExecutor:
         for rank, word in self.line.receive(timeout):
             self._take_word(rank, word)
 
-    def _take_word(self, rank: int, word: Word) -> None:
+    def _take_word(self, rank: int, word: Message) -> None:
         if isinstance(word, Failed | Raised) and word.trace:
             log.debug("rank %s, where it raised:\n%s", self._name_of(word.rank), word.trace)
         if isinstance(word, Failed):

@@ -26,7 +26,7 @@ from .ray_rank import Prepared, RayRank
 from .rendezvous import SECRET
 
 if TYPE_CHECKING:
-    from .words import Setup
+    from .control_messages import Setup
 
 _LOG = logging.getLogger("hal")
 _PASSED_ON = ("HAL_", "OMP_", "MKL_", "OPENBLAS_", "FLAGS_")

@@ -110,7 +110,7 @@ class Read(msgspec.Struct):
     rank: int
 
 
-_Word = TypeVar("_Word", Present, Where, Read)
+_Message = TypeVar("_Message", Present, Where, Read)
 
 
 class Store(Protocol):
@@ -134,7 +134,7 @@ class Seal:
         body = msgspec.msgpack.encode(word)
         return b64encode(self._code(body, place, about) + body).decode()
 
-    def unpack(self, value: bytes, kind: type[_Word], place: str, about: str = "") -> _Word | None:
+    def unpack(self, value: bytes, kind: type[_Message], place: str, about: str = "") -> _Message | None:
         """Return the message; None if it was not packed for this place with the same secret."""
         try:
             data = b64decode(value, validate=True)
@@ -205,11 +205,11 @@ class Rendezvous:
         self._store = None
         return found[0]
 
-    def _reads(self, kind: type[_Word], name: str, rank: int) -> Callable[[Store], _Word | None]:
+    def _reads(self, kind: type[_Message], name: str, rank: int) -> Callable[[Store], _Message | None]:
         """Return a reader of a rank's message that checks the rank's number."""
         place = f"{name}/{rank}"
 
-        def read(store: Store) -> _Word | None:
+        def read(store: Store) -> _Message | None:
             word = self._seal.unpack(store.get(place), kind, place)
             return word if word is not None and getattr(word, "rank", None) == rank else None
 

@@ -11,8 +11,8 @@ from hal_core import GroupLost, HalError, SplitRole, Unavailable
 from hal.engine import Scheduler
 from hal.engine.worker import EngineWorker
 
+from .control_messages import Delivery, Message, Release, SplitWord, Verdict
 from .errors import RankLost
-from .words import Delivery, Release, SplitWord, Verdict, Word
 
 if TYPE_CHECKING:
     import zmq
@@ -141,7 +141,7 @@ class RankWorker(EngineWorker[S]):
         assert self.rank_executor is not None
         return [peer for peer in self.rank_executor.peers if peer is not None]
 
-    def say(self, word: Word, *ranks: int) -> None:
+    def say(self, word: Message, *ranks: int) -> None:
         """Send a message to ranks. A rank that cannot be reached is lost, which is detected elsewhere."""
         assert self.rank_executor is not None
         self.rank_executor.line.say(word, *ranks)

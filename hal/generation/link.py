@@ -21,7 +21,7 @@ import zmq
 from hal_core import FinishReason, HalError, InvalidValue, Request, Unavailable
 
 from hal.distributed.control_channel import EngineChannel
-from hal.distributed.words import Abort, Down, Ended, Failed, Hello, Serve, Stats, Stop, Submit, Up, Word
+from hal.distributed.control_messages import Abort, Down, Ended, Failed, Hello, Message, Serve, Stats, Stop, Submit, Up
 from hal.model.streaming import AnswerText
 from hal.reading import Event, OutputReader, StreamLoss
 from hal.timeouts import TIMEOUTS, variable
@@ -150,7 +150,7 @@ class EngineLink:
         for _, word in self._line.receive(0.0):
             self._take(word)
 
-    def _take(self, word: Word) -> None:
+    def _take(self, word: Message) -> None:
         if isinstance(word, Hello):
             self._line.say(msgspec.structs.replace(self._serve, records=self._reader.url))
         elif isinstance(word, Up):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hal_core import ALONE, OutputRecord
 from hal_core.devices import check_processor
 
-from hal.distributed.words import Ranks, Serve, Setup
+from hal.distributed.control_messages import Ranks, Serve, Setup
 from hal.engine import Engine
 from hal.engine.handed import HandedSink
 from hal.opening import open_as_asked

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 from hal_core import GroupLost, HalError, OutputRecord, Request, SinkFull
 
 from hal.distributed.control_channel import RankChannel
+from hal.distributed.control_messages import Abort, Down, Ended, Hello, Message, Serve, Stats, Stop, Submit, Up
 from hal.distributed.errors import word_of
 from hal.distributed.rank import versions
-from hal.distributed.words import Abort, Down, Ended, Hello, Serve, Stats, Stop, Submit, Up, Word
 from hal.timeouts import TIMEOUTS
 from hal.transport import open_sink
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 class Line(Protocol):
     """The control channel's end here; :class:`RankChannel` is one."""
 
-    def receive(self, timeout: float) -> Word | StepOrder | None: ...
+    def receive(self, timeout: float) -> Message | StepOrder | None: ...
 
-    def say(self, word: Word, patience: float = ...) -> bool: ...
+    def say(self, word: Message, patience: float = ...) -> bool: ...
 
 
 class _Taken:

@@ -22,9 +22,9 @@ from hal_core.tickets import DONE
 
 import hal.distributed.check
 import hal.distributed.rank
+from hal.distributed.control_messages import Hello
 from hal.distributed.meeting import Meeting
 from hal.distributed.rank import serve, versions
-from hal.distributed.words import Hello
 from hal.model.batch import ModelBatch
 from hal.model.config import read_config
 from hal.model.llama import LlamaModel

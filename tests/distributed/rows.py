@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from hal_core import MemorySink, Request, SamplingParams, SlotStatus, StateConfig
 
 from hal import open_device
+from hal.distributed.control_messages import Setup
 from hal.distributed.engine import open_engine
 from hal.distributed.rank_executor import RankExecutor
-from hal.distributed.words import Setup
 from hal.engine import Engine
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.config import read_config

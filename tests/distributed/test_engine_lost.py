@@ -14,9 +14,9 @@ from hal_core import GroupLost
 
 from hal.cli import run_launched
 from hal.distributed import rank
+from hal.distributed.control_messages import Over
 from hal.distributed.launch import PARENT, TIED
 from hal.distributed.rendezvous import Launched, Where
-from hal.distributed.words import Over
 from hal.timeouts import TIMEOUTS
 
 

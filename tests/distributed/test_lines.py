@@ -12,13 +12,13 @@ import pytest
 from hal_core import GroupLost
 
 from hal.distributed.control_channel import EngineChannel, RankChannel
-from hal.distributed.words import Beat, Hello, Release, Verdict
+from hal.distributed.control_messages import Beat, Hello, Release, Verdict
 from tests.commands import start
 
 A_RANK = """
 import sys
 from hal.distributed.control_channel import RankChannel
-from hal.distributed.words import Hello
+from hal.distributed.control_messages import Hello
 line = RankChannel(sys.argv[1], 0)
 line.say(Hello(0, 1, {}))
 print(type(line.receive(60.0)).__name__, flush=True)

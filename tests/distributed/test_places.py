@@ -11,9 +11,9 @@ from hal_core import ENTERING, FinishReason, OutputRecord, Request, SamplingPara
 from hal_core.output.records import SlotStatus
 
 from hal.distributed.abilities import Abilities
+from hal.distributed.control_messages import Setup
 from hal.distributed.engine import open_engine
 from hal.distributed.errors import RankLost
-from hal.distributed.words import Setup
 
 SIZES = StateConfig(num_slots=2, max_model_len=64, block_size=4, max_logprobs=0)
 

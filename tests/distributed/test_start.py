@@ -14,10 +14,10 @@ from hal_core import CapabilityMissing, GroupLost, InvalidValue, Unavailable
 from hal.cli import main
 from hal.distributed.abilities import Abilities
 from hal.distributed.control_channel import RankChannel
+from hal.distributed.control_messages import Beat, Failed, Go, Hello, Ready, Release, Setup, Up, Verdict
 from hal.distributed.engine import open_engine
 from hal.distributed.errors import RankLost, word_of
 from hal.distributed.rank_executor import RankExecutor
-from hal.distributed.words import Beat, Failed, Go, Hello, Ready, Release, Setup, Up, Verdict
 from hal.engine.engine import wait_for
 from hal.reading import Gap
 

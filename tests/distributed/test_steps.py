@@ -9,8 +9,8 @@ from hal_core.frames import split
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hal.distributed.control_messages import Failed, Hello, Raised, Setup, Verdict, decode_message, encode_message
 from hal.distributed.steps import StepOrder, TaskOrder, decode_step, encode_step, orders_of
-from hal.distributed.words import Failed, Hello, Raised, Setup, Verdict, decode_word, encode_word
 
 ids = st.integers(0, 2**31 - 1)
 tokens = st.lists(ids, max_size=6).map(tuple)
@@ -82,7 +82,7 @@ def test_any_body_is_decoded_or_refused(body):
 
     packed = seal(FrameKind.STEP, crc32(body).to_bytes(4, "little") + body, session=1, sender=0, sequence=1)
     word = seal(FrameKind.WORD, body, session=1, sender=0, sequence=0)
-    for frame, decode in ((packed, decode_step), (word, decode_word), (word, decode_step), (packed, decode_word)):
+    for frame, decode in ((packed, decode_step), (word, decode_message), (word, decode_step), (packed, decode_message)):
         try:
             heard(frame, decode)
         except FrameError:
@@ -100,7 +100,7 @@ def test_any_body_is_decoded_or_refused(body):
     ],
 )
 def test_a_word_is_heard_as_it_was_said(word):
-    assert heard(encode_word(word, session=3), decode_word) == word
+    assert heard(encode_message(word, session=3), decode_message) == word
 
 
 def test_a_scheduler_s_tasks_travel_with_the_requests_that_enter():

@@ -15,7 +15,7 @@ from hal_core import FinishReason, HalError, InvalidValue, SamplingParams, Unava
 import hal
 from hal.cli import main
 from hal.distributed.control_channel import EngineChannel
-from hal.distributed.words import Abort
+from hal.distributed.control_messages import Abort
 from hal.generation import local
 
 PROMPTS = ["def main(", "for i in range(", "class Stack:"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hal_core import FinishReason, GroupLost, SamplingParams, StateConfig
 
-from hal.distributed.words import Abort, Ended, Stats, Stop, Submit
+from hal.distributed.control_messages import Abort, Ended, Stats, Stop, Submit
 from hal.engine import Engine
 from hal.generation.process import serve_requests
 from tests.engine.test_scheduler import PaperWorker

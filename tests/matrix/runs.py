@@ -16,9 +16,9 @@ from hal_sim import paddle_env
 from hal_sim.mixing import mixed
 
 from hal import open_device
+from hal.distributed.control_messages import Setup
 from hal.distributed.rank_executor import RankExecutor
 from hal.distributed.ray_launch import RayCluster
-from hal.distributed.words import Setup
 from hal.engine import Engine
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.config import read_config

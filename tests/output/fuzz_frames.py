@@ -28,8 +28,8 @@ with atheris.instrument_imports(
 import msgspec
 import numpy as np
 
+from hal.distributed.control_messages import decode_message
 from hal.distributed.steps import decode_step
-from hal.distributed.words import decode_word
 from hal.transport.protocol import Cursor, State, read_control
 
 
@@ -75,7 +75,7 @@ def one_input(data: bytes) -> None:
             read_control(frames.read_header(memoryview(control)), memoryview(control), body_type)
         except FrameError:
             continue
-    for kind, around, decode in ((12, crc32(data).to_bytes(4, "little"), decode_step), (13, b"", decode_word)):
+    for kind, around, decode in ((12, crc32(data).to_bytes(4, "little"), decode_step), (13, b"", decode_message)):
         said = memoryview(frames.seal(kind, around + data, session=1, sender=2, sequence=3))
         try:
             decode(frames.read_header(said), said)

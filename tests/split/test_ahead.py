@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from hal.distributed.control_messages import Stop
 from hal.distributed.loop import StepLoop
 from hal.distributed.steps import StepOrder
-from hal.distributed.words import Stop
 from hal.stepping import AsyncLoop
 
 

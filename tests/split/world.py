@@ -5,8 +5,8 @@ from __future__ import annotations
 from hal_conformance.rigs.memory_wire import MemoryNet
 from hal_core import FinishReason, Request, SamplingParams, SlotStatus, StateConfig
 
+from hal.distributed.control_messages import Setup
 from hal.distributed.engine import open_engine
-from hal.distributed.words import Setup
 from tests.split.simulated import END, VOCABULARY, SimulatedExecutor, expected
 
 SIZE = 4

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from hal.distributed.control_channel import EngineChannel, RankChannel
-from hal.distributed.words import Failed, Hello
+from hal.distributed.control_messages import Failed, Hello
 from hal.reading import OutputReader
 from hal.transport import open_sink
 from hal.transport.curve import CurveKeys

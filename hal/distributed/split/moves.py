@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hal_core import FinishReason, HalError, OutputRecord, Request, SplitRole
 from hal_core.handover import check_facts
 
-from hal.distributed.words import Arrived, Over, Release, Reserve, Reserved, SendTo, SplitWord
+from hal.distributed.control_messages import Arrived, Over, Release, Reserve, Reserved, SendTo, SplitWord
 from hal.distributed.worker import RankWorker
 from hal.engine import Finished
 from hal.engine.roles import DecodeScheduler, Key, Prefilled, PrefillScheduler

@@ -74,7 +74,7 @@ class FrameKind(IntEnum):
     REFUSE = 6  #: reader to sender: the session was declared lost, its frames are refused
     # 7 to 11 were used by earlier versions (docs/decisions/0012, 0014): do not reuse them
     STEP = 12  #: engine to rank: the tasks of the step with this number (``hal.distributed.steps``)
-    WORD = 13  #: engine to rank and back: control messages (``hal.distributed.words``)
+    WORD = 13  #: engine to rank and back: control messages (``hal.distributed.control_messages``)
     BLOCKS = 14  #: rank to rank: keys and values, and messages about them (``hal_core.handover.messages``)
 
 

@@ -52,11 +52,11 @@ Delivery: TypeAlias = tuple[str, int, int]
 """Request, position and count of tokens that were not sent; -1 if unknown."""
 
 
-class _Word(msgspec.Struct, tag=True, gc=False, omit_defaults=True):
+class _Message(msgspec.Struct, tag=True, gc=False, omit_defaults=True):
     """A control message; its class is its tag."""
 
 
-class Hello(_Word):
+class Hello(_Message):
     """A rank has connected: its number among ``size``, and ``facts`` that must be equal on all ranks (label to
     text)."""
 
@@ -66,7 +66,7 @@ class Hello(_Word):
     protocol: int = PROTOCOL
 
 
-class Setup(_Word):
+class Setup(_Message):
     """All settings of the ranks, the same for each.
 
     ``runner``: maker of each rank's runner, "" for the Paddle model. ``params``: parameters that it must support.
@@ -108,18 +108,18 @@ class Setup(_Word):
     transfer: str = ""
 
 
-class Ready(_Word):
+class Ready(_Message):
     """A rank's values that must be equal on all ranks."""
 
     rank: int
     facts: dict[str, str]
 
 
-class Go(_Word):
+class Go(_Message):
     """All ranks agree: open the groups."""
 
 
-class Up(_Word):
+class Up(_Message):
     """The rank waits for step 1. ``device``: its name. ``fallbacks``, ``substituted``: from its capabilities.
     ``index``: its number on the host. ``overlap``: whether steps overlap; ``no_overlap``: why not, or "". ``peer``:
     address and description for the ranks of the other role. ``vocab_size``: its runner's."""
@@ -135,7 +135,7 @@ class Up(_Word):
     vocab_size: int = ALL_TOKENS
 
 
-class Stats(_Word):
+class Stats(_Message):
     """Load of an engine: requests in slots and waiting, and the part of KV blocks in use (0 to 1). Since its start:
     preemptions, steps, their processor time and elapsed time in seconds, drafts fed and accepted."""
 
@@ -150,21 +150,21 @@ class Stats(_Word):
     accepted: int
 
 
-class Down(_Word):
+class Down(_Message):
     """Lost workers of an engine, with the reasons; "" when all run again."""
 
     what: str
 
 
-class Beat(_Word):
+class Beat(_Message):
     """Heartbeat of the engine."""
 
 
-class Stop(_Word):
+class Stop(_Message):
     """The last message of the engine: send remaining output, and end."""
 
 
-class Failed(_Word):
+class Failed(_Message):
     """A rank cannot continue. ``step``: its current step, 0 before the first.
 
     ``lost``: ranks that it misses. ``vague``: some rank is lost, and it is unknown which. ``refused``: an error of the
@@ -181,35 +181,35 @@ class Failed(_Word):
     trace: str = ""
 
 
-class Raised(_Word):
+class Raised(_Message):
     """A runner raised in a step, which ended the step's requests; the rank continues. ``trace``: its traceback."""
 
     rank: int
     trace: str
 
 
-class Drafts(_Word):
+class Drafts(_Message):
     """Draft counts of a group's first rank: fed, accepted, turns of slots that decode."""
 
     rank: int
     drafts: tuple[int, int, int]
 
 
-class Drafted(_Word):
+class Drafted(_Message):
     """Drafts of each request in a step, sent by a group's first rank before the step's record."""
 
     rank: int
     counts: dict[str, int]
 
 
-class Left(_Word):
+class Left(_Message):
     """The rank's last message: tokens that the reader of ``Setup.sink`` has not acknowledged."""
 
     rank: int
     undelivered: list[Delivery] = []
 
 
-class Verdict(_Word):
+class Verdict(_Message):
     """The same end on every rank: the start was refused, or rank ``rank`` was lost in step ``step``. ``again``: ranks
     are restarted."""
 
@@ -221,7 +221,7 @@ class Verdict(_Word):
     again: bool = False
 
 
-class Reserve(_Word):
+class Reserve(_Message):
     """Promise ``blocks`` to the rank that ``source`` describes, for this attempt at the request."""
 
     request: str
@@ -230,7 +230,7 @@ class Reserve(_Word):
     source: Description
 
 
-class Reserved(_Word):
+class Reserved(_Message):
     """The blocks are promised."""
 
     rank: int
@@ -238,7 +238,7 @@ class Reserved(_Word):
     attempt: int
 
 
-class SendTo(_Word):
+class SendTo(_Message):
     """Send the request's blocks to ``peer``, as they are computed, and then the seal."""
 
     request: str
@@ -246,7 +246,7 @@ class SendTo(_Word):
     peer: Description
 
 
-class Arrived(_Word):
+class Arrived(_Message):
     """All blocks that the seal names have arrived and were checked."""
 
     rank: int
@@ -254,7 +254,7 @@ class Arrived(_Word):
     attempt: int
 
 
-class Release(_Word):
+class Release(_Message):
     """The attempt is over for the engine: stop sending, receiving and keeping its blocks. :class:`Over` is the
     answer."""
 
@@ -262,7 +262,7 @@ class Release(_Word):
     attempt: int
 
 
-class Over(_Word):
+class Over(_Message):
     """The request's blocks on this rank are neither read nor written any more. ``why``: the failure, "" for a
     release."""
 
@@ -305,7 +305,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return 1 if self.split is None else sum(self.split)
 
 
-class Serve(_Word):
+class Serve(_Message):
     """All settings of an engine process (:class:`hal.generation.AsyncEngine`), sent to it once.
 
     ``records``: address for its records. ``ranks``: None for one worker in the process itself. ``speculate``: the
@@ -329,7 +329,7 @@ class Serve(_Word):
     rejection: bool = False
 
 
-class Submit(_Word):
+class Submit(_Message):
     """A request for the engine process, which checks it. ``prompt``: token ids."""
 
     request: str
@@ -338,13 +338,13 @@ class Submit(_Word):
     priority: int = 0
 
 
-class Abort(_Word):
+class Abort(_Message):
     """End a request of the engine process."""
 
     request: str
 
 
-class Ended(_Word):
+class Ended(_Message):
     """A request ended without a record of its end. ``tokens``: how many tokens its records hold."""
 
     request: str
@@ -354,23 +354,23 @@ class Ended(_Word):
 
 
 SplitWord: TypeAlias = Reserved | Arrived | Over
-Word = (Hello | Setup | Ready | Go | Up | Beat | Stop | Failed | Raised | Drafts | Drafted | Left | Verdict) | (
+Message = (Hello | Setup | Ready | Go | Up | Beat | Stop | Failed | Raised | Drafts | Drafted | Left | Verdict) | (
     Reserve | Reserved | SendTo | Arrived | Release | Over | Serve | Submit | Abort | Ended | Stats | Down
 )
-_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Word)
+_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)
 
 
-def encode_word(word: Word, *, session: int, sender: int = 0) -> bytes:
+def encode_message(word: Message, *, session: int, sender: int = 0) -> bytes:
     """Return the message as a frame; ``sender`` is the sending rank."""
     return seal(FrameKind.WORD, _encoder.encode(word), session=session, sender=sender, sequence=0)
 
 
-def decode_word(header: FrameHeader, frame: memoryview) -> Word:
+def decode_message(header: FrameHeader, frame: memoryview) -> Message:
     """Return the message in a frame. Raises only :class:`FrameError` for invalid bytes."""
     if header.kind != FrameKind.WORD:
         raise FrameError(f"a frame of kind {header.kind} is no word")
     try:
-        word: Word = _decoder.decode(read_body(header, frame))
+        word: Message = _decoder.decode(read_body(header, frame))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FrameError(f"a word is unreadable: {error}", cure="install one version on all hosts") from error
     return word
