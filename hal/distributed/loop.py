@@ -18,7 +18,7 @@ from .steps import StepOrder
 if TYPE_CHECKING:
     from .check import RankCheck
     from .control_channel import RankChannel
-    from .handing import Handing
+    from .kv_handover import KvHandover
     from .meeting import Meeting
 
 
@@ -32,7 +32,7 @@ class StepLoop:
         number: int,
         check: RankCheck | None = None,
         meeting: Meeting | None = None,
-        handing: Handing | None = None,
+        handing: KvHandover | None = None,
     ) -> None:
         self._line, self._worker, self._number = line, worker, number
         self._check, self._meeting, self._handing = check, meeting, handing

@@ -39,7 +39,7 @@ from .check import RankCheck
 from .control_channel import RankChannel
 from .control_messages import Delivery, Drafted, Drafts, Go, Hello, Left, Message, Raised, Ready, Setup, Up, Verdict
 from .errors import error_of, trace_told, word_of
-from .handing import Handing, open_handing
+from .kv_handover import KvHandover, open_kv_handover
 from .layout import RankLayout
 from .loop import StepLoop
 from .meeting import Meeting
@@ -110,7 +110,7 @@ class _Serving:
         self._sink: Sink | None = None
         self._acceptance, self._told, self._first = Acceptance(), 0, False
         self._meeting: Meeting | None = None
-        self._handing: Handing | None = None
+        self._handing: KvHandover | None = None
         self._closing = contextlib.ExitStack()  # of the proposer
 
     def run(self, setup: Setup) -> None:
@@ -275,7 +275,7 @@ class _Serving:
     def _hands(self, setup: Setup, stepper: Stepper, proposer: Proposer | None) -> None:
         """Open the transfer of a rank with a role, and listen."""
         if setup.role is not SplitRole.MIXED:
-            self._handing = open_handing(setup, self.rank, stepper, proposer, self._say, self._curve)
+            self._handing = open_kv_handover(setup, self.rank, stepper, proposer, self._say, self._curve)
             self._closing.callback(self._handing.close)
 
     def _say(self, word: Message) -> None:

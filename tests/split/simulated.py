@@ -16,7 +16,7 @@ from hal_core.handover import BlockTransfer
 
 from hal.distributed.abilities import Abilities
 from hal.distributed.errors import RankLost
-from hal.distributed.handing import Handing
+from hal.distributed.kv_handover import KvHandover
 from hal.distributed.layout import RankLayout
 from hal.distributed.steps import StepOrder, orders_of
 
@@ -61,7 +61,7 @@ class Rank:
         self.cache = HostCache(np.full((blocks, 8 * size), 255, np.uint8), FACTS)
         self.wire = net.wire(f"memory://{rank_executor.label}/{number}/{id(self)}")
         self.transfer = BlockTransfer(self.cache, self.wire, clock=clock)
-        self.handing = Handing(number, self.transfer, size, rank_executor.words.append)
+        self.handing = KvHandover(number, self.transfer, size, rank_executor.words.append)
         self.inbox = deque()
         self.slots = {}
 

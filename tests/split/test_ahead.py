@@ -67,7 +67,7 @@ class Line:
         return self.said.pop(0)
 
 
-class Handing:
+class KvHandover:
     """Notes which steps it was told of."""
 
     busy, transfer = False, SimpleNamespace(sockets=())
@@ -85,7 +85,7 @@ class Handing:
 
 def test_taken_steps_are_reported_before_the_tasks_that_follow():
     """Those may bring a request of the same name as one that ended: its end is no end of theirs."""
-    stepper, handing = Stepper(), Handing()
+    stepper, handing = Stepper(), KvHandover()
     stepper.admit = stepper.runner = None
     line = Line(StepOrder(0, 1, (), 0), StepOrder(0, 2, (), 1), Stop())
     StepLoop(line, stepper, 0, handing=handing).run(overlap=True, begins=lambda _: None, verdict=None)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from .harness.asserts import assert_raises
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
-from .rigs.handing import BLOCKS, FACTS, SHORT, Handing, ends, kinds
+from .rigs.handing import BLOCKS, FACTS, SHORT, KvHandover, ends, kinds
 
 KEY = HandoverKey("r", 0)
 SENT, PROMISED = [5, 2, 7], [1, 3, 4]
@@ -28,7 +28,7 @@ def test_g29_blocks_arrive_whole_where_they_were_promised(kit: Kit, draw: Draw) 
     sent = draw(st.lists(st.integers(0, BLOCKS - 1), min_size=1, max_size=BLOCKS, unique=True), "blocks sent")
     promised = draw(st.permutations(range(BLOCKS)), "blocks promised")[: len(sent)]
     cuts = sorted(draw(st.sets(st.integers(1, len(sent))), "where the chunks end"))
-    with Handing(kit) as handing:
+    with KvHandover(kit) as handing:
         handing.reserve(KEY, promised)
         for first, end in zip([0, *cuts], [*cuts, len(sent)], strict=True):
             handing.send(KEY, first, sent[first:end])
@@ -43,7 +43,7 @@ def test_g29_blocks_arrive_whole_where_they_were_promised(kit: Kit, draw: Draw) 
 
 @guarantee(29)
 def test_g29_nothing_has_arrived_before_its_seal(kit: Kit) -> None:
-    with Handing(kit) as handing:
+    with KvHandover(kit) as handing:
         handing.reserve(KEY, PROMISED)
         handing.send(KEY, 0, SENT)
         handing.look(50)
@@ -56,7 +56,7 @@ def test_g29_nothing_has_arrived_before_its_seal(kit: Kit) -> None:
 @guarantee(29)
 @pytest.mark.parametrize("says", [1, 3, 4])
 def test_g29_a_seal_of_another_count_is_no_arrival(kit: Kit, says: int) -> None:
-    with Handing(kit) as handing:
+    with KvHandover(kit) as handing:
         handing.reserve(KEY, [*PROMISED, 0])
         handing.send(KEY, 0, SENT[:2])
         try:
@@ -103,7 +103,7 @@ CHANGES: list[tuple[type, Callable[[Any, bytearray], None]]] = [
 def test_g29_what_was_changed_on_its_way_is_no_arrival(
     kit: Kit, kind: type, change: Callable[[Any, bytearray], None]
 ) -> None:
-    with Handing(kit) as handing:
+    with KvHandover(kit) as handing:
         handing.change(kind, change)
         handing.reserve(KEY, PROMISED)
         handing.send(KEY, 0, SENT)
@@ -117,7 +117,7 @@ def test_g29_what_was_changed_on_its_way_is_no_arrival(
 def test_g29_what_is_lost_on_its_way_is_missed(kit: Kit, draw: Draw) -> None:
     lost = draw(st.sets(st.integers(0, 15), max_size=4), "messages that are lost")
     count = iter(range(10_000))
-    with Handing(kit) as handing:
+    with KvHandover(kit) as handing:
         handing.net.deliver = lambda _from, _to, message: () if next(count) in lost else (message,)
         handing.reserve(KEY, PROMISED)
         handing.send(KEY, 0, SENT[:2])
@@ -131,7 +131,7 @@ def test_g29_what_is_lost_on_its_way_is_missed(kit: Kit, draw: Draw) -> None:
 @guarantee(30, requires=("async_h2d", "can_hold_stream"))
 @pytest.mark.parametrize("how", ["cancelled", "withdrawn", "rejected", "newer", "arrived"])
 def test_g30_no_end_is_told_while_blocks_are_being_written(kit: Kit, how: str) -> None:
-    with Handing(kit) as handing:
+    with KvHandover(kit) as handing:
         with kit.held(handing.d.cache.stream, "a transfer's call"):
             handing.reserve(KEY, PROMISED)
             handing.send(KEY, 0, SENT)
@@ -144,7 +144,7 @@ def test_g30_no_end_is_told_while_blocks_are_being_written(kit: Kit, how: str) -
         assert len(ends(handing.d.told, KEY)) == 1
 
 
-def _end(handing: Handing, how: str) -> None:
+def _end(handing: KvHandover, how: str) -> None:
     if how == "cancelled":
         handing.d.transfer.cancel(KEY)
     elif how == "withdrawn":
@@ -158,7 +158,7 @@ def _end(handing: Handing, how: str) -> None:
 @guarantee(30)
 @pytest.mark.parametrize("how", ["cancelled", "newer"])
 def test_g30_nothing_is_written_once_the_end_was_told(kit: Kit, how: str) -> None:
-    with Handing(kit) as handing:
+    with KvHandover(kit) as handing:
         handing.reserve(KEY, PROMISED)
         handing.send(KEY, 0, SENT[:1])
         handing.look()
@@ -176,7 +176,7 @@ def test_g30_nothing_is_written_once_the_end_was_told(kit: Kit, how: str) -> Non
 
 @guarantee(30)
 def test_g30_blocks_are_promised_to_one_at_a_time(kit: Kit) -> None:
-    with Handing(kit) as handing:
+    with KvHandover(kit) as handing:
         handing.reserve(KEY, PROMISED)
         other = HandoverKey("other", 0)
         assert_raises(InvalidValue, lambda: handing.reserve(other, [0, PROMISED[1]]), "a block that is promised")
@@ -193,7 +193,7 @@ def test_g30_blocks_are_promised_to_one_at_a_time(kit: Kit) -> None:
 @guarantee(30)
 def test_g30_an_older_attempt_is_fenced_off(kit: Kit) -> None:
     newer = HandoverKey("r", 1)
-    with Handing(kit) as handing:
+    with KvHandover(kit) as handing:
         handing.reserve(newer, PROMISED)
         assert_raises(InvalidValue, lambda: handing.reserve(KEY, [8]), "an attempt that came late")
         handing.send(KEY, 0, [9])
@@ -212,7 +212,7 @@ def test_g31_a_fact_that_differs_is_named_before_the_first_byte(kit: Kit, fact: 
     del facts[fact]
     if how == "differs":
         facts[fact] = "something else"
-    with Handing(kit, d_facts=facts) as handing:
+    with KvHandover(kit, d_facts=facts) as handing:
         for who, call in (
             ("reserve", lambda: handing.reserve(KEY, PROMISED)),
             ("send", lambda: handing.send(KEY, 0, SENT)),
@@ -228,7 +228,7 @@ def test_g31_a_fact_that_differs_is_named_before_the_first_byte(kit: Kit, fact: 
 @pytest.mark.parametrize("sealed", [False, True], ids=["open", "sealed"])
 @pytest.mark.parametrize("gone", ["p", "d"])
 def test_g32_a_peer_that_vanishes_ends_what_it_had_part_in(kit: Kit, gone: str, sealed: bool) -> None:
-    with Handing(kit, silence=SHORT) as handing:
+    with KvHandover(kit, silence=SHORT) as handing:
         handing.reserve(KEY, PROMISED)
         handing.send(KEY, 0, SENT)
         if gone == "p":
@@ -251,7 +251,7 @@ def test_g32_a_peer_that_vanishes_ends_what_it_had_part_in(kit: Kit, gone: str, 
 def test_g32_each_handover_ends_once_on_each_side(kit: Kit, draw: Draw) -> None:
     acts = ["send", "seal", "cancel d", "cancel p", "look p", "look d"]
     drawn = draw(st.lists(st.sampled_from(acts), max_size=12), "what happens, in turn")
-    with Handing(kit, silence=SHORT) as handing:
+    with KvHandover(kit, silence=SHORT) as handing:
         handing.reserve(KEY, PROMISED)
         handing.reserve(KEY, PROMISED)  # repeating the call has no effect
         sent, is_sealed = 0, False

@@ -85,7 +85,7 @@ class End:
         return self.told
 
 
-class Handing:
+class KvHandover:
     """``p`` sends and ``d`` receives. A context manager; ``net`` is the network between hal's own transfers."""
 
     def __init__(self, kit: Kit, *, silence: float = LONG, d_facts: Mapping[str, str] = FACTS) -> None:
@@ -93,7 +93,7 @@ class Handing:
         self.p = End(kit, self.net, "p", 1, FACTS, silence)
         self.d = End(kit, self.net, "d", 2, d_facts, silence)
 
-    def __enter__(self) -> Handing:
+    def __enter__(self) -> KvHandover:
         return self
 
     def __exit__(self, *_: object) -> None:

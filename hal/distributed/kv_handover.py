@@ -66,7 +66,7 @@ class _Outgoing:
     handover: Handover | None = None
 
 
-class Handing:
+class KvHandover:
     """One rank's part in KV transfer. One thread calls it.
 
     ``say``: sends the engine a message. ``covered``: coverage of a proposer that has a cache of its own.
@@ -314,14 +314,14 @@ def _blocks_of(setup: Setup, stepper: Stepper, proposer: Proposer | None) -> Blo
     return _Named(runner.cache, told | {"tp shard": shard})
 
 
-def open_handing(
+def open_kv_handover(
     setup: Setup,
     rank: int,
     stepper: Stepper,
     proposer: Proposer | None,
     say: Callable[[Message], object],
     curve: CurveKeys | None = None,
-) -> Handing:
+) -> KvHandover:
     """Return KV transfer for a rank whose worker exists. Its transfer listens, on several hosts with the keys
     ``curve``. Raises
     :class:`InvalidValue` if it cannot.
@@ -332,4 +332,4 @@ def open_handing(
     covered = getattr(stepper.runner, "covered", lambda _: None)
     made = TransferSetup(stepper.device, cache, setup.host, curve if setup.host else None, rank)
     transfer = make_transfer(setup.transfer, made)
-    return Handing(rank, transfer, setup.sizes.block_size, say, covered)
+    return KvHandover(rank, transfer, setup.sizes.block_size, say, covered)
