@@ -18,8 +18,8 @@ from .steps import StepOrder
 if TYPE_CHECKING:
     from .check import RankCheck
     from .control_channel import RankChannel
+    from .dp_sync import DpSync
     from .kv_handover import KvHandover
-    from .meeting import Meeting
 
 
 class StepLoop:
@@ -31,7 +31,7 @@ class StepLoop:
         worker: Stepper,
         number: int,
         check: RankCheck | None = None,
-        meeting: Meeting | None = None,
+        meeting: DpSync | None = None,
         handing: KvHandover | None = None,
     ) -> None:
         self._line, self._worker, self._number = line, worker, number

@@ -38,11 +38,11 @@ from hal.transport.fanout_sink import FanoutSink, close_all
 from .check import RankCheck
 from .control_channel import RankChannel
 from .control_messages import Delivery, Drafted, Drafts, Go, Hello, Left, Message, Raised, Ready, Setup, Up, Verdict
+from .dp_sync import DpSync
 from .errors import error_of, trace_told, word_of
 from .kv_handover import KvHandover, open_kv_handover
 from .layout import RankLayout
 from .loop import StepLoop
-from .meeting import Meeting
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Group, Sink
@@ -109,7 +109,7 @@ class _Serving:
         self._again = False  # whether the verdict announces a restart
         self._sink: Sink | None = None
         self._acceptance, self._told, self._first = Acceptance(), 0, False
-        self._meeting: Meeting | None = None
+        self._meeting: DpSync | None = None
         self._handing: KvHandover | None = None
         self._closing = contextlib.ExitStack()  # of the proposer
 
@@ -266,7 +266,7 @@ class _Serving:
             worker.runner.on_drafts = lambda counts: self.line.say(Drafted(self.rank, counts), TIMEOUTS.note)
         if setup.dp_sync and setup.dp > 1:
             drafting = setup.sizes.max_draft_tokens if proposer is not None and proposer.wants_hidden else 0
-            self._meeting = Meeting(TensorRanks(layout.across(self.rank), timeout=setup.timeout), 1 + drafting)
+            self._meeting = DpSync(TensorRanks(layout.across(self.rank), timeout=setup.timeout), 1 + drafting)
             model.before_run = self._meeting.meet
         device.open_group(state=worker.state, group=group)
         self._hands(setup, worker, proposer)

@@ -23,7 +23,7 @@ from hal_core.tickets import DONE
 import hal.distributed.check
 import hal.distributed.rank
 from hal.distributed.control_messages import Hello
-from hal.distributed.meeting import Meeting
+from hal.distributed.dp_sync import DpSync
 from hal.distributed.rank import serve, versions
 from hal.model.batch import ModelBatch
 from hal.model.config import read_config
@@ -130,14 +130,14 @@ def hang(mark):
 @contextlib.contextmanager
 def meeting(rank):
     """Keep how many tokens the rank came to each meeting with, and how many there were of all."""
-    original, kept = Meeting.meet, rank.kept.setdefault("met", [])
+    original, kept = DpSync.meet, rank.kept.setdefault("met", [])
     kept.clear()
 
     def meet(meeting, tokens):
         kept.append((tokens, original(meeting, tokens)))
         return kept[-1][1]
 
-    with mock.patch.object(Meeting, "meet", meet):
+    with mock.patch.object(DpSync, "meet", meet):
         yield
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hal_core.devices import TensorRanks
 
 
-class Meeting:
+class DpSync:
     """The collectives of one rank with the ranks that hold the same part of the model in the other groups.
 
     ``runs``: collectives of a step.
