@@ -43,7 +43,7 @@ from hal_core import FrameError, InvalidValue, SamplingParams, SplitRole, StateC
 from hal_core.frames import FrameHeader, FrameKind, read_body, seal
 from hal_core.handover import Description
 
-from .abilities import ALL_TOKENS
+from .rank_info import ALL_TOKENS
 
 PROTOCOL = 4
 """Protocol version of steps and control messages; engine and ranks must have the same."""

@@ -15,7 +15,6 @@ from hal_core import HalError, InvalidValue, OutputRecord, Task
 from hal.reading import Event, Gap, OutputReader, SessionLost
 from hal.timeouts import TIMEOUTS, variable
 
-from .abilities import Abilities, difference
 from .control_channel import EngineChannel
 from .control_messages import (
     PROTOCOL,
@@ -42,6 +41,7 @@ from .control_messages import (
 from .errors import RankLost
 from .launch import Starter
 from .layout import RankLayout
+from .rank_info import RankInfo, difference
 from .step_clock import StepClock
 from .steps import StepOrder, orders_of
 
@@ -92,7 +92,7 @@ class RankExecutor:
         self.said: deque[SplitWord] = deque()  #: messages of ranks about KV transfer; the engine takes them out
         # : of ranks with a role, the description that the other role's ranks need
         self.peers: tuple[Description | None, ...] = ()
-        self.abilities = Abilities("", {}, "")
+        self.abilities = RankInfo("", {}, "")
         self._lost: RankLost | None = None
         self.again: Callable[[], bool] = lambda: False  #: whether lost ranks will be restarted
         self.line = EngineChannel(url, curve)
@@ -208,7 +208,7 @@ class RankExecutor:
         vocabulary = min(word.vocab_size for word in up.values())
         self.peers = tuple(up[rank].peer for rank in sorted(up))
         named = first.device, first.fallbacks, first.substituted
-        self.abilities = Abilities(*named, indices, overlap, first.no_overlap, vocabulary)
+        self.abilities = RankInfo(*named, indices, overlap, first.no_overlap, vocabulary)
 
     def _collect(self, wanted: type[_Said]) -> Generator[None, None, dict[int, _Said]]:
         """Collect this message from every rank."""

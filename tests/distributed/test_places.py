@@ -10,10 +10,10 @@ import pytest
 from hal_core import ENTERING, FinishReason, OutputRecord, Request, SamplingParams, StateConfig
 from hal_core.output.records import SlotStatus
 
-from hal.distributed.abilities import Abilities
 from hal.distributed.control_messages import Setup
 from hal.distributed.engine import open_engine
 from hal.distributed.errors import RankLost
+from hal.distributed.rank_info import RankInfo
 
 SIZES = StateConfig(num_slots=2, max_model_len=64, block_size=4, max_logprobs=0)
 
@@ -27,7 +27,7 @@ class Paper:
 
     undelivered = ()
     drafts, said, sockets = (0, 0, 0), deque(), ()
-    abilities = Abilities("cpu:0", {}, "", overlap=False)
+    abilities = RankInfo("cpu:0", {}, "", overlap=False)
 
     def __init__(self):
         self.entered, self.slots = defaultdict(list), defaultdict(dict)

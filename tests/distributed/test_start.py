@@ -12,12 +12,12 @@ import pytest
 from hal_core import CapabilityMissing, GroupLost, InvalidValue, Unavailable
 
 from hal.cli import main
-from hal.distributed.abilities import Abilities
 from hal.distributed.control_channel import RankChannel
 from hal.distributed.control_messages import Beat, Failed, Go, Hello, Ready, Release, Setup, Up, Verdict
 from hal.distributed.engine import open_engine
 from hal.distributed.errors import RankLost, word_of
 from hal.distributed.rank_executor import RankExecutor
+from hal.distributed.rank_info import RankInfo
 from hal.engine.engine import wait_for
 from hal.reading import Gap
 
@@ -204,7 +204,7 @@ class Losing:
 
     undelivered = ()
     drafts = (0, 0, 0)
-    abilities = Abilities("cpu:0", {}, "")
+    abilities = RankInfo("cpu:0", {}, "")
     said: ClassVar = deque()
 
     def assemble(self):

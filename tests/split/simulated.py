@@ -14,10 +14,10 @@ from hal_conformance.rigs.host_cache import HostCache
 from hal_core import FinishReason, OutputRecord, SlotStatus, SplitRole, TaskKind
 from hal_core.handover import BlockTransfer
 
-from hal.distributed.abilities import Abilities
 from hal.distributed.errors import RankLost
 from hal.distributed.kv_handover import KvHandover
 from hal.distributed.layout import RankLayout
+from hal.distributed.rank_info import RankInfo
 from hal.distributed.steps import StepOrder, orders_of
 
 END, VOCABULARY = 7, 97
@@ -205,7 +205,7 @@ class SimulatedExecutor:
 
     def __init__(self, label, net, clock, *, tp, blocks, size, drafts=0, slow=0, overlap=False):
         self.label, self.layout = label, RankLayout(tp)
-        self.abilities = Abilities("simulated", {}, "", overlap=overlap)
+        self.abilities = RankInfo("simulated", {}, "", overlap=overlap)
         self.words, self.records = deque(), deque()  # on their way to the engine
         self.said, self._came, self.accepted, self.heard = deque(), deque(), 0, []
         self.line = Line()

@@ -10,7 +10,7 @@ ALL_TOKENS = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class Abilities:
+class RankInfo:
     """The ranks' device: its name, the reason of each hook's fallback, and the name of its stand-in, or ""."""
 
     name: str
@@ -25,7 +25,7 @@ class Abilities:
     """Vocabulary size of the runners."""
 
     @property
-    def capabilities(self) -> Abilities:
+    def capabilities(self) -> RankInfo:
         """Return the facts of an opened device."""
         return self
 
