@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from hal_core import HalError, InvalidValue, Undelivered
 
-from hal.distributed.check import VARIABLE
 from hal.distributed.control_messages import Setup
 from hal.distributed.engine import open_engine
 from hal.distributed.errors import RankLost
 from hal.distributed.launch import PaddleLaunch
 from hal.distributed.rank_executor import RankExecutor
+from hal.distributed.state_check import VARIABLE
 from hal.model.split import check_split
 from hal.proposers import NONE
 from hal.proposers.asked import REJECTION

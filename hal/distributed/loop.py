@@ -16,10 +16,10 @@ from .requests import RequestTable
 from .steps import StepOrder
 
 if TYPE_CHECKING:
-    from .check import RankCheck
     from .control_channel import RankChannel
     from .dp_sync import DpSync
     from .kv_handover import KvHandover
+    from .state_check import StateCheck
 
 
 class StepLoop:
@@ -30,7 +30,7 @@ class StepLoop:
         line: RankChannel,
         worker: Stepper,
         number: int,
-        check: RankCheck | None = None,
+        check: StateCheck | None = None,
         meeting: DpSync | None = None,
         handing: KvHandover | None = None,
     ) -> None:

@@ -35,7 +35,6 @@ from hal.transport import open_sink
 from hal.transport.curve import CurveKeys
 from hal.transport.fanout_sink import FanoutSink, close_all
 
-from .check import RankCheck
 from .control_channel import RankChannel
 from .control_messages import Delivery, Drafted, Drafts, Go, Hello, Left, Message, Raised, Ready, Setup, Up, Verdict
 from .dp_sync import DpSync
@@ -43,6 +42,7 @@ from .errors import error_of, trace_told, word_of
 from .kv_handover import KvHandover, open_kv_handover
 from .layout import RankLayout
 from .loop import StepLoop
+from .state_check import StateCheck
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Group, Sink
@@ -224,7 +224,7 @@ class _Serving:
             self._tell_drafts()
             self.line.say(Left(self.rank, undelivered), TIMEOUTS.note)
 
-    def _worker(self, setup: Setup, layout: RankLayout, device: BoundDevice) -> tuple[Stepper, RankCheck | None]:
+    def _worker(self, setup: Setup, layout: RankLayout, device: BoundDevice) -> tuple[Stepper, StateCheck | None]:
         """Open the groups with the other ranks, load this rank's part of the model or make its runner, and the
         state."""
         from hal_core.devices import TensorRanks, library_of, open_job
@@ -270,7 +270,7 @@ class _Serving:
             model.before_run = self._meeting.meet
         device.open_group(state=worker.state, group=group)
         self._hands(setup, worker, proposer)
-        return worker, RankCheck(worker, ranks) if setup.check and ranks is not None else None
+        return worker, StateCheck(worker, ranks) if setup.check and ranks is not None else None
 
     def _hands(self, setup: Setup, stepper: Stepper, proposer: Proposer | None) -> None:
         """Open the transfer of a rank with a role, and listen."""

@@ -20,8 +20,8 @@ from hal_core.devices.paddle.ranks.groups import PaddleCommunicator
 from hal_core.runtime.policy import Policy
 from hal_core.tickets import DONE
 
-import hal.distributed.check
 import hal.distributed.rank
+import hal.distributed.state_check
 from hal.distributed.control_messages import Hello
 from hal.distributed.dp_sync import DpSync
 from hal.distributed.rank import serve, versions
@@ -245,11 +245,11 @@ def all_but_the_tokens(check):
     return {name: column for name, column in COLUMNS(check).items() if "accept" not in name and "token" not in name}
 
 
-COLUMNS = hal.distributed.check.RankCheck._columns
+COLUMNS = hal.distributed.state_check.StateCheck._columns
 MODULE = "hal.distributed.rank"
 LYING = {
-    "no check": ("hal.distributed.check.RankCheck.compare", lambda check, step: None),
-    "half a check": ("hal.distributed.check.RankCheck._columns", all_but_the_tokens),
+    "no check": ("hal.distributed.state_check.StateCheck.compare", lambda check, step: None),
+    "half a check": ("hal.distributed.state_check.StateCheck._columns", all_but_the_tokens),
     "any step": ("hal.distributed.loop.StepLoop._check_number", lambda loop, order: None),
     "says nothing": (f"{MODULE}._Serving._tell", lambda serving, error: None),
     "its own words": (f"{MODULE}.error_of", lambda verdict: HalError(f"process {os.getpid()}: {verdict.what}")),

@@ -24,7 +24,7 @@ _ADMISSION_IDS = ("request_serial", "last_preempted", "last_aborted")
 Columns = dict[str, np.ndarray[Any, Any]]
 
 
-class RankCheck:
+class StateCheck:
     """Compares one worker's state with those of the other ranks of its group. All of them call :meth:`compare`."""
 
     def __init__(self, worker: Stepper, ranks: TensorRanks) -> None:
