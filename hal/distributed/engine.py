@@ -16,7 +16,7 @@ from hal.engine.engine import Wait, wait_for
 from hal.engine.front import Queue
 from hal.engine.roles import DecodeScheduler, PrefillScheduler
 
-from .split import Bounds, Moves
+from .split import Bounds, Migration
 from .worker import RankWorker
 
 if TYPE_CHECKING:
@@ -81,5 +81,5 @@ def open_engine(
     front: Any = Queue
     if split is not None:
         check = scheduler(Scheduler).check
-        front = partial(Moves, check=check, drafts=not setup.rejection, bounds=bounds, clock=clock)
+        front = partial(Migration, check=check, drafts=not setup.rejection, bounds=bounds, clock=clock)
     return Engine(workers, front=front, restarts=restarts, on_record=on_record, note=note, wait=wait)

@@ -25,7 +25,7 @@ def _priority(generation: Generation) -> int:
 
 class Front(Protocol):
     """Decides which worker has which request. :class:`Queue` is for one worker; a prefill/decode split moves requests
-    between several (:class:`hal.distributed.split.moves.Moves`)."""
+    between several (:class:`hal.distributed.split.migration.Migration`)."""
 
     def begin(self) -> None:
         """Take note that all workers are up. Raises :class:`InvalidValue` if they do not fit together."""

@@ -18,7 +18,7 @@ import time
 from hal_core import FinishReason
 
 from hal.cli.run_options import split_of
-from hal.distributed.split.moves import Bounds
+from hal.distributed.split.migration import Bounds
 from tests.distributed.rows import Row, Told, reference, requests
 from tests.split.rows import Own, engine_of
 

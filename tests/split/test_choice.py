@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 from hal_core import FinishReason, InvalidValue, Request
 
-from hal.distributed.split.moves import Moves
+from hal.distributed.split.migration import Migration
 from hal.distributed.split.states import State
 from tests.split.test_engine import PROMPT, world_with
 from tests.split.world import World
@@ -76,7 +76,7 @@ def test_a_request_that_decode_workers_keep_refusing_ends_with_the_reason():
 def test_a_rank_receives_blocks_between_any_two_steps():
     """As where steps overlap, or the engine is quicker than what a rank does behind its record."""
     world, _ = world_with(State.MOVING)
-    with mock.patch.object(Moves, "_lose_offer", side_effect=AssertionError("an offer was lost")):
+    with mock.patch.object(Migration, "_lose_offer", side_effect=AssertionError("an offer was lost")):
         world.finish()
 
 
@@ -95,7 +95,7 @@ def run_all(rank):
 
 
 def test_lower_priorities_are_placed_first_and_equal_ones_in_order():
-    moves = Moves([], lambda ended: None, check=lambda request: None)
+    moves = Migration([], lambda ended: None, check=lambda request: None)
     for name, priority in (("a", 0), ("b", 5), ("c", -1), ("d", 0), ("e", -1)):
         moves.add(Request(name, [1], priority=priority))
     assert [journey.name for journey in moves.front] == ["c", "e", "a", "d", "b"]

@@ -11,7 +11,7 @@ from hal_core import FinishReason
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hal.distributed.split.moves import Moves
+from hal.distributed.split.migration import Migration
 from hal.distributed.split.states import TABLE, Event, State
 from tests.split.world import World
 
@@ -25,7 +25,7 @@ def test_requests_give_the_tokens_foretold(split, tp):
     world = World(split, tp=tp, chunk=2)  # so that some are placed long before they enter
     for number in range(6):
         world.submit([number + 1, *PROMPT[: 2 + number]], 3 + 2 * number)
-    with mock.patch.object(Moves, "_lose_offer", side_effect=AssertionError("an offer was lost")):
+    with mock.patch.object(Migration, "_lose_offer", side_effect=AssertionError("an offer was lost")):
         world.finish()
     assert {one.reason for one in world.ended.values()} <= {FinishReason.STOP, FinishReason.LENGTH}
 
@@ -101,7 +101,7 @@ def test_words_that_come_twice_count_once(state):
     for rank_executor in world.rank_executors:
         for word in reversed(range(len(rank_executor.heard))):
             rank_executor.repeat(word)
-    with mock.patch.object(Moves, "_lose_offer", side_effect=AssertionError("an offer was lost")):
+    with mock.patch.object(Migration, "_lose_offer", side_effect=AssertionError("an offer was lost")):
         world.finish()
     assert {one.reason for one in world.ended.values()} <= {FinishReason.STOP, FinishReason.LENGTH}
 
@@ -180,7 +180,7 @@ def test_a_name_may_be_used_again():
     world = World()
     for _ in range(2):
         name = world.submit(PROMPT, 9, name="again")
-        with mock.patch.object(Moves, "_lose_offer", side_effect=AssertionError("an offer was lost")):
+        with mock.patch.object(Migration, "_lose_offer", side_effect=AssertionError("an offer was lost")):
             world.finish()
         assert world.ended.pop(name).reason in (FinishReason.STOP, FinishReason.LENGTH)
 

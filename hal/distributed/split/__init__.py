@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .moves import Bounds, Moves
+from .migration import Bounds, Migration
 
-__all__ = ["Bounds", "Moves"]
+__all__ = ["Bounds", "Migration"]

@@ -1,4 +1,4 @@
-"""Moves requests from prefill to decode workers: the front of an engine whose workers have two roles.
+"""Migration requests from prefill to decode workers: the front of an engine whose workers have two roles.
 
 A prefill worker with room takes the first waiting request. A decode worker is then offered the request, and others in
 turn until one has room. Blocks move from rank to rank, by the table of :mod:`hal.distributed.split.states`. The engine
@@ -44,7 +44,7 @@ class Bounds:
     alone: float = field(default_factory=lambda: TIMEOUTS.alone)
 
 
-class Moves:
+class Migration:
     """All requests of an engine and their states. One thread uses it.
 
     - ``workers``: those of both roles. ``end``: books the end of a request, once.
