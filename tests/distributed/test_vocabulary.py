@@ -68,7 +68,7 @@ def test_a_split_refuses_what_either_role_has_no_token_for(smaller, monkeypatch,
         assert ended.reason is FinishReason.ERROR
         assert f"request 'far': token {SMALLER} is outside the vocabulary of {SMALLER}" in ended.message
         engine.submit(Request("near", (SMALLER - 1,), SamplingParams(max_tokens=4)))
-        assert "near" in engine.front.journeys
+        assert "near" in engine.front.split_requests
     finally:
         for worker in engine.workers:
             worker.refuse(HalError("the test is over"))

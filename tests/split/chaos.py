@@ -67,7 +67,7 @@ class Chaos:
             for finished in self.engine.step():
                 assert finished.request_id not in ended, f"{finished.request_id} ended twice"
                 ended[finished.request_id] = finished
-            assert time.monotonic() < end, {one.name: one.state for one in self.engine.front.journeys.values()}
+            assert time.monotonic() < end, {one.name: one.state for one in self.engine.front.split_requests.values()}
             if self.killed < self.deaths and (self.engine.steps > due[0] or time.monotonic() > due[1]):
                 self.strike()
                 due, end = self.due(), time.monotonic() + LONGEST

@@ -18,7 +18,7 @@ def test_the_prefill_worker_with_least_to_do_is_given_a_request():
     for number in range(4):
         world.submit([number + 1, *PROMPT], 12)
     world.step()
-    places = [world.engine.front.journeys[name].prefill.number for name in world.requests]
+    places = [world.engine.front.split_requests[name].prefill.number for name in world.requests]
     assert places == [0, 1, 0, 1]
     world.finish()
 
@@ -29,23 +29,23 @@ def test_the_decode_worker_with_most_free_blocks_is_asked():
     for length in lengths:
         world.submit([1] * length, 12)
         world.step()
-    places = [world.engine.front.journeys[name].decode.number for name in world.requests]
+    places = [world.engine.front.split_requests[name].decode.number for name in world.requests]
     assert places == [0, 1, 1]
     world.finish()
 
 
 def test_a_role_without_a_worker_ends_requests_with_the_time_waited():
-    world, journey = world_with(State.DECODING, restarts=1)
-    journey.decode.rank_executor.kill(0)
+    world, split_request = world_with(State.DECODING, restarts=1)
+    split_request.decode.rank_executor.kill(0)
     world.step()
     world.rank_executors[-1]._slow = 10**9  # it is being started, and does not come up
     for _ in range(59):
         world.now += 1
         world.step()
-    assert journey.name not in world.ended
+    assert split_request.name not in world.ended
     world.now += 2
     world.step()
-    told = world.ended[journey.name]
+    told = world.ended[split_request.name]
     assert told.reason is FinishReason.ERROR
     assert "no decode worker is left for 60 s (decode worker 0 was lost: it takes no messages any more)" in told.message
     assert "give more workers, or --restart" in told.message
@@ -82,11 +82,11 @@ def test_a_rank_receives_blocks_between_any_two_steps():
 
 def test_g29_a_rank_lets_nobody_in_whose_blocks_have_not_arrived():
     """Whatever the engine says."""
-    world, journey = world_with(State.HELD_OFFERED, 1)
-    journey.decode.scheduler.insert(journey.key, journey.first, ())
+    world, split_request = world_with(State.HELD_OFFERED, 1)
+    split_request.decode.scheduler.insert(split_request.key, split_request.first, ())
     world.step()
     with pytest.raises(InvalidValue, match="arrived for it: nothing"):
-        run_all(journey.decode.rank_executor.line.ranks[0])
+        run_all(split_request.decode.rank_executor.line.ranks[0])
 
 
 def run_all(rank):
@@ -98,4 +98,4 @@ def test_lower_priorities_are_placed_first_and_equal_ones_in_order():
     moves = Migration([], lambda ended: None, check=lambda request: None)
     for name, priority in (("a", 0), ("b", 5), ("c", -1), ("d", 0), ("e", -1)):
         moves.add(Request(name, [1], priority=priority))
-    assert [journey.name for journey in moves.front] == ["c", "e", "a", "d", "b"]
+    assert [split_request.name for split_request in moves.front] == ["c", "e", "a", "d", "b"]

@@ -52,7 +52,7 @@ def until(world, state, *, words, records):
                         worker.rank_executor.deliver(word=False)
             world.step()
             world.now += 0.01
-            found = [one for one in world.engine.front.journeys.values() if one.state is state]
+            found = [one for one in world.engine.front.split_requests.values() if one.state is state]
             if found:
                 return found[0]
     raise AssertionError(f"no request came to be {state}")
@@ -76,8 +76,8 @@ def world_with(state, count=4, **how):
 @pytest.mark.parametrize("state", REACHED, ids=lambda state: state.name)
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_a_worker_may_die_in_any_state_of_a_request(state, role):
-    world, journey = world_with(state, restarts=1)
-    worker = getattr(journey, role) or getattr(world.engine.front, role)[0]
+    world, split_request = world_with(state, restarts=1)
+    worker = getattr(split_request, role) or getattr(world.engine.front, role)[0]
     worker.rank_executor.kill(1)
     world.finish()
     assert {one.reason for one in world.ended.values()} <= {FinishReason.STOP, FinishReason.LENGTH}
@@ -86,12 +86,12 @@ def test_a_worker_may_die_in_any_state_of_a_request(state, role):
 
 @pytest.mark.parametrize("state", REACHED, ids=lambda state: state.name)
 def test_a_request_may_be_aborted_in_any_state(state):
-    world, journey = world_with(state)
-    world.engine.abort(journey.name)
-    world.engine.abort(journey.name)
+    world, split_request = world_with(state)
+    world.engine.abort(split_request.name)
+    world.engine.abort(split_request.name)
     world.finish()
-    others = {one.reason for name, one in world.ended.items() if name != journey.name}
-    assert world.ended[journey.name].reason is FinishReason.ABORT
+    others = {one.reason for name, one in world.ended.items() if name != split_request.name}
+    assert world.ended[split_request.name].reason is FinishReason.ABORT
     assert others <= {FinishReason.STOP, FinishReason.LENGTH}
 
 
@@ -107,21 +107,21 @@ def test_words_that_come_twice_count_once(state):
 
 
 def test_the_prefill_worker_is_rid_of_a_request_that_was_inserted():
-    world, journey = world_with(State.INSERTING)
-    assert journey.prefill.scheduler.kept
-    worker, journey = journey.prefill, until(world, State.DECODING, words=1, records=1)
-    assert journey.prefill is None
+    world, split_request = world_with(State.INSERTING)
+    assert split_request.prefill.scheduler.kept
+    worker, split_request = split_request.prefill, until(world, State.DECODING, words=1, records=1)
+    assert split_request.prefill is None
     for _ in range(3):  # the word to its rank, what it answers, and the engine that hears it
         world.turn()
-    assert not worker.scheduler.keeps(journey.name)
+    assert not worker.scheduler.keeps(split_request.name)
     world.finish()
 
 
 @pytest.mark.parametrize("state", [State.HELD_OFFERED, State.HELD_MOVING], ids=lambda state: state.name)
 def test_blocks_of_an_ended_offer_are_freed_when_all_ranks_confirm(state):
-    world, journey = world_with(state, 1, tp=2)
-    worker, before = journey.decode, journey.decode.scheduler.pool.free
-    world.engine.abort(journey.name)
+    world, split_request = world_with(state, 1, tp=2)
+    worker, before = split_request.decode, split_request.decode.scheduler.pool.free
+    world.engine.abort(split_request.name)
     for rank in worker.rank_executor.line.ranks:
         for _ in range(4):
             world.step()
@@ -135,12 +135,12 @@ def test_blocks_of_an_ended_offer_are_freed_when_all_ranks_confirm(state):
 
 
 def test_without_decode_room_a_request_is_computed_again():
-    world, journey = world_with(State.HELD)
-    before = len(world.delivered[journey.name])
+    world, split_request = world_with(State.HELD)
+    before = len(world.delivered[split_request.name])
     world.now += 31
     world.step()
-    assert journey.careful
-    assert journey.state is not State.HELD
+    assert split_request.careful
+    assert split_request.state is not State.HELD
     world.finish()
     assert before == 1
     assert {one.reason for one in world.ended.values()} <= {FinishReason.STOP, FinishReason.LENGTH}
@@ -148,8 +148,8 @@ def test_without_decode_room_a_request_is_computed_again():
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_requests_end_with_an_error_if_a_role_has_no_worker_left(role):
-    world, journey = world_with(State.HELD_MOVING)
-    getattr(journey, role).rank_executor.kill(0)
+    world, split_request = world_with(State.HELD_MOVING)
+    getattr(split_request, role).rank_executor.kill(0)
     world.finish()
     told = [one for one in world.ended.values() if one.reason is FinishReason.ERROR]
     assert told
@@ -160,8 +160,8 @@ def test_requests_end_with_an_error_if_a_role_has_no_worker_left(role):
 def test_a_decode_worker_that_does_not_answer_is_left_for_another():
     world = World((1, 2))
     name = world.submit(PROMPT, 12)
-    journey = until(world, State.OFFERED, words=400, records=1)
-    first = journey.decode
+    split_request = until(world, State.OFFERED, words=400, records=1)
+    first = split_request.decode
     for _ in range(60):
         world.now += 1
         for rank in [rank for one in world.engine.workers if one is not first for rank in one.rank_executor.line.ranks]:

@@ -85,11 +85,11 @@ def test_what_one_rank_refuses_is_sent_to_the_other_worker_too():
 
 
 def test_a_worker_that_comes_again_with_other_blocks_is_refused_by_name(monkeypatch):
-    world, journey = world_with(State.DECODING, restarts=1)
+    world, split_request = world_with(State.DECODING, restarts=1)
     monkeypatch.setattr("tests.split.simulated.FACTS", {"layout": "another"})
-    journey.decode.rank_executor.kill(0)
+    split_request.decode.rank_executor.kill(0)
     world.finish()
     differs = "the blocks of decode worker 0 differ from those here: layout: 'one int64 a token' here, 'another' there"
-    assert differs in world.ended[journey.name].message
-    assert world.ended[journey.name].reason is FinishReason.ERROR
+    assert differs in world.ended[split_request.name].message
+    assert world.ended[split_request.name].reason is FinishReason.ERROR
     assert world.rank_executors[-1].line.ranks[0].inbox[-1].what == differs

@@ -110,7 +110,7 @@ class World:
         while self.engine.busy:
             self.turn()
             turns += 1
-            assert turns < most, {name: one.state for name, one in self.engine.front.journeys.items()}
+            assert turns < most, {name: one.state for name, one in self.engine.front.split_requests.items()}
         for _ in range(600):
             self.turn()
         self.check()

@@ -22,7 +22,7 @@ from hal.engine import Finished
 from hal.engine.roles import DecodeScheduler, Key, Prefilled, PrefillScheduler
 from hal.timeouts import TIMEOUTS
 
-from .journey import Journey
+from .request import SplitRequest
 from .states import AT_DECODE, AT_PREFILL, HELD, ON_OFFER, Event, State
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class Migration:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._workers, self._check, self._with_drafts = workers, check, drafts
-        self.journeys: dict[str, Journey] = {}
-        self.front: list[Journey] = []
+        self.split_requests: dict[str, SplitRequest] = {}
+        self.front: list[SplitRequest] = []
         self._clock, self._bounds, self._end = clock, bounds or Bounds(), end
         self._arrivals = self._attempts = 0
         self._alone_since: dict[SplitRole, float] = {}
@@ -96,14 +96,16 @@ class Migration:
         """Queue a new request."""
         self._check(request)
         self._arrivals += 1
-        self.journeys[request.request_id] = journey = Journey(self._arrivals, request, since=self._clock())
-        self._wait(journey)
+        self.split_requests[request.request_id] = split_request = SplitRequest(
+            self._arrivals, request, since=self._clock()
+        )
+        self._wait(split_request)
 
-    def _wait(self, journey: Journey) -> None:
-        bisect.insort(self.front, journey, key=lambda one: one.rank)
+    def _wait(self, split_request: SplitRequest) -> None:
+        bisect.insort(self.front, split_request, key=lambda one: one.rank)
 
-    def _move(self, journey: Journey, event: Event) -> None:
-        journey.move(event, self._clock())
+    def _move(self, split_request: SplitRequest, event: Event) -> None:
+        split_request.move(event, self._clock())
 
     # -- forward --------------------------------------------------------------------------------------------------
 
@@ -112,9 +114,9 @@ class Migration:
         workers."""
         self._expire()
         self._give_up_alone()
-        held = [one for one in self.journeys.values() if one.state in (State.PREFILLING, State.HELD)]
-        for journey in sorted(held, key=lambda one: one.rank):
-            self._ask(journey)
+        held = [one for one in self.split_requests.values() if one.state in (State.PREFILLING, State.HELD)]
+        for split_request in sorted(held, key=lambda one: one.rank):
+            self._ask(split_request)
         while self.front and self._place(self.front[0]):
             pass
 
@@ -124,33 +126,33 @@ class Migration:
         self._attempts += 1
         return self._attempts
 
-    def _place(self, journey: Journey) -> bool:
-        room = [worker for worker in self.prefill if worker.scheduler.has_room(journey.request)]
-        if journey.careful and not any(one.scheduler.has_place(journey.request) for one in self.decode):
+    def _place(self, split_request: SplitRequest) -> bool:
+        room = [worker for worker in self.prefill if worker.scheduler.has_room(split_request.request)]
+        if split_request.careful and not any(one.scheduler.has_place(split_request.request) for one in self.decode):
             return False
         if not room:
             return False
-        self.front.remove(journey)
+        self.front.remove(split_request)
         worker = min(room, key=lambda one: one.scheduler.load + one.scheduler.kept)
-        worker.scheduler.add(journey.request)
-        journey.prefill = worker
-        journey.attempt = self._next_attempt()
-        self._move(journey, Event.PLACED)
-        self._ask(journey)
+        worker.scheduler.add(split_request.request)
+        split_request.prefill = worker
+        split_request.attempt = self._next_attempt()
+        self._move(split_request, Event.PLACED)
+        self._ask(split_request)
         return True
 
-    def _ask(self, journey: Journey) -> None:
+    def _ask(self, split_request: SplitRequest) -> None:
         """Offer the request to the decode worker with most room, if any has enough."""
-        assert journey.prefill is not None
+        assert split_request.prefill is not None
         for worker in sorted(self.decode, key=lambda one: (-one.scheduler.pool.free, one.scheduler.load)):
-            blocks = worker.scheduler.reserve(journey.request, attempt := self._next_attempt())
+            blocks = worker.scheduler.reserve(split_request.request, attempt := self._next_attempt())
             if blocks is None:
                 continue
-            journey.attempt, journey.decode = attempt, worker
-            journey.reserved, journey.arrived, journey.over = set(), set(), set()
-            self._move(journey, Event.ASKED)
-            for rank, source in enumerate(journey.prefill.peers):
-                worker.say(Reserve(*journey.key, blocks, source), rank)
+            split_request.attempt, split_request.decode = attempt, worker
+            split_request.reserved, split_request.arrived, split_request.over = set(), set(), set()
+            self._move(split_request, Event.ASKED)
+            for rank, source in enumerate(split_request.prefill.peers):
+                worker.say(Reserve(*split_request.key, blocks, source), rank)
             return
 
     def hear(self, word: SplitWord, worker: Prefill | Decode) -> None:
@@ -158,32 +160,32 @@ class Migration:
         key: Key = word.request, word.attempt
         if isinstance(word, Over) and worker.is_over(key, word.rank):
             return
-        journey = self.journeys.get(word.request)
-        if journey is None or journey.attempt != word.attempt or journey.state not in ON_OFFER:
+        split_request = self.split_requests.get(word.request)
+        if split_request is None or split_request.attempt != word.attempt or split_request.state not in ON_OFFER:
             return
         if isinstance(word, Reserved):
-            if _last_of(journey.reserved, word.rank, worker):
-                self._reserved(journey)
+            if _last_of(split_request.reserved, word.rank, worker):
+                self._reserved(split_request)
         elif isinstance(word, Arrived):
-            if _last_of(journey.arrived, word.rank, worker):
-                self._arrived(journey)
+            if _last_of(split_request.arrived, word.rank, worker):
+                self._arrived(split_request)
         else:
-            journey.why, journey.failed = word.why, journey.failed + 1
-            if worker is journey.decode:
-                journey.over.add(word.rank)
-            self._lose_offer(journey)
+            split_request.why, split_request.failed = word.why, split_request.failed + 1
+            if worker is split_request.decode:
+                split_request.over.add(word.rank)
+            self._lose_offer(split_request)
 
-    def _reserved(self, journey: Journey) -> None:
-        assert journey.prefill is not None
-        assert journey.decode is not None
-        self._move(journey, Event.RESERVED)
-        for rank, peer in enumerate(journey.decode.peers):
-            journey.prefill.say(SendTo(*journey.key, peer), rank)
+    def _reserved(self, split_request: SplitRequest) -> None:
+        assert split_request.prefill is not None
+        assert split_request.decode is not None
+        self._move(split_request, Event.RESERVED)
+        for rank, peer in enumerate(split_request.decode.peers):
+            split_request.prefill.say(SendTo(*split_request.key, peer), rank)
 
-    def _arrived(self, journey: Journey) -> None:
-        self._move(journey, Event.ARRIVED)
-        if journey.state is State.INSERTING:
-            self._insert(journey)
+    def _arrived(self, split_request: SplitRequest) -> None:
+        self._move(split_request, Event.ARRIVED)
+        if split_request.state is State.INSERTING:
+            self._insert(split_request)
 
     def took(self, worker: Prefill | Decode, record: OutputRecord, ended: Sequence[Finished]) -> None:
         """Handle the arrival of a worker's output."""
@@ -200,72 +202,73 @@ class Migration:
         """Offer the requests that got their first token in the prefill worker's output."""
         found, worker.scheduler.prefilled = worker.scheduler.prefilled, []
         for one in found:
-            self._first_token(self.journeys[one.request_id], one, drafts.get(one.request_id, ()))
+            self._first_token(self.split_requests[one.request_id], one, drafts.get(one.request_id, ()))
 
-    def _first_token(self, journey: Journey, one: Prefilled, drafts: tuple[int, ...]) -> None:
-        journey.first, journey.drafts, journey.held_since = one.tokens[-1], drafts, self._clock()
+    def _first_token(self, split_request: SplitRequest, one: Prefilled, drafts: tuple[int, ...]) -> None:
+        split_request.first, split_request.drafts, split_request.held_since = one.tokens[-1], drafts, self._clock()
         if one.aborted:
-            self._end_held(journey, FinishReason.ABORT)
+            self._end_held(split_request, FinishReason.ABORT)
             return
-        self._move(journey, Event.TOKEN)
-        if journey.state is State.INSERTING:
-            self._insert(journey)
+        self._move(split_request, Event.TOKEN)
+        if split_request.state is State.INSERTING:
+            self._insert(split_request)
 
-    def _insert(self, journey: Journey) -> None:
-        assert journey.decode is not None
-        journey.decode.scheduler.insert(journey.key, journey.first, journey.drafts)
+    def _insert(self, split_request: SplitRequest) -> None:
+        assert split_request.decode is not None
+        split_request.decode.scheduler.insert(split_request.key, split_request.first, split_request.drafts)
 
     def _inserted(self, worker: Decode, record: OutputRecord) -> None:
         """Release the prefill worker's blocks of requests that a decode worker's record names."""
         for name in record.request_ids:
-            journey = self.journeys.get(name)
-            if journey is not None and journey.state is State.INSERTING and journey.decode is worker:
-                self._move(journey, Event.INSERTED)
-                self._let_go(journey)
+            split_request = self.split_requests.get(name)
+            if split_request is not None and split_request.state is State.INSERTING and split_request.decode is worker:
+                self._move(split_request, Event.INSERTED)
+                self._let_go(split_request)
 
     # -- back -----------------------------------------------------------------------------------------------------
 
-    def _lose_offer(self, journey: Journey) -> None:
+    def _lose_offer(self, split_request: SplitRequest) -> None:
         """End the decode worker's promise. The request is offered again later, or ends after too many failures."""
-        self._withdraw_offer(journey)
-        self._move(journey, Event.OFFER_LOST)
-        if journey.failed >= MOST_FAILURES and journey.state in HELD:
-            why = f"no decode worker took over request {journey.name!r} in {journey.failed} tries: {journey.why}"
-            self._end_held(journey, FinishReason.ERROR, why)
+        self._withdraw_offer(split_request)
+        self._move(split_request, Event.OFFER_LOST)
+        if split_request.failed >= MOST_FAILURES and split_request.state in HELD:
+            tries = f"{split_request.failed} tries: {split_request.why}"
+            why = f"no decode worker took over request {split_request.name!r} in {tries}"
+            self._end_held(split_request, FinishReason.ERROR, why)
 
-    def _withdraw_offer(self, journey: Journey) -> None:
-        worker, journey.decode = journey.decode, None
+    def _withdraw_offer(self, split_request: SplitRequest) -> None:
+        worker, split_request.decode = split_request.decode, None
         if worker is not None and worker.up:
-            scheduler, key = worker.scheduler, journey.key
-            worker.release(key, lambda: scheduler.drop(key), frozenset(journey.over))
+            scheduler, key = worker.scheduler, split_request.key
+            worker.release(key, lambda: scheduler.drop(key), frozenset(split_request.over))
 
-    def _let_go(self, journey: Journey) -> None:
+    def _let_go(self, split_request: SplitRequest) -> None:
         """Release the blocks of the prefill worker."""
-        worker, journey.prefill = journey.prefill, None
-        if worker is not None and worker.up and worker.scheduler.keeps(journey.name):
-            scheduler, name = worker.scheduler, journey.name
-            worker.release(journey.key, lambda: scheduler.release(name))
+        worker, split_request.prefill = split_request.prefill, None
+        if worker is not None and worker.up and worker.scheduler.keeps(split_request.name):
+            scheduler, name = worker.scheduler, split_request.name
+            worker.release(split_request.key, lambda: scheduler.release(name))
 
-    def _to_front(self, journey: Journey, event: Event, output: Sequence[int]) -> None:
-        self._move(journey, event)
-        journey.turn_back(tuple(output))
-        self._wait(journey)
+    def _to_front(self, split_request: SplitRequest, event: Event, output: Sequence[int]) -> None:
+        self._move(split_request, event)
+        split_request.turn_back(tuple(output))
+        self._wait(split_request)
 
     def _expire(self) -> None:
         """Expire attempts that have waited for too long."""
         now, bounds = self._clock(), self._bounds
-        for journey in list(self.journeys.values()):
-            waited = now - journey.since
-            slow = journey.state in (State.OFFERED, State.HELD_OFFERED, State.HELD_MOVING)
+        for split_request in list(self.split_requests.values()):
+            waited = now - split_request.since
+            slow = split_request.state in (State.OFFERED, State.HELD_OFFERED, State.HELD_MOVING)
             if slow and waited > bounds.move:
-                assert journey.decode is not None
-                journey.why = f"{journey.decode.name} did not answer within {bounds.move:g} s"
-                journey.failed += 1
-                self._lose_offer(journey)
-            elif journey.state is State.HELD and now - journey.held_since > bounds.hold:
-                self._let_go(journey)
-                journey.careful = True
-                self._to_front(journey, Event.GIVEN_UP, journey.output)
+                assert split_request.decode is not None
+                split_request.why = f"{split_request.decode.name} did not answer within {bounds.move:g} s"
+                split_request.failed += 1
+                self._lose_offer(split_request)
+            elif split_request.state is State.HELD and now - split_request.held_since > bounds.hold:
+                self._let_go(split_request)
+                split_request.careful = True
+                self._to_front(split_request, Event.GIVEN_UP, split_request.output)
 
     def _give_up_alone(self) -> None:
         """End requests that need a role which has had no worker for too long, and will get none."""
@@ -297,79 +300,79 @@ class Migration:
 
     def _lost_prefill(self, worker: Prefill) -> None:
         ended = {one.request_id: one for one in worker.withdraw()[1]}
-        for journey in [one for one in self.journeys.values() if one.prefill is worker]:
-            journey.prefill = None
-            if journey.name in ended:
-                self.finish(ended[journey.name])
-            elif journey.state is State.INSERTING:
-                self._move(journey, Event.PREFILL_LOST)
+        for split_request in [one for one in self.split_requests.values() if one.prefill is worker]:
+            split_request.prefill = None
+            if split_request.name in ended:
+                self.finish(ended[split_request.name])
+            elif split_request.state is State.INSERTING:
+                self._move(split_request, Event.PREFILL_LOST)
             else:
-                if journey.state in ON_OFFER:
-                    self._withdraw_offer(journey)
-                self._to_front(journey, Event.PREFILL_LOST, journey.output)
+                if split_request.state in ON_OFFER:
+                    self._withdraw_offer(split_request)
+                self._to_front(split_request, Event.PREFILL_LOST, split_request.output)
 
     def _lost_decode(self, worker: Decode) -> None:
         going_on, told = worker.withdraw()
         outputs, ended = {one.request_id: one.output for one in going_on}, {one.request_id: one for one in told}
-        for journey in [one for one in self.journeys.values() if one.decode is worker]:
-            journey.decode = None
-            if journey.name in ended:
-                self.finish(ended[journey.name])
-            elif journey.state is State.DECODING:
-                self._to_front(journey, Event.DECODE_LOST, outputs[journey.name])
+        for split_request in [one for one in self.split_requests.values() if one.decode is worker]:
+            split_request.decode = None
+            if split_request.name in ended:
+                self.finish(ended[split_request.name])
+            elif split_request.state is State.DECODING:
+                self._to_front(split_request, Event.DECODE_LOST, outputs[split_request.name])
             else:
-                self._move(journey, Event.OFFER_LOST)
+                self._move(split_request, Event.OFFER_LOST)
 
     # -- ends -----------------------------------------------------------------------------------------------------
 
     def abort(self, request_id: str) -> None:
         """End a request in any state. If it has a slot, its record reports the end."""
-        if (journey := self.journeys.get(request_id)) is None:
+        if (split_request := self.split_requests.get(request_id)) is None:
             return
         ended: Finished | None = None
-        if journey.state is State.WAITING:
-            self._end_waiting(journey, FinishReason.ABORT)
-        elif journey.state in HELD:
-            self._end_held(journey, FinishReason.ABORT)
-        elif journey.state in AT_PREFILL:
-            assert journey.prefill is not None
-            ended = journey.prefill.scheduler.abort(request_id)
-        elif journey.state in AT_DECODE:
-            assert journey.decode is not None
-            if journey.decode.scheduler.take_back(journey.key):
-                self._withdraw_offer(journey)
-                self._end_held(journey, FinishReason.ABORT)
+        if split_request.state is State.WAITING:
+            self._end_waiting(split_request, FinishReason.ABORT)
+        elif split_request.state in HELD:
+            self._end_held(split_request, FinishReason.ABORT)
+        elif split_request.state in AT_PREFILL:
+            assert split_request.prefill is not None
+            ended = split_request.prefill.scheduler.abort(request_id)
+        elif split_request.state in AT_DECODE:
+            assert split_request.decode is not None
+            if split_request.decode.scheduler.take_back(split_request.key):
+                self._withdraw_offer(split_request)
+                self._end_held(split_request, FinishReason.ABORT)
             else:
-                ended = journey.decode.scheduler.abort(request_id)
+                ended = split_request.decode.scheduler.abort(request_id)
         if ended is not None:
             self.finish(ended)
 
     def finish(self, ended: Finished) -> None:
         """Release a request that ended in a scheduler, on all workers."""
-        journey = self.journeys[ended.request_id]
-        if journey.state in AT_PREFILL and journey.prefill is not None:
-            journey.prefill.say(Release(*journey.key))  # it may know the blocks' destination
-        if journey.state in ON_OFFER:
-            self._withdraw_offer(journey)
-        self._let_go(journey)
-        self._over(journey, ended)
+        split_request = self.split_requests[ended.request_id]
+        if split_request.state in AT_PREFILL and split_request.prefill is not None:
+            split_request.prefill.say(Release(*split_request.key))  # it may know the blocks' destination
+        if split_request.state in ON_OFFER:
+            self._withdraw_offer(split_request)
+        self._let_go(split_request)
+        self._over(split_request, ended)
 
-    def _end_waiting(self, journey: Journey, reason: FinishReason, message: str = "") -> None:
-        self.front.remove(journey)
-        self._over(journey, Finished(journey.name, journey.output, reason, message, reported=False))
+    def _end_waiting(self, split_request: SplitRequest, reason: FinishReason, message: str = "") -> None:
+        self.front.remove(split_request)
+        self._over(split_request, Finished(split_request.name, split_request.output, reason, message, reported=False))
 
-    def _end_held(self, journey: Journey, reason: FinishReason, message: str = "") -> None:
-        self.finish(Finished(journey.name, journey.output, reason, message, reported=False))
+    def _end_held(self, split_request: SplitRequest, reason: FinishReason, message: str = "") -> None:
+        self.finish(Finished(split_request.name, split_request.output, reason, message, reported=False))
 
     def _fail(self, states: frozenset[State], message: str) -> None:
         """End every request in one of these states with an error."""
-        for journey in [one for one in self.journeys.values() if one.state in states]:
-            end = self._end_waiting if journey.state is State.WAITING else self._end_held
-            end(journey, FinishReason.ERROR, message)
+        for split_request in [one for one in self.split_requests.values() if one.state in states]:
+            end = self._end_waiting if split_request.state is State.WAITING else self._end_held
+            end(split_request, FinishReason.ERROR, message)
 
-    def _over(self, journey: Journey, ended: Finished) -> None:
-        self._move(journey, Event.END)
-        del self.journeys[journey.name]
+    def _over(self, split_request: SplitRequest, ended: Finished) -> None:
+        self._move(split_request, Event.END)
+        del self.split_requests[split_request.name]
         self._end(ended)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Journey:
+class SplitRequest:
     """A request from its arrival to its end.
 
     - ``number``: of its arrival. ``request``: its present form, with every token delivered before this prefill.
