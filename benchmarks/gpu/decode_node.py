@@ -31,7 +31,7 @@ from hal_core import (
 from hal.engine.scheduler import Scheduler
 from hal.stepping import Stepper
 
-from .ways import Inputs, Tensors, fused, per_field, pinned, writer_of
+from .peers import Inputs, Tensors, fused, per_field, pinned, writer_of
 
 FIRST_TOKEN = 7
 """What every prefill node sampled: with random weights any token is as good."""

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from .peers import FUSED, WAYS, Inputs, Tensors, empty_tensors
 from .rig import SLOTS, Busy, Rig, blocks_of, median, quiet
 from .turns import MANNERS, OURS, Parts, Turn, Turns, slots_of
-from .ways import FUSED, WAYS, Inputs, Tensors, empty_tensors
 
 TOKENS, AHEAD, WARM = 1024, 2, 5
 STAGED = 3200

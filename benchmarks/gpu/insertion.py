@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from hal_core.slots.tasks import TaskBatch
 
+from .peers import WAYS, Inputs, Tensors, empty_tensors
 from .rig import Rig, blocks_of, median, quiet, spread
-from .ways import WAYS, Inputs, Tensors, empty_tensors
 
 CASES = ((1, 1024), (8, 1024), (32, 1024), (128, 1024), (8, 8192))
 BUSY_MS = 20.0

@@ -18,9 +18,9 @@ from hal_core.slots.tasks import TaskBatch
 
 from .gap import NOTHING, OURS, Loop, alone
 from .insertion import Insertions
+from .peers import FUSED, WAYS
 from .rig import SLOTS, Busy, Rig, blocks_of, quiet
 from .single import Unread
-from .ways import FUSED, WAYS
 
 Row = dict[str, Any]
 PAUSE = 5
