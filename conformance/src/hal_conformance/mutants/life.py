@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from hal_core.contract.markers import hookimpl
-from hal_core.devices.lifetimes import DeviceMemory
+from hal_core.devices.retired_memory import DeviceMemory
 from hal_core.errors import DeviceClosed, HalError, OutOfMemory, SinkFull
 from hal_core.memory.copies import Bytes, CopyTicket
 from hal_core.runtime.policy import Policy

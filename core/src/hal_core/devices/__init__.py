@@ -19,7 +19,7 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.devices.asynchronous": "AsyncDevice",
         "hal_core.devices.blocks": "Lease MirroredBlock",
         "hal_core.devices.events": "AsyncStream RecordedEvent",
-        "hal_core.devices.lifetimes": "DeviceMemory",
+        "hal_core.devices.retired_memory": "DeviceMemory",
         "hal_core.devices.primitives": "Launch POLL PlanLaunch Primitives StreamPrimitives poll",
         "hal_core.devices.streaming": "StreamDevice primitive",
         "hal_core.devices.tensors": "tensor_over",

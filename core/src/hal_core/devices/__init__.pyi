@@ -43,7 +43,6 @@ from .blocks import Lease as Lease
 from .blocks import MirroredBlock as MirroredBlock
 from .events import AsyncStream as AsyncStream
 from .events import RecordedEvent as RecordedEvent
-from .lifetimes import DeviceMemory as DeviceMemory
 from .paddle.conformance import PaddleSupport as PaddleSupport
 from .paddle.conformance import SimulatedRanks as SimulatedRanks
 from .paddle.custom import CustomDevicePlugin as CustomDevicePlugin
@@ -77,6 +76,7 @@ from .primitives import PlanLaunch as PlanLaunch
 from .primitives import Primitives as Primitives
 from .primitives import StreamPrimitives as StreamPrimitives
 from .primitives import poll as poll
+from .retired_memory import DeviceMemory as DeviceMemory
 from .ring_options import RingOptions as RingOptions
 from .staging import Span as Span
 from .staging import StagingRing as StagingRing

@@ -26,8 +26,8 @@ from ..memory.plan import Buffer, WritePlan, runs_of
 from ..memory.writes import across
 from ..tickets import DONE, Ticket
 from .blocks import Bytes, MirroredBlock
-from .lifetimes import DeviceMemory
 from .primitives import Launch, PlanLaunch, Primitives
+from .retired_memory import DeviceMemory
 from .ring_options import RingOptions
 from .staging import StagingRing
 from .streaming import StreamDevice, primitive

@@ -9,8 +9,8 @@ from typing import Any
 from ..errors import InvalidValue, TicketTimeout
 from ..streams import Event
 from .health import Health
-from .lifetimes import Retired
 from .primitives import RawEvent, RawStream, StreamPrimitives
+from .retired_memory import Retired
 
 _lanes = count(1)
 

@@ -17,8 +17,8 @@ from .base import DeviceBase
 from .blocks import HostBlock, HostBlocks, Lease
 from .events import AsyncStream, EventPool, RecordedEvent
 from .health import Health
-from .lifetimes import Retired
 from .primitives import RawStream, StreamPrimitives
+from .retired_memory import Retired
 from .tickets import AsyncCopy, AsyncTicket, QuietCopy, QuietTicket, ReadsInFlight
 
 if TYPE_CHECKING:
