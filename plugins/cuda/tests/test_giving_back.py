@@ -6,7 +6,7 @@ import gc
 
 import numpy as np
 from hal_core import ByteRange, StateConfig
-from hal_core.devices import blocks, streaming
+from hal_core.devices import blocks, stream_device
 from hal_cuda import memory as gpu_memory
 from hal_cuda.driver import Driver
 from hal_cuda.native_device import open_gpu
@@ -37,7 +37,7 @@ def test_a_device_that_is_dropped_without_a_close_gives_its_memory_back(opened):
         del device
         gc.collect()
     pinned = bound.device._runtime._memory
-    assert not streaming._dropped
+    assert not stream_device._dropped
     idle, events = sum(map(len, pinned._idle.values())), 3
     assert library.stand_in_count(0) - before <= idle + events, "what is idle is used again"
     assert sum(map(len, pinned._idle.values())) <= 8
@@ -55,10 +55,10 @@ def test_a_dropped_device_whose_work_is_under_way_is_kept_until_that_is_over(ope
     device.upload(memory.address, np.ones(64, np.uint8), stream)
     del device, stream, memory
     gc.collect()
-    assert len(streaming._dropped) == 1
+    assert len(stream_device._dropped) == 1
     library.stand_in_hold(handle, 0)
-    streaming.give_back_dropped()
-    assert not streaming._dropped
+    stream_device.give_back_dropped()
+    assert not stream_device._dropped
 
 
 def test_what_a_burst_of_copies_out_took_is_given_back(opened, monkeypatch):

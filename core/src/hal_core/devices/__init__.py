@@ -4,7 +4,7 @@
   (:class:`~hal_core.devices.primitives.Primitives`).
 - ``asynchronous``: the device over them (:class:`~hal_core.devices.asynchronous.AsyncDevice`).
 - ``streaming``: its base, which needs only streams, events and host memory, for devices with their own way to move
-  bytes (:class:`~hal_core.devices.streaming.StreamDevice`; Paddle's CustomDevices).
+  bytes (:class:`~hal_core.devices.stream_device.StreamDevice`; Paddle's CustomDevices).
 - ``events``, ``tickets``, ``blocks``, ``lifetimes``: parts of these two, which a vendor need not read.
 - ``sync``, ``base``: synchronous devices, and the base of all devices; ``cpu``, ``paddle``: devices in the core.
 """
@@ -21,7 +21,7 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.devices.events": "AsyncStream RecordedEvent",
         "hal_core.devices.retired_memory": "DeviceMemory",
         "hal_core.devices.primitives": "Launch POLL PlanLaunch Primitives StreamPrimitives poll",
-        "hal_core.devices.streaming": "StreamDevice primitive",
+        "hal_core.devices.stream_device": "StreamDevice primitive",
         "hal_core.devices.tensors": "tensor_over",
         "hal_core.devices.tickets": "AsyncTicket",
         "hal_core.devices.base": "DeviceBase check_index check_options",

@@ -80,8 +80,8 @@ from .retired_memory import DeviceMemory as DeviceMemory
 from .ring_options import RingOptions as RingOptions
 from .staging import Span as Span
 from .staging import StagingRing as StagingRing
-from .streaming import StreamDevice as StreamDevice
-from .streaming import primitive as primitive
+from .stream_device import StreamDevice as StreamDevice
+from .stream_device import primitive as primitive
 from .sync import SyncDevice as SyncDevice
 from .tensors import tensor_over as tensor_over
 from .tickets import AsyncTicket as AsyncTicket

@@ -30,7 +30,7 @@ from .primitives import Launch, PlanLaunch, Primitives
 from .retired_memory import DeviceMemory
 from .ring_options import RingOptions
 from .staging import StagingRing
-from .streaming import StreamDevice, primitive
+from .stream_device import StreamDevice, primitive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from ...errors import InvalidValue
 from ...tickets import Ticket
 from ..blocks import HostBlock
 from ..events import AsyncStream, RecordedEvent
-from ..streaming import StreamDevice
+from ..stream_device import StreamDevice
 from .between import elements_of, gather
 from .device import PaddlePlace
 from .memory import Bytes, PaddleMemory, Tensor, host_tensor
