@@ -9,8 +9,8 @@ import numpy as np
 
 from ..errors import InvalidValue
 from ..slots.fields import FinishReason, SplitRole
+from .fast_record import beyond, usual_record
 from .records import OutputRecord, SlotStatus, narrowed
-from .usual import beyond, usual_record
 
 if TYPE_CHECKING:
     from ..slots.host_table import HostSlotTable
