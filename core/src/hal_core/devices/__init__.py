@@ -3,9 +3,9 @@
 - ``primitives``: the interface that the vendor of an asynchronous device implements
   (:class:`~hal_core.devices.primitives.Primitives`).
 - ``asynchronous``: the device over them (:class:`~hal_core.devices.asynchronous.AsyncDevice`).
-- ``streaming``: its base, which needs only streams, events and host memory, for devices with their own way to move
+- ``stream_device``: its base, which needs only streams, events and host memory, for devices with their own way to move
   bytes (:class:`~hal_core.devices.stream_device.StreamDevice`; Paddle's CustomDevices).
-- ``events``, ``tickets``, ``blocks``, ``lifetimes``: parts of these two, which a vendor need not read.
+- ``events``, ``tickets``, ``blocks``, ``retired_memory``: parts of these two, which a vendor need not read.
 - ``sync``, ``base``: synchronous devices, and the base of all devices; ``cpu``, ``paddle``: devices in the core.
 """
 
