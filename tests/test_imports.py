@@ -91,10 +91,12 @@ def through(text):
 
 
 def test_the_host_reaches_through_no_bound_device():
-    """What a worker needs of its device is public on it, behind the checks of the policy."""
+    """What a worker needs of its device is public on it, behind the checks of the policy. `hal doctor` is no worker: it
+    looks at the memory that a plugin allocates."""
     found = [
         f"{path.relative_to(ROOT)}:{line}"
         for path in sorted((ROOT / "hal").rglob("*.py"))
+        if path.name != "doctor_child.py"
         for line in through(path.read_text(encoding="utf-8"))
     ]
     assert found == []

@@ -47,7 +47,7 @@ def test_each_rank_opens_its_own_device_from_the_requested_index_on(first):
 
 
 def test_more_ranks_than_devices_are_refused_unless_they_may_share():
-    with pytest.raises(InvalidValue, match=r"2 rank\(s\) .* from four:3 on, and there are 4 .*--share-devices"):
+    with pytest.raises(InvalidValue, match=r"2 rank\(s\) .* counted from four:3, and there are 4 .*--share-devices"):
         LocalRank(0, 2).index(Four, 3)
     assert [LocalRank(number, 2, share=True).index(Four, 3) for number in (0, 1)] == [3, 0]
 
