@@ -41,14 +41,16 @@ def records(draw, max_rows=6):
     if draw(st.booleans(), label="drafts"):
         optional["draft_counts"] = drawn_array(draw, np.int32, st.integers(0, 5), len(ids))
         optional["drafts"] = drawn_array(draw, np.int64, int64, int(optional["draft_counts"].sum()))
-    if columns := draw(st.integers(0, 4), label="columns"):
-        shape = (len(tokens), columns)
-        wide = drawn_array(draw, np.int64, st.sampled_from([-1, 5, 1 << 40]), len(tokens) * columns).reshape(shape)
-        wide[:, 0] = tokens
-        optional["logprob_token_ids"] = narrowed(wide) if draw(st.booleans(), label="narrow") else wide
-        optional["logprobs"] = drawn_array(draw, np.float32, st.floats(width=32), len(tokens) * columns).reshape(shape)
-        if draw(st.booleans(), label="ranks"):
-            optional["ranks"] = drawn_array(draw, np.int32, st.integers(-1, 1 << 30), len(tokens))
+    for prefix, named in (("", tokens), ("draft_", optional.get("drafts"))):
+        if named is not None and (columns := draw(st.integers(0, 4), label="columns")):
+            shape = (len(named), columns)
+            wide = drawn_array(draw, np.int64, st.sampled_from([-1, 5, 1 << 40]), len(named) * columns).reshape(shape)
+            wide[:, 0] = named
+            optional[prefix + "logprob_token_ids"] = narrowed(wide) if draw(st.booleans(), label="narrow") else wide
+            logprobs = drawn_array(draw, np.float32, st.floats(width=32), len(named) * columns)
+            optional[prefix + "logprobs"] = logprobs.reshape(shape)
+            if draw(st.booleans(), label="ranks"):
+                optional[prefix + "ranks"] = drawn_array(draw, np.int32, st.integers(-1, 1 << 30), len(named))
     if ids:
         text = st.text(st.characters(exclude_categories=("Cs",)))
         optional["messages"] = draw(st.dictionaries(st.integers(0, len(ids) - 1), text))
@@ -134,6 +136,7 @@ def test_any_body_within_a_sound_frame_is_a_record_or_a_frame_error(body):
     readable(framed(body))
 
 
+OPTIONAL_PARTS = ("columns", "dcounts", "drafts", "lids", "lps", "ranks", "msgs", "dcolumns", "dlids", "dlps", "dranks")
 BODY = msgspec.msgpack.decode(SMALL[64:])
 packable = st.one_of(
     st.none(), st.booleans(), int64, st.binary(max_size=40), st.text("a\0é", max_size=5), st.lists(int64, max_size=3)
@@ -141,11 +144,12 @@ packable = st.one_of(
 
 
 @settings(UNTIMED, max_examples=share.of(500))
-@given(
-    st.dictionaries(st.sampled_from([*BODY, "columns", "dcounts", "drafts", "lids", "lps", "ranks", "msgs"]), packable)
-)
+@given(st.dictionaries(st.sampled_from([*BODY, *OPTIONAL_PARTS]), packable))
 @example({"columns": 1 << 40, "lids": b"", "lps": b""})
 @example({"columns": 1, "lids": b"", "lps": b""})
+@example({"dcolumns": 1, "dlids": b"", "dlps": b""})
+@example({"dcounts": bytes(8), "drafts": b"", "dcolumns": 1 << 40, "dlids": b"", "dlps": b""})
+@example({"dcounts": bytes(8), "drafts": b"", "dranks": b""})
 @example({"msgs": {-1: "x"}})
 @example({"counts": b"\xff" * 8, "tokens": b""})
 @example({"counts": b"\xff\xff\xff\x7f" * 2, "tokens": bytes(16)})

@@ -27,6 +27,12 @@ def record_of(*rows: tuple[SlotStatus, list[int]], step: int = 0, **optional) ->
     return OutputRecord(step, tuple(f"r{row}" for row in range(len(rows))), **(arrays | optional))
 
 
+def of_drafts(ids):
+    """One draft, 8, and log-probabilities with these token ids."""
+    given = {"drafts": np.array([8]), "draft_counts": np.array([1, 0], np.int32)}
+    return given | {"draft_logprob_token_ids": np.array(ids), "draft_logprobs": np.zeros((len(ids), 2), np.float32)}
+
+
 PLAIN = record_of((SlotStatus.TOKEN, [5]), (SlotStatus.TOKEN, [6]))
 MIXED = record_of((SlotStatus.TOKEN, [5, 6, 7]), (SlotStatus.PREEMPTED, []), (SlotStatus.NONE, []))
 
@@ -82,6 +88,11 @@ class Output:
             "column 0 of logprob_token_ids is not the sampled token",
         ),
         ({"messages": {2: "late"}}, "messages has 2"),
+        ({"draft_logprobs": np.zeros((2, 1), np.float32)}, "draft_logprob_token_ids must be given together"),
+        ({"draft_ranks": np.zeros(2, np.int32)}, "draft_ranks needs draft_logprobs"),
+        ({**of_drafts([[8, 1]]), "drafts": None, "draft_counts": None}, "draft_logprobs needs drafts"),
+        (of_drafts([[8, 1], [9, 1]]), "draft_logprob_token_ids has length 2, but there are 1 drafts"),
+        (of_drafts([[7, 1]]), "column 0 of draft_logprob_token_ids is not the draft"),
     ],
 )
 def test_g21_a_record_refuses_what_its_counts_and_bounds_forbid(changes, message):
@@ -105,11 +116,17 @@ def test_g25_rows_give_each_request_its_own_part():
         logprobs=np.zeros((3, 2), np.float32),
         logprob_token_ids=np.array([[5, 1], [6, 2], [7, 3]]),
         messages={1: "no blocks left"},
+        draft_logprob_token_ids=np.array([[8, 1], [9, 2]]),
+        draft_logprobs=np.array([[-1, -2], [-3, -4]], np.float32),
+        draft_ranks=np.array([5, 6], np.int32),
     )
     first, second, third = record.rows()
     assert (first.request_id, first.status, first.tokens.tolist()) == ("r0", SlotStatus.TOKEN, [5, 6, 7])
     assert first.logprob_token_ids.tolist() == [[5, 1], [6, 2], [7, 3]]
     assert first.ranks.tolist() == [1, 2, 3]
+    assert (first.draft_logprobs.shape, second.draft_ranks.size) == ((0, 2), 0)
+    assert (third.draft_logprob_token_ids.tolist(), third.draft_ranks.tolist()) == ([[8, 1], [9, 2]], [5, 6])
+    assert third.draft_logprobs.tolist() == [[-1, -2], [-3, -4]]
     assert (second.status, second.tokens.size, second.message) == (SlotStatus.PREEMPTED, 0, "no blocks left")
     assert (third.status, third.drafts.tolist(), third.logprobs.shape) == (SlotStatus.NONE, [8, 9], (0, 2))
 

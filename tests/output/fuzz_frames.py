@@ -44,6 +44,7 @@ def sample(columns: int, drafts: bool) -> OutputRecord:
         optional["ranks"] = np.zeros(3, np.int32)
     if drafts:
         optional |= {"draft_counts": np.array([0, 2, 0], np.int32), "drafts": np.arange(2), "messages": {1: "text"}}
+        optional |= {"draft_logprob_token_ids": np.arange(2)[:, None], "draft_logprobs": np.zeros((2, 1), np.float32)}
     return OutputRecord(
         7, ("a", "b", "c"), ones, ones * 0, np.arange(3), ones.astype(np.int32), np.arange(3), ones < 0, **optional
     )

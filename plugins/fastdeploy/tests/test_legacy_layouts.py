@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hal_core.errors import InvalidValue
+from hal_core.frames import envelope as frames
 from hal_core.output.records import OutputRecord, SlotStatus
 from hal_core.slots.fields import FinishReason
 from hal_fastdeploy.sysv.layouts import Variant, layout_named, messages
@@ -25,7 +26,7 @@ TOKEN, NONE, PREEMPTED, ABORTED = SlotStatus.TOKEN, SlotStatus.NONE, SlotStatus.
 ERROR, RECOVERED = SlotStatus.ERROR, SlotStatus.RECOVERED
 
 
-def record(rows, *, columns=None, first=(), drafts=None):
+def record(rows, *, columns=None, first=(), drafts=None, draft_columns=None):
     """A record of rows (status, tokens, finish), alternatives counted up from each token."""
     tokens = np.array([token for _, row, _ in rows for token in row], np.int64)
     optional = {}
@@ -37,6 +38,11 @@ def record(rows, *, columns=None, first=(), drafts=None):
     if drafts is not None:
         optional["draft_counts"] = np.array([len(row) for row in drafts], np.int32)
         optional["drafts"] = np.array([token for row in drafts for token in row], np.int64)
+    if draft_columns:
+        ids = optional["drafts"][:, None] + np.arange(draft_columns)
+        optional["draft_logprob_token_ids"] = np.ascontiguousarray(ids)
+        optional["draft_logprobs"] = np.ascontiguousarray(-(ids % 5).astype(np.float32) / 4)
+        optional["draft_ranks"] = (optional["drafts"] % 3).astype(np.int32)
     n = len(rows)
     return OutputRecord(
         3,
@@ -146,13 +152,6 @@ def test_golden_mtp_save_first_token_with_topk():
     assert told(source, [0, 1], 2, "speculative-topk") == [expected]
 
 
-def test_g19_a_slot_that_tells_of_two_requests_takes_two_messages_and_the_stop_sign_comes_last():
-    source = record([(PREEMPTED, [], GO), (TOKEN, [5], STOP), (TOKEN, [6], STOP)])
-    first, second = map(legacy.parse_plain, told(source, [0, 0, 1], 2, "plain"))
-    assert first == {"stop": 1, "tokens": [-9, 6]}
-    assert second == {"stop": -1, "tokens": [5, -1]}
-
-
 numbers = st.integers(0, 2**31 - 8)  # alternatives are counted up from a token
 #: An abort has the word of a preemption: the engine knows which it asked for, and waits for this word.
 STATUS_WORDS = {NONE: (-1, 0), ABORTED: (-9, -9), PREEMPTED: (-9, -9), ERROR: (-3, -3), RECOVERED: (-3, -3)}
@@ -170,6 +169,73 @@ def batches(draw, most):
         tokens = draw(st.lists(numbers, min_size=1, max_size=most)) if status is TOKEN else []
         rows.append((status, tokens, FINISHES.get(status, GO)))
     return rows, at, size
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_golden_log_probabilities_of_drafts(packed):
+    """A second message, with flag 4; the stop sign is in the last one."""
+    source = record([(TOKEN, [4], STOP), (PREEMPTED, [], GO)], columns=1, drafts=[[6, 9], []], draft_columns=2)
+    target, draft = told(source, [0, 1], 2, "speculative-topk", Variant(packed=packed))
+    first = {0: [1, 3 | 1 << 8 if packed else 3, 2, 1, -9], 2_060: [4, *[-1] * 20], 2_564: [-2.0], 3_068: [4]}
+    assert target == golden(530_448, first)
+    second = {
+        0: [-1, 4 | 2 << 8 if packed else 4, 2, 2, 0],
+        2_060: [6, 7, *[-1] * 19, 9, 10, *[-1] * 19],
+        2_564: [-0.25, -0.5],
+        2_564 + 84: [-1.0, -0.0],
+        3_068: [0, 0],
+    }
+    assert draft == golden(530_448, second)
+
+
+def test_a_first_token_keeps_its_draft_beside_the_drafts_own_message():
+    source = record([(TOKEN, [4], GO), (TOKEN, [5], GO)], columns=1, first=[0], drafts=[[6], [7]], draft_columns=1)
+    target, draft = map(legacy.parse_speculative_topk_today, told(source, [0, 1], 2, "speculative-topk"))
+    assert ([row[0][0] for row in target["tokens"]], target["counts"]) == ([4, 5], [2, 1])
+    assert (target["tokens"][0][1], draft["counts"]) == ([6], [1, 1])
+    assert draft["tokens"] == [[[6]], [[7]]]
+
+
+def test_drafts_alone_are_one_message():
+    source = record([(NONE, [], GO), (NONE, [], GO)], drafts=[[6], []], draft_columns=1)
+    (draft,) = told(source, [0, 1], 2, "speculative-topk")
+    assert legacy.parse_speculative_topk_today(draft)["flag"] == 4
+
+
+def test_the_drafts_of_a_slots_present_request_are_told():
+    source = record([(TOKEN, [5], STOP), (TOKEN, [6], GO)], drafts=[[7], [8, 9]], draft_columns=1)
+    *_, draft = told(source, [0, 0], 1, "speculative-topk")
+    assert legacy.parse_speculative_topk_today(draft)["tokens"] == [[[8], [9]]]
+
+
+@settings(deadline=None)
+@given(batches(6), st.sampled_from([256, 512]), st.integers(1, 21), st.booleans(), st.data())
+def test_both_generations_of_readers_read_drafts(batch, slots, columns, packed, data):
+    """From a record through a frame and back, then as FastDeploy's readers read it."""
+    rows, at, size = batch
+    rows = [(status, [token % (2**31 - 32) for token in tokens], finish) for status, tokens, finish in rows]
+    drafts = [data.draw(st.lists(st.integers(0, 2**31 - 32), max_size=6)) for _ in rows]
+    source = record(rows, columns=columns, drafts=drafts, draft_columns=columns)
+    source = frames.decode(frames.encode(source, session=1, sender=2, sequence=3)).record
+    variant = Variant(packed=packed, slots=slots)
+    *_, last = told(source, at, size, "speculative-topk", variant, slots)
+    assert last == legacy.build_speculative_topk(legacy.parse_speculative_topk(last, slots), slots)
+    got = (legacy.parse_speculative_topk_today if packed else legacy.parse_speculative_topk)(last, slots)
+    by_id, pad = dict(zip(at, drafts, strict=True)), [] if packed else [-1] * (21 - columns)
+    assert (got["flag"], got["counts"]) == (4, [len(by_id.get(i, [])) for i in range(size)])
+    for i in range(size):
+        tokens = by_id.get(i, [])
+        assert got["tokens"][i] == [[token + column for column in range(columns)] + pad for token in tokens]
+        for row, token in zip(got["scores"][i], tokens, strict=True):
+            assert row[:columns] == [-((token + column) % 5) / 4 for column in range(columns)]
+        assert got["ranks"][i] == [token % 3 for token in tokens]
+
+
+def test_g19_a_slot_that_tells_of_two_requests_takes_two_messages_and_the_stop_sign_comes_last():
+    source = record([(PREEMPTED, [], GO), (TOKEN, [5], STOP), (TOKEN, [6], STOP)])
+    first, second = map(legacy.parse_plain, told(source, [0, 0, 1], 2, "plain"))
+    assert first == {"stop": 1, "tokens": [-9, 6]}
+    assert second == {"stop": -1, "tokens": [5, -1]}
 
 
 @settings(deadline=None)
@@ -310,6 +376,9 @@ def test_todays_readers_fail_with_messages_of_the_former_layout():
         (record([(TOKEN, [5], GO)], columns=2), [0], 1, "plain", "log-probabilities have no place"),
         (record([(TOKEN, [5], GO)], first=[0], drafts=[[1]]), [0], 1, "plain", "2 tokens and drafts"),
         (record([(TOKEN, [5], GO)], drafts=[[1]]), [0], 1, "speculative", "without a first token"),
+        (record([(TOKEN, [5], GO)], drafts=[[1]], draft_columns=1), [0], 1, "speculative", "of drafts have no place"),
+        (record([(TOKEN, [5], GO)], drafts=[[1] * 7], draft_columns=1), [0], 1, "speculative-topk", "r0: 7 drafts"),
+        (record([(TOKEN, [5], GO)], drafts=[[1]], draft_columns=22), [0], 1, "speculative-topk", "22 columns"),
         (record([(TOKEN, [5], GO)]), [1], 1, "plain", "batch ids"),
         (record([(TOKEN, [5], GO)] * 2), [0], 1, "plain", "batch ids"),
     ],

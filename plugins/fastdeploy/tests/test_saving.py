@@ -143,9 +143,29 @@ def test_only_the_first_rank_saves_but_first_tokens_if_each_does(saving):
     assert len(read["speculative"].found) == 1
 
 
+def test_draft_log_probabilities_are_a_message_of_flag_4(saving):
+    """The draft model's tokens, each with its row; a chunk that continues and a preempted slot have none."""
+    operations, read = saving
+    ids = rows([1, 10], [2, 11], [4, 12], [8, 13])
+    scores, ranks = -ids.astype(np.float32), rows(0, 1, 2, 3)
+    tokens, at = rows([1, 2, 0], [4, 0, 0], [5, 0, 0], [8, 0, 0]), rows(0, 2, 3, 3)
+    decoder, prompts = rows([9], [9], [3], [9]), rows([4], [4], [8], [4])
+    left = np.array([[0], [0], [0], [1]], np.int32)
+    operations.speculate_save_output_topk(
+        tokens, ids, scores, ranks, rows(2, 1, 1, 1), at, OFF, decoder, prompts, left, 4, 0, False
+    )
+    (found,) = read["speculative-topk"].found
+    assert (found["counts"], found["flag"], found["columns"]) == ([2, 1, 0, 0], 4, 2)
+    assert found["tokens"] == [[[1, 10], [2, 11]], [[4, 12]], [], []]
+    assert found["scores"] == [[[-1.0, -10.0], [-2.0, -11.0]], [[-4.0, -12.0]], [], []]
+    assert found["ranks"] == [[0, 1], [2], [], []]
+
+
 def test_g26_another_message_flag_is_refused(saving):
-    with pytest.raises(InvalidValue, match="message_flag: message flag 4"):
-        saving[0].speculate_save_output_topk(*[rows([1])] * 10, 4, 0, False)
+    with pytest.raises(InvalidValue, match=r"message_flag: message flag 5 .give 3 or 4"):
+        saving[0].speculate_save_output_topk(*[rows([1])] * 10, 5, 0, False)
+    with pytest.raises(InvalidValue, match=r"message_flag: message flag 4 .give 3: 3 is the target's"):
+        saving[0].mtp_save_first_token_with_topk(*[rows([1])] * 10, 4, 0, False)
 
 
 def test_an_output_that_the_layout_cannot_hold_is_the_next_calls_error(saving):

@@ -46,6 +46,10 @@ class Body(msgspec.Struct, omit_defaults=True, gc=False):
     lps: memoryview | None = None
     ranks: memoryview | None = None
     msgs: dict[int, str] | None = None
+    dcolumns: Count = 0  #: as ``columns``, ``lids``, ``lps`` and ``ranks``, of the drafts
+    dlids: memoryview | None = None
+    dlps: memoryview | None = None
+    dranks: memoryview | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -59,7 +63,7 @@ def encode_body(record: OutputRecord) -> tuple[Part, ...]:
     """Return the record as the body of a frame, in consecutive parts: large arrays are not copied."""
     try:
         body = _body_of(record)
-        if record.logprobs is None:
+        if record.logprobs is None and record.draft_logprobs is None:
             return (_encoder.encode(body),)
         large = {name: getattr(body, name) for name in _LARGE if getattr(body, name) is not None}
         for name in large:
@@ -70,7 +74,7 @@ def encode_body(record: OutputRecord) -> tuple[Part, ...]:
         raise InvalidValue(what, hook="save_output", argument="record") from error
 
 
-_LARGE = ("lids", "lps", "ranks")
+_LARGE = ("lids", "lps", "ranks", "dlids", "dlps", "dranks")
 
 
 def _with_entries(encoded: bytes, entries: dict[str, memoryview]) -> tuple[Part, ...]:
@@ -115,6 +119,10 @@ def _body_of(record: OutputRecord) -> Body:
         body.columns, body.lps = record.logprobs.shape[1], record.logprobs.data
         body.lids = narrowed(record.logprob_token_ids).data
         body.ranks = None if record.ranks is None else record.ranks.data
+    if record.draft_logprob_token_ids is not None and record.draft_logprobs is not None:
+        body.dcolumns, body.dlps = record.draft_logprobs.shape[1], record.draft_logprobs.data
+        body.dlids = narrowed(record.draft_logprob_token_ids).data
+        body.dranks = None if record.draft_ranks is None else record.draft_ranks.data
     if record.messages:
         body.msgs = dict(record.messages)
     return body
@@ -146,7 +154,8 @@ class _Rows:
 def _record_of(body: Body) -> OutputRecord:
     global _last_rows
     rows, key = _last_rows, (body.ids, body.status, body.finish, body.counts, body.first)
-    options = (body.columns or None, body.dcounts, body.drafts, body.lids, body.lps, body.ranks, body.msgs)
+    options: tuple[object, ...] = (body.columns or None, body.dcounts, body.drafts, body.lids, body.lps, body.ranks)
+    options += (body.msgs, body.dcolumns or None, body.dlids, body.dlps, body.dranks)
     known = rows.key == key
     if not known:
         rows = _read_rows(key)
@@ -166,7 +175,7 @@ def _record_of(body: Body) -> OutputRecord:
     return record
 
 
-_ABSENT = (None,) * 7
+_ABSENT = (None,) * 11
 
 
 def _read_rows(key: tuple[str, bytes, bytes, bytes, bytes]) -> _Rows:
@@ -183,22 +192,34 @@ def _read_rows(key: tuple[str, bytes, bytes, bytes, bytes]) -> _Rows:
 
 def _options(body: Body, tokens: int) -> dict[str, Any]:
     """Return the optional parts of a record."""
-    with_logprobs = {bool(body.columns), body.lids is not None, body.lps is not None}
-    lone = len(with_logprobs) > 1 or (body.ranks is not None and body.lps is None)
-    if lone or (body.dcounts is None) != (body.drafts is None) or body.columns > MAX_COLUMNS:
+    if (body.dcounts is None) != (body.drafts is None):
         raise FrameError("parts that belong together do not fit", cure=_CURE)
-    drafts = draft_counts = token_ids = logprobs = ranks = None
+    drafts = draft_counts = None
     if body.dcounts is not None and body.drafts is not None:
         draft_counts = _sized(body.dcounts, INT32, body.rows)
         drafts = _wide(body.drafts, _total(draft_counts))
-    if body.lids is not None and body.lps is not None:
-        shape = (tokens, body.columns)
-        narrow = len(body.lids) == 4 * tokens * body.columns
-        token_ids = _sized(body.lids, INT32 if narrow else INT64, tokens * body.columns).reshape(shape)
-        logprobs = _sized(body.lps, FLOAT32, tokens * body.columns).reshape(shape)
-        ranks = None if body.ranks is None else _sized(body.ranks, INT32, tokens)
-    found = (draft_counts, drafts, token_ids, logprobs, ranks)
+    of_tokens = _logprobs(body.columns, body.lids, body.lps, body.ranks, tokens)
+    of_drafts = _logprobs(body.dcolumns, body.dlids, body.dlps, body.dranks, None if drafts is None else len(drafts))
+    found = (draft_counts, drafts, *of_tokens, *of_drafts)
     return {**dict(zip(OPTIONAL, found, strict=True)), "messages": body.msgs or {}}
+
+
+def _logprobs(
+    columns: int, ids: memoryview | None, logprobs: memoryview | None, ranks: memoryview | None, tokens: int | None
+) -> tuple[NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None]:
+    """Return token ids, log-probabilities and ranks of so many tokens; ``tokens`` None: the tokens are missing."""
+    lone = len({bool(columns), ids is not None, logprobs is not None}) > 1 or (ranks is not None and logprobs is None)
+    if lone or columns > MAX_COLUMNS or (tokens is None and ids is not None):
+        raise FrameError("parts that belong together do not fit", cure=_CURE)
+    if ids is None or logprobs is None or tokens is None:
+        return None, None, None
+    shape = (tokens, columns)
+    narrow = len(ids) == 4 * tokens * columns
+    return (
+        _sized(ids, INT32 if narrow else INT64, tokens * columns).reshape(shape),
+        _sized(logprobs, FLOAT32, tokens * columns).reshape(shape),
+        None if ranks is None else _sized(ranks, INT32, tokens),
+    )
 
 
 def _total(counts: NDArray[np.int32]) -> int:

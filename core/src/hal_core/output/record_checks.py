@@ -11,6 +11,7 @@ from hal_core.output.record_terms import (
     INT32,
     INT64,
     LAYOUT,
+    LOGPROBS,
     OPTIONAL,
     UINT8,
     RecordFields,
@@ -23,7 +24,7 @@ _STATUS_BYTES, _FINISH_BYTES = bytes(SlotStatus), bytes(FinishReason)
 _NATURAL_FINISH = bytes((FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH))
 
 #: Arrays that may also be int32: half of a large record is token ids, which fit.
-_MAY_BE_NARROW = ("logprob_token_ids",)
+_MAY_BE_NARROW = tuple(table[0] for table in LOGPROBS)
 
 
 def is_plainly_shaped(record: RecordFields) -> bool:
@@ -33,6 +34,10 @@ def is_plainly_shaped(record: RecordFields) -> bool:
     if record.draft_counts is not None or record.drafts is not None or record.ranks is not None:
         return False
     if record.logprob_token_ids is not None or record.logprobs is not None:
+        return False
+    if record.draft_logprob_token_ids is not None or record.draft_logprobs is not None:
+        return False
+    if record.draft_ranks is not None:
         return False
     rows, tokens = (len(record.request_ids),), record.tokens
     for array, dtype in (
@@ -57,7 +62,8 @@ def shape_problems(record: RecordFields) -> list[str]:
         problems.append(f"request_ids is a {type(record.request_ids).__name__}, not a tuple")
         return problems
     rows = len(record.request_ids)
-    sizes = {"rows": rows, "tokens": getattr(record.tokens, "size", 0), "drafts": -1}
+    drafts = getattr(record.drafts, "size", 0)
+    sizes = {"rows": rows, "tokens": getattr(record.tokens, "size", 0), "drafts": drafts}
     for name, (dtype, dimensions, counted) in LAYOUT.items():
         array = getattr(record, name)
         if array is None and name in OPTIONAL:
@@ -67,7 +73,7 @@ def shape_problems(record: RecordFields) -> list[str]:
             problems.append(f"{name} is {_describe(array)}, not an array of {dtype}")
         elif array.ndim != dimensions or not array.flags.c_contiguous:
             problems.append(f"{name} is {_describe(array)}, not C-contiguous with {dimensions} dimension(s)")
-        elif sizes[counted] not in (-1, array.shape[0]):
+        elif sizes[counted] != array.shape[0]:
             problems.append(f"{name} has length {array.shape[0]}, but there are {sizes[counted]} {counted}")
     return problems + _pair_problems(record)
 
@@ -77,14 +83,18 @@ def _pair_problems(record: RecordFields) -> list[str]:
     problems = []
     if (record.drafts is None) != (record.draft_counts is None):
         problems.append("drafts and draft_counts must be given together")
-    if (record.logprobs is None) != (record.logprob_token_ids is None):
-        problems.append("logprobs and logprob_token_ids must be given together")
-    elif record.logprobs is not None and record.logprobs.shape != getattr(record.logprob_token_ids, "shape", None):
-        problems.append("logprobs and logprob_token_ids differ in shape")
-    elif record.logprobs is not None and record.logprobs.shape[-1] == 0:
-        problems.append("logprobs has no column for the sampled token")
-    if record.ranks is not None and record.logprobs is None:
-        problems.append("ranks needs logprobs")
+    for of_ids, of_logprobs, of_ranks, _ in LOGPROBS:
+        ids, logprobs = getattr(record, of_ids), getattr(record, of_logprobs)
+        if (logprobs is None) != (ids is None):
+            problems.append(f"{of_logprobs} and {of_ids} must be given together")
+        elif logprobs is not None and getattr(logprobs, "shape", None) != getattr(ids, "shape", None):
+            problems.append(f"{of_logprobs} and {of_ids} differ in shape")
+        elif logprobs is not None and logprobs.shape[-1] == 0:
+            problems.append(f"{of_logprobs} has no column for the sampled token")
+        if getattr(record, of_ranks) is not None and logprobs is None:
+            problems.append(f"{of_ranks} needs {of_logprobs}")
+    if record.draft_logprobs is not None and record.drafts is None:
+        problems.append("draft_logprobs needs drafts")
     return problems
 
 
@@ -151,6 +161,8 @@ def optional_problems(record: RecordFields) -> list[str]:
             )
     if record.logprob_token_ids is not None and (record.logprob_token_ids[:, 0] != record.tokens).any():
         problems.append("column 0 of logprob_token_ids is not the sampled token")
+    if record.draft_logprob_token_ids is not None and (record.draft_logprob_token_ids[:, 0] != record.drafts).any():
+        problems.append("column 0 of draft_logprob_token_ids is not the draft")
     for row, text in record.messages.items():
         if type(row) is not int or not 0 <= row < len(record) or type(text) is not str:
             problems.append(f"messages has {row!r}: {text!r}, not a row of 0 to {len(record) - 1} with its text")

@@ -51,8 +51,16 @@ LAYOUT: dict[str, tuple[np.dtype[Any], int, str]] = {
     "logprob_token_ids": (INT64, 2, "tokens"),
     "logprobs": (FLOAT32, 2, "tokens"),
     "ranks": (INT32, 1, "tokens"),
+    "draft_logprob_token_ids": (INT64, 2, "drafts"),
+    "draft_logprobs": (FLOAT32, 2, "drafts"),
+    "draft_ranks": (INT32, 1, "drafts"),
 }
-OPTIONAL = ("draft_counts", "drafts", "logprob_token_ids", "logprobs", "ranks")
+#: A table of log-probabilities: token ids, log-probabilities and ranks, of the tokens in the last array.
+LOGPROBS = (
+    ("logprob_token_ids", "logprobs", "ranks", "tokens"),
+    ("draft_logprob_token_ids", "draft_logprobs", "draft_ranks", "drafts"),
+)
+OPTIONAL = ("draft_counts", "drafts", *(name for table in LOGPROBS for name in table[:3]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +82,10 @@ class RecordFields:
     logprobs: NDArray[np.float32] | None = None  #: float32[t, K+1], natural logarithms, unused -inf
     ranks: NDArray[np.int32] | None = None  #: int32[t], rank of the sampled token
     messages: Mapping[int, str] = field(default_factory=dict)  #: row -> text of an error
+    #: int64 or int32[drafts, K+1], the draft model's, column 0 the draft, unused -1
+    draft_logprob_token_ids: NDArray[np.int64] | NDArray[np.int32] | None = None
+    draft_logprobs: NDArray[np.float32] | None = None  #: float32[drafts, K+1], natural logarithms, unused -inf
+    draft_ranks: NDArray[np.int32] | None = None  #: int32[drafts], rank of the draft
 
     def __len__(self) -> int:
         return len(self.request_ids)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hal_core.errors import InvalidValue
 from hal_core.output.record_checks import is_plainly_shaped, optional_problems, shape_problems, value_problems
-from hal_core.output.record_terms import INT32, INT64, RecordFields, SlotStatus
+from hal_core.output.record_terms import INT32, INT64, LAYOUT, LOGPROBS, RecordFields, SlotStatus
 from hal_core.slots.fields import FinishReason
 
 __all__ = ["OutputRecord", "OutputRow", "SlotStatus", "assemble", "narrowed"]
@@ -39,6 +39,9 @@ class OutputRow(NamedTuple):
     logprobs: NDArray[np.float32] | None  #: float32[count, K+1], nats
     ranks: NDArray[np.int32] | None  #: int32[count]
     message: str  #: text of an error, else empty
+    draft_logprob_token_ids: NDArray[np.int64] | NDArray[np.int32] | None  #: int64 or int32[draft_count, K+1]
+    draft_logprobs: NDArray[np.float32] | None  #: float32[draft_count, K+1], nats, the draft model's
+    draft_ranks: NDArray[np.int32] | None  #: int32[draft_count]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +74,12 @@ class OutputRecord(RecordFields):
     def rows(self) -> Iterator[OutputRow]:
         """Yield each request's part in row order; arrays are views."""
         ends, draft_ends = _ends(self.counts), _ends(self.draft_counts)
+        optional = [(getattr(self, name), LAYOUT[name][2]) for table in LOGPROBS for name in table[:3]]
         start = draft_start = 0
         for row, request_id in enumerate(self.request_ids):
             end, draft_end = ends[row], draft_ends[row] if draft_ends else 0
+            own = {"tokens": slice(start, end), "drafts": slice(draft_start, draft_end)}
+            ids, logprobs, ranks, *of_drafts = [None if array is None else array[own[unit]] for array, unit in optional]
             yield OutputRow(
                 request_id,
                 SlotStatus(self.status[row]),
@@ -82,10 +88,11 @@ class OutputRecord(RecordFields):
                 self.tokens[start:end],
                 bool(self.first_token[row]),
                 None if self.drafts is None else self.drafts[draft_start:draft_end],
-                None if self.logprob_token_ids is None else self.logprob_token_ids[start:end],
-                None if self.logprobs is None else self.logprobs[start:end],
-                None if self.ranks is None else self.ranks[start:end],
+                ids,
+                logprobs,
+                ranks,
                 self.messages.get(row, ""),
+                *of_drafts,
             )
             start, draft_start = end, draft_end
 

@@ -1,12 +1,12 @@
 """FastDeploy's save-output operations, with their argument lists, over hal's sink of System V messages.
 
-Each call makes one message: an entry for each slot of the batch. Arguments are host arrays, or tensors on the host. The
-operations' names and the order of arguments are FastDeploy's (develop @dad5a432a, 2026-05-19).
+Each call makes one message with an entry for each slot of the batch. Arguments are host arrays, or tensors on the host.
+The operations' names and the order of arguments are FastDeploy's (develop @dad5a432a, 2026-05-19).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,13 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 HostArray = Any
 """An array, or a tensor on the host."""
 PREEMPTED = -9
-TARGET = 3  #: message flag; 4, the draft model's log-probabilities, is not served
+TARGET, DRAFT = 3, 4  #: message flags: tokens of the target model, and of the draft model
 
 
 class Saved:
-    """One output whose record is there already (:class:`hal_core.frames.PendingOutput`).
+    """An output whose record is complete already (:class:`hal_core.frames.PendingOutput`).
 
-    ``goes_on``: the sign of the first word, which is the host flag ``not_need_stop`` in FastDeploy.
+    ``goes_on``: the sign of the first word, in FastDeploy the host flag ``not_need_stop``.
     """
 
     def __init__(self, record: OutputRecord, goes_on: bool) -> None:
@@ -32,7 +32,7 @@ class Saved:
         self.error: BaseException | None = None
 
     def ready(self) -> bool:
-        """Return True: nothing is copied any more."""
+        """Return True: no copy is pending."""
         return True
 
     def resolve(self) -> OutputRecord:
@@ -45,9 +45,9 @@ class Saved:
 
 
 class SaveOutput:
-    """The operations of one rank. ``open_sink``: layout to sink, called once for each layout that is used.
+    """The operations of one rank. ``open_sink``: layout to sink, called once for each layout in use.
 
-    An output that its layout cannot hold is an error of the next call.
+    If an output does not fit its layout, the next call raises the error.
     """
 
     def __init__(self, open_sink: Callable[[str], Sink]) -> None:
@@ -63,7 +63,7 @@ class SaveOutput:
         mp_rank: int,
         save_each_rank: bool,
     ) -> None:
-        """One token a slot; -1 for none."""
+        """Save one token a slot; -1 for none."""
         if mp_rank == 0:
             self._put("plain", _sampled(sampled_token_ids, last_preempted_idx), not_need_stop)
 
@@ -77,12 +77,12 @@ class SaveOutput:
         last_preempted_idx: HostArray,
         mp_rank: int,
     ) -> None:
-        """The same with log-probabilities, a row a slot."""
+        """Save one token a slot with log-probabilities, a row a slot."""
         if mp_rank == 0:
             values = _sampled(sampled_token_ids, last_preempted_idx)
             starts = np.arange(len(values["counts"]))
-            more = _alternatives(values, starts, logprob_token_ids, logprobs, selected_token_ranks)
-            self._put("topk", values | more, not_need_stop)
+            table = logprob_token_ids, logprobs, selected_token_ranks
+            self._put("topk", values | _logprobs(values["counts"], starts, *table), not_need_stop)
 
     def speculate_save_output(
         self,
@@ -96,7 +96,7 @@ class SaveOutput:
         save_each_rank: bool,
         skip_prefill: bool,
     ) -> None:
-        """The accepted tokens of each slot; with ``skip_prefill`` none of a slot that still prefills."""
+        """Save the accepted tokens of each slot; with ``skip_prefill`` none of a slot in prefill."""
         if mp_rank == 0:
             counts = _ints(accept_num)
             if skip_prefill:
@@ -119,16 +119,25 @@ class SaveOutput:
         mp_rank: int,
         save_each_rank: bool,
     ) -> None:
-        """Accepted tokens with log-probabilities, whose rows begin at ``cu_batch_token_offset`` of each slot.
+        """Save tokens with log-probabilities, whose rows begin at ``cu_batch_token_offset`` of each slot.
 
-        :raises InvalidValue: for another message flag than the target's.
+        ``message_flag``: 3 for the target's accepted tokens, 4 for the draft model's. The latter message has no marks of
+        preemption: the target's has them.
+
+        :raises InvalidValue: for another message flag.
         """
-        _check_flag(message_flag)
+        _check_flag(message_flag, TARGET, DRAFT)
         if mp_rank == 0:
             counts = np.where(_ints(seq_lens_decoder) < _ints(prompt_lens), 0, _ints(accept_num))
-            values = _rows(_table(sampled_token_ids), counts, last_preempted_idx)
-            more = _alternatives(values, _ints(cu_batch_token_offset), logprob_token_ids, logprobs, logprob_ranks)
-            self._put("speculative-topk", values | more, not_need_stop)
+            tokens, table = _table(sampled_token_ids), (logprob_token_ids, logprobs, logprob_ranks)
+            if message_flag == TARGET:
+                values = _rows(tokens, counts, last_preempted_idx)
+                self._put_topk(values, cu_batch_token_offset, table, not_need_stop)
+            else:
+                left = _ints(last_preempted_idx)[: len(tokens)] != 0
+                values = _rows(tokens[:, :0], np.zeros(len(tokens), np.int64), None)
+                values |= _drafts(tokens, np.where(left, 0, counts[: len(tokens)]))
+                self._put_topk(values, cu_batch_token_offset, table, not_need_stop, "draft_")
 
     def mtp_save_first_token(
         self,
@@ -141,7 +150,7 @@ class SaveOutput:
         save_each_rank: bool,
         skip_chunk_prefill: bool,
     ) -> None:
-        """The first token of a prefill node and one draft, of slots whose prefill has ended with this step."""
+        """Save the first token of a prefill node and one draft, for slots whose prefill has just ended."""
         if mp_rank == 0 or save_each_rank:
             tokens = _table(base_model_draft_tokens)
             there = _ints(step_idx) == 1
@@ -165,18 +174,31 @@ class SaveOutput:
         mp_rank: int,
         save_each_rank: bool,
     ) -> None:
-        """The same with log-probabilities of the first token; the draft has none (pull request 7442)."""
-        _check_flag(message_flag)
+        """Save these with log-probabilities of the first token; the draft has none (pull request 7442)."""
+        _check_flag(message_flag, TARGET)
         if mp_rank == 0 or save_each_rank:
             there = (_ints(token_num_per_batch) > 0) & (_ints(seq_lens_decoder) >= _ints(prompt_lens))
             values = _first(_table(base_model_draft_tokens), there, last_preempted_idx)
-            more = _alternatives(values, _ints(cu_batch_token_offset), logprob_token_ids, logprobs, logprob_ranks)
-            self._put("speculative-topk", values | more, not_need_stop)
+            table = logprob_token_ids, logprobs, logprob_ranks
+            self._put_topk(values, cu_batch_token_offset, table, not_need_stop)
 
     def close(self, timeout: float) -> None:
         """Close the sinks; see :class:`hal_core.Sink`."""
         for sink in self._sinks.values():
             sink.close(timeout)
+
+    def _put_topk(
+        self,
+        values: dict[str, Any],
+        starts: HostArray,
+        table: tuple[HostArray, HostArray, HostArray],
+        not_need_stop: HostArray,
+        prefix: str = "",
+    ) -> None:
+        """Put a record with log-probabilities: of its tokens or, with the prefix ``draft_``, of its drafts."""
+        found = _logprobs(values[f"{prefix}counts"], _ints(starts), *table)
+        more = {f"{prefix}{name}": array for name, array in found.items()}
+        self._put("speculative-topk", values | more, not_need_stop)
 
     def _put(self, layout: str, values: dict[str, Any], not_need_stop: HostArray) -> None:
         if self._last is not None and isinstance(error := self._last.error, HalError):
@@ -190,9 +212,9 @@ class SaveOutput:
         self._sinks[layout].put(self._last)
 
 
-def _check_flag(flag: int) -> None:
-    if flag != TARGET:
-        cure = "save the target's; the draft model's log-probabilities are not served"
+def _check_flag(flag: int, *served: int) -> None:
+    if flag not in served:
+        cure = f"give {' or '.join(map(str, served))}: {TARGET} is the target's, {DRAFT} the draft model's"
         raise InvalidValue(f"message flag {flag}", cure=cure, argument="message_flag")
 
 
@@ -212,14 +234,14 @@ def _array(values: HostArray) -> np.ndarray[Any, Any]:
 
 
 def _sampled(sampled: HostArray, preempted: HostArray) -> dict[str, Any]:
-    """One token a slot. The sampler marks a slot that was preempted too."""
+    """Return the fields of one token a slot. The sampler marks preempted slots too."""
     tokens = _ints(sampled)
     left = (_ints(preempted)[: len(tokens)] != 0) | (tokens == PREEMPTED)
     return _rows(tokens[:, None], (tokens >= 0).astype(np.int64), left)
 
 
 def _rows(tokens: Ints, counts: Ints, preempted: HostArray) -> dict[str, Any]:
-    """The fields of a record of ``counts`` tokens a slot; a slot that was preempted says so, and has none."""
+    """Return the fields of a record with ``counts`` tokens a slot; preempted slots have the status and no token."""
     n = len(tokens)
     left = np.zeros(n, np.bool_) if preempted is None else _ints(preempted)[:n] != 0
     counts = np.clip(np.where(left, 0, counts[:n]), 0, tokens.shape[1])
@@ -237,21 +259,22 @@ def _rows(tokens: Ints, counts: Ints, preempted: HostArray) -> dict[str, Any]:
 
 
 def _first(tokens: Ints, there: np.ndarray[Any, np.dtype[np.bool_]], preempted: HostArray) -> dict[str, Any]:
-    """First tokens, each with the draft behind it."""
+    """Return the fields of first tokens, each followed by one draft."""
     values = _rows(tokens[:, :1], there.astype(np.int64), preempted)
-    given = values["counts"] > 0
-    drafts = {"draft_counts": values["counts"].copy(), "drafts": tokens[given, 1]}
-    return values | drafts | {"first_token": given}
+    return values | _drafts(tokens[:, 1:2], values["counts"]) | {"first_token": values["counts"] > 0}
 
 
-def _alternatives(
-    values: dict[str, Any], starts: Ints, ids: HostArray, scores: HostArray, ranks: HostArray
-) -> dict[str, Any]:
-    """Log-probabilities of each of the record's tokens: the rows from ``starts`` of its slot on."""
-    counts = values["counts"].astype(np.int64)
+def _drafts(tokens: Ints, counts: Ints) -> dict[str, Any]:
+    """Return the fields of ``counts`` drafts a slot."""
+    counts = np.clip(counts, 0, tokens.shape[1]).astype(np.int32)
+    return {"draft_counts": counts, "drafts": tokens[np.arange(tokens.shape[1]) < counts[:, None]]}
+
+
+def _logprobs(counts: Ints, starts: Ints, ids: HostArray, scores: HostArray, ranks: HostArray) -> dict[str, Any]:
+    """Return log-probabilities of ``counts`` tokens a slot: the rows from ``starts`` of the slot on."""
+    counts = counts.astype(np.int64)
     first = np.repeat(starts[: len(counts)], counts)
-    within = np.arange(len(first)) - np.repeat(np.cumsum(counts) - counts, counts)
-    rows: Sequence[int] | Ints = first + within
+    rows = first + np.arange(len(first)) - np.repeat(np.cumsum(counts) - counts, counts)
     return {
         "logprob_token_ids": np.ascontiguousarray(_table(ids)[rows]),
         "logprobs": np.ascontiguousarray(_array(scores).astype(np.float32)[rows]),

@@ -1,12 +1,12 @@
 """The message layouts of FastDeploy's own readers, byte for byte (``docs/output.md`` has the table).
 
 Six legacy operations write four structures: the first token of a prefill node travels in the structure of the
-speculative messages, its drafts behind it. Everything is int32 or float32 in the machine's byte order. An entry is
-found by its batch id, so requests have no names here. What a message does not use is zero: each is made anew.
+speculative messages, followed by its drafts. Everything is int32 or float32 in the machine's byte order. An entry is
+found by its batch id, so requests have no names here. Unused bytes are zero.
 
-What the layouts cannot say is refused, never cut: more rows, tokens or columns than fit, a token that is no int32, and
-drafts where there is no place for them. A request that ended with an error is told as -3, FastDeploy's "recovery stop":
-the only word that ends a request without a token.
+A record that does not fit its layout is refused, never cut: more rows, tokens or columns than fit, a token that is no
+int32, and drafts without a place. A request that ended with an error is written as -3, FastDeploy's "recovery stop",
+the only word that ends a request without a token. Log-probabilities of drafts are a second message, with flag 4.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 COLUMNS = 21  #: K + 1: the sampled token and 20 alternatives, the most that fit
 MOST_TOKENS = 6  #: tokens of one slot in a speculative message
 PREEMPTED, RECOVERY_STOP, NO_TOKEN = -9, -3, -1
-TARGET = 3  #: message flag: tokens of the target model
+TARGET, DRAFT = 3, 4  #: message flags: tokens of the target model, and of the draft model
 _ALTERNATIVES = MOST_TOKENS * COLUMNS
 
-#: What stands for a status without tokens: where a token would be, and where a count would be. An abort is told as a
-#: preemption is: the engine knows which of the two it asked for, and waits for this word in either case.
+#: The word for a status without tokens: in place of a token, and in place of a count. An abort has the word of a
+#: preemption: the engine has requested one of the two, and waits for this word in both cases.
 _AS_TOKEN = np.array([NO_TOKEN, 0, PREEMPTED, PREEMPTED, RECOVERY_STOP, RECOVERY_STOP], np.int32)
 _AS_COUNT = np.array([0, 0, PREEMPTED, PREEMPTED, RECOVERY_STOP, RECOVERY_STOP], np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How the structures are filled where versions differ.
+    """The contents of the structures that differ between versions.
 
-    - ``message_id``: word 0; negative once nothing goes on (the stop sign).
+    - ``message_id``: word 0; negative if no request continues (the stop sign).
     - ``packed``: a word of the top-k layouts holds the number of columns too, as FastDeploy's readers expect since its
       release 2.6; and rows of ``topk`` have that many columns instead of 21.
     - ``slots``: rows of ``speculative-topk``: 512, or 256 as one device's readers expect.
@@ -57,7 +57,7 @@ class Layout:
     folder: str
     fill: Callable[[np.ndarray[Any, np.dtype[np.uint8]], _Part, Variant], None]
     speculative: bool
-    options: frozenset[str] = frozenset()  #: what a url may say of this layout, besides what it says of every queue
+    options: frozenset[str] = frozenset()  #: options of a url for this layout, besides those of every queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +69,25 @@ class _Part:
     at: Ints  #: batch id of each row
     batch_size: int
     word: int  #: word 0
+    flag: int = TARGET
 
     def deliveries(self) -> list[tuple[str, int, int]]:
-        """What the message tells, for errors."""
+        """Return ``(request_id, first_position, count)`` of each event in the message, for errors."""
+        if self.flag == DRAFT:
+            return []  # the requests' own events are in the target's message
         chosen = set(self.rows.tolist())
-        told = (self.record.status != SlotStatus.NONE) | (self.record.finish != 0)
+        events = _events(self.record)
         record = self.record
         return [
             (record.request_ids[row], int(record.positions[row]), int(record.counts[row]))
-            for row in told.nonzero()[0].tolist()
+            for row in events.nonzero()[0].tolist()
             if row in chosen
         ]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """The bytes of one message, and what they deliver: ``(request_id, first_position, count)``."""
+    """The bytes of one message, and its events: ``(request_id, first_position, count)``."""
 
     data: bytes
     deliveries: Callable[[], list[tuple[str, int, int]]]
@@ -110,11 +113,11 @@ def messages(
     variant: Variant,
     goes_on: bool | None = None,
 ) -> Iterator[Message]:
-    """Give the messages that tell the record: one, or more where a slot tells of several requests.
+    """Yield the messages for the record: one, or more if a slot has rows of several requests.
 
-    ``batch_ids`` are those of the record's rows, ascending. ``goes_on``: the sign of the first word,
-    by default whether a row goes on. Raises InvalidValue for what the layout cannot say, before
-    the first message.
+    ``batch_ids`` are those of the record's rows, ascending. ``goes_on``: the sign of the first word, by default whether
+    a request continues. If the record has log-probabilities of drafts, a last message has them; if no row has an event,
+    it is the only one. Raises InvalidValue for a record that does not fit, before the first message.
     """
     at = np.asarray(batch_ids, np.int64)
     _check(record, at, batch_size, layout)
@@ -123,14 +126,30 @@ def messages(
     turn = np.arange(len(at)) - np.searchsorted(at, at, "left")
     if goes_on is None:
         goes_on = bool(((record.status <= SlotStatus.TOKEN) & (record.finish == 0)).any())
-    for number in range(int(turn.max()) + 1):
-        rows = np.flatnonzero(turn == number)
-        last = number == turn.max()
+    of_drafts = record.draft_logprobs is not None
+    parts: list[tuple[Ints, int]] = []
+    if _events(record).any() or not of_drafts:
+        parts += [(np.flatnonzero(turn == number), TARGET) for number in range(int(turn.max()) + 1)]
+    if of_drafts:
+        parts += [(_last_rows(at), DRAFT)]
+    for number, (rows, flag) in enumerate(parts):
+        last = number == len(parts) - 1
         word = variant.message_id if goes_on or not last else -variant.message_id
-        part = _Part(record, rows, at[rows], batch_size, word)
+        part = _Part(record, rows, at[rows], batch_size, word, flag)
         data = np.zeros(layout.nbytes, np.uint8)
         layout.fill(data, part, variant)
         yield Message(data.tobytes(), part.deliveries)
+
+
+def _events(record: OutputRecord) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return for each row whether it reports tokens or an end."""
+    found: np.ndarray[Any, np.dtype[np.bool_]] = (record.status != SlotStatus.NONE) | (record.finish != 0)
+    return found
+
+
+def _last_rows(at: Ints) -> Ints:
+    """Return the last row of each batch id: its present request."""
+    return np.flatnonzero(np.append(at[1:] != at[:-1], True))
 
 
 def _check(record: OutputRecord, at: Ints, batch_size: int, layout: Layout) -> None:
@@ -143,17 +162,27 @@ def _check(record: OutputRecord, at: Ints, batch_size: int, layout: Layout) -> N
     for values, what in ((record.tokens, "token"), (drafts, "draft")):
         if len(values) and (values.min() < 0 or values.max() >= 1 << 31):
             problems.append(f"a {what} is no int32 of at least 0")
-    alternatives = np.zeros(0, np.int64) if record.logprob_token_ids is None else record.logprob_token_ids
-    if alternatives.size and (alternatives.min() < NO_TOKEN or alternatives.max() >= 1 << 31):
-        problems.append("an alternative is no int32 of at least -1")
-    counts = record.counts + (0 if record.draft_counts is None else record.draft_counts)
+    for ids in (record.logprob_token_ids, record.draft_logprob_token_ids):
+        if ids is not None and ids.size and (ids.min() < NO_TOKEN or ids.max() >= 1 << 31):
+            problems.append("an alternative is no int32 of at least -1")
+    counts = record.counts + _behind(record)
     most = MOST_TOKENS if layout.speculative else 1
     for row in np.flatnonzero(counts > most).tolist()[:4]:
         problems.append(f"{record.request_ids[row]}: {int(counts[row])} tokens and drafts, at most {most} fit")
-    if record.draft_counts is not None and (record.draft_counts > np.where(record.first_token, counts, 0)).any():
+    if (
+        record.draft_counts is not None
+        and record.draft_logprobs is None
+        and (record.draft_counts > _behind(record)).any()
+    ):
         problems.append("drafts without a first token have no place")
-    if record.logprobs is not None and record.logprobs.shape[1] > COLUMNS:
-        problems.append(f"{record.logprobs.shape[1]} columns of log-probabilities, at most {COLUMNS} fit")
+    if record.draft_counts is not None and record.draft_logprobs is not None:
+        for row in np.flatnonzero(record.draft_counts > MOST_TOKENS).tolist()[:4]:
+            problems.append(f"{record.request_ids[row]}: {record.draft_counts[row]} drafts, at most {MOST_TOKENS} fit")
+        if layout.name != "speculative-topk":
+            problems.append("log-probabilities of drafts have no place; use speculative-topk")
+    for logprobs in (record.logprobs, record.draft_logprobs):
+        if logprobs is not None and logprobs.shape[1] > COLUMNS:
+            problems.append(f"{logprobs.shape[1]} columns of log-probabilities, at most {COLUMNS} fit")
     if record.logprobs is not None and not layout.name.endswith("topk"):
         problems.append("log-probabilities have no place; use a layout with topk")
     if problems:
@@ -165,11 +194,19 @@ def _check(record: OutputRecord, at: Ints, batch_size: int, layout: Layout) -> N
         )
 
 
-# What each row says --------------------------------------------------------------------------------------------------
+# Rows of a part ------------------------------------------------------------------------------------------------------
 
 
-def _told(part: _Part) -> tuple[Ints, Ints, Ints]:
-    """Of each token in the part: its batch id, its place within the row, and its index among the record's tokens."""
+def _behind(record: OutputRecord) -> Ints:
+    """Return for each row how many drafts follow its tokens: only a first token has drafts there."""
+    if record.draft_counts is None:
+        return np.zeros(len(record), np.int64)
+    found: Ints = np.where(record.first_token, record.draft_counts, 0)
+    return found
+
+
+def _tokens(part: _Part) -> tuple[Ints, Ints, Ints]:
+    """Return for each token of the part its batch id, its place within the row, and its index in the record."""
     counts = part.record.counts
     starts = (np.cumsum(counts, dtype=np.int64) - counts)[part.rows]
     return _spread(part.at, counts[part.rows], starts)
@@ -181,37 +218,43 @@ def _spread(at: Ints, counts: Ints, starts: Ints) -> tuple[Ints, Ints, Ints]:
     return np.repeat(at, counts), within, np.repeat(starts, counts) + within
 
 
-def _drafts(part: _Part) -> tuple[Ints, Ints, Ints]:
-    """As :func:`_told`, of the drafts; they come behind the row's tokens."""
-    record = part.record
-    if record.draft_counts is None or record.drafts is None or not len(record.drafts):
+def _drafts(part: _Part, chosen: Ints, begins: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return the same for the first ``chosen`` drafts of each row, whose places begin at ``begins``."""
+    if part.record.draft_counts is None:
         nothing = np.zeros(0, np.int64)
         return nothing, nothing, nothing
-    counts = record.draft_counts
+    counts = part.record.draft_counts
     starts = (np.cumsum(counts, dtype=np.int64) - counts)[part.rows]
-    at, within, index = _spread(part.at, counts[part.rows], starts)
-    return at, within + np.repeat(record.counts[part.rows], counts[part.rows]), index
+    at, within, index = _spread(part.at, chosen[part.rows], starts)
+    return at, within + np.repeat(begins[part.rows], chosen[part.rows]), index
 
 
 def _counts(part: _Part) -> Ints:
-    """What stands where a row's count is: tokens and drafts told, or the word for its status."""
+    """Return each row's count: its tokens and drafts, or the word for its status."""
     record = part.record
-    counts = record.counts if record.draft_counts is None else record.counts + record.draft_counts
+    counts = record.counts + _behind(record)
     chosen: Ints = np.where(record.status == SlotStatus.TOKEN, counts, _AS_COUNT[record.status])[part.rows]
     return chosen
 
 
-def _alternatives(part: _Part, index: Ints) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], Ints]:
-    """Token ids and scores ``[tokens, 21]``, and ranks, of some tokens; unused columns are -1 and 0."""
-    record = part.record
+_Table = tuple[Ints, np.ndarray[Any, Any] | None, np.ndarray[Any, Any] | None, Ints | None]
+
+
+def _of_tokens(record: OutputRecord) -> _Table:
+    return record.tokens, record.logprob_token_ids, record.logprobs, record.ranks
+
+
+def _alternatives(table: _Table, index: Ints) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], Ints]:
+    """Return token ids and scores ``[tokens, 21]``, and ranks, of some tokens; unused columns are -1 and 0."""
+    tokens, given_ids, logprobs, given_ranks = table
     ids = np.full((len(index), COLUMNS), NO_TOKEN, np.int32)
     scores = np.zeros((len(index), COLUMNS), np.float32)
-    ids[:, 0] = record.tokens[index]
-    ranks: Ints = np.zeros(len(index), np.int32) if record.ranks is None else record.ranks[index]
-    if record.logprobs is not None and record.logprob_token_ids is not None:
-        width = record.logprobs.shape[1]
-        chosen = record.logprob_token_ids[index]
-        scores[:, :width] = np.where(chosen == NO_TOKEN, np.float32(0), record.logprobs[index])
+    ids[:, 0] = tokens[index]
+    ranks: Ints = np.zeros(len(index), np.int32) if given_ranks is None else given_ranks[index]
+    if logprobs is not None and given_ids is not None:
+        width = logprobs.shape[1]
+        chosen = given_ids[index]
+        scores[:, :width] = np.where(chosen == NO_TOKEN, np.float32(0), logprobs[index])
         ids[:, :width] = chosen
     return ids, scores, ranks
 
@@ -225,14 +268,14 @@ def _fill_plain(data: np.ndarray[Any, np.dtype[np.uint8]], part: _Part, variant:
     words[:2] = part.word, part.batch_size
     words[2 : 2 + part.batch_size] = NO_TOKEN
     words[2 + part.at] = _AS_TOKEN[part.record.status[part.rows]]
-    at, _, index = _told(part)
+    at, _, index = _tokens(part)
     words[2 + at] = part.record.tokens[index]
 
 
 def _fill_topk(data: np.ndarray[Any, np.dtype[np.uint8]], part: _Part, variant: Variant) -> None:
     """``int mtext[512 * 21 + 2]; float mtext_f[512 * 21]; int mtext_ranks[512]``; rows lie close when packed."""
     cells = 512 * COLUMNS
-    columns = _columns(part.record) if variant.packed else COLUMNS
+    columns = _columns(part.record.logprobs) if variant.packed else COLUMNS
     words = data[: 4 * (2 + cells)].view(np.int32)
     scores = data[4 * (2 + cells) :].view(np.float32)[: 512 * columns].reshape(512, columns)
     ranks = data[4 * (2 + 2 * cells) :].view(np.int32)
@@ -240,14 +283,14 @@ def _fill_topk(data: np.ndarray[Any, np.dtype[np.uint8]], part: _Part, variant: 
     tokens = words[2 : 2 + 512 * columns].reshape(512, columns)
     tokens[: part.batch_size] = NO_TOKEN
     tokens[part.at] = _AS_TOKEN[part.record.status[part.rows]][:, None]
-    at, _, index = _told(part)
-    chosen, logprobs, ranks[at] = _alternatives(part, index)
+    at, _, index = _tokens(part)
+    chosen, logprobs, ranks[at] = _alternatives(_of_tokens(part.record), index)
     tokens[at], scores[at] = chosen[:, :columns], logprobs[:, :columns]
 
 
-def _columns(record: OutputRecord) -> int:
-    """How many columns a packed message tells: the sampled token, and its alternatives."""
-    return 1 if record.logprobs is None else record.logprobs.shape[1]
+def _columns(logprobs: np.ndarray[Any, Any] | None) -> int:
+    """Return the number of columns that a packed message gives: the sampled token, and its alternatives."""
+    return 1 if logprobs is None else logprobs.shape[1]
 
 
 def _fill_speculative(data: np.ndarray[Any, np.dtype[np.uint8]], part: _Part, variant: Variant) -> None:
@@ -256,9 +299,9 @@ def _fill_speculative(data: np.ndarray[Any, np.dtype[np.uint8]], part: _Part, va
     words[:2] = part.word, part.batch_size
     words[2 + part.at] = _counts(part)
     tokens = words[2 + 256 :].reshape(256, MOST_TOKENS)
-    at, within, index = _told(part)
+    at, within, index = _tokens(part)
     tokens[at, within] = part.record.tokens[index]
-    at, within, index = _drafts(part)
+    at, within, index = _drafts(part, _behind(part.record), part.record.counts)
     if part.record.drafts is not None:
         tokens[at, within] = part.record.drafts[index]
 
@@ -272,17 +315,25 @@ def _fill_speculative_topk(data: np.ndarray[Any, np.dtype[np.uint8]], part: _Par
     """``int meta[3 + slots]``: stop sign, flag, batch size, a count a slot; then 1,032 bytes a slot, and padding."""
     record, begin = part.record, 4 * (3 + variant.slots)
     words = data[:begin].view(np.int32)
-    words[:3] = part.word, TARGET | (_columns(record) << 8 if variant.packed else 0), part.batch_size
-    words[3 + part.at] = _counts(part)
     slots = data[begin : begin + variant.slots * _SLOT.itemsize].view(_SLOT)
     tokens = slots["tokens"].reshape(variant.slots, MOST_TOKENS, COLUMNS)
     scores = slots["scores"].reshape(variant.slots, MOST_TOKENS, COLUMNS)
-    at, within, index = _told(part)
-    tokens[at, within], scores[at, within], slots["ranks"][at, within] = _alternatives(part, index)
-    at, within, index = _drafts(part)
-    if record.drafts is not None and len(at):  # only token 0 of a first token has log-probabilities
-        tokens[at, within] = NO_TOKEN
-        tokens[at, within, 0] = record.drafts[index]
+    if part.flag == DRAFT and record.drafts is not None and record.draft_counts is not None:
+        table: _Table = record.drafts, record.draft_logprob_token_ids, record.draft_logprobs, record.draft_ranks
+        columns = _columns(record.draft_logprobs)
+        words[3 + part.at] = record.draft_counts[part.rows]
+        at, within, index = _drafts(part, record.draft_counts, np.zeros(len(record), np.int64))
+        tokens[at, within], scores[at, within], slots["ranks"][at, within] = _alternatives(table, index)
+    else:
+        columns = _columns(record.logprobs)
+        words[3 + part.at] = _counts(part)
+        at, within, index = _tokens(part)
+        tokens[at, within], scores[at, within], slots["ranks"][at, within] = _alternatives(_of_tokens(record), index)
+        at, within, index = _drafts(part, _behind(record), record.counts)
+        if record.drafts is not None and len(at):  # only token 0 of a first token has log-probabilities
+            tokens[at, within] = NO_TOKEN
+            tokens[at, within, 0] = record.drafts[index]
+    words[:3] = part.word, part.flag | (columns << 8 if variant.packed else 0), part.batch_size
 
 
 def _speculative_topk_bytes(slots: int) -> int:
