@@ -121,8 +121,8 @@ class SaveOutput:
     ) -> None:
         """Save tokens with log-probabilities, whose rows begin at ``cu_batch_token_offset`` of each slot.
 
-        ``message_flag``: 3 for the target's accepted tokens, 4 for the draft model's. The latter message has no marks of
-        preemption: the target's has them.
+        ``message_flag``: 3 for the target's accepted tokens, 4 for the draft model's, a message without marks of
+        preemption, which the target's has.
 
         :raises InvalidValue: for another message flag.
         """
