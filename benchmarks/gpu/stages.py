@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from hal_core.slots.admission import Request
-from hal_core.slots.checks import is_sound, problems
+from hal_core.slots.checks import problems
 from hal_core.slots.tasks import TaskBatch
 
 from .rig import PARAMS, Rig, blocks_of, median, quiet
@@ -36,11 +36,10 @@ def stages(rig: Rig, count: int, tokens: int, rounds: int = 40) -> dict[str, flo
             torch.cuda.synchronize()
             batch = timed("batch", lambda r=requests: TaskBatch.prefill(slots, r, lengths, blocks))  # type: ignore[misc]
             timed("sizes", lambda b=batch: b.check_sizes(state.layout))  # type: ignore[misc]
-            timed(
-                "checks", lambda b=batch: is_sound(state.host_table, b, state.layout) or problems(state.host_table, b)
-            )
+            twin = state.host_table.twin
+            timed("checks", lambda b=batch, twin=twin: (twin and twin.sound(b)) or problems(state.host_table, b))  # type: ignore[misc]
             timed("entries, upload, launch, event", lambda b=batch: device.insertion.submit(state, b, stream))
-            timed("commit", lambda b=batch: state.host_table.commit(b, state.layout))
+            timed("commit", lambda b=batch: state.host_table.commit(b))
             state.release(slots)
     return {name: median(times) for name, times in found.items()}
 

@@ -90,8 +90,8 @@ def test_g26_tasks_that_are_none_are_refused(bound):
             check_refused(
                 bound, "insert_tasks", "tasks", {"state": state, "tasks": tasks, "stream": bound.default_stream}
             )
-    batch = TaskBatch.prefill([0], [Request("r", [1])], [1], [[0]])
-    check_refused(bound, "insert_tasks", "tasks", {"state": state, "tasks": batch, "stream": bound.default_stream})
+    with pytest.raises(InvalidValue, match=r"request .*admit\(\) the request first"):
+        TaskBatch.prefill([0], [Request("r", [1])], [1], [[0]])
 
 
 def test_g18_what_left_is_still_to_be_reported_after_a_sink_that_is_none(bound):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_core import ENTERING, LEAVING, Step, TaskBatch, TaskKind
+from hal_core import ENTERING, FEEDING, LEAVING, Step, TaskBatch, TaskKind
 
 if TYPE_CHECKING:
     from hal_core import Group, SlotState
@@ -73,7 +73,7 @@ class StepPlanner:
             elif kind in ENTERING:
                 logprobs = request.params.logprobs
                 self._totals[slot], self._logprobs[slot] = request.total, -1 if logprobs is None else logprobs
-            if kind in (TaskKind.PREFILL, TaskKind.PREFILL_CHUNK):
+            if kind in FEEDING:
                 fed[slot] = length
         table, name = self._state.host_table, self._state.name
         decodes = (table.admission_ids != 0) & (table.prefilled >= self._totals) & (fed == 0)

@@ -64,7 +64,7 @@ class Drafting:
                 self.proposer.leave(slot, finished=False)
             elif kind in ENTERING:
                 self._names[slot] = request.request_id
-                first = [first_token] * (kind == TaskKind.REMOTE_PREFILL)
+                first = [first_token] * (first_token >= 0)
                 self.proposer.enter(slot, request, np.concatenate([request.tokens, np.array(first, np.int64)]))
                 if self.hands is not None and states.get(slot):
                     self.hands.take_over(slot, states[slot])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from hal_core import ENTERING, LEAVING, AdmittedRequest, SamplingParams, TaskBatch, TaskKind
+from hal_core import ENTERING, LEAVING, AdmittedRequest, SamplingParams, TaskBatch
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -50,7 +50,7 @@ class Histories(dict[int, History]):
 
     def follow(self, tasks: TaskBatch) -> None:
         """Update the histories for the requests that enter and leave."""
-        columns = (tasks.kinds.tolist(), tasks.slots.tolist(), tasks.requests, tasks.first_tokens.tolist())
+        columns = (tasks.plain["kinds"], tasks.plain["slots"], tasks.requests, tasks.plain["first_tokens"])
         for kind, slot, request, first_token in zip(*columns, strict=True):
             if kind in LEAVING:
                 self.pop(slot, None)
@@ -58,7 +58,7 @@ class Histories(dict[int, History]):
                 self.pop(slot, None)
                 if has_penalties(request.params):
                     self[slot] = History(request)
-                    if kind == TaskKind.REMOTE_PREFILL:
+                    if first_token >= 0:
                         self[slot].append(np.array([first_token]))
 
     def observe(self, slots: list[int], accepted: Sequence[Int64s]) -> None:

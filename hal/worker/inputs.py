@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_core import ByteRange, TaskBatch, TaskKind
+from hal_core import FEEDING, ByteRange, TaskBatch
 
 from hal.model.batch import ModelBatch
 
@@ -24,15 +24,9 @@ Chunk = tuple[int, int, int]
 
 def chunks_of(tasks: TaskBatch) -> list[Chunk]:
     """Return the chunks of prompts that the step after ``tasks`` feeds, in the order of their slots."""
-    if not tasks.requests:
-        return []
-    feeding = np.flatnonzero((tasks.kinds == TaskKind.PREFILL) | (tasks.kinds == TaskKind.PREFILL_CHUNK))
-    columns = (
-        tasks.slots[feeding].tolist(),
-        tasks.num_computed_tokens[feeding].tolist(),
-        tasks.num_scheduled_tokens[feeding].tolist(),
-    )
-    return sorted(zip(*columns, strict=True))
+    names = "slots", "num_computed_tokens", "num_scheduled_tokens", "kinds"
+    columns = zip(*[tasks.plain[name] for name in names], strict=True)
+    return sorted([(slot, start, length) for slot, start, length, kind in columns if kind in FEEDING])
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ from .slots.state import SlotState as SlotState
 from .slots.step import Step as Step
 from .slots.step import predict_launch_tokens as predict_launch_tokens
 from .slots.tasks import ENTERING as ENTERING
+from .slots.tasks import FEEDING as FEEDING
 from .slots.tasks import LEAVING as LEAVING
 from .slots.tasks import Task as Task
 from .slots.tasks import TaskBatch as TaskBatch

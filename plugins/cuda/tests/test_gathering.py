@@ -43,20 +43,8 @@ def described(made):
         batch = made()
     except Exception as error:  # noqa: BLE001 (compared)
         return type(error).__name__, str(error)
-    columns = [bytes(column) for column in batch.native]
     blocks = [ids.tolist() for ids in batch.block_ids]
-    names = (
-        "kinds",
-        "slots",
-        "num_computed_tokens",
-        "num_scheduled_tokens",
-        "block_counts",
-        "first_blocks",
-        "first_tokens",
-    )
-    arrays = [(getattr(batch, name).tolist(), getattr(batch, name).dtype) for name in names]
-    kinds = batch.all_new, batch.all_prefill, batch.all_growing, batch.more
-    return batch.plain, batch.requests, columns, blocks, batch.drafts, arrays, kinds, batch.blocks.tolist()
+    return batch.plain, batch.requests, batch.ints, batch.rows, blocks, batch.drafts, batch.blocks.tolist()
 
 
 @pytest.mark.parametrize("which", range(4))
@@ -108,15 +96,15 @@ def test_columns_of_tasks_are_the_same_by_both_roads_or_the_same_error(opened, m
         for name, values in odd.items():
             for value in values:
                 tasks = [plain, replace(plain, slot=3), replace(plain, **{name: value})]
-                natively += quick(tasks, Task, AdmittedRequest, SplitRole.PREFILL, gathering.NAMES, IDS) is not None
+                natively += quick(tasks, Task, AdmittedRequest, gathering.NAMES, IDS) is not None
                 monkeypatch.setattr(gathering, "of_tasks", quick)
                 native_one = described(lambda tasks=tasks: TaskBatch.of(tasks))
                 monkeypatch.setattr(gathering, "of_tasks", None)
                 assert native_one == described(lambda tasks=tasks: TaskBatch.of(tasks)), (kind, name, value)
     assert natively > 40
     monkeypatch.setattr(gathering, "of_tasks", quick)
-    for wrong in ((), (1,) * 6, ([plain], Task, AdmittedRequest, 0, (), IDS)):
+    for wrong in ((), (1,) * 5, ([plain], Task, AdmittedRequest, (), IDS)):
         with pytest.raises(TypeError):
             quick(*wrong)
     for none in ([], [1], "ab", [plain, None]):
-        assert quick(none, Task, AdmittedRequest, SplitRole.PREFILL, gathering.NAMES, IDS) is None
+        assert quick(none, Task, AdmittedRequest, gathering.NAMES, IDS) is None

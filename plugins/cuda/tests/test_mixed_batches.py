@@ -114,8 +114,8 @@ class Pair:
             return [(CHUNK, slot, admitted, prefilled, length, more, count, -1, [])]
         return []
 
-    def batches(self, tasks):
-        """The same tasks for each of the two states."""
+    def batches(self, tasks, low=0):
+        """The same tasks for each of the two states; ``low`` is added to their block ids."""
         return [
             TaskBatch.of(
                 [
@@ -125,7 +125,7 @@ class Pair:
                         admitted[at],
                         start,
                         length,
-                        [slot % 1000 + 7 * n for n in range(count)],
+                        [slot % 1000 + 7 * n + low for n in range(count)],
                         first,
                         token,
                         d,
@@ -206,28 +206,63 @@ SPOILS = (
     ("drafts", st.lists(st.integers(-1, 3), max_size=3)),
     ("kind", st.sampled_from([TaskKind.PREFILL, CHUNK, GROW, HANDED])),
 )
-PLACES = {"kind": 0, "slot": 1, "start": 3, "length": 4, "blocks": 5, "first": 6, "token": 7, "drafts": 8}
+PLACES = {
+    "kind": 0,
+    "slot": 1,
+    "admitted": 2,
+    "start": 3,
+    "length": 4,
+    "blocks": 5,
+    "first": 6,
+    "token": 7,
+    "drafts": 8,
+}
+
+
+def booked(table):
+    return table.table.copy(), dict(table.live), list(table.requests)
+
+
+def book_again(table, before):
+    """Put the table back, and book nothing."""
+    table.table[:], table.requests[:] = before[0], before[2]
+    table.live.clear()
+    table.live.update(before[1])
 
 
 @few
 @given(data=st.data())
-def test_g08_the_twin_takes_what_has_no_problems_and_nothing_else(opened, data):
-    """One number of one task is another: the core's own checks find nothing exactly where the twin takes it."""
+def test_g08_g12_the_twin_checks_and_books_as_the_core_does(opened, data):
+    """One value of one task may be another: the core's own checks find nothing exactly where the twin takes it."""
     pair = Pair(opened())
     pair.insert(pair.drawn(data))
     tasks = pair.drawn(data)
     if not tasks:
         return
-    name, values = data.draw(st.sampled_from(SPOILS), label="what")
-    at = data.draw(st.integers(0, len(tasks) - 1), label="which")
-    spoilt = [*tasks[at]]
-    spoilt[PLACES[name]] = data.draw(values, label="value")
-    tasks[at] = tuple(spoilt)
-    (batch, _), table = pair.batches(tasks), pair.states[0].host_table
-    if batch.more is None:
+    others = [admitted for _, _, admitted, *_ in tasks] + [admitted for admitted, *_ in pair.held.values()]
+    requests = ("admitted", st.sampled_from(range(len(others))).map(others.__getitem__))
+    at, low = data.draw(st.integers(0, len(tasks) - 1), label="which"), 0
+    if data.draw(st.booleans(), label="spoilt"):
+        name, values = data.draw(st.sampled_from([*SPOILS, requests, ("ids", st.just(-8))]), label="what")
+        value, spoilt = data.draw(values, label="value"), [*tasks[at]]
+        if name == "ids":
+            low = value
+        else:
+            spoilt[PLACES[name]] = value
+            tasks[at] = tuple(spoilt)
+    (batch, _), table = pair.batches(tasks, low), pair.states[0].host_table
+    found, twin = problems(table, batch), table.twin
+    assert twin.sound(batch) == (not found), found
+    if found:
         return
-    found = problems(table, batch)
-    assert table.twin.sound(batch) == (not found), found
+    before = booked(table)
+    assert twin.commit(batch)
+    mine = booked(table)
+    book_again(table, before)
+    table.twin = None
+    table.commit(batch)
+    np.testing.assert_array_equal(mine[0], table.table)
+    assert mine[1:] == (table.live, table.requests)
 
 
 @pytest.mark.parametrize("length", [9, 80])
@@ -288,7 +323,6 @@ def test_g08_of_each_number_of_each_task_the_twin_says_what_the_core_says(opened
                 tasks = [*map(list, sound)]
                 tasks[at][PLACES[name]] = value
                 batch = pair.batches(tasks)[0]
-                assert batch.more is not None
                 found = problems(table, batch)
                 assert table.twin.sound(batch) == (not found), (at, name, value, found)
                 said.add(not found)
@@ -304,11 +338,11 @@ def test_a_hand_off_that_no_state_can_take_is_refused_in_words(opened):
     }
     for words, request in wrong.items():
         task = Task(HANDED, 3, state.admit(request), 9, 0, [1, 2, 3], first_token=5)
-        assert TaskBatch.of([task]).more is None
+        assert not state.host_table.twin.sound(TaskBatch.of([task]))
         with pytest.raises(InvalidBatch, match=words):
             bound.insert_tasks(state=state, tasks=[task], stream=bound.default_stream)
-    task = Task(HANDED, 3, state.admit(Request("g", [1] * 9)), 9, 0, [1, 2, 3], first_token=5, drafts=[np.int64(3)])
-    assert TaskBatch.of([task]).more is None
+    task = Task(HANDED, 3, state.admit(Request("g", [1] * 9)), 9, 0, [1, 2, 3], first_token=5, drafts=[-3])
+    assert not state.host_table.twin.sound(TaskBatch.of([task]))
     with pytest.raises(InvalidBatch, match="drafts must be token ids"):
         bound.insert_tasks(state=state, tasks=[task], stream=bound.default_stream)
     assert not state.host_table.live

@@ -30,7 +30,6 @@ SEAMS: dict[str, str] = {
     "wait of a stream": "devices.events:AsyncStream.wait",
     # batches and slots
     "check of a batch": "runtime.policy:problems",
-    "quick check of a batch": "runtime.policy:is_sound",
     "order of drafts": "slots.drafts:_check_order",
     "plan of drafts": "runtime.policy:plan_drafts",
     "plain step over drafts": "slots.draft_book:DraftBook.check_update",

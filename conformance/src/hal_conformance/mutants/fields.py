@@ -6,9 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from hal_core.slots.companions import _own_slots
-from hal_core.slots.tasks import TaskBatch
 
 from . import Patch, liar
 
@@ -63,8 +61,7 @@ class ResetsKept(Patch):
         def reset(state: Any, writes: Any, records: Any, slots: Any) -> Any:  # noqa: ANN401
             for place in state.layout.fields.values():
                 if place.field.kept:
-                    offsets = place.offset + slots.astype(np.int64) * place.stride
-                    writes.fill(offsets, place.stride, place.field.dtype.storage.type(place.field.reset))
+                    writes.reset(place, slots)
             return true(state, writes, records, slots)
 
         return reset
@@ -133,17 +130,6 @@ class OwnSlotsAllTheSame(Patch):
             honest = true(companion, tasks)
             if not companion.same_slots or honest.plain["slots"] == (own := _own_slots(companion, tasks)):
                 return honest
-            plain = honest.plain
-            return TaskBatch(
-                plain["kinds"],
-                own,
-                honest.requests,
-                plain["num_computed_tokens"],
-                plain["num_scheduled_tokens"],
-                honest.block_ids,
-                plain["first_blocks"],
-                plain["first_tokens"],
-                honest.drafts,
-            )
+            return honest.moved(own, honest.requests)
 
         return beside

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from hal_core.contract.markers import hookimpl
 from hal_core.memory.plan import WRITE, Records, WritePlan
 from hal_core.memory.views import ByteRange, View
+from hal_core.slots.geometry import DYNAMIC
+from hal_core.slots.layout import REQUEST_ROW
 from hal_core.slots.tasks import TaskKind
 from hal_core.tickets import Ticket
 
@@ -136,9 +138,9 @@ class LateAdmissionsMixedUp(Lie):
             place = places.get(request.admission_id, len(order))
             newest = next((at for at in range(place % 256, len(order), 256)[::-1]), place)
             if newest > place and kind == TaskKind.PREFILL and order[newest].config_key == request.config_key:
-                wrong[slot] = order[newest].packed[state.record_places.begin :]
-        begin = state.record_places.begin
-        self.__dict__["wrong"] = wrong, [at - begin for at in state.record_places.dynamic]
+                wrong[slot] = order[newest].packed[REQUEST_ROW.itemsize :]
+        record: Mapping[str, Any] = state.layout.record_dtype.fields or {}
+        self.__dict__["wrong"] = wrong, [record[name][1] for name in DYNAMIC]
         try:
             return super().insert_tasks(device, state, tasks, stream)  # type: ignore[misc,no-any-return]
         finally:

@@ -23,7 +23,6 @@ from ..slots.fields import ROW_FIELDS as ROW_FIELDS
 from ..slots.gathering import gather_with as gather_with
 from ..slots.geometry import DYNAMIC as DYNAMIC
 from ..slots.host_table import BLOCKS as BLOCKS
-from ..slots.host_table import FEW as FEW
 from ..slots.host_table import HELD as HELD
 from ..slots.host_table import PREFILLED as PREFILLED
 from ..slots.host_table import SLOT_ADMISSION as SLOT_ADMISSION
@@ -32,6 +31,8 @@ from ..slots.insertion import plan_insert as plan_insert
 from ..slots.layout import ADMISSION_ID as ADMISSION_ID
 from ..slots.layout import CONFIG_KEY as CONFIG_KEY
 from ..slots.layout import REQUEST_ROW as REQUEST_ROW
+from ..slots.layout import TOKENS_LEFT as TOKENS_LEFT
+from ..slots.task import TRAITS as TRAITS
 from ..slots.update import STEP_FIELDS as STEP_FIELDS
 from ..slots.update import update_inputs as update_inputs
 from ..tickets import Mode as Mode

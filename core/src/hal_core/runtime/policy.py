@@ -20,7 +20,7 @@ from ..memory.views import View
 from ..memory.writes import Writes
 from ..output.sinks import PendingOutput, Sink
 from ..ranks.channel import BroadcastChannel, channel_of
-from ..slots.checks import is_sound, problems
+from ..slots.checks import problems
 from ..slots.companions import open_states, tasks_beside
 from ..slots.declared import Companion, StateField
 from ..slots.drafts import check_drafts, plan_drafts
@@ -138,12 +138,10 @@ class Policy:
         _check_state(device, state)
         if not batch.requests:
             return DONE
-        sound = is_sound(state.host_table, batch)
-        if not sound or state.host_table.twin is None:  # that check covers the sizes too
+        twin = state.host_table.twin
+        if twin is None or not twin.sound(batch):  # that check covers the sizes too
             batch.check_sizes(state.layout)
-        if not sound:
-            found = problems(state.host_table, batch)
-            if found:
+            if found := problems(state.host_table, batch):
                 raise InvalidBatch(found)
         state.wait_for_readers_of_batch(batch, stream)
         beside = [(one, tasks_beside(one, batch)) for one in state.companions] if state.companions else ()

@@ -16,7 +16,7 @@ from ..errors import InvalidValue
 from . import gathering
 from .declared import fill_declared
 from .fields import SplitRole
-from .layout import ADMISSION_ID, REQUEST_ROW, StateLayout
+from .layout import ADMISSION_ID, CONFIG_KEY, REQUEST_ROW, TOKENS_LEFT, StateLayout
 from .request_ids import check_request_id
 from .sampling_params import SamplingParams as SamplingParams
 from .sampling_params import check_number
@@ -65,9 +65,9 @@ class AdmittedRequest:
     - ``tokens``: int64 ``[prompt + output]``, read-only; ``prompt_len`` and ``generated`` are its two parts.
     - ``total``: tokens known so far, prompt and generated.
     - ``config_key``: the sizes it was checked against (``StateLayout.config_key``).
-    - ``packed``: row lengths, admission id, config key and record (``StateLayout.admission_dtype``), as bytes; values
-      that depend on the moment of insertion (lengths, blocks, drafts) are set then. ``request_row`` is the part before
-      the record.
+    - ``packed``: its :data:`hal_core.slots.layout.REQUEST_ROW` and record (``StateLayout.admission_dtype``), as bytes;
+      values that depend on the moment of insertion (lengths, blocks, drafts) are set then. ``request_row`` is the part
+      before the record.
     - ``row_lengths``: the lengths of its rows, in the order of ``ROW_FIELDS``, the block table's 0.
     - ``rows``: the bytes of each of ``ROW_FIELDS``, for the tokens the memory of ``tokens`` itself; the block table is
       empty, as its blocks come with the task.
@@ -286,7 +286,8 @@ _packings: dict[int, _Packing] = {}
 def _packing_of(layout: StateLayout) -> _Packing:
     found = _packings.get(layout.config_key)
     if found is None:
-        codes, empty, at = "<" + "q" * _ROW_NUMBERS, [0] * (_ROW_NUMBERS - 1) + [layout.config_key], {}
+        codes, empty, at = "<" + "q" * _ROW_NUMBERS, [0] * _ROW_NUMBERS, {}
+        empty[CONFIG_KEY] = layout.config_key
         for name in layout.record_dtype.names or ():
             place = layout.fields[name]
             storage = place.field.dtype.storage
@@ -329,6 +330,7 @@ def _packed(
     packing, params = _packing_of(layout), request.params
     at, numbers = packing.at, [*packing.empty]
     numbers[:ADMISSION_ID], numbers[ADMISSION_ID] = row_lengths, admission_id
+    numbers[TOKENS_LEFT] = 1 if request.role is SplitRole.PREFILL else params.max_tokens - generated
     for name, param in layout.param_fields:
         numbers[at[name]] = getattr(params, param)
     numbers[at["request_serial"]], numbers[at["prompt_lens"]], numbers[at["step_idx"]] = (

@@ -58,18 +58,8 @@ def open_states(
 def tasks_beside(companion: SlotState, tasks: TaskBatch) -> TaskBatch:
     """Return the same tasks for the requests' slots in a companion: the target's slots if declared so, else an entering
     request gets the highest free one."""
-    plain = tasks.plain
-    return TaskBatch(
-        plain["kinds"],
-        plain["slots"] if companion.same_slots else _own_slots(companion, tasks),
-        _own_requests(companion, tasks.requests),
-        plain["num_computed_tokens"],
-        plain["num_scheduled_tokens"],
-        tasks.block_ids,
-        plain["first_blocks"],
-        plain["first_tokens"],
-        tasks.drafts,
-    )
+    slots = tasks.plain["slots"] if companion.same_slots else _own_slots(companion, tasks)
+    return tasks.moved(slots, _own_requests(companion, tasks.requests))
 
 
 def _own_slots(companion: SlotState, tasks: TaskBatch) -> list[int]:

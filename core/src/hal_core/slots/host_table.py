@@ -5,35 +5,34 @@ It records the host's decisions, not the device's progress, so it never waits fo
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
+from struct import Struct
 from typing import Any, Protocol
 
 import numpy as np
 
 from .admission import AdmittedRequest
 from .fields import ROW_FIELDS, SplitRole, StateConfig
-from .layout import ADMISSION_ID
-from .tasks import TaskBatch, TaskKind
+from .task import ENTERS, FEEDS, LEAVES, TRAITS, TaskKind
+from .tasks import TaskBatch
 
-FEW = 8
-"""Up to this many new requests are planned, checked and booked in plain Python; benchmarks/few.py measures the gain."""
 BLOCKS, TOKENS = ROW_FIELDS.index("block_tables"), ROW_FIELDS.index("token_ids")
 PREFILLED, SLOT_ADMISSION, HELD = range(len(ROW_FIELDS), len(ROW_FIELDS) + 3)
 """Columns of the table after the lengths: ``prefilled``, ``admission_ids``, ``blocks``."""
+WIDTH = HELD + 1
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
-Records = np.ndarray[Any, np.dtype[np.void]]
+_ROW = Struct(f"={WIDTH}q")
 
 
 class Twin(Protocol):
     """A device's native version of the checks and the booking of requests that enter or stay, over the same table."""
 
     def sound(self, tasks: TaskBatch) -> bool:
-        """Return True only if :func:`hal_core.slots.checks.problems` finds no problem and the requests were admitted
-        for these sizes. The batch has a ``more`` that is not None."""
+        """Return True only if :func:`hal_core.slots.checks.problems` finds no problem, the requests were admitted for
+        these sizes, and none leaves."""
 
-    def commit(self, tasks: TaskBatch) -> None:
-        """Commit such a batch as :meth:`HostSlotTable.commit` does."""
+    def commit(self, tasks: TaskBatch) -> bool:
+        """Commit a batch as :meth:`HostSlotTable.commit` does; False, with nothing done, if a request leaves."""
 
 
 class HostSlotTable:
@@ -57,7 +56,9 @@ class HostSlotTable:
         n = sizes.num_slots
         self.sizes = sizes
         self.requests: list[AdmittedRequest | None] = [None] * n
-        self.table = np.zeros((n, HELD + 1), np.int64)
+        self.table = np.zeros((n, WIDTH), np.int64)
+        self._bytes = self.table.data.cast("B")  # the same, quick to read and write in plain Python
+        self._cells = self._bytes.cast("q")
         self.row_lengths = self.table[:, : len(ROW_FIELDS)].T
         self.prefilled, self.admission_ids, self.blocks = self.table[:, PREFILLED:].T
         self.live: dict[int, int] = {}
@@ -67,79 +68,40 @@ class HostSlotTable:
 
     def commit(self, tasks: TaskBatch) -> None:
         """Book the requests of an insertion in their slots."""
-        if self.twin is not None and (tasks.all_new or tasks.more is not None):
-            self.twin.commit(tasks)
+        if self.twin is not None and self.twin.commit(tasks):
             return
-        if tasks.all_prefill and len(tasks) <= FEW:
-            self._enter_few(tasks)
-            return
-        if tasks.all_prefill:
-            self._enter(tasks, None)
-            return
-        if tasks.all_growing:
-            self._grow(tasks.slots, tasks.block_counts)
-            return
-        kinds, slots = tasks.kinds, tasks.slots
-        for at in np.flatnonzero(kinds >= TaskKind.PREEMPTED).tolist():
-            slot, request = int(slots[at]), tasks.requests[at]
-            leaving = self.preempted if kinds[at] == TaskKind.PREEMPTED else self.aborted
-            leaving[slot] = (request.admission_id, request.request_id)
-            self.release([slot])
-        entering = np.flatnonzero((kinds == TaskKind.PREFILL) | (kinds == TaskKind.REMOTE_PREFILL))
-        if len(entering):
-            self._enter(tasks, entering)
-        staying = np.flatnonzero((kinds == TaskKind.PREFILL_CHUNK) | (kinds == TaskKind.MORE_BLOCKS))
-        if len(staying):
-            at = slots[staying]
-            self._grow(at, tasks.block_counts[staying])
-            self.prefilled[at] += np.where(
-                kinds[staying] == TaskKind.PREFILL_CHUNK, tasks.num_scheduled_tokens[staying], 0
-            )
-
-    def _grow(self, slots: Ints, counts: Ints) -> None:
-        """Book more blocks of requests that stay."""
-        self.blocks[slots] += counts
-        self.row_lengths[BLOCKS, slots] = np.maximum(self.row_lengths[BLOCKS, slots], self.blocks[slots])
-
-    def _enter(self, tasks: TaskBatch, entering: Ints | None) -> None:
-        """Book the entering tasks; None: all tasks, without handoffs."""
-        request_row, slots, counts, ends = (
-            tasks.request_row,
-            tasks.slots,
-            tasks.block_counts,
-            tasks.num_computed_tokens + tasks.num_scheduled_tokens,
-        )
-        requests: Sequence[AdmittedRequest] = tasks.requests
-        if entering is not None:
-            request_row, slots, counts, ends = request_row[entering], slots[entering], counts[entering], ends[entering]
-            requests = [requests[at] for at in entering.tolist()]
-        rows, places = np.empty((len(slots), HELD + 1), np.int64), slots.tolist()
-        rows[:, :PREFILLED] = request_row[:, :ADMISSION_ID]
-        rows[:, BLOCKS] = rows[:, HELD] = counts
-        rows[:, PREFILLED], rows[:, SLOT_ADMISSION] = ends, request_row[:, ADMISSION_ID]
-        if entering is not None:
-            handoff = tasks.kinds[entering] == TaskKind.REMOTE_PREFILL
-            rows[handoff, PREFILLED] = rows[handoff, TOKENS]
-            rows[:, TOKENS] += handoff
-        self.table[slots] = rows
-        self.live.update(zip(request_row[:, ADMISSION_ID].tolist(), places, strict=True))
-        deque(map(self.requests.__setitem__, places, requests), maxlen=0)
-
-    def _enter_few(self, tasks: TaskBatch) -> None:
-        """Do the same for a few new requests, without NumPy calls that would be all overhead.
-
-        Without it an insertion of 1 request takes 21 % longer, of 8 requests 11 % (``python benchmarks/run.py few``,
-        cpu device, medians of 800 in turn, 2026-11-22).
-        """
         plain = tasks.plain
-        starts, lengths, counts = plain["num_computed_tokens"], plain["num_scheduled_tokens"], plain["block_counts"]
+        traits = [TRAITS[kind] for kind in plain["kinds"]]
         for at, slot in enumerate(plain["slots"]):
-            request, count = tasks.requests[at], counts[at]
-            self.requests[slot] = request
-            self.live[request.admission_id] = slot
-            bad, stop_lengths, stops, _, tokens = request.row_lengths
-            end = starts[at] + lengths[at]
-            self.table[slot] = (bad, stop_lengths, stops, count, tokens, end, request.admission_id, count)
+            if traits[at] & LEAVES:  # first, as another request may enter the slot
+                request = tasks.requests[at]
+                leaving = self.preempted if plain["kinds"][at] == TaskKind.PREEMPTED else self.aborted
+                leaving[slot] = (request.admission_id, request.request_id)
+                self.release([slot])
+        starts, lengths, counts = plain["num_computed_tokens"], plain["num_scheduled_tokens"], plain["block_counts"]
+        columns = plain["slots"], traits, tasks.requests, starts, lengths, counts, plain["first_tokens"]
+        for slot, trait, request, start, length, count, first_token in zip(*columns, strict=True):
+            if trait & ENTERS:
+                self._enter(slot, request, start + length, count, given=first_token >= 0)
+            elif not trait & LEAVES:
+                self._stay(slot, count, length if trait & FEEDS else 0)
+
+    def _enter(self, slot: int, request: AdmittedRequest, end: int, count: int, *, given: bool) -> None:
+        """Book a request that enters a slot, with its tokens prefilled to ``end``; ``given``: its first token is."""
+        bad, stop_lengths, stops, _, tokens = request.row_lengths
+        if given:  # after all of its tokens
+            end, tokens = tokens, tokens + 1
+        self.requests[slot] = request
+        self.live[request.admission_id] = slot
+        row = (bad, stop_lengths, stops, count, tokens, end, request.admission_id, count)
+        _ROW.pack_into(self._bytes, slot * _ROW.size, *row)
+
+    def _stay(self, slot: int, count: int, length: int) -> None:
+        """Book more blocks, and tokens that are prefilled, for the request in a slot."""
+        cells, at = self._cells, slot * WIDTH
+        cells[at + HELD] += count
+        cells[at + BLOCKS] = max(cells[at + BLOCKS], cells[at + HELD])
+        cells[at + PREFILLED] += length
 
     def appended(self, slots: Ints, most: int) -> None:
         """Book a step that may append up to ``most`` tokens to ``token_ids`` of these slots."""

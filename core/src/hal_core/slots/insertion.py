@@ -1,37 +1,34 @@
-"""Conversion of a task batch to a write plan: plain NumPy, all fields of all requests at once, no device (G9 to G11).
+"""Conversion of a task batch to a write plan: all fields of all requests at once, no device (G9 to G11).
 
 A slot that a request enters or leaves gets a whole packed record: the request's, or the empty slot's. Rows are written
 to the request's own length and reset from there to the largest length written before. The host table is only read; the
 policy commits the batch once the device has taken the plan.
 
-This is the hot path of ``insert_tasks``. It works on ``[row fields, requests]`` matrices, so that the number of NumPy
-calls does not grow with either.
+This is the hot path of ``insert_tasks``. Writes are collected in plain Python, which is as fast as NumPy for 128
+requests and several times faster for a few. They go field by field, so that a device can join writes of equal length.
 """
 
 from __future__ import annotations
 
-import struct
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..memory.plan import WRITE, Buffer, PlanBuilder, Records, WritePlan
+from ..memory.plan import WRITE, Buffer, Records, WritePlan
 from .admission import empty_record
 from .companions import tasks_beside
-from .host_table import BLOCKS, FEW, TOKENS
-from .tasks import TaskBatch, TaskKind
+from .geometry import reset_cycle
+from .host_table import BLOCKS, TOKENS
+from .layout import REQUEST_ROW, Placed
+from .task import ENTERS, FEEDS, LEAVES, TRAITS, TaskKind
+from .tasks import COLUMNS, TaskBatch
 
 if TYPE_CHECKING:
     from .state import SlotState
 
-Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
-FEW_GROWING = 32
-"""Up to this many requests that get more blocks are planned in plain Python: nearly every step of a decoder has
-some."""
-PUT, ROW = struct.Struct("<i"), struct.Struct("<3q")
+Structured = np.ndarray[Any, np.dtype[np.void]]
 
 
 def plan_insert(state: SlotState, tasks: TaskBatch) -> WritePlan:
@@ -46,190 +43,162 @@ def plan_insert(state: SlotState, tasks: TaskBatch) -> WritePlan:
     return plan
 
 
+class _Writes:
+    """The writes of a plan as they are collected: copies and fills as int64 (dst, source, pattern << 32 | nbytes), and
+    the bytes to copy."""
+
+    __slots__ = ("copies", "fills", "pieces", "size")
+
+    def __init__(self) -> None:
+        self.copies: list[int] = []
+        self.fills: list[int] = []
+        self.pieces: list[Buffer] = []
+        self.size = 0
+
+    def copy(self, dst: int, data: Buffer) -> None:
+        """Write bytes, at least one."""
+        nbytes = len(data)
+        self.copies += (dst, self.size, nbytes)
+        self.pieces.append(data)
+        self.size += nbytes
+
+    def scalars(self, state: SlotState, name: str, slots: Sequence[int], values: Sequence[int]) -> None:
+        """Write one scalar field of some slots."""
+        place = state.layout.fields[name]
+        for slot, value in zip(slots, values, strict=True):
+            self.copy(place.offset + slot * place.stride, value.to_bytes(place.stride, "little"))
+
+    def reset(self, place: Placed, slots: Sequence[int]) -> None:
+        """Reset a field of some slots."""
+        cycle, size = reset_cycle(place.field), place.field.dtype.itemsize
+        for slot in slots:
+            self.fills += (place.offset + slot * place.stride, cycle, size << 32 | place.stride)
+
+
 def _plan_state(state: SlotState, tasks: TaskBatch) -> WritePlan:
-    if tasks.all_prefill and len(tasks) <= FEW:
-        return _plan_few(state, tasks)
-    if tasks.all_growing and len(tasks) <= FEW_GROWING:
-        return _plan_few_growing(state, tasks)
-    writes = PlanBuilder(state.memory)
-    if tasks.all_prefill:
-        return writes.build(_enter(state, writes, tasks, None), disjoint=True)
-    kinds = tasks.kinds
-    entering = ((kinds == TaskKind.PREFILL) | (kinds == TaskKind.REMOTE_PREFILL)).nonzero()[0]
-    leaving = (kinds >= TaskKind.PREEMPTED).nonzero()[0]
-    growing = ((kinds == TaskKind.PREFILL_CHUNK) | (kinds == TaskKind.MORE_BLOCKS)).nonzero()[0]
-    chunks = (kinds == TaskKind.PREFILL_CHUNK).nonzero()[0]
-    records = _enter(state, writes, tasks, entering) if len(entering) else None
-    left = leaving[~np.isin(tasks.slots[leaving], tasks.slots[entering])]
-    if len(left):
-        records = _with_empty(state, writes, records, tasks.slots[left])
-    if len(growing):
-        _grow(state, writes, tasks, growing)
-    if len(chunks):
-        for name in ("seq_lens_this_time", "seq_lens_encoder"):
-            _scalars(state, writes, name, tasks.slots[chunks], tasks.num_scheduled_tokens[chunks])
-    for name, kind in (("last_preempted", TaskKind.PREEMPTED), ("last_aborted", TaskKind.ABORTED)):
-        chosen = leaving[kinds[leaving] == kind]
-        if len(chosen):
-            admission_ids = tasks.packed(state.layout)["record"]["request_serial"][chosen]
-            _scalars(state, writes, name, tasks.slots[chosen], admission_ids)
-    return writes.build(records, disjoint=True)
+    writes, kinds = _Writes(), tasks.plain["kinds"]
+    traits = [TRAITS[kind] for kind in kinds]
+    entering = [at for at, one in enumerate(traits) if one & ENTERS]
+    records = _enter(state, writes, tasks, entering) if entering else None
+    if len(entering) < len(kinds):
+        staying = [at for at, one in enumerate(traits) if not one & (ENTERS | LEAVES)]
+        _stay(state, writes, tasks, staying, [at for at in staying if traits[at] & FEEDS])
+        if leaving := [at for at, one in enumerate(traits) if one & LEAVES]:
+            records = _leave(state, writes, tasks, entering, leaving, records)
+    descriptors = np.frombuffer(array("q", writes.copies + writes.fills), WRITE)
+    return WritePlan(state.memory, descriptors, writes.pieces, records)
 
 
-def _enter(state: SlotState, writes: PlanBuilder, tasks: TaskBatch, entering: Ints | None) -> Records:
-    """Return the records of the requests that enter slots (None: of all tasks), completed with values known at
-    insertion.
+def _block_bytes(tasks: TaskBatch) -> list[Buffer]:
+    """Return the bytes of each task's block ids."""
+    view, end, pieces = memoryview(tasks.ints), 4 * len(tasks) * len(COLUMNS), []
+    for count in tasks.plain["block_counts"]:
+        begin, end = end, end + 4 * count
+        pieces.append(view[begin:end])
+    return pieces
 
-    Their rows, and the reset of earlier requests' data (G11), are added to ``writes``: all rows of all requests are one
-    ``[row fields, requests]`` matrix.
-    """
-    packed, slots, lengths, starts = (
-        tasks.packed(state.layout),
-        tasks.slots,
-        tasks.num_scheduled_tokens,
-        tasks.num_computed_tokens,
-    )
-    counts, requests, place = tasks.block_counts, tasks.requests, state.record_places
-    if entering is not None:
-        packed, slots, lengths, starts = packed[entering], slots[entering], lengths[entering], starts[entering]
-        counts, requests = counts[entering], tuple([requests[at] for at in entering.tolist()])
-    n = len(slots)
-    data = packed.view(np.uint8).reshape(n, -1)[:, place.begin :].copy()
-    for at, values in zip(place.dynamic, (lengths, lengths, starts, counts), strict=True):
-        data[:, at - place.begin : at - place.begin + 4] = values.view(np.uint8).reshape(n, 4)
-    row_lengths = packed["row_lengths"].T.copy()
-    row_lengths[BLOCKS] = counts
+
+def _enter(state: SlotState, writes: _Writes, tasks: TaskBatch, entering: list[int]) -> Records:
+    """Return the records of the requests that enter slots, completed with values known at insertion, and write their
+    rows with the reset of earlier requests' data (G11)."""
+    plain, layout = tasks.plain, state.layout
+    chosen: dict[str, list[int]] = plain
+    requests: Sequence[Any] = tasks.requests
+    blocks = _block_bytes(tasks)
+    if len(entering) < len(tasks):
+        chosen = {name: [column[at] for at in entering] for name, column in plain.items()}
+        requests, blocks = [requests[at] for at in entering], [blocks[at] for at in entering]
+    slots = np.array(chosen["slots"], np.int32)
+    packed = b"".join([request.packed[REQUEST_ROW.itemsize :] for request in requests])
+    records = np.frombuffer(bytearray(packed), layout.record_dtype)
+    records["seq_lens_this_time"] = records["seq_lens_encoder"] = chosen["num_scheduled_tokens"]
+    records["seq_lens_decoder"] = chosen["num_computed_tokens"]
+    records["blocks_num"] = chosen["block_counts"]
     parts: list[Sequence[Buffer]] = list(zip(*[request.rows for request in requests], strict=True))
-    if entering is None:
-        parts[BLOCKS] = [tasks.blocks.data.cast("B")]
-    else:
-        parts[BLOCKS] = [tasks.block_ids[at].tobytes() for at in entering.tolist()]
-        parts[TOKENS] = _hand_off(state, tasks, entering, data, row_lengths, parts[TOKENS])
-    geometry = state.rows
-    begin, nbytes = geometry.base + slots * geometry.stride, row_lengths * geometry.size
-    flat = nbytes.reshape(-1)
-    some = flat.nonzero()[0]
-    pieces: list[Buffer] = []
-    for row in np.flatnonzero(nbytes.any(axis=1)).tolist():
-        pieces += parts[row] if row == TOKENS else [b"".join(parts[row])]
-    writes.runs(begin.reshape(-1)[some], flat[some], pieces)
-    stale = state.host_table.row_lengths[:, slots] - row_lengths
-    if stale.max() > 0:
-        left = np.nonzero(stale > 0)
-        size = geometry.size[left[0], 0]
-        writes.fills(begin[left] + nbytes[left], stale[left] * size, geometry.cycle[left[0]], size)
-    return Records(slots, data, state.scatter_map)
-
-
-def _plan_few(state: SlotState, tasks: TaskBatch) -> WritePlan:
-    """Do the same for a few new requests: most of a NumPy call is overhead for them, so plain Python is faster.
-
-    Without it an insertion of 1 request takes 51 % longer, of 8 requests 18 % (``python benchmarks/run.py few``, cpu
-    device, medians of 800 in turn, 2026-11-22).
-    """
-    geometry, record, plain = state.rows, state.record_places, tasks.plain
-    starts, lengths, counts = plain["num_computed_tokens"], plain["num_scheduled_tokens"], plain["block_counts"]
-    records: list[bytearray] = []
-    pieces: list[Buffer] = []
-    rows: list[bytes] = []
-    source = 0
-    for at, slot in enumerate(plain["slots"]):
-        request, count, length = tasks.requests[at], counts[at], lengths[at]
-        data = bytearray(request.packed)
-        for place, value in zip(record.dynamic, (length, length, starts[at], count), strict=True):
-            PUT.pack_into(data, place, value)
-        records.append(data[record.begin :])
-        written = state.host_table.row_lengths[:, slot].tolist()
-        for row, (base, stride, size, cycle) in enumerate(geometry.plain):
-            used = count if row == BLOCKS else request.row_lengths[row]
-            dst, nbytes = base + slot * stride, used * size
+    parts[BLOCKS] = blocks
+    parts[TOKENS] = _continue(records, tasks, entering, parts[TOKENS])
+    written = state.host_table.row_lengths[:, slots].tolist()
+    for (base, stride, size, cycle), pieces, lengths in zip(state.rows, parts, written, strict=True):
+        if not any(pieces) and not any(lengths):
+            continue
+        for slot, piece, length in zip(chosen["slots"], pieces, lengths, strict=True):
+            dst, nbytes = base + slot * stride, len(piece)
             if nbytes:
-                pieces.append(tasks.block_ids[at].tobytes() if row == BLOCKS else request.rows[row])
-                rows.append(ROW.pack(dst, source, nbytes))
-                source += nbytes
-            if written[row] > used:
-                rows.append(ROW.pack(dst + nbytes, cycle, (size << 32) | ((written[row] - used) * size)))
-    joined = np.frombuffer(b"".join(records), np.uint8).reshape(len(tasks), -1)
-    writes = np.frombuffer(b"".join(rows), WRITE)
-    return WritePlan(state.memory, writes, pieces, Records(tasks.slots, joined, state.scatter_map))
+                writes.copy(dst, piece)
+            if (stale := length * size - nbytes) > 0:
+                writes.fills += (dst + nbytes, cycle, size << 32 | stale)
+    return Records(slots, _bytes_of(records), state.scatter_map)
 
 
-def _plan_few_growing(state: SlotState, tasks: TaskBatch) -> WritePlan:
-    """Return new entries of the block tables of a few requests, in plain Python (as :func:`_grow`).
+def _bytes_of(records: Structured) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return records as bytes, uint8 ``[n, record bytes]``."""
+    return records.view(np.uint8).reshape(len(records), -1)
 
-    Without it more blocks for 1 request take 3.6 times as long, for 8 requests 1.8 times (``python benchmarks/run.py
-    few``, cpu device, medians of 150 in turn on a busy machine, 2026-11-23).
+
+def _continue(
+    records: Structured, tasks: TaskBatch, entering: list[int], token_rows: Sequence[Buffer]
+) -> Sequence[Buffer]:
+    """Complete the records of requests that continue after a given first token; their prompt's KV is present (G12).
+
+    Return the token rows, theirs with that token appended.
     """
-    tables, numbers, plain = state.layout.fields["block_tables"], state.layout.fields["blocks_num"], tasks.plain
-    pieces: list[Buffer] = []
-    rows: list[bytes] = []
-    source = 0
-    for slot, first, count, ids in zip(
-        plain["slots"], plain["first_blocks"], plain["block_counts"], tasks.block_ids, strict=True
-    ):
-        if count:
-            pieces.append(ids.tobytes())
-            rows.append(ROW.pack(tables.offset + slot * tables.stride + first * 4, source, count * 4))
-        pieces.append(PUT.pack(first + count))
-        rows.append(ROW.pack(numbers.offset + slot * numbers.stride, source + count * 4, 4))
-        source += count * 4 + 4
-    return WritePlan(state.memory, np.frombuffer(b"".join(rows), WRITE), pieces)
-
-
-def _hand_off(
-    state: SlotState, tasks: TaskBatch, entering: Ints, data: Bytes, row_lengths: Ints, tokens: Sequence[Buffer]
-) -> list[Buffer]:
-    """Complete requests with the decode role of a split: the prompt's KV is present, first token and drafts are given
-    (G12).
-
-    Completes ``data`` and ``row_lengths`` of such requests; returns the token rows, theirs with the first token
-    appended.
-    """
-    rows, token_rows = data.view(state.layout.record_dtype)[:, 0], list(tokens)
-    for at in (tasks.kinds[entering] == TaskKind.REMOTE_PREFILL).nonzero()[0].tolist():
-        task = int(entering[at])
-        row, drafts = rows[at], tasks.drafts[task]
+    first_tokens, rows = tasks.plain["first_tokens"], list(token_rows)
+    for at, task in enumerate(entering):
+        if (token := first_tokens[task]) < 0:
+            continue
+        row, drafts = records[at], tasks.drafts[task]
         row["seq_lens_encoder"] = 0
         row["seq_lens_decoder"] = row["prompt_lens"] + row["step_idx"]
         row["seq_lens_this_time"] = 1 + len(drafts)
-        row["next_tokens"] = tasks.first_tokens[task]
+        row["next_tokens"] = token
         row["step_idx"] += 1
         row["draft_num"] = len(drafts)
         if drafts:
-            rows["draft_tokens"].reshape(len(rows), -1)[at, : len(drafts)] = drafts
-        row_lengths[TOKENS, at] += 1
-        token_rows[at] = bytes(token_rows[at]) + tasks.first_tokens[task].tobytes()
-    return token_rows
+            records["draft_tokens"].reshape(len(records), -1)[at, : len(drafts)] = drafts
+        rows[at] = bytes(rows[at]) + token.to_bytes(8, "little")
+    return rows
 
 
-def _with_empty(state: SlotState, writes: PlanBuilder, records: Records | None, slots: Ints) -> Records | None:
+def _stay(state: SlotState, writes: _Writes, tasks: TaskBatch, staying: list[int], fed: list[int]) -> None:
+    """Write what requests get that stay in their slots: new entries of their block tables; ``fed``: those with a piece
+    of their prompt."""
+    plain, blocks, table = tasks.plain, _block_bytes(tasks), state.layout.fields["block_tables"]
+    slots, firsts, counts = plain["slots"], plain["first_blocks"], plain["block_counts"]
+    for at in staying:
+        if counts[at]:
+            writes.copy(table.offset + slots[at] * table.stride + firsts[at] * 4, blocks[at])
+    writes.scalars(state, "blocks_num", [slots[at] for at in staying], [firsts[at] + counts[at] for at in staying])
+    for name in ("seq_lens_this_time", "seq_lens_encoder") if fed else ():
+        writes.scalars(state, name, [slots[at] for at in fed], [plain["num_scheduled_tokens"][at] for at in fed])
+
+
+def _leave(
+    state: SlotState,
+    writes: _Writes,
+    tasks: TaskBatch,
+    entering: list[int],
+    leaving: list[int],
+    records: Records | None,
+) -> Records | None:
+    """Write which requests left, and return the records with those of the slots that are empty now."""
+    slots, kinds = tasks.plain["slots"], tasks.plain["kinds"]
+    for name, kind in (("last_preempted", TaskKind.PREEMPTED), ("last_aborted", TaskKind.ABORTED)):
+        gone = [at for at in leaving if kinds[at] == kind]
+        writes.scalars(state, name, [slots[at] for at in gone], [tasks.requests[at].admission_id for at in gone])
+    taken = {slots[at] for at in entering}
+    left = [slots[at] for at in leaving if slots[at] not in taken]
+    return _with_empty(state, writes, records, left) if left else records
+
+
+def _with_empty(state: SlotState, writes: _Writes, records: Records | None, slots: list[int]) -> Records | None:
     """Return the records with those of empty slots after them; if a field is kept, reset each other field
     separately."""
     if state.layout.keeps:
         for place in state.layout.fields.values():
             if place.field.record and not place.field.kept:
-                offsets = place.offset + slots.astype(np.int64) * place.stride
-                writes.fill(offsets, place.stride, place.field.dtype.storage.type(place.field.reset))
+                writes.reset(place, slots)
         return records
-    empty = np.repeat(empty_record(state.layout), len(slots)).view(np.uint8).reshape(len(slots), -1)
-    if records is None:
-        return Records(slots.astype(np.int32), empty, state.scatter_map)
-    slots = np.concatenate([records.slots, slots])
-    return Records(slots, np.concatenate([records.data, empty]), state.scatter_map)
-
-
-def _grow(state: SlotState, writes: PlanBuilder, tasks: TaskBatch, growing: Ints) -> None:
-    """Write new entries of the block tables of requests that stay."""
-    slots, counts = tasks.slots[growing], tasks.block_counts[growing]
-    if counts.any():
-        place = state.layout.fields["block_tables"]
-        dst = place.offset + slots.astype(np.int64) * place.stride + tasks.first_blocks[growing] * np.int64(4)
-        writes.runs(dst, counts * np.int64(4), [tasks.block_ids[at].tobytes() for at in growing.tolist()])
-    _scalars(state, writes, "blocks_num", slots, state.host_table.blocks[slots] + counts)
-
-
-def _scalars(state: SlotState, writes: PlanBuilder, name: str, slots: Ints, values: Ints) -> None:
-    """Write one scalar field of some slots."""
-    place = state.layout.fields[name]
-    data = np.ascontiguousarray(values, place.field.dtype.storage).view(np.uint8)
-    writes.runs(place.offset + slots.astype(np.int64) * place.stride, place.stride, [data])
+    places, empty = np.array(slots, np.int32), _bytes_of(np.repeat(empty_record(state.layout), len(slots)))
+    if records is not None:
+        places, empty = np.concatenate([records.slots, places]), np.concatenate([records.data, empty])
+    return Records(places, empty, state.scatter_map)

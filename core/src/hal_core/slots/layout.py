@@ -18,12 +18,18 @@ ALIGNMENT = 64
 """Bytes; each field begins on a cache line, which is also the coarsest alignment that a vector copy needs."""
 
 REQUEST_ROW = np.dtype(
-    [("row_lengths", np.int64, (len(ROW_FIELDS),)), ("admission_id", np.int64), ("config_key", np.int64)]
+    [
+        ("row_lengths", np.int64, (len(ROW_FIELDS),)),
+        ("admission_id", np.int64),
+        ("config_key", np.int64),
+        ("tokens_left", np.int64),
+    ]
 )
 """The part of each request that insertion reads: the lengths of its rows, in the order of ``ROW_FIELDS``, its admission
-id, and the sizes it was admitted for. All int64, so that a batch of them is a matrix."""
+id, the sizes it was admitted for, and how many tokens this worker may still generate for it (1 for the role PREFILL).
+All int64, so that a batch of them is a matrix."""
 ADMISSION_ID = len(ROW_FIELDS)
-CONFIG_KEY = ADMISSION_ID + 1
+CONFIG_KEY, TOKENS_LEFT = ADMISSION_ID + 1, ADMISSION_ID + 2
 """Columns of that matrix, after the lengths."""
 
 BROADCAST_GROUPS = ("broadcast", "broadcast_speculative")

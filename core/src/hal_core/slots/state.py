@@ -17,7 +17,7 @@ from .admission import AdmittedRequest, Request, admit
 from .copied import CopiedFields, fields_of
 from .draft_book import DraftBook
 from .fields import CLEANUP_FIELDS, HEADER_BYTES, STATE_TABLE, Field, StateConfig
-from .geometry import RecordPlaces, RowGeometry
+from .geometry import rows_of
 from .host_table import HostSlotTable
 from .layout import StateLayout, lay_out
 
@@ -108,8 +108,7 @@ class SlotState:
         self.channels: dict[tuple[int, ...], Any] = {}  # see hal_core.ranks.channel.channel_of
         self._readers: list[tuple[Event, Ints | None]] = []
         self.scatter_map = self._spread_map()
-        self.rows = RowGeometry.of(self.layout)
-        self.record_places = RecordPlaces.of(self.layout)
+        self.rows = rows_of(self.layout)
         device.register_state(self)
         device.submit(self.reset_plan(), device.default_stream).wait()
         told = self.output_range(topk=False)

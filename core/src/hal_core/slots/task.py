@@ -32,8 +32,21 @@ class TaskKind(IntEnum):
     ABORTED = 6
 
 
-ENTERING = (TaskKind.PREFILL, TaskKind.REMOTE_PREFILL)
-LEAVING = (TaskKind.PREEMPTED, TaskKind.ABORTED)
+ENTERS, FEEDS, CONTINUES, LEAVES = 1, 2, 4, 8
+"""Traits of a kind. The request enters the slot; the next step feeds tokens of its prompt; it continues after a first
+token that came with the task; it leaves the slot. One without ENTERS and LEAVES is for the request in the slot."""
+TRAITS: dict[int, int] = {
+    TaskKind.PREFILL: ENTERS | FEEDS,
+    TaskKind.PREFILL_CHUNK: FEEDS,
+    TaskKind.MORE_BLOCKS: 0,
+    TaskKind.REMOTE_PREFILL: ENTERS | CONTINUES,
+    TaskKind.PREEMPTED: LEAVES,
+    TaskKind.ABORTED: LEAVES,
+}
+"""Checks, plans and booking read a kind's traits, and native code has the same table; a kind is known nowhere else."""
+ENTERING = tuple(kind for kind in TaskKind if TRAITS[kind] & ENTERS)
+LEAVING = tuple(kind for kind in TaskKind if TRAITS[kind] & LEAVES)
+FEEDING = tuple(kind for kind in TaskKind if TRAITS[kind] & FEEDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +59,7 @@ class Task:
       present. Without it the handoff is refused, as the request would continue from undefined blocks.
     - ``num_scheduled_tokens``: tokens that the next step feeds (PREFILL, PREFILL_CHUNK).
     - ``blocks``: physical KV block ids for the block table, starting at entry ``first_block``.
-    - ``first_token``, ``drafts``: sampled by the prefill node (REMOTE_PREFILL).
+    - ``first_token``, ``drafts``: sampled by the prefill node (REMOTE_PREFILL); other kinds have none.
     """
 
     kind: TaskKind

@@ -58,7 +58,7 @@ class Insertion:
         params["drafts"], record = places["draft_tokens"].width, state.layout.record_dtype
         assert record.fields is not None
         params["step_at"], params["rows_at"] = record.fields["step_idx"][1], -(-record.itemsize // 16) * 16
-        for at, (base, stride, size, cycle) in enumerate(state.rows.plain):
+        for at, (base, stride, size, cycle) in enumerate(state.rows):
             params["rows"][0, at] = (base, stride, cycle & (2**64 - 1), size)
         return params.tobytes()
 
@@ -66,7 +66,7 @@ class Insertion:
         """Insert the batch into its slots. Return None without any effect if a request leaves or is not staged, or the
         batch does not fit."""
         twin = state.host_table.twin
-        if type(twin) is not Book or not (tasks.all_new or tasks.more is not None):
+        if type(twin) is not Book:
             return None
         device = self._device
         if device.reads.under_way:
@@ -88,7 +88,7 @@ class Insertion:
         with admissions.lock:  # until the chunks are fenced: admitting threads must not overwrite them
             try:
                 fixed = twin.raw, twin.params, admissions.listed, *self._fixed
-                done: int = self._enter(*fixed, *room, stream.raw, event.raw, *tasks.native)
+                done: int = self._enter(*fixed, *room, stream.raw, event.raw, tasks.ints, tasks.rows)
             except BaseException:  # a part of it may be in flight
                 for late in device.mark(stream), device.mark(self._uploads):
                     for one in admissions.chunks:
@@ -107,7 +107,7 @@ class Insertion:
     def _from_ring(self, twin: Book, tasks: TaskBatch, stream: AsyncStream, event: RecordedEvent) -> int:
         """Do the same if waiting requests left no room for the entries: the kernel reads them from the ring."""
         device = self._device
-        span = self._span(len(tasks) * ENTRY.size + len(tasks.block_bytes) + len(tasks.more or b""))
+        span = self._span(len(tasks) * ENTRY.size + len(tasks.ints))
         if span is None:
             return NOT_STAGED
         done = NOT_STAGED

@@ -24,6 +24,8 @@ from hal_core.devices import (
     ROW_FIELDS,
     SLOT_ADMISSION,
     TOKENS,
+    TOKENS_LEFT,
+    TRAITS,
     gather_with,
 )
 
@@ -60,10 +62,11 @@ def layout() -> str:
     """What the native part relies on, as it is in the core that runs and in this package: ``LAYOUT`` of native.h."""
     rows = f"rows {len(ROW_FIELDS)} {BLOCKS} {TOKENS}"
     table = f"table {PREFILLED} {SLOT_ADMISSION} {HELD} {HELD + 1}"
-    request = f"request {ADMISSION_ID} {CONFIG_KEY} {REQUEST_ROW.itemsize // 8}"
+    request = f"request {ADMISSION_ID} {CONFIG_KEY} {TOKENS_LEFT} {REQUEST_ROW.itemsize // 8}"
     kernel = f"entry {ENTRY.size // 8} enter {ENTER.itemsize} few {FEW_BYTES} piece {PIECE} threads {THREADS}"
-    kinds = [TaskKind.PREFILL, TaskKind.PREFILL_CHUNK, TaskKind.MORE_BLOCKS, TaskKind.REMOTE_PREFILL]
-    told = f"kinds {' '.join([str(int(kind)) for kind in kinds])}"
+    told = (
+        f"prefill {int(TaskKind.PREFILL)} traits {', '.join([str(TRAITS.get(at, 0)) for at in range(max(TRAITS) + 1)])}"
+    )
     return f"{rows} {table} {request} place {PLACE} chunk {CHUNK_NUMBERS} {kernel} {told}"
 
 
@@ -143,9 +146,10 @@ class Book:
 
     def sound(self, tasks: TaskBatch) -> bool:
         """Whether the batch can surely go in."""
-        found: bool = self._sound(*tasks.native)
+        found: bool = self._sound(tasks.ints, tasks.rows)
         return found
 
-    def commit(self, tasks: TaskBatch) -> None:
-        """Book it."""
-        self._commit(*tasks.native, tasks.requests)
+    def commit(self, tasks: TaskBatch) -> bool:
+        """Book it; False, with nothing done, where a request leaves."""
+        booked: bool = self._commit(tasks.ints, tasks.rows, tasks.requests)
+        return booked

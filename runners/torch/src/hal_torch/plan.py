@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hal_core import ENTERING, TaskKind
+from hal_core import ENTERING, FEEDING
 
 from .sampling import Want
 
 if TYPE_CHECKING:
     from hal.stepping import PlannedStep
 
-_FEEDING = (TaskKind.PREFILL, TaskKind.PREFILL_CHUNK)
 _TOKENS, _TIMES, _MOST_KEYS, _MOST_PIECES = (32, 128, 256, 512, 1024, 2048), (1, 4, 16), 16384, 32
 _ALIGNED = 16
 
@@ -73,7 +72,7 @@ def pieces_of(step: PlannedStep, wants: dict[int, Want]) -> list[Piece]:
     for kind, slot, request, start, length in zip(*columns, *counts, strict=True):
         if kind in ENTERING:
             wants[slot] = Want.of(request.params)
-        if kind in _FEEDING:
+        if kind in FEEDING:
             pieces.append(Piece(slot, start, start + length, start + length >= request.total))
     return pieces
 

@@ -4,50 +4,38 @@
 
 PyTypeObject *book_type;
 
-/* The columns of a batch of more than new requests; 0 where they do not fit. */
-static int open_more(Batch *batch) {
-  const Py_buffer *more = &batch->held[6];
-  const int32_t *columns = more->buf;
-  int64_t drafts = 0;
-  batch->kinds = NULL;
-  batch->drafts_in_all = 0;
-  if (!more->len) return 1;
-  if (more->len % 4 || more->len < batch->n * 16 || (uintptr_t)more->buf % 4) return 0;
-  batch->kinds = columns, batch->firsts = columns + batch->n, batch->tokens = columns + 2 * batch->n;
-  batch->drafted = columns + 3 * batch->n, batch->drafts = columns + 4 * batch->n;
-  for (Py_ssize_t i = 0; i < batch->n; i++) {
-    if (batch->drafted[i] < 0 || batch->kinds[i] < PREFILL || batch->kinds[i] > HAND_OFF) return 0;
-    drafts += batch->drafted[i];
+/* Whether kinds and counts fit the numbers that there are; takes the places of block ids and drafts. */
+static int parts_fit(Batch *batch, Py_ssize_t numbers) {
+  int64_t ids = 0, drafts = 0;
+  for (Py_ssize_t at = 0; at < batch->n; at++) {
+    int32_t kind = batch->columns[KINDS][at], count = batch->columns[COUNTS][at], drafted = batch->columns[DRAFTED][at];
+    if (kind < PREFILL || kind >= (int32_t)sizeof traits_of_kinds || count < 0 || drafted < 0) return 0;
+    ids += count, drafts += drafted;
   }
-  batch->drafts_in_all = (Py_ssize_t)drafts;
-  return more->len == (batch->n * 4 + drafts) * 4;
+  batch->ids = (Py_ssize_t)ids, batch->drafts_in_all = (Py_ssize_t)drafts;
+  batch->blocks = batch->columns[0] + batch->n * COLUMNS, batch->drafts = batch->blocks + ids;
+  return numbers == batch->n * COLUMNS + ids + drafts;
 }
 
-int batch_open(Batch *batch, PyObject *const *columns) {
-  int held = 0;
-  for (; held < COLUMNS; held++)
-    if (PyObject_GetBuffer(columns[held], &batch->held[held], PyBUF_SIMPLE)) goto failed;
-  Py_ssize_t n = batch->n = batch->held[1].len / 4;
-  int fit = batch->held[0].len == n * REQUEST * 8 && batch->held[1].len == n * 4 && batch->held[5].len % 4 == 0;
-  int64_t ids = 0;
-  const int32_t **ints[] = {&batch->slots, &batch->starts, &batch->lengths, &batch->counts, &batch->blocks};
-  for (int i = 1; i < 6; i++) {
-    fit = fit && (i == 5 || batch->held[i].len == n * 4);
-    fit = fit && (!batch->held[i].len || (uintptr_t)batch->held[i].buf % 4 == 0); /* an empty array's is anywhere */
-    *ints[i - 1] = batch->held[i].buf;
+int batch_open(Batch *batch, PyObject *ints, PyObject *rows) {
+  if (PyObject_GetBuffer(ints, &batch->held[0], PyBUF_SIMPLE)) return -1;
+  if (PyObject_GetBuffer(rows, &batch->held[1], PyBUF_SIMPLE)) {
+    PyBuffer_Release(&batch->held[0]);
+    return -1;
   }
-  for (Py_ssize_t i = 0; fit && i < n; i++) fit = batch->counts[i] >= 0 && (ids += batch->counts[i]) >= 0;
-  batch->rows = batch->held[0].buf;
-  batch->ids = (Py_ssize_t)ids;
-  if (fit && batch->held[5].len == batch->ids * 4 && open_more(batch)) return 0;
+  Py_ssize_t n = batch->n = batch->held[1].len / (REQUEST * 8), nbytes = batch->held[0].len;
+  const int32_t *numbers = batch->held[0].buf;
+  for (int i = 0; i < COLUMNS; i++) batch->columns[i] = numbers + i * n;
+  batch->rows = batch->held[1].buf;
+  int whole = batch->held[1].len == n * REQUEST * 8 && nbytes % 4 == 0 && nbytes >= n * COLUMNS * 4;
+  if (whole && (!nbytes || (uintptr_t)numbers % 4 == 0) && parts_fit(batch, nbytes / 4)) return 0;
   PyErr_SetString(PyExc_ValueError, "the columns of the batch do not fit each other");
-failed:
-  while (held--) PyBuffer_Release(&batch->held[held]);
+  batch_close(batch);
   return -1;
 }
 
 void batch_close(Batch *batch) {
-  for (int i = 0; i < COLUMNS; i++) PyBuffer_Release(&batch->held[i]);
+  for (int i = 0; i < 2; i++) PyBuffer_Release(&batch->held[i]);
 }
 
 /* Whether all admission ids differ: by their order where they rise, else by a table of hashes. -1: no memory. */
@@ -74,28 +62,29 @@ static int ids_differ(const Batch *batch) {
 /* Whether one task fits: a slot that is free, or holds the request, and is not named twice; tokens, blocks and drafts
    within their bounds. */
 static int task_fits(Book *book, const Batch *batch, Py_ssize_t at) {
-  int64_t slot = batch->slots[at], start = batch->starts[at], length = batch->lengths[at], count = batch->counts[at];
-  if (row_of(batch, at, KEY) != book->key || slot < 0 || slot >= book->slots || book->seen[slot]) return 0;
+  int traits = traits_of(batch, at), enters = traits & ENTERS, continues = traits & CONTINUES;
+  const int32_t *const *columns = batch->columns;
+  int64_t slot = columns[SLOTS][at], start = columns[STARTS][at], length = columns[LENGTHS][at];
+  if (traits & LEAVES || row_of(batch, at, KEY) != book->key || slot < 0 || slot >= book->slots || book->seen[slot]) return 0;
   book->seen[slot] = 1;
-  int kind = kind_of(batch, at);
   const int64_t *row = book->rows + slot * TABLE;
-  int64_t end = start + length, total = row_of(batch, at, TOKENS), have = stays(kind) ? row[HELD] : 0;
-  if (row[SLOT_ADMISSION] != (stays(kind) ? row_of(batch, at, ID) : 0) || total >= book->max_model_len ||
-      have + count > book->max_blocks)
+  int64_t end = start + length, total = row_of(batch, at, TOKENS), have = enters ? 0 : row[HELD];
+  int64_t count = have + columns[COUNTS][at], room = count * book->block_size;
+  if (row[SLOT_ADMISSION] != (enters ? 0 : row_of(batch, at, ID)) || total >= book->max_model_len || count > book->max_blocks ||
+      columns[FIRSTS][at] != have || (!continues && columns[FIRST_TOKENS][at] != -1) ||
+      columns[DRAFTED][at] > (continues ? book->max_drafts : 0))
     return 0;
-  if (batch->kinds && (batch->firsts[at] != have || batch->drafted[at] > (kind == HAND_OFF ? book->max_drafts : 0))) return 0;
-  if (kind == GROW) return 1;
-  if (kind == HAND_OFF)
-    return start == total && batch->tokens[at] >= 0 && total + 1 < book->max_model_len && total <= count * book->block_size;
-  return start >= 0 && length >= 1 && end <= total && end <= (have + count) * book->block_size &&
-         (kind == PREFILL || start == row[PREFILLED]);
+  if (traits & FEEDS && !(start >= 0 && length >= 1 && end <= total && end <= room && (enters || start == row[PREFILLED])))
+    return 0;
+  return !continues || (start == total && columns[FIRST_TOKENS][at] >= 0 && total + 1 < book->max_model_len && total <= room &&
+                        row_of(batch, at, LEFT) > 1);
 }
 
 /* Whether none of the requests that enter is in a slot already. -1: an exception. */
 static int none_lives(Book *book, const Batch *batch) {
   int free = 1;
   for (Py_ssize_t at = 0; free == 1 && at < batch->n && PyDict_Size(book->live); at++) {
-    if (stays(kind_of(batch, at))) continue;
+    if (!(traits_of(batch, at) & ENTERS)) continue;
     PyObject *id = PyLong_FromLongLong(row_of(batch, at, ID));
     int lives = id ? PyDict_Contains(book->live, id) : -1;
     Py_XDECREF(id);
@@ -107,13 +96,14 @@ static int none_lives(Book *book, const Batch *batch) {
 static PyObject *sound(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   Book *book = (Book *)self;
   Batch batch;
-  if (count != COLUMNS) return PyErr_Format(PyExc_TypeError, "sound takes %d columns, not %zd", COLUMNS, count);
-  if (batch_open(&batch, args)) return NULL;
+  if (count != 2) return PyErr_Format(PyExc_TypeError, "sound takes a batch's ints and rows, not %zd arguments", count);
+  if (batch_open(&batch, args[0], args[1])) return NULL;
   int fits = 1;
   Py_ssize_t looked = 0;
   while (fits && looked < batch.n) fits = task_fits(book, &batch, looked++);
+  const int32_t *slots = batch.columns[SLOTS];
   for (Py_ssize_t at = 0; at < looked; at++)
-    if (batch.slots[at] >= 0 && batch.slots[at] < book->slots) book->seen[batch.slots[at]] = 0;
+    if (slots[at] >= 0 && slots[at] < book->slots) book->seen[slots[at]] = 0;
   int32_t signs = 0;
   for (Py_ssize_t at = 0; at < batch.ids; at++) signs |= batch.blocks[at];
   for (Py_ssize_t at = 0; at < batch.drafts_in_all; at++) signs |= batch.drafts[at];
@@ -135,33 +125,42 @@ static int hold(Book *book, int64_t slot, int64_t id, PyObject *request) {
   return PyList_SetItem(book->requests, (Py_ssize_t)slot, request); /* takes the reference, also where it fails */
 }
 
+/* Whether the requests of a batch can be booked: 1; 0 where one leaves; -1 with an exception where they do not fit the table. */
+static int can_book(const Book *book, const Batch *batch, PyObject *requests) {
+  int leaves = 0, fits = PyTuple_Check(requests) && PyTuple_Size(requests) == batch->n;
+  for (Py_ssize_t at = 0; fits && at < batch->n; at++) {
+    fits = batch->columns[SLOTS][at] >= 0 && batch->columns[SLOTS][at] < book->slots;
+    leaves |= traits_of(batch, at) & LEAVES;
+  }
+  if (!fits) PyErr_SetString(PyExc_ValueError, "the batch does not fit the table");
+  return fits ? !leaves : -1;
+}
+
 static PyObject *commit(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   Book *book = (Book *)self;
   Batch batch;
-  if (count != COLUMNS + 1) return PyErr_Format(PyExc_TypeError, "commit takes %d arguments, not %zd", COLUMNS + 1, count);
-  PyObject *requests = args[COLUMNS];
-  if (batch_open(&batch, args)) return NULL;
-  int failed = !PyTuple_Check(requests) || PyTuple_Size(requests) != batch.n;
-  for (Py_ssize_t at = 0; !failed && at < batch.n; at++) failed = batch.slots[at] < 0 || batch.slots[at] >= book->slots;
-  if (failed) PyErr_SetString(PyExc_ValueError, "the batch does not fit the table");
-  for (Py_ssize_t at = 0; !failed && at < batch.n; at++) {
-    int64_t slot = batch.slots[at], *row = book->rows + slot * TABLE;
-    int kind = kind_of(&batch, at);
-    if (stays(kind)) {
-      row[HELD] += batch.counts[at];
+  if (count != 3) return PyErr_Format(PyExc_TypeError, "commit takes 3 arguments, not %zd", count);
+  PyObject *requests = args[2];
+  if (batch_open(&batch, args[0], args[1])) return NULL;
+  int booked = can_book(book, &batch, requests);
+  const int32_t *const *columns = batch.columns;
+  for (Py_ssize_t at = 0; booked > 0 && at < batch.n; at++) {
+    int traits = traits_of(&batch, at);
+    int64_t slot = columns[SLOTS][at], *row = book->rows + slot * TABLE;
+    if (!(traits & ENTERS)) {
+      row[HELD] += columns[COUNTS][at];
       if (row[BLOCKS] < row[HELD]) row[BLOCKS] = row[HELD];
-      if (kind == CHUNK_OF) row[PREFILLED] += batch.lengths[at];
+      if (traits & FEEDS) row[PREFILLED] += columns[LENGTHS][at];
       continue;
     }
     for (int i = 0; i < ROWS; i++) row[i] = row_of(&batch, at, i);
-    row[BLOCKS] = row[HELD] = batch.counts[at];
-    row[PREFILLED] = kind == HAND_OFF ? row[TOKENS]++ : (int64_t)batch.starts[at] + batch.lengths[at];
+    row[BLOCKS] = row[HELD] = columns[COUNTS][at];
+    row[PREFILLED] = columns[FIRST_TOKENS][at] >= 0 ? row[TOKENS]++ : (int64_t)columns[STARTS][at] + columns[LENGTHS][at];
     row[SLOT_ADMISSION] = row_of(&batch, at, ID);
-    failed = hold(book, slot, row[SLOT_ADMISSION], PyTuple_GetItem(requests, at));
+    if (hold(book, slot, row[SLOT_ADMISSION], PyTuple_GetItem(requests, at))) booked = -1;
   }
   batch_close(&batch);
-  if (failed) return NULL;
-  Py_RETURN_NONE;
+  return booked < 0 ? NULL : PyBool_FromLong(booked);
 }
 
 static PyObject *book_new(PyTypeObject *type, PyObject *args, PyObject *named) {
@@ -209,9 +208,9 @@ static void book_dealloc(PyObject *self) {
 
 static PyMethodDef methods[] = {
     {"sound", (PyCFunction)(void (*)(void))sound, METH_FASTCALL,
-     "sound(rows, slots, starts, lengths, counts, blocks, more): True when the batch can surely go in."},
+     "sound(ints, rows): True when the batch can surely go in."},
     {"commit", (PyCFunction)(void (*)(void))commit, METH_FASTCALL,
-     "commit(rows, slots, starts, lengths, counts, blocks, more, requests): take over what an insertion has put into slots."},
+     "commit(ints, rows, requests): book what an insertion has put into slots; False, with nothing done, where one leaves."},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot slots[] = {{Py_tp_new, book_new}, {Py_tp_dealloc, book_dealloc}, {Py_tp_methods, methods}, {0, NULL}};
 PyType_Spec book_spec = {"hal_cuda._native.Book", sizeof(Book), 0, Py_TPFLAGS_DEFAULT, slots};

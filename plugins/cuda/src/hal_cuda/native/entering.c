@@ -1,8 +1,8 @@
 /* Staged requests into their slots, and what those get that stay: entries and block ids, one upload, one launch, one event.
-   The twin of hal_cuda.entering.Entering, from the batch's columns to the event. */
+   From the batch's two buffers to the event. */
 #include "native.h"
 
-#define FIXED 14 /* arguments before the columns */
+#define FIXED 14 /* arguments before the batch */
 enum { NOT_STAGED, ENTERED, UPLOADED, NO_ROOM, CAPTURED }; /* as in hal_cuda.native_entering */
 
 typedef struct { uint64_t address, mirror, nbytes, used, uploaded; } Chunk; /* numbers of a hal_cuda.admissions.Chunk */
@@ -37,11 +37,12 @@ static uint64_t source_of(const Call *call, uint64_t source) {
   return source;
 }
 
-/* Whether all requests that enter are staged and the slots exist. */
+/* Whether all requests that enter are staged, the slots exist, and none leaves. */
 static int staged(const Call *call, const Book *book, const Batch *batch) {
   for (Py_ssize_t at = 0; at < batch->n; at++) {
-    int64_t slot = batch->slots[at], id = row_of(batch, at, ID);
-    if (slot < 0 || slot >= book->slots || (!stays(kind_of(batch, at)) && place_of(call, id)[0] != id)) return 0;
+    int64_t slot = batch->columns[SLOTS][at], id = row_of(batch, at, ID);
+    int traits = traits_of(batch, at);
+    if (slot < 0 || slot >= book->slots || traits & LEAVES || (traits & ENTERS && place_of(call, id)[0] != id)) return 0;
   }
   return batch->n > 0;
 }
@@ -75,43 +76,29 @@ static int take_room(Call *call, uint64_t need) {
   return 1;
 }
 
-/* What an entry of a batch of more than new requests has besides, and its drafts behind its blocks; where the next ids go. */
-static int32_t *besides(int64_t *entry, const Batch *batch, Py_ssize_t at, int kind, int32_t *end, const int32_t **drafts) {
-  int32_t count = batch->drafted[at];
-  if (kind == GROW) entry[TABLE + 3] = 0;
-  if (kind == HAND_OFF) entry[TABLE + 6] = batch->tokens[at], entry[TABLE + 7] = count;
-  memcpy(end, *drafts, (size_t)count * 4);
-  *drafts += count;
-  return end + count;
-}
-
-/* Write entries, block ids and drafts; the longest token row, in elements, that is written or reset. */
+/* Write entries, and each task's block ids and drafts; the longest token row, in elements, that is written or reset. */
 static int64_t fill(const Call *call, const Book *book, const Batch *batch) {
   int64_t *entry = (int64_t *)(uintptr_t)call->room, longest = 0;
   int32_t *ids = (int32_t *)(uintptr_t)(call->room + (uint64_t)batch->n * ENTRY * 8), *end = ids;
-  const int32_t *blocks = batch->blocks, *drafts = batch->drafts;
-  if (!batch->kinds) memcpy(ids, blocks, (size_t)batch->ids * 4);
+  const int32_t *blocks = batch->blocks, *drafts = batch->drafts, *const *columns = batch->columns;
   for (Py_ssize_t at = 0; at < batch->n; at++, entry += ENTRY) {
-    int kind = kind_of(batch, at);
-    int64_t slot = batch->slots[at], *written = book->rows + slot * TABLE, count = batch->counts[at];
+    int traits = traits_of(batch, at);
+    int32_t count = columns[COUNTS][at], drafted = columns[DRAFTED][at];
+    int64_t slot = columns[SLOTS][at], *written = book->rows + slot * TABLE;
     memcpy(entry, written, TABLE * 8);
     entry[TABLE] = 0;
     entry[TABLE + 1] = slot;
-    entry[TABLE + 2] = batch->starts[at];
-    entry[TABLE + 3] = batch->lengths[at];
+    entry[TABLE + 2] = columns[STARTS][at];
+    entry[TABLE + 3] = traits & FEEDS ? columns[LENGTHS][at] : 0;
     entry[TABLE + 4] = count;
     entry[TABLE + 5] = end - ids;
-    entry[TABLE + 6] = -1;
-    entry[TABLE + 7] = 0;
-    if (batch->kinds) {
-      memcpy(end, blocks, (size_t)count * 4);
-      blocks += count;
-      end = besides(entry, batch, at, kind, end + count, &drafts);
-      if (stays(kind)) continue;
-    } else {
-      end += count;
-    }
-    int64_t *place = place_of(call, row_of(batch, at, ID)), total = row_of(batch, at, TOKENS) + (kind == HAND_OFF);
+    entry[TABLE + 6] = columns[FIRST_TOKENS][at];
+    entry[TABLE + 7] = drafted;
+    memcpy(end, blocks, (size_t)count * 4);
+    memcpy(end + count, drafts, (size_t)drafted * 4);
+    blocks += count, drafts += drafted, end += count + drafted;
+    if (!(traits & ENTERS)) continue;
+    int64_t *place = place_of(call, row_of(batch, at, ID)), total = row_of(batch, at, TOKENS) + (columns[FIRST_TOKENS][at] >= 0);
     entry[TABLE] = (int64_t)source_of(call, (uint64_t)place[1]);
     for (int i = 0; i < ROWS; i++) entry[i] |= row_of(batch, at, i) << 32; /* Lengths of kernels/enter.cu */
     if (written[TOKENS] > longest) longest = written[TOKENS];
@@ -132,7 +119,7 @@ static int open_call(Call *call, PyObject *const *args, Py_ssize_t count) {
   unsigned long long a[10]; /* near, up, arrival, function, few, room, mirror, nbytes, stream, event */
   memset(call, 0, sizeof *call);
   if (count != FIXED || Py_TYPE(args[0]) != book_type) {
-    PyErr_SetString(PyExc_TypeError, "enter takes a book, 3 buffers and 10 whole numbers before the columns");
+    PyErr_SetString(PyExc_TypeError, "enter takes a book, 3 buffers and 10 whole numbers before the batch");
     return -1;
   }
   for (int i = 0; i < 10; i++) {
@@ -185,13 +172,13 @@ static int go(Driver *driver, Call *call, const Book *book, const Batch *batch) 
 }
 
 /* enter(book, params, chunks, places, near, up, arrival, function, few, room, mirror, nbytes, stream, event,
-         rows, slots, starts, lengths, counts, blocks, more): one of the names above. A room of 0 is behind the requests of the
+         ints, rows): one of the names above. A room of 0 is behind the requests of the
    chunk that is being filled. */
 PyObject *enter(Driver *driver, PyObject *const *args, Py_ssize_t count) {
   Call call;
   Batch batch;
   PyObject *result = NULL;
-  if (open_call(&call, args, count - COLUMNS) || batch_open(&batch, args + FIXED)) goto done;
+  if (open_call(&call, args, count - 2) || batch_open(&batch, args[FIXED], args[FIXED + 1])) goto done;
   const Book *book = (const Book *)call.book;
   int how = staged(&call, book, &batch) ? go(driver, &call, book, &batch) : NOT_STAGED;
   if (how >= 0) result = PyLong_FromLong(how);

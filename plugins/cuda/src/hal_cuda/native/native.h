@@ -21,9 +21,10 @@
 #define SLOT_ADMISSION 6
 #define HELD 7
 #define TABLE 8      /* its columns */
-#define REQUEST 7    /* int64s of a request's packed row: REQUEST_ROW, */
-#define ID 5         /* the admission id and */
-#define KEY 6        /* the config key after the lengths */
+#define REQUEST 8    /* int64s of a request's packed row: REQUEST_ROW, */
+#define ID 5         /* the admission id, */
+#define KEY 6        /* the config key and */
+#define LEFT 7       /* the tokens left to generate after the lengths */
 #define PLACE 4      /* columns of the table of staged requests: id, address, chunk, waits */
 #define CHUNK 5      /* int64s of a chunk of them: address on the host and on the device, nbytes, used, uploaded */
 #define ENTRY 16     /* int64s of an entry of kernels/enter.cu */
@@ -32,17 +33,19 @@
 #define PIECE 16384  /* bytes of a token row that one block of threads writes */
 #define THREADS 128
 #define WRITTEN (THREADS * 16) /* bytes of a copy out by a kernel that one block of threads writes at once */
-#define PREFILL 1    /* kinds of tasks: TaskKind, */
-#define CHUNK_OF 2   /* a piece of a prompt, */
-#define GROW 3       /* more blocks, */
-#define HAND_OFF 4   /* and a request that another machine has prefilled */
-#define STR(x) #x
-#define TEXT(x) STR(x)
+#define PREFILL 1    /* the kind of a new request's task, */
+#define TRAITS 0, 3, 2, 0, 5, 8, 8 /* and what tasks of each kind do, by the kind's number: TRAITS; its bits */
+#define ENTERS 1
+#define FEEDS 2
+#define CONTINUES 4
+#define LEAVES 8
+#define STR(...) #__VA_ARGS__
+#define TEXT(...) STR(__VA_ARGS__)
 #define LAYOUT                                                                                                          \
   "rows " TEXT(ROWS) " " TEXT(BLOCKS) " " TEXT(TOKENS) " table " TEXT(PREFILLED) " " TEXT(SLOT_ADMISSION) " " TEXT(HELD) " "    \
-  TEXT(TABLE) " request " TEXT(ID) " " TEXT(KEY) " " TEXT(REQUEST) " place " TEXT(PLACE) " chunk " TEXT(CHUNK) " entry " TEXT(ENTRY)           \
-  " enter " TEXT(ENTER) " few " TEXT(FEW) " piece " TEXT(PIECE) " threads " TEXT(THREADS) " kinds " TEXT(PREFILL) " " TEXT(CHUNK_OF) " "    \
-  TEXT(GROW) " " TEXT(HAND_OFF)
+  TEXT(TABLE) " request " TEXT(ID) " " TEXT(KEY) " " TEXT(LEFT) " " TEXT(REQUEST) " place " TEXT(PLACE) " chunk " TEXT(CHUNK)    \
+  " entry " TEXT(ENTRY) " enter " TEXT(ENTER) " few " TEXT(FEW) " piece " TEXT(PIECE) " threads " TEXT(THREADS)                \
+  " prefill " TEXT(PREFILL) " traits " TEXT(TRAITS)
 
 /* -- the driver (calls.c) -- */
 typedef int Status; /* a CUresult */
@@ -120,24 +123,21 @@ int failed(Driver *driver, Status status, const char *call);           /* raises
 PyObject *enter(Driver *driver, PyObject *const *args, Py_ssize_t count);
 PyObject *broadcast(PyObject *self, PyObject *const *args, Py_ssize_t count); /* broadcasting.c */
 
-/* -- a batch of requests that enter slots or stay in them, in columns (booking.c) -- */
+/* -- a batch of tasks: the two buffers of hal_core.slots.tasks.TaskBatch (booking.c) -- */
+enum { KINDS, SLOTS, STARTS, LENGTHS, COUNTS, FIRSTS, FIRST_TOKENS, DRAFTED, COLUMNS }; /* its COLUMNS */
 typedef struct {
   Py_ssize_t n;
-  const char *rows;                                  /* [n, REQUEST] int64, perhaps not aligned */
-  const int32_t *slots, *starts, *lengths, *counts;  /* [n] */
-  const int32_t *blocks;                             /* all block ids, one request's after the other */
-  Py_ssize_t ids;
-  const int32_t *kinds, *firsts, *tokens, *drafted;  /* [n]; NULL where all are new: first blocks, first tokens, drafts */
-  const int32_t *drafts;                             /* all drafts, one request's after the other */
-  Py_ssize_t drafts_in_all;
-  Py_buffer held[7];
+  const char *rows;               /* [n, REQUEST] int64, perhaps not aligned */
+  const int32_t *columns[COLUMNS];  /* [n] each */
+  const int32_t *blocks, *drafts; /* all block ids, and all drafts, one task's after the other */
+  Py_ssize_t ids, drafts_in_all;
+  Py_buffer held[2];
 } Batch;
-#define COLUMNS 7
 
-int batch_open(Batch *batch, PyObject *const *columns); /* 0, or -1 with an exception; then nothing is held */
+int batch_open(Batch *batch, PyObject *ints, PyObject *rows); /* 0, or -1 with an exception; then nothing is held */
 void batch_close(Batch *batch);
-static inline int kind_of(const Batch *batch, Py_ssize_t at) { return batch->kinds ? batch->kinds[at] : PREFILL; }
-static inline int stays(int kind) { return kind == CHUNK_OF || kind == GROW; }
+static const uint8_t traits_of_kinds[] = {TRAITS};
+static inline int traits_of(const Batch *batch, Py_ssize_t at) { return traits_of_kinds[batch->columns[KINDS][at]]; }
 static inline int64_t row_of(const Batch *batch, Py_ssize_t at, int column) {
   int64_t value;
   memcpy(&value, batch->rows + (at * REQUEST + column) * 8, 8);
