@@ -27,8 +27,7 @@ from hal.cli.run_options import Options, RankOptions, Sampling
 from hal.cli.run_plan import Plan, Prompt, make_plan
 from hal.cli.run_ranks import _setup
 from hal.distributed.engine import open_engine
-from hal.distributed.launch import PaddleLaunch
-from hal.distributed.rank_executor import RankExecutor
+from hal.distributed.starting import RankStart
 from hal.engine import Engine
 
 PROMPT, GENERATED, OTHERS, LONG = 480, 24, 3, 480
@@ -56,10 +55,9 @@ class Way:
         self.engine = self._engine(plan, options)
 
     def _engine(self, plan: Plan, options: Options) -> Engine:
-        among = sum(self.split or (1,))
         return open_engine(
             _setup(plan, options),
-            lambda setup: RankExecutor(setup, PaddleLaunch(1, before=setup.number, among=among)),
+            RankStart(options.ranks.ranks(), options.device),
             vocab_size=plan.config.vocab_size,
             split=self.split,
             chunk=self.chunk,

@@ -86,7 +86,7 @@ RANKS = """
             self.failed = [Failed(0, "gone"), None]
             super().start(url)
 
-    hal.cli.run_ranks.PaddleLaunch = Failing if "--restart" in sys.argv else Idle
+    hal.distributed.starting.PaddleLaunch = Failing if "--restart" in sys.argv else Idle
 """
 MAIN = "\nhal.cli.main()\n"
 PROMPT = ("run", "--device", "cpu", "--prompt", "def f(", "--temperature=0", "--max-tokens", "4")

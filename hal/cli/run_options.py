@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hal_core import InvalidValue, SamplingParams
 
+from hal.distributed.ranks import Ranks
 from hal.local_rank import SHARED
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.hub import find_checkpoint
@@ -30,8 +31,6 @@ from hal.stepping import AUTO, PADDLE, check_dtype, check_overlap, check_runner_
 if TYPE_CHECKING:
     from hal.transport.curve import CurveKeys
 
-STRATEGIES = ("strict-pack", "pack", "spread", "strict-spread")
-"""Values of ``--ray-placement``: Ray's placement strategies."""
 PADDLE_MODEL = "the Paddle model"
 """Name of the default runner in messages."""
 MODEL_PLACE = "cpu"
@@ -211,22 +210,15 @@ class RankOptions:
     )
 
     def __post_init__(self) -> None:
-        for name, least in (("tp", 1), ("dp", 1), ("restart", 0)):
-            if getattr(self, name) < least:
-                cure = f"give a whole number of at least {least}"
-                raise InvalidValue(f"{getattr(self, name)}", cure=cure, argument=f"--{name}")
+        ranks = self.ranks()
         if self.sampling not in ("first", "every-rank"):
             raise InvalidValue(f"{self.sampling!r}", cure="give first or every-rank", argument="--sampling")
-        if self.split is not None and self.dp > 1:
-            cure = "leave it out: --split P,D has as many workers of each role as it says"
-            raise InvalidValue(f"{self.dp} groups of ranks that do both", cure=cure, argument="--dp")
-        self._check_launcher()
         if self.transfer is not None:
             check_maker(self.transfer, "--transfer", "my_transfers:MyTransfer")
         idle = "needs more than one rank"
         together = "--dp without --split" if self.split else "--dp"
         divided = self.split is not None
-        several = self.size > 1 or divided
+        several = ranks.size > 1 or divided
         for name, given, enough, why, needs in (
             ("--sampling", self.sampling != "first", self.tp > 1, "each group has a single rank", "--tp"),
             ("--dp-sync", self.dp_sync, self.dp > 1, "needs more than one group of ranks", together),
@@ -239,29 +231,19 @@ class RankOptions:
                 what = why if several else idle
                 raise InvalidValue(what, cure=f"leave it out, or give {needs} as well", argument=name)
 
-    def _check_launcher(self) -> None:
-        for name, given, known in (
-            ("--launcher", self.launcher, ("paddle", "ray")),
-            ("--ray-placement", self.ray_placement, tuple(STRATEGIES)),
-        ):
-            if given not in known:
-                raise InvalidValue(f"{given!r}", cure=f"give {' or '.join(known)}", argument=name)
-        if self.launcher == "ray":
-            if self.share_devices:
-                cure = "leave it out: Ray starts the ranks and assigns their devices"
-                raise InvalidValue("it does not go with --launcher ray", cure=cure, argument=SHARED)
-            return
-        for name, asked in (
-            ("--ray-address", self.ray_address is not None),
-            ("--ray-placement", self.ray_placement != "strict-pack"),
-        ):
-            if asked:
-                raise InvalidValue("needs --launcher ray", cure="leave it out, or give that too", argument=name)
+    def ranks(self) -> Ranks:
+        """Return the ranks. Raises :class:`InvalidValue`, which names the option."""
+        try:
+            return Ranks(**{name: getattr(self, name) for name in Ranks.__struct_fields__})
+        except InvalidValue as error:
+            error.argument = _typed(error.argument)
+            error.what = error.what.replace("launcher ray", "--launcher ray")
+            raise
 
     @property
     def size(self) -> int:
         """Ranks of one worker, or of all groups together."""
-        return self.tp * self.dp
+        return self.ranks().size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,13 +15,11 @@ from hal_core import HalError, InvalidValue, Undelivered
 from hal.distributed.control_messages import Setup
 from hal.distributed.engine import open_engine
 from hal.distributed.errors import RankLost
-from hal.distributed.launch import PaddleLaunch
-from hal.distributed.rank_executor import RankExecutor
+from hal.distributed.starting import RankStart
 from hal.distributed.state_check import VARIABLE
 from hal.model.split import check_split
 from hal.proposers import NONE
 from hal.proposers.asked import REJECTION
-from hal.selection import ENVIRONMENT
 from hal.stepping import AUTO, Acceptance, overlap_of
 from hal.timeouts import TIMEOUTS
 from hal.transport.descriptors import check_rank_limit
@@ -40,8 +38,6 @@ if TYPE_CHECKING:
 
     from hal.engine import Engine
 
-ADDRESS = "RAY_ADDRESS"
-"""Ray's own variable for a cluster's address; ``--ray-address`` takes precedence."""
 LOST, FAILED = 1, 2
 """Exit statuses: ranks were lost; a request ended with an error."""
 
@@ -67,11 +63,9 @@ def generate_on_ranks(plan: Plan, options: Options) -> int:
     if not options.named_runner:
         check_split(plan.config, options.ranks.tp)
         overlap_of(options.overlap, None, PADDLE_MODEL, ModelRunner.needs_host)
-    on_ray = None
-    if options.ranks.launcher == "ray":
-        on_ray = RayRanks(options)
+    start = RankStart(ranks.ranks(), options.device, signals.check)
     try:
-        status = _generate(plan, options, on_ray)
+        status = _generate(plan, options, start)
     except RankLost as error:
         say(f"hal: error: {_told(error)}")
         return LOST
@@ -79,14 +73,14 @@ def generate_on_ranks(plan: Plan, options: Options) -> int:
     return status
 
 
-def _generate(plan: Plan, options: Options, on_ray: RayRanks | None) -> int:
+def _generate(plan: Plan, options: Options, start: RankStart) -> int:
     with ExitStack() as stack:
         status("starting the ranks")
         screen = open_screen(quiet=options.quiet)
         stack.callback(screen.close)
-        stack.enter_context(on_ray or nullcontext())
+        stack.enter_context(start)
         shown = Shown()
-        engine = _engine(plan, options, shown, screen, on_ray)
+        engine = _engine(plan, options, shown, screen, start)
         stack.callback(lambda: engine.close())
         able = engine.worker.abilities
         facts = facts_of(able) if options.as_json else None
@@ -138,18 +132,15 @@ def _setup(plan: Plan, options: Options) -> Setup:
         require=dict(options.require),
         sizes=plan.sizes,
         blocks=plan.blocks,
-        tp=ranks.tp,
-        dp=ranks.dp,
+        **ranks.ranks().fields(),
         records="",
         timeout=TIMEOUTS.collective,
         everywhere=ranks.sampling == "every-rank",
-        dp_sync=ranks.dp_sync,
         check=_asked_to_check(),
         sink=options.sink or "",
         sink_key="" if (keys := options.sink_keys()) is None else keys.secret,
         speculate=options.speculate,
         rejection=options.acceptance == REJECTION,
-        share_devices=ranks.share_devices,
         runner=options.named_runner,
         dtype=options.dtype,
         transfer=ranks.transfer or "",
@@ -158,21 +149,11 @@ def _setup(plan: Plan, options: Options) -> Setup:
     )
 
 
-def _engine(plan: Plan, options: Options, shown: Shown, screen: Screen, on_ray: RayRanks | None) -> Engine:
+def _engine(plan: Plan, options: Options, shown: Shown, screen: Screen, start: RankStart) -> Engine:
     ranks = options.ranks
-    among = ranks.size * sum(ranks.split or (1,))
-
-    def start(setup: Setup) -> RankExecutor:
-        if on_ray is not None:
-            return on_ray.rank_executor(setup)
-        if (rank_executor := launched_executor(setup)) is not None:
-            return rank_executor
-        starter = PaddleLaunch(ranks.size, before=setup.number * ranks.size, among=among)
-        return RankExecutor(setup, starter, look=signals.check)
-
     return open_engine(
         _setup(plan, options),
-        start,
+        lambda setup: launched_executor(setup) or start(setup),
         vocab_size=plan.config.vocab_size,
         split=ranks.split,
         chunk=options.chunk,
@@ -220,29 +201,3 @@ def _listed(deliveries: Sequence[tuple[str, int, int]]) -> str:
         else:
             runs.append([name])
     return ", ".join(f"{run[0]}{f' to {run[-1]}' * (len(run) > 1)} from {first[run[0]]} on" for run in runs)
-
-
-class RayRanks:
-    """The ranks of one command on a Ray cluster. A context manager that owns the connection to the cluster."""
-
-    def __init__(self, options: Options) -> None:
-        """Connect to the cluster. Raises :class:`InvalidValue` for a device that Ray cannot assign."""
-        from hal.distributed.ray_launch import RayCluster, bundle_of
-
-        ranks = options.ranks
-        self._bundle = bundle_of(options.device or os.environ.get(ENVIRONMENT))
-        self._strategy = ranks.ray_placement
-        workers = sum(ranks.split) if ranks.split else 1
-        self._cluster = RayCluster(ranks.ray_address or os.environ.get(ADDRESS) or None, ranks.size * workers)
-
-    def rank_executor(self, setup: Setup) -> RankExecutor:
-        """Begin to start the ranks of a setup. See :class:`hal.distributed.rank_executor.RankExecutor`."""
-        chosen = self._bundle, self._strategy
-        return self._cluster.rank_executor(setup, *chosen, look=signals.check)
-
-    def __enter__(self) -> RayRanks:
-        self._cluster.__enter__()
-        return self
-
-    def __exit__(self, *ended: object) -> None:
-        self._cluster.__exit__(*ended)

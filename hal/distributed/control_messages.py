@@ -36,14 +36,15 @@ Between an asyncio engine and its engine process (:mod:`hal.generation`), which 
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import msgspec
-from hal_core import FrameError, InvalidValue, SamplingParams, SplitRole, StateConfig
+from hal_core import FrameError, SamplingParams, SplitRole, StateConfig
 from hal_core.frames import FrameHeader, FrameKind, read_body, seal
 from hal_core.handover import Description
 
 from .rank_info import ALL_TOKENS
+from .ranks import Ranks
 
 PROTOCOL = 4
 """Protocol version of steps and control messages; engine and ranks must have the same."""
@@ -270,39 +271,6 @@ class Over(_Message):
     request: str
     attempt: int
     why: str = ""
-
-
-class Ranks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Number of ranks and their launcher, as the options of ``hal run`` of these names.
-
-    ``split``: numbers of prefill and decode workers, each of ``tp`` ranks; None: every worker does both.
-    """
-
-    tp: int = 1
-    dp: int = 1
-    split: tuple[int, int] | None = None
-    dp_sync: bool = False
-    restart: int = 0
-    share_devices: bool = False
-    launcher: Literal["paddle", "ray"] = "paddle"
-    ray_address: str | None = None
-    ray_placement: str = "strict-pack"
-
-    def __post_init__(self) -> None:
-        for name, least in (("tp", 1), ("dp", 1), ("restart", 0)):
-            if getattr(self, name) < least:
-                cure = f"give a whole number of at least {least}"
-                raise InvalidValue(f"{getattr(self, name)}", cure=cure, argument=name)
-        if self.launcher not in ("paddle", "ray"):
-            raise InvalidValue(f"{self.launcher!r}", cure="give paddle or ray", argument="launcher")
-        if self.split is not None and (self.dp > 1 or min(self.split) < 1):
-            cure = "give split the number of workers of each role, at least 1, and leave dp out"
-            raise InvalidValue(f"{self.split} with dp = {self.dp}", cure=cure, argument="split")
-
-    @property
-    def workers(self) -> int:
-        """Number of workers."""
-        return 1 if self.split is None else sum(self.split)
 
 
 class Serve(_Message):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hal.distributed.control_messages import Ranks
+from hal.distributed.ranks import Ranks
 
 from .async_engine import AsyncEngine, QueueFull
 from .local import generate

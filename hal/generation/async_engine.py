@@ -11,7 +11,8 @@ from typing import Any
 
 from hal_core import HalError, InvalidValue, SamplingParams, Unavailable
 
-from hal.distributed.control_messages import Ranks, Serve, Stats
+from hal.distributed.control_messages import Serve, Stats
+from hal.distributed.ranks import Ranks
 
 from .link import EngineLink
 from .plan import ModelPlan, check_request, longest_of, named_as_parameters

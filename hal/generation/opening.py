@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hal_core import ALONE, OutputRecord
 from hal_core.devices import check_processor
 
-from hal.distributed.control_messages import Ranks, Serve, Setup
+from hal.distributed.control_messages import Serve, Setup
+from hal.distributed.ranks import Ranks
 from hal.engine import Engine
 from hal.engine.handed import HandedSink
 from hal.opening import open_as_asked
@@ -22,7 +22,7 @@ from hal.stepping import AUTO, PADDLE, RunnerSetup, Stepper, check_drafts, choos
 from hal.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
-    from hal.distributed.rank_executor import RankExecutor
+    pass
 
 Take = Callable[[OutputRecord], object]
 
@@ -76,10 +76,8 @@ def _worker(serve: Serve, take: Take) -> Iterator[tuple[Engine, Any]]:
 @contextmanager
 def _ranks(serve: Serve, ranks: Ranks, take: Take) -> Iterator[tuple[Engine, Any]]:
     from hal.distributed.engine import open_engine
-    from hal.distributed.launch import PaddleLaunch
-    from hal.distributed.rank_executor import RankExecutor
+    from hal.distributed.starting import RankStart
 
-    size = ranks.tp * ranks.dp
     setup = Setup(
         model=serve.model,
         place=serve.place,
@@ -87,12 +85,9 @@ def _ranks(serve: Serve, ranks: Ranks, take: Take) -> Iterator[tuple[Engine, Any
         require=serve.require,
         sizes=serve.sizes,
         blocks=serve.blocks,
-        tp=ranks.tp,
-        dp=ranks.dp,
+        **ranks.fields(),
         records="",
         timeout=TIMEOUTS.collective,
-        dp_sync=ranks.dp_sync,
-        share_devices=ranks.share_devices,
         runner="" if serve.runner in (AUTO, PADDLE) else serve.runner,
         dtype=serve.dtype,
         overlap=serve.overlap,
@@ -100,19 +95,7 @@ def _ranks(serve: Serve, ranks: Ranks, take: Take) -> Iterator[tuple[Engine, Any
         rejection=serve.rejection,
     )
     with ExitStack() as stack:
-        if ranks.launcher == "ray":
-            from hal.distributed.ray_launch import RayCluster, bundle_of
-
-            address = ranks.ray_address or os.environ.get("RAY_ADDRESS") or None
-            cluster = stack.enter_context(RayCluster(address, size * ranks.workers))
-            bundle = bundle_of(serve.device)
-
-        def start(mine: Setup) -> RankExecutor:
-            if ranks.launcher == "ray":
-                return cluster.rank_executor(mine, bundle, ranks.ray_placement, look=lambda: None)
-            starter = PaddleLaunch(size, before=mine.number * size, among=size * ranks.workers)
-            return RankExecutor(mine, starter)
-
+        start = stack.enter_context(RankStart(ranks, serve.device))
         engine = open_engine(
             setup,
             start,

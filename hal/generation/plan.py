@@ -13,7 +13,8 @@ from typing import Any
 
 from hal_core import HalError, InvalidValue, Request, SamplingParams, StateConfig, draw_seed
 
-from hal.distributed.control_messages import Ranks, Serve
+from hal.distributed.control_messages import Serve
+from hal.distributed.ranks import Ranks
 from hal.engine.budget import DEFAULT_CHUNK, Budget
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.config import read_config

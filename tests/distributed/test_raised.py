@@ -34,7 +34,7 @@ def raising(worlds, monkeypatch, tmp_path):
     """The ranks' runner raises in step 1."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(
-        "hal.cli.run_ranks.PaddleLaunch", lambda size, **_: Pooled(worlds.of(size), ("raising", FOLDER))
+        "hal.distributed.starting.PaddleLaunch", lambda size, **_: Pooled(worlds.of(size), ("raising", FOLDER))
     )
     monkeypatch.syspath_prepend(FOLDER)
 

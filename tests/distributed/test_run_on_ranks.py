@@ -41,13 +41,13 @@ def test_two_ranks_print_what_one_does_and_leave_nothing(tmp_path, capsys):
 
 ENGINE = """
 import sys
-import hal.cli.run_ranks
+import hal.cli, hal.distributed.starting
 class NoRanks:
     def __init__(self, size, **_): pass
     def start(self, url): pass
     def ended(self): return "there are none"
     def end(self, patience): pass
-hal.cli.run_ranks.PaddleLaunch = NoRanks
+hal.distributed.starting.PaddleLaunch = NoRanks
 try:
     hal.cli.main(["run", "--device", "cpu", "--prompt", "x", "--tp", "2", "--speculate", "hybrid"])
 except SystemExit as end:

@@ -37,7 +37,7 @@ def test_two_workers_print_what_one_does(alone, capsys, private_folders, monkeyp
     """Their ranks are forks of a process that has Paddle already, which takes a fifth of a start's processor time. Keys
     and values go by a transfer that was named, which uses hal's."""
     monkeypatch.setenv(FOLDER, str(tmp_path))
-    monkeypatch.setattr("hal.cli.run_ranks.PaddleLaunch", lambda size, **_: Own(size))
+    monkeypatch.setattr("hal.distributed.starting.PaddleLaunch", lambda size, **_: Own(size))
     with pytest.raises(SystemExit) as ended:
         main(["run", "--device", "cpu", *JOB, *SPLIT, "--transfer", CARRIER])
     out, err = capsys.readouterr()
@@ -141,7 +141,7 @@ def test_a_runner_that_does_not_is_refused_by_name(tmp_path, capfd, monkeypatch)
     [
         (["--split", "1"], "--split: '1' (give the number of prefill and of decode workers, at least 1 each, as 1,1)"),
         (["--split", "0,1"], "--split: '0,1' (give the number of prefill and of decode workers"),
-        (["--split", "1,1", "--dp", "2"], "--dp: 2 groups of ranks that do both (leave it out: --split P,D has as"),
+        (["--split", "1,1", "--dp", "2"], "--dp: 2 groups of ranks beside a split (leave it out: a split has the"),
         (["--split", "1,1", "--tp", "3"], "--tp: 3 ranks cannot share out num_attention_heads = 4"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
