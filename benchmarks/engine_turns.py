@@ -1,4 +1,4 @@
-"""What the engine does on the host between two steps that do not overlap: from a step's output to the next launch.
+"""The engine's host work between two steps that do not overlap: from a step's output to the next launch.
 
     python benchmarks/engine_turns.py
     python benchmarks/in_turn.py --old TREE --only engine       # beside an older tree
@@ -69,7 +69,7 @@ def cases(slots: int) -> dict[str, Callable[[], float]]:
             begin, before = time.perf_counter(), stepper.taken
             engine.step()
             told = time.perf_counter()
-            spent.append(runner.launched - begin + (told - stepper.taken))  # what comes first in a step, and last
+            spent.append(runner.launched - begin + (told - stepper.taken))  # the first and the last parts of a step
             assert before < stepper.taken
         for generation in [*engine.scheduler.running, *engine.scheduler.waiting]:
             engine.abort(generation.request_id)

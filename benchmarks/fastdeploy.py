@@ -80,7 +80,7 @@ def main() -> None:
         ready: list[Any] = []
         lists, arrays = asked(up, PROMPTS), asked(up, ARRAYS)
         ways: dict[str, tuple[Callable[[], list[Any]], Callable[[], object]]] = {
-            # what is made ready, uncounted; what is counted
+            # uncounted preparation; counted work
             "insert": (lambda: admitted(plain, {}), lambda: insert(device, plain, ready)),
             "insert, 20 fields": (lambda: admitted(more, EXTRA), lambda: insert(device, more, ready)),
             "admit and insert": (list, lambda: insert(device, plain, admitted(plain, {}))),

@@ -73,7 +73,7 @@ class Stamped(Prepared):
 
 
 def microseconds(call: Callable[[], object], calls: int, rounds: int = 15) -> float:
-    """Best of the rounds' means: the machine is shared, and what others do only adds."""
+    """Best of the rounds' means: the machine is shared, and other load only adds time."""
     best = float("inf")
     for _ in range(rounds):
         start = time.perf_counter()

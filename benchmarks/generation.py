@@ -12,7 +12,7 @@ does by default: its environment, its chunks, a sink, and a reader that takes ev
 
 The table has medians, and the median of the ratios within a round: of elapsed time, and of processor time, which other
 work on the machine disturbs less. The model of 28 M has random weights, drawn from a fixed seed. Each turn loads the
-model anew and warms up, neither of which is timed: where its weights lie in memory changes a decode step of a small
+model again and warms up, neither of which is timed: the place of its weights in memory changes a decode step of a small
 model by up to a half.
 """
 
@@ -255,7 +255,7 @@ def compare(
 
 
 def cpu_name() -> str:
-    """What the kernel calls the processor."""
+    """Return the kernel's name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -70,7 +70,7 @@ class Worker:
         self.model.forward(ModelBatch(5 * ones.astype(np.int64), ones.astype(np.int64), ones, ones, tables))
 
     def look(self, more: list[Any], milliseconds: int) -> list[Any]:
-        """Wait for something to come; what has ended."""
+        """Wait for an event; return the ended requests."""
         poller = zmq.Poller()
         for one in (*self.transfer.sockets, *more):
             poller.register(one, zmq.POLLIN)
@@ -96,7 +96,7 @@ def insert(side: Worker, slot: int, request: AdmittedRequest) -> None:
 
 
 def decode(pipe: Pipe, url: str | None) -> None:
-    """The decode side: what it is told by the pipe, and when it was done."""
+    """Decode side: runs the commands from the pipe, and reports when each was done."""
     from hal_core.handover import Arrived
 
     from hal.transport.sockets import Bound
@@ -130,7 +130,7 @@ def decode(pipe: Pipe, url: str | None) -> None:
             else:
                 side.state = side.device.state(side.sizes)  # its slots are free
                 insert(side, 1, admitted(side, "another"))
-                waiting = admitted(side, said.request_id)  # a worker is told of a request when its blocks are promised
+                waiting = admitted(side, said.request_id)  # a worker learns of a request when its blocks are promised
                 side.transfer.reserve(said, range(COUNT), side.peer)
             pipe.send("done")
 
@@ -151,7 +151,7 @@ class Prefill(Worker):
         self.bytes = self.blocks.read(range(COUNT)).tobytes()
 
     def ask(self, what: object) -> None:
-        """Tell the decode side something, and wait until it is done."""
+        """Send the decode side a command, and wait until it is done."""
         self.pipe.send(what)
         assert self.pipe.recv() == "done"
 

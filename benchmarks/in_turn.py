@@ -3,10 +3,10 @@
     python benchmarks/in_turn.py --old TREE [--new TREE] [--rounds 20] [--only cpu,engine,cuda,gaps,native,stand-in]
 
 Three processes: the old tree twice (old against old is the error of the measurement) and the new one. Each round asks
-every process for every case, the order turning with the round; now and then all three are started anew, since one
-process differs from the next of the same code by more than what is looked for. The table has medians over the rounds
-and the ratio of the medians, new to old and old to old. ``cuda`` needs torch, triton and a GPU. ``native`` is the cases
-of plugins/cuda/proof/native_bench.py on the native path of a GPU, ``stand-in`` the same over the tests' driver, without
+every process for every case, the order turning with the round; from time to time all three are restarted, because two
+processes of the same code differ by more than the effect to be measured. The table has medians over the rounds and the
+ratio of the medians, new to old and old to old. ``cuda`` needs torch, triton and a GPU. ``native`` is the cases of
+plugins/cuda/proof/native_bench.py on the native path of a GPU, ``stand-in`` the same over the tests' driver, without
 one; each tree needs its native part built. ``gaps`` is the decode gap, quiet and beside a thread that computes, on four
 cores: means, as a late step counts. A tree is a checkout, or its ``core/src``, ``plugins/cuda`` and ``benchmarks``; the
 names of contract 0.1 and of 1.0 are both known.
@@ -31,7 +31,7 @@ from typing import Any
 SLOTS, WIDTH, PROMPT, TOKENS = 128, 8192, 64, 1024
 GAP_STEPS, GAP_INSERTS, DECODE_MS = 40, 16, 5.0
 FRESH = {"cpu": 1, "engine": 2, "cuda": 5, "gaps": 100, "native": 5, "stand-in": 5}
-"""Rounds after which the processes are started anew."""
+"""Rounds after which the processes are restarted."""
 CORE, GAP_CORES = 1, {2, 3, 4, 5}
 """All run on one core, in turn: cores differ too. Gaps have threads beside them, and some cores of their own."""
 Case = Callable[[], float]
@@ -132,7 +132,7 @@ def cpu_cases() -> dict[str, Case]:
 
 
 def engine_cases() -> dict[str, Case]:
-    """What the engine does between two steps; by this tree's file, whichever tree's engine it is."""
+    """Time the engine's work between two steps, with this tree's file for the engine of either tree."""
     file = Path(__file__).with_name("engine_turns.py")
     spec = importlib.util.spec_from_file_location("engine_turns", file)
     assert spec is not None

@@ -40,7 +40,7 @@ from hal.transport import open_sink, private_ipc_url, release_ipc, zmq_sink
 from hal.transport.connection import Connection
 
 PACE = 0.002  #: seconds between frames
-ROWS, TOKENS, COLUMNS = 512, 6, 21  #: what the largest legacy message can hold
+ROWS, TOKENS, COLUMNS = 512, 6, 21  #: the most that the largest legacy message holds
 Send = Callable[[str, Any, int], None]
 
 
@@ -117,7 +117,7 @@ def drain(url: str) -> None:
 
 
 class New(Stamped):
-    """The same with arrays that nobody has read yet, as a step's are."""
+    """Time the same with arrays that no reader has used yet, as those of a step."""
 
     def resolve(self) -> OutputRecord:
         values = {
@@ -146,7 +146,7 @@ def send_raw(url: str, pipe: Any, samples: int) -> None:  # noqa: ANN401  # a Co
     source = encode(large(), session=1, sender=0, sequence=1)
     pipe.recv()
     for _ in range(samples):
-        data = bytes(bytearray(source))  # new bytes, as what a worker sends is
+        data = bytes(bytearray(source))  # new bytes, as a worker sends them
         socket.send_multipart([time.monotonic_ns().to_bytes(8, "little"), data], copy=False)
         time.sleep(PACE)
     context.destroy(linger=5000)
@@ -186,7 +186,7 @@ def raw(samples: int) -> list[float]:
 
 
 def legacy(samples: int) -> list[float]:
-    """Our sysv sink and FastDeploy's way of reading; the stamp travels in a rank, which nobody reads here."""
+    """Time hal's sysv sink and FastDeploy's reading; the stamp travels in a rank field that is unused here."""
     spec = importlib.util.spec_from_file_location(
         "reader", Path(__file__).parent.parent / "plugins/fastdeploy/tests/legacy_reader.py"
     )
@@ -248,12 +248,12 @@ def in_us(times: list[float]) -> str:
 def send_timed(url: str, pipe: Any, samples: int) -> None:  # noqa: ANN401  # a Connection
     encoding, sending = timed(zmq_sink, "encode"), timed(Connection, "send")
     send_records(url, pipe, samples)
-    frames = sorted(sending)[-len(encoding) :]  # the others are heartbeats
+    frames = sorted(sending)[-len(encoding) :]  # the rest are heartbeats
     print(f"  within: encoded {in_us(encoding)}, handed over {in_us(frames)}")
 
 
 def within(samples: int) -> None:
-    """What of the way of a large frame is encoding, handing over and decoding; and the same again and again."""
+    """Time encoding, transfer and decoding of a large frame; and the same again with warm caches."""
     decoding = timed(receiver, "decode_frame")
     with OutputReader(timeout=20) as reader:
         process = started(send_timed, reader.url, samples)

@@ -1,11 +1,11 @@
-"""What a proposal costs on the host, and what keeps it cheap: times of n-gram and suffix at 4,096 tokens of a request.
+"""Cost of a proposal on the host: times of n-gram and suffix at 4,096 tokens of a request.
 
     python benchmarks/proposers.py [--tokens N] [--slots N]
 
 A proposal is what ``propose`` does for a request with room for 5 drafts; a step is the proposal and, before it, taking
 over one token. Texts: of a kind in which words recur as in prose (Zipf), of any token, of one token alone, and of a
-period. Medians over rounds of processor time, in microseconds; what a request costs when it enters and leaves stands
-below. Processor time is what it takes on a free core; beside busy neighbours the clock says more.
+period. Medians over rounds of processor time, in microseconds; the cost of a request's entry and end follows below.
+Processor time is the time on a free core; beside busy neighbours elapsed time is longer.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TEXTS: dict[str, Draw] = {"Zipf": zipf, "uniform": uniform, "same": same, "perio
 
 
 def shared(setup: Setup, draw: Draw) -> Suffix:
-    """A suffix proposer that holds as many outputs of others as fit."""
+    """A suffix proposer that holds as many outputs of other requests as fit."""
     proposer = Suffix(setup)
     while proposer.shared.tokens + OUTPUT < SHARED_TOKENS - 100:
         proposer.shared.enter(draw(1_000 + len(proposer.shared), OUTPUT).astype(np.int64))
@@ -107,7 +107,7 @@ def at_the_ends(setup: Setup, request: AdmittedRequest, tokens: int) -> None:
 
 
 def main() -> None:
-    """Print the table; what is over its bound is marked."""
+    """Print the table, with marks for values over their bound."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=4_096)
     parser.add_argument("--slots", type=int, default=16)

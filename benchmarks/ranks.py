@@ -1,8 +1,8 @@
 """Ranks of one host against one process: `hal run --tp 2` of the model that ships, and a sum of 4 KB.
 
-Both commands generate the same tokens of the same prompts in turn, on the same two cores; what they say in their
-closing lines is compared. Then two ranks sum 4 KB over their own connections and over Paddle's gloo, in turn, with
-each other busy for 50 us before, as a layer is. python benchmarks/ranks.py [rounds]
+Both commands generate the same tokens of the same prompts in turn, on the same two cores; their closing lines are
+compared. Then two ranks sum 4 KB over their own connections and over Paddle's gloo, in turn, with each other busy for
+50 us before, as a layer is. python benchmarks/ranks.py [rounds]
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SPEED = re.compile(r"\(([\d.]+) tokens/s\)")
 
 
 def speed(*more: str) -> float:
-    """Tokens a second that a command tells."""
+    """Return the tokens a second in a command's closing line."""
     prompts = [part for number in range(PROMPTS) for part in ("--prompt", f"def main{number}(")]
     command = [sys.executable, "-c", "from hal.cli import main; main()", "run", "--device", "cpu", *prompts, *more]
     command += [

@@ -24,7 +24,7 @@ def installed(name: str) -> str:
 
 
 def versions() -> str:
-    """The date and what the numbers were taken with, in one line."""
+    """Return the date and the versions, in one line."""
     packages = ", ".join(f"{name} {installed(name)}" for name in ("paddle-hal", "paddlepaddle", "numpy", "pyzmq"))
     return f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, {packages}"
 

@@ -3,7 +3,8 @@
     python benchmarks/speculation.py --short
     python benchmarks/speculation.py [--speculate NAME[:K] …] [--drafts K] [--rounds N] [--workload NAME …]
 
-``--short`` is what is aimed at, in one table of a few minutes, and what a proposal costs (``benchmarks/proposers.py``).
+``--short`` measures the targets, in one table of a few minutes, and the cost of a proposal
+(``benchmarks/proposers.py``).
 
 All proposers take turns in one run, in a new order each round, with the embedded checkpoint; printed are medians of the
 ratio to plain decoding within a round (by the clock, and by processor time, which neighbours disturb less), tokens that
@@ -11,13 +12,13 @@ a step gives a request, and the share of drafts that was accepted. ``NAME:K`` is
 
 ``repeats`` is one greedy request whose prompt repeats itself, ``text`` one that begins a module (this model's greedy
 output soon loops there too). ``held-out`` are pieces of modules that the model was not trained on, one request after
-the other, chosen because its greedy output does not loop there: how many answers have eight tokens in a row twice is
-told. The others are 16 requests, or one, at the temperature that they are named by.
+the other, chosen because its greedy output does not loop there: the number of answers with eight tokens in a row twice
+is printed. The remaining workloads are 16 requests, or one, at the temperature in their names.
 
 Every answer is compared with that of plain decoding. Sums differ in the last bits between steps of other shapes, and
-with them a token that was chosen by less than that: where answers part, the margin of plain decoding's choice is told
-(greedy: to the second best logit; drawn: of the number drawn to the edge of the token's interval). 1e-3 or more is a
-fault.
+with them a token that was chosen by less than that: where answers differ, the margin of plain decoding's choice is
+printed (greedy: to the second best logit; drawn: of the number drawn to the edge of the token's interval). 1e-3 or more
+is a fault.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ MARGIN = 1e-3
 """By so much, or more, a token was not chosen by the last bits of a sum."""
 TARGETS = {("text", "mtp"): 1.3, ("held-out", "mtp"): 1.3, ("repeats", "ngram"): 1.5, ("repeats", "suffix"): 1.5}
 TARGETS |= {(load, name): 0.9 for load in ("1 at 1.0", "1.0") for name in ("ngram", "suffix")}
-"""What is aimed at, of plain decoding: of the best number of drafts, where several are tried."""
+"""Targets, relative to plain decoding: of the best number of drafts, if several are tried."""
 SHORT = {
     "repeats": ("ngram", "suffix", "mtp:5"),
     "text": ("mtp:2", "mtp:3", "mtp:5"),
@@ -126,7 +127,7 @@ WORKLOADS = {
 
 
 class Unread:
-    """A sink that nobody reads."""
+    """A sink without a reader."""
 
     session = 1
 
@@ -135,7 +136,7 @@ class Unread:
         pending.complete(None)
 
     def close(self, timeout: float) -> None:
-        """Nothing to drain."""
+        """Return at once."""
 
 
 class Watched(ModelRunner):
@@ -213,7 +214,7 @@ def serve(device: Any, model: Any, encoded: Sequence[list[int]], load: Workload,
 
 
 def usable(names: Sequence[str], model: Any) -> list[str]:  # noqa: ANN401
-    """The proposers of ``names`` that can be made here; why the others cannot is printed."""
+    """Return the proposers of ``names`` that can be made here; print why the rest cannot."""
     found = []
     for name in names:
         try:
@@ -299,7 +300,7 @@ def told_of(partings: Sequence[Sequence[float]], requests: int) -> str:
 
 
 def loops(tokens: Sequence[int]) -> bool:
-    """Whether some eight tokens in a row stand in it twice."""
+    """Return whether some eight consecutive tokens occur in it twice."""
     pieces = [tuple(tokens[at : at + TWICE]) for at in range(len(tokens) - TWICE + 1)]
     return len(set(pieces)) < len(pieces)
 

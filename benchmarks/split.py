@@ -2,9 +2,9 @@
 
 A prompt of 480 tokens in chunks of 256 and in one, 24 tokens generated; each worker is a process of its own, as under
 ``hal run``, with half of the machine's cores (OMP_NUM_THREADS). The second token of a split comes of the decode worker:
-between the two lie the hand-over and a step. Then the same beside three requests that decode all the while: what the
-newcomer waits for its first token, and the longest that one of the three waits for a token meanwhile. Both ways are
-up, and get their requests in turn. python benchmarks/split.py [requests]
+between the two lie the hand-over and a step. Then the same beside three requests that decode all the while: the
+newcomer's wait for its first token, and the longest wait of the three for a token meanwhile. Both ways are up, and get
+their requests in turn. python benchmarks/split.py [requests]
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Times = dict[str, list[float]]
 
 @dataclass
 class Way:
-    """An engine with its workers, when each token was told, and what was measured: name to milliseconds."""
+    """An engine with its workers, the time of each token, and the measurements: name to milliseconds."""
 
     split: tuple[int, int] | None
     chunk: int
@@ -82,7 +82,7 @@ class Way:
         self.found.setdefault(name, []).append(1000 * seconds)
 
     def alone(self) -> None:
-        """One request, and nothing besides."""
+        """Measure one request alone."""
         self.number += 1
         begin = self._submit(name := f"r{self.number}", [self.number % 256, *self.prompt[1:]], GENERATED)
         while self.engine.busy:
@@ -93,7 +93,7 @@ class Way:
         self._note("each later", (told[-1] - told[1]) / (len(told) - 2))
 
     def beside(self) -> None:
-        """One request beside others that decode."""
+        """Measure one request beside three that decode."""
         self.number += 1
         others = [f"o{self.number}.{n}" for n in range(OTHERS)]
         for other in others:

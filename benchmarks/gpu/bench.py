@@ -1,10 +1,10 @@
-"""What hal costs on a GPU, beside the peers' ways in the same run: one table, JSON and a plot.
+"""Cost of hal on a GPU, compared with the peers' methods in the same run: one table, JSON and a plot.
 
     python -m benchmarks.gpu.bench [--out docs/evidence] [--rounds 30] [--steps 30] [--only insertion,gap] [--ranks N]
 
 With ``--ranks N`` only the decode gap is measured, on N GPUs whose ranks meet in an all-reduce each step. Needs torch,
-triton and an NVIDIA GPU; without them it checks imports and planning on the cpu device, says what is missing, and ends
-with 0. ``PYTHONPATH=core/src:plugins/cuda/src:.`` where hal is not installed.
+triton and an NVIDIA GPU; without them it checks imports and planning on the cpu device, names the missing parts, and
+ends with 0. ``PYTHONPATH=core/src:plugins/cuda/src:.`` where hal is not installed.
 
     python -m benchmarks.gpu.bench --only speed; python -m benchmarks.gpu.bench --only in-turn --ranks 2
 
@@ -65,7 +65,7 @@ def facts() -> dict[str, Any]:
 
 
 def missing() -> str:
-    """Why nothing can be measured here, or ""."""
+    """Return why no measurement is possible here, or ""."""
     from hal_cuda import CudaPlugin
 
     found = CudaPlugin.probe()
@@ -171,7 +171,7 @@ def run_speed(ranks: int, rounds: int, steps: int, out: Path) -> int:
 
 
 def main() -> int:
-    """Measure what was asked for; write JSON, print the table, draw the plot."""
+    """Run the requested measurements; write JSON, print the table, draw the plot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
     parser.add_argument("--rounds", type=int, default=30)

@@ -61,9 +61,9 @@ def measure(rank: Rank, recipe: Recipe, groups: Sequence[Sequence[int]], rounds:
 
 
 def _ways(bound: Any, state: Any, group: Group) -> tuple[list[str], Ways, Ways]:  # noqa: ANN401
-    """The names of the fields, hal's ways with the library's bare call, and Paddle's, which are timed after those.
+    """Return the names of the fields, hal's methods with the library's bare call, and Paddle's, which are timed later.
 
-    A way returns tickets, or nothing where the stream tells the end.
+    A method returns tickets, or None if the stream orders the end.
     """
     communicator = bound.device.communicator(group)
     memory, stream, whole = state.memory, bound.default_stream, state.broadcast_range()
@@ -92,7 +92,7 @@ def _paddles(
     parts: Sequence[ByteRange],
     group: Group,
 ) -> Ways:
-    """Paddle's process group over the same library, on the same memory; nothing where it does not have it."""
+    """Return Paddle's process group over the same library, on the same memory; empty if Paddle lacks it."""
     import paddle
 
     library = bound.capabilities.collective
@@ -120,7 +120,7 @@ def _paddles(
 
 
 def run(device: str, ranks: int, rounds: int) -> dict[str, Any]:
-    """Start the ranks, measure, end them. Raises what a rank met, with its output."""
+    """Start the ranks, measure, end them. Raises a rank's error, with its output."""
     from .rig import median, spread
 
     recipe = Recipe(device)

@@ -1,8 +1,8 @@
-"""A decode node: hal's engine whose requests come with their keys and values in place, and three ways to insert them.
+"""A decode node: hal's engine, whose requests come with their keys and values in place, and three methods of insertion.
 
 Everything but the insertion is the same in all ways: the engine, its schedule, the runner, ``update_inputs``,
-``save_output``. The peers' ways write the same fields of the same state through torch; what the host's table must know
-of it is booked as hal books it.
+``save_output``. The peers' ways write the same fields of the same state through torch; the host's table is updated as
+by hal.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from hal.stepping import Stepper
 from .peers import Inputs, Tensors, fused, per_field, pinned, writer_of
 
 FIRST_TOKEN = 7
-"""What every prefill node sampled: with random weights any token is as good."""
+"""The token that every prefill node sampled: with random weights any token is as good."""
 HAL, PER_FIELD, FUSED = "hal", "FastDeploy's: per field", "vLLM's: staged, fused"
 WAYS = (HAL, PER_FIELD, FUSED)
 
 
 class DecodeScheduler(Scheduler):
-    """The engine's schedule; but who enters is not prefilled: its first token is known, its keys and values there."""
+    """The engine's schedule, but a request that enters is not prefilled: its first token, keys and values are given."""
 
     def _enter(self, tasks: list[Task], left: int) -> int:
         while self.waiting and self._slots:
@@ -68,7 +68,7 @@ class DecodeScheduler(Scheduler):
 
 
 def inputs_of(layout: StateLayout, request: AdmittedRequest) -> Inputs:
-    """What a peer writes for a request that was handed over, without its blocks; made before anything is timed."""
+    """A peer's values for a request that was handed over, without its blocks; made before the timing."""
     made = Inputs.of(layout, request, 1, np.zeros(0, np.int32))
     total = request.total
     made.scalars.update(
@@ -80,11 +80,11 @@ def inputs_of(layout: StateLayout, request: AdmittedRequest) -> Inputs:
 
 
 class Inserting:
-    """A device whose ``insert_tasks`` is done in the chosen way; all else is the device's own.
+    """A device whose ``insert_tasks`` uses the chosen method; all else is the device's own.
 
-    - ``way``: one of :data:`WAYS`; it may change while nothing is under way.
-    - ``prepared``: by request, what a peer writes of it.
-    - ``times``: of each insertion that the chosen way did, requests that entered, that grew, and host us.
+    - ``way``: one of :data:`WAYS`; it may change while no step is in flight.
+    - ``prepared``: by request, the peer's values.
+    - ``times``: for each insertion by the chosen method, requests that entered, that grew, and host us.
     """
 
     def __init__(self, device: BoundDevice, state: SlotState) -> None:

@@ -6,8 +6,8 @@
 Requests come with 1,024 tokens of keys and values in place, so nothing is prefilled; outputs of 64 to 512 tokens. They
 arrive as a Poisson process that keeps 90 % of 128 slots busy, with bursts of 16 besides; a run begins with as many as
 that in their slots, and its first second is not counted. Insertion by hal, by FastDeploy's way and by vLLM's way is the
-only difference: the same arrivals, in turn. Needs ``runners/torch`` on the path. Without a GPU, or with
-``--small``, a small random model is served, which shows that everything works and measures nothing.
+only difference: the same arrivals, in turn. Needs ``runners/torch`` on the path. Without a GPU, or with ``--small``, a
+small random model is served, as a check without measurement.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ class Node:
         return float(np.median(np.diff(moments[len(moments) // 4 :])))
 
     def check(self) -> list[str]:
-        """Insert the same requests and blocks in every way, and compare what a step reads; what differs."""
+        """Insert the same requests and blocks by every method, and compare the fields that a step reads. Return the
+        differences."""
         names, count = [*self.state.layout.fields], min(5, self.shape.slots)
         requests = [self.request(Arrival(0.0, f"checked{number}", 20)) for number in range(count)]
         made = [admit(one, self.state.layout) for one in requests]
@@ -160,8 +161,8 @@ class Node:
 def measure(
     seconds: float, rounds: int, *, overlap: bool, small: bool, step_ms: float = 0.0, first: int = 0
 ) -> dict[str, Any]:
-    """All ways in turn, ``rounds`` times. ``step_ms``: what the rate of arrivals follows from, instead of a step as it
-    is measured; ``first``: which way begins."""
+    """Run all methods in turn, ``rounds`` times. ``step_ms``: step time for the rate of arrivals, instead of the
+    measured one; ``first``: the method that begins."""
     began = time.perf_counter()
     with Node.opened(small=small) as node:
         if wrong := node.check():
@@ -262,7 +263,7 @@ def main() -> int:
 
 
 def told(found: dict[str, Any], out: Path, name: str) -> int:
-    """Write what was found, and print its table."""
+    """Write the results, and print their table."""
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     text = f"{found['facts']['date']}  {found['facts']['gpus']}  {found['facts']['versions']}\n{table(found)}\n"

@@ -1,8 +1,8 @@
-"""vLLM's way as it is today, written anew: all fields of all requests by one kernel, from memory that it maps.
+"""vLLM's present method, reimplemented: all fields of all requests by one kernel, from memory that it maps.
 
-What its model runner v2 has grown into (pull requests 44944, 51334 and 55819 of vllm-project/vllm): rows are NumPy
-arrays until the last moment, one launch writes every table, and the kernel reads where to and what from pinned host
-memory, so that nothing is copied to the GPU before. A ring of such memory keeps steps apart; nothing else does.
+It follows its model runner v2 (pull requests 44944, 51334 and 55819 of vllm-project/vllm): rows are NumPy arrays until
+the last moment, one launch writes every table, and the kernel reads destinations and values from pinned host memory, so
+that no copy to the GPU precedes it. A ring of such memory keeps steps apart.
 """
 
 from __future__ import annotations

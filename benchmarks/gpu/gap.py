@@ -31,7 +31,7 @@ NOTHING = "nothing inserted"
 PIECES = 8
 """How often ranks meet in a step of one row: those of a model do so twice in each of its layers."""
 IDLE_MS, IDLE_STEPS = (5.0, 7.5, 10.0, 12.5, 15.0, 20.0, 30.0), 50
-"""Steps in which the ranks have nothing to say to each other, and nothing enters."""
+"""Steps without a collective of the ranks and without an insertion."""
 Meet = Callable[[], None]
 ALL: Turn = (0, 1)
 
@@ -72,7 +72,8 @@ class Loop:
         self, way: str, decode_ms: float, count: int, waits: bool, busy: bool,
         gaps: np.ndarray[Any, Any], mine: np.ndarray[Any, Any], host: list[float], parts: Parts,
     ) -> dict[str, Any]:  # fmt: skip
-        """The row of the table: gaps before the steps that this rank inserted for, and before the others."""
+        """Return the row of the table: gaps before the steps that this rank inserted for, and before all other
+        steps."""
         others: dict[str, Any] = {} if self.pieces == 1 else {"pieces": self.pieces}
         others |= {} if mine.all() else {"gap_of_others_ms": round(float(gaps[~mine].mean()), 4)}
         return {
@@ -177,14 +178,14 @@ def measure(
 
 
 def alone() -> None:
-    """One rank meets nobody."""
+    """Run without a collective: there is one rank."""
 
 
 def on_ranks(steps: int, decode: tuple[float, ...], *, in_turn: bool = False) -> dict[str, Any] | None:
-    """The experiment as one rank of several (torchrun's environment variables); the result on rank 0.
+    """Run the experiment as one rank of several (torchrun's environment variables). Return the result on rank 0.
 
-    ``in_turn``: one rank inserts at each step, the next one at the next; hal, and vLLM's way, overlapped alone; the
-    longest steps in pieces too, and what a meeting takes after so long without one.
+    ``in_turn``: the ranks insert in turn, one at each step; hal, and vLLM's method, overlapped alone; the longest steps
+    in pieces too, and the time of a collective after so long without one.
     """
     import torch.distributed as dist
 

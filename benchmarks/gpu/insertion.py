@@ -18,7 +18,8 @@ BUSY_MS = 20.0
 BLOCK = 10
 OURS = "hal"
 AGAIN = "hal, one by one"
-"""Ours with all batches of a block admitted first: between two insertions lies nothing but a wait for the idle GPU."""
+"""Time hal's insertions with all batches of a block admitted first: only a wait for the idle GPU is between two
+insertions."""
 Prepared = Callable[[], None]
 
 

@@ -1,4 +1,4 @@
-"""The load of a decode node: who arrives when, and how much each generates. The same seed gives the same arrivals."""
+"""Load of a decode node: arrival times, and tokens to generate. The same seed gives the same arrivals."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Shape:
-    """What the load is made of.
+    """Parameters of the load.
 
-    - ``slots``: of the node; ``share`` of them are kept busy by the Poisson process.
+    - ``slots``: of the node; the Poisson process keeps ``share`` of them busy.
     - ``shortest``, ``longest``: tokens that a request is given, drawn evenly.
-    - ``burst``: requests that come at once besides, every ``burst_seconds``.
+    - ``burst``: additional requests that come at once, every ``burst_seconds``.
     """
 
     slots: int = 128
@@ -40,9 +40,11 @@ class Arrival:
 
 
 def arrivals(shape: Shape, step_seconds: float, seconds: float, seed: int) -> list[Arrival]:
-    """All arrivals, by time. ``step_seconds``: of a step, from which the rate follows: ``share`` of the slots are busy.
+    """Return all arrivals, by time. ``step_seconds``: duration of a step, which gives the rate: ``share`` of the slots
+    are busy.
 
-    At 0 as many come as are in their slots in the mean, with what is left to each of a request met at any moment.
+    At 0, the mean number of running requests arrives at once, each with the remaining length of a request met at
+    random.
     """
     rng = np.random.default_rng(seed)
     found = []

@@ -72,7 +72,7 @@ def _row(rows: list[Found], **wanted: object) -> Found:
 
 
 def targets(found: Found) -> list[str]:
-    """What was asked for against what was measured."""
+    """Return the targets against the measurements."""
     checks: list[tuple[str, float, float]] = []
     if "insertion" in found:
         rows = found["insertion"]["rows"]
@@ -110,7 +110,7 @@ def targets(found: Found) -> list[str]:
 
 
 def plot(out: Path) -> None:
-    """Draw ``gpu-bench.png`` from whichever JSON files are there; says so where matplotlib is missing."""
+    """Draw ``gpu-bench.png`` from the JSON files found; print a line if matplotlib is missing."""
     try:
         import matplotlib as mpl
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""What all measurements share: an opened GPU with a state, a kernel that stands in for decoding, and requests."""
+"""Setup of all measurements: an opened GPU with a state, a kernel that stands in for decoding, and requests."""
 
 from __future__ import annotations
 

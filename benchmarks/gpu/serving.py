@@ -1,4 +1,4 @@
-"""Serving a load with the engine, and what came of it: tokens a second, time per token, how busy the GPU was."""
+"""Serve a load with the engine, and report tokens a second, time per token, and the GPU's load."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ class Run:
 
 
 def serve(engine: Engine, load: Sequence[Arrival], requests: Sequence[Request], run: Run) -> None:
-    """Submit each request when it is due, and step, for ``run.seconds``; what is not over then is taken back."""
+    """Submit each request when it is due, and step, for ``run.seconds``; then withdraw the requests that have not
+    ended."""
     at, last = 0, None
     begin = time.perf_counter()
     while (now := time.perf_counter() - begin) < run.seconds:
@@ -93,7 +94,7 @@ def leave(engine: Engine, inserting: Inserting, names: Sequence[str]) -> None:
         engine.abort(name)
     for _ in engine.run():
         pass
-    engine.withdraw()  # the last step, which nobody waits for, is taken: what ended in it leaves its slot
+    engine.withdraw()  # the last step, for which no call waits, is taken: requests that ended in it leave their slots
 
 
 @contextmanager
@@ -122,7 +123,7 @@ def watched(run: Run, index: int) -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """What is there already is left out of garbage collection, which goes on as in any worker."""
+    """Exclude existing objects from garbage collection, which otherwise continues as in any worker."""
     gc.collect()
     gc.freeze()
     try:
@@ -132,7 +133,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def figures(run: Run) -> dict[str, Any]:
-    """What a run gave, of its counted time."""
+    """Return the results of a run, of its counted time."""
     counted = [(at, record) for at, record in run.taken if at >= UNCOUNTED]
     seconds = counted[-1][0] - counted[0][0]
     tokens = sum(int(record.counts.sum()) for _, record in counted[1:])

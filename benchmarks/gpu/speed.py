@@ -94,7 +94,7 @@ def single(rig: Rig, rounds: int) -> list[Row]:
         device.save_output(state=state, step=step, sink=sink, stream=stream)
 
     def written() -> Callable[[], object]:
-        put()  # as each step writes: what was copied out before is over
+        put()  # as each step writes, after earlier copies out are over
         return save
 
     for busy in (False, True):
@@ -106,7 +106,8 @@ def single(rig: Rig, rounds: int) -> list[Row]:
 
 
 def gaps(rig: Rig, steps: int) -> list[Row]:
-    """One rank: waiting and overlapped, quiet and beside a busy thread; hal by ``steps`` steps, the others by fewer."""
+    """Measure one rank: waiting and overlapped, quiet and beside a busy thread; hal with ``steps`` steps, the peers
+    with fewer."""
     loop, rows = Loop(rig, alone), []
     few = max(40, steps // 20)
 
@@ -168,7 +169,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def in_turn(rows: Sequence[dict[str, Any]], ranks: int) -> list[str]:
-    """Ranks that meet each step, one of which inserts: its gap, and the others'."""
+    """Measure ranks that meet at each step, one of which inserts: its gap, and those of the remaining ranks."""
     lines = ["", f"gap, 16 inserts on one of {ranks} ranks in turn, overlapped: mean ms, the other ranks' beside it"]
     for row in rows:
         others = row.get("gap_of_others_ms", 0.0)

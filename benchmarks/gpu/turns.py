@@ -23,7 +23,7 @@ OURS = "hal"
 
 @dataclass(frozen=True)
 class Manner:
-    """When the next step's requests are taken care of, and what is left out, to find what it costs.
+    """When the next step's requests are handled, and which parts are left out, to find their cost.
 
     - ``made_ahead``: their batch is made while the device runs the step before.
     - ``inserted_ahead``: it is inserted then, too, before the tokens of the step before are read: for slots that were
@@ -61,7 +61,7 @@ class _Dropped:
         pending.complete(None)
 
     def close(self, timeout: float) -> None:
-        """Nothing to drain."""
+        """Return at once."""
 
 
 class Turns:
@@ -99,7 +99,7 @@ class Turns:
         self._at = perf_counter_ns()
 
     def launch(self, number: int) -> Any:  # noqa: ANN401 (an output's ticket)
-        """Insert what was not, and put the step on the device; the ticket of its output."""
+        """Insert the remaining requests, and launch the step. Return the ticket of its output."""
         rig, device, state, stream = self.rig, self.rig.device, self.rig.state, self.rig.stream
         self._at, left_out = perf_counter_ns(), self.manner.without
         self._insert(number)
@@ -118,7 +118,7 @@ class Turns:
         return ticket
 
     def prepare(self, number: int) -> None:
-        """While the device runs the step before: what the manner does then for step ``number``."""
+        """Do the work that this variant does for step ``number`` while the device runs the step before."""
         self._at = perf_counter_ns()
         if self.manner.inserted_ahead:
             self._insert(number)

@@ -4,7 +4,7 @@
     python -m benchmarks.report merge IN.json ...                          # prints the page
 
 They need torch, the cuda plugin and the torch runner; no Paddle. ``--tiny`` takes a small model, on a machine without a
-GPU too, which shows that all works and measures nothing.
+GPU too, as a check without measurement.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 
 def measured(kind: str, *, tiny: bool, seconds: float, rounds: int, only: str) -> dict[str, Any]:
-    """What a command finds."""
+    """Results of a command."""
     if kind == "hooks":
         from . import hooks
 

@@ -39,7 +39,7 @@ def long_answers(node: Node, loop: str, *, overlap: bool) -> float:
 
 
 def short_answers(node: Node, loop: str, *, overlap: bool) -> float:
-    """Tokens a second of ten times as many requests as slots, while others wait for slots."""
+    """Return the tokens a second of ten times as many requests as slots, most of which wait."""
     draw = np.random.default_rng(2)
     load = [
         Asked(f"r{number}", draw.integers(8, 400, 16).astype(np.int32), int(draw.integers(SHORT[0], SHORT[1] + 1)))

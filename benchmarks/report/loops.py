@@ -33,7 +33,7 @@ class Asked:
 
 
 class Given(Sequence[str]):
-    """Who was given a token by a record; looked up when the run is over."""
+    """Requests that got a token by a record; looked up after the run."""
 
     def __init__(self, record: OutputRecord) -> None:
         self._record = record
@@ -55,7 +55,7 @@ class Given(Sequence[str]):
 
 @dataclass
 class Run:
-    """When each step's output was taken (seconds from the beginning), and who was given a token."""
+    """Times at which each step's output was taken (seconds from the beginning), and the requests that got a token."""
 
     taken: list[tuple[float, Sequence[str]]] = field(default_factory=list)
     most_waiting: int = 0

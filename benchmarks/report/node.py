@@ -33,7 +33,7 @@ SHAPES = {
     | {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     | {"num_attention_heads": 4, "num_key_value_heads": 2},
 }
-"""Llama 3 of 8 and of 1 billion parameters; "tiny" shows on any machine that everything works, and measures nothing."""
+"""Llama 3 of 8 and of 1 billion parameters; "tiny" is a check without measurement, on any machine."""
 BLOCK, CHUNK, LONGEST = 16, 1024, 1024
 """Tokens of a block; of prompts in a step; of a request."""
 SHORT_INTERVAL = 1e-4
@@ -94,7 +94,7 @@ def decoder_of(shape: str) -> Decoder:
 
 
 def device_of() -> BoundDevice:
-    """The GPU, by its plugin alone: nothing has to be installed. Else the cpu device."""
+    """Return the GPU, by its plugin alone, which needs no installation. Else the cpu device."""
     if not torch.cuda.is_available():
         return open_device("cpu")
     from hal_cuda import CudaPlugin
