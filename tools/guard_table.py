@@ -118,10 +118,7 @@ GUARDS: tuple[Guard, ...] = (
         CORE + "slots/insertion.py",
         "            if (stale := length * size - nbytes) > 0:\n",
         "            if (stale := 0) > 0:\n",
-        (
-            "test_g11_nothing_of_the_former_request_is_left_in_a_slot",
-            "core/tests/test_insertion.py::test_g09_g11_a_batch_equals_its_tasks_one_by_one",
-        ),
+        ("test_g11_nothing_of_the_former_request_is_left_in_a_slot",),
     ),
     # -- staging -----------------------------------------------------------------------------------------------
     Guard(

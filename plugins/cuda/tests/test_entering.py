@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import numpy as np
@@ -269,3 +270,44 @@ def test_what_was_uploaded_is_read_on_the_device_and_not_uploaded_again(opened):
         entry = chunk.block.buffer[at : at + ENTRY.size].view(np.int64)
         assert entry[8] == place
         assert chunk.block.mirror <= place < chunk.block.mirror + chunk.nbytes
+
+
+def native_calls(bound, work):
+    """The names of the native part's functions that some work calls, in order."""
+    module, found = bound.device.driver.native.module, []
+    types = (module.Driver, module.Book)
+
+    def note(frame, event, called):
+        if event == "c_call" and (called.__module__ == module.__name__ or isinstance(called.__self__, types)):
+            found.append(called.__name__)
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 16])
+def test_a_batch_is_four_native_calls_and_one_kernel(opened, count):
+    """Two batches of any size: of new requests in lists, and of tasks of which one is handed over, the others grow."""
+    bound = opened()
+    state, stream, driver_calls = bound.state(SIZES), bound.default_stream, bound.device.driver.api.calls
+    requests = [state.admit(Request(f"r{at}", [at] * 8)) for at in range(count)]
+    handed = state.admit(Request("handed", [1] * 8))
+    blocks, lengths = [[at, at + 1] for at in range(count)], [8] * count
+    tasks = [Task(TaskKind.MORE_BLOCKS, at, one, blocks=[9], first_block=2) for at, one in enumerate(requests)]
+    tasks.append(Task(TaskKind.REMOTE_PREFILL, count, handed, 8, blocks=[1, 2], first_token=5))
+
+    def new():
+        batch = TaskBatch.prefill(list(range(count)), requests, lengths, blocks)
+        bound.insert_tasks(state=state, tasks=batch, stream=stream)
+
+    def mixed():
+        bound.insert_tasks(state=state, tasks=tasks, stream=stream)
+
+    for work, made in ((new, "gather"), (mixed, "gather_tasks")):
+        del driver_calls[:]
+        assert native_calls(bound, work) == [made, "sound", "enter", "commit"]
+        assert [call.split()[0] for call in driver_calls] == ["copy", "stream", "hal_enter"]  # the stream waits for it
