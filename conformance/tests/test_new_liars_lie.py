@@ -5,19 +5,59 @@ import sys
 from pathlib import Path
 
 import pytest
-from hal_conformance.mutants import copies, everyone, life, ring, sizes, slices, streams, values
+from hal_conformance.mutants import (
+    broken,
+    copies,
+    dropped,
+    everyone,
+    lazy,
+    leaks,
+    life,
+    nans,
+    ring,
+    runtimes,
+    sizes,
+    slices,
+    streams,
+    threads,
+    values,
+    wraps,
+)
 
 from tests.ranks import ForkedRanks
 
 sys.path.insert(0, str(Path(__file__).parent))
 import liar_proofs_life  # noqa: F401 (each registers its proofs)
+import liar_proofs_runtimes  # noqa: F401
 import liar_proofs_waits  # noqa: F401
 import liar_proofs_writes  # noqa: F401
 import slice_actions
 from liar_proofs import PROOFS, opened
 
-MODULES = (sizes, ring, copies, streams, values, slices, life)
-NEW = [one for one in everyone() if one.how.__module__ in {module.__name__ for module in MODULES}]
+MODULES = (
+    sizes,
+    ring,
+    copies,
+    streams,
+    values,
+    slices,
+    life,
+    runtimes,
+    wraps,
+    dropped,
+    leaks,
+    broken,
+    threads,
+    lazy,
+    nans,
+)
+SINGLE = {
+    *("CompanionsBookRefusals", "CompanionsBookInTurn", "SizesAreCompared", "OtherTypesLeftOut"),
+    *("LastReservationTakesAll", "OlderHandoversEndToo"),
+}
+"""Liars of other modules that have a proof."""
+NAMES = {module.__name__ for module in MODULES}
+NEW = [one for one in everyone() if one.how.__module__ in NAMES or one.name in SINGLE]
 
 
 @pytest.mark.parametrize("name", PROOFS)

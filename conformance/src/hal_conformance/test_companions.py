@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
-from hal_core.errors import TicketTimeout
+from hal_core.errors import HalError, TicketTimeout
 from hal_core.group import ALONE, Group
-from hal_core.slots.admission import Request, SamplingParams
-from hal_core.slots.declared import StateField, table_with
+from hal_core.slots.admission import Request, SamplingParams, admit
+from hal_core.slots.declared import Companion, StateField, table_with
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.layout import lay_out
 from hal_core.slots.step import Step
@@ -209,3 +210,40 @@ def test_g18_companions_are_cleaned_on_every_rank(kit: Kit, group: Group) -> Non
     for other in others:
         other.model.clean_up(range(FIXED.num_slots))
         other.check("the output of a step of the target")
+
+
+def booked(rig: Rig) -> list[tuple[dict[int, int], list[object], list[int]]]:
+    """What the host has booked for a state and each of its companions: slots, requests, slots that are left."""
+    tables = [one.host_table for one in (rig.state, *rig.state.companions)]
+    return [(dict(one.live), [*one.requests], sorted({*one.preempted, *one.aborted})) for one in tables]
+
+
+@guarantee(8, also=(9, 26))
+@pytest.mark.parametrize("why", ["a held slot", "an unknown request", "a request without the companion's fields"])
+def test_g08_a_refused_batch_books_nothing_in_companions(kit: Kit, why: str) -> None:
+    """Neither those before the companion that refuses nor those after it; the mended batch gets the same slots."""
+    own = StateField("kit_own", "int32", value=None)
+    rig = Rig(kit, FIXED, beside=["first", Companion("second", [own]), "third"])
+    arrive(rig.insert(entering(rig, [1])))
+    (inside,) = rig.model.residents.values()
+    good = entering(rig, [0, 3])
+    bare = admit(Request("bare", [1, 2, 3], SamplingParams(max_tokens=9)), rig.state.layout)
+    bad = {
+        "a held slot": Task(TaskKind.PREFILL, 1, entering(rig, [2])[0].request, 0, 3, [1]),
+        "an unknown request": Task(TaskKind.ABORTED, 2, good[1].request),
+        "a request without the companion's fields": Task(TaskKind.PREFILL, 2, bare, 0, 3, [2]),
+    }[why]
+    leaving = Task(TaskKind.PREEMPTED, 1, inside.admitted)
+    before, was = booked(rig), backdoor.read(rig.device, rig.state.memory, rig.stream)
+    batch = [*good, bad] if bad.slot == 1 else [*good, leaving, bad]
+    call = {"state": rig.state, "tasks": batch, "stream": rig.stream}
+    assert_raises(HalError, lambda: rig.bound.insert_tasks(**call), f"a batch with {why}")  # type: ignore[arg-type]
+    after, now = booked(rig), backdoor.read(rig.device, rig.state.memory, rig.stream)
+    assert after == before, f"a batch with {why} was refused, and the host has booked {after}, before {before}"
+    changed = np.flatnonzero(now != was)
+    assert not len(changed), f"a batch with {why} was refused, and {len(changed)} bytes of the states have changed"
+    arrive(rig.insert([*good, leaving]))
+    rig.check("the batch without what was wrong")
+    for companion, (live, *_), (first, *_) in zip(rig.state.companions, booked(rig)[1:], before[1:], strict=True):
+        held = len(set(live.values()))
+        assert held == len(live) == len(first) + 1, f"companion {companion.name!r} holds {live}, before {first}"

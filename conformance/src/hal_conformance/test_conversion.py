@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 from hal_core.errors import ConversionRefused, ShapeMismatch
 from hal_core.memory.dtypes import DTYPES, dtype_of
 from hal_core.memory.views import View
@@ -14,12 +15,15 @@ from hypothesis import strategies as st
 
 from .draw.values import LAYOUTS, contained, draw_dtype, fitting, of_dtype, scalars
 from .draw.views import draw_view
+from .harness import backdoor
 from .harness.asserts import assert_raises, assert_says
-from .harness.backdoor import PATIENCE
+from .harness.backdoor import PATIENCE, arrive
+from .harness.bits import FLOATS, Array, given, words
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 from .oracle.values import REFUSED, converted
 from .rigs.block import Block
+from .rigs.slab import Slab
 
 
 @guarantee(6)
@@ -166,3 +170,42 @@ def test_g06_a_device_value_must_have_the_targets_type_and_count(kit: Kit, draw:
         block.set(target, value).wait(PATIENCE)
         block.expect_bytes(target, source.elements(value))
     block.check(f"async_set_value({target}, {value})")
+
+
+def nans(name: str) -> Array:
+    """Return words of NaNs: each single bit of the payload, its lowest and highest ones, all of it; both signs."""
+    exponent, fraction = FLOATS[name]
+    top, kind = ((1 << exponent) - 1) << fraction, words(dtype_of(name))
+    payloads = {1 << bit for bit in range(fraction)} | {3, (1 << fraction) - 1, (1 << fraction - 1) - 1}
+    found = [top | payload | sign for payload in sorted(payloads) for sign in (0, 1 << exponent + fraction)]
+    return np.array(found, np.uint64).astype(kind)
+
+
+@guarantee(6)
+@pytest.mark.parametrize("name", FLOATS)
+def test_g06_a_nan_of_any_payload_stays_one_in_every_type(kit: Kit, name: str) -> None:
+    """A payload that the narrower type has no bits for, or that a rounding carries over, must not become infinity."""
+    source, found = dtype_of(name), nans(name)
+    for target in [dtype_of(other) for other in FLOATS if other != name]:
+        values: dict[str, Any] = {"an array": given(found, source)}
+        if name != "bfloat16":
+            array = values["an array"]
+            values |= {
+                "a strided array": np.repeat(array, 3)[::3], "a reversed array": array[::-1].copy(),
+                "a byte-swapped array": found.byteswap().view(array.dtype.newbyteorder()),
+                "a list": list(array), "one element": array[0], "an array without axes": array[1].reshape(()),
+            }  # fmt: skip
+        slab = Slab(kit, 128 + 2 * len(found) * target.itemsize)
+        for form, value in values.items():
+            for step in (1, -2):
+                place = 64 if step > 0 else 64 + 2 * (len(found) - 1) * target.itemsize
+                view = View(slab.memory, place, (len(found),), (step * target.itemsize,), target)
+                arrive(slab.set(view, value))
+                got = backdoor.read(slab.device, slab.memory, slab.stream)
+                cells = np.ndarray(view.shape, words(target), got, view.offset, view.strides)
+                exponent, fraction = FLOATS[target.name]
+                wrong = np.flatnonzero(cells << np.uint64(1) <= (((1 << exponent) - 1) << fraction + 1))
+                assert not len(wrong), (
+                    f"{name} {found[wrong[0]]:#x}, a NaN, in {form} of {len(found)}, became {cells[wrong[0]]:#x} in"
+                    f" {target.name}, which is none ({len(wrong)} are wrong)"
+                )

@@ -22,26 +22,36 @@ HELD = ("async_h2d", "async_d2h", "can_hold_stream")
 MANY = 1500
 """Calls that follow a ticket which is held: more than any ring of events has."""
 BLOCK = 1 << 16
+DROPPED = 12
+"""Sources dropped under pending copies: more than a short list of freed memory holds."""
 
 
 @guarantee(22, requires=HELD, also=(23, 26))
 def test_g22_a_copys_source_may_be_dropped_while_it_is_pending(kit: Kit) -> None:
-    """Its memory is nobody's until the copy has been made, however much is allocated and written meanwhile."""
+    """Its memory is nobody's until the copy has been made, however much is dropped, allocated and written meanwhile."""
     device = kit.device
     held, other = device.stream(), device.stream()
-    should = noise(1, BLOCK)
-    memory = device.allocate(BLOCK)
-    backdoor.write(device, memory, 0, should, held)
+    should = [noise(seed, BLOCK) for seed in range(DROPPED)]
+    sources = [device.allocate(BLOCK) for _ in should]
+    for memory, data in zip(sources, should, strict=True):
+        backdoor.write(device, memory, 0, data, held)
+    read = [(memory.address, memory.address + BLOCK) for memory in sources]
     with kit.held(held):
-        copy = copied(kit, memory, held)
+        copies = [copied(kit, memory, held) for memory in sources]
         del memory
-        gc.collect()
-        others = [device.allocate(BLOCK) for _ in range(16)]
+        while sources:
+            sources.pop()
+            gc.collect()
+            device.allocate(1)  # a device looks for dropped memory when it allocates
+        others = [device.allocate(BLOCK) for _ in range(2 * DROPPED)]
+        shared = [one for one in others for low, high in read if one.address < high and low < one.address + BLOCK]
+        assert not shared, f"{len(shared)} new blocks lie where pending copies read memory that was dropped"
         for one in others:
             backdoor.write(device, one, 0, np.zeros(BLOCK, np.uint8), other)
-        assert not copy.done(), "a copy behind a held stream is done"
-    arrive(copy)
-    assert (copy.data[0] == should).all(), "a copy has other bytes than its source had, which was dropped meanwhile"
+        assert not any(copy.done() for copy in copies), "a copy behind a held stream is done"
+    for copy, data in zip(copies, should, strict=True):
+        arrive(copy)
+        assert (copy.data[0][:BLOCK] == data).all(), "a copy has other bytes than its source had, which was dropped"
 
 
 @guarantee(3, requires=HELD)

@@ -99,6 +99,8 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
     "slots": {"sizes": replace(PLAIN, num_slots=5)},
     "a size that no broadcast field has": {"sizes": replace(PLAIN, max_model_len=32)},
     "speculation": {"sizes": replace(PLAIN, max_draft_tokens=2)},
+    "element type of a broadcast field": {"types": {"sampled_token_ids": "float64"}},
+    "element type of another field": {"types": {"temperature": "int32"}},
     "order of broadcast fields": {"swap": ("accept_num", "step_idx")},
     "order of other fields": {"swap": ("seed", "min_p")},
     "name": {"name": "mtp"},

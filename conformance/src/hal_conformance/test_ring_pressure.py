@@ -138,3 +138,37 @@ def open_when_waited_for(kit: Kit, gate: Latch) -> None:
             break
         time.sleep(0.01)
     gate.release()
+
+
+KIB = 1 << 10
+EXCESS = (4096, 257, 256, 255, 64, 8, 1)
+"""Bytes by which a span is longer than the free room before the oldest one."""
+
+
+@guarantee(2, requires=NEEDS, also=(3,))
+@pytest.mark.parametrize("rows", [False, True], ids=["contiguous", "in rows"])
+def test_g02_no_span_reaches_into_the_oldest_one(small: Kit, rows: bool) -> None:
+    """The room before a held span is known to the byte: at the wrap, and behind the span that wrapped."""
+    lines, held, free = Lines(small, 8 * RING), small.device.stream(), small.device.stream()
+    lines.empty_ring(free)
+    with small.held(held), impatient(small):
+        arrive(lines.must_write(256 * KIB, free))
+        lines.must_write(128 * KIB, held)  # the oldest span, from byte 262,144 on
+        arrive(lines.must_write(512 * KIB, free))
+        too_long(lines, 256 * KIB, free, rows=rows)  # 128 KiB are left at the end, so it would have to wrap
+        arrive(lines.must_write(200 * KIB, free))
+        too_long(lines, 56 * KIB, free, rows=rows)
+    lines.check("spans longer by a few bytes than the room before the oldest one")
+
+
+def too_long(lines: Lines, room: int, stream: Stream, *, rows: bool) -> None:
+    """Write values that are a little longer than ``room``: a ring refuses them, or has room elsewhere."""
+    __tracebackhide__ = True
+    for excess in EXCESS:
+        nbytes = room + (excess // 512 * 512 + 512 if rows else excess)
+        try:
+            ticket = lines.write(nbytes, stream, rows=rows)
+        except Exception as error:  # noqa: BLE001 (whatever it is, it must be the contract's)
+            refusal(lines.kit, error, "async_set_value")
+        else:
+            arrive(ticket)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hal_core.contract.device import Device
@@ -15,9 +15,25 @@ class Lie(ABC):  # noqa: B024 (an ABC for its layout, see below)
     It is an ABC because DeviceBase is one: otherwise Python refuses to change an opened device's class.
     """
 
+    def laid(self) -> None:  # noqa: B027 (most change nothing)
+        """Change the opened device besides, once this mixin is over its class; repeatable."""
+
 
 def lay_over(device: Device, mixin: type) -> Device:
     """Lay a mixin over the class of an opened device."""
     kind = type(device)
     device.__class__ = type(f"{mixin.__name__}Of{kind.__name__}", (mixin, kind), {})
+    if issubclass(mixin, Lie):
+        laid: Any = device
+        mixin.laid(laid)
     return device
+
+
+def lay_below(device: Any, mixin: type) -> None:  # noqa: ANN401 (an opened device over a vendor's primitives)
+    """Lay a mixin over the class of a device's primitives, once, and over the calls of them that its events keep."""
+    below = device.primitives
+    if not isinstance(below, mixin):
+        below.__class__ = type(f"{mixin.__name__}Of{type(below).__name__}", (mixin, type(below)), {})
+    events = device.events
+    events.query, events.synchronize, events.error = below.event_query, below.event_synchronize, below.event_error
+    events._record = below.event_record

@@ -31,7 +31,7 @@ MODULES = (
     *("devices", "policies", "outputs", "ordering", "ranks"),
     *("sizes", "ring", "copies", "streams", "values", "slices", "life", "companions", "fields", "handing"),
     *("tickets", "vendors", "steps", "kept", "late"),
-    *("memories",),
+    *("memories", "runtimes", "wraps", "dropped", "nans", "leaks", "broken", "threads", "lazy"),
 )
 """The modules of this package that register liars."""
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hal_core.contract.markers import hookimpl
+from hal_core.errors import InvalidBatch, InvalidValue
 from hal_core.runtime.policy import Policy
 from hal_core.slots.companions import tasks_beside
 from hal_core.slots.insertion import plan_insert
@@ -126,3 +127,40 @@ class FirstCompanionCleaned(CleansSomeCompanions):
     def cleaned(self, companions: tuple[SlotState, ...], step: Step) -> tuple[SlotState, ...]:
         """The first."""
         return companions[:1]
+
+
+@liar(8, "a batch that is refused is booked in the companions, as far as it is sound")
+class CompanionsBookRefusals(Policy):
+    """Slots are given while the batch is looked at."""
+
+    def insert_tasks(
+        self, device: Device, hooks: Hooks, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream
+    ) -> Ticket:
+        """Book the first task of a refused batch."""
+        try:
+            return super().insert_tasks(device, hooks, state, tasks, stream)
+        except (InvalidBatch, InvalidValue):
+            listed = list(tasks) if not isinstance(tasks, TaskBatch) else []
+            for companion in state.companions:
+                if listed:
+                    companion.host_table.commit(tasks_beside(companion, TaskBatch.of(listed[:1])))
+            raise
+
+
+@liar(8, "companions are booked one after the other, also where a later one refuses the batch")
+class CompanionsBookInTurn(Policy):
+    """The last one's check comes after the first one's booking."""
+
+    def insert_tasks(
+        self, device: Device, hooks: Hooks, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream
+    ) -> Ticket:
+        """Book those before the one that refuses."""
+        try:
+            return super().insert_tasks(device, hooks, state, tasks, stream)
+        except InvalidBatch:
+            raise
+        except InvalidValue:
+            batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
+            for companion in state.companions:
+                companion.host_table.commit(tasks_beside(companion, batch))
+            raise

@@ -22,11 +22,13 @@ SEAMS: dict[str, str] = {
     "plan of an insertion": "devices.base:plan_insert",
     "conversion of an array": "runtime.policy:prepare_array",
     "conversion of a value": "runtime.policy:prepare",
+    "elements of a host tensor": "memory.values:host_elements",
     # steps
     "stop sequences of a step": "slots.update:_ends_with_stop",
     "several tokens of a step": "slots.update:_append_several",
     "one token of a step": "slots.update:_append_single",
     # streams
+    "place of a span": "devices.staging:Segment.place",
     "wait of a stream": "devices.events:AsyncStream.wait",
     # batches and slots
     "check of a batch": "runtime.policy:problems",

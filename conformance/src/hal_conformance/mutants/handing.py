@@ -106,3 +106,44 @@ class PatientForEver(Patch):
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
         """Never let the time end."""
         return lambda since, now, seconds: False
+
+
+@liar(29, "blocks go to the handover that was reserved last")
+class LastReservationTakesAll(Patch):
+    """One table of destinations for all handovers."""
+
+    seam = "contents of a promise"
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Write to the last promise's blocks where it has as many."""
+
+        def take(promises: Any, key: Any, message: Any, data: memoryview) -> None:  # noqa: ANN401
+            promise, last = promises.open[key], list(promises.open.values())[-1]
+            own = promise.blocks
+            if message.first + len(message.crcs) <= len(last.blocks):
+                promise.blocks = last.blocks + own[len(last.blocks) :]
+            true(promises, key, message, data)
+            promise.blocks = own
+
+        return take
+
+
+@liar(30, "the end of one handover ends those of its sender that began before it")
+class OlderHandoversEndToo(Patch):
+    """A list of handovers that is cut at the one that ended."""
+
+    seam = "end of a promise"
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """End older ones by the same event's kind."""
+
+        def end(promises: Any, key: Any, event: Any) -> None:  # noqa: ANN401
+            older = list(promises.open)[: list(promises.open).index(key)]
+            true(promises, key, event)
+            for other in older:
+                if type(event).__name__ == "Cancelled":
+                    true(promises, other, type(event)(other))
+
+        return end

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hal_core.contract.markers import hookimpl
 from hal_core.errors import GroupLost
 from hal_core.group import ALONE, Group
+from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import ByteRange
 from hal_core.runtime.policy import Policy
 from hal_core.tickets import Ticket
@@ -184,3 +186,56 @@ class SendsWhatItReceived(Policy):
         if state.channels:
             step = replace(step, group=ALONE)
         return super().save_output(device, hooks, state, step, sink, stream)
+
+
+class TypesLeftOut(Patch):
+    """Base of liars whose ranks compare fields by their bytes, and not by their element types."""
+
+    seam = "terms of a group"
+
+    @classmethod
+    def alike(cls, state: SlotState, offset: int) -> bool:
+        """Return whether the type of the field at ``offset`` is left out."""
+        raise NotImplementedError
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Give the terms of a state in which those fields are unsigned."""
+
+        def terms(state: SlotState, group: Group) -> Any:  # noqa: ANN401 (the core's)
+            places = {
+                name: replace(
+                    place, field=replace(place.field, dtype=dtype_of(f"uint{8 * place.field.dtype.itemsize}"))
+                )
+                if cls.alike(state, place.offset)
+                else place
+                for name, place in state.layout.fields.items()
+            }
+            layout = replace(state.layout, fields=MappingProxyType(places))
+            told = SimpleNamespace(
+                layout=layout, broadcast_range=state.broadcast_range, name=state.name, sizes=state.sizes
+            )
+            return true(told, group)
+
+        return terms
+
+
+@liar(14, "ranks compare sizes and places, and no element types", requires=RANKS)
+class SizesAreCompared(TypesLeftOut):
+    """A digest of offsets and bytes."""
+
+    @classmethod
+    def alike(cls, state: SlotState, offset: int) -> bool:
+        """All types."""
+        return True
+
+
+@liar(14, "ranks compare the element types of the fields that they broadcast alone", requires=RANKS)
+class OtherTypesLeftOut(TypesLeftOut):
+    """The parameters of sampling differ."""
+
+    @classmethod
+    def alike(cls, state: SlotState, offset: int) -> bool:
+        """Those outside the slice."""
+        part = state.broadcast_range()
+        return not part.offset <= offset < part.end

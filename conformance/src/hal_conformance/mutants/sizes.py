@@ -210,6 +210,42 @@ class OffsetsInThirtyTwoBits(Spoils):
         return View(target.memory, target.offset & 0xFFFFFFFF, target.shape, target.strides, target.dtype, target.owner)
 
 
+class Places(Lie):
+    """Base of liars whose kernels compute the places of a plan's writes, records included, in too few bits."""
+
+    def places(self, places: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return the places that are written instead; a negative one is left out."""
+        raise NotImplementedError
+
+    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
+        """Submit the plan's writes there."""
+        if plan.memory.nbytes >> 31:
+            flat = plan.flat()
+            places = self.places(flat.writes["dst"].astype(np.int64))
+            writes = flat.writes[places >= 0]
+            writes["dst"] = places[places >= 0]
+            plan = WritePlan(flat.memory, writes, flat.pieces)
+        return super().submit(plan, stream)  # type: ignore[misc,no-any-return]
+
+
+@liar(5, "a slot times its stride, and a write's place, are computed in 32 bits")
+class PlacesInThirtyTwoBits(Places):
+    """``uint`` where ``ulong`` is due: the fifth gigabyte is the first."""
+
+    def places(self, places: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Cut the upper bits."""
+        return places & 0xFFFFFFFF
+
+
+@liar(5, "places of writes are int, and a negative one is taken for padding")
+class PlacesInThirtyOneBits(Places):
+    """Nothing arrives past 2 GiB."""
+
+    def places(self, places: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Read them as int32."""
+        return places.astype(np.int32).astype(np.int64)
+
+
 @liar(1, "byte offsets of copies out are 32 bits wide")
 class CopyOffsetsInThirtyTwoBits(Lie):
     """Bytes beyond 4 GiB are read at the beginning of the block."""

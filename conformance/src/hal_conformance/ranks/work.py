@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hal_core.errors import HalError
 from hal_core.group import Group
+from hal_core.memory.dtypes import dtype_of
 from hal_core.output.sinks import MemorySink
 from hal_core.runtime.bound import BoundDevice, bind
 from hal_core.slots.admission import Request, SamplingParams, admit
@@ -174,6 +175,8 @@ def disagree(
     if "swap" in change:
         a, b = ([one.name for one in table].index(name) for name in change["swap"])
         table[a], table[b] = table[b], table[a]
+    types = change.get("types", {})
+    table = [replace(one, dtype=dtype_of(types[one.name])) if one.name in types else one for one in table]
     group = Group(change.get("ranks", (0, 1)), rank.rank)
     with opened(recipe) as bound:
         name = change.get("name", "target")

@@ -108,9 +108,9 @@ class KvHandover:
         """Let ``p`` send blocks."""
         self.p.transfer.send(key, self.d.transfer.describe(), first, blocks)
 
-    def seal(self, key: HandoverKey, blocks: int) -> Handover:
+    def seal(self, key: HandoverKey, blocks: int, state: bytes = b"state") -> Handover:
         """Let ``p`` seal the key after so many blocks."""
-        handover = Handover(blocks, 16 * blocks - 3, 7, (8, 9), b"state")
+        handover = Handover(blocks, 16 * blocks - 3, 7, (8, 9), state)
         self.p.transfer.seal(key, self.d.transfer.describe(), handover)
         return handover
 

@@ -1,0 +1,52 @@
+"""Liars that lose a little device memory at each call, and more of the driver's objects than Python counts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hal_core.contract.markers import hookimpl
+
+from . import Lie, liar
+
+if TYPE_CHECKING:
+    from hal_core.contract.device import Device
+    from hal_core.memory.plan import WritePlan
+    from hal_core.slots.state import SlotState
+    from hal_core.slots.step import Step
+    from hal_core.slots.tasks import TaskBatch
+    from hal_core.streams import Stream
+    from hal_core.tickets import Ticket
+
+
+@liar(26, "each step leaves 64 bytes of device memory", requires="primitives")
+class StepsLeakScratch(Lie):
+    """Scratch of a kernel that is allocated at each launch."""
+
+    def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+        """Allocate, and forget it."""
+        device: Any = self
+        device.primitives.allocate(64)
+        return super().update_inputs(state, step, stream)  # type: ignore[misc,no-any-return]
+
+
+@liar(26, "every second insertion leaves a table of slots in device memory")
+class InsertionsLeakTables(Lie):
+    """Memory that is held by a table which is never looked at again."""
+
+    @hookimpl
+    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
+        """Keep a table."""
+        kept: list[Any] = self.__dict__.setdefault("tables", [])
+        kept.append(device.allocate(256) if len(kept) % 2 else None)
+        return super().insert_tasks(device, state, tasks, stream)  # type: ignore[misc,no-any-return]
+
+
+@liar(26, "each plan leaves an event of the runtime", requires="primitives")
+class PlansLeakEvents(Lie):
+    """An event that a former version recorded."""
+
+    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
+        """Create one, and forget it."""
+        device: Any = self
+        device.primitives.event_create()
+        return super().submit(plan, stream)  # type: ignore[misc,no-any-return]

@@ -1,0 +1,121 @@
+"""A fault of the runtime (G26): its ticket raises it, and from then on the device refuses every call by name."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from hal_core.errors import DeviceClosed
+from hal_core.output.records import OutputRecord
+
+from .harness.asserts import assert_no_error, assert_raises, in_time
+from .harness.backdoor import PATIENCE, arrive
+from .harness.guarantees import guarantee
+from .harness.lies import lay_below
+from .harness.sinks import KeepingSink
+from .kit import Kit
+from .mutants import faults
+from .rigs import acts
+from .rigs.rig import Rig, assert_rows
+from .test_device_faults import TELLS
+from .test_faults import under
+
+
+class SickError(RuntimeError):
+    """An error of the runtime."""
+
+
+class Sick(ABC):  # noqa: B024 (an ABC for its layout, as Lie)
+    """A mixin over primitives whose passed events report ``sickness``, once there is one."""
+
+    sickness: Exception | None = None
+
+    def event_error(self, event: Any) -> Exception | None:  # noqa: ANN401 (the runtime's)
+        """Return the error of the work before the event."""
+        return self.sickness or super().event_error(event)  # type: ignore[misc]
+
+
+CALLS: Mapping[str, Callable[[Rig], object]] = {
+    **{name: act for name, act in acts.ACTS.items() if name not in ("insert", "leave", "broadcast")},
+    "insert_tasks": acts.insert,
+    "a state": lambda rig: rig.bound.state(acts.SIZES, name="another"),
+    "tensor": lambda rig: rig.state.tensor("seed"),
+}
+BEFORE = ("an array", "insert", "update_inputs", "submit", "copy_out")
+"""The work that fails."""
+
+
+@guarantee(26, requires="primitives", also=TELLS)
+@pytest.mark.parametrize("what", BEFORE)
+def test_g26_a_broken_device_refuses_every_call_and_closes(kit: Kit, what: str) -> None:
+    one = Kit(kit.subject, kit.effort)
+    rig, own = acts.working(one), one.device
+    lay_below(own, Sick)
+    primitives: Any = own.primitives  # type: ignore[attr-defined]  # what `requires` asks for
+    if own.raises_faults or not primitives.spoils(SickError()):  # type: ignore[attr-defined]
+        pytest.skip("its runtime raises its faults itself, which the kit cannot feign")
+    ticket = acts.ACTS[what](rig)
+    primitives.sickness = SickError("error 716 in a kernel")
+    assert_raises_any(lambda: ticket.wait(PATIENCE), "error 716", f"{what}, whose work the runtime reports as failed")
+    for turn in range(2):
+        for name, call in CALLS.items():
+            why = f"{name} after a fault of the device, tried {turn + 1} times"
+            error = assert_raises(DeviceClosed, lambda: call(rig), why)  # noqa: B023
+            assert "error 716" in str(error), f"{why}: {error} does not name the fault"
+            assert error.cure, f"{why}: {error!r} names no cure"
+    with in_time("closing a broken device", PATIENCE):
+        assert_no_error(one.bound.close, "closing a device whose fault was raised")
+
+
+def assert_raises_any(call: Callable[[], object], text: str, why: str) -> None:
+    """Assert that a call raises an error with this text, of whatever class the runtime's errors have."""
+    __tracebackhide__ = True
+    try:
+        call()
+    except Exception as error:
+        if text in f"{error!r}":
+            return
+        raise AssertionError(f"{why}: raised {error!r}, but should name {text!r}") from error
+    raise AssertionError(f"{why}: raised nothing")
+
+
+# -- between the launch of a step and its take ------------------------------------------------------------------------
+
+
+@guarantee(26, also=TELLS)
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_g26_a_step_whose_copy_fails_is_raised_by_its_take_alone(kit: Kit, lost: int) -> None:
+    """Three steps are launched before the first is taken, and the copy of one of them fails meanwhile."""
+    with under(kit, faults.FailingCopies) as (laid, fuse):
+        laid.device.late = True  # type: ignore[attr-defined]  # the fault's
+        rig, sink = acts.working(laid), KeepingSink()
+        tickets, rows = [], []
+        for turn in range(3):
+            rig.poke({"sampled_token_ids": rig.model.cells["sampled_token_ids"] * 0 + 40 + turn})
+            step = rig.step(range(acts.ENTERED))
+            rig.update_inputs(step)
+            rows.append(rig.rows_of(step))
+            fuse.at = 1 if turn == lost else 0
+            tickets.append(rig.save(step, sink))
+        assert fuse.met == 1, f"{fuse.met} copies failed, should be 1"
+        for turn, (ticket, should) in enumerate(zip(tickets, rows, strict=True)):
+            if turn == lost:
+                why = f"take() of step {turn}, whose copy failed"
+                assert_raises(faults.CopyFailed, lambda: rig.state.take(ticket), why)  # type: ignore[arg-type]  # noqa: B023
+            else:
+                record: OutputRecord = rig.state.take(ticket)  # type: ignore[arg-type]  # save_output's
+                assert_rows(record, should)
+        sent = []
+        for turn, pending in enumerate(sink.pending):
+            try:
+                sent.append(pending.resolve())
+                pending.complete(None)
+            except faults.CopyFailed as error:
+                assert turn == lost, f"step {turn} raised the error of step {lost}"
+                pending.complete(error)
+        assert len(sent) == 2, f"of three steps, one of which is lost, {len(sent)} were sent"
+        assert_raises(faults.CopyFailed, lambda: tickets[lost].wait(PATIENCE), f"the ticket of step {lost}, lost")
+        assert_no_error(lambda: arrive(acts.array(rig)), "a call after the error of a lost step was raised")
+        rig.check("three steps, the copy of one of which failed")

@@ -1,0 +1,93 @@
+"""Calls from other threads than the one that opened the device, one after the other (G26)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from hal_core.group import ALONE
+
+from .harness.backdoor import PATIENCE, arrive
+from .harness.guarantees import guarantee
+from .kit import Kit
+from .rigs import acts
+from .rigs.rig import Rig
+
+Call = Callable[[Rig], Any]
+
+
+def drafts(rig: Rig) -> Any:  # noqa: ANN401 (a ticket)
+    """Run a step, and hand over drafts of its slots."""
+    arrive(rig.update_inputs(rig.step(range(acts.ENTERED))))
+    return rig.propose({0: [4]})
+
+
+def taken(rig: Rig) -> None:
+    """Save a step's output, and take its record."""
+    rig.output(rig.step(range(acts.ENTERED)))
+
+
+CALLS: Mapping[str, Call] = {
+    **acts.ACTS,
+    "set_drafts": drafts,
+    "take": taken,
+    "a state": lambda rig: acts.working(rig.kit, name="another"),
+    "admit": lambda rig: acts.entering(rig, acts.ENTERED),
+    "memory": lambda rig: rig.device.allocate(1 << 16),
+    "a stream": lambda rig: rig.device.stream().synchronize(PATIENCE),
+    "an event": lambda rig: rig.device.event(rig.stream).wait(PATIENCE),
+    "open_group": lambda rig: rig.bound.open_group(state=rig.state, group=ALONE),
+    "release": lambda rig: rig.release([0]),
+    "counters": lambda rig: rig.bound.counters(),
+}
+"""Every public call of an opened device and of a state."""
+
+
+def on_another_thread(call: Callable[[], Any], what: str) -> Any:  # noqa: ANN401 (what the call returns)
+    """Make a call on a new thread, and return its result; an error becomes a failed assertion."""
+    __tracebackhide__ = True
+    met: list[BaseException] = []
+    result: list[Any] = []
+
+    def run() -> None:
+        try:
+            result.append(call())
+        except BaseException as error:  # noqa: BLE001 (judged below)
+            met.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(2 * PATIENCE)
+    assert not thread.is_alive(), f"{what} on another thread than the opener's has not returned"
+    if met:
+        raise AssertionError(f"{what} on another thread than the opener's raised {met[0]!r}") from met[0]
+    return result[0]
+
+
+@guarantee(26, also=(1, 9, 19))
+@pytest.mark.parametrize("what", CALLS)
+def test_g26_every_call_works_on_another_thread_than_the_openers(kit: Kit, what: str) -> None:
+    rig = acts.working(kit)
+    ticket = on_another_thread(lambda: CALLS[what](rig), what)
+    if hasattr(ticket, "wait"):
+        on_another_thread(lambda: ticket.wait(PATIENCE), f"the wait for {what}")
+    if what != "release":
+        rig.check(f"{what} on another thread than the opener's")
+    arrive(acts.array(rig), "a call on the opener's thread")
+
+
+@guarantee(26)
+def test_g26_a_device_may_be_used_and_closed_on_another_thread(kit: Kit) -> None:
+    one = Kit(kit.subject, kit.effort)
+    bound = one.bound
+
+    def use() -> None:
+        rig = acts.working(one)
+        for act in (acts.scalar, acts.strided, acts.insert, acts.update_inputs, acts.copy_out):
+            arrive(act(rig))
+        rig.check("calls on one thread that is not the opener's")
+
+    on_another_thread(use, "every call of a device")
+    on_another_thread(bound.close, "close()")
