@@ -1,4 +1,4 @@
-"""The commands in processes of their own, which signals, limits and missing packages do not spoil for the others."""
+"""Commands in processes of their own, so that signals, limits and missing packages affect no other test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TWO_PROMPTS += ("--json", "--logprobs", "1")
 
 
 def heed_interrupts():
-    """A shell's background job starts with interrupts ignored, and hands that on to what it starts."""
+    """Start a process as a shell's background job: with interrupts ignored, which its children inherit."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
@@ -33,7 +33,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     for name in ("XDG_RUNTIME_DIR", "TMPDIR"):
         place_of(folder, name).mkdir(exist_ok=True)
         places[name] = str(place_of(folder, name))
-    buffered = {"PYTHONUNBUFFERED": ""}  # as everywhere but in containers: what is not flushed is not seen
+    buffered = {"PYTHONUNBUFFERED": ""}  # as everywhere except in containers: unflushed output is not visible
     return os.environ | {"HAL_DEVICE": "cpu"} | buffered | places | more
 
 

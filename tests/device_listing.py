@@ -1,4 +1,4 @@
-"""``hal devices`` in a process of its own, with what it has imported by its end."""
+"""``hal devices`` in a process of its own, with the modules that it has imported at its end."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 HEAVY = {"numpy", "paddle", "torch", "zmq", "safetensors", "tokenizers", "pydantic"}
-#: Runs the command and reports on the last line of stderr what was imported by then.
+# : Runs the command and prints the imported modules on the last line of stderr.
 REPORTING = """
 import atexit, json, sys
 atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))

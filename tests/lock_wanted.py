@@ -1,4 +1,4 @@
-"""Another thread that wants the interpreter's lock all the while, to find out who gives it up."""
+"""A thread that always wants the GIL, to detect code that releases it."""
 
 from __future__ import annotations
 

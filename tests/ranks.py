@@ -1,4 +1,4 @@
-"""Ranks that are forks of one process which has imported what they all do: each saves two seconds of processor time.
+"""Ranks that are forks of one process with common imports done: each saves two seconds of processor time.
 
 For the CPU's ranks: a device that Paddle takes at its import, by a variable, needs processes of its own.
 """

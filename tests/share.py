@@ -1,7 +1,7 @@
-"""What ``make test`` leaves to ``make conform``: examples of properties, and cases of long lists.
+"""The split of work between ``make test`` and ``make conform``: examples of properties, and cases of long lists.
 
-Of examples and draws there is a share in ``make test``, and all in ``make conform``: it sets ``HAL_TEST_SHARE=1`` for
-properties and tests marked ``drawn``. Of cases some are in ``make test``, the others are marked ``conform``.
+``make test`` has a share of examples and draws, and ``make conform`` all of them: it sets ``HAL_TEST_SHARE=1`` for
+properties and tests marked ``drawn``. Some cases are in ``make test``, the remaining ones are marked ``conform``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``hal devices`` and ``hal --version``: what they print, what they import, and how they fail."""
+"""``hal devices`` and ``hal --version``: their output, imports and failures."""
 
 import json
 import os
@@ -109,7 +109,7 @@ def test_the_listing_says_why_nothing_would_be_selected(site):
 
 @pytest.mark.parametrize("arguments", [("devices",), ("devices", "--json"), ("--version",), ("--help",)])
 def test_no_listing_imports_numpy_or_a_framework(arguments):
-    """With what is really installed, the embedded device included."""
+    """With the devices that are installed, the embedded one included."""
     result = hal_command(*arguments)
     assert result.returncode == 0, result.stderr
     assert result.modules & HEAVY == set()
@@ -153,7 +153,7 @@ def version_line(capsys):
 
 @pytest.mark.parametrize("arguments", [["devices"], ["devices", "--json"]])
 def test_without_any_plugin_the_listing_is_empty_and_well(tmp_path, monkeypatch, capsys, arguments):
-    listing(capsys, arguments)  # with what is really installed: imports what the command line needs
+    listing(capsys, arguments)  # with the installed devices: imports the command line's requirements
     Site(tmp_path / "site").activate(monkeypatch).core()
     for _ in range(2):
         out = listing(capsys, arguments)
@@ -311,7 +311,7 @@ def test_a_terminal_gets_colour(site):
 def read_terminal(leader):
     try:
         return os.read(leader, 65536)
-    except OSError:  # how Linux says that the other end is closed
+    except OSError:  # Linux's error for a closed other end
         return b""
 
 

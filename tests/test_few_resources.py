@@ -1,4 +1,5 @@
-"""Few descriptors, a full disk: what opens works, or says in one line what is missing, and leaves nothing behind."""
+"""Few descriptors, a full disk: opening works, or its one-line error names what is missing, and no files are left
+behind."""
 
 from __future__ import annotations
 

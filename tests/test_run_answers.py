@@ -37,7 +37,7 @@ def private_folders(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def run(capsys):
-    """Run the command here: ``run(*arguments)`` gives stdout, and what stderr says besides the summary."""
+    """Run the command here: ``run(*arguments)`` returns stdout, and stderr without the summary."""
 
     def call(*arguments):
         with pytest.raises(SystemExit) as end:
@@ -217,7 +217,7 @@ def test_end_tokens_are_those_of_the_generation_config(run_json, tmp_path):
 
 
 class Pages:
-    """A screen that keeps what it is given."""
+    """A screen that records its input."""
 
     def __init__(self):
         self.written, self.notes = [], []

@@ -23,7 +23,7 @@ def private_folders(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def run(capsys):
-    """Run the command here: exit status, the JSON objects, and what stderr says."""
+    """Run the command here: exit status, the JSON objects, and stderr."""
 
     def call(*arguments):
         with pytest.raises(SystemExit) as end:
@@ -35,7 +35,7 @@ def run(capsys):
 
 
 def answers(objects):
-    """What was answered, log-probabilities apart."""
+    """Return the answers, without log-probabilities."""
     texts = [(o["request_id"], o["token_ids"], o["finish_reason"]) for o in objects]
     logprobs = [(e["token_id"], e["rank"], e["logprob"]) for o in objects for e in o.get("logprobs", ())]
     return texts, logprobs
@@ -76,7 +76,7 @@ def test_rejection_changes_no_greedy_token(run):
 
 @pytest.fixture
 def headless(tmp_path):
-    """A checkpoint without a prediction layer, as far as its configuration says."""
+    """A checkpoint without a prediction layer, according to its configuration."""
     directory = shutil.copytree(DEFAULT_CHECKPOINT, tmp_path / "headless")
     fields = json.loads((directory / "config.json").read_text())
     del fields["num_nextn_predict_layers"]

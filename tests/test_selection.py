@@ -1,4 +1,4 @@
-"""Which device is selected and opened, and that nothing goes wrong silently."""
+"""Selection and opening of a device, without silent failures."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""A signal ends every command within a stated time, also where its main thread never goes on."""
+"""A signal ends every command within a stated time, even if its main thread hangs."""
 
 from __future__ import annotations
 

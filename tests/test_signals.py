@@ -155,7 +155,7 @@ COMMANDS = {
 }
 
 
-#: Says when the signals are taken over; before, they are answered by the interpreter.
+# : Prints when the handlers are installed; before that, the interpreter handles signals.
 BEGUN = """
     import os
     from hal.cli import main, signals

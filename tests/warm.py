@@ -23,7 +23,7 @@ import types
 from pathlib import Path
 
 LENGTH = 8
-"""Bytes of a length before what is sent."""
+"""The length of a message, as bytes before it."""
 
 
 class Warm:
@@ -50,7 +50,7 @@ class Warm:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def fork(self, request, streams):
-        """Let it fork; the descriptor that tells of the end, and the child's number."""
+        """Fork in the process. Return the descriptor that reports the end, and the child's number."""
         reading, writing = os.pipe()
         try:
             data = json.dumps(request).encode()
@@ -63,13 +63,13 @@ class Warm:
         return reading, int.from_bytes(told, "little")
 
     def close(self):
-        """End it, and what it has started."""
+        """End it, and its children."""
         self._ours.close()
         self._server.wait()
 
 
 class Forked(subprocess.Popen):
-    """A command that the warm process has forked. It is nobody's child here, so its end is told through a pipe."""
+    """A command that the warm process has forked. It is not a child of this process, so a pipe reports its end."""
 
     def __init__(self, warm, command, *, closed=(), **options):
         """``closed``: numbers of standard streams that it does not have."""
@@ -111,7 +111,7 @@ class Forked(subprocess.Popen):
 
 
 def serve(sock):
-    """Fork until nobody is there to ask any more. Returns in each child, with its code and what else it was asked."""
+    """Fork until the connection closes. Returns in each child, with its code and settings."""
     ends, (waking, woken) = {}, os.pipe()
     os.set_blocking(waking, False)
     os.set_blocking(woken, False)
@@ -148,7 +148,7 @@ def serve(sock):
 
 
 def receive(sock):
-    """What is asked for, and the descriptors that come with it; None at the end."""
+    """Return a request with its descriptors; None at the end."""
     data, descriptors, _, _ = socket.recv_fds(sock, LENGTH, 4)
     if not data:
         return None, ()
@@ -160,12 +160,12 @@ def receive(sock):
 
 
 def tell_ends(ends):
-    """Tell of each child that has ended how it did."""
+    """Report the exit of each child that has ended."""
     while ends:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        with contextlib.suppress(BrokenPipeError):  # nobody wants to know
+        with contextlib.suppress(BrokenPipeError):  # the caller has closed its end
             os.write(ends[pid], status.to_bytes(LENGTH, "little"))
         os.close(ends.pop(pid))
 

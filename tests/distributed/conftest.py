@@ -13,7 +13,7 @@ PATIENCE = 60.0
 
 
 class Worlds:
-    """One world of ranks for each size, kept until the session ends; one in which a rank was lost is started anew."""
+    """Yield one world of ranks for each size, kept until the session ends; a world that lost a rank is restarted."""
 
     def __init__(self):
         self._pools = {}

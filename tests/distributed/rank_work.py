@@ -60,9 +60,9 @@ def split_logits(rank, directories, everywhere):
 
 
 def be_a_rank(rank, url, how="", *arguments):
-    """In a rank: serve the engine at ``url``; ``how`` names what is wrong with this rank.
+    """In a rank: serve the engine at ``url``; ``how`` names this rank's fault.
 
-    None, or how it ended: the error's class, its text, and of a lost rank its number and the step.
+    Return None, or the end: the error's class, its text, and for a lost rank its number and the step.
     """
     try:
         with LIARS[how](rank, *arguments) if how else contextlib.nullcontext():
@@ -179,7 +179,7 @@ def closing(rank):
 
 @contextlib.contextmanager
 def astray(rank, step, slot, token):
-    """The first rank gives ``slot`` an id that is no token in its step ``step``; the others take it over."""
+    """Make the first rank give ``slot`` an invalid token id in its step ``step``; the other ranks receive it."""
     steps, original = itertools.count(1), ModelRunner._write
 
     def write(runner, tokens):
@@ -214,7 +214,7 @@ def met(rank):
 
 
 def changed(what):
-    """What makes a rank differ from the others, by name."""
+    """Faults that make a rank differ from the rest, by name."""
     module, found = "hal.distributed.rank", versions()
     wrong = {
         "checkpoint": (f"{module}.checkpoint_digest", lambda folder: "another one"),
@@ -254,7 +254,7 @@ LYING = {
     "says nothing": (f"{MODULE}._Serving._tell", lambda serving, error: None),
     "its own words": (f"{MODULE}.error_of", lambda verdict: HalError(f"process {os.getpid()}: {verdict.what}")),
 }
-"""What a rank may do wrong besides, by name."""
+"""Further faults of a rank, by name."""
 
 
 def lie(rank, url, liar, how="", *arguments):

@@ -50,7 +50,8 @@ def requests():
 
 @dataclass
 class Told:
-    """What records say: request to tokens, log-probabilities and their ids, each in order; and who was preempted."""
+    """The content of records: request to tokens, log-probabilities and their ids, each in order; and preempted
+    requests."""
 
     tokens: dict = field(default_factory=lambda: defaultdict(list))
     logprobs: dict = field(default_factory=lambda: defaultdict(list))
@@ -88,7 +89,7 @@ def reference():
 
 
 def alone(row):
-    """What one rank tells of a row; as :func:`reference`, but for another proposer or way to accept drafts."""
+    """Return one rank's results of a row; as :func:`reference`, but for another proposer or acceptance rule."""
     told, sink, sizes = Told(), MemorySink(), row.sizes
     with open_device("cpu") as device:
         model = LlamaModel.load(DEFAULT_CHECKPOINT)
@@ -201,19 +202,20 @@ def engine_of(row, start, told, rank_executor=RankExecutor, **options):
 
 
 def run(row, pool, how=(), chosen=None):
-    """Run a row on a pool, of all requests or the ``chosen`` ones; what was told, and the ranks' answers."""
+    """Run a row on a pool, with all requests or the ``chosen`` ones. Return the records' content, and the ranks'
+    answers."""
     pooled = Pooled(pool, how)
     return run_with(row, lambda: pooled, chosen), pooled.answers
 
 
 def run_with(row, start, chosen=None, **options):
-    """Run a row on the ranks that ``start`` gives; what was told."""
+    """Run a row on the ranks that ``start`` gives. Return the records' content."""
     told = Told()
     return served(engine_of(row, start, told, **options), told, chosen)
 
 
 def served(engine, told, chosen=None):
-    """Run all requests, or the ``chosen`` ones, to their end and stop the engine; what was told."""
+    """Run all requests, or the ``chosen`` ones, to their end and stop the engine. Return the records' content."""
     try:
         for request in chosen or requests():
             engine.submit(request)

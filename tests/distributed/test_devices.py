@@ -1,4 +1,4 @@
-"""Which device of its host each rank opens, by what launchers tell it: one each, or refused."""
+"""The device that each rank of a host opens, from the launchers' variables: one each, or a refusal."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from hal.timeouts import TIMEOUTS
 
 
 class Dead:
-    """A line to an engine that is gone; notes what was said, and for how long somebody would have waited."""
+    """A channel to an engine that is gone; records the messages, and how long each would have waited."""
 
     patience = 1.0
 
@@ -52,7 +52,7 @@ def test_a_rank_that_misses_another_does_not_wait_for_the_engine():
 
 
 def test_an_unsendable_transfer_message_is_a_lost_engine():
-    """Nobody says it again: blocks whose end the engine never hears of would never be free."""
+    """The message is not repeated: blocks whose end the engine does not receive would never be free."""
     with pytest.raises(GroupLost, match="rank 3: the engine takes no messages any more"):
         rank._Serving(Dead(), 3, None)._say(Over(3, "a", 1))
 
@@ -69,7 +69,7 @@ def test_a_rank_that_finds_no_engine_ends_at_once():
 
 @pytest.mark.parametrize(("parent", "status"), [(None, 7), (1 << 22, 1)])
 def test_a_process_with_a_dead_parent_ends_before_any_import(parent, status):
-    """It finds another parent than the one that it was told of."""
+    """Its parent is another process than the one in its environment."""
     code = TIED + "os._exit(7 if os.environ['HAL_RANKS_PARENT'] == str(os.getpid()) else 8)"
     told = os.environ | {PARENT: str(parent or os.getpid())}
     assert subprocess.run([sys.executable, "-c", code], env=told, check=False).returncode == status

@@ -20,7 +20,7 @@ LIMIT = 5.0
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock of seconds that a test advances."""
 
     def __init__(self):
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""What the starter of Paddle's launcher says and leaves; the launcher is a process that is given out as it."""
+"""Errors and files of the starter of Paddle's launcher; a stand-in process takes the launcher's place."""
 
 from __future__ import annotations
 

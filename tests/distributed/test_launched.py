@@ -95,7 +95,7 @@ def test_several_hosts_without_a_secret_are_refused_on_each(tmp_path):
 
 
 def test_a_busy_port_is_refused_by_name(tmp_path):
-    """Another program listens on rank 0's endpoint, takes connections, and says nothing."""
+    """Another program listens on rank 0's endpoint, accepts connections, and sends no data."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
         more = {"HAL_RANKS_STARTING": "1"}

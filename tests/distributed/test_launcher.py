@@ -1,5 +1,5 @@
-"""Paddle's launcher gives a device to none of hal's ranks, whatever it would see; hal shares them out. It goes by what
-hal tells it."""
+"""Paddle's launcher assigns no device to hal's ranks, whatever it would see; hal assigns them. It uses hal's settings
+alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of ranks kill what they are there for: each liar, in all ranks or in the engine, makes one of them fail."""
+"""The tests of ranks detect their faults: each liar, in all ranks or in the engine, makes one of them fail."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ BOUNDED = settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.
 
 
 def some(*losses):
-    """These, and all others in a whole run."""
+    """These in `make test`, and all in a whole run."""
     others = [loss for loss in (*FEW, *MANY) if loss not in losses]
     return [*losses, *(pytest.param(*loss, marks=pytest.mark.conform) for loss in others)]
 
@@ -48,8 +48,8 @@ class Anew:
 
 
 def survivors_agree(worlds, how, tp, dp, victim, step):
-    """All raise the same error, which names the rank and the step; so does the engine, and what was delivered before
-    is the reference's."""
+    """All raise the same error, which names the rank and the step. So does the engine, and the tokens delivered before
+    are the reference's."""
     start, told = Anew(worlds, tp * dp, how, victim, step), Told()
     engine = engine_of(Row(tp=tp, dp=dp, timeout=2.0), start, told)
     for request in requests():
@@ -75,7 +75,7 @@ def survivors_agree(worlds, how, tp, dp, victim, step):
 
 
 def goes_on(worlds, how, tp, dp, victim, step, speculate="none"):
-    """Nothing is lost, nothing comes twice (``Told`` looks at the positions), and the tokens are the reference's."""
+    """No token is lost or repeated (``Told`` checks the positions), and the tokens are the reference's."""
     start, told = Anew(worlds, tp * dp, how, victim, step), Told()
     engine = engine_of(Row(tp=tp, dp=dp, timeout=2.0, speculate=speculate), start, told, restarts=1)
     for request in requests():
@@ -129,7 +129,7 @@ def test_restarted_ranks_go_on_whichever_was_lost_in_whatever_step(worlds):
 @pytest.mark.conform
 @pytest.mark.parametrize("victim", [0, 1])
 def test_drafts_are_counted_over_a_restart(worlds, victim):
-    """Those of the ranks that were lost too, also where the first one, which tells of them, is killed itself."""
+    """Those of the lost ranks count too, even if the first rank, which reports them, is killed itself."""
     engine = goes_on(worlds, "killed", 2, 1, victim, 7, speculate="ngram")
     former, last = engine._former.drafts, engine.workers[0].rank_executor.drafts
     assert former[0]

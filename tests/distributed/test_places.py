@@ -126,7 +126,7 @@ def test_a_request_that_waits_in_front_is_aborted_there(paper):
 
 @pytest.mark.parametrize("in_step", [False, True])
 def test_groups_take_steps_at_their_own_pace_unless_all_meet_in_each(paper, in_step):
-    """One group's output does not come: the others go on, or with dp_sync wait for it."""
+    """One group's output does not come: the remaining groups continue, or wait for it with dp_sync."""
     engine = engine_of(paper, request("a", most=6), request("b", most=6), dp_sync=in_step)
     paper.held.add(1)
     for _ in range(4):

@@ -14,7 +14,7 @@ from hal.distributed import process
     ids=["well", "lost", "refused"],
 )
 def test_a_rank_whose_run_went_well_has_a_minute_to_end(monkeypatch, capsys, error, status, seconds):
-    """On a busy host it took more than five seconds, was ended by the alarm, and its run was told as lost."""
+    """On a busy host it took more than five seconds, the alarm ended it, and its run counted as lost."""
     asked = []
 
     def serve(*_, **__):

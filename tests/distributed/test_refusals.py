@@ -44,7 +44,7 @@ def test_steps_that_cannot_overlap_are_refused_where_they_are_to(worlds):
 
 
 def test_a_step_out_of_its_turn_is_refused_by_name(worlds):
-    """A message that was lost, or comes twice: no rank runs another step than the others."""
+    """After a lost or repeated message no rank runs another step than the rest."""
     pooled = Pooled(worlds.of(2))
     engine = engine_of(Row(tp=2, timeout=2.0), lambda: pooled, Told())
     told = r"step 3 of group 0 came to rank \d, which is in group 0 and due for step 2"

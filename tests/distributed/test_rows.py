@@ -24,7 +24,7 @@ ROWS = {
 
 
 FEW = ("tp 2, mtp, every rank samples", "dp 2, chunks, scarce, in step")
-"""The others are run by `make conform`, and tests/matrix crosses them with all else."""
+"""The remaining rows are run by `make conform`, and tests/matrix crosses them with all else."""
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_the_tokens_are_those_of_one_rank(worlds, name):
 
 
 def test_a_token_outside_the_vocabulary_is_its_requests_error(worlds):
-    """Told by the record that the first rank sends; every rank stops the slot, and the states stay equal."""
+    """The first rank's record reports it; every rank stops the slot, and the states stay equal."""
     told, pooled = Told(), Pooled(worlds.of(2), ("astray", 4, 0, 1 << 40))
     engine = engine_of(Row(tp=2), lambda: pooled, told)
     for request in requests():
@@ -67,7 +67,7 @@ def test_a_token_outside_the_vocabulary_is_its_requests_error(worlds):
     [("mtp", False), *(pytest.param(*row, marks=pytest.mark.conform) for row in (("ngram", False), ("mtp", True)))],
 )
 def test_rejection_gives_the_tokens_of_one_rank(worlds, speculate, everywhere):
-    """The first rank accepts and draws; the broadcast makes the others agree."""
+    """The first rank accepts and samples; the broadcast makes the other ranks agree."""
     row = Row(tp=2, speculate=speculate, everywhere=everywhere, rejection=True)
     told, answers = run(row, worlds.of(2))
     expected = alone(row)

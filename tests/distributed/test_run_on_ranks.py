@@ -1,4 +1,4 @@
-"""``hal run`` on ranks, in processes of its own: what it prints, leaves behind, and how it refuses."""
+"""``hal run`` on ranks, in processes of its own: its output, its files, and its refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--sink URL``: what the first rank of each group sends can be read elsewhere, over every transport."""
+"""``--sink URL``: another reader gets the records of each group's first rank, over every transport."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How a start ends: refused for what is the user's to mend, else a loss, after which ranks are started anew; without
-processes: the ranks are threads that say what they are told to."""
+"""Ends of a start: refusals for the user's errors, otherwise a loss, after which ranks are restarted. Without
+processes: the ranks are threads that follow a script."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .rows import PATIENCE, Row, requests
 
 
 class Actors:
-    """Ranks that say ``failed`` instead of being ready, each its own where there is one."""
+    """Ranks that send ``failed`` instead of being ready; each its own, if given."""
 
     def __init__(self, *failed):
         self.failed, self.heard = failed, {}
@@ -80,7 +80,7 @@ def test_what_a_rank_refuses_at_the_start_is_refused_on_every_rank():
 
 
 def test_any_other_failure_of_a_rank_at_the_start_is_its_loss():
-    """Also where another one, which misses it, says so first."""
+    """Also if another rank, which misses it, reports first."""
     actors = Actors(Failed(0, "a collective failed", vague=True), Failed(1, "OSError: too many files"))
     with pytest.raises(RankLost, match="rank 1 was lost at its start: OSError: too many files") as caught:
         up(Row(tp=2).setup(), actors)
@@ -89,7 +89,7 @@ def test_any_other_failure_of_a_rank_at_the_start_is_its_loss():
 
 
 class Able(Actors):
-    """Ranks that come up, and say whether their steps can overlap."""
+    """Ranks that come up, and report whether their steps can overlap."""
 
     def __init__(self, *overlaps):
         super().__init__(*[None for _ in overlaps])
@@ -139,7 +139,7 @@ class Silent(Actors):
 
 
 def test_a_rank_that_ends_without_a_word_at_the_start_is_lost_at_once():
-    """Its connection is closed; nobody waits until the time for starting is over."""
+    """Its connection is closed; the engine does not wait until the start's limit."""
     with pytest.raises(RankLost, match="rank 1 was lost at its start: its connection was closed"):
         up(Row(tp=2).setup(), Silent(None, None), starting=float("inf"))
 
@@ -165,7 +165,7 @@ def test_a_rank_says_whether_its_error_is_the_users_to_mend(error, step, refused
 
 
 def test_what_a_rank_refuses_is_told_with_what_it_is_about():
-    """As one rank says it: "cpu: async_set_value: --require: …"."""
+    """As one rank reports it: "cpu: async_set_value: --require: …"."""
     about = {"device": "cpu", "hook": "async_set_value", "argument": "--require", "cure": "drop it"}
     told = word_of(CapabilityMissing("that is not offered", **about), 1, 0)
     assert (told.what, told.cure) == ("cpu: async_set_value: --require: that is not offered", "drop it")
@@ -185,7 +185,7 @@ def test_records_that_cannot_be_had_are_a_loss_of_their_groups_first_rank(group)
 
 
 def test_a_rank_to_which_a_word_cannot_be_said_is_lost(monkeypatch):
-    """Nobody says it again: blocks that a rank was not told to release would never be free."""
+    """The message is not repeated: blocks that a rank was not asked to release would never be free."""
     actors = Actors(None)
     rank_executor = up(Row().setup(), actors)
     with monkeypatch.context() as full:

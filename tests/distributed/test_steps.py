@@ -1,4 +1,4 @@
-"""Step messages and words: what was said is what is heard, and other bytes are refused in one way."""
+"""Step messages and control messages: decoding returns the encoded content, and other bytes are refused in one way."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_word_is_heard_as_it_was_said(word):
 
 
 def test_a_scheduler_s_tasks_travel_with_the_requests_that_enter():
-    """A resumed request travels with what it has generated; the others by name alone."""
+    """A resumed request is sent with its generated tokens; all later tasks have its name alone."""
     layout = lay_out(StateConfig(2, 64))
     request = Request("r", (3, 4), SamplingParams(max_tokens=9), (5,))
     admitted = admit(request, layout)

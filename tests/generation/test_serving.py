@@ -1,4 +1,4 @@
-"""The loop of an engine process, with a caller on paper: what it takes, checks and tells."""
+"""The loop of an engine process, with a simulated caller: its input, checks and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request's stream gives, of records as they come."""
+"""Output of a request's stream, for records as they come."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Without Ray its rows are counted and left out.
 
-Every row must give the tokens of the plain run, greedy and seeded, with log-probabilities within 1e-4. What fails is
-told with its row, the others go on, and the status is then 1.
+Every row must give the tokens of the plain run, greedy and seeded, with log-probabilities within 1e-4. Failures are
+printed with their row, the remaining rows run, and the status is then 1.
 """
 
 from __future__ import annotations

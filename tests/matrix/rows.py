@@ -30,11 +30,12 @@ AXES = {
     "launcher": ("paddle", "ray"),
 }
 RUNNERS = {"sim": "hal_sim.mixing:MixRunner"}
-"""Device to its runner that needs nothing of the host; ``own`` is what that drafts itself, on the device."""
+"""Runners that do not need the host, by device; ``own`` drafts for itself, on the device."""
 ON_RAY = ("cpu", "sim")
-"""Devices that every process of a host may open. Ray assigns no others here: xpu and maca name no resource of Ray's."""
+"""Devices that every process of a host may open. Ray assigns none of the rest here: xpu and maca name no resource of
+Ray's."""
 SUBSTITUTES = {"HAL_XPU_PLACE": "cpu", "HAL_MACA_PLACE": "sim"}
-"""What stands in for the chips, in every process of the matrix."""
+"""Stand-ins for the chips, in every process of the matrix."""
 IN_MAKE_TEST, SPLITS = 12, 4
 """Rows of ``make test``, and how many of them have a split."""
 
@@ -55,11 +56,11 @@ class Row(OfRanks):
 
     @property
     def sizes(self):
-        """Those of the main job; such a runner has nothing to do with log-probabilities."""
+        """Requests of the main job, without log-probabilities for such a runner."""
         return replace(super().sizes, max_logprobs=0) if self.runner else super().sizes
 
     def setup(self):
-        """With the runner, if there is one: who drafts itself is no proposer."""
+        """The proposer or, if there is one, the runner that drafts for itself."""
         made = super().setup()
         if not self.runner:
             return msgspec.structs.replace(made, overlap="auto")
@@ -72,7 +73,7 @@ class Row(OfRanks):
 
     @property
     def name(self) -> str:
-        """As it is told and chosen by."""
+        """Name of the row, in output and options."""
         chunk, blocks = "whole" if self.chunk == WHOLE else "chunks", "ample" if self.blocks == AMPLE else "scarce"
         cut = f"dp {self.dp}" if self.split == "off" else f"split {self.split}"
         steps = f", overlap {self.overlap}" if self.runner else ""
@@ -116,8 +117,8 @@ def there_is(row: Row) -> bool:
 
 
 def all_rows() -> list[Row]:
-    """Every combination that there is with ranks that are kept, those of one world one after the other. Of those on
-    Ray, which start their ranks anew for each row, as many as show every pair of values."""
+    """All combinations on kept ranks, those of one world one after another. On Ray, which restarts ranks for each row,
+    as many as show every pair of values."""
     found = [Row(**dict(zip(AXES, values, strict=True))) for values in product(*AXES.values())]
     found = [row for row in found if there_is(row)]
     kept = [row for row in found if row.launcher == "paddle"]

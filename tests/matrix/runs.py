@@ -40,7 +40,7 @@ MOST_RANKS = 6
 
 
 class Worlds:
-    """A world of ranks for each size, those of ``maca`` apart: Paddle is told of its device before it is imported."""
+    """A world of ranks for each size. Those of ``maca`` are separate: Paddle needs its device before it is imported."""
 
     def __init__(self) -> None:
         self._pools: dict[tuple[int, bool, int], RankPool] = {}
@@ -63,7 +63,7 @@ class Worlds:
         return self._cluster
 
     def end(self, row: Row) -> None:
-        """End a world, the ranks that hang too; it is started anew when it is needed."""
+        """End a world, including ranks that hang; it is restarted when it is needed."""
         for key in [key for key in self._pools if key[:2] == (row.ranks, row.device == "maca")]:
             pool = self._pools.pop(key)
             pool.kill()
@@ -178,7 +178,7 @@ def run(row: Row, made: Worlds) -> Told:
 
 @functools.cache
 def foretold() -> Told:
-    """What the device's own runner must give."""
+    """Return the tokens that the device's own runner must give."""
     told, config = Told(), read_config(DEFAULT_CHECKPOINT)
     for request in mixing_requests():
         params = request.params
@@ -189,7 +189,8 @@ def foretold() -> Told:
 
 
 def check(row: Row, told: Told) -> None:
-    """Token for token the plain run, with its log-probabilities; and the row has done what it is there for."""
+    """Compare with the plain run token by token, and its log-probabilities; check that the row has exercised its
+    feature."""
     expected = reference() if not row.runner else foretold()
     assert dict(told.tokens) == dict(expected.tokens), f"{row.name}: other tokens"
     for request, values in expected.logprobs.items():

@@ -27,7 +27,7 @@ def worlds():
 @pytest.mark.parametrize("row", rows.in_make_test(), ids=lambda row: row.name)
 def test_g13_g25_the_tokens_are_those_of_the_plain_run(worlds, row):
     if row.device in ("sim", "maca"):
-        core_library()  # without a compiler this test is skipped here, and not in ranks that others share
+        core_library()  # without a compiler this test is skipped here, and not in ranks that other tests share
     if why := runs.missing(row):
         pytest.skip(why)
     runs.check(row, runs.run(row, worlds))
@@ -53,7 +53,7 @@ LEFT_OUT = {
 
 @pytest.mark.parametrize("field", LEFT_OUT)
 def test_g13_it_fails_by_field_where_the_broadcast_leaves_one_out(worlds, field):
-    """The other ranks keep what they had there, as if the field were missing in the list of what is broadcast."""
+    """The other ranks keep their old values, as if the field were missing in the broadcast's list."""
     with pytest.raises(RankLost, match=rf"first in field .{field}. of slot \d: rank.s. .1. from rank 0"):
         runs.on_ranks(LEFT_OUT[field], worlds.of(LEFT_OUT[field]), ("left out", field))
 

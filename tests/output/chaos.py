@@ -62,7 +62,7 @@ class Chaos:
             while self.worker.poll() is None:
                 assert time.monotonic() < end, "the worker hangs"
                 time.sleep(self.random.uniform(0.2, 2) * self.pause)
-                if not self.both_are_there():  # on a slow machine nothing would come of them before the next blow
+                if not self.both_are_there():  # on a slow machine they would do no work before the next blow
                     continue
                 if self.worker.poll() is None:
                     act = acts.pop(0) if acts else self.random.choice([self.stop_reader, self.kill_reader])
@@ -122,7 +122,7 @@ def facts(journal):
 
 
 class Account:
-    """What was saved and what was read, session by session."""
+    """Compare the saved and the read records, session by session."""
 
     def __init__(self, chaos):
         self.chaos = chaos
@@ -180,7 +180,7 @@ class Account:
             self.totals["tokens named undelivered"] += sum(count for _, _, count in named.elements())
 
     def check_killed(self, session, missing, read):
-        """A killed worker is a lost session, and what the reader says of its requests is so."""
+        """A killed worker is a lost session, and the reader reports its requests so."""
         tokens = sum(len(tokens) for rows in missing for *_, tokens in rows)
         if session not in self.lost:
             assert not read, f"{self.lives[session]} was killed after {len(read)} records, and nobody was told"

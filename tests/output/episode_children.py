@@ -1,4 +1,4 @@
-"""The processes of an episode (``episodes.py``): forks that are told words, killed, and waited for."""
+"""Processes of an episode (``episodes.py``): forks that get commands, are killed, and waited for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATIENCE = 90.0  #: seconds until a process that should end counts as hung
 
 
 class Child:
-    """A forked process, and the pipe by which it is told things."""
+    """A forked process, and the pipe for its commands."""
 
     def __init__(self, role, *arguments):
         self.role, self.killed, self.expected = role.__name__, False, (0,)

@@ -1,4 +1,4 @@
-"""What the processes of an episode do (``episodes.py``). Each runs in a fork, is told words, and keeps a journal."""
+"""Roles of an episode's processes (``episodes.py``). Each runs in a fork, gets commands, and keeps a journal."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def heed_interrupts():
 
 
 class Words:
-    """The pipe by which a role is told what to do."""
+    """The pipe with a role's commands."""
 
     def __init__(self, heard):
         self._heard, self._said, self._limit = heard, "", resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -270,7 +270,7 @@ def second_reader(_words, url, holders):
 
 
 def open_with_few_files(_words, url, limit, reads):
-    """It works or says what is missing."""
+    """It works, or its error names what is missing."""
     for kept in map(int, os.listdir("/proc/self/fd")):
         if kept > 2:
             try:
@@ -290,7 +290,7 @@ def open_with_few_files(_words, url, limit, reads):
 
 
 def open_on_full_disk(_words, place):
-    """On a file system of its own without an inode left: an error, and nothing half-made. Needs root."""
+    """On a file system without a free inode: an error, and no partial files. Needs root."""
     libc = ctypes.CDLL(None, use_errno=True)
     if os.geteuid() or libc.unshare(0x00020000):  # CLONE_NEWNS
         return

@@ -55,7 +55,7 @@ class Wire:
             self.take(way, size)
         for way in [writing[target] for target in targets]:
             if way in self.ways:
-                with contextlib.suppress(OSError):  # it has ended, which reading tells
+                with contextlib.suppress(OSError):  # it has ended, which a read detects
                     del way.held[: way.target.send(way.held[:size])]
         if self.state == "drip":
             time.sleep(0.0005)
@@ -102,7 +102,7 @@ def wire(words, listener, target):
 
 
 def drip(words, url, said):
-    """Say it byte by byte, and hold the connection until told to stop or until it is ended."""
+    """Send it byte by byte, and hold the connection until told to stop or until it is closed."""
     scheme, _, where = url.partition("://")
     host, _, port = where.rpartition(":")
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX if scheme == "ipc" else socket.AF_INET) as peer:

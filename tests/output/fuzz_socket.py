@@ -80,7 +80,7 @@ def properties(draw: random.Random) -> bytes:
 
 
 def hal_message(draw: random.Random) -> bytes:
-    """Frames of hal's, of a session that nobody has, sound or nearly so, and some other bytes."""
+    """Frames of hal's for an unknown session, valid or nearly so, and some other bytes."""
     numbers = {"session": draw.randrange(1, 9), "sender": draw.randrange(1 << 32), "sequence": draw.randrange(1 << 40)}
     kind = draw.choice([*FrameKind, 99])
     body = draw.choice([State(draw.randrange(1, 1 << 40), 8, draw.randrange(3)), Cursor(3)])
@@ -131,7 +131,7 @@ KNOWN = [
 
 
 def words_of(draw: random.Random) -> list[bytes]:
-    """What one stranger says, before and after it has heard something."""
+    """Return one stranger's bytes, before and after its first input."""
     dice = draw.random()
     if dice < 0.3:
         return [draw.choice(KNOWN)]
@@ -173,7 +173,7 @@ class Strangers:
 
     @staticmethod
     def _hear(peer: socket.socket) -> None:
-        """Wait until the reader has said all of its greeting, if it does."""
+        """Wait until the reader has sent all of its greeting, if it does."""
         peer.settimeout(0.05)
         heard = b""
         with contextlib.suppress(TimeoutError):
@@ -187,7 +187,7 @@ class Strangers:
 
 
 def read(url: str, seed: str) -> None:
-    """The reader: it ends with the sink's good-bye, and tells what it had."""
+    """The reader: it ends with the sink's session, and reports its records."""
     from hal.reading import OutputReader, SessionEnded
 
     draw, ended, steps = random.Random(int(seed)), set(), []
@@ -216,7 +216,7 @@ def read(url: str, seed: str) -> None:
 
 
 def run(scheme: str = "tcp", attacks: int | None = None, seconds: float = 1e9, seed: int = 0) -> dict[str, int]:
-    """Attack a reader; return the counts. Raises AssertionError if it did not stand."""
+    """Attack a reader; return the counts. Raises AssertionError if it broke."""
     draw = random.Random(seed)
     end, made = time.monotonic() + seconds, 0
     with tempfile.TemporaryDirectory(prefix="hal-fuzz-") as folder, contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""A disk that is full where the ipc folder lies: an error that names the cure, and nothing left behind."""
+"""A full disk under the ipc folder: an error that names the cure, and no files left behind."""
 
 from __future__ import annotations
 

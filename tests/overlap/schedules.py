@@ -32,7 +32,7 @@ _jobs = count(1)
 
 
 class Later:
-    """A sink that resolves what it was given once that is there, and never waits."""
+    """A sink that resolves outputs when they are available, without waiting."""
 
     session = 1
 
@@ -161,7 +161,7 @@ class Follower(threading.Thread):
 
 @dataclass
 class Told:
-    """What came of a schedule: of each arrival its end, and what the sink was given, by name."""
+    """The results of a schedule: the end of each arrival, and the sink's records, by name."""
 
     ended: dict[int, object] = field(default_factory=dict)
     records: list[object] = field(default_factory=list)
@@ -194,7 +194,7 @@ class Player:
         self.engine = Engine(self.stepper, chunk=schedule.chunk, overlap=self.overlap)
 
     def _telling(self):
-        """The stepper of the first of two ranks: what it launches, the other is told."""
+        """The stepper of the first of two ranks; it forwards its launches to the second."""
         orders = self.follower.orders
 
         class Telling(self._stepper):
@@ -212,7 +212,7 @@ class Player:
             raise
 
     def _leave(self):
-        """After a failure: nothing stays on the simulator, which other tests of this process use."""
+        """After a failure: leave no work on the simulator, which other tests of this process use."""
         if self.follower is not None:
             self.follower.orders.put(None)
             self.follower.join(30)
@@ -278,7 +278,7 @@ class Player:
         self.end()
 
     def end(self):
-        """Close the device; the checker must have found nothing."""
+        """Close the device; the checker must have found no race."""
         self.told.preemptions += self.engine.scheduler.preemptions
         self.told.steps += self.engine.steps
         if self.follower is not None:

@@ -1,4 +1,4 @@
-"""What proposers should say, in the plainest words, and a step of requests whose tokens are known beforehand."""
+"""Reference models of the proposers, and a step of requests whose tokens are known beforehand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ngram(tokens, drafts, most):
 
 
 def copied(text, end, most):
-    """What follows a place of a text, which goes on as it is copied."""
+    """Return the tokens after a place of a text, which continues as it is copied."""
     out = list(text)
     for ahead in range(most):
         out.append(out[end + 1 + ahead])
@@ -84,7 +84,7 @@ def entered(proposer, slot, prompt, output=()):
 
 
 def fed(**accepted):
-    """What a step gave: ``fed(s0=[7, 8])`` for slot 0."""
+    """Return a step's output: ``fed(s0=[7, 8])`` for slot 0."""
     slots = [int(name[1:]) for name in accepted]
     return Fed(slots, [np.array(tokens, np.int64) for tokens in accepted.values()])
 

@@ -1,4 +1,4 @@
-"""How many drafts a request has follows what was accepted, and nothing else."""
+"""The number of a request's drafts depends on acceptance alone."""
 
 from __future__ import annotations
 

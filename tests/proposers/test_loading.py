@@ -1,4 +1,4 @@
-"""Proposers from entry points: only the one that is named is imported, and errors say whose it is."""
+"""Proposers from entry points: only the named one is imported, and errors name its distribution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proposers in whole runs: they change nothing of what a request is given, and know what the device knows."""
+"""Proposers in whole runs: they change no request's tokens, and mirror the device's state."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tests.split.rows import Own, engine_of
 BOUNDS = Bounds(alone=600.0)
 """Workers that are killed as they start are long in coming."""
 LONGEST = 300.0
-"""Seconds that a round of requests may take when nobody is killed any more."""
+"""Most seconds of a round of requests when no worker is killed any more."""
 STEPS, SECONDS = 12, 3.0
 """At most so many steps, or seconds, lie between two deaths."""
 

@@ -54,7 +54,7 @@ class Slot:
 
 
 class Rank:
-    """One rank: an inbox, and what it does with the first thing in it."""
+    """One rank: an inbox, and its handling of the first message in it."""
 
     def __init__(self, rank_executor, number, net, clock, blocks, size, drafts):
         self.rank_executor, self.number, self.size, self.most_drafts = rank_executor, number, size, drafts
@@ -185,7 +185,7 @@ def _as_record(number, rows):
 
 @dataclass
 class Line:
-    """What an engine says to ranks."""
+    """The messages of an engine to ranks."""
 
     ranks: list[Rank] = field(default_factory=list)
 

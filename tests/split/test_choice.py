@@ -1,4 +1,4 @@
-"""Whom the engine gives a request to, and how long or how often it tries, with simulated workers."""
+"""The engine's choice of workers, and its limits of time and tries, with simulated workers."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def test_a_request_that_decode_workers_keep_refusing_ends_with_the_reason():
 
 
 def test_a_rank_receives_blocks_between_any_two_steps():
-    """As where steps overlap, or the engine is quicker than what a rank does behind its record."""
+    """As with overlapping steps, or if the engine is quicker than a rank after its record."""
     world, _ = world_with(State.MOVING)
     with mock.patch.object(Migration, "_lose_offer", side_effect=AssertionError("an offer was lost")):
         world.finish()
 
 
 def test_g29_a_rank_lets_nobody_in_whose_blocks_have_not_arrived():
-    """Whatever the engine says."""
+    """Whatever the engine sends."""
     world, split_request = world_with(State.HELD_OFFERED, 1)
     split_request.decode.scheduler.insert(split_request.key, split_request.first, ())
     world.step()
