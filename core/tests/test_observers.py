@@ -244,7 +244,7 @@ class AsksTooMuch:
 @pytest.mark.parametrize(
     ("plugin", "said"),
     [
-        (object(), "has no wrapper of a hook and no ticket_ended"),
+        (object(), "has no wrapper of a hook, no ticket_ended and no called"),
         (NoWrapper(), "insert_tasks is not a wrapper"),
         (Misspelt(), "wraps insert_task, which is no hook"),
         (AsksTooMuch(), "asks for rank"),
@@ -255,6 +255,36 @@ def test_what_observes_nothing_is_refused_by_name(bound, plugin, said):
         bound.observe(plugin)
     assert raised.value.cure
     assert bound.observers == ()
+
+
+class Calls:
+    """Notes the calls that are no hook."""
+
+    def __init__(self):
+        self.seen = []
+
+    def called(self, call, arguments):
+        self.seen.append((call, arguments))
+        raise OSError("the disk is full")
+
+
+def test_other_calls_are_seen_once_they_have_succeeded(bound, caplog):
+    calls = Calls()
+    bound.observe(calls, name="calls")
+    state, stream = bound.state(StateConfig(2, 16, max_draft_tokens=1)), bound.default_stream
+    step = Step(0, {"target": [0]}, speculative=True)
+    with pytest.raises(InvalidValue):
+        bound.set_drafts(state=state, step=step, drafts={}, stream=stream)
+    bound.update_inputs(state=state, step=step, stream=stream)
+    bound.set_drafts(state=state, step=step, drafts={}, stream=stream)
+    bound.order_after_reads(memory=state.memory, stream=stream)
+    bound.broadcast_tokens(state=state, group=ALONE, stream=stream)  # a hook, which wrappers see
+    names = [call for call, _ in calls.seen]
+    assert names == ["state", "update_inputs", "set_drafts", "order_after_reads"]
+    assert calls.seen[1][1]["step"] is step
+    assert calls.seen[2][1].items() >= {"state": state, "step": step, "drafts": {}, "stream": stream}.items()
+    assert calls.seen[3][1] == {"memory": state.memory, "stream": stream}
+    assert caplog.text.count("observer calls raised in called") == 1
 
 
 def test_an_observer_is_registered_once_under_a_name(bound):

@@ -10,7 +10,21 @@ import sys
 
 from . import failures, signals
 
-_OPTIONS = ("only", "profile", "examples", "seed", "liar", "fault", "policy", "fields", "device-factory", "report")
+_OPTIONS = (
+    "replay",
+    "calls",
+    "against",
+    "only",
+    "profile",
+    "examples",
+    "seed",
+    "liar",
+    "fault",
+    "policy",
+    "fields",
+    "device-factory",
+    "report",
+)
 TYPED = {"name": "NAME", "device": "NAME"} | {option.replace("-", "_"): f"--{option}" for option in _OPTIONS}
 """Inner argument names, mapped to the options as the user types them."""
 

@@ -339,6 +339,12 @@ class Options:
         None, "With --sink over tcp: the key of hal tail or another reader.", "FILE", group="output"
     )
     """File with the shared key of this command and the reader of ``sink``, for tcp."""
+    record: Path | None = option(  # noqa: RUF009 (a field)
+        None,
+        "Record what changes the device's state, for hal conform NAME --replay FILE.",
+        "FILE",
+        group="output",
+    )
     ranks: RankOptions = RankOptions()
 
     def __post_init__(self) -> None:
@@ -351,6 +357,9 @@ class Options:
         if self.key is not None and not self.sends_by_tcp:
             cure = "leave it out, or give --sink tcp://host:port"
             raise InvalidValue("nothing goes over the network", cure=cure, argument="--key")
+        if self.record is not None and (self.ranks.size > 1 or self.ranks.split):
+            cure = "leave it out, or run one rank"
+            raise InvalidValue("a recording has the calls of one rank", cure=cure, argument="--record")
         check_overlap(self.overlap)
         check_runner_name(self.runner)
         check_dtype(self.dtype)

@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -63,9 +63,10 @@ def generate(prompts: Prompts, options: Options) -> int:
         if (launched := Launched.of(os.environ)) is not None:
             from .run_launched import take_part
 
-            if options.ranks.split:
-                cure = "leave it out, or run hal run without that launcher"
-                raise InvalidValue("your own launcher started these ranks", cure=cure, argument="--split")
+            for option, given in (("--split", options.ranks.split), ("--record", options.record)):
+                if given:
+                    cure = "leave it out, or run hal run without that launcher"
+                    raise InvalidValue("your own launcher started these ranks", cure=cure, argument=option)
             if not options.named_runner:
                 check_split(plan.config, options.ranks.tp)
             return take_part(launched, options)
@@ -75,6 +76,10 @@ def generate(prompts: Prompts, options: Options) -> int:
 
             return generate_on_ranks(plan, options)
         device = stack.enter_context(_open(options))
+        if options.record is not None:
+            from hal_conformance.replay.recorder import CallRecorder
+
+            stack.enter_context(closing(CallRecorder(options.record, device)))
         name, why_paddle = _choose(options, device)
         if name == PADDLE:  # checked before the model is loaded
             overlap_of(options.overlap, device, PADDLE_MODEL, ModelRunner.needs_host)

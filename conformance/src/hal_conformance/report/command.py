@@ -47,6 +47,8 @@ def _run(options: Options, plugins: Sequence[object]) -> int:
     _check(options)
     if options.liars:
         return _run_liars(options)
+    if options.replay:
+        return _replay(options)
     with tempfile.TemporaryDirectory(prefix="hal-conform-") as folder:
         report = Path(folder, "report.json")
         if not options.json:
@@ -219,6 +221,24 @@ def _run_liars(options: Options) -> int:
     return 0 if tally.ok else 1
 
 
+def _replay(options: Options) -> int:
+    from ..opening import subject
+    from ..replay.command import difference, replay
+
+    if options.against:
+        found = difference(options.replay, options.against)
+        print(found or "the recordings are equal")
+        return int(bool(found))
+    names = {name: getattr(options, name) for name in ("policy", "liar", "fault", "target")}
+    device = subject(options.device, factory=options.device_factory, **names)
+    try:
+        call, text = replay(device, options.replay, options.calls)
+    finally:
+        device.undo()
+    print(f"{device.name}: {text}")
+    return int(bool(call))
+
+
 def _at_least(least: int) -> Callable[[str], int]:
     """Return the type of an option that is a count."""
 
@@ -270,6 +290,11 @@ def main(
     parser.add_argument("--fault", default="", metavar="NAME", help="run the device under one of the kit's faults")
     parser.add_argument("--fields", default="", metavar="MODULE:ATTR", help="a worker's StateFields, not drawn ones")
     parser.add_argument("--liars", action="store_true", help="test the kit: every mutant must be killed")
+    parser.add_argument("--replay", default="", metavar="FILE", help="replay a recording of hal run --record")
+    parser.add_argument("--calls", type=_at_least(1), metavar="N", help="of --replay: its first N calls alone")
+    parser.add_argument(
+        "--against", default="", metavar="FILE", help="of --replay: compare with this recording instead"
+    )
     found = vars(parser.parse_args(given))
     if found["liars"] and not found["device"] and not found["device_factory"]:
         found["device"] = EMBEDDED

@@ -31,6 +31,9 @@ class Options:
     html: str = ""
     liars: bool = False
     report: str = ""
+    replay: str = ""
+    calls: int | None = None
+    against: str = ""
     data: str = ""
     """A further report, for the command itself."""
 

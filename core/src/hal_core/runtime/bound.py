@@ -309,6 +309,8 @@ class BoundDevice:
             result is not DONE and getattr(result, "watched", False)
         ) or self._observers.wants_ends:  # isinstance on an ABC is slow
             tickets.track(name, result)
+        if self._observers.wants_calls:
+            self._observers.call(name, act, arguments)
         return result
 
     def _with_stream(self, stream: object, hook: str, arguments: tuple[*Given]) -> tuple[*Given]:

@@ -43,7 +43,7 @@ class CapturedUpdate:
         :raises InvalidValue: as ``update_inputs``, for a step of the other kind, and for a stream that is being
             captured; no graph was launched.
         """
-        return self._bound._call("update_inputs", stream, self._replay, (step, launch, stream))
+        return self._bound._call("update_inputs", stream, self._replay, (self.state, step, launch, stream))
 
     def _capture(self, stream: Stream) -> None:
         device = self._bound.device
@@ -57,8 +57,8 @@ class CapturedUpdate:
             raise InvalidValue("a speculative update of a state without drafts", cure=cure, argument="speculative")
         device.capture_update(self.state, stream, speculative=self.speculative)
 
-    def _replay(self, step: Step, launch: Callable[[], object], stream: Stream) -> Ticket:
-        device, state = self._bound.device, self.state
+    def _replay(self, state: SlotState, step: Step, launch: Callable[[], object], stream: Stream) -> Ticket:
+        device = self._bound.device
         order = check_update(device, state, step)
         if step.speculative != self.speculative:
             kind = "a speculative" if step.speculative else "a plain"

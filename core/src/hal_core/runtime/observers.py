@@ -13,6 +13,9 @@ An observer is an object with wrappers of hooks, marked as pluggy's are::
         def ticket_ended(self, hook, ticket, error):   # optional
             ...
 
+        def called(self, call, arguments):   # optional
+            ...
+
 Its wrappers run around the device's own hook, inside the policy, in pluggy's order (``tryfirst``, ``trylast``, else the
 last registered is outermost). Its results and exceptions are dropped: the call continues with the device's own result
 or error. An observer that raises is reported once, by name. The arguments are the caller's own objects; the contract
@@ -24,6 +27,9 @@ entry-point group ``hal.observers``. :func:`hal.open_device` uses those that the
 
 ``ticket_ended`` is called once for each ticket of the device, when its end is noticed: where the ticket is waited for,
 else at the next hook call, else at :meth:`hal_core.BoundDevice.close`. ``error`` is the work's error, or None.
+
+``called`` is called after each other call of the opened device that has succeeded (``state``, ``write``,
+``update_inputs``, ``set_drafts``, ``order_after_reads``, ``copy_out`` and so on), with its arguments by name.
 """
 
 from __future__ import annotations
@@ -31,6 +37,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Generator, Sequence
+from functools import cache
 from operator import itemgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -59,11 +66,14 @@ class Observers:
         self._manager, self._device = manager, device
         self._names: list[str] = []
         self._ended: list[tuple[str, Callable[..., object]]] = []
+        self._called: list[tuple[str, Callable[..., object]]] = []
         self._reported: set[str] = set()
         self.hooks = cast("Hooks", SimpleNamespace())
         """The four hooks with their observers; a hook without observers is the device's own."""
         self.wants_ends = False
         """Whether any observer has a ``ticket_ended``."""
+        self.wants_calls = False
+        """Whether any observer has a ``called``."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -75,15 +85,15 @@ class Observers:
         an unknown hook."""
         wrappers = {hook: _wrapper(plugin, hook) for hook in HOOKS}
         wrong = [hook for hook in dir(plugin) if hook not in HOOKS and _marked(plugin, hook)]
-        ended = getattr(plugin, "ticket_ended", None)
+        ended, called = getattr(plugin, "ticket_ended", None), getattr(plugin, "called", None)
         if wrong:
             raise self._refused(
                 name, f"wraps {', '.join(wrong)}, which is no hook", f"the hooks are {', '.join(HOOKS)}"
             )
-        if not any(wrappers.values()) and not callable(ended):
+        if not any(wrappers.values()) and not callable(ended) and not callable(called):
             raise self._refused(
                 name,
-                "has no wrapper of a hook and no ticket_ended",
+                "has no wrapper of a hook, no ticket_ended and no called",
                 "mark a method that has a hook's name with hookimpl(wrapper=True)",
             )
         if name in self._names:
@@ -96,6 +106,9 @@ class Observers:
         if callable(ended):
             self._ended.append((name, ended))
             self.wants_ends = True
+        if callable(called):
+            self._called.append((name, called))
+            self.wants_calls = True
 
     def _road(self, hook: str) -> Callable[..., Ticket]:
         """Return the device's hook inside its wrappers, in pluggy's order, each with the arguments that it names."""
@@ -116,6 +129,17 @@ class Observers:
                 ended(hook=hook, ticket=ticket, error=error)
             except Exception as met:  # noqa: BLE001 (an observer changes nothing; it is reported)
                 self.report(name, "ticket_ended", met)
+
+    def call(self, call: str, act: Callable[..., object], arguments: Sequence[object]) -> None:
+        """Call each observer's ``called`` after a call that is no hook; ``act``: the function that was called."""
+        if call in HOOKS:
+            return
+        given = dict(zip(_names_of(getattr(act, "__func__", act)), arguments, strict=False))
+        for name, called in self._called:
+            try:
+                called(call=call, arguments=given)
+            except Exception as met:  # noqa: BLE001 (an observer changes nothing; it is reported)
+                self.report(name, "called", met)
 
     def report(self, name: str, where: str, error: BaseException) -> None:
         """Log, once, that an observer raised; it continues to observe."""
@@ -203,6 +227,13 @@ def _twice(watch: Watching) -> BaseException:
     except Exception as met:  # noqa: BLE001 (told by the caller)
         return met
     return RuntimeError("yielded a second time")
+
+
+@cache
+def _names_of(function: Callable[..., object]) -> tuple[str, ...]:
+    """Return the parameters of a method's function, without ``self``."""
+    names = tuple(inspect.signature(function).parameters)
+    return names[1:] if names[:1] == ("self",) else names
 
 
 def _marked(plugin: object, name: str) -> Any:  # noqa: ANN401 (pluggy's own options)

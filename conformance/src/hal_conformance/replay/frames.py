@@ -1,0 +1,264 @@
+"""The file format of a recording: a line with its version, then a zlib stream of MessagePack frames.
+
+Each frame is a tagged array with its length before it (4 bytes, little-endian). The stream is flushed at the end of
+each step, so what a killed run leaves can be read up to its last whole step. The stream's checksum and its last frame
+show that a file is whole. A recording has no times, addresses or admission ids: equal runs give equal files.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import BinaryIO, Literal
+
+import msgspec
+from hal_core.errors import InvalidValue
+from hal_core.slots.sampling_params import SamplingParams
+
+MAGIC, VERSION = b"hal recording ", 1
+_PIECE = 1 << 18
+OPTION = "--replay"
+
+
+class Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """Base of all frames."""
+
+
+class Header(Frame, tag="header"):
+    """The first frame: the contract's release, and the device that the worker ran on."""
+
+    release: str
+    device: str
+
+
+FieldRow = tuple[str, str, int, float, str, Literal["extra"] | None, bool]
+"""A field that the worker declared: the arguments of :class:`hal_core.StateField`, its value "extra" or None."""
+CompanionRow = tuple[str, list[FieldRow], bool]
+"""A state beside a state: the arguments of :class:`hal_core.Companion`."""
+TaskRow = tuple[int, int, int, int, int, list[int], int, int, list[int]]
+"""A task: the arguments of :class:`hal_core.Task`, the request by the number of its :class:`Admitted`."""
+StepRow = tuple[int, dict[str, bytes], bool, tuple[list[int], int], int | None, dict[int, str], dict[int, str]]
+"""A step: the arguments of :class:`hal_core.Step`, its orders as bytes of int32, its group as ranks and rank."""
+
+
+class State(Frame, tag="state"):
+    """A slot state; later frames name states by their place in the file, from 0."""
+
+    name: str
+    sizes: dict[str, int]
+    fields: list[FieldRow]
+    companions: list[CompanionRow]
+
+
+class Admitted(Frame, tag="request"):
+    """A request, as admitted; ``number`` counts them from 0. ``tokens``: int64, of which ``prompt`` are its prompt."""
+
+    number: int
+    request_id: str
+    tokens: bytes
+    prompt: int
+    params: SamplingParams
+    role: int
+    extra: dict[str, list[float | int | bool]]
+
+
+class Call(Frame):
+    """Base of calls. ``state``: the number of the state that they change."""
+
+    state: int
+
+
+class Insert(Call, tag="insert_tasks"):
+    """A call of ``insert_tasks``."""
+
+    tasks: list[TaskRow]
+
+
+class SetValue(Call, tag="async_set_value"):
+    """A call of ``async_set_value``. ``state`` -1: memory of no state. ``value``: bytes of one element that fills
+    (``fills``) or of the whole target; None: a value on the device."""
+
+    offset: int
+    shape: list[int]
+    strides: list[int]
+    dtype: str
+    fills: bool
+    value: bytes | None
+
+
+class Broadcast(Call, tag="broadcast_tokens"):
+    """A call of ``broadcast_tokens`` in a group of several ranks."""
+
+    ranks: list[int]
+    rank: int
+
+
+class OfStep(Call):
+    """Base of calls for a step."""
+
+    step: StepRow
+
+
+class Update(OfStep, tag="update_inputs"):
+    """A call of ``update_inputs``."""
+
+
+class Drafts(Call, tag="set_drafts"):
+    """A call of ``set_drafts`` after step ``number``."""
+
+    number: int
+    drafts: dict[int, list[int]]
+
+
+class Save(OfStep, tag="save_output"):
+    """A call of ``save_output``."""
+
+
+class Reads(Call, tag="order_after_reads"):
+    """A call of ``order_after_reads`` for the state's memory."""
+
+
+AnyCall = Insert | SetValue | Broadcast | Update | Drafts | Save | Reads
+
+
+class Release(Frame, tag="release"):
+    """Slots that the worker freed before the next call."""
+
+    state: int
+    slots: list[int]
+
+
+class Record(Frame, tag="record"):
+    """A step's record as ``save_output`` encoded it; ``taken``: the worker took it with ``state.take``."""
+
+    state: int
+    number: int
+    taken: bool
+    body: bytes
+
+
+class End(Frame, tag="end"):
+    """The last frame of a whole file."""
+
+
+AnyFrame = Header | State | Admitted | AnyCall | Release | Record | End
+_encode = msgspec.msgpack.Encoder(enc_hook=lambda number: number.item()).encode  # parameters may be NumPy numbers
+_decode = msgspec.msgpack.Decoder(AnyFrame).decode
+
+
+def tag_of(frame: Frame) -> str:
+    """Return the name of a frame; a call's is that of the method."""
+    return str(type(frame).__struct_config__.tag)
+
+
+class Writer:
+    """Writes frames into a file. A thread of its own compresses them, which costs the worker nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: BinaryIO = path.open("wb", buffering=0)
+        self._zip, self._parts, self._queue = zlib.compressobj(1), list[bytes](), SimpleQueue[bytes | None]()
+        self._error: OSError | None = None
+        self._thread = Thread(target=self._write, name="hal-recording", daemon=True)
+        self._thread.start()
+
+    def put(self, frame: Frame) -> None:
+        """Append a frame; it reaches the file after the next :meth:`flush`."""
+        data = _encode(frame)
+        self._parts += len(data).to_bytes(4, "little"), data
+
+    def flush(self) -> None:
+        """Have everything appended so far written. Raises the :class:`OSError` that earlier writing has met."""
+        if self._error is not None:
+            raise self._error
+        self._queue.put(b"".join(self._parts))
+        self._parts.clear()
+
+    def close(self, *, whole: bool = True) -> None:
+        """Write what is left, with the last frame if the file is whole, and close it. Raises :class:`OSError`."""
+        if whole:
+            self.put(End())
+            self.flush()
+        self._queue.put(None)
+        self._thread.join()
+        with self._file:
+            if self._error is not None:
+                raise self._error
+            self._put_out(self._zip.flush() if whole else b"")
+
+    def _write(self) -> None:
+        try:
+            self._put_out(MAGIC + b"%d\n" % VERSION)
+            while (data := self._queue.get()) is not None:
+                self._put_out(self._zip.compress(data) + self._zip.flush(zlib.Z_SYNC_FLUSH))
+        except OSError as error:  # raised by flush or close
+            self._error = error
+
+    def _put_out(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[self._file.write(left) :]
+
+
+class InvalidRecording(InvalidValue):
+    """A file that cannot be replayed."""
+
+
+def refused(path: Path, field: str, what: str, cure: str) -> InvalidRecording:
+    """Return the error for a field of a file."""
+    return InvalidRecording(f"{path}: {field} {what}", cure=cure, argument=OPTION)
+
+
+_AGAIN, _GIVE = "record again: hal run --record FILE", "give a file of hal run --record FILE"
+
+
+def frames_of(path: Path, calls: int | None = None) -> Iterator[AnyFrame]:
+    """Yield the frames of a file, the header first; with ``calls``, up to so many calls, whether or not it is whole.
+
+    :raises InvalidRecording: naming the field, for a foreign, newer, damaged or truncated file.
+    """
+    seen, ended = 0, False
+    for number, data in enumerate(_unpacked(path, cut=calls is not None)):
+        try:
+            frame = _decode(data)
+        except msgspec.MsgspecError as error:
+            raise refused(path, f"frame {number}", f"is not valid: {error}", _AGAIN) from None
+        if isinstance(frame, Header) != (number == 0):
+            raise refused(path, f"frame {number}", f"is {type(frame).__name__}, out of its order", _AGAIN)
+        seen += isinstance(frame, Call)
+        if calls is not None and seen > calls:
+            return
+        if isinstance(frame, End):
+            ended = True
+            continue
+        yield frame
+    if not ended and (calls is None or seen < calls):
+        cure = f"give --calls {seen} to replay the calls that are whole, or {_AGAIN}"
+        raise refused(path, "end", f"is missing: the file is truncated after call {seen}", cure)
+
+
+def _unpacked(path: Path, *, cut: bool) -> Iterator[bytes]:
+    """Yield each frame's bytes; ``cut``: the file may end early."""
+    if not path.is_file():
+        raise refused(path, "file", "does not exist", _GIVE)
+    with path.open("rb") as file:
+        line = file.readline(64)
+        version = line.removeprefix(MAGIC).strip()
+        if not line.startswith(MAGIC) or not version.isdigit():
+            raise refused(path, "magic", f"is {line[:16]!r}: not a recording", _GIVE)
+        if int(version) != VERSION:
+            cure = "install the kit of the hal that recorded it (pip install ./core ./conformance)"
+            raise refused(path, "version", f"is {int(version)}, but this kit reads {VERSION}", cure)
+        unzip, rest = zlib.decompressobj(), bytearray()
+        while piece := file.read(_PIECE):
+            try:
+                rest += unzip.decompress(piece)
+            except zlib.error as error:
+                raise refused(path, "stream", f"is damaged: {error}", _AGAIN) from None
+            at = 0
+            while at + 4 <= len(rest) and (size := int.from_bytes(rest[at : at + 4], "little")) <= len(rest) - at - 4:
+                yield bytes(rest[at + 4 : at + 4 + size])
+                at += 4 + size
+            del rest[:at]

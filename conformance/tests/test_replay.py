@@ -1,0 +1,394 @@
+"""Recordings of a small worker's calls, and their replay; ``tests/test_record.py`` records ``hal run``."""
+
+from __future__ import annotations
+
+import zlib
+from contextlib import closing
+
+import numpy as np
+import pytest
+from hal_conformance.harness import backdoor
+from hal_conformance.harness.sinks import KeepingSink
+from hal_conformance.opening import subject
+from hal_conformance.replay import frames
+from hal_conformance.replay.command import difference, replay
+from hal_conformance.replay.recorder import CallRecorder
+from hal_core import (
+    Companion,
+    FinishReason,
+    Group,
+    InvalidValue,
+    Request,
+    SamplingParams,
+    StateConfig,
+    StateField,
+    Step,
+    Task,
+    TaskKind,
+    Writes,
+    bind,
+)
+from hal_core.devices.cpu.device import CpuDevice
+
+SIZES = StateConfig(num_slots=4, max_model_len=64, max_logprobs=2, max_draft_tokens=2, vocab_size=100)
+
+
+class SmallWorker:
+    """A worker on cpu whose tokens come from the host (``write``) or from a kernel (``kernel``)."""
+
+    def __init__(self, bound, sizes=SIZES, **options):
+        self.bound, self.stream = bound, bound.default_stream
+        self.state = bound.state(sizes, **options)
+        self.speculative, self.steps = sizes.max_draft_tokens > 0, 0
+
+    def enter(self, slots, extra=None):
+        requests = [
+            Request(f"r{slot}", [5, 6, 7 + slot], SamplingParams(max_tokens=30), extra=extra or {}) for slot in slots
+        ]
+        self.requests = [self.state.admit(request) for request in requests]
+        pairs = zip(slots, self.requests, strict=True)
+        tasks = [Task(TaskKind.PREFILL, at, one, num_scheduled_tokens=3, blocks=[at]) for at, one in pairs]
+        self.bound.insert_tasks(state=self.state, tasks=tasks, stream=self.stream)
+
+    def write(self, tokens):
+        """Write one token a slot from the host."""
+        column = np.full((self.state.sizes.num_slots, 1), -1)
+        for slot, token in tokens.items():
+            column[slot] = token
+        if not self.speculative:
+            self.set("sampled_token_ids", column)
+            return
+        self.set("accept_tokens", np.pad(column, ((0, 0), (0, self.state.sizes.max_draft_tokens)), constant_values=-1))
+        self.set("accept_num", (column >= 0).astype(np.int32))
+
+    def kernel(self, **fields):
+        """Write whole fields as a model's kernel does: past the hooks."""
+        for name, values in fields.items():
+            place = self.state.layout.fields[name]
+            data = np.zeros((self.state.sizes.num_slots, place.width), place.field.dtype.storage)
+            data[: len(values), : np.shape(values)[1]] = values
+            backdoor.write(
+                self.bound.device, self.state.memory, place.offset, data.view(np.uint8).reshape(-1), self.stream
+            )
+
+    def set(self, name, value):
+        self.bound.async_set_value(target=self.state.view(name), value=value, stream=self.stream)
+
+    def step(self, slots, *, take=True, drafts=None, **options):
+        step = Step(self.steps, {"target": slots}, speculative=self.speculative, **options)
+        self.steps += 1
+        self.bound.update_inputs(state=self.state, step=step, stream=self.stream)
+        if drafts is not None:
+            self.bound.set_drafts(state=self.state, step=step, drafts=drafts, stream=self.stream)
+        sink = KeepingSink()
+        ticket = self.bound.save_output(state=self.state, step=step, sink=sink, stream=self.stream)
+        if take:
+            record = self.state.take(ticket)
+            sink.resolve_all()
+            return record
+        return sink
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """Record what a function does with an opened device; the file."""
+    numbers = iter(range(100))
+
+    def record(work):
+        path = tmp_path / f"{next(numbers)}.rec"
+        with bind(CpuDevice(0, {})) as bound, closing(CallRecorder(path, bound)):
+            work(bound)
+        return path
+
+    return record
+
+
+@pytest.fixture(scope="module")
+def cpu():
+    return subject("cpu")
+
+
+def from_host(bound, tokens=9):
+    worker = SmallWorker(bound)
+    worker.enter([0, 2])
+    worker.write({0: tokens, 2: 11})
+    worker.step([0, 2], drafts={2: [1, 2]})
+    worker.write({0: 8, 2: 1})
+    worker.step([0, 2])
+
+
+def test_calls_records_and_state_are_replayed(recorded, cpu):
+    call, told = replay(cpu, recorded(from_host))
+    assert (call, told.split(":")[0]) == (0, "10 calls, 2 records of 2 steps")
+
+
+def test_tokens_of_a_kernel_are_those_of_the_record(recorded, cpu):
+    def work(bound):
+        worker = SmallWorker(bound)
+        worker.enter([0, 1, 3])
+        tokens = [[9, 8, 7], [6, 5, 4], [0, 0, 0], [3, 2, 1]]
+        ids, ranks = np.arange(36).reshape(4, 3, 3), np.arange(12).reshape(4, 3)
+        ids[..., 0], ids = tokens, ids.reshape(4, 9)
+        worker.kernel(
+            accept_tokens=tokens,
+            accept_num=[[3], [1], [0], [2]],
+            topk_token_ids=ids,
+            topk_logprobs=-ids / 8,
+            topk_ranks=ranks,
+        )
+        first = worker.step([3, 0, 1], logprobs=2)
+        assert first.tokens.tolist() == [3, 2, 9, 8, 7, 6]
+
+    call, told = replay(cpu, recorded(work))
+    assert (call, told.split(":")[0]) == (0, "3 calls, 1 records of 1 steps")
+
+
+def test_errors_that_only_the_device_knew_are_replayed(recorded, cpu):
+    def work(bound):
+        worker = SmallWorker(bound)
+        worker.enter([0, 1])
+        worker.kernel(stop_flags=[[True], [False], [True], [True]], accept_tokens=[[0], [7]], accept_num=[[0], [1]])
+        record = worker.step([0, 1], late_errors=lambda: {0: "no token could be sampled"})
+        assert record.finish.tolist() == [FinishReason.ERROR, FinishReason.NONE]
+
+    assert replay(cpu, recorded(work))[0] == 0
+
+
+@pytest.mark.parametrize("host", [True, False])
+def test_a_token_outside_the_vocabulary_is_replayed(recorded, cpu, host):
+    def work(bound):
+        worker = SmallWorker(bound, StateConfig(num_slots=4, max_model_len=64, vocab_size=100))
+        worker.enter([0, 1])
+        for tokens in ([100, 7], [3, 8]):
+            if host:
+                worker.write(dict(enumerate(tokens)))
+            else:
+                worker.kernel(sampled_token_ids=np.array([tokens]).T)
+            record = worker.step([0, 1])
+        assert record.counts.tolist() == [0, 1], "later tokens of the request are not reported"
+
+    assert replay(cpu, recorded(work))[0] == 0
+
+
+def test_a_slots_release_and_departures_are_replayed(recorded, cpu):
+    def work(bound):
+        worker = SmallWorker(bound)
+        worker.enter([0, 1, 2])
+        worker.write({0: 9, 1: 8, 2: 7})
+        worker.step([0, 1, 2])
+        worker.state.release([1])
+        task = Task(TaskKind.PREEMPTED, 0, worker.requests[0])
+        bound.insert_tasks(state=worker.state, tasks=[task], stream=worker.stream)
+        worker.write({2: 6})
+        assert worker.step([0, 1, 2]).request_ids == ("r0", "r2")
+
+    assert replay(cpu, recorded(work))[0] == 0
+
+
+def test_records_taken_late_are_taken_as_late(recorded):
+    def work(bound):
+        worker = SmallWorker(bound)
+        worker.enter([0])
+        left = []
+        for token in (9, 8, 7):
+            worker.write({0: token})
+            left.append(worker.step([0], take=False))
+        worker.state.take(left[1].pending[0])
+        worker.write({0: 6})
+        left.append(worker.step([0], take=False))
+        for sink in left:
+            sink.resolve_all()
+
+    read = [one for one in frames.frames_of(recorded(work)) if isinstance(one, frames.Record | frames.Save)]
+    assert [(type(one).__name__, getattr(one, "number", 0), getattr(one, "taken", 0)) for one in read] == [
+        *[("Save", 0, 0)] * 3,
+        ("Record", 0, False),
+        ("Record", 1, True),
+        ("Save", 0, 0),
+        ("Record", 2, False),
+        ("Record", 3, False),
+    ]
+
+
+def test_device_values_and_groups_are_recorded_and_left_out(recorded, cpu):
+    def work(bound):
+        worker = SmallWorker(bound)
+        worker.enter([0])
+        worker.write({0: 9})
+        source = worker.state.view("temperature")[1]
+        target = worker.state.view("temperature")[0]
+        bound.async_set_value(target=target, value=source, stream=worker.stream)
+        worker.step([0], group=Group((0, 1), 0))
+
+    path = recorded(work)
+    (value,) = [one for one in frames.frames_of(path) if isinstance(one, frames.SetValue) and one.value is None]
+    (save,) = [one for one in frames.frames_of(path) if isinstance(one, frames.Save)]
+    assert (value.dtype, save.step[3]) == ("float32", ([0, 1], 0))
+    assert "; 1 with values of the device or of other ranks were left out" in replay(cpu, path)[1]
+
+
+def test_declared_fields_and_companions_are_replayed(recorded, cpu):
+    fields = [StateField("lora", "bfloat16", value="extra"), StateField("row", "int32", 3, value="extra")]
+
+    def work(bound):
+        own = [Companion("proposer", [StateField("depth", "int64", value=lambda request: len(request.prompt))])]
+        worker = SmallWorker(bound, fields=fields, beside=own)
+        worker.enter([0, 1], {"lora": 1.5, "row": [1, 2, 3]})
+        worker.write({0: 9, 1: 8})
+        worker.set("lora", [0.5, 1.5, 2.5, 3.5])
+        worker.step([0, 1])
+
+    assert replay(cpu, recorded(work))[0] == 0
+
+
+def test_every_view_of_a_state_is_a_target(recorded, cpu):
+    def work(bound):
+        worker = SmallWorker(bound)
+        worker.enter([0, 1, 2])
+        for view, value in (
+            (worker.state.view("seed")[::-2], [[3], [4]]),
+            (worker.state.view("token_ids")[1, 4:20:3], 77),
+            (worker.state.view("stop_flags")[3], True),
+            (worker.state.view("top_p")[1:3, 0], [0.25, 0.5]),
+        ):
+            bound.async_set_value(target=view, value=value, stream=worker.stream)
+
+    call, told = replay(cpu, recorded(work))
+    assert (call, told.split(",")[0]) == (0, "5 calls")
+
+
+def test_a_recorder_adds_no_work_to_the_device(tmp_path):
+    def counted(record):
+        with bind(CpuDevice(0, {})) as bound:
+            if record:
+                with closing(CallRecorder(tmp_path / "x.rec", bound)):
+                    from_host(bound)
+            else:
+                from_host(bound)
+            return bound.counters()
+
+    assert counted(record=True) == counted(record=False)
+
+
+def test_a_step_of_128_slots_takes_at_most_5000_bytes(tmp_path):
+    sizes = StateConfig(num_slots=128, max_model_len=256, max_draft_tokens=4)
+    path, rng = tmp_path / "x.rec", np.random.default_rng(0)
+    with bind(CpuDevice(0, {})) as bound:
+        recorder = CallRecorder(path, bound)
+        worker = SmallWorker(bound, sizes)
+        worker.enter(range(128))
+        worker.write(dict(enumerate(rng.integers(0, 99_999, 128).tolist())))
+        worker.step(range(128))
+        for _ in range(16):
+            counts = rng.integers(1, 6, (128, 1), np.int32)
+            worker.set("accept_tokens", np.where(np.arange(5) < counts, rng.integers(0, 99_999, (128, 5)), -1))
+            worker.set("accept_num", counts)
+            worker.step(range(128))
+        recorder.close()
+    entered = len(zlib.compress(b"".join(msg for msg in _raw(path)[:129]), 1))  # the admitted requests
+    assert (path.stat().st_size - entered) / 17 <= 5000
+
+
+def _raw(path):
+    return [*frames._unpacked(path, cut=False)]
+
+
+def test_a_write_of_its_own_memory_is_named(tmp_path):
+    path = tmp_path / "x.rec"
+    with bind(CpuDevice(0, {})) as bound:
+        recorder = CallRecorder(path, bound)
+        state = bound.state(SIZES)
+        writes = Writes()
+        writes.fill(state.view("seed"), [0], 3)
+        bound.write(writes=writes, stream=bound.default_stream)
+        with pytest.raises(InvalidValue, match=r"a write into a state is not recorded \(use async_set_value\)"):
+            recorder.close()
+    with pytest.raises(frames.InvalidRecording, match="end is missing"):
+        [*frames.frames_of(path)]
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda data: b"def main(", "magic is b'def main(': not a recording (give a file of hal run --record FILE)"),
+        (lambda data: data.replace(b"g 1\n", b"g 2\n", 1), "version is 2, but this kit reads 1 (install the kit"),
+        (lambda data: data[:-60], "end is missing: the file is truncated after call"),
+        (lambda data: data[:40] + bytes([data[40] ^ 255]) + data[41:], "is damaged"),
+        (lambda data: _with(data, b"\x91\xa6header"), "frame 0 is not valid: "),
+        (lambda data: _with(data, b"\x92\xa7release"), "frame 0 is not valid: "),
+        (lambda data: _with(data, b"\x91\xa3end"), "frame 0 is End, out of its order"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused_by_field(recorded, cpu, tmp_path, damage, said):
+    path = tmp_path / "bad.rec"
+    path.write_bytes(damage(recorded(from_host).read_bytes()))
+    with pytest.raises(frames.InvalidRecording) as raised:
+        replay(cpu, path)
+    assert str(raised.value).startswith(f"--replay: {path}: ")
+    assert said in str(raised.value)
+    assert raised.value.cure
+
+
+def _with(data, frame):
+    """A recording whose only frame is this one."""
+    return data[: data.index(b"\n") + 1] + zlib.compress(len(frame).to_bytes(4, "little") + frame)
+
+
+def test_a_state_that_is_in_no_frame_is_refused(recorded, cpu, tmp_path):
+    data = recorded(from_host).read_bytes()
+    path = tmp_path / "bad.rec"
+    writer = frames.Writer(path)
+    writer.put(frames.Header("1.1.0", "cpu:0"))
+    writer.put(frames.Release(3, [0]))
+    writer.close()
+    assert path.read_bytes()[:10] == data[:10]
+    with pytest.raises(frames.InvalidRecording, match=r"release.state is 3, and 0 states come before it"):
+        replay(cpu, path)
+
+
+def test_the_calls_of_a_killed_run_can_be_replayed(recorded, cpu, tmp_path):
+    path = tmp_path / "cut.rec"
+    path.write_bytes(recorded(from_host).read_bytes()[:-60])
+    with pytest.raises(frames.InvalidRecording) as raised:
+        replay(cpu, path)
+    calls = int(raised.value.cure.split()[2])
+    assert raised.value.cure.startswith(f"give --calls {calls} to replay the calls that are whole")
+    call, told = replay(cpu, path, calls)
+    assert (call, told.split(",")[0]) == (0, f"{calls} calls")
+    assert replay(cpu, path, 2)[1].startswith("2 calls")
+
+
+def test_the_first_difference_of_two_recordings_is_named(recorded):
+    first, same, other = recorded(from_host), recorded(from_host), recorded(lambda bound: from_host(bound, 10))
+    assert first.read_bytes() == same.read_bytes()
+    assert difference(first, same) == ""
+    told = difference(first, other)
+    assert told.startswith("call 2, async_set_value: value is b'")
+
+
+def test_the_device_that_recorded_a_wrong_record_is_named(cpu, tmp_path):
+    class ReversedOutput(CpuDevice):
+        """Gives the engine one token in place of another."""
+
+        def copy_out(self, memory, parts, stream):
+            copied = super().copy_out(memory, parts, stream)
+            for data in copied.data:
+                numbers = data[: data.nbytes // 8 * 8].view(np.int64)
+                numbers[numbers == 9] = 33
+            return copied
+
+    path = tmp_path / "x.rec"
+    with bind(ReversedOutput(0, {})) as bound, closing(CallRecorder(path, bound)):
+        from_host(bound)
+    call, told = replay(cpu, path)
+    assert call == 6
+    assert told.startswith("call 6, save_output of step 0, as recorded: row 0 is")
+    assert "the device that recorded it (cpu:0 with hal" in told
+
+
+def test_a_full_disk_is_raised_when_the_recording_is_closed():
+    with bind(CpuDevice(0, {})) as bound:
+        recorder = CallRecorder("/dev/full", bound)
+        from_host(bound)
+        with pytest.raises(OSError, match="No space left on device"):
+            recorder.close()
