@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from hal_core.memory.packing import ROW, Packed, apply_packed, cut_rows
-from hal_core.memory.plan import SCATTER_MAP, PlanBuilder, Records, apply_to_host
+from hal_core.memory.plan import SCATTER_MAP, PlanBuilder, Records, WritePlan, apply_to_host
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,7 +37,8 @@ def plans(draw):
         return builder.build()
     scatter_map = np.array([(0, 8, 0, 8), (128, 20, 8, 20)], SCATTER_MAP)
     data = rng.integers(0, 256, (len(slots), 28), np.uint8)
-    return builder.build(Records(np.array(slots, np.int32), data, scatter_map))
+    plan, records = builder.build(), Records(np.array(slots, np.int32), data, scatter_map)
+    return WritePlan(plan.memory, plan.writes, plan.pieces, records)
 
 
 def effect(plan):

@@ -92,7 +92,8 @@ def test_g09_records_reach_each_field_of_their_slot_and_nothing_else(slots, widt
     for i, slot in enumerate(slots):
         for base, source, width in zip(bases, sources, widths, strict=False):
             expected[base + slot * width : base + (slot + 1) * width] = data[i, source : source + width]
-    plan = PlanBuilder(Block(int(bases[-1]))).build(Records(np.array(slots, np.int32), data, scatter_map))
+    records = Records(np.array(slots, np.int32), data, scatter_map)
+    plan = WritePlan(Block(int(bases[-1])), np.zeros(0, WRITE), [], records)
     for form in (plan, plan.flat()):
         buffer = before.copy()
         apply_to_host(form, buffer)

@@ -16,7 +16,7 @@ from hal_core.devices import (
     dtype_of,
     update_inputs,
 )
-from hal_core.memory.plan import Records
+from hal_core.memory.plan import WRITE, Records, WritePlan
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -97,7 +97,7 @@ def test_g05_a_record_of_a_slot_beyond_the_last_writes_nothing(device):
     data = np.random.default_rng(1).integers(0, 256, (3, 24), np.uint8)
     for slots, written in (([0, 5, 7], True), ([8, 9, 1000], False)):
         records = Records(np.array(slots, np.int32), data, scatter_map)
-        plan = PlanBuilder(memory).build(records)
+        plan = WritePlan(memory, np.zeros(0, WRITE), [], records)
         if written:
             apply_to_host(plan, should)
         device.submit(plan, device.default_stream).wait(PATIENCE)

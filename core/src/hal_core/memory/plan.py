@@ -100,7 +100,7 @@ class WritePlan:
 class PlanBuilder:
     """Collects writes: descriptors as an int64 matrix ``[n, 3]`` (dst, source, pattern << 32 | nbytes), and a payload.
 
-    ``copy`` and ``fill`` check their arguments; ``runs`` and ``fills``, their unchecked parts, are for insertion.
+    ``copy`` and ``fill`` check their arguments; ``runs``, the unchecked part of ``copy``, is for hot paths.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -127,7 +127,9 @@ class PlanBuilder:
             return
         pattern = value.tobytes()
         cycle = int.from_bytes(pattern * (8 // len(pattern)), "little", signed=True)
-        self.fills(offsets, _run_lengths(offsets, lengths), cycle, len(pattern))
+        rows = np.empty((len(offsets), 3), np.int64)
+        rows[:, 0], rows[:, 1], rows[:, 2] = offsets, cycle, (len(pattern) << 32) | _run_lengths(offsets, lengths)
+        self._rows.append(rows)
 
     def runs(self, dst: Ints, nbytes: Ints | int, pieces: Sequence[Buffer]) -> None:
         """Copy consecutive pieces in runs of ``nbytes`` to ``dst``."""
@@ -139,28 +141,21 @@ class PlanBuilder:
         self._rows.append(rows)
         self._pieces += pieces
 
-    def fills(self, dst: Ints, nbytes: Ints, cycles: Ints | int, sizes: Ints | int) -> None:
-        """Fill ``nbytes`` at ``dst`` with ``cycles``: elements of ``sizes`` bytes, each repeated to 8 bytes."""
-        rows = np.empty((len(dst), 3), np.int64)
-        rows[:, 0], rows[:, 1], rows[:, 2] = dst, cycles, (sizes << 32) | nbytes
-        self._rows.append(rows)
-
-    def build(self, records: Records | None = None, *, disjoint: bool = False) -> WritePlan:
+    def build(self, *, disjoint: bool = False) -> WritePlan:
         """Return the plan; of two overlapping writes the last wins (G4).
 
-        ``records`` must not overlap the writes. ``disjoint``: the caller guarantees that the writes lie inside the
-        memory, do not overlap and are not empty.
+        ``disjoint``: the caller guarantees that the writes lie inside the memory, do not overlap and are not empty.
 
         :raises InvalidValue: for a write that ends outside the memory.
         """
         rows = self._rows[0] if len(self._rows) == 1 else np.concatenate([_NO_ROWS, *self._rows])
         writes: np.ndarray[Any, np.dtype[np.void]] = rows.reshape(-1).view(WRITE)
         if disjoint:
-            return WritePlan(self.memory, writes, self._pieces, records)
+            return WritePlan(self.memory, writes, self._pieces)
         writes = writes[writes["nbytes"] > 0]
         if len(writes) and int((writes["dst"] + writes["nbytes"]).max()) > self.memory.nbytes:
             raise InvalidValue("a write ends outside the memory", argument="plan")
-        return WritePlan(self.memory, last_wins(writes), self._pieces, records)
+        return WritePlan(self.memory, last_wins(writes), self._pieces)
 
 
 _NO_ROWS = np.zeros((0, 3), np.int64)
