@@ -15,7 +15,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def scalars(values: list[Any], dtype: DType, names: str) -> Array:
     """Scalars as one array of the dtype: a float into an integer is cut, integers are exact.
 
-    :raises ValueError: for None and what is no Python number, as upstream's function does.
+    :raises ValueError: for None and any other object than a Python number, as upstream's function does.
     """
     for value in values:
         if type(value) not in (bool, int, float):

@@ -94,7 +94,7 @@ class Message:
 
 
 def layout_named(name: str, slots: int | None = None) -> Layout:
-    """The layout of that name. ``slots``: 512 or 256, of ``speculative-topk`` alone. Raises InvalidValue."""
+    """Return the layout of that name. ``slots``: 512 or 256, of ``speculative-topk`` alone. Raises InvalidValue."""
     if name not in _LAYOUTS:
         raise InvalidValue(f"no layout {name!r}", cure=f"there are {', '.join(_LAYOUTS)}", argument="url")
     layout = _LAYOUTS[name]

@@ -1,12 +1,12 @@
-"""Who owns a System V queue: one sink in the whole IPC namespace, for as long as its process lives.
+"""The owner of a System V queue: one sink in the whole IPC namespace, while its process lives.
 
-The lock is a semaphore set with the queue's own key. It lives where the queue lives, so every user, container and mount
-namespace that can reach the queue meets the same lock, and the kernel gives it back (``SEM_UNDO``) when the process
-ends, however that happens. A lock on a file has neither property (``docs/decisions/0017-*``).
+The lock is a semaphore set with the queue's own key, in the queue's own namespace. So every user, container and mount
+namespace that can reach the queue finds the same lock, and the kernel releases it (``SEM_UNDO``) when the process ends
+in any way. A lock on a file has neither property (``docs/decisions/0017-*``).
 
-Semaphore 0 is 1 while the queue has an owner. Semaphore 1 is always 0; the kernel keeps who touched it last, and each
-owner does so before its first message: the last sink that sent. ``semop`` is called through ctypes, because looking and
-taking must be one call, which ``sysv_ipc`` cannot say; ``struct sembuf`` is three shorts on every Linux.
+Semaphore 0 is 1 while the queue has an owner. Semaphore 1 is always 0. The kernel keeps the pid of its last user, and
+each owner uses it before its first message: so it names the last sink that sent. ``semop`` is called through ctypes,
+because testing and taking must be one call, which ``sysv_ipc`` lacks; ``struct sembuf`` is three shorts on every Linux.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _CREATE, _NO_WAIT, _UNDO = 0o1000, 0o4000, 0x1000
 _REMOVE, _GET_PID = 0, 11
 _OWNED, _SENDER, _SEMAPHORES = 0, 1, 2
-_TRIES = 100  #: others may remove the set between finding and taking it
+_TRIES = 100  #: another process may remove the set between finding and taking it
 _PROCESSES = Path("/proc")
 
 
@@ -34,11 +34,11 @@ class _Operation(ctypes.Structure):
 
 
 class QueueLock:
-    """The ownership of one queue. Taken by making it; InvalidValue names the owner that there is."""
+    """Exclusive lock on a queue. Raises InvalidValue naming the current owner."""
 
     def __init__(self, key: int, queue_mode: int, name: str) -> None:
         self._name, self._pid = name, os.getpid()
-        mode = queue_mode & 0o222  # who may send may own, and must then be able to look
+        mode = queue_mode & 0o222  # a user with the right to send may own the queue, and must then be able to test
         for _ in range(_TRIES):
             self._set = _libc.semget(ctypes.c_int(key), _SEMAPHORES, _CREATE | mode | mode << 1)
             if self._set < 0:
@@ -55,16 +55,16 @@ class QueueLock:
         raise self._unusable(errno.EIDRM)
 
     def last_sender(self) -> int:
-        """The pid of the last sink that sent; 0 when there was none, or it cannot be seen from here."""
+        """Return the pid of the last sink that sent; 0 if there was none or its pid is not visible."""
         return max(0, int(_libc.semctl(self._set, _SENDER, _GET_PID)))
 
     def mark_sender(self) -> None:
         """Note that this process is about to send."""
-        with contextlib.suppress(OSError):  # the set was removed: the next owner asks whether this process lives
+        with contextlib.suppress(OSError):  # the set was removed: the next owner tests whether this process lives
             self._do((_SENDER, 0, _NO_WAIT))
 
     def release(self, *, for_good: bool = False) -> None:
-        """Give the queue up; ``for_good`` removes the semaphores too, for a queue that is gone. Idempotent."""
+        """Release the queue; ``for_good`` removes the semaphores too, if the queue was removed. Idempotent."""
         if self._set < 0 or os.getpid() != self._pid:
             return
         taken, self._set = self._set, -1
@@ -101,7 +101,7 @@ class QueueLock:
 
 
 def process(pid: int) -> str:
-    """Name a process for an error: its pid and, where it can be read, its command."""
+    """Return a process's name for an error: its pid and, if readable, its command."""
     if pid <= 0:
         return "a process that cannot be seen from here"
     with contextlib.suppress(OSError):  # gone, or hidden from this user
@@ -110,7 +110,7 @@ def process(pid: int) -> str:
 
 
 def may_live(pid: int) -> bool:
-    """Whether the process may still run: only what the kernel says does not exist, or is a zombie, is gone."""
+    """Return whether the process may still run: False only if the kernel has no such process, or a zombie."""
     if pid <= 0:
         return True  # in another pid namespace
     try:
@@ -123,11 +123,11 @@ def may_live(pid: int) -> bool:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Whether it has ended and waits for its parent; a first thread that ended alone is no such thing."""
+    """Return whether the whole process has ended and waits for its parent, not only its first thread."""
     try:
         state = (_PROCESSES / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
         return state in "ZX" and len(os.listdir(_PROCESSES / str(pid) / "task")) <= 1
-    except OSError:  # nothing to be read: then it counts as living
+    except OSError:  # unreadable: it counts as living
         return False
 
 

@@ -1,7 +1,7 @@
-"""One System V message queue as FastDeploy names it: key, limits, what a former life left in it.
+"""One System V message queue with FastDeploy's key: its limits, and messages of a former owner.
 
-The library is ``sysv_ipc`` (``docs/decisions/0010-*`` says why): it knows the ABI of ``msqid_ds``,
-lets go of the interpreter's lock, and has wheels.
+The library is ``sysv_ipc`` (reasons in ``docs/decisions/0010-*``): it has the ABI of ``msqid_ds``, releases the GIL,
+and has wheels.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _TABLE = Path("/proc/sysvipc/msg")
 
 
 def derive_key(folder: str, number: int, kind: str = "20") -> int:
-    """The key that legacy readers compute from a folder's inode and a number.
+    """Return the key that legacy readers compute from a folder's inode and a number.
 
     ``20``: 4, 8 and 20 bits of device, inode and number. ``16``: 8, 8 and 16 bits, as before. ``ftok``: the C
-    library's. Raises InvalidValue where they would go on with the key -1.
+    library's. Raises InvalidValue if they would continue with the key -1.
     """
     try:
         found = os.stat(folder)
@@ -51,8 +51,8 @@ def derive_key(folder: str, number: int, kind: str = "20") -> int:
 class Queue:
     """An opened queue for messages of one size, owned by this sink alone until :meth:`release`.
 
-    Made if it is not there; never removed, as readers keep its number. Raises InvalidValue where it has an owner or a
-    living sender, which are named.
+    Made if it is missing, and never removed, as readers keep its number. Raises InvalidValue, naming the owner or the
+    living sender, if it has one.
     """
 
     def __init__(self, key: int, nbytes: int, mode: int, *, drop_stale: bool) -> None:
@@ -81,7 +81,7 @@ class Queue:
         return f"{self.key & 0xFFFFFFFF:#010x}"
 
     def send(self, message: bytes) -> bool:
-        """Queue the message; False when there is no room. Raises SinkClosed when nothing will be taken any more."""
+        """Queue the message; False if the queue is full. Raises SinkClosed if the queue takes no further message."""
         try:
             if (stranger := self._stranger()) is None:
                 if not self._has_sent:
@@ -102,19 +102,19 @@ class Queue:
         return True
 
     def unread(self) -> int | None:
-        """How many messages nobody has read yet; None when the queue is gone."""
+        """Return the number of unread messages; None if the queue was removed."""
         try:
             return int(self._queue.current_messages)
         except (self._ipc.Error, OSError):
             return None
 
     def check(self) -> None:
-        """Raise SinkClosed when the queue is gone."""
+        """Raise SinkClosed if the queue was removed."""
         if self.unread() is None:
             raise self._closed(*_REMOVED)
 
     def take_back(self) -> int | None:
-        """Take out what nobody has read, and return how many messages that were; None if some may be another's."""
+        """Remove the unread messages and return their number; None if some may be another sender's."""
         try:
             if not self._has_sent or self._stranger() is not None:
                 return None if self._has_sent else 0
@@ -123,11 +123,11 @@ class Queue:
         return self._drain()[0]
 
     def release(self) -> None:
-        """Let others own the queue. Idempotent."""
+        """Release the lock on the queue. Idempotent."""
         self._lock.release(for_good=self.unread() is None)
 
     def _open(self, mode: int) -> Any:  # noqa: ANN401
-        if self.key == 0:  # IPC_PRIVATE: each call would make a queue that nobody else can find
+        if self.key == 0:  # IPC_PRIVATE: each call would make a new private queue
             raise InvalidValue(
                 "the key of this folder and id is 0, no queue's", cure="choose another id", argument="url"
             )
@@ -142,7 +142,7 @@ class Queue:
             raise InvalidValue(f"cannot open the queue {self}: {error}{whose}", cure=cure, argument="url") from error
 
     def _stranger(self) -> int | None:
-        """The process that sent to the queue since this sink owns it, if any but ours did."""
+        """Return another process that has sent to the queue while this sink owns it, or None."""
         last = self._queue.last_send_pid, self._queue.last_send_time
         ours = last[0] == os.getpid() if self._has_sent else last == self._last_send
         return None if ours else int(last[0])
@@ -157,8 +157,8 @@ class Queue:
             count, nbytes = count + 1, nbytes + len(data)
 
     def _take_over(self, drop_stale: bool) -> int:
-        """Make sure that nobody else still sends, and that what lies in the queue is of our layout; remove it."""
-        if self._queue.last_send_time == 0:  # nobody ever did
+        """Check that no other process sends and that unread messages have this layout, and remove them."""
+        if self._queue.last_send_time == 0:  # never used
             return 0
         sender, unread = int(self._queue.last_send_pid), self.unread() or 0
         entry = table().get(self._queue.id)
@@ -169,7 +169,7 @@ class Queue:
                 cure=f"choose another id, or {self._removal()}",
                 argument="url",
             )
-        # A sink that sent last has given the queue up, or we would not own it: whoever has its pid, it sends no more.
+        # The last sink that sent has released the queue, or this one would not own it. Its pid may be reused by now.
         is_former_sink = sender != 0 and sender in (os.getpid(), self._lock.last_sender())
         if not drop_stale and not is_former_sink and may_live(sender):
             self._refuse(sender, unread)
@@ -190,7 +190,7 @@ class Queue:
             what = f"{process(sender)} sends to the queue {self}, {left}"
         elif unread:
             what = f"{process(0)} may send to the queue {self}, {left}"
-        else:  # as after each restart of a container: nothing can be lost, and a message of it will be noticed
+        else:  # as after each restart of a container: no message is unread, and a new one is detected
             log.warning("%s sent to the queue %s; a message of it will close this sink", process(0), self)
             return
         raise InvalidValue(
@@ -200,7 +200,7 @@ class Queue:
         )
 
     def _reason(self, error: Exception) -> tuple[str, str]:
-        """Why a send failed for good, and what helps."""
+        """Return the reason of a permanent failure to send, and the cure."""
         limit = _limit("msgmax")
         if isinstance(error, OSError) and error.errno == errno.EINVAL and limit is not None and limit < self.nbytes:
             what = f"kernel.msgmax was lowered to {limit}, a message has {self.nbytes} bytes"
@@ -219,7 +219,7 @@ class Queue:
 
 
 def check_limits(nbytes: int) -> None:
-    """Raise Unavailable when the kernel takes no message of that size; an error with the cure."""
+    """Raise Unavailable if the kernel takes no message of that size."""
     for name in ("msgmax", "msgmnb"):
         limit = _limit(name)
         if limit is not None and limit < nbytes:
@@ -227,24 +227,24 @@ def check_limits(nbytes: int) -> None:
 
 
 def _limit(name: str) -> int | None:
-    """A limit of this IPC namespace; None where there is no such file, and sending will say."""
+    """Return a limit of this IPC namespace; None without such a file, as sending reports it."""
     text = _read(_LIMITS / name)
     return None if text is None else int(text)
 
 
 def _read(path: Path) -> str | None:
-    """The file's text; None where the kernel has no such file. Raises Unavailable if it cannot be read now."""
+    """Return the file's text; None if the kernel has no such file. Raises Unavailable if it cannot be read now."""
     try:
         return path.read_text()
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
-    except OSError as error:  # no descriptor left, mostly: going on would leave out what the file is read for
+    except OSError as error:  # mostly, no descriptor is left: without the file a check would be skipped
         cure = "close files, or raise the limit (ulimit -n)"
         raise Unavailable(f"cannot read {path}: {error.strerror}", cure=cure, argument="url") from error
 
 
 def table() -> dict[int, dict[str, int]]:
-    """The kernel's table of message queues, by number; empty where there is none. ``perms`` has octal digits."""
+    """Return the kernel's table of message queues, by number, empty if it is missing. ``perms`` has octal digits."""
     head, *lines = (_read(_TABLE) or "none").splitlines()
     rows = [dict(zip(head.split(), map(int, line.split()), strict=True)) for line in lines]
     return {row["msqid"]: row for row in rows}

@@ -1,8 +1,8 @@
 """The sink that writes FastDeploy's System V messages, for engines that read them today.
 
-``put`` only queues. One thread resolves the outputs in order, makes the messages and hands them to the kernel; it waits
-while the queue is full, so nothing is lost on the way into it. Nobody acknowledges: that a message was read shows only
-in the number of those left, and a reader cannot notice a loss (``detects_loss`` is False, and a log record says so).
+``put`` only queues. One thread resolves the outputs in order, makes the messages and sends them to the kernel. It waits
+while the queue is full, so every message reaches the queue. There is no acknowledgement: only the number of unread
+messages shows reading, and a reader cannot detect a loss (``detects_loss`` is False, and a log record repeats it).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Deliveries = list[tuple[str, int, int]]
 _SHORTEST, _LONGEST = 0.0002, 0.005  #: seconds between looks at a full queue
 _LEAVE_SECONDS = 1.0
 _MOST_ID = (1 << 31) - 1  #: readers hold ids in an int
-_IDLE = 0.1  #: seconds between looks at what is unread while there is nothing to send
+_IDLE = 0.1  #: seconds between looks at the unread messages while the sink is idle
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What a url ``sysv://FOLDER?layout=…&id=…`` says; each part has a default but the layout."""
+    """The parts of a url ``sysv://FOLDER?layout=…&id=…``; each but the layout has a default."""
 
     layout: Layout
     variant: Variant
@@ -53,7 +53,7 @@ class Address:
 
 
 def address_of(url: str, sender: int) -> Address:
-    """Read the url and the two environment variables that legacy readers obey; ``sender`` is added to the queue's id.
+    """Read the url and the legacy readers' two environment variables; ``sender`` is added to the queue's id.
 
     Raises InvalidValue.
     """
@@ -84,7 +84,7 @@ def address_of(url: str, sender: int) -> Address:
 
 
 def _queue_number(url: str, options: dict[str, str]) -> int:
-    """``INFERENCE_MSG_QUEUE_ID`` rules, as it does for the readers; a url that says otherwise would not be heard."""
+    """Return the queue's id: ``INFERENCE_MSG_QUEUE_ID`` if set, as in the readers. A url must agree."""
     asked = options.get("id")
     if (told := os.environ.get("INFERENCE_MSG_QUEUE_ID")) is None:
         return _number(url, "id", "1" if asked is None else asked)
@@ -107,7 +107,7 @@ def _message_id() -> int:
 def open_sink(url: str, options: SinkOptions) -> SysvSink:
     """Return the sink of a ``sysv://`` url: the entry point of ``hal.transports``.
 
-    ``capacity``, ``deadline`` and ``sender`` count. A queue has one sender, so ``sender`` is added to the queue's id.
+    ``capacity``, ``deadline`` and ``sender`` are used. A queue has one sender, so ``sender`` is added to the queue's id.
     """
     if options.require_loss_detection or options.curve is not None:
         raise CapabilityMissing(
@@ -168,7 +168,7 @@ class SysvSink:
             )
 
     def close(self, timeout: float) -> None:
-        """See :class:`hal_core.output.sinks.Sink`. What nobody has read by then is taken back and named."""
+        """See :class:`hal_core.output.sinks.Sink`. Messages that are unread by then are taken back and named."""
         if os.getpid() != self._pid:
             return
         end = time.monotonic() + timeout
@@ -190,7 +190,7 @@ class SysvSink:
             self._queue.release()
 
     def counters(self) -> dict[str, int]:
-        """Return messages sent and unread, outputs that wait, waits for room, and messages of the dead removed."""
+        """Return sent and unread messages, queued outputs, waits for room, and removed messages of a dead worker."""
         return {
             "frames": self._messages,
             "queued": len(self._outputs),
@@ -241,14 +241,14 @@ class SysvSink:
                 self._send_all()
         except HalError as error:
             self._failure = self._with_what_is_unread(error)
-        except BaseException as error:  # noqa: BLE001  # whatever it was, callers must learn that nothing leaves now
+        except BaseException as error:  # noqa: BLE001  # of any type: the next call must raise it
             self._failure = _closed(f"the sender thread failed: {error!r}")
         finally:
             with self._changed:
                 self._changed.notify_all()
 
     def _next_output(self) -> PendingOutput | None:
-        """Wait for an output, resolve it and make its messages; None when there will be no more."""
+        """Wait for an output, resolve it and make its messages; None after the last one."""
         with self._changed:
             while not self._outputs and not self._closing:
                 self._changed.wait(_IDLE if self._sent else None)
@@ -280,7 +280,7 @@ class SysvSink:
             pending.complete(None)
 
     def _send_all(self) -> None:
-        """Hand the messages to the kernel in order, waiting while the queue is full; until close() gives up."""
+        """Send the messages in order, waiting while the queue is full, until close() stops it."""
         wait = _SHORTEST
         while self._unsent and not self._stop:
             if self._queue.send(self._unsent[0].data):
@@ -298,14 +298,14 @@ class SysvSink:
             self._changed.notify_all()
 
     def _count_unread(self) -> int:
-        """How many messages of this sink nobody has read; forgets the others, but none once the queue is gone."""
+        """Return the number of this sink's unread messages, and forget the read ones while the queue exists."""
         unread = self._queue.unread()
         while unread is not None and len(self._sent) > unread:
             self._sent.popleft()
         return 0 if unread is None else len(self._sent)
 
     def _with_what_is_unread(self, error: HalError) -> HalError:
-        """The error, and what may be lost with the queue: all that was unread when it was looked at last."""
+        """Return the error with the messages that may be lost with the queue: those unread at the last look."""
         self._count_unread()
         if not self._sent:
             return error
@@ -325,7 +325,7 @@ def _number(where: str, name: str, text: str) -> int:
 
 
 def _mode(url: str, text: str) -> int:
-    """The queue's mode: this user must be able to send, and to take back what nobody has read."""
+    """Return the queue's mode: this user must be able to send, and to take back unread messages."""
     with contextlib.suppress(ValueError):
         mode = int(text, 8)
         if mode & ~0o777 == 0 and mode & 0o600 == 0o600:
