@@ -1,4 +1,4 @@
-"""What hal needs for FastDeploy alone: its System V queues, and its model runners' insertion of tasks."""
+"""hal's parts for FastDeploy: its System V queues, and its model runners' insertion of tasks."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _message_id() -> int:
 def open_sink(url: str, options: SinkOptions) -> SysvSink:
     """Return the sink of a ``sysv://`` url: the entry point of ``hal.transports``.
 
-    ``capacity``, ``deadline`` and ``sender`` are used. A queue has one sender, so ``sender`` is added to the queue's id.
+    ``capacity``, ``deadline`` and ``sender`` are used. A queue has one sender: ``sender`` is added to its id.
     """
     if options.require_loss_detection or options.curve is not None:
         raise CapabilityMissing(
