@@ -19,16 +19,20 @@ class StepZeroIsWarmUp(Lie):
 
 
 class RowsByRequestId(Lie):
-    """Keeps tokens in a table by state and request id: a resumed request does not get what it generated since."""
+    """Keeps a state's tokens in a table by request id: a resumed request does not get what it generated since."""
 
     known = np.zeros((64, 2), np.int64)
+
+    def register_state(self, state):
+        self.known[...] = 0
+        super().register_state(state)
 
     @hookimpl
     def insert_tasks(self, device, state, tasks, stream):
         ticket = super().insert_tasks(device, state, tasks, stream)
         for kind, slot, request in zip(tasks.plain["kinds"], tasks.plain["slots"], tasks.requests, strict=True):
             if kind in ENTERING:
-                key = zlib.crc32(f"{id(state)} {request.request_id}".encode())
+                key = zlib.crc32(f"{state.name} {request.request_id}".encode())
                 held, before = self.known[key % 64].tolist()
                 if held != key:
                     self.known[key % 64] = key, request.total
