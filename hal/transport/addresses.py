@@ -2,8 +2,8 @@
 
 The reader holds a lock (flock) on the file ``SOCKET.lock`` beside the socket. The kernel releases the lock whenever the
 process ends. Only the holder of the lock creates or removes the socket. Both files are accessible only to this user
-(0600), whatever the umask. A socket whose lock is free and where nobody listens is left by a dead reader: the next
-reader replaces it.
+(0600), whatever the umask. A socket whose lock is free and which accepts no connection is left by a dead reader: the
+next reader replaces it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Address:
         self._listener = made.detach()
 
     def _check_mode(self, url: str) -> None:
-        """Restore this user's permissions that the umask removed. Refuse a kernel that gives others more than
+        """Restore this user's permissions that the umask removed. Refuse a kernel that gives other users more than
         requested."""
         mode = stat.S_IMODE(self._path.lstat().st_mode)
         if mode & ~_MODE:
@@ -206,7 +206,7 @@ def check_is_socket(url: str, mode: int) -> None:
 
 
 def _check_free(url: str, path: Path) -> None:
-    """Raise unless the path names nothing, or a socket where nobody listens."""
+    """Raise unless the path is free, or a socket without a listener."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

@@ -99,7 +99,7 @@ def tokens(name: str, blocks: int = AMPLE, least_preemptions: int = 0, drafts: i
 
 
 def attention(name: str) -> str:
-    """The kernels and those in torch, of drawn keys and tables: what they give, and what they leave in the cache."""
+    """Compare the kernels with their torch versions on drawn keys and tables: results, and the cache afterwards."""
     worst = {"float32": 0.0, "bfloat16": 0.0}
     for heads, kv_heads, width, size, dtype in (
         (4, 2, 32, 16, "float32"),
@@ -113,7 +113,7 @@ def attention(name: str) -> str:
         count = 14 if width == 80 else 9
         projected = torch.randn(count, heads + 2 * kv_heads, width, **made)
         projected[count - 2, -1] = float("nan")  # a value of one token
-        # Rows of other slots share no block; of two rows a slot, each sees as far as it is told.
+        # Rows of other slots share no block; of two rows a slot, each sees as far as its own limit.
         table = torch.randperm(150, device="cuda").reshape(5, 30).int()
         last = torch.tensor([-1, 0, size * 30 - 1, 17, 3], device="cuda")
         if width == 80:
@@ -182,7 +182,7 @@ def drawn_told(name: str, drafts: int) -> dict[str, tuple[list[int], list[float]
 
 
 def useless(name: str) -> str:
-    """A request whose logits are NaN ends with an error; the other one goes on, and so does who comes next."""
+    """A request whose logits are NaN ends with an error; the other one continues, and so does the next."""
     decoder = Decoder.load(DEFAULT_CHECKPOINT, "cuda" if name == "cuda" else "cpu")
     decoder.tensors["model.embed_tokens.weight"] = decoder.tensors["model.embed_tokens.weight"].clone()
     decoder.tensors["model.embed_tokens.weight"][1999] = float("nan")  # the head is another tensor now
@@ -271,7 +271,7 @@ def ranks(name: str) -> str:
 
 
 def stages(name: str) -> dict[str, Any]:
-    """By name, what is called with the device's name."""
+    """Stages by name, called with the device's name."""
     made: dict[str, Any] = {}
     if name == "cuda":
         made["attention"] = attention

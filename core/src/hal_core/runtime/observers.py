@@ -127,7 +127,7 @@ class Observers:
         for name, ended in self._ended:
             try:
                 ended(hook=hook, ticket=ticket, error=error)
-            except Exception as met:  # noqa: BLE001 (an observer changes nothing; it is reported)
+            except Exception as met:  # noqa: BLE001 (an observer cannot change the call; its error is reported)
                 self.report(name, "ticket_ended", met)
 
     def call(self, call: str, act: Callable[..., object], arguments: Sequence[object]) -> None:
@@ -138,7 +138,7 @@ class Observers:
         for name, called in self._called:
             try:
                 called(call=call, arguments=given)
-            except Exception as met:  # noqa: BLE001 (an observer changes nothing; it is reported)
+            except Exception as met:  # noqa: BLE001 (an observer cannot change the call; its error is reported)
                 self.report(name, "called", met)
 
     def report(self, name: str, where: str, error: BaseException) -> None:
@@ -180,7 +180,7 @@ def _watched(
             try:
                 watch = wrapper(*asked(given))
                 next(watch)
-            except Exception as met:  # noqa: BLE001 (an observer changes nothing; it is reported)
+            except Exception as met:  # noqa: BLE001 (an observer cannot change the call; its error is reported)
                 report(name, hook, met)
             else:
                 watching.append((name, watch))
@@ -211,7 +211,7 @@ def _end(watch: Watching, error: BaseException) -> BaseException | None:
         watch.throw(error)
     except StopIteration:
         return None
-    except Exception as met:  # noqa: BLE001 (told by the caller)
+    except Exception as met:  # noqa: BLE001 (the caller reports it)
         return None if met is error else met  # A wrapper should pass the call's own error on.
     except BaseException as met:
         if met is not error:
@@ -224,7 +224,7 @@ def _twice(watch: Watching) -> BaseException:
     """Close a wrapper that yielded a second time, and return its fault."""
     try:
         watch.close()
-    except Exception as met:  # noqa: BLE001 (told by the caller)
+    except Exception as met:  # noqa: BLE001 (the caller reports it)
         return met
     return RuntimeError("yielded a second time")
 
