@@ -1,23 +1,19 @@
-"""Every duration of the host: named, documented, and overridden by environment variables, all in this module.
+"""Every duration of the host: named, documented, and overridden by environment variables, as those of the core.
 
     from hal.timeouts import TIMEOUTS
 
     socket.settimeout(TIMEOUTS.connection)
 
 The variable of a field is ``HAL_SECONDS_`` and its name in capitals, unless it names another. docs/timeouts.md lists
-all of them; ``python -m hal.timeouts`` prints its table. Only the standard library is imported here, because signals
-need this first.
+all of them; ``python -m hal.timeouts`` prints the table of these. Only the core's timeouts are imported here, because
+signals need this first.
 """
 
 from __future__ import annotations
 
-import math
-import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-TYPE_CHECKING = False  # as in hal
-if TYPE_CHECKING:
-    from typing import overload
+from hal_core import CoreTimeouts, Seconds
 
 MOST = 1e9
 """Upper bound of a duration: Python's locks take no wait beyond ``threading.TIMEOUT_MAX``."""
@@ -29,47 +25,8 @@ LEAST_HEARTBEAT, MOST_HEARTBEAT = 0.001, 3600.0
 """Bounds of a sink's heartbeat: ZeroMQ's poll counts milliseconds."""
 
 
-class Seconds:
-    """A field of :class:`Timeouts`: its default, what it limits, and the variable that overrides it."""
-
-    def __init__(self, default: float, what: str, variable: str = "") -> None:
-        self.default, self.what, self.variable = default, what, variable
-        self._name = ""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name, self.variable = f"_{name}", self.variable or f"HAL_SECONDS_{name.upper()}"
-
-    if TYPE_CHECKING:
-
-        @overload
-        def __get__(self, instance: None, owner: type) -> Seconds: ...
-        @overload
-        def __get__(self, instance: Timeouts, owner: type) -> float: ...
-
-    def __get__(self, instance: Timeouts | None, owner: type) -> Seconds | float:
-        """Return the present seconds. Raises :class:`hal_core.InvalidValue` if the variable holds none."""
-        if instance is None:
-            return self
-        given = os.environ.get(self.variable)
-        if not given:
-            return float(getattr(instance, self._name, self.default))
-        try:
-            seconds = float(given)
-        except ValueError:
-            seconds = 0.0
-        if not 0 < seconds < math.inf:
-            from hal_core import InvalidValue
-
-            raise InvalidValue(f"{given!r}", cure="give seconds above 0, as 30", argument=self.variable)
-        return seconds
-
-    def __set__(self, instance: Timeouts, value: Seconds | float) -> None:
-        if not isinstance(value, Seconds):  # the dataclass's default is this descriptor itself
-            setattr(instance, self._name, value)
-
-
 @dataclass
-class Timeouts:
+class Timeouts(CoreTimeouts):
     """Seconds. A field may be set, as tests do; its variable takes precedence."""
 
     # commands
@@ -87,7 +44,6 @@ class Timeouts:
     sink_close_signal: Seconds = Seconds(2.0, "the same after a signal")
     tokenizer: Seconds = Seconds(5.0, "processor time of a tokenizer for a prompt")
     # ranks and their engine
-    collective: Seconds = Seconds(30.0, "a collective of ranks", "HAL_RANKS_TIMEOUT")
     starting: Seconds = Seconds(
         300.0, "the start of all ranks: each imports its framework, perhaps on a busy machine", "HAL_RANKS_STARTING"
     )
@@ -143,6 +99,10 @@ class Timeouts:
     retry: Seconds = Seconds(
         1.0, "until a client of `hal serve` tries again, whose request found a full queue (`Retry-After`)"
     )
+    queue_look: Seconds = Seconds(0.0002, "between two looks of a System V sink at a full queue, at first")
+    queue_look_most: Seconds = Seconds(0.005, "the same, at most")
+    queue_idle: Seconds = Seconds(0.1, "between its looks at unread messages, without anything to send")
+    torch_poll: Seconds = Seconds(0.0002, "between two queries of torch's event in a wait with a limit")
     # connections
     connection: Seconds = Seconds(1.0, "a connection within a host, until the kernel has made it")
     reconnect: Seconds = Seconds(0.01, "between two looks for a reader that is not there, at first")
@@ -154,30 +114,9 @@ class Timeouts:
     lock_name: Seconds = Seconds(1.0, "the holder of an address's writing its name into the lock file")
     lock_look: Seconds = Seconds(0.01, "between two looks for that name")
 
-    def check(self) -> None:
-        """Raise :class:`hal_core.InvalidValue` for the first variable that holds no seconds."""
-        for one in fields(self):
-            getattr(self, one.name)
-
 
 TIMEOUTS = Timeouts()
 
 
-def variable(name: str) -> str:
-    """Return the environment variable of a field."""
-    found = Timeouts.__dict__[name]
-    assert isinstance(found, Seconds)
-    return found.variable
-
-
-def table() -> str:
-    """Return the fields as the table of docs/timeouts.md."""
-    lines = ["| variable | seconds | what it limits |", "|---|---|---|"]
-    for one in fields(Timeouts):
-        found = Timeouts.__dict__[one.name]
-        lines.append(f"| `{found.variable}` | {found.default:g} | {found.what} |")
-    return "\n".join(lines)
-
-
 if __name__ == "__main__":
-    print(table())
+    print(Timeouts.table())

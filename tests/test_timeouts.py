@@ -1,4 +1,4 @@
-"""Durations stand in one place: hal/timeouts.py, which docs/timeouts.md lists."""
+"""Durations are fields of hal_core/timeouts.py and hal/timeouts.py, which docs/timeouts.md lists."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from hal_core import InvalidValue
+from hal_core import TIMEOUTS as CORE
+from hal_core import CoreTimeouts, InvalidValue
 
 from hal.cli import main
-from hal.timeouts import TIMEOUTS, Timeouts, table, variable
+from hal.timeouts import TIMEOUTS, Timeouts
 
 ROOT = Path(__file__).parents[1]
-HOME = ROOT / "hal" / "timeouts.py"
+HOMES = ROOT / "hal" / "timeouts.py", ROOT / "core" / "src" / "hal_core" / "timeouts.py"
+FOLDERS = [ROOT / "hal", ROOT / "core" / "src", *ROOT.glob("plugins/*/src"), *ROOT.glob("runners/*/src")]
+SOURCES = [path for folder in FOLDERS for path in sorted(folder.rglob("*.py")) if path not in HOMES]
 WAITS = ("sleep", "wait", "join", "settimeout", "alarm")
 SECONDS = re.compile(r"\bseconds\b", re.IGNORECASE)
 NAMES = re.compile(r"(SECONDS|_MS|TIMEOUT|PATIENCE|_DELAY|_PAUSE)\b")
@@ -56,9 +59,8 @@ def constants(text):
                 yield node.lineno
 
 
-def test_no_other_module_of_the_host_has_a_constant_in_seconds():
-    sources = [path for path in sorted((ROOT / "hal").rglob("*.py")) if path != HOME]
-    found = {str(path.relative_to(ROOT)): [*constants(path.read_text(encoding="utf-8"))] for path in sources}
+def test_no_other_module_has_a_constant_in_seconds():
+    found = {str(path.relative_to(ROOT)): [*constants(path.read_text(encoding="utf-8"))] for path in SOURCES}
     # Steps of a proposer that pauses are no seconds.
     assert {name: lines for name, lines in found.items() if lines and name != "hal/proposers/adaptive.py"} == {}
 
@@ -83,21 +85,30 @@ def test_the_check_finds_constants(text):
 
 def test_the_page_lists_all():
     page = (ROOT / "docs" / "timeouts.md").read_text(encoding="utf-8")
-    assert table() in page, "python -m hal.timeouts prints the table"
+    assert CoreTimeouts.table() in page, "python -m hal_core.timeouts prints the table"
+    assert Timeouts.table() in page, "python -m hal.timeouts prints the table"
+    assert len([*Timeouts.table().splitlines(), *CoreTimeouts.table().splitlines()]) == 4 + len(fields(Timeouts))
 
 
 def test_each_is_used():
-    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "hal").rglob("*.py") if path != HOME)
+    text = "".join(path.read_text(encoding="utf-8") for path in SOURCES)
     assert [one.name for one in fields(Timeouts) if f"TIMEOUTS.{one.name}" not in text] == []
 
 
 def test_variables_override(monkeypatch):
-    assert variable("step") == "HAL_RANKS_STEP"
-    assert variable("look") == "HAL_SECONDS_LOOK"
+    assert Timeouts.step.variable == "HAL_RANKS_STEP"
+    assert Timeouts.look.variable == "HAL_SECONDS_LOOK"
     monkeypatch.setenv("HAL_SECONDS_LOOK", "0.5")
     assert TIMEOUTS.look == 0.5
     monkeypatch.setenv("HAL_SECONDS_LOOK", "")
     assert TIMEOUTS.look == 0.1
+
+
+def test_a_field_of_the_core_is_one_for_host_and_core(monkeypatch):
+    monkeypatch.setattr(TIMEOUTS, "collective", 7.0)
+    assert CORE.collective == 7.0
+    monkeypatch.setenv("HAL_RANKS_TIMEOUT", "9")
+    assert (CORE.collective, TIMEOUTS.collective) == (9.0, 9.0)
 
 
 @pytest.mark.parametrize("given", ["soon", "0", "-1", "inf", "nan"])

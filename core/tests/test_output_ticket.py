@@ -6,10 +6,9 @@ import threading
 
 import numpy as np
 import pytest
-from hal_core import Request, StateConfig, Step, TaskBatch
+from hal_core import TIMEOUTS, Request, StateConfig, Step, TaskBatch
 from hal_core.devices import CopyTicket
 from hal_core.devices.cpu import CpuPlugin
-from hal_core.output import ticket as tickets
 from hal_core.output.ticket import OutputTicket
 from hal_core.runtime.bound import bind
 
@@ -80,7 +79,7 @@ def test_what_needs_no_byte_is_made_before_the_worker_waits(made):
 
 
 def test_a_sink_waits_for_a_taking_worker_not_for_the_device(made, monkeypatch):
-    monkeypatch.setattr(tickets, "LOOK", 600.0)
+    monkeypatch.setattr(TIMEOUTS, "output_look", 600.0)
     state, make = made
     first, copy = make(0)
     copy.arrived.set()
@@ -98,7 +97,7 @@ def test_a_sink_waits_for_a_taking_worker_not_for_the_device(made, monkeypatch):
 
 
 def test_a_sink_looks_for_itself_where_the_worker_is_late(made, monkeypatch):
-    monkeypatch.setattr(tickets, "LOOK", 1e-3)
+    monkeypatch.setattr(TIMEOUTS, "output_look", 1e-3)
     state, make = made
     first, copy = make(0)
     copy.arrived.set()

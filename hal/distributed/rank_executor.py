@@ -13,7 +13,7 @@ import msgspec
 from hal_core import HalError, InvalidValue, OutputRecord, Task
 
 from hal.reading import Event, Gap, OutputReader, SessionLost
-from hal.timeouts import TIMEOUTS, variable
+from hal.timeouts import TIMEOUTS, Timeouts
 
 from .control_channel import EngineChannel
 from .control_messages import (
@@ -240,7 +240,7 @@ class RankExecutor:
             raise self._lose(gone[0], "its connection was closed: its process has ended, or its host is lost", cure)
         if time.monotonic() > end:
             why = f"rank(s) {missing} did not come up: no message for {self._starting:g} s"
-            raise self._lose(missing[0], why, f"{cure}, or give them more time ({variable('starting')})")
+            raise self._lose(missing[0], why, f"{cure}, or give them more time ({Timeouts.starting.variable})")
 
     def _failure(self) -> HalError:
         """Handle a rank's failure: a refusal if the rank says so, else its loss."""
@@ -300,7 +300,7 @@ class RankExecutor:
         if (late := self._clock.late()) is not None:
             ranks = list(self.layout.members(late))
             why = f"rank(s) {ranks} have not ended the step within {self._clock.limit:g} s"
-            cure = f"see what holds it up; where steps take that long, give them more time ({variable('step')})"
+            cure = f"see what holds it up; where steps take that long, give them more time ({Timeouts.step.variable})"
             raise self._lose(ranks[0], why, cure)
 
     def _blamed(self) -> tuple[int, Failed]:

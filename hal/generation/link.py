@@ -24,7 +24,7 @@ from hal.distributed.control_channel import EngineChannel
 from hal.distributed.control_messages import Abort, Down, Ended, Failed, Hello, Message, Serve, Stats, Stop, Submit, Up
 from hal.model.streaming import AnswerText
 from hal.reading import Event, OutputReader, StreamLoss
-from hal.timeouts import TIMEOUTS, variable
+from hal.timeouts import TIMEOUTS, Timeouts
 
 from .streams import Part, Stream, Streams
 
@@ -138,7 +138,7 @@ class EngineLink:
                 raise Unavailable(f"the engine process takes no messages: {self._lost or 'its queue is full'}")
             if not self.up.done() and time.monotonic() > end:
                 raise Unavailable(
-                    "the engine process did not come up", cure=f"give it more time ({variable('starting')})"
+                    "the engine process did not come up", cure=f"give it more time ({Timeouts.starting.variable})"
                 )
 
     def _read(self) -> None:

@@ -41,5 +41,6 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.slots.tasks": "ENTERING FEEDING LEAVING Task TaskBatch TaskKind",
         "hal_core.streams": "Event Stream",
         "hal_core.tickets": "DONE Ticket",
+        "hal_core.timeouts": "CoreTimeouts Seconds TIMEOUTS",
     },
 )

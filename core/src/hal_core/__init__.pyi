@@ -66,3 +66,6 @@ from .streams import Event as Event
 from .streams import Stream as Stream
 from .tickets import DONE as DONE
 from .tickets import Ticket as Ticket
+from .timeouts import TIMEOUTS as TIMEOUTS
+from .timeouts import CoreTimeouts as CoreTimeouts
+from .timeouts import Seconds as Seconds

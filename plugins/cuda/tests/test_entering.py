@@ -7,14 +7,13 @@ import threading
 
 import numpy as np
 import pytest
-from hal_core import Request, SamplingParams, StateConfig, Task, TaskBatch, TaskKind
+from hal_core import TIMEOUTS, Request, SamplingParams, StateConfig, Task, TaskBatch, TaskKind
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.memory.views import ByteRange
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import admit
 from hal_cuda import admissions, insertion
 from hal_cuda.driver import CudaError
-from hal_cuda.primitives import PATIENT
 from hal_cuda.structs import ENTRY
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -195,7 +194,7 @@ def test_threads_beside_the_one_that_works_look_now_and_then(opened, monkeypatch
     thread.start()
     thread.join(30)
     event.wait()
-    assert patience == {threading.get_ident(): 0.0, thread.ident: PATIENT}
+    assert patience == {threading.get_ident(): 0.0, thread.ident: TIMEOUTS.poll_beside}
 
 
 @pytest.mark.parametrize("count", [3, 20])

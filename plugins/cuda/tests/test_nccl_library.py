@@ -7,6 +7,7 @@ from time import monotonic
 from types import SimpleNamespace
 
 import pytest
+from hal_core import TIMEOUTS
 from hal_core.errors import GroupLost, Unavailable
 from hal_cuda import collectives, nccl
 
@@ -45,7 +46,7 @@ def test_the_packages_library_comes_before_that_of_the_path(monkeypatch, tmp_pat
 
 
 def test_g16_a_rank_that_never_comes_to_the_opening_is_an_error_in_time(opened, library, monkeypatch):
-    monkeypatch.setattr(nccl, "CONNECTING", 0.3)
+    monkeypatch.setattr(TIMEOUTS, "connecting", 0.3)
     library.nccl_hang(1)
     began = monotonic()
     with pytest.raises(GroupLost, match=r"did not find each other within 0\.3 s") as raised:

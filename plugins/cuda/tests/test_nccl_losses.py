@@ -7,6 +7,7 @@ import threading
 from time import monotonic
 
 import pytest
+from hal_core import TIMEOUTS
 from hal_core.errors import GroupLost
 from hal_cuda import nccl
 
@@ -81,7 +82,7 @@ def test_g16_what_nccl_meets_is_the_loss_of_the_group(two, library, how):
 
 def test_a_call_that_is_still_inside_nccl_is_not_pulled_from_under_it(two, library, monkeypatch, caplog):
     source, _ = two()
-    monkeypatch.setattr(nccl, "ENDING", 0.05)
+    monkeypatch.setattr(TIMEOUTS, "group_end", 0.05)
     with source.made.lock:
         source.made._end(source.made.library.abort)
     assert source.made.handle, "it was not given up"

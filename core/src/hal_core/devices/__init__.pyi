@@ -68,10 +68,8 @@ from .paddle.ranks.groups import open_groups as open_groups
 from .paddle.ranks.groups import opened as opened
 from .paddle.ranks.tensors import TensorRanks as TensorRanks
 from .paddle.ranks.tensors import library_of as library_of
-from .paddle.ranks.world import DEFAULT_TIMEOUT as DEFAULT_TIMEOUT
 from .paddle.ranks.world import join_world as join_world
 from .paddle.scatters import Candidates as Candidates
-from .primitives import POLL as POLL
 from .primitives import Launch as Launch
 from .primitives import PlanLaunch as PlanLaunch
 from .primitives import Primitives as Primitives

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..errors import CapabilityMissing, GroupLost
 from ..memory.packing import Packed
+from ..timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from .health import Health
@@ -30,21 +31,21 @@ RawEvent = Any
 """An event of the vendor's runtime."""
 Launch = Any
 """The object to launch: :class:`PlanLaunch`, or one that a vendor's device passes to ``launch_staged``."""
-POLL = 50e-6
-"""Seconds between two queries of an event, for runtimes without a wait with a deadline."""
-LATE, LATEST = 1 / 16, 2e-3
-"""A long wait queries less often: its end is noticed late by this share of it, and by at most so many seconds."""
+LATE = 1 / 16
+"""A long wait queries less often: its end is noticed late by this share of it, and by at most ``poll_most``."""
 
 
 def poll(done: Callable[[], bool], timeout: float | None) -> bool:
     """Query until the answer is true (True), or for ``timeout`` seconds (False). Other threads run meanwhile."""
-    began = time.monotonic()
+    if done():
+        return True
+    began, least, most = time.monotonic(), TIMEOUTS.poll, TIMEOUTS.poll_most
     while not done():
         waited = time.monotonic() - began
-        left = LATEST if timeout is None else timeout - waited
+        left = most if timeout is None else timeout - waited
         if left <= 0:
             return False
-        time.sleep(min(max(POLL, waited * LATE), LATEST, left))
+        time.sleep(min(max(least, waited * LATE), most, left))
     return True
 
 

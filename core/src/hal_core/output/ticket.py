@@ -11,6 +11,7 @@ from ..errors import InvalidValue
 from ..ranks.channel import OutputCheck
 from ..slots.fields import FinishReason
 from ..tickets import PromiseTicket
+from ..timeouts import TIMEOUTS
 from .records import OutputRecord
 from .rows import Columns, OutputSnapshot, build_record
 
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
     from ..memory.views import ByteRange
     from ..slots.state import SlotState
     from ..slots.step import Step
-
-
-LOOK = 5e-3
-"""Seconds after which a sink's thread checks by itself for an output that the worker is expected to take."""
 
 
 class OutputTicket(PromiseTicket):
@@ -115,7 +112,7 @@ class OutputTicket(PromiseTicket):
     def _wait_for_worker(self) -> None:
         """Wait until the worker has made the record, or until the copy has arrived while the worker is busy."""
         while not self._copy.done():
-            if self._taken.acquire(timeout=LOOK):
+            if self._taken.acquire(timeout=TIMEOUTS.output_look):
                 self._taken.release()  # for the next waiting thread
                 return
 

@@ -24,10 +24,8 @@ from collections.abc import Callable, Collection, Mapping
 from time import monotonic
 
 from ..errors import GroupLost
+from ..timeouts import TIMEOUTS
 from .peers import MESSAGE, Kind
-
-GRACE = 0.5
-"""Seconds in which the reason of a failed collective may still arrive; only the text of the error waits for it."""
 
 
 class Watchdog:
@@ -47,7 +45,8 @@ class Watchdog:
             0.0,
             0,
         )  # the begin and number of the oldest call that some rank may not have reached
-        self._asked_unmet, self._late = 0.0, max(GRACE, timeout / 8)  # seconds in which the last answers may come
+        self._asked_unmet = 0.0
+        self._late = max(TIMEOUTS.loss_reason, timeout / 8)  # seconds in which the last answers may come
         self._reached = dict.fromkeys(peers, 0)  # the last call that each rank is known to have reached
         self._left: dict[int, int] = {}
         self._partial = dict.fromkeys(peers, b"")
@@ -97,7 +96,7 @@ class Watchdog:
         """Give the group up because a collective raised, and return the error with the reason."""
         self._failed = self._failed or (str(error).strip().splitlines() or [type(error).__name__])[-1]
         self._prod()
-        self._over.wait(GRACE + 1.0)
+        self._over.wait(TIMEOUTS.loss_reason + TIMEOUTS.loss_end)
         self._since = 0.0
         return self.error(self.reason or f"a collective failed: {self._failed}")
 
@@ -166,7 +165,7 @@ class Watchdog:
 
     def _look_at_the_clock(self, now: float) -> None:
         if self._failed:
-            self._give_up_at = self._give_up_at or now + GRACE
+            self._give_up_at = self._give_up_at or now + TIMEOUTS.loss_reason
             if now >= self._give_up_at:
                 self._die(f"a collective failed: {self._failed}", -1)
             return

@@ -27,7 +27,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_core import OutOfMemory
+from hal_core import TIMEOUTS, OutOfMemory
 
 from .structs import CHUNK_NUMBERS, PLACE
 
@@ -253,5 +253,5 @@ class Admissions:
             chunks, self.chunks = self.chunks, []
             self._list()
         for chunk in chunks if release else ():
-            if all(event.wait(60.0) for event in chunk.fences.values()):
+            if all(event.wait(TIMEOUTS.device_end) for event in chunk.fences.values()):
                 chunk.block.release()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from hal_core import ByteRange, GroupLost, HalError, InvalidValue
-from hal_core.devices import DEFAULT_TIMEOUT, AsyncDevice, AsyncStream, CollectiveTicket, Lease, RecordedEvent, opened
+from hal_core.devices import AsyncDevice, AsyncStream, CollectiveTicket, Lease, RecordedEvent, opened
 
 from .nccl import Comm
 
@@ -203,7 +203,7 @@ class NativeCommunicator(NcclCommunicator):
         self._announced, self._fixed = None, (None, None, 0, 0, b"")
 
 
-def open_communicator(device: OnGpu, group: Group, timeout: float = DEFAULT_TIMEOUT) -> Communicator:
+def open_communicator(device: OnGpu, group: Group, timeout: float | None = None) -> Communicator:
     """Return the group that ``hal_core.devices.open_groups`` has opened, or the group of all ranks of the job.
 
     All its ranks call this in the same order, each with its own GPU.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hal_conformance import gloo
-from hal_core import Device, Support, Unavailable
+from hal_core import TIMEOUTS, Device, Support, Unavailable
 from hal_core.devices import installed_paddle
 
 from . import CudaPlugin, gpu_count
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 SIZE = 4
 """Ranks of the kit."""
-STARTING = 100.0
-"""Seconds in which all ranks must have joined the job: each imports Paddle first."""
 
 
 def tensors() -> str:
@@ -89,7 +87,7 @@ class CudaSupport(Support):
         """
         from hal_core.devices import join_world, open_groups
 
-        join_world(timeout=STARTING)
+        join_world(timeout=TIMEOUTS.joining)
         device = self.opened()
         try:
             open_groups(groups, backend=device.groups_by, timeout=timeout, make=device.make_group)

@@ -18,7 +18,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from hal_core import GroupLost, HalError, Unavailable
+from hal_core import TIMEOUTS, GroupLost, HalError, Unavailable
 from hal_core.devices import poll
 
 if TYPE_CHECKING:
@@ -31,10 +31,6 @@ OLDEST = 21800
 """NCCL 2.18."""
 UINT8 = 1
 ID_BYTES = 128
-CONNECTING = 60.0
-"""Least seconds in which the ranks of a group must have found each other: NCCL's start alone takes some."""
-ENDING = 5.0
-"""Seconds that NCCL may take to abort or destroy a communicator before the process continues without it."""
 UNDEFINED = -(1 << 31)
 
 
@@ -193,8 +189,8 @@ class Comm:
         return self._ended.is_set() or 0.0 < self._until < monotonic()
 
     def settle(self) -> None:
-        """Wait until it is :attr:`settled`, ``ENDING`` at most."""
-        poll(lambda: self.settled, ENDING)
+        """Wait until it is :attr:`settled`, for ``TIMEOUTS.group_end`` at most."""
+        poll(lambda: self.settled, TIMEOUTS.group_end)
 
     def connect(self, device: OnGpu, ident: bytes, place: int, timeout: float) -> None:
         """Create the communicator, and run the first collective: NCCL connects the ranks only then, while all are
@@ -271,12 +267,12 @@ class Comm:
     def close(self) -> None:
         """Destroy the communicator; wait for that, but not without end."""
         if self.handle and (thread := self._end_by_thread(self.library.destroy)):
-            thread.join(ENDING)
+            thread.join(TIMEOUTS.group_end)
 
     def _end_by_thread(self, call: Any) -> threading.Thread | None:  # noqa: ANN401 (a function of NCCL's)
         """Start a thread for the call. None at the end of the process, which releases everything: Python 3.12 starts no
         thread then."""
-        self._until = monotonic() + ENDING
+        self._until = monotonic() + TIMEOUTS.group_end
         thread = threading.Thread(target=self._end, args=(call,), name="hal-nccl-end", daemon=True)
         try:
             thread.start()
@@ -286,7 +282,7 @@ class Comm:
         return thread
 
     def _end(self, call: Any) -> None:  # noqa: ANN401 (a function of NCCL's)
-        if not self.lock.acquire(timeout=ENDING):
+        if not self.lock.acquire(timeout=TIMEOUTS.group_end):
             log.error("hal: a call is still inside NCCL, so its group %s cannot be ended: end this process", self.ranks)
             return
         try:
@@ -304,5 +300,5 @@ def make_group(device: OnGpu, ranks: Sequence[int], me: int, share: Callable[[by
     found = library()
     comm = Comm(found, device.index, ranks)
     ident = share(found.new_id() if me == ranks[0] else bytes(ID_BYTES))
-    comm.connect(device, ident, list(ranks).index(me), max(timeout, CONNECTING))
+    comm.connect(device, ident, list(ranks).index(me), max(timeout, TIMEOUTS.connecting))
     return comm

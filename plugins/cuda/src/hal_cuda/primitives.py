@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from threading import get_ident
 from typing import Any
 
-from hal_core.devices import POLL, Launch, PlanLaunch, Primitives
+from hal_core import TIMEOUTS
+from hal_core.devices import Launch, PlanLaunch, Primitives
 
 from .context import Context
 from .driver import captured
@@ -19,12 +20,6 @@ from .memory import memory_of
 from .queues import Queues
 from .structs import THREADS
 
-PATIENT = 500e-6
-"""Seconds between two looks at an event for threads beside the one that puts work on streams, such as a sink's. The
-driver would wake all of them at once, and they would want the interpreter just when the GPU waits for the next step:
-0.1 to 0.2 ms of each gap."""
-SLICE = 0.05
-"""Seconds of a wait after which Python runs, which raises what a signal's handler has raised."""
 LEGACY = 1
 """``CU_STREAM_LEGACY``: CUDA's default stream."""
 IMPLICIT = "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"
@@ -43,6 +38,7 @@ class CudaPrimitives(Primitives):
         self._context, self._kernels, self._kernel = context, kernels, kernels.write
         self._event_flags = int(driver.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         self._working = get_ident()  # the thread that puts work on streams
+        self._poll, self._poll_beside, self._slice = TIMEOUTS.poll, TIMEOUTS.poll_beside, TIMEOUTS.poll_native
         self._queues = Queues(self.event_create, self._record, self.event_query)
         self._streams: list[int] = []  # that nobody holds
         self._memory = memory_of(context)
@@ -117,14 +113,17 @@ class CudaPrimitives(Primitives):
         return True
 
     def event_synchronize(self, event: Any, timeout: float | None) -> bool:  # noqa: ANN401
-        """The driver's own wait keeps neither a deadline nor signals, so the event is looked at again and again: at
-        once by the thread that works alone, now and then by others (:data:`PATIENT`)."""
-        patience = POLL if timeout is not None else PATIENT
+        """Query until the event has passed, as the driver's own wait has no deadline and ignores signals.
+
+        The thread that submits work queries without a pause, others now and then. (If the driver woke all of them at
+        once, they would take the GIL when the GPU waits for the next step: 0.1 to 0.2 ms of each gap.)
+        """
+        patience = self._poll if timeout is not None else self._poll_beside
         if self._working == get_ident():
             patience = 0.0
         end = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = SLICE if end is None else min(SLICE, end - time.monotonic())
+            left = self._slice if end is None else min(self._slice, end - time.monotonic())
             if self._passes(event, left, patience):
                 return True
             if end is not None and time.monotonic() >= end:

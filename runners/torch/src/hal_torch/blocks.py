@@ -12,11 +12,11 @@ import torch
 from hal_core import DONE, Ticket
 from torch import Tensor
 
+from hal.timeouts import TIMEOUTS
+
 if TYPE_CHECKING:
     from .model import Decoder
 
-_POLL = 0.0002
-"""Seconds between two looks at an event in a wait with a limit, which torch lacks."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -90,7 +90,7 @@ class _Written(Ticket):
     def _block(self, timeout: float | None) -> bool:
         end = None if timeout is None else time.monotonic() + timeout
         while end is not None and time.monotonic() < end and not self.done():
-            time.sleep(_POLL)
+            time.sleep(TIMEOUTS.torch_poll)  # torch has no wait with a limit
         if end is None:
             self._event.synchronize()
         return self.done()

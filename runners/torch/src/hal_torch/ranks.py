@@ -5,19 +5,19 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from hal_core import TIMEOUTS
 from torch import distributed
 
 if TYPE_CHECKING:
     from hal.model.split import Shard
     from hal.stepping import RunnerSetup
 
-_SECONDS = 30
-
 
 def meet(setup: RunnerSetup, shard: Shard) -> None:
     """Open the group at the address of its first rank, which hal's broadcast sends to the others. Fails on another
     host."""
-    told, within = setup.state.tensor("sampled_token_ids", "torch")[:, 0], {"timeout": timedelta(seconds=_SECONDS)}
+    told = setup.state.tensor("sampled_token_ids", "torch")[:, 0]
+    within = {"timeout": timedelta(seconds=TIMEOUTS.collective)}
     if setup.group.is_first:
         store = distributed.TCPStore("127.0.0.1", 0, shard.size, True, wait_for_workers=False, **within)
         told[0] = store.port

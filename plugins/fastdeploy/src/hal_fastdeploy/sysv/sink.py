@@ -29,16 +29,14 @@ from hal_core import (
 )
 from hal_core.frames import PendingOutput, complete_with, new_session, unknown, unresolved
 
+from hal.timeouts import TIMEOUTS
 from hal.transport import SinkOptions
 from hal_fastdeploy.sysv.layouts import Layout, Message, Variant, layout_named, messages
 from hal_fastdeploy.sysv.queue import KEYS, Queue, derive_key
 
 log = logging.getLogger("hal")
 Deliveries = list[tuple[str, int, int]]
-_SHORTEST, _LONGEST = 0.0002, 0.005  #: seconds between looks at a full queue
-_LEAVE_SECONDS = 1.0
 _MOST_ID = (1 << 31) - 1  #: readers hold ids in an int
-_IDLE = 0.1  #: seconds between looks at the unread messages while the sink is idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +177,11 @@ class SysvSink:
             self._changed.notify_all()
         self._thread.join(timeout)
         while not self._thread.is_alive() and self._count_unread() and (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, _LONGEST))
+            time.sleep(min(left, TIMEOUTS.queue_look_most))
         with self._changed:
             self._stop = True
             self._changed.notify_all()
-        self._thread.join(_LEAVE_SECONDS)
+        self._thread.join(TIMEOUTS.sink_leave)
         try:
             self._report_undelivered(timeout)
         finally:
@@ -251,7 +249,7 @@ class SysvSink:
         """Wait for an output, resolve it and make its messages; None after the last one."""
         with self._changed:
             while not self._outputs and not self._closing:
-                self._changed.wait(_IDLE if self._sent else None)
+                self._changed.wait(TIMEOUTS.queue_idle if self._sent else None)
                 self._count_unread()
                 if self._sent:
                     self._queue.check()
@@ -281,18 +279,18 @@ class SysvSink:
 
     def _send_all(self) -> None:
         """Send the messages in order, waiting while the queue is full, until close() stops it."""
-        wait = _SHORTEST
+        wait = TIMEOUTS.queue_look
         while self._unsent and not self._stop:
             if self._queue.send(self._unsent[0].data):
                 self._sent.append(self._unsent.popleft().deliveries)
                 self._messages += 1
-                wait = _SHORTEST
+                wait = TIMEOUTS.queue_look
                 continue
             self._full_waits += 1
             self._count_unread()
             with self._changed:
                 self._changed.wait_for(lambda: self._stop, wait)
-            wait = min(2 * wait, _LONGEST)
+            wait = min(2 * wait, TIMEOUTS.queue_look_most)
         self._count_unread()
         with self._changed:
             self._changed.notify_all()

@@ -17,7 +17,7 @@ from ....tickets import Mode, Ticket
 from ...primitives import poll
 from ..memory import PaddleMemory, Tensor
 from .groups import OpenGroup, PaddleCommunicator, TensorOf, open_groups, opened
-from .world import DEFAULT_TIMEOUT, exchange
+from .world import exchange
 
 if TYPE_CHECKING:
     from ....group import Group
@@ -152,7 +152,7 @@ def open_collectives(
     device: CollectiveDevice,
     group: Group,
     backend: str,
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: float | None = None,
     tensor_of: TensorOf | None = None,
 ) -> Communicator:
     """Open the group over gloo, or over the device's own library; see :func:`hal_core.devices.open_groups`.
@@ -166,7 +166,7 @@ def open_collectives(
         return DeviceCommunicator(device, group, opened(group, backend=backend, timeout=timeout), made)
 
 
-def open_job(device: Any, groups: Sequence[Sequence[int]], *, timeout: float = DEFAULT_TIMEOUT) -> None:  # noqa: ANN401 (a device)
+def open_job(device: Any, groups: Sequence[Sequence[int]], *, timeout: float | None = None) -> None:  # noqa: ANN401 (a device)
     """Open groups of global ranks over gloo and over the device's library.
 
     The device opens them if it has ``make_group``. Paddle also opens them, for a model's tensors, if it has the library

@@ -22,9 +22,10 @@ from ....ranks.peers import ENDPOINT, Endpoint, Listener
 from ....ranks.shared_config import BLOCK_BYTES, SharedConfig, differences
 from ....ranks.watchdog import Watchdog
 from ....tickets import DONE, Ticket
+from ....timeouts import TIMEOUTS
 from .direct import DirectGroup
 from .process_groups import Maker, make_by, make_group
-from .world import DEFAULT_TIMEOUT, distributed, exchange, join_world
+from .world import distributed, exchange, join_world
 
 if TYPE_CHECKING:
     from ....group import Group
@@ -89,7 +90,7 @@ def open_groups(
     groups: Sequence[Sequence[int]],
     *,
     backend: str = "gloo",
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: float | None = None,
     make: Maker | None = None,
 ) -> None:
     """Open groups of global ranks. Every rank of the job makes the same call, whether or not it is a member.
@@ -97,11 +98,13 @@ def open_groups(
     ``backend``: "gloo", or the library of Paddle's current device ("xccl", "bkcl", "nccl"). The job itself may be
     joined over another (``PADDLE_DISTRI_BACKEND``): over gloo it may contain ranks that share a GPU, as long as the
     ranks of one group have a GPU each. ``make`` creates the groups in place of Paddle, which then only joins the job;
-    all ranks give it, and ``backend`` names its library.
+    all ranks give it, and ``backend`` names its library. ``timeout``: seconds that a collective may last before its
+    group is given up; by default ``TIMEOUTS.collective``.
 
     Open groups stay open and take the new timeout; a group lost on any member is created again. Raises
     :class:`InvalidValue` on every rank, before any group is created, if the ranks' calls differ.
     """
+    timeout = TIMEOUTS.collective if timeout is None else timeout
     with _lock:
         me, size = join_world(backend="gloo" if make else backend, timeout=timeout)
         wanted = list(dict.fromkeys(tuple(sorted(ranks)) for ranks in groups))
@@ -132,7 +135,7 @@ def open_groups(
 
 
 def opened(
-    group: Group, *, backend: str = "gloo", timeout: float = DEFAULT_TIMEOUT, make: Maker | None = None
+    group: Group, *, backend: str = "gloo", timeout: float | None = None, make: Maker | None = None
 ) -> OpenGroup:
     """Return the open group of these ranks. A group of all ranks of the job is opened here, as all of them call this.
 

@@ -21,15 +21,13 @@ import numpy as np
 from ....errors import GroupLost, HalError, InvalidValue
 from ....ranks.peers import Endpoint, receive
 from ....ranks.ports import HeldPort
+from ....timeouts import TIMEOUTS
 from ..places import paddle_core
 from .gloo import GlooSockets
 from .world import wait_for_listener
 
 WHERE = struct.Struct("<II")
 """Port of a group's store, and Paddle's number of the group."""
-
-CONNECTING = 60.0
-"""Least seconds for the ranks of a group over NCCL to find each other, as its start alone takes some."""
 
 Made = tuple[Any, Callable[[], None]]
 """A process group, and a function that ends a waiting call."""
@@ -67,7 +65,7 @@ def make_group(
     ``links`` are the connections with the other members. Raises :class:`GroupLost` if a rank does not come.
     """
     if backend == "nccl":
-        timeout = max(timeout, CONNECTING)
+        timeout = max(timeout, TIMEOUTS.connecting)
     core, create = paddle_core(), _creator(backend, timeout)
     host, first = endpoints[ranks[0]].host, me == ranks[0]
     held = HeldPort(host) if first else contextlib.nullcontext(None)
@@ -99,7 +97,7 @@ def make_by(make: Maker, ranks: Sequence[int], me: int, links: Mapping[int, sock
 
     def share(data: bytes) -> bytes:
         if me != ranks[0]:
-            return receive(links[ranks[0]], len(data), max(timeout, CONNECTING))
+            return receive(links[ranks[0]], len(data), max(timeout, TIMEOUTS.connecting))
         for link in links.values():
             link.sendall(data)
         return data
@@ -210,6 +208,6 @@ def connect(group: Any, place: Any, timeout: float) -> None:  # noqa: ANN401 (a 
                 "of the group has its own GPU",
                 argument="group",
             )
-        sleep(0.001)
+        sleep(TIMEOUTS.connecting_look)
     if isinstance(told[0], BaseException):
         raise RuntimeError(f"its first collective failed: {told[0]}") from told[0]

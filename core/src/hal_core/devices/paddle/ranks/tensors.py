@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..places import paddle_core
 from .groups import OpenGroup, opened
-from .world import DEFAULT_TIMEOUT
 
 if TYPE_CHECKING:
     from ....group import Group
@@ -35,7 +34,7 @@ class TensorRanks:
     aborted, so the caller must watch the wait for their results.
     """
 
-    def __init__(self, group: Group, *, backend: str = "gloo", timeout: float = DEFAULT_TIMEOUT) -> None:
+    def __init__(self, group: Group, *, backend: str = "gloo", timeout: float | None = None) -> None:
         self.group = group
         self.size, self.index = group.size, group.ranks.index(group.rank)
         self._open: OpenGroup = opened(group, backend=backend, timeout=timeout)

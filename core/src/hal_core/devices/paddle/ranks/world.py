@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 from ....errors import GroupLost, InvalidValue, Unavailable
+from ....timeouts import TIMEOUTS
 from ..processor import check_processor
 
-DEFAULT_TIMEOUT = 30.0
-"""Seconds that a collective may last before its group is given up."""
 
-
-def join_world(*, backend: str = "gloo", timeout: float = DEFAULT_TIMEOUT) -> tuple[int, int]:
+def join_world(*, backend: str = "gloo", timeout: float | None = None) -> tuple[int, int]:
     """Join the job that the environment describes (``PADDLE_TRAINER_*``); return ``(global rank, ranks)``.
-    Idempotent."""
+
+    Idempotent. ``timeout``: seconds that the first rank may take to listen; by default ``TIMEOUTS.collective``.
+    """
     _check_environment()
     os.environ.setdefault("PADDLE_DISTRI_BACKEND", backend)
     dist = distributed()
@@ -31,7 +31,7 @@ def join_world(*, backend: str = "gloo", timeout: float = DEFAULT_TIMEOUT) -> tu
         if int(os.environ["PADDLE_TRAINER_ID"]) != 0:
             address = os.environ.get("PADDLE_MASTER") or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
             host, _, port = address.rpartition(":")
-            wait_for_listener(host.strip("[]"), int(port), timeout, 0)
+            wait_for_listener(host.strip("[]"), int(port), TIMEOUTS.collective if timeout is None else timeout, 0)
         dist.init_parallel_env()
         dist.barrier()
     return dist.get_rank(), dist.get_world_size()
@@ -86,7 +86,7 @@ def wait_for_listener(host: str, port: int, timeout: float, rank: int) -> None:
                     cure="check whether the rank was started, and PADDLE_MASTER or PADDLE_TRAINER_ENDPOINTS",
                     argument="group",
                 ) from error
-        pause.wait(0.01)
+        pause.wait(TIMEOUTS.listening_look)
 
 
 def place() -> Any:  # noqa: ANN401 (a Paddle place, or None for the current one)

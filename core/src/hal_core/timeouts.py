@@ -1,0 +1,104 @@
+"""Every duration of the core and of device plugins: named, documented, and overridden by environment variables.
+
+    from hal_core import TIMEOUTS
+
+    event.wait(TIMEOUTS.group_end)
+
+The variable of a field is ``HAL_SECONDS_`` and its name in capitals, unless the field names another. The host adds its
+own fields (``hal/timeouts.py``), and the conformance kit too. docs/timeouts.md lists all of them. This module imports
+only the standard library.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, fields
+
+TYPE_CHECKING = False  # saves the import of typing
+if TYPE_CHECKING:
+    from typing import overload
+
+
+class Seconds:
+    """A field of :class:`CoreTimeouts` or a class derived from it: its default, what it limits, and the variable that
+    overrides it. A value that is set is the field's in all of these classes."""
+
+    def __init__(self, default: float, what: str, variable: str = "") -> None:
+        self.default, self.what, self.variable = default, what, variable
+        self._value = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.variable = self.variable or f"HAL_SECONDS_{name.upper()}"
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, instance: None, owner: type) -> Seconds: ...
+        @overload
+        def __get__(self, instance: CoreTimeouts, owner: type) -> float: ...
+
+    def __get__(self, instance: CoreTimeouts | None, owner: type) -> Seconds | float:
+        """Return the seconds now. Raises :class:`hal_core.InvalidValue` if the variable holds no number above 0."""
+        if instance is None:
+            return self
+        given = os.environ.get(self.variable)
+        if not given:
+            return self._value
+        try:
+            seconds = float(given)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds < math.inf:
+            from .errors import InvalidValue
+
+            raise InvalidValue(f"{given!r}", cure="give seconds above 0, as 30", argument=self.variable)
+        return seconds
+
+    def __set__(self, instance: CoreTimeouts, value: Seconds | float) -> None:
+        if not isinstance(value, Seconds):  # the dataclass's default is this descriptor itself
+            self._value = value
+
+
+@dataclass
+class CoreTimeouts:
+    """Seconds. A field may be set, as tests do; its variable takes precedence."""
+
+    collective: Seconds = Seconds(30.0, "a collective of ranks", "HAL_RANKS_TIMEOUT")
+    joining: Seconds = Seconds(
+        100.0, "the joining of a job by all ranks of the conformance kit, which import Paddle first"
+    )
+    connecting: Seconds = Seconds(60.0, "the connection of a group's ranks, at least: NCCL's start alone takes some")
+    connecting_look: Seconds = Seconds(0.001, "between two queries of a group that connects")
+    listening_look: Seconds = Seconds(0.01, "between two attempts to connect to the job's first rank")
+    loss_reason: Seconds = Seconds(0.5, "the arrival of a failed collective's reason, for which only its error waits")
+    loss_end: Seconds = Seconds(1.0, "the end of a group after that")
+    group_end: Seconds = Seconds(5.0, "NCCL's end of a group's communicator, before the process continues without it")
+    poll: Seconds = Seconds(50e-6, "between two queries of an event, at first")
+    poll_most: Seconds = Seconds(2e-3, "the same in a long wait, at most")
+    poll_beside: Seconds = Seconds(
+        500e-6,
+        "the same on cuda, by threads beside the one that submits work: if the driver woke all of them at once, they "
+        "would take the GIL when the next step needs it",
+    )
+    poll_native: Seconds = Seconds(0.05, "a native wait, after which Python handles signals")
+    output_look: Seconds = Seconds(5e-3, "between two looks of a sink's thread for an output that the worker may take")
+    device_end: Seconds = Seconds(60.0, "the end of work that reads the staged requests of a device that closes")
+
+    def check(self) -> None:
+        """Raise :class:`hal_core.InvalidValue` for the first variable that holds no number above 0."""
+        for one in fields(self):
+            getattr(self, one.name)
+
+    @classmethod
+    def table(cls) -> str:
+        """Return the fields of this class, without those of its bases, as a table of docs/timeouts.md."""
+        own = [found for found in vars(cls).values() if isinstance(found, Seconds)]
+        rows = [f"| `{one.variable}` | {one.default:g} | {one.what} |" for one in own]
+        return "\n".join(["| variable | seconds | what it limits |", "|---|---|---|", *rows])
+
+
+TIMEOUTS = CoreTimeouts()
+
+if __name__ == "__main__":
+    print(CoreTimeouts.table())
