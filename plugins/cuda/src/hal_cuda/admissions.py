@@ -2,7 +2,7 @@
 
 What an insertion has to move of a request is known when it is admitted: its record and rows. They are put one after
 the other into chunks of pinned memory, each with device memory of the same size beside it. An insertion puts its own
-entries (hal_cuda.entering) after them, uploads what the chunk has gained since the last one in one copy, whichever
+entries (hal_cuda.insertion) after them, uploads what the chunk has gained since the last one in one copy, whichever
 requests it is about, and its kernel reads all of it there. A request that is not here (no room, or admitted without the
 state) is inserted by the general way, from its own bytes: nothing depends on being staged but time. Where a backlog has
 left the entries no room, the kernel reads them from the device's ring. Which requests are here is this module's own

@@ -1,4 +1,4 @@
-"""Work in flight on each stream, on the Python path; on the native one native/lanes.c counts it."""
+"""Work in flight on each stream, on the fallback; on the native path native/lanes.c counts it."""
 
 from __future__ import annotations
 
