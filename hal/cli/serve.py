@@ -90,7 +90,8 @@ def command(
 
     if launcher not in ("paddle", "ray"):
         raise InvalidValue(repr(launcher), cure="give paddle or ray", argument="--launcher")
-    ranks = Ranks(tp=tp, dp=dp, split=split_of(split), restart=restart, launcher=launcher)  # type: ignore[arg-type]
+    with as_typed(split="--split"):
+        ranks = Ranks(tp=tp, dp=dp, split=split_of(split), restart=restart, launcher=launcher)  # type: ignore[arg-type]
     if ranks.workers * tp * dp == 1 and (restart or launcher != "paddle"):
         option = "--restart" if restart else "--launcher"
         raise InvalidValue(

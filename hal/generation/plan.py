@@ -8,10 +8,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hal_core import HalError, InvalidValue, Request, SamplingParams, StateConfig, draw_seed
+from hal_core import HalError, InvalidValue, Request, SamplingParams, StateConfig, Unavailable, draw_seed
 
 from hal.distributed.control_messages import Serve
 from hal.distributed.ranks import Ranks
@@ -165,6 +166,9 @@ class ModelPlan:
         check_acceptance(acceptance, speculate)
         if speculate != NONE and runner not in (AUTO, PADDLE):
             raise drafts_beside(speculate)
+        if ranks is not None and ranks.launcher == "ray" and find_spec("ray") is None:
+            cure = "pip install 'paddle-hal[ray]>=1.1,<2'"
+            raise Unavailable("the Python package 'ray' is not installed", cure=cure, argument="--launcher")
         longest = min(max_model_len or LONGEST, self.config.max_position_embeddings)
         for name, value in (("slots", slots), ("blocks", blocks), ("max_model_len", max_model_len)):
             if value is not None and value < 1:

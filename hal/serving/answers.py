@@ -41,15 +41,17 @@ async def wanted_of(
     max_tokens: int | None,
     params: Mapping[str, Any],
     stops: Sequence[str],
+    ignore_eos: bool = False,
     priority: int = 0,
 ) -> Wanted:
-    """Check and encode a request. ``max_tokens``: None for what the longest prompt leaves. Raises
-    :class:`InvalidValue`."""
+    """Check and encode a request. ``max_tokens``: None for what the longest prompt leaves; ``ignore_eos``: no end token
+    ends the answer before. Raises :class:`InvalidValue`."""
     found = [ids if not isinstance(ids, str) else await asyncio.to_thread(engine.plan.encode, ids) for ids in prompts]
     tokens = max(1, engine.max_model_len - max(map(len, found))) if max_tokens is None else max_tokens
     for ids in found:
         engine.check(ids, tokens)
-    return Wanted(found, n, {**params, "max_tokens": tokens}, stops, priority)
+    least = {"min_tokens": tokens} if ignore_eos else {}
+    return Wanted(found, n, {**params, **least, "max_tokens": tokens}, stops, priority)
 
 
 async def parts_of(engine: AsyncEngine, wanted: Wanted, metrics: Metrics) -> AsyncIterator[tuple[int, Part]]:

@@ -24,7 +24,7 @@ from .answers import Wanted, parts_of, wanted_of
 from .chat import ChatTemplate
 from .errors import ApiError, error_object, error_of, error_response
 from .metrics import Metrics
-from .schemas import Chat, Completion, Sampling, Tokenize, read_body
+from .schemas import Chat, Completion, Sampling, StreamOptions, Tokenize, read_body
 from .settings import Settings
 from .shapes import ChatShape, CompletionShape, Shape, usage_of
 
@@ -190,6 +190,7 @@ class Server:
                 max_tokens=tokens,
                 params=params,
                 stops=body.stops(),
+                ignore_eos=body.ignore_eos,
                 priority=body.priority,
             )
 
@@ -199,8 +200,7 @@ class Server:
             if not body.stream:
                 return _json(await _unless_gone(request, _whole(parts, wanted, shape)))
             first = await _unless_gone(request, anext(parts))  # what is refused has a status of its own
-        usage = body.stream_options is not None and body.stream_options.include_usage
-        events = _events(first, parts, wanted, shape, usage=usage)
+        events = _events(first, parts, wanted, shape, body.stream_options or StreamOptions())
         return EventSourceResponse(events, sep="\n", ping=60, shutdown_grace_period=self._drain)
 
 
@@ -228,7 +228,11 @@ async def _whole(parts: AsyncIterator[tuple[int, Part]], wanted: Wanted, shape: 
 
 
 async def _events(
-    first: tuple[int, Part], parts: AsyncIterator[tuple[int, Part]], wanted: Wanted, shape: Shape, *, usage: bool
+    first: tuple[int, Part],
+    parts: AsyncIterator[tuple[int, Part]],
+    wanted: Wanted,
+    shape: Shape,
+    options: StreamOptions,
 ) -> AsyncIterator[dict[str, str]]:
     """Give the events of a stream; an error of the engine is the last one."""
     tokens, begun = 0, set[int]()
@@ -243,12 +247,13 @@ async def _events(
                     if (opening := shape.opening(index)) is not None:
                         yield _event(shape.event([opening]))
                 if part.text or part.logprobs or part.finish_reason is not None:
-                    yield _event(shape.event([shape.piece(index, part)]))
+                    usage = usage_of(wanted.prompt_tokens, tokens) if options.continuous_usage_stats else None
+                    yield _event(shape.event([shape.piece(index, part)], usage))
                 found = await anext(parts, None)
         except HalError as error:
             yield {"data": error_object(error_of(error)).decode()}
             return
-        if usage:
+        if options.include_usage:
             yield _event(shape.event([], usage_of(wanted.prompt_tokens, tokens)))
         yield {"data": "[DONE]"}
 

@@ -12,9 +12,11 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """``include_usage``: end a stream with a chunk that counts tokens."""
+    """``include_usage``: end a stream with a chunk that counts tokens; ``continuous_usage_stats``: count in each chunk
+    (vLLM's)."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -35,6 +37,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
+    ignore_eos: bool = False
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] = 0
     user: str | None = None
 

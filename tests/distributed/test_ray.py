@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -12,6 +13,7 @@ import tempfile
 
 import pytest
 
+import hal
 from tests.commands import RUN, environment, left_in
 
 PROMPTS = [f"def function_{number}(" for number in range(24)]
@@ -144,6 +146,19 @@ def test_a_cluster_of_its_own_names_the_missing_resource_at_once(tmp_path):
         status, out, err = finished(tmp_path, *given, TMPDIR=short, **more)
     assert (status, out) == (1, ""), err
     assert "the Ray cluster has 0 GPU, and the ranks need 2" in err
+
+
+def test_an_asyncio_engine_on_ray_gives_the_text_of_one_process(cluster):
+    async def texts():
+        ranks = hal.Ranks(tp=2, launcher="ray", ray_address=cluster.address, ray_placement="strict-spread")
+        async with hal.AsyncEngine(device="cpu", executor=ranks) as engine:
+            return await asyncio.gather(*(text_of(engine, prompt) for prompt in PROMPTS[:3]))
+
+    async def text_of(engine, prompt):
+        params = {"max_tokens": 12, "temperature": 0.0}
+        return "".join([part.text async for part in engine.generate(prompt, params)])
+
+    assert asyncio.run(texts()) == hal.generate(PROMPTS[:3], device="cpu", max_tokens=12, temperature=0.0)
 
 
 def test_nothing_imports_ray_without_the_option(tmp_path):

@@ -16,7 +16,7 @@ import hal
 from hal.cli import main
 from hal.distributed.control_channel import EngineChannel
 from hal.distributed.control_messages import Abort
-from hal.generation import local
+from hal.generation import local, plan
 
 PROMPTS = ["def main(", "for i in range(", "class Stack:"]
 GREEDY = {"max_tokens": 12, "temperature": 0.0}
@@ -80,7 +80,9 @@ def test_draws_are_those_of_hal_run_with_the_same_seed(capsys):
         ({"prompt": "x", "temperature": -1.0}, "temperature"),
         ({"prompt": ["x"], "stream": True}, "give one text, or leave stream out"),
         ({"prompt": "x", "stop": ""}, "stop"),
-        ({"prompt": ""}, "the prompt has no tokens"),
+        ({"prompt": ""}, "prompt: the prompt has no tokens"),
+        ({"prompt": "x", "max_tokens": 9999}, "max_tokens: "),
+        ({"prompt": "x", "speculate": "nope"}, "speculate: "),
         ({"prompt": "x", "model": "nowhere"}, "no directory 'nowhere'"),
     ],
 )
@@ -182,6 +184,37 @@ def test_what_the_process_cannot_open_is_raised_where_it_was_asked_for(options, 
 def test_ranks_that_cannot_be_are_refused_by_name(given):
     with pytest.raises(InvalidValue, match=next(iter(given))):
         hal.Ranks(**given)
+
+
+def test_without_ray_its_launcher_is_refused_with_the_install_line(monkeypatch):
+    monkeypatch.setattr(plan, "find_spec", lambda name: None)
+    with pytest.raises(
+        Unavailable, match=r"launcher: the Python package 'ray' is not installed \(pip install .*\[ray\]"
+    ):
+        hal.AsyncEngine(device="cpu", executor=hal.Ranks(tp=2, launcher="ray"))
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"slots": 0}, "slots: 0 "),
+        ({"max_model_len": -1}, "max_model_len: -1 "),
+        ({"chunk": 0}, "chunk: "),
+        ({"step_tokens": 1, "slots": 2}, "step_tokens: "),
+        ({"runner": "nope"}, "runner: "),
+        ({"dtype": "int3"}, "dtype: "),
+        ({"overlap": "maybe"}, "overlap: "),
+        ({"speculate": "nope"}, "speculate: "),
+        ({"speculate": "ngram", "drafts": 9}, "drafts: 9 "),
+        ({"acceptance": "rejection"}, "acceptance: "),
+        ({"speculate": "ngram", "runner": "torch"}, "speculate: "),
+    ],
+)
+def test_options_that_cannot_be_are_refused_as_the_caller_wrote_them(given, names):
+    with pytest.raises(HalError) as error:
+        hal.AsyncEngine(device="cpu", **given)
+    assert str(error.value).startswith(names)
+    assert "--" not in str(error.value)
 
 
 def descendants(process):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -57,6 +58,13 @@ def test_answers_are_those_of_the_library_whole_and_streamed(client, expected, p
         assert "".join(event.choices[0].text for event in events if event.choices) == text
         assert [event.choices[0].finish_reason for event in events if event.choices][-1] == "length"
         assert events[-1].usage.completion_tokens == 12
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        counted = client.completions.create(
+            model="default", prompt=prompt, max_tokens=12, stream=True, stream_options=options, **params
+        )
+        counts = [event.usage.completion_tokens for event in counted]
+        assert counts == sorted(counts)
+        assert counts[-2:] == [12, 12]
 
 
 def test_many_clients_at_once_get_their_own_answers(server, expected):
@@ -89,6 +97,13 @@ def test_a_stop_text_ends_an_answer_before_it(client, expected):
     stop = text[5:8]
     found = client.completions.create(model="default", prompt=PROMPTS[0], max_tokens=20, temperature=0, stop=stop)
     assert (found.choices[0].text, found.choices[0].finish_reason) == (text[: text.index(stop)], "stop")
+
+
+def test_end_tokens_may_be_ignored_and_load_tools_are_served(client):
+    found = client.completions.create(
+        model="default", prompt="x = 1\n", max_tokens=60, temperature=1.5, seed=5, extra_body={"ignore_eos": True}
+    )
+    assert (found.usage.completion_tokens, found.choices[0].finish_reason) == (60, "length")
 
 
 def test_models_and_tokens(server, client):
@@ -257,6 +272,18 @@ def test_the_dashboard_shows_metrics_that_there_are():
     }
     assert plain
     assert plain <= names
+    (step,) = [panel for panel in panels if panel["title"] == "Time of a step"]
+    assert [target["legendFormat"] for target in step["targets"]] == ["elapsed", "host", "waiting for the device"]
+
+
+def test_a_steps_time_is_the_hosts_and_what_it_waits():
+    metrics = Metrics("x")
+    stats = dict.fromkeys(("running", "waiting", "cache", "preemptions", "drafted", "accepted"), 0)
+    for steps, host, elapsed in ((2, 0.5, 2.0), (5, 0.75, 4.0)):
+        metrics.take(stats | {"steps": steps, "host_seconds": host, "step_seconds": elapsed})
+    text = metrics.text().decode()
+    found = {name: float(value) for name, value in re.findall(r"^hal:engine_(\w+)_total{.*} (.*)$", text, re.MULTILINE)}
+    assert found == {"steps": 5, "host_seconds": 0.75, "step_seconds": 4.0, "wait_seconds": 3.25}
 
 
 def test_a_slow_reader_delays_nobody(server):
