@@ -17,7 +17,7 @@ LIARS = {liar.name: liar for liar in everyone()}
 pytestmark = pytest.mark.conform
 HANGS = 1500
 """Seconds after which a run of all liars is taken to hang; it takes three to five minutes."""
-STREAMS = {"async_h2d", "async_d2h", "can_hold_stream", "probe_counts"}
+STREAMS = {"async_h2d", "async_d2h", "can_hold_stream", "probe_counts", "primitives"}
 DRIVER = {"pinned_host", "native_objects"}
 """What neither cpu nor the asynchronous example has: liars that need it run on an OpenCL driver."""
 NEEDS_DRIVER = {name for name, liar in LIARS.items() if DRIVER & set(liar.requires)}
