@@ -159,3 +159,26 @@ def waits():
 
 class SaysThatItWaits(Support):
     update_waits = True
+
+
+def by_host():
+    """The asynchronous example with the core's copy_within, which waits for the device."""
+    from hal_core.devices.base import DeviceBase
+    from queued_device import QueueDevice
+
+    class ByHost(QueueDevice):
+        copy_within = DeviceBase.copy_within
+
+    return ByHost(0, {})
+
+
+def misplaced():
+    """The asynchronous example whose copy_within writes the elements in another order."""
+    from queued_device import QueueDevice
+
+    class Misplaced(QueueDevice):
+        def copy_within(self, target, value, stream):
+            turned = value[tuple(slice(None, None, -1) for _ in value.shape)]
+            return super().copy_within(target, turned, stream)
+
+    return Misplaced(0, {})

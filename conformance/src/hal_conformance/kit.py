@@ -5,17 +5,16 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hal_core.runtime.bound import BoundDevice, bind
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from .harness.places import innermost, primitive_of
 from .harness.properties import CAN_BOUND, Results, explore
 
 if TYPE_CHECKING:
@@ -35,9 +34,8 @@ STEPS = {"quick": 20, "default": 40, "nightly": 80}
 """Steps of one run of the state machine."""
 HANG = 10.0
 """Seconds after which a call that should return at once counts as waiting for the held stream."""
-
-INNERMOST = 5
-"""Functions named in the error for a waiting call, so that its author finds the place."""
+WAITED = "waited for the held stream"
+"""The words of the message; the report groups failures by the primitive before them."""
 
 
 class Draw(Protocol):
@@ -179,7 +177,7 @@ class Latch:
     def __init__(self, hold: AbstractContextManager[None], hang: float, what: str = "a call") -> None:
         self._hold, self._lock, self._hang, self._what = hold, threading.Lock(), hang, what
         self._held = self.forced = False
-        self._thread, self._where = threading.get_ident(), ""
+        self._thread, self._who, self._where = threading.get_ident(), "", ""
         self._timer = threading.Timer(hang, self._force)
 
     def __enter__(self) -> Latch:
@@ -192,7 +190,7 @@ class Latch:
         __tracebackhide__ = True
         self._timer.cancel()
         self.release()
-        waited = f"{self._what} waited for the held stream (let go after {self._hang} s){self._where}"
+        waited = f"{self._who or self._what} {WAITED} (let go after {self._hang} s){self._where}"
         if self.forced and error is not None:  # the error may result from the forced release
             error.add_note(waited)
         assert not self.forced or error is not None, waited
@@ -200,9 +198,9 @@ class Latch:
     def _force(self) -> None:
         self.forced = True
         frame = sys._current_frames().get(self._thread)
-        stack = [] if frame is None else traceback.extract_stack(frame)[: -INNERMOST - 1 : -1]
-        places = [f"{place.name} ({Path(place.filename).name}:{place.lineno})" for place in stack]
-        self._where = f", in {', called by '.join(places)}" if places else ""
+        if primitive := primitive_of(frame):
+            self._who = f"the primitive {primitive}, called for {self._what},"
+        self._where = innermost(frame)
         self.release()
 
     def release(self) -> None:

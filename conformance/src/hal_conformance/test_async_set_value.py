@@ -75,22 +75,6 @@ def test_g02_the_caller_may_change_the_value_once_the_call_has_returned(kit: Kit
     block.check("the value was overwritten by its caller")
 
 
-@guarantee(2)
-@examples(0.5)
-def test_g02_a_value_on_the_device_is_read_in_stream_order(kit: Kit, draw: Draw) -> None:
-    block = Block(kit)
-    target = draw_view(draw, block.memory)
-    source = Block(kit, fill=7)
-    value = source.view(target.shape, target.dtype)
-    with kit.held(block.stream):  # the work that makes the value, uses it and overwrites it is all in flight
-        source.set(value, 0)
-        ticket = block.set(target, value)
-        source.set(value, 1)
-    arrive(ticket)
-    block.expect_bytes(target, [bytes(target.dtype.itemsize)] * target.size)
-    block.check("async_set_value of a device value that was made just before and overwritten just after")
-
-
 @guarantee(4)
 @examples()
 def test_g04_calls_on_one_stream_take_effect_in_order(kit: Kit, draw: Draw) -> None:
@@ -145,19 +129,6 @@ def test_g05_an_array_of_the_targets_type_lands_element_by_element(kit: Kit, dra
     items = draw(st.lists(fitting(target.dtype), min_size=target.size, max_size=target.size), "elements")
     block.set_if_convertible(target, contained(draw, items, target.shape), items)
     block.check(f"async_set_value({target}, {items})")
-
-
-@guarantee(5)
-@examples(0.5)
-def test_g05_a_device_value_lands_element_by_element(kit: Kit, draw: Draw) -> None:
-    block = Block(kit)
-    target = draw_view(draw, block.memory)
-    source = Block(kit, fill=3)
-    value = source.view(target.shape, target.dtype)[tuple(slice(None, None, -1) for _ in target.shape)]
-    arrive(block.set(target, value))
-    block.expect_bytes(target, source.elements(value))
-    block.check(f"async_set_value({target}, {value})")
-    source.check("it was read as a value")
 
 
 @guarantee(5, requires="tensors")

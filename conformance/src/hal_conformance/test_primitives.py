@@ -1,4 +1,4 @@
-"""The primitives on which all else relies: plans compared with bytes (G4, G5), copies out (G1), and both together."""
+"""The primitives on which all else relies: plans (G4, G5), copies out (G1), and copies within the device (G2, G5)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ from hal_core.memory.plan import SCATTER_MAP, PlanBuilder, Records, WritePlan
 from hal_core.memory.views import ByteRange
 from hypothesis import strategies as st
 
-from .draw.views import BLOCK_BYTES
+from .draw.views import BLOCK_BYTES, draw_view
 from .harness import backdoor
-from .harness.backdoor import PATIENCE
+from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
+from .harness.places import method
 from .kit import Draw, Kit, examples
 from .rigs.block import Block
+
+COPIED = "async_set_value of a value on the device"
+
+
+def copy_within(kit: Kit) -> str:
+    """Return the primitive that copies from view to view, with its place, for messages."""
+    return f"{method(kit.device, 'copy_within')} copied"
 
 
 def draw_writes(draw: Draw, block: Block) -> PlanBuilder:
@@ -114,3 +122,32 @@ def test_g01_a_stream_that_waits_for_an_event_sees_what_came_before_it(kit: Kit,
         copied = kit.device.copy_out(block.memory, [ByteRange(0, BLOCK_BYTES)], second)
     copied.wait(PATIENCE)
     block.compare(copied.data[0], "a copy on a stream that waits for the write's event")
+
+
+@guarantee(2)
+@examples(0.5)
+def test_g02_a_value_on_the_device_is_read_in_stream_order(kit: Kit, draw: Draw) -> None:
+    block = Block(kit)
+    target = draw_view(draw, block.memory)
+    source = Block(kit, fill=7)
+    value = source.view(target.shape, target.dtype)
+    with kit.held(block.stream, COPIED):  # the work that makes the value, uses it and overwrites it is all in flight
+        source.set(value, 0)
+        ticket = block.set(target, value)
+        source.set(value, 1)
+    arrive(ticket)
+    block.expect_bytes(target, [bytes(target.dtype.itemsize)] * target.size)
+    block.check(f"{copy_within(kit)} a value that was made just before it and overwritten just after")
+
+
+@guarantee(5)
+@examples(0.5)
+def test_g05_a_device_value_lands_element_by_element(kit: Kit, draw: Draw) -> None:
+    block = Block(kit)
+    target = draw_view(draw, block.memory)
+    source = Block(kit, fill=3)
+    value = source.view(target.shape, target.dtype)[tuple(slice(None, None, -1) for _ in target.shape)]
+    arrive(block.set(target, value))
+    block.expect_bytes(target, source.elements(value))
+    block.check(f"{copy_within(kit)} {value} to {target}")
+    source.check(f"{copy_within(kit)} it to another block")

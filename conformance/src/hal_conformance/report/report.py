@@ -246,12 +246,21 @@ _DIFFERS = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|[+-]?\d[\d.e+-]*|[\[(][\d
 """Parts of a message that belong to the example, and not to the cause."""
 
 
+_WAITED = re.compile(r"the primitive (\w+) \(.*?\), called for .*, waited for the held stream")
+
+
 def cause_of(error: BaseException) -> str:
-    """Return the common part of failures with one cause: class, place and message, without the example's values."""
+    """Return the common part of failures with one cause: the primitive that waited, or else class, place and message,
+    without the example's values."""
+    outer = error
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     while error.__cause__ is not None and not isinstance(error.__cause__, BaseExceptionGroup):
         error = error.__cause__
+    for one in (outer, error):
+        for text in (str(one), *getattr(one, "__notes__", ())):
+            if found := _WAITED.search(str(text)):
+                return f"{found[1]} waited"
     trace, place = error.__traceback__, ""
     while trace is not None:
         place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"

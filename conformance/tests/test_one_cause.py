@@ -1,0 +1,75 @@
+"""One cause is reported once, and by the primitive that waited or wrote wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+from hal_conformance.kit import Latch
+from hal_conformance.report.report import cause_of
+
+WARM = ("numpy", "hypothesis.stateful", "pytest")
+
+
+@pytest.mark.parametrize(
+    ("factory", "says"),
+    [
+        ("by_host", "the primitive copy_within (base.py:"),
+        ("misplaced", "after copy_within (kit_devices.py:"),
+    ],
+)
+def test_a_wrong_copy_within_stops_the_run_and_is_named(conform, factory, says):
+    quick = ("--profile=quick", "--examples=2")
+    out = conform(f"--device-factory=kit_devices:{factory}", *quick, code=1).stdout
+    report = out[out.index("hal conformance: ") :]
+    assert says in report
+    assert ("the default of hal_core" in report) == (factory == "by_host")
+    assert report.count("    reproduce: ") == 1
+    assert "1 failed" in out
+    assert len(out.splitlines()) <= 40, out
+
+
+class Device:
+    """A device that waits in one of its primitives."""
+
+    def __init__(self):
+        self.released = threading.Event()
+
+    @contextlib.contextmanager
+    def hold(self):
+        yield
+        self.released.set()
+
+    def copy_within(self):
+        self.event_synchronize()
+
+    def event_synchronize(self):
+        self.released.wait()
+
+
+def failure(what, act):
+    device = Device()
+    with pytest.raises(AssertionError) as raised, Latch(device.hold(), 0.01, what):
+        act(device)
+    return raised.value
+
+
+def test_a_latch_names_the_primitive_that_waited():
+    error = failure("a value on the device", Device.copy_within)
+    assert str(error).startswith("the primitive copy_within (test_one_cause.py:")
+    assert "called for a value on the device, waited for the held stream (let go after 0.01 s), in wait (" in str(error)
+
+
+def test_failures_of_one_primitive_are_one_cause():
+    def fail_behind(device):
+        device.copy_within()
+        raise AssertionError("the ticket is done, but its work is held")
+
+    one = failure("a call", Device.copy_within)
+    other = failure("another call", fail_behind)
+    assert str(other) == "the ticket is done, but its work is held"
+    assert cause_of(one) == cause_of(other) == "copy_within waited"
+    grouped = ExceptionGroup("several", [other])
+    assert cause_of(grouped) == "copy_within waited"
+    assert cause_of(AssertionError("another")) != "copy_within waited"
