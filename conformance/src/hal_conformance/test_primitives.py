@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from hal_core.devices.base import DeviceBase
+from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.plan import SCATTER_MAP, PlanBuilder, Records, WritePlan
-from hal_core.memory.views import ByteRange
+from hal_core.memory.views import ByteRange, View
 from hypothesis import strategies as st
 
 from .draw.views import BLOCK_BYTES, draw_view
@@ -19,8 +21,9 @@ COPIED = "async_set_value of a value on the device"
 
 
 def copy_within(kit: Kit) -> str:
-    """Return the primitive that copies from view to view, with its place, for messages."""
-    return f"{method(kit.device, 'copy_within')} copied"
+    """Return what copies from view to view, with its place, for messages: a device may have a hook of its own."""
+    own = getattr(type(kit.device), "async_set_value", None) is not DeviceBase.async_set_value
+    return f"{method(kit.device, 'async_set_value' if own else 'copy_within')} copied"
 
 
 def draw_writes(draw: Draw, block: Block) -> PlanBuilder:
@@ -39,6 +42,21 @@ def draw_writes(draw: Draw, block: Block) -> PlanBuilder:
             builder.copy(np.array([offset]), len(data), data)
         block.should[offset : offset + len(data)] = data
     return builder
+
+
+@guarantee(1, also=(2, 3, 5))
+def test_g01_a_copy_within_the_device_keeps_order_and_never_waits(kit: Kit) -> None:
+    block, source = Block(kit), Block(kit)
+    rows, columns, int32 = 3, 4, dtype_of("int32")
+    numbers = np.arange(1, rows * columns + 1, dtype=np.int32).reshape(rows, columns)
+    backdoor.write(kit.device, source.memory, 0, numbers.view(np.uint8).reshape(-1), source.stream)
+    target = View(block.memory, 16, (rows, columns), (2 * columns * 4, 8), int32)  # every second element
+    value = View.contiguous(source.memory, 0, (rows, columns), int32)
+    with kit.held(block.stream, COPIED):
+        ticket = block.set(target, value)
+    arrive(ticket)
+    block.expect_bytes(target, [number.tobytes() for number in numbers.reshape(-1)])
+    block.check(f"{copy_within(kit)} {value} to {target}")
 
 
 @guarantee(4)
