@@ -25,7 +25,7 @@ TOP = {"float16": 16, "bfloat16": 128, "float32": 128, "float64": 1024}
 
 
 def decode(bits, dtype):
-    """The Python value of a bit pattern."""
+    """Return the Python value of a bit pattern."""
     if dtype.kind == "bool":
         return bool(bits)
     if dtype.kind == "int":
@@ -38,9 +38,9 @@ def decode(bits, dtype):
 
 
 def neighbours(size, dtype):
-    """The patterns around a positive number, and their values as Fractions: 2**TOP takes the place of infinity.
+    """Patterns around a positive number, and their values as Fractions: 2**TOP takes the place of infinity.
 
-    Python compares whole numbers and floats as what they are, without rounding either, and faster than Fractions.
+    Python compares integers and floats exactly, without rounding either, and faster than Fractions.
     """
 
     def value(bits):
@@ -54,7 +54,7 @@ def neighbours(size, dtype):
 
 
 def expected(v, dtype):
-    """The bit pattern that ``v`` must become, "nan", or REFUSED."""
+    """Return the bit pattern that ``v`` must become, "nan", or REFUSED."""
     if dtype.kind != "float":
         if isinstance(v, float):
             return REFUSED
@@ -80,7 +80,7 @@ def expected(v, dtype):
 
 
 def patterns(array, dtype):
-    """Bit patterns of a converted array, with "nan" for every NaN."""
+    """Return the bit patterns of a converted array, with "nan" for every NaN."""
     bits = array.reshape(-1).view(f"u{dtype.itemsize}").tolist()
     return ["nan" if decode(b, dtype) != decode(b, dtype) else b for b in bits]
 
@@ -89,7 +89,7 @@ def patterns(array, dtype):
 
 
 def ints(low=-(2**70), high=2**70):
-    """Everything, and the neighbourhood of powers of two, where ranges and precisions end."""
+    """Any double, with more of them near powers of two, where ranges and precisions end."""
     near = st.builds(lambda s, k, d: s * 2**k + d, st.sampled_from([1, -1]), st.integers(0, 70), st.integers(-2, 2))
     odd = st.builds(lambda m, k: m * 2**k, st.integers(-(2**25), 2**25), st.integers(0, 40))
     return st.one_of(st.integers(-3, 3), near, odd, st.integers(low, high)).map(lambda v: min(max(v, low), high))
@@ -151,7 +151,7 @@ LAYOUTS = {
 
 
 def check(value, elements, shape, target, source=None):
-    """Convert, and compare with the oracle element by element; a refusal must name the first refused one."""
+    """Convert, and compare with the oracle element by element; an error must name the first refused element."""
     want = [expected(v, target) for v in elements]
     with np.errstate(all="raise"):
         if REFUSED not in want:

@@ -1,4 +1,4 @@
-"""Arguments of another kind, on every hook: refused by name before anything is done; sound ones are never blamed."""
+"""Arguments of a wrong kind, on every hook: refused by name before any work is done; valid ones are never blamed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def prefill(state, slot=0, **more):
 
 
 def check_refused(bound, hook, argument, arguments):
-    """The call says who, what and the cure (G26), and leaves memory and host table as they were."""
+    """The error names the caller, the fault and the cure (G26); memory and the host table are unchanged."""
     state = arguments.get("state")
     held = state.memory.buffer.copy() if isinstance(state, SlotState) else None
     with pytest.raises(InvalidValue) as raised:
@@ -57,7 +57,7 @@ HOOK_ARGUMENTS = {
 
 
 def sound(bound, hook):
-    """Arguments with which the hook would do something."""
+    """Arguments with which the hook would do work."""
     state = bound.state(SIZES)
     every = {"state": state, "tasks": [prefill(state)], "group": Group((0, 1), 0), "step": Step(0, {"target": [0]})}
     every |= {"sink": MemorySink(), "target": state.view("step_idx"), "value": 1}

@@ -1,4 +1,4 @@
-"""Binding a device, deferred errors, forks, and what every error names."""
+"""Binding a device, deferred errors, forks, and the names that every error contains."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bound():
 
 
 class Late(CpuDevice):
-    """A device whose writes end later, as the test says."""
+    """A device whose writes end when the test lets them."""
 
     def __init__(self):
         super().__init__(0, {})
@@ -137,7 +137,7 @@ def test_a_device_without_a_hook_or_with_a_wrapper_is_refused():
 
 
 def test_properties_of_a_device_are_not_called_when_it_is_bound():
-    """One may import a framework that is not there: cuda's did, and opened no more without Paddle."""
+    """A device may import a framework that is missing: cuda did, and could not be opened without Paddle."""
 
     def called(self):
         raise ModuleNotFoundError("No module named 'paddle'")

@@ -17,7 +17,7 @@ HANDOVER = CONTRACT.partition("## A handover of keys and values\n")[2]
 
 
 def guarantees(text):
-    """Guarantee number to its text, white space and quoting folded."""
+    """Map each guarantee's number to its text, white space and quoting folded."""
     found = re.findall(r"(?:^|- )\*{0,2}(G\d+)\*{0,2}:? (.*?)(?=\n\s*- |\n\s*\n|\Z)", text, re.M | re.S)
     return {number: " ".join(body.replace("`", "").split()) for number, body in found}
 
@@ -29,7 +29,7 @@ def section(hook):
 
 
 def test_the_document_says_which_contract_it_is():
-    """The core's version in the source tree, which an installed one may lag behind."""
+    """The core's version in the source tree; an installed one may be older."""
     told = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
     assert f"This is contract {told['project']['version'].rpartition('.')[0]}:" in CONTRACT
 
@@ -46,7 +46,7 @@ def folded(text):
 
 
 def arguments(text, pattern):
-    """Argument, or return, to what is said of it."""
+    """Map each argument, and the return value, to its description."""
     return {name: folded(body) for name, body in re.findall(pattern, text, re.M | re.S)}
 
 

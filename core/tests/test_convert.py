@@ -1,4 +1,4 @@
-"""Conversion of values (G6, G2), held against exact arithmetic (``exact_conversion.py``)."""
+"""Conversion of values (G6, G2), compared with exact arithmetic (``exact_conversion.py``)."""
 
 import math
 
@@ -141,7 +141,7 @@ def test_g06_all_16_bit_floats_survive_the_way_through_a_wider_type(narrow, wide
 
 
 def test_g06_a_double_is_rounded_once_not_twice():
-    just_above_a_tie = 1 + 2.0**-8 + 2.0**-40  # through binary32 it would become the tie, and go down to even
+    just_above_a_tie = 1 + 2.0**-8 + 2.0**-40  # through binary32 it would become the tie, and be rounded down to even
     assert convert_scalar(just_above_a_tie, BFLOAT16) == 0x3F81
     assert convert([just_above_a_tie] * 2, BFLOAT16, (2,)).tolist() == [0x3F81] * 2
     just_above_a_tie = 1 + 2.0**-11 + 2.0**-40

@@ -1,4 +1,4 @@
-"""What ``device.state(fields=…)`` refuses, and that ranks and requests tell declared tables apart."""
+"""Invalid ``device.state(fields=…)`` calls, and differing declared tables of ranks and of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How deep a call goes: every frame between the caller and the device is one that a reader has to follow."""
+"""Depth of a call: every frame between the caller and the device is one that a reader has to follow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST = 12
 
 
 def deepest(call):
-    """The frames of Python code, innermost last, where ``call`` is deepest; the caller's own are not counted."""
+    """Return the Python frames of ``call`` at its deepest, innermost last, without the caller's own."""
     stack, found = [], []
 
     def trace(frame, event, _):
@@ -44,7 +44,7 @@ def test_save_output_into_memory_is_twelve_frames_deep_at_most():
             bound.update_inputs(state=state, step=step, stream=bound.default_stream)
             return lambda: bound.save_output(state=state, step=step, sink=sink, stream=bound.default_stream)
 
-        save(0)()  # whatever is imported or laid out at the first call
+        save(0)()  # imports and layouts of the first call
         frames = deepest(save(1))
         assert frames[0].endswith("save.<locals>.<lambda>")
         assert len(frames) - 1 <= MOST, "\n".join(frames)

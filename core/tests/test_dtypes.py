@@ -1,4 +1,4 @@
-"""The element types: one object a name; the classes of values; what is refused, and in which words (G6, G26)."""
+"""The element types: one object a name; the classes of values; refused types and the errors' wording (G6, G26)."""
 
 import copy
 import enum

@@ -1,4 +1,4 @@
-"""The faces: one list of names each, in a table; what type checkers read is made of it."""
+"""The faces: one table of names each, from which the type checkers' file is made."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ assert told and told.keys() == set(module.__all__)
 wrong = [name for name, value in told.items() if getattr(module, name) is not value]
 assert not wrong, wrong
 """
-"""Run where no other test has changed a module."""
+"""Run in a process where no other test has changed a module."""
 
 
 @pytest.mark.parametrize("face", FACES)

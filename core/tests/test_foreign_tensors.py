@@ -1,4 +1,4 @@
-"""Tensors of frameworks that shape and strides do not describe: resolved or refused by name (G6)."""
+"""Framework tensors that shape and strides do not describe: resolved, or refused by name (G6)."""
 
 from types import SimpleNamespace
 
@@ -56,7 +56,7 @@ def test_g06_a_lazy_tensor_of_torch_on_the_host_is_resolved(bound, torch, kind):
     assert write(bound, value).tolist() == value.detach().float().tolist()
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's, of what it calls beta or deprecated
+@pytest.mark.filterwarnings("ignore")  # torch warns about features that it calls beta or deprecated
 @pytest.mark.parametrize("kind", REFUSED)
 def test_g06_what_is_no_array_of_torch_is_refused_by_name(bound, torch, kind):
     make, name = REFUSED[kind]

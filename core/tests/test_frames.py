@@ -1,4 +1,4 @@
-"""Frames: decode of encode is the identity, and any other bytes are a FrameError and nothing else."""
+"""Frames: decoding an encoded frame is the identity, and any other bytes raise FrameError and no other error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests import share
 
-#: Machines under load are slow; that is no finding.
+#: Loaded machines are slow; that is not a failure.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 IDS = {"session": 0xFEDC_BA98_7654_3210, "sender": 7, "sequence": 1 << 40}
 int64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -31,7 +31,7 @@ def drawn_array(draw, dtype, elements, size):
 
 @st.composite
 def records(draw, max_rows=6):
-    """Records of every combination of optional parts and statuses, whatever a producer may one day make."""
+    """Records of every combination of optional parts and statuses, including ones that no producer makes yet."""
     ids = tuple(draw(st.lists(request_id, max_size=max_rows), label="request ids"))
     status = drawn_array(draw, np.uint8, st.sampled_from(SlotStatus), len(ids))
     finish = [draw(st.sampled_from(ALLOWED_FINISH[row].nonzero()[0].tolist())) for row in status]
@@ -82,12 +82,12 @@ SMALL, LARGE = frames.encode(plain(), **IDS), frames.encode(plain(400, 21), **ID
 
 
 def framed(body, kind=frames.FrameKind.OUTPUT):
-    """A frame with sound header and checksums around any body."""
+    """A frame with a valid header and valid checksums around any body."""
     return frames.seal(kind, body, **IDS)
 
 
 def readable(buffer):
-    """Whether the bytes are a frame; any exception but FrameError fails the test, and so does an unsound record."""
+    """Whether the bytes are a frame; any exception but FrameError fails the test, and so does an invalid record."""
     try:
         record = frames.decode(buffer).record
     except FrameError:
@@ -161,7 +161,7 @@ packable = st.one_of(
 @example({"tokens": bytes(24)})
 @example({"step": 1 << 63})
 def test_any_value_of_any_part_is_a_record_or_a_frame_error(changes):
-    assert readable(SMALL)  # its rows are remembered; what else there is must be checked all the same
+    assert readable(SMALL)  # its rows are remembered; all other parts must be checked nevertheless
     readable(framed(msgspec.msgpack.encode(BODY | changes)))
 
 
@@ -169,7 +169,7 @@ def test_any_value_of_any_part_is_a_record_or_a_frame_error(changes):
     "body", [b"\x81\xa1x\xdd\xff\xff\xff\xff", b"\x81\xa1x" + b"\x91" * 50_000, b"\xdf" + b"\xff" * 4]
 )
 def test_lengths_within_a_body_are_not_believed(body):
-    """A count of four thousand million elements, and nesting without end, in a few bytes."""
+    """A count of four thousand million elements, and endless nesting, in a few bytes."""
     assert not readable(framed(body))
 
 
@@ -199,7 +199,7 @@ def test_a_flipped_bit_in_a_large_frames_head_is_found(bit, offset):
 
 
 def resealed(changes):
-    """SMALL with other header bytes and the header's checksum made to fit."""
+    """SMALL with other header bytes and a matching header checksum."""
     head = bytearray(SMALL[:60])
     for offset, data in changes.items():
         head[offset : offset + len(data)] = data

@@ -44,7 +44,7 @@ def blocks_for(tokens):
 @settings(max_examples=share.of(40))
 @given(data=st.data())
 def test_g09_g11_a_batch_equals_its_tasks_one_by_one(device, data):
-    """Two rounds, so that the second finds rows that the first has left."""
+    """Two rounds, so that the second finds the rows that the first has left."""
     states = [device.state(SIZES) for _ in range(3)]
     for turn in range(2):
         n = data.draw(st.integers(1, SIZES.num_slots), label="requests")
@@ -181,7 +181,7 @@ def with_six(device):
 
 def test_g12_more_blocks_of_a_batch_equal_those_of_its_tasks(device):
     one, other = (with_six(device) for _ in range(2))
-    for _ in range(2):  # the second finds what the first has booked
+    for _ in range(2):  # the second finds the entries of the first
         assert not problems(one.host_table, grown(one))
         device.insert_tasks(state=one, tasks=grown(one), stream=device.default_stream)
         for slot in range(6):

@@ -1,4 +1,4 @@
-"""The slot table and its layout: groups are slices, places do not overlap, the digest tells tables apart."""
+"""The slot table and its layout: groups are slices, places do not overlap, different tables have different digests."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ def test_sizes_refuse_what_is_no_count(name, value):
 
 @given(sizes, st.data())
 def test_fields_of_copied_bytes_are_those_of_the_layout(chosen, data):
-    """Of any part, a group's or one that cuts fields; one by one and at once; what is not wholly in it is not there."""
+    """For any part, of a group or across fields, singly and at once; a field that is not wholly in the part is left
+    out.
+    """
     with bind(CpuPlugin.open(0, {})) as device:
         state = device.state(chosen)
         groups = [*state.layout.groups.values(), ByteRange(0, state.layout.nbytes)]

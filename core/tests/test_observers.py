@@ -1,4 +1,4 @@
-"""Observers: they see every hook call and every ticket's end, and change nothing."""
+"""Observers: they see every hook call and the end of every ticket, and have no side effect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOOKS = ("insert_tasks", "async_set_value", "broadcast_tokens", "save_output")
 
 
 class Watcher:
-    """Notes every call with its arguments, and how it ended; and every end of a ticket."""
+    """Records every call with its arguments and result, and the end of every ticket."""
 
     def __init__(self):
         self.calls, self.ends = [], []
@@ -69,7 +69,7 @@ def bound():
 
 
 def one_step(bound, state):
-    """Each hook once: what each returned, by name."""
+    """Call each hook once; return each result by name."""
     stream, sink = bound.default_stream, MemorySink()
     task = Task(TaskKind.PREFILL, 1, state.admit(Request("r", [5, 6])), num_scheduled_tokens=2, blocks=[3])
     step = Step(0, {"target": [1]})
@@ -113,7 +113,7 @@ def test_the_end_of_each_ticket_is_told_once_to_who_wants_to_know(bound):
 
 
 class Late(CpuDevice):
-    """A device whose insertion ends when the test says so."""
+    """A device whose insertion ends when the test lets it."""
 
     def __init__(self):
         super().__init__(0, {})
@@ -159,7 +159,7 @@ def test_an_observer_sees_the_error_of_a_call_that_the_device_raised(bound):
 
 
 class Troublemaker:
-    """Wrappers that return something else, swallow errors, raise before or after, yield twice or never."""
+    """Wrappers that return another value, swallow errors, raise before or after, yield twice or never."""
 
     def __init__(self, how):
         self.how = how
@@ -258,7 +258,7 @@ def test_what_observes_nothing_is_refused_by_name(bound, plugin, said):
 
 
 class Calls:
-    """Notes the calls that are no hook."""
+    """Records calls that are not hooks."""
 
     def __init__(self):
         self.seen = []
@@ -317,7 +317,7 @@ def test_pluggy_says_who_observes(bound, monkeypatch):
 
 
 class Ordered:
-    """Notes when it begins and ends."""
+    """Records its begin and end."""
 
     def __init__(self, name, seen):
         self.name, self.seen = name, seen

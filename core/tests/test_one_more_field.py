@@ -1,4 +1,4 @@
-"""A field more in the slot table is one line of it: every part that handles fields finds it there."""
+"""One more field in the slot table is one line in it: every part that handles fields finds it there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BIAS = Field("bias", dtype_of("float32"), "1", 2.5, frozenset({"step_input"}), T
 
 
 def with_field(field):
-    """The slot table with one line more, among the fields that a step reads."""
+    """The slot table with one more line, among the fields that a step reads."""
     at = next(place for place, known in enumerate(STATE_TABLE) if known.name == "temperature")
     return (*STATE_TABLE[:at], field, *STATE_TABLE[at:])
 

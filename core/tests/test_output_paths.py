@@ -1,7 +1,7 @@
 """One record for every path: drawn step outputs in a real state on the cpu device, against plain lists.
 
-No product code makes most of these outputs yet, so the tests write what a step's kernels would have written. The
-oracle is a list of rows made while drawing; it shares nothing with the code that builds records.
+No product code makes most of these outputs yet, so the tests write the values that a step's kernels would write. The
+oracle is a list of rows made while drawing; it shares no code with the builder of records.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ counted = {"token", "first"}
 
 @dataclass
 class Row:
-    """What one row of the record must say."""
+    """The expected content of one row of the record."""
 
     request_id: str
     status: SlotStatus
@@ -53,7 +53,9 @@ class Row:
 
 @dataclass
 class Slot:
-    """What is drawn for one slot: who left it since the last output, who is in it, and what the step gave it."""
+    """The drawn content of one slot: requests removed since the last output, the present request, and its step
+    output.
+    """
 
     left: tuple[TaskKind, ...]
     what: str  # empty, chunk, token, first, error, recovered, beyond
@@ -87,7 +89,7 @@ def drawn_slots(draw, *, speculative, whats=("empty", "chunk", "token", "first",
 
 
 class Bench:
-    """A state on the cpu device, filled as the slots say, and the rows that its output must have."""
+    """Return a state on the cpu device, filled from the slots, and the rows that its output must have."""
 
     def __init__(self, slots, *, speculative, logprobs=None, order=None):
         self.bound = bind(CpuPlugin.open(0, {}))
@@ -104,7 +106,7 @@ class Bench:
         self.bound.insert_tasks(state=self.state, tasks=list(tasks), stream=self.stream).wait()
 
     def fill(self, slot, drawn):
-        """Bring requests into the slot and out of it, the last one stays unless the slot is empty."""
+        """Insert requests into the slot and remove them; the last one remains unless the slot is empty."""
         leaver = None
         for kind in drawn.left:
             leaver = admit(Request(f"left-{slot}-{kind.name}", [1]), self.state.layout)
@@ -115,7 +117,7 @@ class Bench:
             self.insert(Task(TaskKind.PREFILL, slot, admit(request, self.state.layout), 0, 2, [slot]))
 
     def write_outputs(self):
-        """What a step's kernels leave in the output fields; slots that report nothing hold garbage."""
+        """Write the output fields as a step's kernels leave them; slots that report no output contain garbage."""
         n, most = SIZES.num_slots, SIZES.max_accept
         self.columns = {
             "accept_num": np.full((n, 1), 2, np.int32),
@@ -164,7 +166,7 @@ class Bench:
         return self.sink.records[-1]
 
     def expected(self):
-        """The rows and their batch ids."""
+        """Return the rows and their batch ids."""
         rows, batch_ids = [], []
         for batch_id, slot in enumerate(self.order):
             drawn = self.slots[slot]
@@ -198,7 +200,7 @@ class Bench:
 
 
 def rows_of(record):
-    """The record's rows as plain values."""
+    """Return the record's rows as plain values."""
 
     def listed(array):
         return [] if array is None else array.tolist()
@@ -241,15 +243,15 @@ def test_g19_g20_g22_g24_every_path_is_the_same_record(data, speculative, logpro
     assert ticket.batch_size == SIZES.num_slots
     assert ticket.ready()
     after = rows_of(bench.record())
-    assert not [row for row in after if row.status in (SlotStatus.PREEMPTED, SlotStatus.ABORTED)]  # told once
+    assert not [row for row in after if row.status in (SlotStatus.PREEMPTED, SlotStatus.ABORTED)]  # reported once
 
 
 def last_tokens(slot):
-    """What a slot's request said so far, for proposers that copy from it."""
+    """The tokens of a slot's request so far, for proposers that copy from them."""
     return [*slot.tokens, *reversed(slot.tokens)]
 
 
-#: What each proposer leaves in the draft fields of a slot that goes on. Records tell none of it but a prefill's.
+#: Each proposer's content of the draft fields of a running slot. Records contain only a prefill's drafts.
 PROPOSERS = {
     "none": lambda slot: [],
     "naive": lambda slot: slot.tokens[-1:],
@@ -303,7 +305,7 @@ def test_g19_a_batch_that_was_preempted_as_a_whole_is_reported(speculative):
     record = over_the_wire(bench.record())
     assert record.status.tolist() == [SlotStatus.PREEMPTED] * SIZES.num_slots
     assert record.deliveries() == [(f"left-{slot}-PREEMPTED", 0, 0) for slot in range(SIZES.num_slots)]
-    assert len(bench.record()) == 0  # told once
+    assert len(bench.record()) == 0  # reported once
 
 
 @UNTIMED

@@ -1,4 +1,4 @@
-"""The short way of a record that tells of tokens alone says what the general way says, or leaves it to that (G21)."""
+"""The fast builder of token-only records gives the same record as the general builder, or defers to it (G21)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def state():
 
 
 def columns_of(state, **changed):
-    """The output fields after a step that gave each slot one token, but for what is changed."""
+    """The output fields after a step that gave each slot one token, apart from the given changes."""
     plain = {
         "accept_num": [1] * SLOTS,
         "step_idx": [3] * SLOTS,
@@ -93,7 +93,7 @@ def test_g21_a_plain_steps_bad_values_are_errors_of_their_rows_only(state, field
 
 
 def test_g21_an_error_that_is_known_late_is_told_with_its_own_step(state):
-    """The step stopped the slot by itself, so it gives no token; that the host learns with the output."""
+    """The step itself stopped the slot, so it gives no token; the host learns that from the output."""
     late = {2: "logits were no use"}
     columns = columns_of(state, accept_num=[1, 1, 0, 1], step_idx=[3, 3, 2, 3])
     step = Step(1, {"target": np.arange(SLOTS)}, late_errors=lambda: late)

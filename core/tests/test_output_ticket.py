@@ -1,4 +1,4 @@
-"""Who waits for a step's output: the worker for the copy, the sink's thread for the worker that takes its steps."""
+"""Waits for a step's output: the worker waits for the copy, the sink's thread for the worker that takes its steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from hal_core.runtime.bound import bind
 
 
 class Copy(CopyTicket):
-    """A copy that is there once ``arrived`` is set; it notes who waits for it, and when its arrays are made."""
+    """A copy that has arrived once ``arrived`` is set; it records the threads that wait for it, and when its arrays
+    are made.
+    """
 
     mode = "async"
 
@@ -63,7 +65,7 @@ def made():
 
 
 def in_thread(call):
-    """Call it in a thread named "sink"; its results, once it is joined."""
+    """Call the function in a thread named "sink"; return its results once it is joined."""
     found = []
     thread = threading.Thread(target=lambda: found.append(call()), name="sink")
     thread.start()

@@ -1,4 +1,4 @@
-"""Staging blocks: a plan packed, and cut, has the effect that the plan has."""
+"""Staging blocks: a plan that was packed and cut has the effect of the plan itself."""
 
 from __future__ import annotations
 

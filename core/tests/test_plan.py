@@ -1,4 +1,4 @@
-"""Write plans against a dict of bytes: last write wins, nothing outside is touched, records are spread."""
+"""Write plans against a dict of bytes: last write wins, outside bytes are unchanged, records are spread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE = 96
 
 @dataclass
 class Block:
-    """A stand-in for device memory; plans ask it for its size alone."""
+    """A stand-in for device memory; plans use only its size."""
 
     nbytes: int = SIZE
     address: int = 0
@@ -175,7 +175,7 @@ def test_an_index_outside_the_view_is_refused():
     seed=st.integers(0, 2**32 - 1),
 )
 def test_g05_the_cpu_device_writes_a_plan_as_it_reads(runs, seed):
-    """Rows of one length, many or few, among others of other lengths, in any places: as one after the other."""
+    """Rows of one length, many or few, among rows of different lengths, in any places: as one row after the next."""
     rng = np.random.default_rng(seed)
     rows = [size for count, size in runs for _ in range(count)]
     places = rng.permutation(len(rows)) * 16

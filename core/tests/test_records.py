@@ -1,4 +1,4 @@
-"""Records validate themselves, and sinks keep the order of what they are given."""
+"""Records validate themselves, and sinks keep the order of their input."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MIXED = record_of((SlotStatus.TOKEN, [5, 6, 7]), (SlotStatus.PREEMPTED, []), (Sl
 
 
 class Output:
-    """A pending output that notes what happens to it, and may have to wait for a latch or fail."""
+    """A pending output that records its calls, and may have to wait for a latch or fail."""
 
     def __init__(self, step, error=None, latch=None):
         self.step, self.error, self.latch = step, error, latch

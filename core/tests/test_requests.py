@@ -1,4 +1,4 @@
-"""What a user asks for: every wrong argument is refused by name and with a cure, before anything is packed."""
+"""A user's request: every wrong argument is refused by name and with a cure, before anything is packed."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_what_admission_packs_is_the_requests_own_and_no_others():
 
 
 def test_an_admitted_request_stays_in_its_process():
-    """Its admission id, by which devices know it, means another request elsewhere."""
+    """Its admission id, which devices use as its key, means another request elsewhere."""
     request = admit(Request("r", [1, 2]), lay_out(StateConfig(num_slots=1, max_model_len=8)))
     for carry in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(InvalidValue, match="admit it where it is inserted"):
@@ -95,7 +95,7 @@ def test_an_admitted_request_stays_in_its_process():
 
 
 class TestTokenArrays:
-    """Prompts that are arrays: of any whole type, in any order, longer than what is copied at once."""
+    """Prompts that are arrays: of any integer type, in any order, longer than one copied piece."""
 
     LONG = lay_out(StateConfig(num_slots=1, max_model_len=4096))
 

@@ -1,4 +1,4 @@
-"""The staging ring: nothing under a fence is handed out again, whatever the order in which fences pass."""
+"""The staging ring: memory under a fence is not handed out again, in whatever order fences pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KB = 1024
 
 
 class Latch:
-    """An event that passes when the test says so; a wait passes it (the device catches up), unless it hangs."""
+    """An event that passes when the test lets it; a wait passes it (the device catches up), unless it hangs."""
 
     def __init__(self, hangs=False):
         self.passed, self.hangs = False, hangs
@@ -28,7 +28,7 @@ class Latch:
 
 
 class Host:
-    """Staging memory that knows what is allocated."""
+    """Staging memory that counts its allocations."""
 
     def __init__(self):
         self.live = 0

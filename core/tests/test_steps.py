@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 @given(st.lists(st.integers(0, 6)), st.integers(1, 7))
 def test_the_next_launch_feeds_one_token_and_all_drafts_a_request(accepted, tokens_per_step):
-    """What was accepted in the step before plays no part: counted request by request, the sum is the same."""
+    """The number accepted in the step before does not matter: counted request by request, the sum is the same."""
     fed = sum(1 + (tokens_per_step - 1) for _ in accepted)
     assert predict_launch_tokens(len(accepted), tokens_per_step) == fed
 

@@ -1,4 +1,4 @@
-"""Blocks of a latched device's memory: written, read, and its work let run."""
+"""Blocks of a latched device's memory, with writes, reads and a switch that lets queued work run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from latched import at
 
 RING = {"ring_start": 4096, "ring_limit": 8192, "deadline": 0.01}
 SIZE = 3000
-"""Bytes of a block: two fill the ring."""
+"""Size of a block in bytes: two blocks fill the ring."""
 INT64 = dtype_of("int64")
 
 

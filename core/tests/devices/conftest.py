@@ -1,4 +1,4 @@
-"""Lets the tests here import the runtime that they control, and gives them a device over it."""
+"""Makes the latched runtime importable, and a fixture for a device over it."""
 
 import sys
 from pathlib import Path

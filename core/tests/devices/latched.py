@@ -1,7 +1,8 @@
-"""An asynchronous runtime in plain Python that executes when the test says so, and notes what is done wrong to it.
+"""Asynchronous runtime in plain Python: a test decides when queued work executes, and misuse is recorded.
 
-Its memory is touched when work is executed, so bytes that were changed or given back too early show. A host that waits
-lets it catch up, unless it hangs.
+Work touches memory when it executes, so bytes that were changed or freed too early are visible. A waiting host
+executes
+all queued work, unless the runtime is set to hang.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def at(address, nbytes):
 
 
 class Line:
-    """A stream: what is not executed yet, and how many were."""
+    """A stream: its queued work, and how many entries were executed."""
 
     made = 0
 
@@ -36,14 +37,14 @@ class Line:
 
 
 class Flag:
-    """An event: a place in a line."""
+    """An event: a position in a stream."""
 
     def __init__(self):
         self.line, self.place = None, 0
 
 
 class LatchedPrimitives(Primitives):
-    """``hangs``: waits end without anything executed. ``fail``: the primitive that raises, and at which call of it."""
+    """``hangs``: waits end and execute no work. ``fail``: the primitive that raises, and at which call of it."""
 
     rerecords = True
 
@@ -68,7 +69,7 @@ class LatchedPrimitives(Primitives):
     # -- executing ----------------------------------------------------------------------------------------------------
 
     def run(self, line, count=1 << 30):
-        """Execute up to ``count`` entries of a line, and what they wait for."""
+        """Execute up to ``count`` entries of a stream, and the work that they wait for."""
         while line.work and count:
             line.work.popleft()()
             line.done += 1

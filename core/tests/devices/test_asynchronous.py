@@ -1,4 +1,4 @@
-"""The asynchronous base over a runtime that executes when the test says so: what it owns, whatever the order."""
+"""Ownership of memory in the asynchronous base, under every order of execution."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests import share
 
 
 class Side:
-    """A block of memory that one stream writes, and what it should hold."""
+    """A block of memory that one stream writes, and its expected bytes."""
 
     def __init__(self, device):
         self.device, self.stream, self.memory = device, device.stream(), device.allocate(SIZE)
@@ -57,7 +57,7 @@ class Side:
 @settings(max_examples=share.of(100), deadline=None)
 @given(data=st.data(), kind=st.sampled_from([LatchedDevice, RunByRun]))
 def test_g01_g02_g03_every_byte_is_of_its_own_time_in_any_order(data, kind):
-    """Two streams, values, plans and copies out in a small ring, executed in any order that the streams allow."""
+    """Two streams with values, plans and copies out in a small ring, executed in every order that the streams allow."""
     device = kind(**RING)
     sides, acts = [Side(device), Side(device)], ["value", "value", "plan", "copy", "run", "wait", "drop"]
     held = []
@@ -142,7 +142,7 @@ def test_a_failing_primitive_leaves_target_and_ring_unchanged(device, primitive)
     with pytest.raises(RuntimeError, match="on purpose"):
         device.submit_value(target, np.full(target.shape, 2), device.default_stream)
     drain(device)
-    if primitive != "event_record":  # after a launch it is too late
+    if primitive != "event_record":  # too late after a launch
         assert (whole_values(memory) == 1).all()
     for value in range(3, 12):
         device.submit_value(target, np.full(target.shape, value), device.default_stream)
@@ -193,9 +193,9 @@ def test_g22_a_write_waits_for_copies_of_the_same_bytes_by_any_view(device):
     memory, stream = device.allocate(64), device.default_stream
     write(device, memory, 1).wait()
     copied = device.copy_out(memory, [ByteRange(0, 64)], stream)
-    again = type(memory)(device, memory.address, 64, memory)  # as a framework's tensor is resolved anew
+    again = type(memory)(device, memory.address, 64, memory)  # as a framework's tensor is resolved once more
     write(device, again, 2)
-    device.primitives.run(stream.raw)  # the write's stream, before that of the copy, unless it waits for it
+    device.primitives.run(stream.raw)  # the write's stream executes before the copy's stream, unless it waits for it
     copied.wait()
     assert (copied.data[0].view(np.int64) == 1).all()
 
@@ -208,7 +208,7 @@ def test_a_host_block_is_not_used_again_while_an_array_over_it_lives(device):
         copied = device.copy_out(memory, [ByteRange(0, 64)], device.default_stream)
         copied.wait()
         kept.append(copied.data[0][8:16])
-        device.copy_out(memory, [ByteRange(0, 64)], device.default_stream)  # and one that nobody looks at
+        device.copy_out(memory, [ByteRange(0, 64)], device.default_stream)  # and one without a reader
     del copied
     gc.collect()
     assert [int(part.view(np.int64)[0]) for part in kept] == list(range(20))
@@ -275,7 +275,7 @@ def test_events_are_used_again_and_only_when_they_have_passed(device):
     device.events.free.clear()
     first = device.default_stream.record()
     raw = first.raw
-    del first  # it goes back to the pool before it has passed
+    del first  # it returns to the pool before it has passed
     assert device.default_stream.record().raw is not raw
     drain(device)
     assert device.default_stream.record().raw is raw

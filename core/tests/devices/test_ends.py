@@ -1,4 +1,4 @@
-"""How work on an asynchronous device ends, and the device itself: faults, lost groups, closing, finalizers, forks."""
+"""End of work on an asynchronous device, and of the device: faults, lost groups, closing, finalizers, forks."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_ticket_times_out_and_stays_pending(device):
 
 
 def test_finalizers_of_other_threads_call_no_primitive(device):
-    """So events that one thread alone can ask are asked by that one."""
+    """Events that only one thread may query are queried by that thread."""
     memory, stream = device.allocate(64), device.stream()
     dropped = [
         write(device, memory, 1, stream),
@@ -151,7 +151,7 @@ def test_the_childs_copy_after_a_fork_refuses_and_gives_nothing_back(device):
 
 
 class Left:
-    """A group's collectives that only know whether they were closed, and what was under way then."""
+    """Collectives of a group that record only whether they were closed, and which work was in flight then."""
 
     def __init__(self, device):
         self.device, self.unfinished = device, None

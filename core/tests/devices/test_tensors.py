@@ -1,4 +1,4 @@
-"""Tensors over a state's fields: the state's own memory, for as long as anybody holds it."""
+"""Tensors over a state's fields: they are the state's own memory, for as long as one of them is referenced."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def insert(bound, state, slot, tokens):
 
 @pytest.mark.parametrize("framework", ["numpy", "paddle"])
 def test_a_tensor_of_each_field_is_its_memory(bound, framework):
-    """What hooks write is in it without a call, and what is written into it is what hooks read."""
+    """A tensor shows the hooks' writes without a call, and hooks read the values written into it."""
     if framework == "paddle":
         pytest.importorskip("paddle")
     state = bound.state(SIZES)
@@ -67,7 +67,9 @@ def test_a_view_of_any_type_and_strides_goes_by_dlpack(bound, dtype):
 
 
 def test_strides_of_no_whole_elements_are_refused(bound):
-    """DLPack counts in elements: what lies 5 bytes apart was told to lie 4 apart, and other numbers were read."""
+    """DLPack counts strides in elements: elements 5 bytes apart were described as 4 apart, and wrong numbers were
+    read.
+    """
     whole = np.zeros(4, [("a", np.int8), ("b", np.int32)])
     whole["b"] = [1, 2, 3, 4]
     view = bound.device.resolve(whole["b"])
@@ -94,7 +96,7 @@ def test_a_tensor_outlives_its_state_and_its_device():
         np.from_dlpack(view)
     del state, device, view
     gc.collect()
-    others = [np.zeros(tensor.nbytes, np.uint8) + 255 for _ in range(8)]  # would lie where the state was
+    others = [np.zeros(tensor.nbytes, np.uint8) + 255 for _ in range(8)]  # would be at the freed state's address
     assert tensor[3, :2].tolist() == [4, 5]
     assert others
     del tensor

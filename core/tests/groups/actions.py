@@ -1,4 +1,4 @@
-"""What the ranks of the pool do for the tests: plain functions, named to the ranks by this file."""
+"""Functions that the pool's ranks run for the tests; a task names this file and the function."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def open_all(rank, groups, timeout):
 
 
 def open_own(rank, by_rank):
-    """Open what each rank is told apart; the error is the answer."""
+    """Open the state that is given for each rank; return the error."""
     return failing(lambda: open_groups(by_rank[rank.rank], timeout=3.0))
 
 
 def failing(call):
-    """The error's class and text, or None."""
+    """Return the error's class and text, or None."""
     try:
         call()
     except HalError as error:
@@ -41,23 +41,25 @@ def failing(call):
 
 
 def group_of(rank, groups):
-    """The one of ``groups`` that holds the rank."""
+    """Return the one of ``groups`` that contains the rank."""
     return Group(next(ranks for ranks in groups if rank.rank in ranks), rank.rank)
 
 
 def scribble(state, seed):
-    """Random bytes over the whole state, headers too."""
+    """Write random bytes over the whole state, headers included."""
     data = np.random.default_rng(seed).integers(0, 256, state.layout.nbytes, np.uint8)
     state.memory.buffer[: state.layout.nbytes] = data
 
 
 def content(state):
-    """All bytes of a state."""
+    """Return all bytes of a state."""
     return state.memory.buffer[: state.layout.nbytes].tobytes()
 
 
 def agree(rank, groups, idle, sizes, seed, calls):
-    """Broadcast a scribbled state, but not on the groups in ``idle``: the bytes before each call, and at the end."""
+    """Broadcast a scribbled state, except on the groups in ``idle``; return the bytes before each call, and at the
+    end.
+    """
     group = group_of(rank, groups)
     with bind(CpuPlugin.open(0, {})) as device:
         state = device.state(sizes)
@@ -72,7 +74,7 @@ def agree(rank, groups, idle, sizes, seed, calls):
 
 
 def disagree(rank, sizes, changes):
-    """Open a state on a group as ``changes[rank]`` says; ``(error, bytes unchanged, then refused)``."""
+    """Open a state on a group with ``changes[rank]``; return ``(error, bytes unchanged, then refused)``."""
     change = changes.get(rank.rank, {})
     table = list(STATE_TABLE)
     if "swap" in change:
@@ -99,7 +101,7 @@ def disagree(rank, sizes, changes):
 
 
 def hang_on(rank, ranks, most=30.0):
-    """Broadcast until the group is lost: the error, how long its call took, and what a later call says."""
+    """Broadcast until the group is lost; return the error, the duration of its call, and the error of a later call."""
     group = Group(ranks, rank.rank)
     with bind(CpuPlugin.open(0, {})) as device:
         state = device.state(fields.StateConfig(num_slots=4, max_model_len=16))
@@ -116,7 +118,7 @@ def hang_on(rank, ranks, most=30.0):
 
 
 def one_step(device, state, group, step, tokens, sink, *, skip=False):
-    """Sample (the first rank alone knows the tokens), broadcast unless told to skip it, advance, save."""
+    """Sample (only the first rank has the tokens), broadcast unless ``skip`` is set, advance, save."""
     stream = device.default_stream
     slots = sorted(state.host_table.requests.index(r) for r in state.host_table.requests if r is not None)
     order = np.array(sorted({*slots, *state.host_table.preempted}), np.int32)
@@ -136,7 +138,7 @@ def one_step(device, state, group, step, tokens, sink, *, skip=False):
 
 
 def prefilled(device, sizes):
-    """A state with a request in slots 0 and 2, its prompt of two tokens to be fed by the first step."""
+    """A state with a request in slots 0 and 2; the first step feeds its prompt of two tokens."""
     state = device.state(sizes)
     tasks = [
         Task(
@@ -153,7 +155,9 @@ def prefilled(device, sizes):
 
 
 def decode(rank, groups, sizes, steps):
-    """Some steps, then one in which slot 2 is preempted: tokens sent, tokens known, what the clean-up left."""
+    """Run some steps, then one in which slot 2 is preempted; return the tokens sent, the tokens known, and the
+    cleaned slot.
+    """
     group = group_of(rank, groups)
     with bind(CpuPlugin.open(0, {})) as device:
         state, sink = prefilled(device, sizes), MemorySink()
@@ -169,14 +173,14 @@ def decode(rank, groups, sizes, steps):
 
 
 def content_of(state, name):
-    """A field as an array ``[slots, width]``."""
+    """Return a field as an array ``[slots, width]``."""
     place = state.layout.fields[name]
     data = state.memory.buffer[place.offset : place.offset + place.stride * state.sizes.num_slots]
     return data.view(place.field.dtype.storage).reshape(state.sizes.num_slots, place.width).copy()
 
 
 def skipping(rank, sizes, who, at):
-    """Rank ``who`` leaves out the broadcast of step ``at``: the steps it sent, how it ended, and what follows."""
+    """Rank ``who`` omits the broadcast of step ``at``; return the steps that it sent, its error, and a later one."""
     group = Group((0, 1), rank.rank)
     device = bind(CpuPlugin.open(0, {}))
     state, sink = prefilled(device, sizes), MemorySink()
@@ -195,7 +199,7 @@ def skipping(rank, sizes, who, at):
 
 
 def tampered(rank, sizes):
-    """The header is overwritten between broadcast and save_output on the first rank: nothing is sent."""
+    """Overwrite the header between broadcast and save_output on the first rank; no record may be sent."""
     group = Group((0, 1), rank.rank)
     device = bind(CpuPlugin.open(0, {}))
     state, sink, stream = prefilled(device, sizes), MemorySink(), device.default_stream
@@ -210,7 +214,7 @@ def tampered(rank, sizes):
 
 
 def leave(rank):
-    """Close every group; how many watchdogs are left."""
+    """Close every group; return the number of watchdogs that are left."""
     close_groups()
     close_groups()
     return [t.name for t in threading.enumerate() if t.name.startswith("hal-watchdog")]

@@ -1,4 +1,4 @@
-"""What ranks do for the tests of groups that a device makes by a library of its own, in place of Paddle."""
+"""Functions that ranks run in tests of groups made by a device's own library, in place of Paddle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIBRARY = "a library of the device's"
 
 
 class Made:
-    """A group of such a library: what its first rank shared, and what became of it."""
+    """A group of such a library: the bytes shared by its first rank, and whether it was closed or aborted."""
 
     def __init__(self, ranks, me, share):
         self.ranks, self.told = tuple(ranks), []
@@ -30,12 +30,12 @@ def make(ranks, me, share, timeout):
 
 
 def of(rank, groups):
-    """The group that holds this rank."""
+    """Return the group that contains this rank."""
     return Group(next(ranks for ranks in groups if rank.rank in ranks), rank.rank)
 
 
 def open_by_device(rank, groups, timeout):
-    """Open the groups: which bytes this rank got, and whether a second opening gives the same."""
+    """Open the groups; return the bytes that this rank received, and whether a second opening gives the same group."""
     open_groups(groups, backend=LIBRARY, timeout=timeout, make=make)
     found = opened(of(rank, groups), backend=LIBRARY, make=make).process_group
     open_groups(groups, backend=LIBRARY, timeout=timeout, make=make)
@@ -44,7 +44,7 @@ def open_by_device(rank, groups, timeout):
 
 
 def refuse(rank, groups, who):
-    """One rank cannot make its group: each one's error."""
+    """One rank cannot make its group; return each rank's error."""
 
     def unable(ranks, me, share, timeout):
         if me == who:
@@ -59,7 +59,7 @@ def refuse(rank, groups, who):
 
 
 def give_up(rank, groups):
-    """The watchdog gives the group up, and another is made: what became of the first one, and of the second."""
+    """The watchdog aborts the group, and another is made; return the fate of both."""
     first = opened(of(rank, groups), backend=LIBRARY, make=make)
     first.watchdog.failed(RuntimeError("for the test"))
     open_groups(groups, backend=LIBRARY, timeout=2.0, make=make)
@@ -70,7 +70,9 @@ def give_up(rank, groups):
 
 
 def job(rank, groups):
-    """What ``open_job`` opens for a device with such a library, of a kind that this Paddle was not built for."""
+    """Return the groups that ``open_job`` opens for a device with such a library, of a kind unknown to this Paddle
+    build.
+    """
     device = SimpleNamespace(
         groups_by=f"{LIBRARY}, of a job",
         make_group=make,

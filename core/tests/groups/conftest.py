@@ -1,7 +1,8 @@
-"""One pool of four ranks for all tests of this folder; made anew after a test has killed one of them.
+"""One pool of four ranks for all tests of this folder; it restarts after a test has killed one of them.
 
-Files that run beside each other run in processes of their own: the folder is given to one of them whole (the
-repository's ``conftest.py``), and the pool ends with the folder's last test.
+Test files may run in parallel in separate processes. The repository's ``conftest.py`` gives this whole folder to one
+of
+them, and the pool ends with the folder's last test.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Ranks:
         self.actions, self.pool = _actions(), None
 
     def open(self):
-        """Start the pool if need be, and open (again) what is not open."""
+        """Start the pool if necessary, and open every group that is closed."""
         if self.pool is None:
             self.pool = ForkedRanks(4)
         self.pool.run(self.actions.open_all, GROUPS, TIMEOUT)
@@ -49,7 +50,7 @@ _RANKS = Ranks()
 
 
 def pytest_runtest_teardown(nextitem):
-    """End the pool where the folder's tests end: four idle processes are in the way of the others."""
+    """End the pool after the folder's last test: four idle processes would slow later tests down."""
     if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
         _RANKS.end()
 
@@ -62,7 +63,7 @@ def ranks():
 
 @pytest.fixture
 def pool(ranks):
-    """Four ranks, every group open and sound."""
+    """Four ranks, with every group open and healthy."""
     return ranks.open()
 
 

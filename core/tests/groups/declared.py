@@ -1,4 +1,4 @@
-"""What two ranks do with declared fields, for the tests of this folder."""
+"""Functions that two ranks run in the tests of declared fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GROUP = (0, 1)
 
 
 def fields(change):
-    """An agreed row, and one that each rank keeps."""
+    """One row that ranks agree on, and one that each rank keeps for itself."""
     return [
         StateField("agreed", "int16", 3, groups="broadcast", **change),
         StateField("own", "float32", groups="output"),
@@ -23,7 +23,7 @@ def fields(change):
 
 
 def agree(rank, drafts):
-    """Give both fields the rank's number, broadcast, and return what they hold."""
+    """Write the rank's number into both fields, broadcast, and return both values."""
     if rank.rank not in GROUP:
         return None
     with bind(CpuPlugin.open(0, {})) as device:
@@ -37,7 +37,7 @@ def agree(rank, drafts):
 
 
 def differ(rank, change):
-    """Open a state whose declared fields are others on rank 1; the error."""
+    """Open a state whose declared fields differ on rank 1; return the error."""
     if rank.rank not in GROUP:
         return None
     with bind(CpuPlugin.open(0, {})) as device:

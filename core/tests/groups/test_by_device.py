@@ -1,4 +1,4 @@
-"""Groups that a device makes by a library of its own: Paddle joins the job, and its members alone make them."""
+"""Groups made by a device's own library: Paddle joins the job, and only the members make the group."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_g16_a_group_that_is_given_up_is_aborted_once_closed_and_made_anew(pool,
 
 
 def test_g16_if_the_first_rank_cannot_make_a_group_all_fail_at_once(pool, work):
-    """Not after the sixty seconds that a library may take to connect its ranks."""
+    """Fails at once, before the sixty seconds that a library may take to connect its ranks."""
     assert pool.run(work.refuse, PAIRS, 0, timeout=20.0) == {0: "LookupError", 1: "GroupLost", 2: "", 3: ""}
 
 

@@ -80,7 +80,7 @@ def test_g14_any_difference_raises_on_all_ranks_before_a_collective(pool, action
         assert unchanged, "a collective wrote to the state"
         assert later is not None
         assert later[0] == "StateUnusable"
-    pool.run(actions.agree, [(0, 1)], (), PLAIN, 1, 1, ranks=[0, 1])  # the group itself is sound
+    pool.run(actions.agree, [(0, 1)], (), PLAIN, 1, 1, ranks=[0, 1])  # the group itself is healthy
 
 
 def test_g14_ranks_that_open_other_groups_are_all_told(pool, actions):
@@ -103,7 +103,7 @@ def test_g14_a_rank_that_missed_a_broadcast_finds_out_and_sends_nothing(pool, ac
     assert "broadcast 2 after 1 steps" in error[1]
     assert "is at broadcast 2 after 2 steps" in error[1]
     assert later[0] == "StateUnusable"
-    assert answers[0][1][0] == "GroupLost"  # the other rank's next broadcast finds nobody
+    assert answers[0][1][0] == "GroupLost"  # the other rank's next broadcast finds no peer
 
 
 def test_g14_a_source_that_missed_a_broadcast_is_found_out_by_the_others(pool, actions):

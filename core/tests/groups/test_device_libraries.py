@@ -1,4 +1,4 @@
-"""Groups over a device's own library, without one: who decides that a collective is over (G16)."""
+"""Groups over a device's own library, without one installed: how the end of a collective is decided (G16)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hal_core.errors import GroupLost, InvalidValue
 
 
 class Event:
-    """Passed or not, or broken."""
+    """An event that has passed, is pending, or fails."""
 
     def __init__(self, passed):
         self.passed = passed
@@ -26,7 +26,7 @@ class Event:
 
 
 class Watched:
-    """The part of a watchdog that a ticket asks."""
+    """The part of a watchdog that a ticket calls."""
 
     def __init__(self, reason=""):
         self.reason, self.ended = reason, 0
@@ -71,7 +71,7 @@ def test_a_library_that_nobody_knows_is_refused_before_anything_is_made():
 
 
 class Library:
-    """A process group whose first collective ends as the test says."""
+    """A process group whose first collective ends in a given way."""
 
     def __init__(self, call=lambda: None, completed=lambda: True):
         self.call, self.completed = call, completed
@@ -113,7 +113,7 @@ def test_what_the_library_says_of_the_first_collective_is_passed_on(cpu_place):
 
 
 def test_a_group_over_nccl_is_made_as_paddles_own_and_connected(monkeypatch):
-    """Paddle's own Python knows how many arguments its class takes; the first four mean the same in all versions."""
+    """Paddle's Python code counts the arguments that its class takes; the first four mean the same in all versions."""
     core = process_groups.paddle_core()
     made, connected = [], []
 

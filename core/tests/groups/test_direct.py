@@ -1,4 +1,6 @@
-"""Small collectives over a group's own connections: what each rank gets, what goes to gloo, and how a wait ends."""
+"""Small collectives over a group's own connections: the values on each rank, the fallback to gloo, and the end of a
+wait.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from hal_core.devices.paddle.ranks.direct import FRAME, LARGE, PIECE, DirectGrou
 
 SUM, PATIENCE = paddle_core().ReduceOp.SUM, 60.0
 SIZES = [1, 1024, PIECE // 4 + 2, LARGE // 4]
-"""Numbers of float32: below and above a piece, and as many as go directly at most."""
+"""Counts of float32: below and above a piece, and the largest that is sent directly."""
 
 
 class Gloo:
-    """Notes what it is asked for."""
+    """Records the collectives that it is asked for."""
 
     def __init__(self):
         self.calls = []
@@ -31,7 +33,7 @@ class Gloo:
 
 @pytest.fixture
 def groups():
-    """Makes the group of some ranks in this process, as each of them has it."""
+    """Make the group of some ranks in this process, one object for each rank."""
     made = []
 
     def make(size):
@@ -48,7 +50,7 @@ def groups():
 
 
 def together(groups, call):
-    """What ``call(group, rank)`` gives on each rank, all of them at once."""
+    """Return the result of ``call(group, rank)`` on each rank; all ranks run at once."""
     with ThreadPoolExecutor(len(groups)) as pool:
         found = [pool.submit(call, group, rank) for rank, group in enumerate(groups)]
         return [one.result(PATIENCE) for one in found]
@@ -91,7 +93,7 @@ def test_a_broadcast_gives_all_ranks_the_roots_bytes(groups, count):
 
 
 def test_a_source_waits_until_the_others_have_come(groups):
-    """As over gloo, so that a rank which hangs is missed at once."""
+    """As over gloo, so that a hanging rank is noticed at once."""
     source, other = groups(2)
     ended = threading.Event()
     caller = threading.Thread(target=lambda: (source.broadcast(paddle.ones([4]), 0, True), ended.set()), daemon=True)
@@ -133,7 +135,7 @@ def test_a_message_that_comes_in_drips_is_taken_whole(groups):
 def test_a_rank_in_another_collective_is_named(groups, count):
     group, other = groups(2)
     if count == 4:
-        other._number += 1  # it missed one
+        other._number += 1  # it missed one call
     other._number += 1
     other._send(memoryview(np.zeros(count, np.float32)).cast("B"), 0)
     with pytest.raises(ConnectionError, match=r"rank 1 of the group is in collective [12], of (16|32) bytes, but this"):
@@ -142,7 +144,7 @@ def test_a_rank_in_another_collective_is_named(groups, count):
 
 @pytest.mark.parametrize("end", ["abort", "the other closes"])
 def test_a_wait_ends(groups, end):
-    """By the watchdog, from its thread, and where the other process has ended."""
+    """A wait ends by the watchdog's abort from its thread, and by the end of the other process."""
     group, other = groups(2)
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(group.all_reduce, paddle.ones([4]), SUM, True)

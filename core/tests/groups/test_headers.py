@@ -1,4 +1,4 @@
-"""What ranks compare: blocks of terms at the opening, and the header of each broadcast, on whatever device."""
+"""Comparisons between ranks: the terms when a state opens, and the header of each broadcast, on any device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_g14_blocks_have_one_size_and_differ_exactly_where_terms_do(items):
 
 
 class Alone(CpuDevice):
-    """A device whose group is itself; ``broadcast`` does to the slice what ``after`` says."""
+    """A device that is its own group; ``broadcast`` applies ``after`` to the slice."""
 
     after = staticmethod(lambda memory, part: None)
     ticket = DONE

@@ -1,4 +1,6 @@
-"""G16 with real groups: lost and hung ranks. G17 and G18 with real groups: who sends, who cleans up."""
+"""G16 with real groups: lost and hung ranks. G17 and G18 with real groups: only the sender sends, every rank cleans
+up.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def test_g16_a_missing_rank_is_named_and_the_other_group_continues(pool, actions
 
 
 def test_g16_a_group_that_was_lost_is_opened_anew_by_all_ranks(pool, actions):
-    """The pool's fixture opens what the test before has lost."""
+    """The pool's fixture reopens the groups that the previous test lost."""
     pool.run(actions.agree, [(2, 3), (0, 1)], (), PLAIN, 4, 3)
 
 

@@ -1,4 +1,4 @@
-"""A port that is held is given to nobody, and Paddle's store can have it all the same."""
+"""A held port is given to no other process, and Paddle's store can still bind it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_nobody_else_can_bind_a_port_that_is_held(address):
 
 
 def test_a_held_port_is_no_free_one():
-    """Who asks for any is given another, also who reuses addresses; 100 at once, as the range is wide."""
+    """A bind to any port gets another one, with and without address reuse; 100 binds at once, as the range is wide."""
     with HeldPort() as held:
         servers = [socket.create_server(("", 0)) for _ in range(100)]
         assert held.number not in [server.getsockname()[1] for server in servers]
@@ -42,6 +42,6 @@ def test_a_held_port_is_no_free_one():
 @pytest.mark.steady
 @pytest.mark.conform
 def test_paddles_store_binds_a_port_that_is_held():
-    """In a process of its own, which Paddle ends where the port is another's."""
+    """In a separate process, which Paddle ends if the port belongs to another process."""
     ran = subprocess.run([sys.executable, "-c", STORE], capture_output=True, text=True, timeout=60, check=False)
     assert ran.stdout == "both", ran.stderr

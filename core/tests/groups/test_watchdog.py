@@ -23,7 +23,7 @@ PAIR = Group((0, 1), 0)
 
 
 class Clock:
-    """The time that watchdogs see. It stands still, so that no test depends on how fast the machine is."""
+    """The time that watchdogs see. Only tests move it, so that no test depends on the machine's speed."""
 
     def __init__(self):
         self.now, self._looked = 1000.0, {}
@@ -32,7 +32,7 @@ class Clock:
         return self.now
 
     def watch(self, dog):
-        """Note when this watchdog's thread has looked at the clock."""
+        """Record that this watchdog's thread has read the clock."""
         look, self._looked[dog] = dog._look_at_the_clock, 0.0
 
         def noted(now):
@@ -42,7 +42,7 @@ class Clock:
         dog._look_at_the_clock = noted
 
     def advance(self, seconds):
-        """Let so much time pass, until the thread of each watchdog that goes on has seen it."""
+        """Advance the clock, and wait until the thread of each running watchdog has read it."""
         self.now += seconds
         for dog in self._looked:
             dog._prod()
@@ -58,7 +58,7 @@ def clock(monkeypatch):
 
 
 def until(condition):
-    """Wait until it holds: another thread has it to do."""
+    """Wait until the condition holds; another thread makes it true."""
     end = monotonic() + GENEROUS
     while not condition():
         assert monotonic() < end, "it did not come about"
@@ -67,7 +67,7 @@ def until(condition):
 
 @pytest.fixture
 def meet(request):
-    """Makes connected watchdogs, each with the event that its abort sets; closes them, twice, afterwards."""
+    """Make connected watchdogs, each with the event that its abort sets; close them afterwards, twice."""
     clock = request.getfixturevalue("clock") if "clock" in request.fixturenames else None
     met = []
 
@@ -103,21 +103,21 @@ def call(dog):
 
 
 def heard(dog):
-    """Whether all that this one has asked have answered; on a clock that jumps they would be late."""
+    """Whether all peers that this watchdog queried have answered; on a clock that jumps the answers would be late."""
     return dog._over.is_set() or not dog._asked_unmet or dog._answers.keys() == dog._peers.keys()
 
 
 def test_g16_a_call_that_outlives_the_timeout_ends_the_group_on_every_rank(meet, clock):
     dogs, aborted, _ = meet(2.0, size=3)
     dogs[0].begin()
-    clock.advance(1.0)  # half of the timeout: it asks who is there
+    clock.advance(1.0)  # half of the timeout: it queries its peers
     until(lambda: dogs[0]._answers.keys() == {1, 2})
     clock.advance(0.9)
     assert not any(event.is_set() for event in aborted)
     clock.advance(0.1)
     assert all(event.wait(GENEROUS) for event in aborted)
     assert "[1, 2] did not come" in dogs[0].reason
-    assert dogs[2].reason.startswith(("rank 0 gave it up", "rank 1 gave it up"))  # whose word came first
+    assert dogs[2].reason.startswith(("rank 0 gave it up", "rank 1 gave it up"))  # the peer whose message arrived first
     assert dogs[2].reason.endswith(" because of rank 1")
     for dog in dogs:
         with pytest.raises(GroupLost, match="start them again"):
@@ -137,7 +137,7 @@ def test_g16_a_goodbye_is_no_loss_until_a_call_needs_who_left(meet):
     for dog in dogs:
         dog.begin()
         dog.end()
-    dogs[1].begin()  # the second call: rank 1 has done its part of it and leaves
+    dogs[1].begin()  # the second call: rank 1 has done its part and leaves
     dogs[1].end()
     dogs[1].close()
     until(lambda: 1 in dogs[0]._left)
@@ -161,11 +161,11 @@ def test_g16_calls_that_end_in_time_never_trouble_the_watchdog(meet, clock):
 
 def test_g16_of_calls_that_overlap_one_that_ends_does_not_hide_the_next(meet, clock):
     dogs, aborted, _ = meet(4.0)
-    call(dogs[1])  # which has come to the first
+    call(dogs[1])  # this rank has reached the first call
     first, second = dogs[0].begin(), dogs[0].begin()
     assert (first, second) == (1, 2)
     clock.advance(2.5)
-    dogs[0].end(first)  # the second had to wait for it, so its time begins now
+    dogs[0].end(first)  # the second had to wait for it, so its timeout begins now
     clock.advance(2.5)
     assert not aborted[0].is_set()
     until(lambda: dogs[0]._answers.keys() == {1})
@@ -175,24 +175,24 @@ def test_g16_of_calls_that_overlap_one_that_ends_does_not_hide_the_next(meet, cl
 
 
 def test_g16_a_rank_that_never_comes_is_missed_though_the_call_ended_here(meet, clock):
-    """NCCL between hosts puts what is sent into buffers: the source's calls end, whether anybody takes them or not."""
+    """NCCL between hosts buffers sent data: the source's calls end, whether or not a peer receives them."""
     dogs, aborted, _ = meet(2.0, size=3)
     for dog in (dogs[0], dogs[0], dogs[0], dogs[1], dogs[2]):
         call(dog)
     clock.advance(0.9)
-    call(dogs[0])  # calls go on
+    call(dogs[0])  # calls continue
     clock.advance(0.2)
-    until(lambda: dogs[0]._reached == {1: 1, 2: 1})  # both came to the first, whose time is over no more
+    until(lambda: dogs[0]._reached == {1: 1, 2: 1})  # both reached the first call, so its timeout no longer counts
     clock.advance(1.0)
     assert not aborted[0].is_set()
     call(dogs[0])
     for _ in range(4):
         call(dogs[1])
-    for _ in range(6):  # the time of the last, and what it takes to ask once more
+    for _ in range(6):  # the timeout of the last call, and one more query
         clock.advance(0.6)
         until(lambda: all(map(heard, dogs)))
     assert aborted[0].wait(GENEROUS)
-    assert dogs[0].missed == 2, dogs[0].reason  # as it finds itself, or as the others do and say
+    assert dogs[0].missed == 2, dogs[0].reason  # by its own finding, or by its peers' reports
     with pytest.raises(GroupLost, match=r"\[2\] did not come|because of rank 2"):
         dogs[0].begin()
 
@@ -251,7 +251,7 @@ def test_g16_further_calls_do_not_postpone_the_end_of_a_hung_one(meet):
     def go_on():
         end = monotonic() + GENEROUS
         while monotonic() < end:
-            dogs[0].begin()  # as a device does, which queues the next while the first is under way
+            dogs[0].begin()  # as a device does, which queues the next call while the first is in flight
             threading.Event().wait(0.01)
 
     with pytest.raises(GroupLost, match="did not come"):
@@ -271,7 +271,7 @@ def test_g16_a_failed_collective_is_explained_by_the_lost_rank(meet):
 
 def test_g16_after_a_failed_collective_no_later_call_begins(meet):
     dogs, _, _ = meet(30.0)
-    dogs[0]._give_up_at = monotonic() + 600  # a thread that does not get to run, on a busy host
+    dogs[0]._give_up_at = monotonic() + 600  # a thread that gets no processor time on a busy host
     dogs[0]._over.wait = lambda timeout: False
     dogs[0].begin()
     assert "a collective failed: no route" in str(dogs[0].failed(OSError("no route")))
@@ -281,7 +281,7 @@ def test_g16_after_a_failed_collective_no_later_call_begins(meet):
 
 
 class Unreached(CpuDevice):
-    """A device whose peers never come; it counts how often it was made to wait for them."""
+    """A device whose peers never arrive; it counts how often it had to wait for them."""
 
     opened = 0
 
@@ -307,7 +307,7 @@ def test_g16_a_group_lost_while_opening_is_waited_for_only_once():
 
 
 def test_g16_only_new_sockets_are_shut_down_and_still_accept_writes():
-    """Also once their own descriptor is closed and its number taken: what it writes would end the other side."""
+    """Also if their own descriptor is closed and its number reused: their writes would end the other side."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         before = socket.create_connection(server.getsockname())
         with GlooSockets() as found:
@@ -315,10 +315,10 @@ def test_g16_only_new_sockets_are_shut_down_and_still_accept_writes():
         (kept,) = found.found
         accepted = [server.accept()[0] for _ in range(2)]
         found.shut_down()
-        assert inside.recv(1) == b""  # who waited there goes on
+        assert inside.recv(1) == b""  # the waiting thread returns
         fd = inside.fileno()
         inside.close()
-        again = socket.create_connection(server.getsockname())  # takes the number that was closed
+        again = socket.create_connection(server.getsockname())  # reuses the number of the closed descriptor
         assert again.fileno() == fd
         accepted.append(server.accept()[0])
         found.shut_down()

@@ -1,4 +1,4 @@
-"""A prefill side and a decode side over a wire in memory, with a clock that tests move."""
+"""A prefill side and a decode side over an in-memory wire, with a clock that tests move."""
 
 import numpy as np
 from hal_conformance.rigs.host_cache import HostCache
@@ -12,7 +12,7 @@ FACTS = {"contract": "1.0", "dtype": "float32", "block size": "16", "tp shard": 
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that only tests move."""
 
     def __init__(self):
         self.now = 1000.0
@@ -22,7 +22,7 @@ class Clock:
 
 
 class Side:
-    """A transfer, its cache and what it has told."""
+    """A transfer, its cache and its reported events."""
 
     def __init__(self, net, name, clock, *, fill, facts=FACTS, patience=PATIENCE, cache=None):
         data = np.random.default_rng(fill).integers(0, 256, (BLOCKS, BLOCK_BYTES), np.uint8)
@@ -65,7 +65,7 @@ class Pair:
             self.d.look()
 
     def wait(self, seconds, step=1.0):
-        """Time goes by while both look."""
+        """Advance the clock while both sides poll."""
         for _ in range(int(seconds / step)):
             self.clock.now += step
             self.look(1)
@@ -77,7 +77,7 @@ def key(number=0, attempt=0):
 
 
 class LateCache(HostCache):
-    """Writes that have ended when the test says so."""
+    """Writes that end when the test lets them."""
 
     def __init__(self, data, facts):
         super().__init__(data, facts)

@@ -1,4 +1,4 @@
-"""Handovers whose other side says nothing, or has gone: each ends, and no side that lives is taken for lost (G32)."""
+"""Handovers whose peer is silent or gone: each ends, and no live peer is reported as lost (G32)."""
 
 import numpy as np
 import pytest
@@ -76,7 +76,7 @@ def test_a_receiver_that_was_started_again_says_so(pair):
     whole(pair)
     former = pair.d.wire
     again = Side(pair.net, "d", pair.clock, fill=3)
-    pair.net.wires[former.session] = again.wire  # who listens at that address now
+    pair.net.wires[former.session] = again.wire  # another transfer listens at that address now
     pair.p.transfer.send(key(1), pair.d.description, 0, [0])
     for _ in range(3):
         again.look()

@@ -1,4 +1,4 @@
-"""A handover over a wire in memory: how it goes well, and every way in which it ends otherwise."""
+"""A handover over an in-memory wire: its normal course, and every other way in which it ends."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def pair():
 
 
 def edited(net, kind, edit):
-    """Have messages of that kind changed on their way: ``edit(message, data)`` gives message and data."""
+    """Change messages of that kind in flight: ``edit(message, data)`` returns message and data."""
 
     def deliver(_from, _to, buffer):
         session, number, message, data = unpack(buffer)
@@ -125,7 +125,7 @@ def test_the_first_difference_in_order_is_told():
 
 
 def test_messages_that_are_lost_are_missed_and_said_again(pair):
-    """Of all that is said, in either direction, the n-th message is lost, for each n that there is."""
+    """The n-th message in either direction is lost, for each n."""
     for lost in range(12):
         pair = Pair()
         count = iter(range(1000))
@@ -178,7 +178,7 @@ def test_cancel_ends_both_sides_once(pair, where, when):
         assert ends == {Arrived}
     elif when != "sealed":
         assert ends == {Cancelled}
-    else:  # the seal was under way
+    else:  # the seal was in flight
         assert Cancelled in ends
 
 
