@@ -1,4 +1,4 @@
-"""Commands in processes of their own, so that signals, limits and missing packages affect no other test."""
+"""Commands in separate processes, so that signals, limits and missing packages affect no other test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def heed_interrupts():
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    """Everything that a command may leave lies below ``folder``, by short names: a path of a socket has 107 bytes."""
+    """Environment in which all leftovers of a command are below ``folder``, by short names: a socket's path has 107
+    bytes.
+    """
     places = {}
     for name in ("XDG_RUNTIME_DIR", "TMPDIR"):
         place_of(folder, name).mkdir(exist_ok=True)
@@ -43,7 +45,7 @@ def place_of(folder: Path, name: str = "XDG_RUNTIME_DIR") -> Path:
 
 
 def left_in(folder: Path) -> list[str]:
-    """What lies where the command could leave something."""
+    """Paths of everything that the command may have left."""
     return [path.name for name in ("XDG_RUNTIME_DIR", "TMPDIR") for path in place_of(folder, name).iterdir()]
 
 
@@ -58,7 +60,7 @@ def start(folder: Path, *arguments: str, code: str = RUN, warm=None, **options) 
 
 @pytest.fixture
 def private_folders(tmp_path_factory, monkeypatch):
-    """Where a run puts its ipc folder; it must be empty afterwards. Other devices may be installed beside cpu."""
+    """The folder of a run's ipc sockets; it must be empty afterwards. More devices than cpu may be installed."""
     folder = tmp_path_factory.mktemp("ipc")
     monkeypatch.setenv("HAL_DEVICE", "cpu")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))

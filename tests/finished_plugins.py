@@ -1,4 +1,4 @@
-"""What a vendor writes into the packages of ``hal new-plugin``, over the runtime of ``examples/queue``."""
+"""The lines that a vendor writes into the packages of ``hal new-plugin``, over the runtime of ``examples/queue``."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ WRITTEN = {"async": ASYNC, "sync": SYNC, "paddle": {}}
 
 
 def finish(kind: str, package: Path) -> int:
-    """Write what is missing into a made package; return the number of written lines."""
+    """Write the missing lines into a made package; return their number."""
     written = dict(WRITTEN[kind])
     if not written:
         return 0

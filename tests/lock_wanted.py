@@ -9,8 +9,9 @@ from pathlib import Path
 
 
 class Waiting:
-    """A thread that waits for a semaphore of the C library, and then for the interpreter's lock; ``ran`` counts its
-    turns, ``where`` is what the test's thread was doing at the last one."""
+    """A thread that waits for a semaphore of the C library, and then for the GIL; ``ran`` counts its turns, and
+    ``where`` is the call stack of the test's thread at the last one.
+    """
 
     def __init__(self):
         self.ran, self.where, self._over, self._done = 0, "", False, threading.Semaphore(0)
@@ -41,7 +42,7 @@ class Waiting:
         self._thread.join(30)
 
     def gets_in(self, call):
-        """Where the call let the thread get the interpreter's lock, or ""."""
+        """Return the stack at which the call released the interpreter's lock, or ""."""
         before, left = self.ran, ctypes.c_int(1)
         self._kept.sem_post(self._place)
         while left.value:  # it has passed the semaphore, and wants the interpreter's lock now

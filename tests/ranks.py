@@ -18,7 +18,7 @@ RANK = "import sys; from hal_conformance.ranks.processes import main; main(sys.a
 
 @functools.cache
 def warm():
-    """The process that they are forks of; it ends with this one."""
+    """The process that the ranks are forks of; it ends with this one."""
     made = Warm(LIBRARIES)
     atexit.register(made.close)
     return made

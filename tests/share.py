@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 SHARE = float(os.environ.get("HAL_TEST_SHARE", "1"))
-"""Of the examples that are written beside each property. The repository's ``conftest.py`` says how many by default."""
+"""Of the examples that are written beside each property. The repository's ``conftest.py`` sets the default share."""
 LEAST = 5
 """Examples that each has at least."""
 
@@ -24,7 +24,7 @@ def of(count: int, least: int = LEAST) -> int:
 
 
 def cases(values: Iterable[Any], here: Callable[[Any], object]) -> list[Any]:
-    """For ``parametrize``: those that ``here`` holds for are in ``make test``, the others in ``make conform``.
+    """For ``parametrize``: cases with a true ``here`` are in ``make test``, all remaining ones in ``make conform``.
 
     A tuple is several arguments.
     """

@@ -22,7 +22,7 @@ DOCUMENT = ROOT / "docs" / "adding-a-device.md"
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """A fresh environment that sees what is installed here, with the examples installed by pip. Nothing is fetched."""
+    """A fresh environment that sees the installed packages, with the examples installed by pip. Offline."""
     folder = tmp_path_factory.mktemp("fresh")
     venv.create(folder, with_pip=False)
     found = folder / "bin" / "python"
@@ -31,7 +31,7 @@ def python(tmp_path_factory):
     (libraries / "here.pth").write_text(f"import site; site.addsitedir({here!r})\n")
     install = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "-q"]
     packages = [str(folder / name) for name in ("npu", "arena", "queue")]
-    for package in packages:  # copied, so that nothing is built into the repository
+    for package in packages:  # copied, so that the repository gets no build files
         subprocess.run(["cp", "-r", str(EXAMPLES / Path(package).name), package], check=True)
     done = run(found, "-m", "pip", "install", *install, *packages)
     assert done.returncode == 0, done.stderr
@@ -106,7 +106,7 @@ def test_all_pass_the_conformance_kit(kits, device, shown):
 def test_nothing_is_skipped_on_the_asynchronous_one_but_ranks(kits):
     found = kits["queue"].report()
     missing = {need for entry in found["guarantees"] for need in re.findall(r"needs ([\w ]+)", entry["note"])}
-    only_others = {"not async_h2d", "not can_hold_stream"}  # of G7: what is for synchronous devices, or without a latch
+    only_others = {"not async_h2d", "not can_hold_stream"}  # of G7: tests for synchronous devices, or without a latch
     of_a_driver = {"pinned_host", "native_objects", "several_memories"}  # the memory of the example is the host's
     assert missing == {"several_ranks"} | only_others | of_a_driver
     outcomes = {test["outcome"] for entry in found["guarantees"] for test in entry["tests"]}

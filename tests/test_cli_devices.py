@@ -256,7 +256,7 @@ OUTPUTS = {">/dev/full": "No space left on device", ">&-": "Bad file descriptor"
 PRINT = ("--version", "devices", "devices --json", "--help", "tail --help", "run --help")
 WAYS = [(command, *way) for command in PRINT for way in product(OUTPUTS, ("buffered", "unbuffered"))]
 HERE = {WAYS[4 * at + at % 4] for at in range(len(PRINT))} | {("devices", ">&-", "buffered")}
-"""In ``make test``: every command, and every way."""
+"""In ``make test``: every command, and every fault."""
 
 
 @pytest.mark.parametrize(("arguments", "shell", "buffered"), share.cases(WAYS, HERE.__contains__))
@@ -315,7 +315,7 @@ def read_terminal(leader):
         return b""
 
 
-# `hal run` is somebody else's module; what belongs here is that it is loaded late.
+# `hal run` belongs to another module; here only its late import is tested.
 
 
 def test_run_is_imported_only_when_it_is_invoked(monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""``hal devices --open``: what opened devices say, one that crashes, one that hangs."""
+"""``hal devices --open``: the output of opened devices, one that crashes, one that hangs."""
 
 import errno
 import os
@@ -53,9 +53,9 @@ def test_a_device_that_hangs_is_ended_with_all_it_has_started(tmp_path, monkeypa
     site.core()
     site.device("alpha", state="open_hangs")
     monkeypatch.setenv("PYTHONPATH", str(site.folder))
-    mark = site.folder / "hung"  # the helper that the device starts; it inherits nothing that we wait for
+    mark = site.folder / "hung"  # the helper that the device starts; it inherits no descriptor that we wait for
     monkeypatch.setenv("HAL_TEST_MARK", str(mark))
-    for seconds in (3, 10, 60):  # enough to come to where it hangs, on any machine
+    for seconds in (3, 10, 60):  # enough to reach the hang, on any machine
         result = open_in_subprocess("alpha", seconds)
         assert result == {"error": f"opening took longer than {seconds} s (raise --timeout, or see why it hangs)"}
         if mark.exists():

@@ -1,4 +1,4 @@
-"""``hal conform`` refuses what hal refuses, in the same words, and tests the very plugin that hal would open."""
+"""``hal conform`` refuses plugins in the words of hal, and tests exactly the plugin that hal would open."""
 
 from __future__ import annotations
 

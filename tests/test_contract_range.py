@@ -24,7 +24,7 @@ def only(name):
     [
         ("1.0.0", [RANGE], True),
         ("1.0.7", [RANGE], True),
-        ("1.1.0", [RANGE], True),  # additions: what was made for 1.0 goes on fitting
+        ("1.1.0", [RANGE], True),  # additions: a plugin made for 1.0 still fits
         ("1.0.0", ["paddle-hal-core>=1.1,<2"], False),
         ("1.0.0.dev3", [RANGE], True),
         ("2.0rc1", [RANGE], False),

@@ -1,4 +1,4 @@
-"""What is installed is read from metadata alone, and only the plugin that is asked for gets imported."""
+"""Installed plugins are found by metadata alone, and only the requested plugin is imported."""
 
 import importlib.metadata
 import re
@@ -167,7 +167,7 @@ def test_a_plugin_with_damaged_entry_points_is_listed_as_broken(site):
 
 
 def test_a_stale_stevedore_cache_is_passed_by(site, monkeypatch):
-    """The disk cache still has the entry point of before a reinstallation."""
+    """The disk cache still has the entry point from before a reinstallation."""
     import stevedore._cache
 
     site.core()

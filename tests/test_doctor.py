@@ -87,7 +87,7 @@ def test_an_unavailable_device_is_no_finding_and_is_passed_over(tmp_path):
 def test_a_step_names_the_hook_that_failed(tmp_path):
     site = Site(tmp_path / "site")
     site.core()
-    site.device("toy", priority=None)  # its hooks do nothing
+    site.device("toy", priority=None)  # its hooks have no effect
     found = doctor(site, "--step", HAL_DEVICE="toy")
     assert any(one.startswith("toy: ") for one in found["findings"]), found["findings"]
 

@@ -1,4 +1,4 @@
-"""The embedded checkpoint through engine, worker and hooks: the same tokens however the work is cut up.
+"""The embedded checkpoint through engine, worker and hooks: the same tokens however the work is divided.
 
 Sums differ in the last bits between batch sizes, so equality holds where the choice was not that close: on the fixed
 prompts the reference's margins are asserted first, the drawn ones are compared up to the first small margin.
@@ -37,7 +37,7 @@ DRAW = {"temperature": 0.7, "top_k": 5, "top_p": 0.9}
 
 
 class Watched(ModelRunner):
-    """Notes how far each choice was from another one: request id to margins, in the order of its tokens."""
+    """Records how far each choice was from a different one: request id to margins, in the order of its tokens."""
 
     def _write(self, tokens):
         for slot, margin in zip(tokens.slots.tolist(), tokens.margins.tolist(), strict=True):
@@ -51,7 +51,7 @@ class WatchedWorker(Worker):
 
 @dataclass
 class Run:
-    """What came out: by request id, in the order of the tokens."""
+    """The output, by request id, in the order of the tokens."""
 
     tokens: dict[str, tuple[int, ...]]
     margins: dict[str, list[float]]
@@ -72,7 +72,7 @@ def tokenizer(model):
 
 @pytest.fixture(scope="module")
 def requests(model, tokenizer):
-    """Fixed prompts, greedy and seeded, and drawn ones: pieces of the standard library, every other one seeded."""
+    """Fixed prompts, greedy and seeded, and drawn ones: pieces of the standard library, every second one seeded."""
     common = {"max_tokens": TOKENS, "eos_token_ids": model.config.eos_token_ids, "logprobs": ALTERNATIVES}
     found = [Request(f"greedy {text!r}", tokenizer.encode(text), SamplingParams(**common)) for text in GREEDY]
     found += [
@@ -110,7 +110,7 @@ def generate(model, requests, *, slots, chunk=4096, blocks=400) -> Run:
 
 @pytest.fixture(scope="module")
 def reference(model, requests):
-    """One slot, whole prompts, blocks for everybody."""
+    """One slot, whole prompts, blocks for all requests."""
     return generate(model, requests, slots=1)
 
 
@@ -125,7 +125,7 @@ WAYS = {
 
 
 HERE = ("32 slots, prompts in pieces", "too few blocks, pieces", "a CPU without AVX-512")
-"""In ``make test``; the others in ``make conform``."""
+"""In ``make test``; the remaining ones in ``make conform``."""
 
 
 @pytest.fixture(scope="module", params=share.cases(WAYS, HERE.__contains__))

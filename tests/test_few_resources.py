@@ -1,5 +1,4 @@
-"""Few descriptors, a full disk: opening works, or its one-line error names what is missing, and no files are left
-behind."""
+"""Few descriptors, a full disk: opening works, or its one-line error names the shortage; no files are left behind."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ pytestmark = pytest.mark.long(18)
 
 WARM, WARM_UNDER = LIBRARIES, ("unshare", "-m")
 
-#: Opens one kind under limits from one that nothing can be opened with, up to one with which all works. In a process
-#: of its own, because ZeroMQ ends the process that it is in when it finds no descriptor.
+#: Opens one kind under every limit, from one that allows no opening up to one with which all works. In a separate :
+#: process, because ZeroMQ ends its process when it finds no descriptor.
 FEW = """
     import os, resource, sys
     from hal.reading import OutputReader
@@ -162,7 +161,7 @@ def test_what_is_asked_for_covers_what_is_used():
         release_ipc(url)
 
 
-#: On a file system of its own with room for so many more files, in a mount namespace of these tests' own.
+#: On a separate file system with room for so many more files, in a mount namespace of these tests' own.
 DISK = """
     import os, subprocess, sys
     folder, room, *arguments = sys.argv[1:]
@@ -206,7 +205,7 @@ ROOMS = [(command, room) for command, files in FILES.items() for room in range(f
 
 @pytest.mark.parametrize(("command", "room"), ROOMS)
 def test_on_a_full_disk_it_works_or_says_so_and_leaves_nothing(tmp_path, request, command, room):
-    """``room``: how many files more there may be, up to what the command makes; blocks there are none."""
+    """``room``: the number of further files, up to the number that the command makes; there are no free blocks."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("no mount namespace may be made here")
     arguments = {

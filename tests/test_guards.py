@@ -1,4 +1,4 @@
-"""The table of guards follows the code, and the script tells a guard that matters from one that does not."""
+"""The table of guards matches the code, and the script distinguishes a guard that matters from one that does not."""
 
 from __future__ import annotations
 

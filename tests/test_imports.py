@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def check(folder, files):
-    """Lint a tree of packages by this repository's contracts. Return what it prints, and the exit status."""
+    """Lint a tree of packages by this repository's contracts. Return its output, and the exit status."""
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -91,8 +91,9 @@ def through(text):
 
 
 def test_the_host_reaches_through_no_bound_device():
-    """What a worker needs of its device is public on it, behind the checks of the policy. `hal doctor` is no worker: it
-    looks at the memory that a plugin allocates."""
+    """The interface that a worker needs is public on its device, behind the checks of the policy. `hal doctor` is not a
+    worker: it reads the memory that a plugin allocates.
+    """
     found = [
         f"{path.relative_to(ROOT)}:{line}"
         for path in sorted((ROOT / "hal").rglob("*.py"))

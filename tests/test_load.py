@@ -1,4 +1,4 @@
-"""The load of the end-to-end job: the same arrivals for every way, at the rate that the text of the job says."""
+"""The load of the end-to-end job: the same arrivals for every peer, at the rate in the text of the job."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hal.cli import logs, main
 
 
 def shown(capsys, monkeypatch, word):
-    """What is shown of one record a level."""
+    """Return the shown part of one record a level."""
     monkeypatch.setenv("HAL_LOG", word)
     with logs.said(logs.level(), without="bound"):
         for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):

@@ -65,7 +65,7 @@ MISSING = [
     ("hypothesis", ("conform", "cpu"), "pip install 'hypothesis>="),
 ]
 HERE = ("hal_conformance", "ray", "setuptools", "typer", "packaging", "pytest", "hypothesis")
-"""In ``make test``, with the first of hal_core and of zmq; the others in ``make conform``."""
+"""In ``make test``, with the first of hal_core and of zmq; the remaining ones in ``make conform``."""
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def sources():
 
 
 def test_no_hint_names_a_package_that_no_index_has():
-    """Hints that are written out; those made from metadata have theirs above."""
+    """Hints that are written out; those made from metadata are tested above."""
     stated = {}
     for folder in (".", "core", "conformance", "plugins/fastdeploy"):
         table = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -1,4 +1,4 @@
-"""MKL's kernels on a CPU of AMD's: chosen by the command, and by nothing else."""
+"""MKL's kernels on an AMD CPU: only the command chooses them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ KINDS = scaffold.KINDS
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A fresh environment with a package of each kind, installed by pip, not finished. Nothing is fetched."""
+    """A fresh environment with an unfinished package of each kind, installed by pip. Offline."""
     folder = tmp_path_factory.mktemp("new")
     venv.create(folder / "env", with_pip=False)
     (libraries,) = (folder / "env").glob("lib/python*/site-packages")
@@ -52,7 +52,7 @@ def hal(folder, *arguments, **more):
 
 @pytest.fixture(scope="module")
 def finished(made):
-    """The same packages with what a vendor writes; the number of lines written, by kind."""
+    """The same packages with the vendor's lines; return their number, by kind."""
     (libraries,) = (made / "env").glob("lib/python*/site-packages")
     for kind in KINDS:
         finish(kind, made / kind / f"src/hal_my_{kind}")

@@ -1,4 +1,4 @@
-"""Observers from entry points: the user names them, and everything that is said of one says whose it is."""
+"""Observers from entry points: the user names them, and every message about one names its distribution."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ numbers = itertools.count()
 
 @pytest.fixture
 def observers(tmp_path, monkeypatch):
-    """Installs a distribution with observers, beside what is really installed: ``observers(name=class, …)``."""
+    """Installs a distribution with observers beside the real ones: ``observers(name=class, …)``."""
     site = Site(tmp_path / "site")
     monkeypatch.syspath_prepend(str(site.folder))
     monkeypatch.delenv("HAL_OBSERVERS", raising=False)

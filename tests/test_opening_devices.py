@@ -1,4 +1,4 @@
-"""Opening the device that was selected: options, requirements, and what is closed when it fails."""
+"""Opening the selected device: options, requirements, and clean-up when it fails."""
 
 import sys
 

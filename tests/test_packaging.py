@@ -26,7 +26,7 @@ DISTRIBUTIONS = {
 
 
 class Wheel:
-    """What a built wheel contains."""
+    """The content of a built wheel."""
 
     def __init__(self, path):
         with zipfile.ZipFile(path) as archive:
@@ -127,7 +127,7 @@ def test_the_requirements_are_right(wheels):
 
 
 def test_what_is_imported_is_required(package):
-    """A wheel whose metadata forgets a dependency works only where a developer has it by chance."""
+    """A wheel whose metadata lacks a dependency works only on machines that have it by chance."""
     wheel, name, source = package
     folder = source / "src" / name if (source / "src").exists() else source / name
     ours = {"hal": "paddle-hal", "hal_core": "paddle-hal-core", "hal_conformance": "paddle-hal-conformance"}
@@ -230,7 +230,7 @@ def test_the_import_check_sees_what_it_should(tmp_path):
 
 
 # Device names. The rule: in hal and hal_core, outside comments and docstrings, no identifier and no string may contain
-# the name of a device that is a plugin; and nothing, the embedded device's name included, may be compared with one.
+# the name of a device that is a plugin; and no value may be compared with a device's name, the embedded one's included.
 
 DEVICES = ("cuda", "xpu", "maca", "metax", "opencl", "sim")
 #: Names of protocols of other projects, which have a device's name in them.
@@ -295,7 +295,7 @@ def test_the_device_check_sees_what_it_should():
 
 # Hosts and absolute paths, in every file that is tracked.
 
-# Written in two pieces, so that this file does not contain what it looks for.
+# Written in two pieces, so that this file does not contain the searched text.
 HOSTS = [
     "py" + "pi.org",
     "python" + "hosted.org",

@@ -1,4 +1,4 @@
-"""The README's first screen, the map and the glossary: what they name is there, and what is there they name."""
+"""The README's first screen, the map and the glossary: they name only existing things, and name all of them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_drawing_is_plain_text_that_names_every_part():
     assert max(map(len, drawing.splitlines())) <= 80
     for part in ("worker", "hooks", "policy", "plugins", "kit", "insert_tasks", "save_output"):
         assert part in drawing
-    # Boxes of one drawing close: each border has the length and the corners of the others.
+    # Boxes of one drawing close: each border has the length and the corners of the rest.
     borders = {line.strip() for line in drawing.splitlines() if line.strip().startswith("+")}
     assert len(borders) == 1
 

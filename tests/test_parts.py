@@ -1,4 +1,6 @@
-"""The runner of parts: each part's time is told, a failure is shown whole, and a limit ends and names what runs."""
+"""The runner of parts: it reports each part's time, shows a failure whole, and at a limit ends the parts and names
+them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT / "tools" / "parts.py"
-#: Starts a process, tells its number in a pipe, and waits for ever: both must be ended.
+#: Starts a process, writes its number to a pipe, and waits forever: both must be ended.
 HANGS = "import subprocess as s; c = s.Popen(['sleep', '1000']); open({pipe!r}, 'w').write(str(c.pid)); c.wait()"
 
 
@@ -29,9 +31,10 @@ def parts():
 
 @pytest.fixture
 def run(parts, capfd):
-    """Run parts given as name to Python code: the status and what was printed. Handlers of signals are put back.
+    """Run parts given as name to Python code; return the status and the output. Signal handlers are restored.
 
-    ``alone``: names of those that run alone."""
+    ``alone``: names of those that run alone.
+    """
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def call(codes, alone=(), **plan):
@@ -114,7 +117,7 @@ def wait_until_gone(process):
 
 
 def test_the_limit_names_what_still_runs_and_ends_all_it_started(run, parts, tmp_path, monkeypatch):
-    """The part itself brings the limit about, once it runs: nothing here depends on how fast that is."""
+    """The part itself triggers the limit, once it runs: the test does not depend on its speed."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     children, true = [], parts.Runner._start

@@ -1,4 +1,4 @@
-"""A report read back from what it printed says what its JSON form says."""
+"""A report parsed from its printed form equals its JSON form."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def no_sim():
 
 @pytest.fixture
 def device(request, monkeypatch):
-    """The subject of a name; the cuda device stands over the driver of its tests, natively or not."""
+    """The subject of a name; the cuda device runs over its tests' stand-in driver, natively or not."""
     name, _, path = request.param.partition(" ")
     if name == "cuda":
         if why := no_sim():

@@ -1,4 +1,4 @@
-"""``hal run``: where an answer ends, what is given of it, that its request does not run on, and what is told."""
+"""``hal run``: the end of an answer, its printed part, the end of its request, and the summary."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_the_answer_is_decoded_behind_its_prompt(run, run_json, model):
 
 
 def test_a_stop_text_ends_the_answer_wherever_tokens_end(run, run_json, model):
-    """Stop texts of all kinds: inside of a token, across two, with a space before, and the longest there is."""
+    """Stop texts of all kinds: inside a token, across two, with a space before, and the longest possible."""
     tokenizer = Tokenizer.load(model, read_config(model))
     (whole,) = run_json("--model", model, *PROMPT)
     text = whole["text"]
@@ -309,7 +309,7 @@ def test_the_beginning_of_a_stop_text_waits_until_it_is_none(tokenizer):
 
 @pytest.mark.parametrize("device", [None, {"name": "cpu:0"}], ids=["text", "json"])
 def test_complete_answers_behind_one_of_a_lost_rank_are_shown(tokenizer, device):
-    """Of three groups of ranks the first is lost in its answer; the third was only begun."""
+    """Of three groups of ranks the first is lost in its answer; the third has only begun."""
     tokens = tokenizer.encode("ab")
     answers, screen = answers_to(tokenizer, [], count=4, device=device)
     answers.take(record(0, tokens))

@@ -1,4 +1,4 @@
-"""``hal run``: what it prints, and how it refuses. In this process."""
+"""``hal run``: its output, and its refusals. In this process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_one_prompt_streams_prompt_and_text(run, run_json):
 
 
 def test_without_an_nvidia_gpu_nothing_is_said_of_cuda(run, monkeypatch):
-    """The device is chosen here, with the cuda plugin installed; nobody who has no such GPU needs to hear of it."""
+    """The device is chosen here, with the cuda plugin installed; a user without such a GPU gets no message about it."""
     hal_cuda = pytest.importorskip("hal_cuda")
     monkeypatch.delenv("HAL_DEVICE")
     monkeypatch.setattr(hal_cuda, "has_card", lambda: False)

@@ -35,7 +35,7 @@ def started(warm):
 
 
 def test_the_command_runs_by_itself_and_keeps_stdout_clean():
-    """A whole process, as its users have it; the other tests fork theirs."""
+    """A whole process, as users start it; all further tests fork theirs."""
     command = [sys.executable, "-c", RUN, "run", "--prompt", "def main(", "--temperature=0", "--max-tokens", "8"]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=heed_interrupts, timeout=60, check=False)
     out, err = done.stdout, done.stderr
@@ -71,7 +71,7 @@ hal.cli.main()
 
 
 def test_interrupted_while_loading_it_just_ends(tmp_path, started):
-    """Loading opens one pipe, for which this test waits, and then waits at one that nobody opens."""
+    """Loading opens one pipe, for which this test waits, and then waits at one that is never opened."""
     pipes = {f"HAL_TEST_{name}": str(tmp_path / name) for name in ("BEGUN", "NEVER")}
     for pipe in pipes.values():
         os.mkfifo(pipe)
@@ -99,7 +99,7 @@ PATIENT = "from hal.cli import main; from hal.timeouts import TIMEOUTS; TIMEOUTS
 
 
 def redirected(started, *arguments, shell, code=RUN):
-    """Run it with what a shell would do to its standard streams: ``2>/dev/full`` and ``<&-``, for instance."""
+    """Run it with a shell's redirections of its standard streams: ``2>/dev/full`` and ``<&-``, for instance."""
     options, closed, opened = {}, [], []
     for word in shell.split():
         number = "0" if word[0] == "<" else "1" if word[0] == ">" else word[0]
@@ -147,7 +147,7 @@ screen.close()
 
 
 def on_terminal(*, stdout: bool, code: str = SHOW) -> tuple[str, str]:
-    """Run code with standard error, and perhaps output, on a terminal: what a terminal and a pipe get."""
+    """Run code with standard error, and perhaps output, on a terminal; return both outputs, terminal's and pipe's."""
     terminal, inner = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=inner if stdout else subprocess.PIPE, stderr=inner, env=TERMINAL

@@ -19,7 +19,7 @@ from .commands import environment, left_in
 
 
 class Slow:
-    """Answers that take nothing until they are let."""
+    """Answers that accept no records until the test lets them."""
 
     def __init__(self):
         self.begun, self.let, self.taken = threading.Event(), threading.Event(), []
@@ -36,7 +36,7 @@ def record(step):
 
 
 class Output:
-    """A step's output; ``ends`` has how it was completed."""
+    """A step's output; ``ends`` records how it was completed."""
 
     request_ids = ("r0",)
 
@@ -113,7 +113,7 @@ def test_with_a_sink_the_records_are_sent_there_as_well(tmp_path):
         sending = threading.Thread(target=use)
         sending.start()
         frames = [reader.read(60.0) for _ in outputs]
-        while sending.is_alive():  # it waits for the acknowledgement, which a reader sends when it is asked for more
+        while sending.is_alive():  # waits for the acknowledgement, sent when the reader's next event is requested
             reader.read(0.01)
         sending.join()
     assert [frame.record.step for frame in frames] == [one.step for one in taken] == [0, 1]

@@ -1,4 +1,4 @@
-"""``hal run --speculate``: the same answers whatever drafts, on any device; what is told of drafts; what is refused."""
+"""``hal run --speculate``: the same answers with any proposer, on any device; its summary of drafts; its refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def private_folders(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def run(capsys):
-    """Run the command here: exit status, the JSON objects, and stderr."""
+    """Run the command here; return the exit status, the JSON objects, and stderr."""
 
     def call(*arguments):
         with pytest.raises(SystemExit) as end:

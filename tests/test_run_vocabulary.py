@@ -1,4 +1,4 @@
-"""``hal run`` where a step gives what is no token: that request's error, and no other's."""
+"""``hal run`` where a step gives an id that is not a token: only that request fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runners from entry points: which one runs, what a name may be, and what the last line says of the choice."""
+"""Runners from entry points: which one runs, valid names, and the choice in the closing line."""
 
 from __future__ import annotations
 

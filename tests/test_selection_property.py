@@ -17,7 +17,7 @@ from tests import share
 from .fixtures_plugins.builder import RANGE, Site
 
 NAMES = ("alpha", "beta", "gamma", "delta")
-#: State of a plugin: how it is built, whether its code is imported, and what trying it gives.
+#: State of a plugin: its build, whether its code is imported, and the result of trying it.
 OUTCOMES = {
     "available": ("available", {}, True, "chosen"),
     "unavailable": ("unavailable", {}, True, "Unavailable"),
@@ -54,7 +54,7 @@ wishes = st.one_of(st.none(), st.sampled_from([*NAMES, "omega"]))
 
 
 def oracle(plugins, explicit, environment, allowed):
-    """(what comes out, the chosen or the blamed name, whose code was imported, how many were passed over)."""
+    """(result, the chosen or the blamed name, the imported devices, the number that were passed over)."""
     visible = [plugin for plugin in plugins if allowed is None or plugin.distribution in allowed]
     wanted = explicit if explicit is not None else environment or None
     if wanted is not None:

@@ -20,7 +20,7 @@ from .commands import LIBRARIES, left_in, start
 pytestmark = pytest.mark.long(10)
 WARM = LIBRARIES
 
-#: Makes a function of the product wait for ever, and tells when it does; the deadline is a short one.
+#: Makes a function of the product wait forever, and reports when it does; the deadline is a short one.
 HANGING = """
     import ctypes, importlib, os, sys, threading
     import hal.cli
@@ -55,8 +55,8 @@ HANGING = """
 
     setattr(owner, name, {"c": in_c, "python": in_python, "on": on}[kind])
 """
-#: Ranks that are threads of the engine's process: they come up, and never come back from their first step; one of the
-#: ranks that are to be started again fails at its start.
+#: Ranks that are threads of the engine's process: they come up, and never return from their first step; one of the :
+#: restarted ranks fails at its start.
 RANKS = """
     from tests.distributed.test_start import Actors
     from hal.distributed.steps import StepOrder
@@ -120,7 +120,7 @@ def begin(folder, kind, where, *arguments, code=HANGING, warm=None, **options):
 
 
 def check(process, folder, number=signal.SIGTERM):
-    """It ends after one signal, by force, with its status, and leaves nothing."""
+    """It ends after one signal, by force, with its status, and leaves nothing behind."""
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number, (out, err)
@@ -184,7 +184,7 @@ def test_the_page_names_the_seconds():
 
 
 def test_a_drive_leaves_an_engine_that_does_not_come_to_its_end(monkeypatch):
-    """Requests are aborted at once; what need not wait for the step that hangs has half of the time for its end."""
+    """Requests are aborted at once; work that need not wait for the hanging step has half of the time for its end."""
     passed = iter([0.0, 0.0, TIMEOUTS.signal / 2])
     monkeypatch.setattr(signals, "came", lambda: signal.SIGTERM)
     monkeypatch.setattr(signals, "since", lambda: next(passed))

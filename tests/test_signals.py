@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP at every moment of every command: a usual status, no traceback, nothing left behind."""
+"""SIGINT, SIGTERM and SIGHUP at every moment of every command: a usual status, no traceback, no leftovers."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ RANKS = pytest.param("conform with ranks", marks=pytest.mark.conform)
 @pytest.mark.drawn
 @pytest.mark.parametrize("command", [RANKS if "ranks" in command else command for command in COMMANDS])
 def test_at_any_time_there_is_no_traceback_and_nothing_left(command, warm):
-    """A property over delays. What the interpreter does before it comes to the command is its own affair."""
+    """A property over delays. Signals before the interpreter reaches the command are out of scope."""
     at_any_time(command, 1.2, warm if command in IMPORTS_LONG else None)
 
 
@@ -224,7 +224,7 @@ AT_THE_LAST = """
 
 @pytest.mark.parametrize("number", share.cases(SIGNALS, signal.SIGHUP.__eq__))
 def test_a_signal_while_the_interpreter_goes_changes_nothing(tmp_path, number):
-    """By then it has taken the handlers away, and every signal would end the process in place of its status."""
+    """By then it has removed the handlers, and every signal would end the process instead of its status."""
     process = start(tmp_path, str(int(number)), "devices", code=textwrap.dedent(AT_THE_LAST))
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")

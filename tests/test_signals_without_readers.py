@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM to commands that nobody reads from, or has sent anything to yet: they end all the same."""
+"""SIGINT and SIGTERM to commands without a reader, or without input so far: they end all the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WARM = LIBRARIES
 
 
 def reading_nothing(folder, *arguments, warm=None):
-    """A command with a standard output that is full, and that nobody reads."""
+    """A command with a standard output that is full and unread."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     try:

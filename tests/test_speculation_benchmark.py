@@ -1,4 +1,4 @@
-"""The benchmark of speculation tells a token that the last bits of a sum chose from one that is wrong."""
+"""The benchmark of speculation distinguishes a token chosen by the last bits of a sum from a wrong one."""
 
 from __future__ import annotations
 

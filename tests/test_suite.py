@@ -1,4 +1,4 @@
-"""How the suite itself is kept: one profile of Hypothesis, what is left to `make conform`, folders that share ranks."""
+"""Rules of the suite itself: one profile of Hypothesis, the tests left to `make conform`, folders that share ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = [
     path for folder in ("tests", "core/tests", "plugins", "runners") for path in sorted((ROOT / folder).rglob("*.py"))
 ]
-KEPT = {  # whole runs of the kit that stay in `make test`; every other is marked `conform`
+KEPT = {  # whole runs of the kit that stay in `make test`; every further one is marked `conform`
     "test_the_cpu_device_conforms_and_every_guarantee_is_listed",
     "test_the_device_conforms[lazy]",
     "test_the_conformance_kit_under_the_checker[adversarial]",

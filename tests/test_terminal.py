@@ -1,4 +1,4 @@
-"""What a terminal gets: no control characters of prompts and answers, a listing that fits, few lines after Ctrl-C."""
+"""Terminal output: no control characters of prompts and answers, a listing that fits, few lines after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_the_listing_is_readable_in_any_width(streams, monkeypatch, width, lines
 
 
 class Counting:
-    """A screen that counts what it is told to do."""
+    """A screen that counts its calls."""
 
     def __init__(self):
         self.calls, self.written = 0, []
@@ -128,7 +128,7 @@ class Counting:
 
 
 class Aborting:
-    """An engine in which the first request streams and all others wait, until they are aborted."""
+    """An engine in which the first request streams and all later ones wait, until they are aborted."""
 
     def __init__(self, interrupt):
         self._interrupt, self._waiting, self._ended = interrupt, [], []
@@ -151,7 +151,7 @@ class Aborting:
 
 
 class Text:
-    """Stands for the text of an answer."""
+    """A stand-in for an answer's text."""
 
     text, settled = "tokens", 6
 
@@ -163,7 +163,7 @@ class Text:
 
 
 def interrupted(monkeypatch, count, **options):
-    """A screen after Ctrl-C in ``count`` prompts, and what the command says of it in the end."""
+    """Return a screen after Ctrl-C in ``count`` prompts, and the command's final message."""
     came = []
     monkeypatch.setattr("hal.cli.run_output.signals.came", lambda: 2 if came else None)
     requests = [SimpleNamespace(request_id=f"r{at}", params=SimpleNamespace(logprobs=None)) for at in range(count)]

@@ -25,7 +25,7 @@ ARGUMENTS = re.compile(r"timeout|patience|seconds|silence|deadline|heartbeat|gra
 
 
 def is_number(node):
-    """A literal that is a duration: 0 waits for nothing."""
+    """Return whether a literal is a duration: 0 means no wait."""
     return isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value != 0
 
 
@@ -61,7 +61,7 @@ def constants(text):
 
 def test_no_other_module_has_a_constant_in_seconds():
     found = {str(path.relative_to(ROOT)): [*constants(path.read_text(encoding="utf-8"))] for path in SOURCES}
-    # Steps of a proposer that pauses are no seconds.
+    # Steps of a proposer that pauses are not seconds.
     assert {name: lines for name, lines in found.items() if lines and name != "hal/proposers/adaptive.py"} == {}
 
 

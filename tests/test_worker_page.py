@@ -1,4 +1,4 @@
-"""docs/worker.md: its worker runs as it stands there, and its table is that of the slot's fields."""
+"""docs/worker.md: its worker runs unchanged, and its table lists the slot's fields."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One process that has imported what commands import, and forks for each that a test starts.
+"""One process that has imported the commands' modules, and forks for each command that a test starts.
 
-``hal run`` takes four seconds of processor time, of which three are imports. What a test says of a command is seldom
-about its start; where it is, the test starts a process of its own. A forked command has its own arguments,
-environment, folder, standard streams and dispositions of signals, and ends as the interpreter ends.
+``hal run`` takes four seconds of processor time, of which three are imports. Few tests of a command concern its start;
+those that do start a separate process. A forked command has its own arguments, environment, folder, standard streams
+and dispositions of signals, and ends as the interpreter ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LENGTH = 8
 class Warm:
     """The process, from the test's side: ``start()`` is like ``subprocess.Popen([python, "-c", code, ...])``.
 
-    ``modules``: what it imports beforehand. ``under``: a command that starts it, such as ``unshare``.
+    ``modules``: its imports beforehand. ``under``: a command that starts it, such as ``unshare``.
     """
 
     def __init__(self, modules, under=()):
@@ -39,7 +39,7 @@ class Warm:
             self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
 
     def start(self, *arguments, code, **options):
-        """Start ``code`` with arguments; options are those of ``Popen``, but not what is done before an exec."""
+        """Start ``code`` with arguments; options are those of ``Popen``, except for actions before an exec."""
         return Forked(self, [sys.executable, "-c", code, *arguments], **options)
 
     def run(self, *arguments, code, timeout=120, **options):
@@ -171,7 +171,7 @@ def tell_ends(ends):
 
 
 def become(request, streams):
-    """Take over what makes a process its own."""
+    """Set everything that belongs to a separate process."""
     for number, one in enumerate(streams):
         os.dup2(one, number)
     for one in streams:
@@ -196,7 +196,7 @@ def become(request, streams):
 
 
 def stream(former, mode):
-    """A standard stream as the interpreter would make it for what now lies behind it."""
+    """A standard stream as the interpreter would make it for the descriptor's present file."""
     at_once = mode == "w" and bool(os.environ.get("PYTHONUNBUFFERED"))
     binary = open(former.fileno(), f"{mode}b", 0 if at_once else -1, closefd=False)  # noqa: SIM115 (it stays open)
     lines = mode == "w" and (binary.isatty() or former is sys.stderr)
@@ -206,12 +206,12 @@ def stream(former, mode):
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # the folder of this file; a command has the one that it is in
+    del sys.path[0]  # the folder of this file; a command has its current folder there
     sys.path.insert(0, "")
     for name in sys.argv[2:]:
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # and no collection in a child, at its end least of all, copies the pages of all that was imported
+    gc.freeze()  # and no collection in a child, least of all at its end, copies the pages of all imports
     code = serve(socket.socket(fileno=int(sys.argv[1])))
     if code is not None:
         main = sys.modules["__main__"] = types.ModuleType("__main__")

@@ -1,4 +1,4 @@
-"""What ranks of a pool are given to do; imported by its file, in a rank."""
+"""Functions that ranks of a pool run; a rank imports this file."""
 
 from __future__ import annotations
 
@@ -122,14 +122,14 @@ def send(number):
 
 
 def hang(mark):
-    """Make the file ``mark`` and never return; other threads go on."""
+    """Make the file ``mark`` and never return; other threads continue."""
     Path(mark).touch()
     threading.Event().wait()
 
 
 @contextlib.contextmanager
 def meeting(rank):
-    """Keep how many tokens the rank came to each meeting with, and how many there were of all."""
+    """Record the rank's number of tokens at each DP synchronisation, and their total."""
     original, kept = DpSync.meet, rank.kept.setdefault("met", [])
     kept.clear()
 
@@ -143,7 +143,7 @@ def meeting(rank):
 
 @contextlib.contextmanager
 def broadcasting(rank):
-    """Keep how many bytes each broadcast has that the rank takes part in."""
+    """Record the bytes of each broadcast in which the rank takes part."""
     original, kept = PaddleCommunicator.broadcast, rank.kept.setdefault("broadcasts", [])
     kept.clear()
 
@@ -157,7 +157,7 @@ def broadcasting(rank):
 
 @contextlib.contextmanager
 def closing(rank):
-    """Keep how often each proposer that the rank makes is closed."""
+    """Count how often each of the rank's proposers is closed."""
     original, kept = hal.distributed.rank.make_proposer, rank.kept.setdefault("closed", [])
     kept.clear()
 
@@ -199,17 +199,17 @@ def raising(rank, folder, step="1"):
 
 
 def broadcasts(rank):
-    """In a rank: what :func:`broadcasting` has kept."""
+    """In a rank: return the records of :func:`broadcasting`."""
     return rank.kept["broadcasts"]
 
 
 def closed(rank):
-    """In a rank: what :func:`closing` has kept."""
+    """In a rank: return the records of :func:`closing`."""
     return rank.kept["closed"]
 
 
 def met(rank):
-    """In a rank: what :func:`meeting` has kept."""
+    """In a rank: return the records of :func:`meeting`."""
     return rank.kept["met"]
 
 
@@ -235,7 +235,7 @@ def different(rank, what):
 
 @contextlib.contextmanager
 def patched(rank, target, replacement):
-    """Something of the product is another thing."""
+    """Replace an object of the product."""
     with mock.patch(target, replacement):
         yield
 
@@ -258,7 +258,7 @@ LYING = {
 
 
 def lie(rank, url, liar, how="", *arguments):
-    """In a rank: be one that is wrong in one way more."""
+    """In a rank: run with one more fault."""
     with patched(rank, *LYING[liar]):
         return be_a_rank(rank, url, how, *arguments)
 

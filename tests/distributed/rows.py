@@ -71,7 +71,7 @@ class Told:
 
 
 class WatchedRunner(ModelRunner):
-    """Notes how far each choice was from another one."""
+    """Records how close each choice was to a different one."""
 
     def _write(self, tokens):
         self.least = min([getattr(self, "least", 1.0), *tokens.margins.tolist()])
@@ -115,7 +115,7 @@ def alone(row):
 
 
 class Pooled:
-    """Ranks of a pool that serve an engine of this process; the pool lives on when the engine has ended."""
+    """Ranks of a pool that serve an engine of this process; the pool outlives the engine."""
 
     def __init__(self, pool, how=()):
         self._pool, self._how = pool, how
@@ -146,7 +146,7 @@ class Pooled:
 
 @dataclass(frozen=True)
 class Row:
-    """One way to cut the work up."""
+    """One division of the work."""
 
     tp: int = 1
     dp: int = 1
@@ -189,8 +189,9 @@ class Row:
 
 
 def engine_of(row, start, told, rank_executor=RankExecutor, **options):
-    """An engine whose ranks ``start`` gives; their records are told. ``rank_executor``: makes the ranks'
-    rank_executor."""
+    """An engine whose ranks come from ``start``, and its collected records. ``rank_executor``: makes the ranks'
+    rank_executor.
+    """
     return open_engine(
         row.setup(),
         lambda setup: rank_executor(setup, start()),

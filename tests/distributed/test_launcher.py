@@ -15,7 +15,7 @@ from hal.distributed.launcher import by_its_arguments, without_devices, without_
 
 @pytest.fixture
 def context(monkeypatch):
-    """What Paddle's launcher knows of its host, in this process, which it looks at as if it were new."""
+    """The host's properties as Paddle's launcher reads them in this process, read again for each test."""
     device = pytest.importorskip("paddle.distributed.launch.context.device")
     for name in ("CUDA_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES", "XPULINK_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
@@ -25,7 +25,7 @@ def context(monkeypatch):
 
 
 def named(context, monkeypatch):
-    """Paddle of any kind, and a variable that names a card."""
+    """Any build of Paddle, and a variable that names a card."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
 
@@ -36,14 +36,14 @@ def built_for_cuda(context, monkeypatch):
 
 
 def custom(context, monkeypatch):
-    """A device that comes as a library."""
+    """A device that comes as a plugin library."""
     monkeypatch.setattr(context, "get_all_custom_device_type", lambda: ["acme"])
     monkeypatch.setattr(context, "get_available_custom_device", lambda: ["acme:0"])
 
 
 @pytest.mark.parametrize("host", [named, built_for_cuda, custom])
 def test_the_launcher_sees_no_devices(context, monkeypatch, host):
-    """One for each rank, else it ends with an IndexError: of a host with a single one it would here."""
+    """The launcher wants a card for each rank, else it ends with an IndexError: with one card it would here."""
     node = pytest.importorskip("paddle.distributed.launch.context.node")
     host(context, monkeypatch)
     assert node.Node().device.get_selected_devices() == ["0"]
@@ -55,7 +55,7 @@ def test_what_a_cluster_has_set_for_another_job_is_not_taken_for_this_one(monkey
     launcher = pytest.importorskip("paddle.distributed.launch.context")
     monkeypatch.setattr(sys, "argv", ["launch", "--nproc_per_node", "2", "--log_dir", "here", "rank.py"])
     for name in ("http_proxy", "https_proxy"):
-        monkeypatch.delenv(name, raising=False)  # which it takes away
+        monkeypatch.delenv(name, raising=False)  # which the launcher removes
     set_there = {"PADDLE_NNODES": "2", "PADDLE_NPROC_PER_NODE": "8", "PADDLE_LOG_DIR": "there", "PADDLE_DEVICES": "3"}
     for name, value in set_there.items():
         monkeypatch.setenv(name, value)
@@ -70,7 +70,7 @@ def test_what_a_cluster_has_set_for_another_job_is_not_taken_for_this_one(monkey
 
 
 def test_a_ranks_variables_are_kept_only_where_they_are_too_long(tmp_path, monkeypatch):
-    """What Paddle keeps for its ranks in a file, for those that do not fit into an environment."""
+    """The settings that Paddle passes to its ranks in a file, because they do not fit into an environment."""
     contexts = pytest.importorskip("paddle.distributed.launch.utils.process_context")
     controllers = pytest.importorskip("paddle.distributed.launch.controllers.controller")
     for place, name in ((contexts, "json"), (controllers.Controller, "save_pod_env")):
@@ -88,7 +88,7 @@ def test_a_ranks_variables_are_kept_only_where_they_are_too_long(tmp_path, monke
 
 @pytest.mark.conform
 def test_nothing_of_the_environment_is_written_to_files(tmp_path):
-    """Paddle's own launcher writes all of it beside the log, and prints it where a rank fails and a flag says so."""
+    """Paddle's own launcher writes all of them beside the log, and prints them on a failure if a flag asks for it."""
     pytest.importorskip("paddle.distributed.launch")
     rank = [sys.executable, "-c", "import sys; print('here'); sys.exit(3)"]
     options = ["--nproc_per_node", "1", "--log_dir", str(tmp_path), "--job_id", "hal", "--max_restart", "0"]

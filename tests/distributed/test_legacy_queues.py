@@ -29,7 +29,7 @@ PROMPTS = ("def main(", "import os", "x = ", "for i in range(", "class A")
 
 @pytest.fixture
 def queues(tmp_path, monkeypatch):
-    """The queues of two ids that follow each other; what makes them is private to this test."""
+    """Return the queues of two consecutive ids; this test has its own IPC keys."""
     for name in ("INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID"):
         monkeypatch.delenv(name, raising=False)
     places = [Place(tmp_path), Place(tmp_path)]
@@ -40,7 +40,7 @@ def queues(tmp_path, monkeypatch):
 
 
 def streams_of(queues, work):
-    """Run ``work`` while the queues are read as FastDeploy reads them: for each, slot to the tokens told there."""
+    """Run ``work`` while the queues are read as FastDeploy reads them; return each one's tokens by slot."""
     engines, over = [legacy.TodaysEngine([], []) for _ in queues], threading.Event()
 
     def read():
@@ -85,7 +85,7 @@ def test_each_worker_that_sends_has_a_queue(workers, queues, capsys, monkeypatch
         assert first
         assert second
         assert sorted(pieces) == sorted(answers)
-    else:  # the prefill worker tells first tokens, the decode worker the others
+    else:  # the prefill worker sends first tokens, the decode worker all later ones
         assert sorted(token for stream in first for token in stream) == sorted(answer[0] for answer in answers)
         rest = TOKENS - 1
         pieces = [stream[at : at + rest] for stream in second for at in range(0, len(stream), rest)]

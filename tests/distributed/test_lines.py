@@ -1,4 +1,4 @@
-"""The last word of an engine comes to every rank, also to one that is behind."""
+"""An engine's last message reaches every rank, also one that is behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MORE_THAN_A_CONNECTION_HOLDS = 16 << 20
 
 
 def test_the_last_word_comes_to_a_rank_that_is_stopped_while_it_is_said(tmp_path):
-    """An engine whose ranks are not its children ends when it has said it; its end is a loss to who has not heard."""
+    """An engine whose ranks are not its children ends after its last message; a rank that missed it reports a loss."""
     line, parting = EngineChannel(), Event()
     rank = start(tmp_path, line.url, code=A_RANK)
     try:
@@ -56,7 +56,7 @@ def test_the_last_word_comes_to_a_rank_that_is_stopped_while_it_is_said(tmp_path
 
 
 class Cable:
-    """Carries bytes between whoever connects to ``url`` and a port of this host; can be cut, and put back at once."""
+    """Carries bytes between the clients of ``url`` and a port of this host; can be cut, and restored at once."""
 
     def __init__(self, port):
         self._port, self._ends = port, []
@@ -81,7 +81,7 @@ class Cable:
                     other.sendall(data)
 
     def cut(self):
-        """What is under way is lost, and the connection ends; another may be made."""
+        """Bytes in flight are lost, and the connection ends; a new one may be made."""
         ends, self._ends = self._ends, []
         for end in ends:
             with contextlib.suppress(OSError):
@@ -101,7 +101,7 @@ def hear(rank, engine):
 
 
 def test_a_connection_that_broke_and_was_made_again_is_a_lost_engine():
-    """What was said on the way is not said again: without that end, engine and rank would wait for each other."""
+    """Messages in flight are not repeated: if the connection did not end, engine and rank would wait for each other."""
     engine = EngineChannel("tcp://127.0.0.1:*")
     cable = Cable(int(engine.url.rpartition(":")[2]))
     rank = RankChannel(cable.url, 0)

@@ -1,4 +1,4 @@
-"""A rank that is lost: the same error on every survivor, or new ranks that go on where the delivered tokens end."""
+"""A lost rank: the same error on every survivor, or new ranks that continue where the delivered tokens end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .rows import Pooled, Row, Told, engine_of, reference, requests
 
 FEW = [("killed", 2, 1, 1, 7)]
 MANY = [("killed", 2, 1, 0, 1), ("killed", 1, 2, 1, 5), ("stopped", 2, 1, 1, 4)]
-"""How, tp, dp, which rank, in which step of its group; each loss costs a world of ranks."""
+"""Launcher, tp, dp, the lost rank, and the step of its group; each loss costs a world of ranks."""
 WORLDS = [(2, 1, 38), (1, 2, 16)]
 """Tp and dp, and the steps that each group takes at least."""
 LOSSES = st.sampled_from(WORLDS).flatmap(

@@ -1,4 +1,4 @@
-"""Where the engine of several groups puts requests: where there is room, in their order. The ranks are on paper."""
+"""Placement of requests by an engine of several groups: where there is room, in their order. Ranks are simulated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZES = StateConfig(num_slots=2, max_model_len=64, block_size=4, max_logprobs=0)
 
 
 class Paper:
-    """Ranks that give every request in a slot one token a step; ``entered``: group to who entered there, in order;
+    """Ranks that give every request in a slot one token a step; ``entered``: the requests of each group, in order;
     ``came``: the same of all groups.
 
     The output of a step comes when the test lets it: ``held`` groups keep theirs.
@@ -109,7 +109,7 @@ def test_a_request_goes_where_there_are_blocks_for_it(paper):
 
 
 def test_nobody_overtakes_the_first_one_that_waits(paper):
-    """A small one would find room; the large one before it waits for that of whole groups."""
+    """There is room for a small request; the large one before it waits for that of whole groups."""
     engine = engine_of(paper, request("a", most=9), request("b", most=5), request("large", prompt=28), request("small"))
     list(engine.run())
     assert paper.came == ["a", "b", "large", "small"]
@@ -153,7 +153,7 @@ def test_ranks_without_requests_are_looked_after(paper):
 
 
 def test_a_loss_names_all_that_was_not_delivered(paper):
-    """Requests in slots from their next position on, and those that wait from their first."""
+    """Requests in slots count from their next position, and waiting ones from their first."""
 
     def lost(timeout):
         raise RankLost("rank 1 was lost", 1, 2)

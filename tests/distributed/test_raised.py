@@ -1,4 +1,4 @@
-"""Where a runner or plugin raised on a rank: its traceback is shown by the command under ``-v``, and not without."""
+"""Errors that a runner or plugin raised on a rank: the command shows the traceback only under ``-v``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMMAND = [
     "4",
 ]
 WAYS = {("--dp", "2"): 2, ("--tp", "2"): 1}
-"""How ranks are asked for, and the status: where a rank is a group, the step's requests end and the rank goes on."""
+"""The options for ranks, and the status: where a rank is a group, the step's requests end and the rank continues."""
 
 
 @pytest.fixture

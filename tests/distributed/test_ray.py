@@ -38,7 +38,7 @@ def cluster():
 
 @contextlib.contextmanager
 def nodes(cluster, count):
-    """As many nodes as ``count`` says, two afterwards."""
+    """``count`` nodes, and two afterwards."""
     for _ in range(count - 2):
         cluster.add_node(num_cpus=1)
     try:
@@ -68,7 +68,7 @@ def answers(out):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """What one process answers."""
+    """The answers of one process."""
     status, out, err = finished(tmp_path_factory.mktemp("alone"), *prompts(), *SAMPLING)
     assert status == 0, err
     return answers(out)
@@ -137,12 +137,12 @@ def test_a_placement_that_cannot_be_met_names_what_the_nodes_have(cluster, tmp_p
 
 @pytest.mark.conform
 def test_a_cluster_of_its_own_names_the_missing_resource_at_once(tmp_path):
-    """Nothing is waited for: no node will come to a cluster that the command has started itself."""
+    """It fails at once: no node will join a cluster that the command has started itself."""
     pytest.importorskip("ray", reason="ray is not installed: pip install 'ray>=2.40'")
     pytest.importorskip("hal_cuda", reason="hal_cuda is not installed: pip install ./plugins/cuda")
     given = ("--prompt", "x", "--tp", "2", "--launcher", "ray", "--device", "cuda")
     more = {"RAY_ADDRESS": "", "CUDA_VISIBLE_DEVICES": "", "HAL_RANKS_STARTING": "3600"}
-    with tempfile.TemporaryDirectory(prefix="hal-") as short:  # Ray's sockets lie in it, and their paths have 107 bytes
+    with tempfile.TemporaryDirectory(prefix="hal-") as short:  # contains Ray's sockets, whose paths have 107 bytes
         status, out, err = finished(tmp_path, *given, TMPDIR=short, **more)
     assert (status, out) == (1, ""), err
     assert "the Ray cluster has 0 GPU, and the ranks need 2" in err

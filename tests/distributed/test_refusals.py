@@ -1,4 +1,4 @@
-"""Ranks that differ are refused at the start, on every rank with the same words."""
+"""Ranks that differ are refused at the start, with the same message on every rank."""
 
 from __future__ import annotations
 

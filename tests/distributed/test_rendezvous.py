@@ -46,7 +46,7 @@ def rendezvous(rank, store, launched=SEVERAL, secret=KEY, seconds=PATIENCE):
 
 
 def meet(store, launched=SEVERAL, secret=KEY, where=ENGINE):
-    """All ranks meet: the keys that rank 0 has read, and what each other rank has read."""
+    """All ranks meet; return the keys that rank 0 has read, and the messages that each further rank has read."""
     found = {}
 
     def answer(rank):
@@ -106,7 +106,7 @@ def test_a_message_that_names_another_rank_is_ignored(rank):
 
 
 def test_an_old_message_for_another_key_is_ignored():
-    """A peer has kept where an engine of the same job listened before; the rank has a new key since."""
+    """A peer replays the address of an earlier engine of the same job; the rank has a new key since."""
     store = SharedStore()
     store.forge("where/1", Seal(KEY, SEVERAL).pack(ENGINE, "where/1", "the key before"))
     with pytest.raises(GroupLost, match=r"no message of rank\(s\) \[0\]"):
@@ -162,7 +162,7 @@ def test_without_a_secret_only_an_ipc_folder_of_this_user_is_accepted(tmp_path):
 
 @pytest.fixture
 def free():
-    """Two ranks of this host; nothing listens at their endpoints."""
+    """Two ranks of this host; their endpoints have no listeners."""
     with HeldPort() as one, HeldPort() as other:
         ports = one.number, other.number
     return Launched(0, tuple(f"127.0.0.1:{port}" for port in ports))
@@ -184,7 +184,7 @@ def test_they_meet_in_paddles_store_whatever_a_peer_drips_into_it(free):
 
 @pytest.mark.parametrize("said", [b"", b"\0" * 1000, b"SSH-2.0-x\r\n"], ids=("nothing", "a drip", "words"))
 def test_whatever_listens_in_place_of_rank_0_the_wait_ends(free, said):
-    """The first connection only looks whether something listens; on the second it says one byte after the other."""
+    """The first connection only probes for a listener; on the second it sends one byte at a time."""
     over = threading.Event()
 
     def serve():

@@ -1,4 +1,4 @@
-"""However the work is cut up over ranks, the tokens and log-probabilities are those of one rank."""
+"""However the work is divided over ranks, the tokens and log-probabilities are those of one rank."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FEW = ("tp 2, mtp, every rank samples", "dp 2, chunks, scarce, in step")
     "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.conform) for name in ROWS]
 )
 def test_the_tokens_are_those_of_one_rank(worlds, name):
-    """And after each step the states of a group's ranks are equal, which HAL_CHECK_RANKS looks at in every row."""
+    """And after each step the states of a group's ranks are equal; every row sets HAL_CHECK_RANKS."""
     row = ROWS[name]
     told, answers = run(row, worlds.of(row.tp * row.dp))
     assert dict(told.tokens) == dict(reference().tokens)
@@ -91,7 +91,9 @@ def test_a_step_has_one_collective_for_its_tokens_and_one_for_its_drafts(worlds,
 
 
 def test_each_rank_closes_its_proposer(worlds):
-    """MTP's is on every rank; of n-gram the other ranks' is closed at once, as only the first one's drafts are fed."""
+    """MTP runs on every rank; n-gram is closed at once on all ranks but the first, as only the first one's drafts are
+    fed.
+    """
     for speculate in ("mtp", "ngram"):
         run(Row(tp=2, speculate=speculate), worlds.of(2), how=("closing",), chosen=requests()[:1])
         assert worlds.of(2).run(closed) == {0: [1], 1: [1]}, speculate
@@ -99,7 +101,7 @@ def test_each_rank_closes_its_proposer(worlds):
 
 @pytest.mark.parametrize("everywhere", [pytest.param(False, marks=pytest.mark.conform), True])
 def test_without_the_broadcast_it_fails(worlds, everywhere):
-    """No rank but the first knows the tokens by itself, and those that every rank draws by itself differ."""
+    """Only the first rank knows the tokens at first, and the tokens that every rank draws for itself differ."""
     row = Row(tp=2, everywhere=everywhere, check=False, timeout=1.0)
     try:
         told, _ = run(row, worlds.of(2), how=("no broadcast",))

@@ -1,4 +1,4 @@
-"""``hal run`` on ranks, in processes of its own: its output, its files, and its refusals."""
+"""``hal run`` on ranks, in separate processes: its output, its files, and its refusals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ sys.exit("paddle" in sys.modules or "torch" in sys.modules)
 
 
 def test_the_engine_imports_no_framework(tmp_path):
-    """Up to where its ranks would come, and when they are lost."""
+    """Up to the point where its ranks would start, and when they are lost."""
     with start(tmp_path, code=ENGINE) as process:
         assert process.wait(60) == 0
 

@@ -67,7 +67,7 @@ def test_another_reader_gets_what_the_engine_gets(worlds, row):
 
 
 def test_hal_tail_stays_until_restarted_ranks_have_sent_all(worlds, tmp_path):
-    """The sender that a lost rank takes along says that it comes again; the tail ends with the last session."""
+    """The sender of a lost rank announces its restart; the tail ends with the last session."""
     url = f"ipc://{tmp_path}/tail"
     begin, told, rows = Anew(worlds, 2, "killed", 1, 7), Told(), defaultdict(list)
     command = [sys.executable, "-c", "from hal.cli import main; main()", "tail", url, "--json", "--timeout", "60"]
@@ -100,7 +100,7 @@ READ = {
     "speculative": ("speculate_get_output", legacy.parse_speculative),
     "speculative-topk": ("speculate_get_output_topk", legacy.parse_speculative_topk_today),
 }
-"""Layout to the operation of FastDeploy that reads it, and what parses its messages."""
+"""Layout to the operation of FastDeploy that reads it, and the parser of its messages."""
 
 
 def through_queue(worlds, layout, folder):
@@ -165,7 +165,7 @@ print("fine")
 @pytest.mark.conform
 @pytest.mark.parametrize("layout", ["topk", "speculative-topk"])
 def test_a_legacy_queue_of_alternatives_is_sent_to(layout, tmp_path):
-    """Messages that the kernel takes with raised limits alone: in an IPC namespace of its own."""
+    """Messages that the kernel accepts only with raised limits: in a separate IPC namespace."""
     pytest.importorskip("hal_fastdeploy", reason="pip install ./plugins/fastdeploy")
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-i", "true"], check=False).returncode:
         pytest.skip("no IPC namespace may be made here")

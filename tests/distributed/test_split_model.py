@@ -22,7 +22,7 @@ TOLERANCE = 1e-4
 
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_two_ranks_have_the_logits_of_one(worlds, subtests, everywhere, tmp_path):
-    """Every sum and every part counts; with logits for all, both ranks have them, else the first alone."""
+    """Every sum and every part counts; both ranks have the logits if all are requested, else only the first."""
     folders = []
     for number, changes in enumerate(SPLIT.values()):
         fields = LLAMA | changes
@@ -37,7 +37,7 @@ def test_two_ranks_have_the_logits_of_one(worlds, subtests, everywhere, tmp_path
 
 
 def test_the_parts_of_all_ranks_are_the_whole_checkpoint_once(subtests):
-    """What is split lies in one rank's part and no other; the rest each rank has."""
+    """Split tensors are in one rank's part only; every rank has all remaining tensors."""
     config = read_config(DEFAULT_CHECKPOINT)
     for size in (2, 3):
         for name, shape in expected_tensors(config):

@@ -1,5 +1,6 @@
 """Ends of a start: refusals for the user's errors, otherwise a loss, after which ranks are restarted. Without
-processes: the ranks are threads that follow a script."""
+processes: the ranks are threads that follow a script.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ def test_what_a_rank_refuses_at_the_start_is_refused_on_every_rank():
 
 
 def test_any_other_failure_of_a_rank_at_the_start_is_its_loss():
-    """Also if another rank, which misses it, reports first."""
+    """Also if another rank, which lacks it, reports first."""
     actors = Actors(Failed(0, "a collective failed", vague=True), Failed(1, "OSError: too many files"))
     with pytest.raises(RankLost, match="rank 1 was lost at its start: OSError: too many files") as caught:
         up(Row(tp=2).setup(), actors)
@@ -127,7 +128,7 @@ def test_ranks_that_die_at_the_start_are_lost():
 
 
 class Silent(Actors):
-    """Ranks of which the last ends without a word when it has been heard once."""
+    """Ranks of which the last ends without a message after its first one."""
 
     def _act(self, url, rank):
         if rank < len(self.failed) - 1:
@@ -174,7 +175,7 @@ def test_what_a_rank_refuses_is_told_with_what_it_is_about():
 
 @pytest.mark.parametrize("group", [0, 1])
 def test_records_that_cannot_be_had_are_a_loss_of_their_groups_first_rank(group):
-    """Else the engine would wait for them for ever."""
+    """Else the engine would wait for them forever."""
     actors = Actors(None, None)
     rank_executor = up(Row(dp=2).setup(), actors)
     rank_executor.reader._on_event(Gap(1, group, 3, 4, "no longer held by the sender"))
@@ -185,7 +186,7 @@ def test_records_that_cannot_be_had_are_a_loss_of_their_groups_first_rank(group)
 
 
 def test_a_rank_to_which_a_word_cannot_be_said_is_lost(monkeypatch):
-    """The message is not repeated: blocks that a rank was not asked to release would never be free."""
+    """The message is not repeated: blocks that a rank did not have to release would never be free."""
     actors = Actors(None)
     rank_executor = up(Row().setup(), actors)
     with monkeypatch.context() as full:
@@ -271,7 +272,7 @@ def test_a_rank_that_is_lost_at_the_first_start_ends_the_command_with_1(monkeypa
 
 
 class Stubborn(Actors):
-    """Ranks that cannot be started, and whose end goes wrong too."""
+    """Ranks that cannot be started, and whose end fails too."""
 
     def start(self, url):
         raise OSError("no more processes")

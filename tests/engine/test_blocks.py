@@ -1,4 +1,4 @@
-"""The pool of KV blocks: no block in two hands, none lost, none freed twice."""
+"""The pool of KV blocks: no block has two owners, none is lost, none is freed twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler with a worker on paper: every request ends once, with the oracle's tokens, whatever the sizes."""
+"""The scheduler with a simulated worker: every request ends once, with the oracle's tokens, whatever the sizes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def next_token(tokens: list[int]) -> int:
 
 
 class PaperWorker:
-    """A worker on paper: ``insert_tasks`` of the cpu device checks each batch, and KV is a list of tokens a block.
+    """A simulated worker: ``insert_tasks`` of the cpu device checks each batch, and KV is a list of tokens a block.
 
     It fails by assertion when a block is in two requests, or when a token's KV is not where the table says.
     """

@@ -13,7 +13,7 @@ from pathlib import Path
 
 TOY = (Path(__file__).parent / "toy.py.txt").read_text(encoding="utf-8")
 RANGE = "paddle-hal-core>=1.0,<2"
-#: What is imported before site-packages leaves the path.
+#: Modules that are imported before site-packages leaves the path.
 PREPARED = (
     "packaging.requirements",
     "stevedore.driver",
@@ -27,13 +27,13 @@ PREPARED = (
 )
 _numbers = itertools.count()
 
-#: A device that starts a helper, writes down its number, and never comes back.
+#: A device that starts a helper, writes its process id to a file, and never returns.
 HANG = """import os, pathlib, subprocess
         helper = subprocess.Popen(["sleep", "600"])
         pathlib.Path(os.environ["HAL_TEST_MARK"]).write_text(str(helper.pid))
         helper.wait()"""
 
-#: What differs from a sound, available plugin: text to replace in toy.py.txt, and with what.
+#: Differences from a valid, available plugin: text of toy.py.txt, and its replacement.
 STATES: dict[str, tuple[str, str]] = {
     "available": ("", ""),
     "unavailable": ("return Probe.yes()", 'return Probe.no("no chip", "plug one in")'),
@@ -74,7 +74,7 @@ STATES: dict[str, tuple[str, str]] = {
 
 
 class Site:
-    """A folder that counts as site-packages, with whatever was installed into it."""
+    """A folder that counts as site-packages, with the distributions installed into it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -135,7 +135,7 @@ class Site:
     ) -> str:
         """Install a plugin with one device. ``priority``: as the metadata declares it (None: no line).
 
-        Returns the name of its module, which is imported by nothing else.
+        Returns the name of its module, which only this plugin imports.
         """
         distribution = distribution or f"paddle-hal-{name}"
         module = self.module(name, state)
@@ -157,6 +157,6 @@ class Site:
         return module
 
     def imported(self) -> set[str]:
-        """The distributions whose code has been imported, whether or not that went well."""
+        """The distributions whose code was imported, with or without success."""
         marks = {path.name for path in self.folder.glob("*.imported")}
         return {dist for dist, module in self.modules.items() if f"{module}.imported" in marks}

@@ -1,4 +1,4 @@
-"""``hal.generate`` in this process, and ``hal.AsyncEngine`` with a process of its own: the same text."""
+"""``hal.generate`` in this process, and ``hal.AsyncEngine`` with a separate process: the same text."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_without_a_seed_each_call_draws_anew_and_with_one_it_does_not():
 
 def test_draws_are_those_of_hal_run_with_the_same_seed(capsys):
     given = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
-    own = ("--temperature", "0.7", "--top-p", "0.9")  # what the checkpoint's generation_config.json says
+    own = ("--temperature", "0.7", "--top-p", "0.9")  # from the checkpoint's generation_config.json
     with pytest.raises(SystemExit):
         main(["run", "--device", "cpu", *given, "--max-tokens", "20", *own, "--seed", "7", "--json"])
     answers = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
@@ -140,7 +140,7 @@ async def tasks_and_a_death(aborted):
 
 @pytest.fixture
 def aborted(monkeypatch):
-    """The requests that the process was told to abort."""
+    """The requests that the process had to abort."""
     names, offer = [], EngineChannel.offer
 
     def noted(line, words, rank):
@@ -218,7 +218,7 @@ def test_options_that_cannot_be_are_refused_as_the_caller_wrote_them(given, name
 
 
 def descendants(process):
-    """The processes that a process has started, and those that they have."""
+    """The processes that a process has started, and their children."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -14,8 +14,9 @@ BLOCKS = 12
 
 
 class Caller:
-    """Says each word before the step of its number, and stops before step ``until``; ``free``: blocks and slots that
-    were free before each step."""
+    """Sends each message before the step of its number, and stops before step ``until``; ``free``: free blocks and
+    slots before each step.
+    """
 
     def __init__(self, engine, until, said):
         self.engine, self.until, self.said, self.stats = engine, until, list(said), []

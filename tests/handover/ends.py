@@ -1,4 +1,4 @@
-"""Transfers that talk over real sockets, polled as a rank's loop polls them."""
+"""Transfers over real sockets, polled as a rank's loop polls them."""
 
 import time
 
@@ -21,7 +21,7 @@ def cache(seed, blocks=8, block_bytes=64, facts=FACTS):
 
 
 def transfer(seed, url=None, curve=None, patience=None, **sizes):
-    """A transfer with its cache behind it as ``cache``, and a list of what it has told."""
+    """A transfer with its cache as ``cache``, and a list of its reported events."""
     memory = cache(seed, **sizes)
     made = open_transfer(memory, url, curve, patience)
     made.cache, made.told = memory, []
@@ -29,7 +29,7 @@ def transfer(seed, url=None, curve=None, patience=None, **sizes):
 
 
 def look(*transfers, until, patience=PATIENCE):
-    """Poll all until ``until()``: that it comes is asserted, not when."""
+    """Poll all until ``until()``: only its outcome is asserted, not its time."""
     end = time.monotonic() + patience
     while not until():
         assert time.monotonic() < end, [one.told for one in transfers]
@@ -43,7 +43,7 @@ def look(*transfers, until, patience=PATIENCE):
 
 
 def hand(p, d, blocks, key=None, promised=None):
-    """Promise, send and seal; the handover."""
+    """Promise, send and seal; return the handover."""
     key = key or HandoverKey("r", 0)
     d.reserve(key, promised or blocks, p.describe())
     p.send(key, d.describe(), 0, blocks)

@@ -1,4 +1,4 @@
-"""The paged cache as blocks of bytes: a model goes on from what another has computed."""
+"""The paged cache as blocks of bytes: one model continues from blocks that another has computed."""
 
 import sys
 
@@ -41,7 +41,7 @@ def fed(model, tokens, context, table):
 
 @pytest.fixture(params=["shared", "placed"])
 def way(request, monkeypatch):
-    """The host's memory in place, or tensors through Paddle as on any other place."""
+    """The host's memory in place, or tensors through Paddle as for any other place."""
     if request.param == "placed":
         monkeypatch.setattr(paged, "_is_shared", lambda tensor: False)
     return request.param

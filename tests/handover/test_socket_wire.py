@@ -1,4 +1,4 @@
-"""Transfers over ipc and over tcp with keys: what arrives, whom nobody lets in, and peers that vanish."""
+"""Transfers over ipc and over tcp with keys: arrivals, refused peers, and peers that vanish."""
 
 import os
 import signal
@@ -134,7 +134,7 @@ def test_a_killed_or_hanging_process_is_a_lost_peer(how):
             p.send(KEY, d, 8, range(8, 64))
             look(p, until=lambda: p.told)
             assert p.told == [PeerLost(d.url, (KEY,))]
-            if how == signal.SIGSTOP:  # the next attempt finds it again
+            if how == signal.SIGSTOP:  # the next attempt reaches it again
                 os.kill(peer.pid, signal.SIGCONT)
                 p.told.clear()
                 p.send(HandoverKey("r", 1), d, 0, [1])

@@ -1,7 +1,7 @@
 """The rows of the matrix: every way of running the main job that must give the tokens of the plain run.
 
 Steps of the Paddle model cannot overlap, as it samples on the host (docs/overlap.md). On a device where steps can, its
-own runner that needs nothing of the host does the job besides, with overlap and without: its tokens are foretold.
+own runner, which needs no data on the host, runs the job besides, with overlap and without: its tokens are predicted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ IN_MAKE_TEST, SPLITS = 12, 4
 
 @dataclass(frozen=True)
 class Row(OfRanks):
-    """One way; the rest of ``Setup`` is as the command has it."""
+    """One way; the rest of ``Setup`` has the command's defaults."""
 
     timeout: float = 30.0
     split: str = "off"
@@ -82,7 +82,7 @@ class Row(OfRanks):
 
     @property
     def ranks(self) -> int:
-        """Processes of one job of Paddle's: of all groups, or of each worker of a split."""
+        """Processes of one Paddle job: of all groups, or of each worker of a split."""
         return self.tp * self.dp
 
     @property
@@ -94,7 +94,7 @@ class Row(OfRanks):
 
 @cache
 def mixing_requests():
-    """Without what a runner that only mixes has no distribution for; each with a seed of its own."""
+    """Requests without options for which a mixing runner has no distribution; each request has its own seed."""
     made = []
     for number, one in enumerate(requests()):
         params = SamplingParams(max_tokens=one.params.max_tokens, seed=number, eos_token_ids=one.params.eos_token_ids)

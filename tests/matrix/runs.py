@@ -134,14 +134,14 @@ def run_all(engine: Engine, row: Row) -> None:
 
 
 def on_ranks(row: Row, pool: RankPool, how: tuple[object, ...] = ()) -> Told:
-    """The engine of this process with the ranks of a pool; ``how`` names a liar among what ranks can be."""
+    """The engine of this process with the ranks of a pool; ``how`` names a faulty kind of rank."""
     told, answers = rows.run(row, pool, how, row.requests)
     assert set(answers.values()) == {None}, answers
     return told
 
 
 def on_ray(row: Row, cluster: RayCluster) -> Told:
-    """The engine of this process with ranks that Ray starts, as ``--launcher ray`` has them."""
+    """The engine of this process with ranks that Ray starts, as under ``--launcher ray``."""
 
     def rank_executor(setup: Setup, _: object) -> RankExecutor:
         return cluster.rank_executor(setup, {"CPU": 1.0}, "pack", look=lambda: None)
@@ -152,7 +152,7 @@ def on_ray(row: Row, cluster: RayCluster) -> Told:
 
 
 def missing(row: Row) -> str:
-    """Return what the machine lacks for a row, with the cure, or ""."""
+    """Return the features that this machine lacks for a row, with the cure, or ""."""
     if row.device != "opencl":
         return ""
     try:

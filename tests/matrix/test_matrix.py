@@ -1,4 +1,4 @@
-"""Rows of the matrix: the main job gives the tokens of the plain run, however it is cut up, drafted for and placed.
+"""Rows of the matrix: the main job gives the tokens of the plain run under any division, proposer and placement.
 
 Here are the twelve most telling rows; ``make conform`` runs those that show every pair of values, ``make matrix`` all.
 """

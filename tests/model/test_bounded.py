@@ -1,4 +1,4 @@
-"""Files of a checkpoint that would never be read to their end, and tokenizers whose own patterns never end."""
+"""Checkpoint files that would never be read to their end, and tokenizers whose own patterns never end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ GROWS = {"normalizer": normalizers.Sequence([normalizers.Replace("a", "aa")] * 4
 def test_a_tokenizer_without_an_end_is_refused(checkpoints, monkeypatch, capfd, parts, text, told):
     monkeypatch.setattr(TIMEOUTS, "tokenizer", 0)
     monkeypatch.setattr(bounded, "ROOM", 64 << 20)
-    monkeypatch.setenv("RUST_BACKTRACE", "1")  # with which a panic takes memory, and waits for ever where there is none
+    monkeypatch.setenv("RUST_BACKTRACE", "1")  # with which a panic takes memory, and waits forever if none is left
     with pytest.raises(InvalidValue, match=r"^some/tokenizer\.json: ") as refused:
         made(checkpoints, **parts).encode(text)
     assert told in str(refused.value)
@@ -72,7 +72,7 @@ ENDLESS = {
         "decoders[1].pattern: is a regular expression, which",
     ),
 }
-"""Steps of a decoder, and what is told of them."""
+"""Steps of a decoder, and the expected report."""
 
 
 @pytest.mark.parametrize("kind", ENDLESS)

@@ -1,5 +1,6 @@
-"""Checkpoints of today's families, as their files are: they load, and the worker gives the tokens of the published
-definitions, whether a prompt is fed whole or in pieces."""
+"""Checkpoints of current families, in their file formats: they load, and the worker gives the tokens of the published
+definitions, whether a prompt is fed whole or in pieces.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +87,7 @@ PROMPTS = [np.random.default_rng(number).integers(3, 61, size).tolist() for numb
 
 
 class Recorded:
-    """A model whose steps are kept: the position of each logits asked for, and they."""
+    """A model whose steps are recorded: the position of each requested row of logits, and the row."""
 
     def __init__(self, model: LlamaModel) -> None:
         self.config, self.allocate_cache, self._model = model.config, model.allocate_cache, model
@@ -126,7 +127,7 @@ def saved(tmp_path_factory, checkpoints):
 
 
 KINDS = [(family, tied, shards) for family in FAMILIES for tied in (False, True) for shards in (1, 3)]
-"""Of each family one is in ``make test``, of which every pair of the others is met."""
+"""One checkpoint of each family runs in ``make test``; together they meet every pair of the remaining values."""
 
 
 @pytest.mark.parametrize(

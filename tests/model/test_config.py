@@ -1,4 +1,4 @@
-"""config.json: what is used, what is ignored, and that anything else is refused with its name."""
+"""config.json: used fields, ignored fields, and a refusal by name of any further one."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_end_ids_of_generation_config_are_read_and_checked(tmp_path, checkpoints
 def test_qwen2_uses_its_window_only_where_the_file_says_so(checkpoints):
     fields = checkpoints.llama | checkpoints.variants["qwen2"] | {"sliding_window": 8}
     parse_config(fields)  # Qwen2's own default
-    parse_config(fields | {"use_sliding_window": True, "max_window_layers": 2})  # from the third of two layers on
+    parse_config(fields | {"use_sliding_window": True, "max_window_layers": 2})  # from the third of two layers
     for used in ({"use_sliding_window": True}, {"use_sliding_window": True, "max_window_layers": 1}):
         with pytest.raises(InvalidValue, match="sliding_window"):
             parse_config(fields | used)

@@ -1,4 +1,4 @@
-"""The embedded default checkpoint: what issue and design ask of it, read from the shipped files."""
+"""The embedded default checkpoint: the properties that issue and design require, read from the shipped files."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_unseen_python_is_predicted(dense, tokenizer):
 
 
 def test_paged_decoding_continues_a_function(model, dense, tokenizer):
-    """Greedy, token by token in scattered blocks: as the dense pass says at each step where it is sure."""
+    """Greedy, token by token in scattered blocks: equal to the dense pass at each step with a clear margin."""
     ids = tokenizer.encode("def main(")
     start = len(ids)
     model.allocate_cache(8, 16)

@@ -1,4 +1,4 @@
-"""Fields of config.json that change nothing with the value they have: taken and told, or else refused by name."""
+"""Fields of config.json without effect at their present value: accepted and reported, or else refused by name."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_an_old_dump_of_all_defaults_loads_and_is_told_in_one_line(checkpoints):
         {"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 1.0}},
         {"sliding_window": 64},
         {"sliding_window": 64, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]},
-        {"temperature": 0.6, "top_p": 0.9, "top_k": 20},  # tokens are drawn if the request says so
+        {"temperature": 0.6, "top_p": 0.9, "top_k": 20},  # tokens are drawn if the request wants it
         {"num_beams": 1, "length_penalty": 2.0, "stop_strings": []},
         {"logit_scale": 1.0, "use_qk_norm": False},
     ],

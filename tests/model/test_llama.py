@@ -1,4 +1,4 @@
-"""The paged decoder against the dense oracle, under any schedule, and what it refuses."""
+"""The paged decoder against the dense oracle, under any schedule, and its refusals."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def batch_of(rows: list[Row], lengths: list[int], width: int) -> ModelBatch:
 
 
 def poison(model: LlamaModel, blocks: list[int]) -> None:
-    """Fill these blocks with NaN: whatever reads one and lets it matter returns NaN."""
+    """Fill these blocks with NaN: a model that reads one and uses it returns NaN."""
     shape = model.cache.shape
     for tensor in model.cache.layers:
         array = tensor.numpy().reshape(2, shape.blocks + 1, -1)
@@ -95,7 +95,7 @@ def models(directories):
 
 @pytest.fixture(scope="session")
 def dense(directories):
-    """The dense oracle of each; what it leaves out, the plain reference has."""
+    """The dense oracle of each; the plain reference covers the parts that it omits."""
     return {
         name: Reference(directory) if name in BEYOND_DENSE else DenseModel.load(directory)
         for name, directory in directories.items()
@@ -177,7 +177,7 @@ def never(*_: object) -> None:
         ("cpu", HASWELL, ["float cpu"], False),  # there the operator ends the process with SIGILL
         ("cpu", ARM, [], False),
         ("gpu:1", HASWELL, ["float cpu", "float gpu:0"], True),
-        ("xpu", WIDER, ["float cpu", "float16 xpu:0"], False),  # Paddle would run the CPU's
+        ("xpu", WIDER, ["float cpu", "float16 xpu:0"], False),  # Paddle would use the CPU's
     ],
 )
 def test_the_norms_operator_is_chosen_untried(monkeypatch, place, features, kernels, has):
@@ -194,7 +194,7 @@ def test_paddle_has_the_norms_operator_on_the_cpu():
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_a_cpu_without_avx512_gives_the_same(directories, models, monkeypatch, name):
-    """On such a CPU both are the same model: what it gives is compared with the reference's by every other test."""
+    """On such a CPU both are the same model: every other test compares its output with the reference's."""
     batch = batch_of([Row(tokens(9), blocks=[0, 1, 2])], [9], 3)
     models[name].allocate_cache(8, 4)
     expected = models[name].forward(batch)
@@ -239,7 +239,7 @@ def test_prediction_layer_sees_only_the_past(dense):
 
 @pytest.mark.parametrize("make", [PredictionLayer, open_prediction], ids=["paddle", "numpy"])
 def test_prediction_layer_equals_dense_pass_for_any_chunking(models, dense, make):
-    """Whole chunks write the layer's cache; runs of single entries go on from it, in the same blocks."""
+    """Whole chunks write the layer's cache; runs of single entries continue from it, in the same blocks."""
     model, oracle = models["with a prediction layer"], dense["with a prediction layer"]
     model.allocate_cache(8, 4)
     ids, blocks = tokens(14), [6, 0, 3, 7]
@@ -261,7 +261,7 @@ def test_prediction_layer_equals_dense_pass_for_any_chunking(models, dense, make
 @pytest.mark.parametrize("kept", [0, 1 << 22], ids=["embedded anew", "embedded once"])
 @pytest.mark.parametrize("name", ["qwen3", "llama with bias, tied", "no grouping, own head width"])
 def test_both_prediction_layers_give_the_same_for_rows_of_any_length(checkpoints, tmp_path, monkeypatch, name, kept):
-    """Rows side by side, of which some give nothing: biases, normed queries and keys, any width of a head."""
+    """Rows side by side, of which some give no token: biases, normed queries and keys, any width of a head."""
     directory = checkpoints.make(tmp_path, **(checkpoints.variants[name] | {"num_nextn_predict_layers": 1}))
     monkeypatch.setattr("hal.model.prediction_host.MOST_KEPT", kept)
     model = LlamaModel.load(directory)

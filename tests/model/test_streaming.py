@@ -1,4 +1,4 @@
-"""An answer's text, streamed: it is the whole's text less the prompt's, and it ends with the first stop text in it."""
+"""An answer's text, streamed: it is the whole text without the prompt's, and it ends with the first stop text in it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ids_of(data, tokenizer: Tokenizer, label: str) -> list[int]:
 
 
 def expected(tokenizer: Tokenizer, prompt: list[int], answer: list[int]) -> str:
-    """The text of both less what it has in common with the prompt's."""
+    """The text of both without its common start with the prompt's text."""
     before, whole = tokenizer.decode(prompt), tokenizer.decode(prompt + answer)
     same = 0
     while same < min(len(before), len(whole)) and before[same] == whole[same]:
@@ -89,7 +89,7 @@ def test_every_split_of_a_text_in_prompt_and_answer_gives_the_rest_of_it(tokeniz
     whole = tokenizer.decode(ids)
     for at in range(len(ids) + 1):
         before = tokenizer.decode(ids[:at])
-        if whole.startswith(before):  # the split is not inside of a character
+        if whole.startswith(before):  # the split is not inside a character
             assert before + "".join(streamed(tokenizer, ids[:at], ids[at:], [])) == whole
 
 
@@ -114,7 +114,7 @@ def test_half_a_character_at_the_end_is_given_out_as_such():
 @pytest.mark.parametrize("kind", ["llama-2", "unigram, metaspace", "word pieces"])
 def test_the_first_word_of_an_answer_keeps_its_space(kind):
     tokenizer = tokenizer_of(kind)
-    prompt, answer = tokenizer.encode("a"), tokenizer.encode("a")[1:]  # less the start token
+    prompt, answer = tokenizer.encode("a"), tokenizer.encode("a")[1:]  # without the start token
     assert streamed(tokenizer, prompt, answer, []) == [" a", ""]
 
 
@@ -130,8 +130,9 @@ def test_the_window_stays_small(tokenizer):
 
 
 def first_stop(tokenizer, prompt, answer, stops, min_tokens):
-    """The first token count at which a stop text is complete that was not before, and the text up to it: by decoding
-    everything anew for each token."""
+    """The first token count at which a new stop text is complete, and the text up to it: found by decoding everything
+    again for each token.
+    """
     seen = 0
     for count in range(1, len(answer) + 1):
         text = expected(tokenizer, prompt, answer[:count]).rstrip(BROKEN)
@@ -174,7 +175,7 @@ def push_all(text: AnswerText, ids: list[int]) -> int | None:
 
 
 def test_a_stop_text_is_found_inside_across_and_between_tokens(tokenizer):
-    """Its own tokens (a start token, a leading space, other pieces) have nothing to do with it."""
+    """Its own tokens (a start token, a leading space, different pieces) are not affected."""
     ids = tokenizer.encode("a a")
     rest = expected(tokenizer, ids, ids)
     for at in range(len(rest)):

@@ -1,4 +1,4 @@
-"""What is trained is what is shipped: the training network, the exporter and the optimizer against plain NumPy."""
+"""The trained model is the shipped model: the training network, the exporter and the optimizer against plain NumPy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Two hosts of one machine: network namespaces that only have each other, and what may go wrong between them.
+"""Two hosts of one machine: network namespaces connected only to each other, and faults between them.
 
-Each is held by a process of its own, so nothing is left when that ends, however it ends. All traffic stays inside.
+A separate process holds each, so they vanish when that process ends, however it ends. All traffic stays inside.
 """
 
 import functools
@@ -34,7 +34,7 @@ class Host:
 
     @property
     def pid(self):
-        """Of the process that holds it."""
+        """The process id of its holder."""
         return self._holder.pid
 
     def command(self, *arguments):
@@ -42,7 +42,7 @@ class Host:
         return ["nsenter", f"--net=/proc/{self.pid}/ns/net", *map(str, arguments)]
 
     def run(self, *arguments):
-        """Run a command inside and return what it prints."""
+        """Run a command inside and return its output."""
         done = subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=30)
         if done.returncode:
             raise OSError(f"{' '.join(map(str, arguments))}: {done.stderr.strip()}")
@@ -55,7 +55,7 @@ class Host:
         return subprocess.Popen(self.command(sys.executable, *arguments), env=environment, **options)
 
     def lose(self, one_of):
-        """Drop one of so many packets that come in, by chance; 0: none any more."""
+        """Drop one of ``one_of`` incoming packets, by chance; 0: drop none."""
         self.run(sys.executable, HERE / "loss.py", one_of)
 
     def sent_again(self):
@@ -64,7 +64,7 @@ class Host:
         return int(dict(zip(names, values, strict=True))["RetransSegs"])
 
     def end(self):
-        """Give it back."""
+        """Release the namespace."""
         with self._holder:  # which closes its pipes, and so ends it
             pass
 
@@ -101,7 +101,7 @@ class Hosts:
             host.lose(one_of)
 
     def cut(self, seconds):
-        """Pull the cable, and put it back."""
+        """Pull the cable, and reconnect it."""
         self.all[0].run("ip", "link", "set", "eth0", "down")
         time.sleep(seconds)
         self.all[0].run("ip", "link", "set", "eth0", "up")
@@ -109,7 +109,7 @@ class Hosts:
 
 @functools.cache
 def why_not():
-    """Why there can be no such hosts on this machine; "" where there can."""
+    """Return why such hosts cannot exist on this machine, or ""."""
     missing = [tool for tool in ("unshare", "nsenter", "ip") if shutil.which(tool) is None]
     if missing:
         return f"{missing[0]} is not installed (util-linux, iproute2)"

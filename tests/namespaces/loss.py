@@ -1,6 +1,6 @@
-"""Drop packets that come into this network namespace by chance: a netfilter rule, given to the kernel by netlink.
+"""Drop packets that enter this network namespace by chance: a netfilter rule, given to the kernel by netlink.
 
-    nsenter --net=… python loss.py 20        one of 20 is dropped; 0: none any more
+    nsenter --net=… python loss.py 20        one of 20 is dropped; 0: drop none
 
 Neither nft nor iptables is needed. The messages are those of linux/netfilter/nf_tables.h and nfnetlink.h.
 """
@@ -48,7 +48,7 @@ def rule(one_of):
 
 
 def tell(messages):
-    """Have the kernel do all of it or nothing."""
+    """Send the batch to the kernel, which applies all of it or none."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER) as line:
         line.bind((0, 0))
         begin, end = (message(kind, 0, flags=0) for kind in (BATCH_BEGIN, BATCH_END))
@@ -62,7 +62,7 @@ def tell(messages):
 
 
 def main(one_of):
-    """Put the rule in place, or take all away."""
+    """Install the rule, or remove all rules."""
     if not one_of:
         tell([message(DELTABLE, 1, attribute(1, TABLE), flags=ACK)])
         return

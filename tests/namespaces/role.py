@@ -1,8 +1,8 @@
-"""One side of handovers as a process of its own, told what to do line by line: JSON in, JSON out.
+"""One side of handovers as a separate process, with JSON commands and answers, one a line.
 
     python -m tests.namespaces.role URL SEED SILENCE
 
-It says its description and then answers each line; between lines its transfer is looked after.
+It prints its description and then answers each line; between lines it polls its transfer.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ def told(event):
 
 
 class Role:
-    """The transfer, and what has ended."""
+    """The transfer, and the handovers that have ended."""
 
     def __init__(self, url, seed, silence):
         data = np.random.default_rng(seed).integers(0, 256, (BLOCKS, BLOCK_BYTES), np.uint8)
@@ -55,7 +55,7 @@ class Role:
         self.transfer.seal(HandoverKey(name, 0), Description(*to), Handover(blocks, blocks, 7))
 
     def ended(self, count):
-        """Wait until so many have ended, and tell how."""
+        """Wait until so many have ended, and return their ends."""
         while len(self.told) < count:
             self.look(0.05)
         return self.told

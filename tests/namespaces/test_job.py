@@ -1,4 +1,4 @@
-"""``hal run --split 1,1 --launcher ray`` on two hosts prints what one process does, whatever the cable does."""
+"""``hal run --split 1,1 --launcher ray`` on two hosts prints the output of one process, whatever the cable does."""
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ PATIENCE = 240
 
 @pytest.fixture(scope="module")
 def alone():
-    """What one process prints."""
+    """The output of one process."""
     done = subprocess.run([sys.executable, *HAL, "run", *PROMPTS, *LONG], capture_output=True, timeout=PATIENCE)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -55,7 +55,7 @@ def hosts():
 
 
 class Nodes:
-    """A Ray cluster of both hosts, with ``cpus`` each, that lets nobody in without its token."""
+    """A Ray cluster of both hosts, with ``cpus`` each, that refuses clients without its token."""
 
     def __init__(self, hosts, cpus):
         self.hosts, self._cpus, self._stack = hosts, cpus, contextlib.ExitStack()
@@ -103,13 +103,13 @@ def compare(out, alone):
 
 
 def test_two_hosts_print_what_one_process_does_whatever_the_cable_does(hosts, alone):
-    """It loses 5 % of the packets all the time, and is pulled for 3 s when the first answer is there."""
+    """It loses 5 % of the packets all the time, and is pulled for 3 s when the first answer has arrived."""
     with Nodes(hosts, 1) as nodes:
         hosts.lose(20)
         engine = nodes.run()
-        first = engine.stdout.readline()  # the others are under way, or wait for a slot
+        first = engine.stdout.readline()  # the remaining requests are in flight, or wait for a slot
         hosts.cut(3)
-        out, err = engine.stdout.read(), engine.stderr.read()  # communicate() would not see what was read ahead
+        out, err = engine.stdout.read(), engine.stderr.read()  # communicate() would miss the bytes that were read ahead
         with engine:
             assert engine.wait(PATIENCE) == 0, err
         compare(first + out, alone)

@@ -1,4 +1,4 @@
-"""Handovers between two hosts: with keys, on a cable that loses packets or is pulled, and to where nobody is."""
+"""Handovers between two hosts: with keys, on a cable that loses packets or is pulled, and to an unused address."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ REQUESTS, EACH = 8, 8
 
 
 class Side:
-    """A role in a host, asked through its standard input."""
+    """A role in a host, with commands through its standard input."""
 
     def __init__(self, host, seed, silence=20.0):
         arguments = ("-m", "tests.namespaces.role", f"tcp://{host.address}:*", str(seed), str(silence))
@@ -103,7 +103,7 @@ def test_a_cable_that_is_pulled_for_three_seconds_costs_nothing_but_time(hosts):
         hosts.all[0].run("ip", "link", "set", "eth0", "down")
         assert p.ask("send", "r1", d.description, 1, list(range(EACH + 1, 2 * EACH))) is None
         assert p.ask("seal", "r1", d.description, EACH) is None
-        for number in range(2, REQUESTS):  # what is said while it is pulled
+        for number in range(2, REQUESTS):  # messages that are sent while it is pulled
             hand_over(p, d, number)
         hosts.cut(3)
         check(p, d)

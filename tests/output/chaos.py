@@ -62,13 +62,13 @@ class Chaos:
             while self.worker.poll() is None:
                 assert time.monotonic() < end, "the worker hangs"
                 time.sleep(self.random.uniform(0.2, 2) * self.pause)
-                if not self.both_are_there():  # on a slow machine they would do no work before the next blow
+                if not self.both_are_there():  # on a slow machine they would do no work before the next kill
                     continue
                 if self.worker.poll() is None:
                     act = acts.pop(0) if acts else self.random.choice([self.stop_reader, self.kill_reader])
                     act()
                     self.done[act.__name__] += 1
-                    if not acts:  # the first four have been dealt
+                    if not acts:  # the first four kinds have occurred
                         self.enough.touch()
                     if not acts and self.random.random() < 0.25 and self.steps - self.noted("step") > self.steps // 20:
                         acts = [self.random.choice([self.kill_worker, self.kill_both])]
@@ -82,7 +82,7 @@ class Chaos:
         assert self.reader.returncode == 0
 
     def both_are_there(self):
-        """Whether the worker and the reader of now have begun."""
+        """Whether the current worker and reader have begun."""
         lives = {fact["life"] for fact in facts(self.works)}
         return f"w{self.lives}" in lives and self.reader.pid in {fact["reader"] for fact in facts(self.reads)}
 
@@ -152,7 +152,7 @@ class Account:
         return dict(self.totals)
 
     def check_session(self, session):
-        # Killed after it had said good-bye, and before its process was over, it is one that ended.
+        # A worker killed after its final message, and before its process was over, counts as ended.
         killed = self.lives[session] in self.chaos.killed and session not in self.ended
         saved = [tuple_rows(fact) for fact in self.saved.get(session, [])]
         read = [tuple_rows(fact) for fact in self.read.get(session, [])]
@@ -198,7 +198,7 @@ class Account:
 
 
 def tuple_rows(fact):
-    """A record's rows, sorted; the worker notes who leaves and who has tokens, the reader in batch-id order."""
+    """A record's rows, sorted; the worker records removed requests and tokens, the reader in batch-id order."""
     return sorted((row[0], row[1], row[2], tuple(row[3])) for row in fact["rows"])
 
 
@@ -207,7 +207,7 @@ def deliveries(rows):
 
 
 def run(steps, seed, pause=1.0, timeout=3600, *, large=False):
-    """Run and check; return what happened, in numbers."""
+    """Run and check; return the counts."""
     with tempfile.TemporaryDirectory(prefix="hal-chaos-") as folder:
         chaos = Chaos(folder, seed, steps, pause, large=large)
         try:

@@ -1,8 +1,8 @@
-"""The chaos test's reader: what an engine does that owns its cursor.
+"""The chaos test's reader: an engine that keeps its own cursor.
 
     python chaos_reader.py URL JOURNAL STOPFILE
 
-It notes each record, then acknowledges it; after a restart it goes on where its journal ends.
+It writes down each record, then acknowledges it; after a restart it continues where its journal ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hal.reading import Gap, OutputReader, SessionEnded, SessionLost
 
 
 def cursors_of(journal):
-    """Session -> last sequence that was noted, of the sessions that are not over."""
+    """Map each running session to its last recorded sequence."""
     found = {}
     for line in Path(journal).read_text().splitlines() if Path(journal).exists() else ():
         fact = json.loads(line)

@@ -2,8 +2,8 @@
 
     python chaos_worker.py URL JOURNAL LIFE SEED STEPS small|large ENOUGH
 
-It makes STEPS steps, and goes on until there is a file ENOUGH, so that no machine is too fast for the blows.
-The journal gets one line for each step, after ``save_output`` has returned; a write of the kernel survives SIGKILL.
+It makes STEPS steps, and continues until the file ENOUGH exists, so that no machine is too fast for the kills. The
+journal gets one line for each step, after ``save_output`` has returned; a write of the kernel survives SIGKILL.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LENGTH = 2
 
 
 def token(request, position):
-    """The token of a request at a position: known to both sides without a word between them."""
+    """The token of a request at a position; both sides compute it without communication."""
     return zlib.crc32(f"{request}:{position}".encode()) & 0x7FFF_FFFF
 
 
@@ -62,7 +62,7 @@ class Worker:
         self.sink = open_sink(url, capacity=self.random.choice([2, 4, 16]), deadline=0.05, heartbeat=0.05)
 
     def leave(self, rows):
-        """Preempt and abort; sometimes the whole batch. Notes what the next record must tell."""
+        """Preempt and abort; sometimes the whole batch. Records the expected rows of the next record."""
         dice = self.random.random()
         for slot, running in enumerate(self.slots):
             if running is None:
@@ -97,7 +97,7 @@ class Worker:
     def step(self, number):
         """Run one step up to its output; return the rows that its record must have, in any order."""
         rows = []
-        whole = self.random.random() < 0.03  # a step of nothing but requests that leave
+        whole = self.random.random() < 0.03  # a step that only reports removed requests
         tasks = [*self.leave(rows)]
         tasks += [] if whole else [*self.enter()]
         if tasks:

@@ -14,7 +14,7 @@ def account(episode):
         session = fact["session"]
         lives[session] = fact["life"]
         saved[session] += fact["event"] == "saved"
-        if fact["event"] == "refused":  # told that it is lost, or its thread had no descriptor for a new connection
+        if fact["event"] == "refused":  # a reported loss, or its thread had no descriptor for a new connection
             assert any(words in fact["why"] for words in ("declared this session lost", "Too many open files")), fact
         if fact["event"] == "undelivered":
             named[session] = fact["steps"]
@@ -63,7 +63,7 @@ def check_order(life, session, got):
 
 
 def check_named(life, saved, got, named):
-    """A worker that closed names all that was not read; of what was read only the last, unacknowledged ones."""
+    """A closed worker names all unread records; of the read ones only the last, unacknowledged ones."""
     known = [step for step in named if step >= 0]  # -1: its record was not made yet when the sink closed
     expected = set(range(saved - len(named), saved))
     assert got <= saved, f"{life}: more read than saved"

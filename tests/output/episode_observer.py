@@ -1,7 +1,7 @@
-"""An observer in the workers of an episode (``episode_ranks.py``): it counts steps, slows them, and hangs when told.
+"""An observer in the workers of an episode (``episode_ranks.py``): it counts steps, slows them, and hangs on request.
 
-The environment names the episode's folder. There lies ``steps-PID`` with a byte for each step of a process; where there
-is ``hang-PID``, the next step of that process never returns, and its other threads live.
+The environment names the episode's folder. It contains ``steps-PID`` with a byte for each step of a process; if the
+file ``hang-PID`` exists, the next step of that process never returns, while its other threads live.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Episodes of ``hal run``: alone, on ranks, split, in groups and started again, under the blows of ``episodes.py``.
+"""Episodes of ``hal run``: alone, on ranks, split, in groups and restarted, under the faults of ``episodes.py``.
 
-Each run answers the same prompts; what an undisturbed one answers is known. What must hold: what is printed, and what
-its ``--sink`` sends, is that or the beginning of it, once and in order; status 0 means all of it; a lost rank is told
-with all that it takes along; every run ends; no process, and no file or folder, is left of it.
+Each run answers the same prompts; the answers of an undisturbed run are known. Conditions: the printed text, and the
+records of its ``--sink``, are those answers or their beginning, once and in order; status 0 means all of them; a lost
+rank is reported with all requests that it takes along; every run ends; no process, file or folder of it is left.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def plugins():
 
 
 def end_job():
-    """End what this job's episodes have in common."""
+    """End the processes that this job's episodes share."""
     if warm.cache_info().currsize:
         warm().close()
     if plugins.cache_info().currsize:
@@ -73,7 +73,7 @@ def end_job():
 
 @functools.cache
 def reference():
-    """Request to its answer, of a run that nothing disturbs."""
+    """Map each request to its answer in an undisturbed run."""
     with tempfile.TemporaryDirectory(prefix="hal-episode-") as folder:
         done = warm().run(*arguments_of(()), code=RUN, env=environment(Path(folder), 0.0))
         assert done.returncode == 0, done.stderr
@@ -94,7 +94,7 @@ def environment(folder, pace):
 
 
 class RankEpisode:
-    """One."""
+    """One episode."""
 
     def __init__(self, folder, seed, number, address):
         """``address``: gives a free tcp address."""
@@ -110,7 +110,7 @@ class RankEpisode:
         self.reader = self.wire = self.process = None
         self.engine_killed = self.was_signaled = False
 
-    # Who takes part ----------------------------------------------------------------------------------------------
+    # Participants -------------------------------------------------------------------------------------------------
 
     def start(self, role, *arguments):
         self.children.append(Child(role, *arguments))
@@ -149,7 +149,7 @@ class RankEpisode:
         return found
 
     def stepping(self):
-        """Processes that have run steps, and are there."""
+        """Processes that have run steps and are alive."""
         pids = [int(path.name.removeprefix("steps-")) for path in self.folder.glob("steps-*")]
         return [pid for pid in pids if pid in self.others() or pid == self.process.pid]
 
@@ -161,7 +161,7 @@ class RankEpisode:
         while self.steps() < count and self.process.poll() is None and time.monotonic() < end:
             time.sleep(0.005)
 
-    # Blows -------------------------------------------------------------------------------------------------------
+    # Faults -------------------------------------------------------------------------------------------------------
 
     def send(self, number, pids):
         for pid in pids:
@@ -184,7 +184,7 @@ class RankEpisode:
         """And be interrupted, or not."""
         if there := self.stepping():
             (self.folder / f"hang-{self.random.choice(sorted(there))}").touch()
-            if there == [self.process.pid] or self.random.random() < 0.3:  # nobody watches a worker without ranks
+            if there == [self.process.pid] or self.random.random() < 0.3:  # a worker without ranks has no supervisor
                 self.pause()
                 self.interrupt()
                 self.done["hung, then interrupted (run)"] += 1
@@ -210,7 +210,7 @@ class RankEpisode:
         self.send(signal.SIGCONT, pids)
 
     def fill_the_disk(self):
-        """Stop all and have them go on, while it is full or with room again."""
+        """Stop all and continue them, while the disk is full or has room again."""
         if not self.has_disk:
             return
         filler = self.folder / "run" / "filler"
@@ -248,7 +248,7 @@ class RankEpisode:
 
     @property
     def what(self):
-        """What it has, for the table."""
+        """Features of the episode, for the table."""
         more = [f"of hal run --sink {self.sink}"] if self.sink else []
         return ["of hal run", f"of hal run {' '.join(self.form) or 'alone'}", *more]
 
@@ -363,7 +363,7 @@ class RankEpisode:
         return len(places)
 
     def check_left(self):
-        """Of what was killed the next command removes what it left."""
+        """The next command removes the files that a killed one has left."""
         place = self.folder / "run"
         warm().run(code=SWEEP, env=environment(self.folder, 0.0))
         left = [str(path.relative_to(place)) for path in place.rglob("*") if path.name != "filler"]

@@ -60,7 +60,7 @@ class Words:
         self._heard, self._said, self._limit = heard, "", resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def next(self, timeout=0.0):
-        """Return the next word, "" if none comes in time. Those about files are obeyed here."""
+        """Return the next command, "" if none comes in time. Those about files are executed here."""
         while "\n" not in self._said:
             if not select.select([self._heard], [], [], timeout)[0]:
                 return ""
@@ -97,7 +97,7 @@ def facts(path):
 
 
 class Output:
-    """A pending output: one request, one token, which tells the step."""
+    """A pending output: one request, one token, which encodes the step."""
 
     def __init__(self, life, step, last, large, latch=None):
         self.step, self._life, self._last, self._large, self._latch = step, life, last, large, latch
@@ -122,7 +122,7 @@ class Output:
 
 
 def worker(words, url, journal, plan):
-    """Put its records and close when told to finish; when told to close, do so at once."""
+    """Put its records, and close on the command to finish; on the command to close, do so at once."""
     draw = random.Random(plan["seed"])
     options = {"capacity": plan["capacity"], "deadline": 0.02, "heartbeat": 0.05, "sender": plan["sender"]}
     sink = open_sink(url, curve=plan["curve"], **options)
@@ -142,7 +142,7 @@ def worker(words, url, journal, plan):
         word = words.next() or word
         if word == "hang" and latch is None:  # in the step that comes next, while the other threads live
             latch = threading.Event()
-        elif word == "freeze":  # for ever: whoever started it has to end it
+        elif word == "freeze":  # forever: its parent has to end it
             threading.Event().wait()
         if word.startswith("close"):  # and not finish: that is when all has been put
             break
@@ -160,7 +160,7 @@ def worker(words, url, journal, plan):
 
 
 def cursors_of(journal):
-    """Session -> last sequence that was noted, of the sessions that are not over."""
+    """Map each running session to its last recorded sequence."""
     found = {}
     for fact in facts(journal):
         if fact["event"] == "record":
@@ -183,7 +183,9 @@ def when_free(opening):
 
 
 def reader(words, url, journal, curve=None, all_rows=False):
-    """Note each record, then acknowledge it, on from where the journal ends, until told to stop and all is over."""
+    """Record each event, then acknowledge it, from the journal's end, until the command to stop and the end of all
+    sessions.
+    """
     out = Journal(journal)
 
     def hear(event):
@@ -257,7 +259,7 @@ def journal_of_tail(printed, path):
 
 
 def second_reader(_words, url, holders):
-    """One more for an address that has one, where it is told whose; if that one does not have it yet, it opens."""
+    """Open a second reader of an address; the error names the first one's process, unless that has not opened yet."""
     told = ""
     try:
         OutputReader(url, grace=0).close()
@@ -270,7 +272,7 @@ def second_reader(_words, url, holders):
 
 
 def open_with_few_files(_words, url, limit, reads):
-    """It works, or its error names what is missing."""
+    """Opening works, or its error names the shortage."""
     for kept in map(int, os.listdir("/proc/self/fd")):
         if kept > 2:
             try:

@@ -22,7 +22,7 @@ class Way:
 
 
 class Wire:
-    """Carries bytes between whoever connects and the reader, or does not, as it is told."""
+    """Carries bytes between the clients and the reader, or withholds them, as commanded."""
 
     def __init__(self, words, listener, target):
         self.words, self.listener, self.target = words, listener, target
@@ -35,11 +35,11 @@ class Wire:
                 return
             if word:
                 self.obey(word)
-            if self.state != "stall":  # then both ends stay open, and nothing is taken from them
+            if self.state != "stall":  # then both ends stay open, and no bytes are read from them
                 self.carry()
 
     def obey(self, word):
-        if word == "cut" or self.state == "vanish":  # bytes are missing: the connections cannot go on
+        if word == "cut" or self.state == "vanish":  # bytes are missing: the connections cannot continue
             for way in list(self.ways):
                 self.end(way)
         self.state = "go" if word == "cut" else word
@@ -88,7 +88,7 @@ class Wire:
             way.held += data
 
     def end(self, way):
-        """End the connection that the way belongs to, without a word to the kernel of either side."""
+        """End the connection of this direction, without notice to the kernel of either side."""
         for one in (way.source, way.target):
             with contextlib.suppress(OSError):
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -97,12 +97,12 @@ class Wire:
 
 
 def wire(words, listener, target):
-    """Carry bytes until told to stop."""
+    """Carry bytes until the stop is set."""
     Wire(words, listener, target).run()
 
 
 def drip(words, url, said):
-    """Send it byte by byte, and hold the connection until told to stop or until it is closed."""
+    """Send it byte by byte, and hold the connection until the stop is set or it is closed."""
     scheme, _, where = url.partition("://")
     host, _, port = where.rpartition(":")
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX if scheme == "ipc" else socket.AF_INET) as peer:

@@ -1,11 +1,11 @@
-"""Chaos in short episodes: workers, readers and strangers at one address, blows of every kind, and then the account.
+"""Chaos in short episodes: workers, readers and strangers at one address, faults of every kind, and then the account.
 
     python tests/output/episodes.py [--episodes 1000] [--seed N] [--jobs 4] [--only NUMBER] [--ranks 0.04]
 
 Each episode follows from seed and number. All processes are forked from this one, so an episode takes a fraction of a
-second. What must hold in each: a token for which ``put`` returned was read once and in order, or is named by
-``Undelivered``, or lies behind what a ``SessionLost`` tells; nobody aborts or hangs; no socket, lock, folder, process
-or file in memory is left.
+second. Conditions in each: a token for which ``put`` returned was read once and in order, or is named by
+``Undelivered``, or lies behind the position of a ``SessionLost``; no process aborts or hangs; no socket, lock, folder,
+process or file in memory is left.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from hal.transport.curve import CurveKeys
 
 
 class Episode:
-    """One."""
+    """One episode."""
 
     def __init__(self, folder, seed, number, schemes):
         self.random = draw = random.Random(f"{seed}:{number}")
@@ -58,7 +58,7 @@ class Episode:
         self.lives, self.reader, self.done = 0, None, Counter()
         self.strangers = Strangers(self.url, draw)
 
-    # Who takes part ------------------------------------------------------------------------------------------
+    # Participants ----------------------------------------------------------------------------------------------
 
     def start(self, role, *arguments):
         self.children.append(Child(role, *arguments))
@@ -96,7 +96,7 @@ class Episode:
         worker.plan, worker.hangs = plan, False
         self.workers.append(worker)
 
-    # Blows ---------------------------------------------------------------------------------------------------
+    # Faults ----------------------------------------------------------------------------------------------------
 
     def kill_worker(self):
         self.kill(self.random.choice(self.workers))
@@ -131,14 +131,14 @@ class Episode:
         self.pause_or(3.5)
 
     def freeze_worker(self):
-        """Its own thread waits for ever, and its sink's lives; somebody ends it."""
+        """Its own thread waits forever, and its sink's lives; the test ends it."""
         worker = self.random.choice(self.workers)
         worker.tell("freeze")
         self.pause_or(3.5)
         self.kill(worker)
 
     def stop_all(self):
-        """And have them go on, in another order."""
+        """And continue them, in another order."""
         for number in (signal.SIGSTOP, signal.SIGCONT):
             together = [one for one in (self.wire, self.reader, *self.workers) if one is not None]
             for one in self.random.sample(together, len(together)):
@@ -150,7 +150,7 @@ class Episode:
         self.stop_all()
 
     def trouble_the_wire(self):
-        """Both ends stay open and nothing comes through, or what is sent vanishes, or it drips, or it is cut."""
+        """Both ends stay open and the wire passes no bytes, or loses them, or drips, or is cut."""
         if self.wire is not None:
             self.wire.tell(self.random.choice(["stall", "stall", "vanish", "drip", "cut"]))
             self.pause_or(3.5)
@@ -165,7 +165,7 @@ class Episode:
 
     def kill_reader(self):
         if self.as_tail:
-            self.stop_reader()  # what it had printed is in a pipe, and its cursor nowhere
+            self.stop_reader()  # the printed lines are in a pipe, and its cursor is lost
             return
         self.reader.kill()
         if self.random.random() < 0.5:
@@ -180,7 +180,7 @@ class Episode:
 
     def do_not_read(self):
         """For a moment, or beyond what any heartbeat takes, while a worker dies."""
-        self.reader.tell("rest")  # tail has its pipe, which nobody empties
+        self.reader.tell("rest")  # the full pipe blocks tail
         self.pause()
         if self.random.random() < 0.5:
             self.random.choice([self.kill_worker, self.close_worker])()
@@ -194,7 +194,7 @@ class Episode:
             self.strangers.attack()
 
     def second_reader(self):
-        """It is told whose the address is, unless there is nobody now."""
+        """Its error names the owner of the address, unless the address is free now."""
         if not self.as_tail:
             readers = [child.pid for child in self.children if child.role == "reader"]
             self.start(roles.second_reader, self.url, readers).wait()
@@ -232,7 +232,7 @@ class Episode:
 
     @property
     def what(self):
-        """What it has, for the table."""
+        """Features of the episode, for the table."""
         more = {"with hal tail": self.as_tail, "with a wire": self.has_wire, "with keys": self.keys[0] is not None}
         return [f"over {self.scheme}", *(name for name, there in more.items() if there)]
 
@@ -291,7 +291,7 @@ class Episode:
             roles.journal_of_tail(printed, self.reads)
 
     def empty_pipe(self):
-        """What tail prints, until its last session is over; then Ctrl-C, for it waits for others."""
+        """The output of tail until its last session is over; then Ctrl-C, because it waits for more."""
         found, end, quiet = b"", time.monotonic() + PATIENCE, None
         os.set_blocking(self.pipe, False)
         while not self.reader.is_over():
@@ -323,13 +323,13 @@ class Episode:
         self.strangers.leave()
 
     def check_left(self):
-        """The readers' last one has closed in order: of none of them is anything left."""
+        """The last reader has closed in order, so no file of any reader is left."""
         left = [path.name for path in (self.folder / "place").iterdir()]
         assert not left, f"left behind: {left}"
 
 
 def keys():
-    """Of the reader, and of all senders; none where ZeroMQ has none."""
+    """Return the keys of the reader, and of all senders; None if ZeroMQ has no CURVE."""
     if not zmq.has("curve"):
         return None, None
     reader, sender = CurveKeys.new(), CurveKeys.new()
@@ -337,8 +337,9 @@ def keys():
 
 
 def free_address(number):
-    """Of this process alone, so that no worker of another run on this host meets this episode's reader; with a port
-    below those that the system gives to whoever connects."""
+    """Private to this process, so that workers of a second run on this host cannot meet this episode's reader; the port
+    is below those that the system assigns to clients.
+    """
     host = f"127.{1 + (os.getpid() >> 16) % 254}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
     for port in range(10_000 + number % 10_000, 32_000, 10_000):
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -349,7 +350,7 @@ def free_address(number):
 
 
 def run(numbers, seed, schemes, ranks, keep=False):
-    """Run them; return what happened, in numbers. Raises AssertionError, with seed and number, for what must not be."""
+    """Run them; return the counts. Raises AssertionError, with seed and number, for a violated condition."""
     totals = Counter()
     for number in numbers:
         folder = tempfile.mkdtemp(prefix="hal-episode-")

@@ -1,10 +1,10 @@
-"""Fuzz the decoding of frames, of control messages, and of what engine and ranks say, with atheris (libFuzzer).
+"""Fuzz the decoding of frames, of control messages, and of messages between engine and ranks, with atheris (libFuzzer).
 
     python tests/output/fuzz_frames.py [--seconds 600] [corpus folder]
 
-Any bytes must be a frame or a FrameError. Three ways in: the bytes as they are; as a body in a sound frame, so that
-checksums do not stop everything at the door; and as changes to a sound frame. atheris is not among the requirements:
-``pip install atheris``.
+Any bytes must be a frame or a FrameError. Three inputs: the bytes unchanged; as a body in a valid frame, so that
+checksums do not stop everything at once; and as changes to a valid frame. atheris is not among the requirements: ``pip
+install atheris``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hal.transport.protocol import Cursor, State, read_control
 
 
 def sample(columns: int, drafts: bool) -> OutputRecord:
-    """A sound record."""
+    """A valid record."""
     ones = np.ones(3, np.uint8)
     optional = {}
     if columns:
@@ -58,7 +58,7 @@ SAMPLES = [
 
 
 def read(data: bytes) -> None:
-    """Decode; a record that comes out must stand its own checks."""
+    """Decode; a decoded record must pass its own checks."""
     try:
         record = frames.decode(data).record
     except FrameError:
@@ -67,7 +67,7 @@ def read(data: bytes) -> None:
 
 
 def one_input(data: bytes) -> None:
-    """What libFuzzer calls."""
+    """The function that libFuzzer calls."""
     read(data)
     read(frames.seal(frames.FrameKind.OUTPUT, data, session=1, sender=2, sequence=3))
     for body_type in (State, Cursor):

@@ -31,13 +31,13 @@ MOST_OPEN = 20  #: connections of strangers at a time
 
 
 def record(step: int) -> OutputRecord:
-    """A sound record."""
+    """A valid record."""
     one = np.ones(1, np.uint8)
     return OutputRecord(step, ("a",), one, one * 0, np.arange(1), one.astype("i4"), np.arange(1), one < 0)
 
 
 class Output:
-    """A pending output of it."""
+    """Its pending output."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -49,11 +49,11 @@ class Output:
         assert error is None, error
 
 
-# What strangers say ----------------------------------------------------------------------------------------------
+# Bytes of strangers ------------------------------------------------------------------------------------------------
 
 
 def greeting(draw: random.Random) -> bytes:
-    """ZMTP's, of version 3 and without security, sound or nearly so."""
+    """A ZMTP 3 greeting without security, valid or nearly so."""
     sound = b"\xff" + bytes(7) + b"\x01\x7f" + bytes([3, draw.choice([0, 1])]) + b"NULL".ljust(20, b"\0") + bytes(32)
     return sound if draw.random() < 0.8 else mutated(draw, sound)
 
@@ -98,7 +98,7 @@ COMMANDS = [b"PONG", b"SUBSCRIBE", b"CANCEL", b"ERROR", b"READY", b"", b"X" * 90
 
 
 def conversation(draw: random.Random) -> list[bytes]:
-    """A peer that does greet as ZeroMQ, waits to be greeted, and goes wrong later."""
+    """A peer that greets as ZeroMQ does, waits for the reader's greeting, and goes wrong later."""
     first = greeting(draw) + (command(draw, b"READY", properties(draw)) if draw.random() < 0.9 else b"")
     said = b""
     for _ in range(draw.choice([1, 5, 300])):
@@ -144,7 +144,7 @@ def words_of(draw: random.Random) -> list[bytes]:
 
 
 class Strangers:
-    """They connect, speak, and leave at once, later, or never."""
+    """They connect, send, and leave at once, later, or never."""
 
     def __init__(self, url: str, draw: random.Random) -> None:
         scheme, _, where = url.partition("://")
@@ -173,7 +173,7 @@ class Strangers:
 
     @staticmethod
     def _hear(peer: socket.socket) -> None:
-        """Wait until the reader has sent all of its greeting, if it does."""
+        """Wait until the reader has sent all of its greeting, if it sends one."""
         peer.settimeout(0.05)
         heard = b""
         with contextlib.suppress(TimeoutError):

@@ -29,7 +29,7 @@ def test_g19_every_token_is_accounted_for_where_frames_are_large():
 
 
 def accounted(found):
-    """How much was read depends on how busy the machine is; that something was is all that is asked of it here."""
+    """The number of read records depends on the machine's load; only that it is not zero is required here."""
     assert found["records read"] > 20
     assert found["tokens read"] > 100
     assert found["preemptions read"] > 0
@@ -55,7 +55,7 @@ def test_episodes_of_hal_run_answer_whole_or_report_the_loss():
 
 
 def counts_of(*options):
-    """What the episodes count, in a process of its own: its children are forks, and this one has threads."""
+    """The counts of the episodes, from a separate process: its children are forks, and this one has threads."""
     command = [sys.executable, Path(__file__).with_name("episodes.py"), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
     assert done.returncode == 0, done.stderr

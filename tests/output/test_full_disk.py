@@ -41,7 +41,7 @@ CODE = """
 
 
 def test_g26_a_full_disk_for_the_ipc_folder_is_named_with_its_cure(tmp_path):
-    """On a small file system of its own, in a mount namespace of its own."""
+    """On a small file system in a separate mount namespace."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("no mount namespace may be made here")
     arguments = ["unshare", "-m", sys.executable, "-c", textwrap.dedent(CODE), str(tmp_path)]

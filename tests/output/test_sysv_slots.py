@@ -32,14 +32,14 @@ READ = {
         ("--logprobs", "2", "--speculate", "ngram"),
     ),
 }
-"""Layout to FastDeploy's operation, what parses its messages, and the options of ``hal run`` that fill it."""
+"""Layout to FastDeploy's operation, the parser of its messages, and the options of ``hal run`` that fill it."""
 LARGE = ("topk", "speculative-topk")
 PROMPTS = ("def main(", "import os\nimport sys\nimport re\nimport json\n", "x = ", "for i in range(", "class A")
 """Each is fed in pieces of 8 tokens: they begin, and so end, at different steps."""
 
 
 class Reader:
-    """FastDeploy's side: slot to the tokens told there, read by a thread until :meth:`end`."""
+    """FastDeploy's side: each slot's received tokens, read by a thread until :meth:`end`."""
 
     def __init__(self, key, layout):
         operation, self._parse, _ = READ[layout]
@@ -70,7 +70,7 @@ class Reader:
 
 
 def run_and_read(url, key, layout, monkeypatch, capsys):
-    """Run five prompts on three slots: what the reader finds in each slot, and what the requests in it were given."""
+    """Run five prompts on three slots; return the tokens read from each slot, and the tokens of its requests."""
     from hal.cli import main
     from hal.engine.generation import Generation
 

@@ -53,7 +53,7 @@ def url():
 
 
 def tail(url, *lives, options=()):
-    """The lines of stdout and stderr while workers live one after the other."""
+    """The lines of stdout and stderr while workers run one after the next."""
     arguments = [sys.executable, "-m", "hal", "tail", url, "--timeout", "30", *options]
     arguments[1:3] = ["-c", "from hal.cli import main; main()"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

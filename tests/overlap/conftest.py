@@ -1,4 +1,4 @@
-"""What devices are opened with here is of the whole simulator: it is taken back behind each test."""
+"""Device options of these tests affect the whole simulator: they are reset after each test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .schedules import same_names
 @pytest.fixture(autouse=True)
 def own_settings():
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(NoCompiler):  # the tests say so themselves
+        with contextlib.suppress(NoCompiler):  # the tests report it themselves
             stack.enter_context(options(mode=1, staged=1, polls=8, collective_timeout_ms=20000))
         yield
         with contextlib.suppress(NoCompiler):
@@ -33,6 +33,6 @@ def simulator():
 
 @pytest.fixture
 def one_process(simulator):
-    """The simulator, with groups of ranks that are all in this process."""
+    """The simulator, with all ranks of a group in this process."""
     with same_names():
         yield

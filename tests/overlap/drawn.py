@@ -1,4 +1,4 @@
-"""Drawn schedules, which ``schedules.py`` plays: requests, names that come again, aborts, a loss; and their tokens."""
+"""Drawn schedules, which ``schedules.py`` runs: requests, reused names, aborts, a loss; and their tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VOCAB = 11
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request, and the turn of the loop from which on it comes, as soon as nobody of its name is there."""
+    """A request, and the turn of the loop from which it arrives, as soon as its name is free."""
 
     turn: int
     request: Request
@@ -22,7 +22,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What comes when. ``aborts``: turn and name; ``loss``: the turn at which the second rank is gone, or None."""
+    """Arrivals in order. ``aborts``: turn and name; ``loss``: the turn at which the second rank is gone, or None."""
 
     sizes: StateConfig
     blocks: int
@@ -53,7 +53,7 @@ def draw(number: int) -> Schedule:
 
 
 def expected(request: Request, sizes: StateConfig) -> tuple[tuple[int, ...], FinishReason]:
-    """All tokens of a request, and why it ends."""
+    """Return all tokens of a request, and the reason of its end."""
     params, prompt = request.params, list(request.prompt)
     given = mixed(draw_seed(params.seed, request.request_id), prompt, params.max_tokens, VOCAB)
     for at in range(1, len(given) + 1):

@@ -1,4 +1,4 @@
-"""A runner for ``hal run`` that gives each request one token a step, and raises in the steps it is told."""
+"""A runner for ``hal run`` that gives each request one token a step, and raises in the given steps."""
 
 from __future__ import annotations
 

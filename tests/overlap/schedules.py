@@ -1,7 +1,7 @@
-"""Playing schedules (``drawn.py``) with the engine over ``MixRunner`` on the sim device, with or without overlap.
+"""Runs schedules (``drawn.py``) with the engine over ``MixRunner`` on the sim device, with or without overlap.
 
-``play`` runs one, on one rank or two, and checks on the way that nothing enters a slot or a block that a step under way
-reads; ``check`` that every token is the one foretold.
+``play`` runs one, on one rank or two, and checks on the way that no slot or block is reused while an in-flight step
+reads it; ``check`` compares every token with its prediction.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hal.stepping import AsyncLoop, RunnerSetup, Stepper
 from .drawn import VOCAB, expected
 
 END = object()
-"""To the second rank: there are no more steps, as opposed to None: go away."""
+"""To the second rank: there are no more steps, as opposed to None: exit."""
 _jobs = count(1)
 
 
@@ -58,10 +58,10 @@ class Later:
 
 
 class Watched(Stepper):
-    """A stepper that fails by assertion when a slot or a block is handed on whose request goes on behind the steps that
-    were launched, or, where blocks are filled from elsewhere, while a step that reads it is under way.
+    """A stepper that fails by assertion when a slot or a block is reused whose request continues behind the launched
+    steps, or, where blocks are filled from elsewhere, while an in-flight step reads it.
 
-    ``idle``: who was in a slot after its end, and in which step; ``entered``: the last step that somebody entered with.
+    ``idle``: the request that left each slot, and its step; ``entered``: the last step with a new request.
     """
 
     def __init__(self, *given, **named):
@@ -105,7 +105,7 @@ class Watched(Stepper):
 
 
 def stepper_of(device, schedule, sink, group, kind):
-    """A stepper of ``kind`` with a runner and a state of its own; the ranks of a group find each other here."""
+    """A stepper of ``kind`` with its own runner and state; the ranks of a group find each other here."""
     state = device.state(schedule.sizes)
     runner = MixRunner(RunnerSetup(device, state, schedule.blocks, Path(), "", VOCAB, group))
     if group.size > 1:
@@ -115,7 +115,7 @@ def stepper_of(device, schedule, sink, group, kind):
 
 @contextlib.contextmanager
 def same_names():
-    """Both ranks are in this process, which would count the openings of their group apart."""
+    """Give both ranks of this process one segment name; by its count of openings they would differ."""
     former = communicator._segment_name
     communicator._segment_name = lambda job, ranks: f"/halsim_0_0_{os.getpid()}_{job}"
     try:
@@ -130,7 +130,7 @@ def sizes_of(*, slots, drafts):
 
 
 class Follower(threading.Thread):
-    """The second rank: it launches what it is told, and takes the step before, or goes away."""
+    """The second rank: it launches the steps that it receives, and takes the step before, or exits."""
 
     def __init__(self, schedule, overlap, options):
         super().__init__(daemon=True)
@@ -152,7 +152,7 @@ class Follower(threading.Thread):
                     else:
                         stepper.step(table.tasks(order))
                 for communicator_ in device.device._communicators.values():
-                    communicator_.close()  # steps under way are lost with it
+                    communicator_.close()  # in-flight steps are lost with it
         except GroupLost:
             pass
         except BaseException as error:  # noqa: BLE001 (raised by the test's thread)
@@ -171,7 +171,7 @@ class Told:
 
 
 class Player:
-    """Plays one schedule on an engine, and on another one after a loss."""
+    """Runs one schedule on an engine, and on a new one after a loss."""
 
     def __init__(self, schedule, mode, *, overlap, options=None, stepper=Watched):
         self.schedule, self.overlap, self._stepper = schedule, overlap, stepper
@@ -181,7 +181,7 @@ class Player:
         self.follower = None
 
     def open(self):
-        """An engine on a device that was opened just now, with a second rank where one will be lost."""
+        """An engine on a newly opened device, with a second rank if one will be lost."""
         schedule, self.sink, self.gone = self.schedule, Later(), False
         several = schedule.loss is not None and not self.told.losses
         if several:
@@ -258,7 +258,7 @@ class Player:
             self.told.ended[number] = finished
 
     def go_on_elsewhere(self):
-        """Take the requests back from the lost ranks, and open others."""
+        """Take the requests back from the lost ranks, and open new ones."""
         self.told.losses += 1
         going_on, ended = self.engine.withdraw()
         self.take(ended)
@@ -272,7 +272,7 @@ class Player:
             self.follower.orders.put(END)
         going_on, ended = self.engine.withdraw()
         assert (going_on, ended) == ([], [])
-        if not self.gone:  # else the step under way may be lost
+        if not self.gone:  # else the in-flight step may be lost
             scheduler = self.engine.scheduler
             assert scheduler.pool.free == scheduler.pool.size, "blocks were lost"
         self.end()
@@ -310,7 +310,7 @@ def play(schedule, mode, *, overlap, **named):
 
 
 def check(schedule, told):
-    """Each request has the tokens foretold, whole or up to its abort; the sink was given them, each once, in order."""
+    """Each request has the predicted tokens, whole or up to its abort; the sink received them, each once, in order."""
     names = {name for _, name in schedule.aborts}
     delivered = {}
     for record in told.records:

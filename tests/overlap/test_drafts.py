@@ -38,7 +38,7 @@ def _built(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def run(capsys):
-    """Run the command here: exit status, the JSON objects, and what stderr says."""
+    """Run the command here; return the exit status, the JSON objects, and stderr."""
 
     def call(*arguments, prompts=PROMPTS):
         given = [part for prompt in prompts for part in ("--prompt", prompt)]
@@ -109,8 +109,9 @@ def test_a_count_of_drafts_has_bounds_beside_a_runner_too(run, count):
 
 
 def played(*, overlap, latch=False, requests=3):
-    """Some requests with drafts, all at once: their ends, and what became of drafts. ``latch``: the stream is held
-    while the first two steps are launched."""
+    """Run some requests with drafts, all at once; return their ends and the counts of drafts. ``latch``: the stream is
+    held while the first two steps are launched.
+    """
     player = Player(Schedule(sizes_of(slots=2, drafts=3), 12, 8, [], [], None), "worker", overlap=overlap)
     player.open()
     device, engine, stepper = player.device.device, player.engine, player.stepper
@@ -179,7 +180,7 @@ def test_the_count_of_drafts_is_what_was_fed(monkeypatch):
 
 
 class Noting(Watched):
-    """Notes each step's drafts as its output has them, on each rank."""
+    """Records each step's drafts as its output has them, on each rank."""
 
     noted: ClassVar[dict[int, list[object]]] = {}
 
@@ -191,7 +192,7 @@ class Noting(Watched):
 
 
 class Apart(MixRunner):
-    """Drafts otherwise on the second rank, as one whose drafts come from anything that is not equal on all ranks."""
+    """Drafts differently on the second rank, as a drafter does whose input differs between ranks."""
 
     def __init__(self, setup):
         super().__init__(setup)
@@ -217,7 +218,7 @@ def drafts_of_two_ranks(monkeypatch, overlap):
 
 
 def alike(one, other):
-    """Of the steps that both have taken: the last one may be under way on one of them when all is over."""
+    """Compare steps that both have taken: the last one may be in flight on one of them at the end."""
     assert abs(len(one) - len(other)) <= 1
     pairs = [pair for left, right in zip(one, other, strict=False) for pair in zip(left, right, strict=True)]
     return all(mine.tobytes() == its.tobytes() for mine, its in pairs)

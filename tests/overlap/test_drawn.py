@@ -1,6 +1,6 @@
-"""The engine's own loop with its steps overlapped gives the tokens of the one that waits, in the modes that hide least.
+"""Overlapped steps of the engine's own loop give the tokens of waiting steps, in the simulator's strictest modes.
 
-Each schedule is played twice, both times under the race checker, and every token is foretold besides.
+Each schedule runs twice, both times under the race checker, and every token is compared with its prediction.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MODES = {"lazy": {"polls": 1 << 30}, "worker": {}}
 
 
 def both(number, mode):
-    """One schedule without overlap and with it; how many preemptions and losses there were with it."""
+    """Run one schedule without overlap and with it; return its preemptions and losses with overlap."""
     schedule = draw(number)
     for overlap in (False, True):
         told = play(schedule, mode, overlap=overlap, options=MODES[mode])
@@ -35,7 +35,7 @@ def test_overlap_changes_no_token(mode):
 
 
 def test_slots_and_blocks_may_wait_for_the_output_as_well(monkeypatch):
-    """As where another stream fills blocks: of a worker that goes on with requests which others prefilled."""
+    """As where another stream fills blocks: a worker that decodes requests prefilled elsewhere."""
     monkeypatch.setattr(Scheduler, "one_stream", False)
     assert sum(both(number, "lazy").preemptions for number in range(1014, 1026)) > 0
 

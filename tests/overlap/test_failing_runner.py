@@ -1,4 +1,4 @@
-"""``hal run`` with a runner that raises: the requests of that step end, others go on, or one line and status 1."""
+"""``hal run`` with a runner that raises: only that step's requests end, or the command ends in one line, status 1."""
 
 from __future__ import annotations
 

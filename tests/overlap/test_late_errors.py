@@ -1,4 +1,4 @@
-"""A step may find on the device alone that a request cannot go on, or give it what is no token: its record tells it."""
+"""Errors that a step finds on the device alone, and ids that are not tokens: the request's record reports them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAILS_AT, SLOT = 4, 1
 
 
 class Failing:
-    """A runner whose step number ``FAILS_AT`` stops a slot, as logits that are no use would."""
+    """A runner whose step number ``FAILS_AT`` stops a slot, as invalid logits would."""
 
     def __init__(self, runner, device):
         self._runner, self._device = runner, device
@@ -33,7 +33,7 @@ class Failing:
 
 
 class Astray(Failing):
-    """A runner whose step number ``FAILS_AT`` gives a slot an id that is no token, and goes on with it."""
+    """A runner whose step number ``FAILS_AT`` gives a slot an id that is not a token, and continues with it."""
 
     def launch(self, state, step, stream):
         done = self._runner.launch(state, step, stream)
@@ -44,7 +44,7 @@ class Astray(Failing):
 
 
 class Noting(Watched):
-    """Notes in which steps' records a request ended with an error."""
+    """Records the steps in which a request ended with an error."""
 
     def take(self, launched):
         record = super().take(launched)
@@ -58,7 +58,9 @@ class Noting(Watched):
 
 
 def played(*, fails, overlap, drafts):
-    """Three requests in two slots: how each ended, and which records told of an error. ``fails``: what runs, if any."""
+    """Run three requests in two slots; return each end, and the records with an error. ``fails``: the failing runner,
+    if any.
+    """
     player = Player(
         Schedule(sizes_of(slots=2, drafts=drafts), 12, 8, [], [], None), "lazy", overlap=overlap, stepper=Noting
     )

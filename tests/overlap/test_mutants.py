@@ -1,4 +1,4 @@
-"""Each thing that overlap needs is missed when it is not done: schedules fail with the mistake, and not without."""
+"""Each mechanism of overlap is needed: schedules fail without it, and pass with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .schedules import check, play
 pytestmark = pytest.mark.usefixtures("one_process")
 
 MOST = 100
-"""Schedules that a mistake may survive."""
+"""Schedules that a mutant may survive."""
 
 
 def free_one_step_early(monkeypatch):
@@ -47,7 +47,7 @@ def reserve_nothing_for_the_next_step(monkeypatch):
 
 
 def _hand_on_with(monkeypatch, more):
-    """As if each request that a step is to give tokens had so many more already."""
+    """As if each request that receives tokens in a step had so many more already."""
     hand_on = Scheduler._hand_on
 
     def hasty(scheduler):

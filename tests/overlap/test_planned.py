@@ -1,4 +1,4 @@
-"""A step that is planned from the one before is what it would be planned from nothing."""
+"""A step that is planned from its predecessor equals one that is planned from scratch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEDULES = 12
 
 
 def watched(monkeypatch, *, ended=lambda given: given):
-    """Compare every plan of the planners with one that is made anew; how often a step was planned from another."""
+    """Compare every plan of the planners with one made from scratch; count the steps planned from a predecessor."""
     plan, planned, made, again = StepPlanner.plan, StepPlanner._planned, [], []
     monkeypatch.setattr(StepPlanner, "_planned", lambda *given: made.append(given) or planned(*given))
 

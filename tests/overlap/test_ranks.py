@@ -1,4 +1,4 @@
-"""Steps overlap on several ranks too: the engine gives them one step ahead, and goes on after a loss.
+"""Steps overlap on several ranks too: the engine sends them one step ahead, and continues after a loss.
 
 Ranks run on the sim device as late as possible, with one slot, so that each request enters where one has just ended.
 """

@@ -1,4 +1,4 @@
-"""``hal run --runner`` and ``--overlap``: any runner, and a plain word where steps cannot overlap."""
+"""``hal run --runner`` and ``--overlap``: any runner, and a clear message where steps cannot overlap."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def private_folders(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def run(capsys):
-    """Run the command here: exit status, the JSON objects, and what stderr says."""
+    """Run the command here; return the exit status, the JSON objects, and stderr."""
 
     def call(*arguments, prompts=PROMPTS):
         given = [part for prompt in prompts for part in ("--prompt", prompt)]
@@ -171,7 +171,7 @@ def test_a_module_that_fails_as_it_is_imported_is_named_in_one_line(run, monkeyp
 
 
 class Idle:
-    """A runner that does nothing."""
+    """A runner without effect."""
 
     needs_host, vocab_size = "", 5
 

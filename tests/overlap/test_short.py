@@ -1,5 +1,6 @@
-"""Short answers: who ends by its length has the next request in its slot without an idle step, who ends by a token with
-one."""
+"""Short answers: after an end by length the next request uses the slot without an idle step, after an end token with
+one.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def requests(ends):
 
 
 def played(*, overlap, drafts=0, ends=()):
-    """How many steps there were; whose slots were idle while others waited; and whom a token ended early."""
+    """Count the steps, the idle slots while requests waited, and the requests that a token ended early."""
     player = Player(Schedule(sizes_of(slots=SLOTS, drafts=drafts), 30, 30, [], [], None), "lazy", overlap=overlap)
     player.open()
     for request in requests(ends):
@@ -63,7 +64,7 @@ def test_with_drafts_an_end_is_known_where_one_token_reaches_it():
 
 
 def entering(stepper, name, block, *, most, fed=2):
-    """A request of two tokens for the one slot that there is, and the task that feeds so many of them."""
+    """A request of two tokens for the only slot, and the task that feeds that many of them."""
     request = Request(name, [1, 2], SamplingParams(max_tokens=most))
     admitted = stepper.admit(request)
     return request, admitted, Task(TaskKind.PREFILL, 0, admitted, 0, fed, [block])
@@ -96,7 +97,7 @@ def test_who_enters_behind_an_end_by_length_has_its_own_tokens(stepper):
     ids=lambda given: given if isinstance(given, str) else "",
 )
 def test_a_slot_whose_request_goes_on_is_not_entered(stepper, most, fed, taken, why):
-    """Whatever the scheduler says, and whatever the request before it was given."""
+    """Whatever the scheduler requests, and whatever tokens the previous request received."""
     before = stepper.launch([entering(stepper, "former", 0, most=most, fed=fed)[2]])
     if taken:
         stepper.take(before)
@@ -117,7 +118,7 @@ def test_who_leaves_by_a_task_is_not_freed_before_it(stepper):
 
 @pytest.fixture
 def first_has_left():
-    """An engine of one slot: "first" has left it, and its only token has not come; "second" waits."""
+    """An engine of one slot: "first" has left it, and its only token has not arrived; "second" waits."""
     player = Player(Schedule(sizes_of(slots=1, drafts=0), 8, 8, [], [], None), "lazy", overlap=True)
     player.open()
     for name in ("first", "second"):
@@ -150,7 +151,9 @@ def test_a_step_that_gives_no_token_is_named_and_not_waited_for_ever(first_has_l
 
 @pytest.mark.parametrize("most", [FAILS_AT + 1, FAILS_AT + 2])
 def test_an_error_is_its_own_and_not_that_of_who_has_its_slot_next(most):
-    """In its last step, while another is in its slot already, and in the one before, while its last is under way."""
+    """In its last step, while a new request is in its slot already, and in the step before, while its last is in
+    flight.
+    """
     schedule = Schedule(sizes_of(slots=2, drafts=0), 12, 8, [], [], None)
     player = Player(schedule, "lazy", overlap=True, stepper=Noting)
     player.open()

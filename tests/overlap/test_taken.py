@@ -1,4 +1,4 @@
-"""A rank that is one step ahead of its engine frees the slots that the engine knows to be free, and no others."""
+"""A rank that is one step ahead of its engine frees exactly the slots that the engine knows to be free."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stepper():
 
 
 def entering(stepper, name, block):
-    """A request of one token, in the one slot that there is."""
+    """A request of one token, in the only slot."""
     request = Request(name, [1, 2, 3], SamplingParams(max_tokens=1))
     return request, [Task(TaskKind.PREFILL, 0, stepper.admit(request), 0, 3, [block])]
 

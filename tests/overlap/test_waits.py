@@ -1,4 +1,4 @@
-"""The host waits for the output of the step before, by its event, and for nothing else."""
+"""The host waits for the output of the step before, by its event, and for no other event."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS = 12
 
 
 class Waits(Watched):
-    """Notes which step's output is waited for, and after which launch; ``others`` are waits for anything else."""
+    """Records each wait for a step's output, and the launch before it; ``others`` are all further waits."""
 
     def __init__(self, *given, **named):
         super().__init__(*given, **named)
@@ -44,7 +44,7 @@ class Waits(Watched):
 
 
 def waits_of(*, overlap, drafts):
-    """A run in which requests enter, go on, are preempted and end: the waits, and how many calls blocked the host."""
+    """Run requests that enter, continue, are preempted and end; return the waits, and the number of blocking calls."""
     schedule = Schedule(sizes_of(slots=3, drafts=drafts), 9, 4, [], [], None)
     player = Player(schedule, "lazy", overlap=overlap, options={"polls": 1 << 30}, stepper=Waits)
     player.open()
@@ -58,7 +58,7 @@ def waits_of(*, overlap, drafts):
     blocked = counters()["blocked_wait"] - before["blocked_wait"]
     stepper, steps = player.stepper, player.engine.steps
     found = list(stepper.waits), list(stepper.others), steps, blocked
-    player.close()  # which waits for all that is under way
+    player.close()  # which waits for all work in flight
     return found
 
 
@@ -90,7 +90,7 @@ def test_a_loop_that_waits_for_the_newest_step_is_noticed(monkeypatch):
 
 
 def test_the_device_runs_a_step_while_the_next_is_launched():
-    """With its stream held nothing runs, and yet the next step is launched: the loop stops where it takes the first."""
+    """With its stream held no step runs, and yet the next step is launched: the loop stops where it takes the first."""
     player = Player(Schedule(sizes_of(slots=2, drafts=0), 8, 8, [], [], None), "worker", overlap=True)
     player.open()
     device, engine = player.device.device, player.engine

@@ -13,7 +13,7 @@ LAYOUT = lay_out(StateConfig(num_slots=1, max_model_len=8192, max_draft_tokens=5
 
 
 def ngram(tokens, drafts, most):
-    """The tokens after the last place of the longest of the n-grams of 3, 2 and 1 at the end, and its n."""
+    """Return the tokens after the last place of the longest of the n-grams of 3, 2 and 1 at the end, and its n."""
     text = [*tokens, *drafts]
     for n in range(min(3, len(text)), 0, -1):
         for end in range(len(tokens) - 2, n - 2, -1):
@@ -31,7 +31,7 @@ def copied(text, end, most):
 
 
 def own(tokens, drafts, most, *, depth, reach, least_share):
-    """What most places of the longest end of a text say, the latest first: drafts, match, score and the places."""
+    """Return the majority's continuation of the longest matching end, latest first: drafts, match, score, places."""
     text = [*tokens, *drafts]
     for n in range(min(depth, len(text)), 0, -1):
         ends = [end for end in range(len(tokens) - 2, n - 2, -1) if text[end - n + 1 : end + 1] == text[-n:]]
@@ -42,7 +42,7 @@ def own(tokens, drafts, most, *, depth, reach, least_share):
 
 
 def shared(outputs, context, most, *, depth, reach, least_share):
-    """What most places in outputs say, the latest output first and in it the last place."""
+    """Return the majority's continuation over outputs, the latest output first and in it the last place."""
     for n in range(min(depth, len(context)), 1, -1):
         said = [
             output[end + 1 : end + 1 + most]
@@ -56,7 +56,7 @@ def shared(outputs, context, most, *, depth, reach, least_share):
 
 
 def vote(said, matched, most, least_share):
-    """Token by token what most say; the share of those who did so far, and the sum of the shares."""
+    """Return the majority's tokens one by one, the share of each majority so far, and the sum of the shares."""
     drafts, share, score = [], 1.0, 0.0
     while len(drafts) < most:
         tokens = [one[len(drafts)] for one in said if len(one) > len(drafts)]
@@ -90,8 +90,9 @@ def fed(**accepted):
 
 
 def decode(proposer, slot, text, known, *, room=5, steps=10**9):
-    """Decode a text that is known beforehand from its ``known``-th token on: what each step fed and gave, drafts
-    verified as a worker does it."""
+    """Decode a known text from its ``known``-th token; return each step's input and output, with drafts verified as a
+    worker does it.
+    """
     fed_and_given = []
     while known < len(text) and len(fed_and_given) < steps:
         drafts = proposer.propose({slot: min(room, len(text) - known - 1)}).get(slot, [])

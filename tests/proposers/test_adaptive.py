@@ -1,4 +1,4 @@
-"""The number of a request's drafts depends on acceptance alone."""
+"""The number of a request's drafts depends only on acceptance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import models
 
 
 class Fixed(Naive):
-    """Drafts as many tokens as it may; ``asked`` has the room that it was given."""
+    """Drafts as many tokens as allowed; ``asked`` records the room that it received."""
 
     def __init__(self, token=1):
         self.token, self.asked = token, []
@@ -61,7 +61,7 @@ def test_wrong_drafts_end_but_for_a_single_one_ever_less_often():
 
 
 def test_several_requests_try_drafts_on_the_same_steps():
-    """A step with any drafts costs all requests; they come at different times, and one is better than the others."""
+    """A step with any drafts slows all requests; they come at different times, and one gains more than the rest."""
     adaptive, steps_with, number = Adaptive(Fixed(), 10), set(), 6
     for step in range(400):
         if step % 5 == 0 and step < 5 * number:
@@ -77,14 +77,14 @@ def test_several_requests_try_drafts_on_the_same_steps():
 
 
 def test_drafts_right_half_the_time_are_made_for_few_requests_only():
-    """A row more costs few requests little, and many nearly a step."""
+    """One more row costs little with few requests, and nearly a step with many."""
     few, some, many = (sum(drafted(requests)) for requests in (1, 8, 40))
     assert few > some > many
     assert many < 5
 
 
 def drafted(requests):
-    """The drafts that each of so many requests has in 100 steps, of which every other is right."""
+    """Return the drafts that each of so many requests has in 100 steps, of which every second one is right."""
     adaptive = Adaptive(Fixed(), 10)
     for slot in range(requests):
         models.entered(adaptive, slot, [1, 2])
@@ -98,7 +98,7 @@ def drafted(requests):
 
 
 def test_one_request_of_many_gets_drafts_only_if_the_step_gains():
-    """A chance of one half gains less than what a step pays for having any drafts."""
+    """A chance of one half gains less than a step pays for having any drafts."""
     adaptive = Adaptive(Fixed(), 1000)
     for slot in range(8):
         models.entered(adaptive, slot, [1, 2])
@@ -118,7 +118,7 @@ def test_drafts_come_back_once_one_is_accepted():
 
 
 def test_a_steady_chance_gives_as_many_drafts_as_are_worth_it():
-    counts = steps(entered(Fixed()), lambda _, step: step % 2)  # every other step one is right
+    counts = steps(entered(Fixed()), lambda _, step: step % 2)  # every second step one is right
     assert set(counts[20:]) <= {1, 2}
 
 
@@ -185,7 +185,7 @@ def test_a_step_that_gave_a_slot_no_token_says_nothing_of_its_drafts():
 
 
 def test_what_was_fed_counts_and_not_what_was_proposed():
-    """Ranks that propose otherwise, as a last bit of their logits differs, ask for the same after the same steps."""
+    """Ranks whose proposals differ in the last bit of the logits request the same number after the same steps."""
     first, other = Fixed(), Fixed()
     other.propose = lambda room: (other.asked.append(dict(room)), {slot: [1] for slot in room if slot % 2})[1]
     ranks = [Adaptive(first, 10), Adaptive(other, 10)]

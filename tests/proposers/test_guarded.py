@@ -1,4 +1,4 @@
-"""What a plug-in's proposer gives or raises ends in an error that names it, and never in what others make of it."""
+"""Invalid values and errors of a plugin's proposer end in an error that names it, never in a later one elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WEIGHTS = np.ones(10, np.int64)
 
 
 class Plugin(Naive):
-    """Gives what it is made with, raises it where it is an exception; so it does of the method that is named."""
+    """Returns its given value, or raises it if it is an exception; the named method does the same."""
 
     def __init__(self, answer, method="propose"):
         self.answer, self.method = answer, method
@@ -38,7 +38,7 @@ class Plugin(Naive):
 
 @pytest.fixture
 def made(monkeypatch):
-    """Make what ``hal run`` makes of a proposer, as if a distribution had brought it."""
+    """Make the proposer that ``hal run`` makes, as if a distribution had brought it."""
     entry = Entry("parrot", "acme-parrot", "1.0", "acme_parrot:Parrot", group=PROPOSERS)
 
     def make(plugin, name="parrot"):
@@ -206,7 +206,7 @@ def gone(setup):
     [
         ("Parrot", "propose gave None for slot 0", ()),
         ("gone", "was not made", ()),
-        pytest.param(  # three processes that import Paddle; it would only meet it again
+        pytest.param(  # three processes that import Paddle; it would only fail again
             "Parrot", "propose gave None for slot 0", ("--tp", "2", "--restart", "1"), marks=pytest.mark.conform
         ),
     ],

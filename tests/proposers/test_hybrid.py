@@ -1,4 +1,4 @@
-"""Two proposers as one: the second where it matches and held lately, else the first with the second behind it."""
+"""Two proposers as one: the second if it matches and was accepted lately, else the first with the second after it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import models
 
 
 class Says(Naive):
-    """Drafts ``tokens``, as many as there is room for; ``asked`` has the room that it was given."""
+    """Drafts ``tokens``, as many as there is room for; ``asked`` records the room that it received."""
 
     def __init__(self, tokens):
         self.tokens, self.asked = tokens, []
@@ -70,7 +70,7 @@ def test_a_second_with_rejected_drafts_pauses_and_returns():
     text = [1, 2, 3, 4] * 3
     models.entered(proposer, 0, text)
     for token in (50, 51, 52, 53):
-        # what follows 1 2 3 is never again what it was: the second would be wrong each time
+        # the continuation of 1 2 3 is always new: the second would be wrong each time
         proposer.observe(models.fed(s0=[token]))
         proposer.observe(models.fed(s0=[1, 2, 3]))
         said = proposer.propose({0: 2})

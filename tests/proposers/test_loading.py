@@ -60,7 +60,7 @@ numbers = itertools.count()
 
 @pytest.fixture
 def proposers(tmp_path, monkeypatch):
-    """Installs a distribution with proposers, beside what is really installed: ``proposers(name=target, …)``."""
+    """Installs a distribution with proposers beside the real ones: ``proposers(name=target, …)``."""
     site = Site(tmp_path / "site")
     monkeypatch.syspath_prepend(str(site.folder))
 

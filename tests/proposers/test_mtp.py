@@ -50,7 +50,9 @@ def requests(model):
 
 
 class Checked(Mtp):
-    """Each first draft is what the dense layer says, or draws with the number of the position, of what is known."""
+    """Each first draft is the dense layer's, or drawn from it with the position's random number, given the known
+    tokens.
+    """
 
     def __init__(self, setup, dense):
         super().__init__(setup)
@@ -118,7 +120,7 @@ def test_drafts_are_the_dense_layers_and_change_no_token(model, dense, requests,
 
 
 class Seldom(Checked):
-    """Drafts are asked for at each seventh step alone; it counts the calls of the layer."""
+    """Drafts are requested only in each seventh step; count the calls of the layer."""
 
     def __init__(self, setup, dense):
         super().__init__(setup, dense)
@@ -135,7 +137,7 @@ class Seldom(Checked):
 
 @pytest.mark.parametrize("most", [64, 5])
 def test_entries_wait_for_the_first_wanted_draft_and_run_in_one_call(model, dense, requests, plain, monkeypatch, most):
-    """Or, where so many wait, without one; what is drafted then is what it always was."""
+    """Or without a draft, if too many wait; later drafts are the usual ones."""
     monkeypatch.setattr("hal.proposers.mtp.MOST_WAITING", most)
     proposer = Seldom(Setup(3, 4, 512, model.config.vocab_size, model), dense)
     found, _ = run(model, requests, drafts=3, proposer=proposer)
@@ -159,7 +161,7 @@ def test_by_name_with_what_goes_on_from_it(model, requests, plain, name):
 
 
 def test_deeper_drafts_are_worth_having(model, requests, plain):
-    """Greedy text: of three drafts more is accepted than of one, so the layer does go on from what it gave."""
+    """Greedy text: of three drafts more are accepted than of one, so the layer does continue from its own output."""
     rates = []
     for drafts in (1, 3):
         proposer = Mtp(Setup(drafts, 4, 512, model.config.vocab_size, model))

@@ -1,4 +1,4 @@
-"""n-gram proposals are those of a model of a few lines, at any length and whatever comes when."""
+"""n-gram proposals are those of a model of a few lines, at any length and in any order of events."""
 
 from __future__ import annotations
 

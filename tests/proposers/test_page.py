@@ -1,4 +1,4 @@
-"""docs/speculation.md: its example is installed and used as it stands, and what it names is there."""
+"""docs/speculation.md: its example is installed and used unchanged, and the names in it exist."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def block(language):
 
 @pytest.fixture
 def parrot(tmp_path, monkeypatch):
-    """The page's example, installed as the page says."""
+    """The page's example, installed by the page's commands."""
     project = tomllib.loads(block("toml"))["project"]
     (points,) = project["entry-points"].values()
     site = Site(tmp_path / "site")

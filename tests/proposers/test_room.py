@@ -1,4 +1,4 @@
-"""The room for drafts: the next step feeds no token without a place, and could give all that it feeds."""
+"""The room for drafts: the next step feeds no token without a place, and may emit all that it feeds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ slots = st.tuples(*[st.integers(0, 12)] * 4, st.booleans())
 
 
 def fits(drafts, prompt, generated, max_tokens, row, covered):
-    """Whether a step with so many drafts may be: KV of what it feeds has a place, and so has all it can give."""
+    """Whether a step with so many drafts is possible: the KV of its input has a place, and so have all tokens it may
+    emit.
+    """
     known = prompt + generated
     fed_until, given_until = known + drafts, known + drafts + 1
     return fed_until <= covered and given_until <= row and generated + drafts + 1 <= max_tokens

@@ -1,4 +1,4 @@
-"""Proposers of many slots: each sees its own request alone, whoever was there before, however many there are."""
+"""Proposers of many slots: each sees only its own request, whatever the slot held before, for any number of them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ lists = st.lists(st.integers(0, 4), max_size=6)
 
 
 class Slots(RuleBasedStateMachine):
-    """Requests come and go in slots. Each proposer is beside one that is made anew for each question, of which n-gram
-    and suffix know nothing but the slot's request; what was shared is counted by hand."""
+    """Requests enter and leave slots. Each proposer is compared with a fresh one for each call; n-gram and suffix there
+    receive only the slot's request, and shared outputs are counted by hand.
+    """
 
     def __init__(self):
         super().__init__()

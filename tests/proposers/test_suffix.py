@@ -1,4 +1,4 @@
-"""Suffix proposals are those of a search by force; outputs are kept up to a number of tokens, the oldest leaving."""
+"""Suffix proposals are those of a brute-force search; outputs are kept up to a number of tokens, oldest out first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import models
 
 RULES = {"depth": DEPTH, "reach": REACH, "least_share": LEAST_SHARE}
 FEW = MOST_PLACES // 2
-"""So many places are all asked; of more, a sample."""
+"""Up to so many places all are counted; of more, a sample."""
 tokens = st.one_of(st.integers(0, 2), st.sampled_from([254, 255, 256, 65535, 2**31 - 1]), st.integers(0, 2**31 - 1))
 lists = st.lists(tokens, max_size=6)
 
@@ -74,7 +74,7 @@ def test_a_text_grows_without_bound_of_its_first_size():
 
 
 def kept(outputs, most):
-    """The outputs that should be there: of each the end that fits, the latest that fit together."""
+    """Return the expected outputs: of each the end that fits, the latest that fit together."""
     held = [output[-(most - DEPTH) :] for output in outputs if len(output) > 1] if most > DEPTH + 1 else []
     while sum(len(output) + DEPTH for output in held) > most:
         held.pop(0)

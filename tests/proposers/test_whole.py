@@ -36,20 +36,20 @@ class Loops(PagedOracle):
 
 
 def run(device, requests, setting, proposer, *, arrivals=(), aborts=(), after=lambda worker: None):
-    """Serve all requests; the engine, when nothing is left. ``after``: what is looked at after each step."""
+    """Serve all requests; return the engine at the end. ``after``: called after each step."""
     given = {"arrivals": arrivals, "aborts": aborts, "after": lambda engine: after(engine.worker)}
     return serve(device, Loops(), requests, setting, proposer, **given)
 
 
 def mirrors(proposer):
-    """The proposers in one that keep tokens on the host."""
+    """Return the composed proposers that keep tokens on the host."""
     if isinstance(proposer, Hybrid):
         return [proposer.first, proposer.second]
     return [proposer] if isinstance(proposer, NGram | Suffix) else []
 
 
 def equal_to_the_device(proposer):
-    """What looks after each step whether what a proposer knows is what the device has (G12)."""
+    """Return a check, for after each step, that a proposer's tokens are the device's (G12)."""
     kept = mirrors(proposer)
     seen = []
 
@@ -77,7 +77,7 @@ def equal_to_the_device(proposer):
 
 
 def make(name):
-    """A proposer by a name, of which ``bare`` ones are not adapted; the proposer, and what in it keeps tokens."""
+    """Make a proposer by a name, of which ``bare`` ones are not adapted; return it, and the parts that keep tokens."""
     bare = {"ngram, bare": NGram, "suffix, bare": Suffix}.get(name)
     if bare is not None:
         return (proposer := bare(SETUP)), proposer
@@ -163,7 +163,7 @@ def test_a_text_that_repeats_itself_takes_fewer_steps(device, name):
 
 
 def test_a_request_that_is_resumed_is_known_from_its_beginning(cpu):
-    """Scarce blocks: whoever is preempted enters again with its prompt and its output."""
+    """Scarce blocks: a preempted request enters again with its prompt and its output."""
     requests = [Request(f"r{n}", [n % 5] * 6, SamplingParams(max_tokens=20)) for n in range(4)]
     proposer, inner = make("suffix")
     check, _ = equal_to_the_device(inner)

@@ -1,4 +1,4 @@
-"""Rows for tests: what is not named has no effect."""
+"""Rows for tests: parameters that are not given have no effect."""
 
 import numpy as np
 

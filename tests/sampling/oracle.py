@@ -1,4 +1,4 @@
-"""The sampler's rules again, for one row, in plain Python lists and floats; no code of ``hal.sampling`` in it."""
+"""The sampler's rules again, for one row, in plain Python lists and floats; it shares no code with ``hal.sampling``."""
 
 import math
 import struct

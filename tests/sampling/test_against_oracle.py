@@ -1,4 +1,4 @@
-"""Every rule, drawn at random and in any combination, gives what the plain oracle gives."""
+"""Every rule, drawn at random and in any combination, gives the plain oracle's result."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Draws depend on seed and position alone, are uniform, and are the same in any batch and with any NumPy."""
+"""Draws depend only on seed and position, are uniform, and are the same in any batch and with any NumPy."""
 
 import zlib
 
@@ -123,7 +123,7 @@ def test_a_row_is_equal_bit_for_bit_in_any_batch_without_masked_tokens(batch):
 
 
 def test_the_same_bits_with_every_numpy():
-    """Pinned results, so that a NumPy or processor that computes otherwise is noticed."""
+    """Pinned results, so that a NumPy or processor with different arithmetic is noticed."""
     whole = np.arange(64 * 2048, dtype=np.int64)
     logits = ((whole * 2654435761 % 2**32).reshape(64, 2048) / 2**28).astype(np.float32)
     shapes = [{}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.5}, {"min_p": 0.05}]

@@ -1,4 +1,4 @@
-"""The edges of the rules, one by one, by hand; and what goes wrong in a row or a call."""
+"""The edges of the rules, one by one, by hand; and faults of a row or a call."""
 
 import numpy as np
 import pytest

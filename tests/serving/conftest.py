@@ -1,4 +1,4 @@
-"""Servers for tests: `hal serve` in processes of their own."""
+"""Servers for tests: `hal serve` in separate processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Served:
 
     @staticmethod
     def ended(text, reason):
-        """How many requests ended so, by what /metrics gave."""
+        """Return the number of requests with this end, from /metrics."""
         found = re.search(
             rf'^hal:request_success_total{{[^}}]*finished_reason="{reason}"[^}}]*}} (.*)$', text, re.MULTILINE
         )

@@ -1,4 +1,4 @@
-"""No body and no headers give a fault of the server, or a slot that stays taken."""
+"""No body and no headers cause a fault of the server, or a slot that remains taken."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ LENGTHS = st.sampled_from(
 
 
 def statuses_of(url, headers, length, path):
-    """Send a request by hand, and read to the end of the connection: what it answers."""
+    """Send a request by hand, and read to the end of the connection; return the answer."""
     where = urlsplit(url)
     lines = [b"POST " + path + b" HTTP/1.1", b"Host: x", *(name + b": " + value for name, value in headers)]
     lines += [length or b"Content-Length: %d" % len(BODY), b"Connection: close", b"", BODY]

@@ -1,4 +1,4 @@
-"""`/health` and the command's end where an engine cannot start, and where ranks are lost."""
+"""`/health` and the command's end if an engine cannot start, and if ranks are lost."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def client(server):
 
 @pytest.fixture(scope="module")
 def expected():
-    """Text of the library, which has that of `hal run`."""
+    """The library's text, which is that of `hal run`."""
     found = {}
 
     def text(prompt, **params):

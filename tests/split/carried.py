@@ -1,4 +1,4 @@
-"""A transfer of somebody else's, for ``--transfer``: hal's own underneath, and it leaves a file for each call."""
+"""A third-party transfer for ``--transfer``: it wraps hal's own, and leaves a file for each call."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hal.handover import open_transfer
 
 CARRIER = "tests.split.carried:Carrier"
 FOLDER = "HAL_TEST_CARRIED"
-"""The variable that names where."""
+"""The variable that names the folder of these files."""
 
 
 def calls_in(folder):
-    """Each method that was called, and by which processes."""
+    """Return each method that was called, and the processes that called it."""
     calls = [path.name.split() for path in folder.iterdir()]
     return {name: {process for call, process in calls if call == name} for name, _ in calls}
 

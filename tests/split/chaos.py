@@ -2,9 +2,9 @@
 
     python -m tests.split.chaos [--deaths 200] [--seed N] [--split P,D] [--speculate NAME]
 
-A worker is killed (SIGKILL), or stopped for a while and continued, some steps after the one before, or some seconds
-where no step comes: so a machine that is slow kills no more in one step than one that is not. What must hold: each
-request ends, with the tokens of the plain run, each told once, in order; and never a hang.
+A worker is killed (SIGKILL), or stopped for a while and continued, some steps after the previous kill, or some seconds
+if no step comes: so a slow machine has no more kills in one step than a fast one. Conditions: each request ends, with
+the tokens of the plain run, each reported once, in order; and no run hangs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.split.rows import Own, engine_of
 BOUNDS = Bounds(alone=600.0)
 """Workers that are killed as they start are long in coming."""
 LONGEST = 300.0
-"""Most seconds of a round of requests when no worker is killed any more."""
+"""Most seconds of a round of requests after the last kill."""
 STEPS, SECONDS = 12, 3.0
 """At most so many steps, or seconds, lie between two deaths."""
 
@@ -78,7 +78,7 @@ class Chaos:
         return len(ended)
 
     def due(self):
-        """When the next one is: after which step, or when at the latest."""
+        """Return the time of the next kill: a step, and the latest second."""
         return (
             self.engine.steps + self.random.randrange(STEPS),
             time.monotonic() + self.random.uniform(0.0, SECONDS),

@@ -11,7 +11,7 @@ from tests.ranks import ForkedRanks
 
 
 class Own(Pooled):
-    """Ranks of a pool of their own, which ends with them."""
+    """Ranks of a separate pool, which ends with them."""
 
     def __init__(self, size, how=()):
         super().__init__(None, how)
@@ -32,9 +32,10 @@ class Own(Pooled):
 
 
 def engine_of(row, split, starter, told, made_by=RankExecutor, **options):
-    """An engine whose workers' ranks ``starter`` gives: of the number of the worker, prefill workers first.
+    """An engine whose ranks come from ``starter``: by the worker's number, prefill workers first.
 
-    ``made_by``: makes the ranks' rank_executors."""
+    ``made_by``: makes the ranks' rank_executors.
+    """
     return open_engine(
         row.setup(),
         lambda setup: made_by(setup, starter(setup.number)),
@@ -47,7 +48,7 @@ def engine_of(row, split, starter, told, made_by=RankExecutor, **options):
 
 
 def run(row, split, starter, chosen=None, **options):
-    """Run a row; what was told."""
+    """Run a row; return the delivered records."""
     told = Told()
     engine = engine_of(row, split, starter, told, **options)
     served(engine, told, chosen)

@@ -1,7 +1,7 @@
-"""Workers of a split without processes: what a rank does with steps and words is real, its model is arithmetic.
+"""Workers of a split without processes: the handling of steps and messages is real, the model is arithmetic.
 
-A token is made of what lies in the blocks, so a block that is wrong, or was used too soon, makes other tokens. Ranks,
-words and records go on when a test says so, in any order; a worker can be killed between any two of these.
+A token depends on the content of the blocks, so a block that is wrong, or was used too soon, changes tokens. Ranks,
+messages and records advance when a test lets them, in any order; a worker can be killed between any two of these.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ FACTS = {"layout": "one int64 a token"}
 
 
 def following(tokens):
-    """The token behind these."""
+    """Return the token after these."""
     return (sum((at + 3) * int(token) for at, token in enumerate(tokens)) * 31 + len(tokens)) % VOCABULARY
 
 
 def expected(request):
-    """Everything that a request is to be given."""
+    """Return all tokens that a request must receive."""
     tokens, given = list(request.prompt), []
     while len(given) < request.params.max_tokens and END not in given:
         given.append(following(tokens))
@@ -66,7 +66,7 @@ class Rank:
         self.slots = {}
 
     def run(self):
-        """Take the next word or step, or look at the transfer where there is none."""
+        """Take the next message or step, or poll the transfer if there is none."""
         if not self.inbox:
             self.handing.look()
             return
@@ -98,7 +98,7 @@ class Rank:
         for task in order.tasks:
             if task.kind in (TaskKind.PREEMPTED, TaskKind.ABORTED):
                 gone = self.slots.pop(task.slot, None)
-                assert gone is None or gone.name == task.name  # None: ended in a step that the engine had not heard of
+                assert gone is None or gone.name == task.name  # None: it ended in a step that is still unreported
                 aborted = task.kind is TaskKind.ABORTED
                 status = SlotStatus.ABORTED if aborted else SlotStatus.PREEMPTED
                 rows.append((task.slot, task.name, status, FinishReason.ABORT if aborted else 0, 0, [], ()))
@@ -116,7 +116,7 @@ class Rank:
                 self.slots[task.slot] = made
             elif task.kind is TaskKind.PREFILL_CHUNK:
                 pieces[task.slot] = task.num_scheduled_tokens
-            elif task.slot in self.slots:  # else it has ended in a step that the engine had not heard of
+            elif task.slot in self.slots:  # else it has ended in a step that is still unreported
                 self.slots[task.slot].blocks += task.blocks
         for number, slot in sorted(self.slots.items()):
             if (row := self._run(slot, pieces.get(number))) is not None:
@@ -152,7 +152,7 @@ class Rank:
             slot.stopped = True
             room = min(self.most_drafts, slot.most - position - 2)
             ahead = list(slot.known)
-            for _ in range(max(room, 0)):  # right by every other request
+            for _ in range(max(room, 0)):  # true in every second request
                 ahead.append((following(ahead) + len(slot.name) % 2) % VOCABULARY)
             return SlotStatus.TOKEN, 0, position, given, tuple(ahead[len(slot.known) :]) if position == 0 else ()
         return SlotStatus.TOKEN, 0, position, given, ()
@@ -196,8 +196,9 @@ class Line:
 
 
 class SimulatedExecutor:
-    """As :class:`hal.distributed.rank_executor.RankExecutor`, of ``tp`` ranks that are up behind ``slow`` calls of
-    ``assemble``."""
+    """As :class:`hal.distributed.rank_executor.RankExecutor`, of ``tp`` ranks that are up after ``slow`` calls of
+    ``assemble``.
+    """
 
     sockets = ()
     undelivered = ()
@@ -235,7 +236,7 @@ class SimulatedExecutor:
         return None
 
     def deliver(self, *, word):
-        """Have one word, or one record, come."""
+        """Deliver one message, or one record."""
         if word and self.words:
             self.heard.append(self.words.popleft())
             self.said.append(self.heard[-1])
@@ -243,12 +244,12 @@ class SimulatedExecutor:
             self._came.append(self.records.popleft())
 
     def repeat(self, at):
-        """Have a word come once more."""
+        """Deliver a message a second time."""
         if self.heard:
             self.said.append(self.heard[at % len(self.heard)])
 
     def kill(self, arrives):
-        """End it now; ``arrives`` records of those under way still come."""
+        """End it now; ``arrives`` of its records in flight still arrive."""
         if not self.dead:
             self.dead = True
             for _ in range(min(arrives, len(self.records))):

@@ -1,4 +1,4 @@
-"""A rank tells the output of each step once, and as soon as it is there: no further step need come."""
+"""A rank reports the output of each step once, and as soon as it is there: no further step is needed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_step_that_is_done_before_anybody_waits_is_told_and_once():
 
 
 class Line:
-    """Says what it was given."""
+    """Returns the given messages one by one."""
 
     rank = 0
 
@@ -68,7 +68,7 @@ class Line:
 
 
 class KvHandover:
-    """Notes which steps it was told of."""
+    """Records its launches and records."""
 
     busy, transfer = False, SimpleNamespace(sockets=())
 
@@ -84,7 +84,7 @@ class KvHandover:
 
 
 def test_taken_steps_are_reported_before_the_tasks_that_follow():
-    """Those may bring a request of the same name as one that ended: its end is no end of theirs."""
+    """Those may bring a request with the name of one that ended: the end belongs to the earlier one only."""
     stepper, handing = Stepper(), KvHandover()
     stepper.admit = stepper.runner = None
     line = Line(StepOrder(0, 1, (), 0), StepOrder(0, 2, (), 1), Stop())

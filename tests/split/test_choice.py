@@ -25,7 +25,7 @@ def test_the_prefill_worker_with_least_to_do_is_given_a_request():
 
 def test_the_decode_worker_with_most_free_blocks_is_asked():
     world = World((1, 2), blocks=30)
-    lengths = [20, 2, 2]  # the first one takes more blocks than the others together
+    lengths = [20, 2, 2]  # the first one takes more blocks than all the rest together
     for length in lengths:
         world.submit([1] * length, 12)
         world.step()
@@ -81,7 +81,7 @@ def test_a_rank_receives_blocks_between_any_two_steps():
 
 
 def test_g29_a_rank_lets_nobody_in_whose_blocks_have_not_arrived():
-    """Whatever the engine sends."""
+    """For any message of the engine."""
     world, split_request = world_with(State.HELD_OFFERED, 1)
     split_request.decode.scheduler.insert(split_request.key, split_request.first, ())
     world.step()

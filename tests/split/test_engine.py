@@ -1,4 +1,4 @@
-"""The engine of a split with simulated workers: the ways of the table one by one, then any order of events at all."""
+"""The engine of a split with simulated workers: the transitions of the table one by one, then any order of events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPT = [1, 2, 3, 4, 5, 6, 8, 9, 10]
 @pytest.mark.parametrize("split", [(1, 1), (2, 1), (1, 2)])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_requests_give_the_tokens_foretold(split, tp):
-    """At once: no offer is lost where nobody is."""
+    """Without a retry: no offer is lost while no worker is lost."""
     world = World(split, tp=tp, chunk=2)  # so that some are placed long before they enter
     for number in range(6):
         world.submit([number + 1, *PROMPT[: 2 + number]], 3 + 2 * number)
@@ -39,8 +39,9 @@ def test_drafts_travel_and_are_verified_in_the_first_step_there():
 
 
 def until(world, state, *, words, records):
-    """Go on by the smallest parts until a request is in that state; ``words``, ``records``: how often these come, every
-    so many turns. That request."""
+    """Advance in the smallest steps until a request is in that state; ``words``, ``records``: deliver these every so
+    many turns. Return that request.
+    """
     for turn in range(1, 400):
         for rank in [rank for rank_executor in world.living for rank in rank_executor.line.ranks]:
             rank.run()
@@ -60,7 +61,7 @@ def until(world, state, *, words, records):
 
 REACHED = [state for state in State if state not in (State.WAITING, State.ENDED)]
 PACE = {State.LANDED: (1, 40), State.MOVING: (1, 40), State.HELD_OFFERED: (40, 1)}
-"""Every so many turns words, and records, come; by default as soon as can be."""
+"""Deliver messages, and records, every so many turns; by default as soon as possible."""
 NO_ROOM = {State.PREFILLING, State.HELD}
 
 
@@ -111,7 +112,7 @@ def test_the_prefill_worker_is_rid_of_a_request_that_was_inserted():
     assert split_request.prefill.scheduler.kept
     worker, split_request = split_request.prefill, until(world, State.DECODING, words=1, records=1)
     assert split_request.prefill is None
-    for _ in range(3):  # the word to its rank, what it answers, and the engine that hears it
+    for _ in range(3):  # the message to its rank, the answer, and its receipt by the engine
         world.turn()
     assert not worker.scheduler.keeps(split_request.name)
     world.finish()

@@ -1,5 +1,6 @@
-"""On the workers of a split a slot and blocks are promised once the last step that reads them was taken: another stream
-fills the blocks, and nothing orders it behind the steps (G30)."""
+"""On the workers of a split, a slot and blocks are promised once the last step that reads them was taken: another
+stream fills the blocks, and is not ordered behind the steps (G30).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from hal.engine.roles import DecodeScheduler
 
 
 def told(number, *rows):
-    """A step's record: of each row its name, its token, and why it ends."""
+    """A step's record: of each row its name, its token, and the reason of its end."""
     names, tokens, ends = zip(*rows, strict=True) if rows else ((), (), ())
     ones, none = np.ones(len(rows), np.int32), np.zeros(len(rows), np.bool_)
     status, positions = np.full(len(rows), SlotStatus.TOKEN, np.uint8), np.ones(len(rows), np.int64)

@@ -1,4 +1,4 @@
-"""``hal run --split --transfer``: what is refused of a vendor's own way for keys and values (``test_run`` uses one)."""
+"""``hal run --split --transfer``: refusals of a vendor's own KV transfer (``test_run`` uses one)."""
 
 from __future__ import annotations
 

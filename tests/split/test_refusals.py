@@ -1,4 +1,4 @@
-"""What an engine refuses of its workers is sent to their ranks, with what differs."""
+"""An engine's refusal of its workers is sent to their ranks, with the difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hal run --split``, in processes of its own: what it prints, and how it refuses."""
+"""``hal run --split`` in separate processes: its output, and its refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPLIT = ("--speculate", "mtp", "--chunk", "3", "--split", "1,1")
 
 @pytest.fixture
 def alone(capsys):
-    """What one process prints."""
+    """The output of one process."""
     with contextlib.suppress(SystemExit):
         main(["run", "--device", "cpu", *JOB])
     return capsys.readouterr().out
@@ -35,7 +35,8 @@ def alone(capsys):
 
 def test_two_workers_print_what_one_does(alone, capsys, private_folders, monkeypatch, tmp_path):
     """Their ranks are forks of a process that has Paddle already, which takes a fifth of a start's processor time. Keys
-    and values go by a transfer that was named, which uses hal's."""
+    and values are sent by a named transfer, which wraps hal's.
+    """
     monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.setattr("hal.distributed.starting.PaddleLaunch", lambda size, **_: Own(size))
     with pytest.raises(SystemExit) as ended:
@@ -58,7 +59,7 @@ def test_the_command_by_itself_prints_the_same_and_leaves_nothing(alone, tmp_pat
 
 
 def compare(alone, out, err):
-    """The same tokens and text, log-probabilities within 1e-4, and what is told of drafts."""
+    """The same tokens and text, log-probabilities within 1e-4, and the same counts of drafts."""
     lines = [[json.loads(line) for line in text.splitlines()] for text in (alone, out)]
     for one, two in zip(*lines, strict=True):
         assert (one["token_ids"], one["text"], one["device"]) == (two["token_ids"], two["text"], two["device"])
@@ -87,7 +88,7 @@ PROMPTS = ("def main(", "x = ", "class Reader: takes what comes and shows it to 
 @pytest.mark.conform
 @pytest.mark.parametrize(("overlap", "drafts"), [("on", ()), ("off", ()), ("on", ("--drafts", "3"))])
 def test_a_runner_that_says_where_its_blocks_are_may_be_split_too(overlap, drafts, tmp_path, capfd, monkeypatch):
-    """Its tokens are made of what lies in the blocks, on the device's stream, a step ahead of the host or not."""
+    """Its tokens depend on the content of the blocks, on the device's stream, a step ahead of the host or not."""
     mixing = pytest.importorskip("hal_sim.mixing", reason="paddle-hal-sim is not installed")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     arguments = [*MIX, *(part for prompt in PROMPTS for part in ("--prompt", prompt)), "--chunk", "4", "--slots", "2"]

@@ -1,4 +1,4 @@
-"""An engine with simulated workers, what it delivers, and what must hold whenever all is over."""
+"""An engine with simulated workers, its deliveries, and the invariants at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZE = 4
 
 
 class World:
-    """``kill``, ``run``, ``deliver`` and ``step`` are what a test draws; ``finish`` goes on until all is over."""
+    """``kill``, ``run``, ``deliver`` and ``step`` are the events that a test draws; ``finish`` runs until the end."""
 
     def __init__(self, split=(1, 1), *, tp=1, blocks=12, slots=3, chunk=5, drafts=0, restarts=0, slow=2, overlap=False):
         self.now = 0.0
@@ -57,7 +57,7 @@ class World:
                 assert row.position == len(got), f"{row.request_id}: position {row.position} after {len(got)} tokens"
                 got += row.tokens.tolist()
 
-    # -- what may happen ------------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------------------------
 
     def submit(self, prompt, max_tokens, name=None):
         name = name or f"r{len(self.requests)}" + "x" * (len(self.requests) % 2)
@@ -94,7 +94,7 @@ class World:
             self.living[at % len(self.living)].kill(arrives)
 
     def turn(self, *, words=True, records=True):
-        """Everything goes on once, and time with it; ``words``, ``records``: whether any come."""
+        """Advance everything once, and the clock with it; ``words``, ``records``: whether to deliver any."""
         self.now += 0.05
         for rank_executor in self.living:
             for rank in rank_executor.line.ranks:
@@ -103,7 +103,7 @@ class World:
                 rank_executor.deliver(word=word)
         self.step()
 
-    # -- what must hold -------------------------------------------------------------------------------------------
+    # -- invariants -------------------------------------------------------------------------------------------------
 
     def finish(self, most=6000):
         turns = 0

@@ -1,4 +1,4 @@
-"""Outputs to send, sinks and readers that are closed at the end, and a look for what they leave behind."""
+"""Outputs to send, sinks and readers that are closed at the end, and a check for leftovers."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def url():
 
 @pytest.fixture
 def opened(url):
-    """Open sinks and readers of ``url``; what the test does not close is closed without ado."""
+    """Open sinks and readers of ``url``; those that the test leaves open are closed at the end."""
     things = []
 
     def sink(**options):
@@ -119,7 +119,7 @@ def steps():
 
 
 def close_in_thread(sink, timeout=10):
-    """Close while this thread goes on reading. Joining raises what close raised."""
+    """Close while this thread continues to read. Joining raises the error of close."""
     failure = []
 
     def close():

@@ -1,4 +1,4 @@
-"""What an address may name, and what a reader never touches; numbers that are no seconds and no cursor."""
+"""Valid addresses, and files that a reader never touches; invalid seconds and cursors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reader among garbage, repetitions and holes; addresses that cannot be used; what dead processes leave."""
+"""A reader among garbage, repetitions and gaps; unusable addresses; leftovers of dead processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SESSION = 77
 
 
 class ByHand:
-    """A sender that says what the test wants, for the wire and nothing else is what a reader may rely on."""
+    """A sender with arbitrary messages, because a reader may rely only on the wire format."""
 
     def __init__(self, url):
         self.context = zmq.Context()
@@ -39,7 +39,7 @@ class ByHand:
         return control(FrameKind.STATE, last, session=SESSION, body=State(oldest, 8, echo))
 
     def hear(self, reader):
-        """Let the reader work until it says something, and return that."""
+        """Let the reader work until it sends a message, and return that."""
         for _ in range(500):
             assert reader.read(0.02) is None
             if self.socket.poll(20):
@@ -47,7 +47,7 @@ class ByHand:
         raise AssertionError("the reader says nothing")
 
     def answer_cursor(self, reader, last, oldest=1):
-        """Let the reader work until it gives its cursor, answer that, and return where it wants to go on."""
+        """Let the reader work until it sends its cursor, acknowledge that, and return the position that it requests."""
         for _ in range(500):
             assert reader.read(0.02) is None
             while self.socket.poll(20):
@@ -202,7 +202,7 @@ def test_g19_a_killed_worker_is_a_lost_session_and_its_successor_a_new_one(opene
 
 @pytest.mark.parametrize("heard", [True, False])
 def test_g19_a_loss_at_the_last_session_end_is_reported_first(by_hand, heard):
-    """Both within one look at the socket; the order in which they were noticed does not count."""
+    """Both within one poll of the socket; the order in which they were noticed does not count."""
     reader, events, sender, _ = by_hand
     sender.say(sender.state(0))
     assert sender.answer_cursor(reader, last=0) == 0
@@ -284,7 +284,7 @@ def test_private_folders_are_private_and_those_of_the_dead_are_removed(tmp_path,
 def test_a_restarted_reader_keeps_its_dead_predecessors_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     url = url_of_the_dead("from hal.reading import OutputReader; reader = OutputReader(); url = reader.url")
-    with OutputReader(url):  # replaces the socket that nobody listens on
+    with OutputReader(url):  # replaces the socket that has no listener
         assert remove_stale_folders(tmp_path) == []
     release_ipc(url)
     assert list(tmp_path.iterdir()) == []

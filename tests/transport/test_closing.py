@@ -1,4 +1,4 @@
-"""A reader's socket closes within bounds, whatever became of those that were connected with it."""
+"""A reader's socket closes within bounds, whatever the fate of its peers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GREETED, ENDED = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED
 
 
 def greeted(path):
-    """A sender, as ZeroMQ greets, on a connection that holds little."""
+    """A sender, as ZeroMQ greets, on a connection with small buffers."""
     made = socket.socket(socket.AF_UNIX)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     made.connect(str(path))
@@ -30,7 +30,7 @@ def greeted(path):
 
 
 def happened(bound, monitor, wanted):
-    """Wait for an event, and let the socket take what came with it."""
+    """Wait for an event, and let the socket take the bytes that came with it."""
     while True:
         assert monitor.poll(30_000), "it did not come about"
         if recv_monitor_message(monitor)["event"] == wanted:
@@ -39,20 +39,20 @@ def happened(bound, monitor, wanted):
 
 
 def fill(bound):
-    """Send until what is to be sent waits in ZeroMQ, as nobody reads."""
+    """Send until messages wait in ZeroMQ, as the peer does not read."""
     with contextlib.suppress(zmq.Again):
         while True:
             bound.socket.send_multipart([NAME, bytes(100_000)], zmq.NOBLOCK)
 
 
 def test_a_reconnected_sender_does_not_delay_a_closing_reader(tmp_path):
-    """What was to be sent on the former one is nobody's any more; libzmq waited for it without end."""
+    """Messages queued on the former connection have no owner any more; libzmq waited for them without end."""
     bound = Bound(f"ipc://{tmp_path}/socket")
     monitor = bound.socket.get_monitor_socket(GREETED | ENDED)
     with greeted(tmp_path / "socket") as former:
         happened(bound, monitor, GREETED)
         fill(bound)
-        with greeted(tmp_path / "socket"):  # as after a cable was pulled, whose end is not known yet
+        with greeted(tmp_path / "socket"):  # as after a cable was pulled, before the end is noticed
             happened(bound, monitor, GREETED)
             former.close()
             happened(bound, monitor, ENDED)

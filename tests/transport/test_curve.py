@@ -1,4 +1,4 @@
-"""CURVE keys for tcp: who is not named is not let in, and nothing is sent to a reader with another key."""
+"""CURVE keys for tcp: unnamed peers are refused, and no records are sent to a reader with the wrong key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hal.transport.curve import CurveKeys
 
 @pytest.fixture(scope="module")
 def keys():
-    """Keys of the reader, who knows the sender, of the sender, and of a stranger who knows the reader."""
+    """Keys of the reader, which knows the sender; of the sender; and of a stranger that knows the reader."""
     sender, reader = CurveKeys.new(), CurveKeys.new()
     return reader.knowing(sender.public), sender.knowing(reader.public), CurveKeys.new(reader.public)
 

@@ -1,7 +1,7 @@
 """An engine that does not read while its workers die, with backlogs of every size: it loses sessions, never itself.
 
-libzmq 4.3 ends the process with ``Assertion failed: !_io_error`` when a connection breaks whose input it had stopped at
-the high-water mark, and a word of ZeroMQ's own (a heartbeat, the answer to the peer's) is due on it.
+libzmq 4.3 ends the process with ``Assertion failed: !_io_error`` when a connection breaks whose input was stopped at
+the high-water mark, while a ZeroMQ message (a heartbeat, or the answer to the peer's) is due on it.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def test_g19_an_engine_that_does_not_read_outlives_workers_that_end(scheme, end)
         release_ipc(url)
     assert engine.returncode == 0
     counts = list(map(int, told))
-    # What was still in its own ZeroMQ is gone with it, also where it closes and cannot wait.
+    # Frames still in its own ZeroMQ are gone with it, also if it closes and cannot wait.
     assert all(size - HIGH_WATER_MARK <= count <= size for count, size in zip(counts, BACKLOGS, strict=True))
 
 

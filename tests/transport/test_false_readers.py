@@ -1,4 +1,4 @@
-"""A sender over tcp outlasts listeners that are no readers, or do not let it in: it connects again after them."""
+"""A sender over tcp outlasts listeners that are not readers, or refuse it: it connects again after them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + byt
 
 
 def read_and_close(url, sink, curve=None):
-    """The step that the reader at ``url`` gets of the sink."""
+    """Return the step that the reader at ``url`` gets from the sink."""
     with OutputReader(url, curve=curve, timeout=20) as reader:
         step = reader.read(20).record.step
         reader.acknowledge()

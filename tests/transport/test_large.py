@@ -1,4 +1,4 @@
-"""Large frames, which have no checksum over their arrays, and what a reader of this version has no use for."""
+"""Large frames, which have no checksum over their arrays, and messages that this version's reader cannot use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hal.transport.protocol import Cursor, read_control
 from .conftest import Large, Output
 from .test_bad_peers import SESSION, ByHand
 
-FORMER_KINDS = range(7, 12)  #: what frames in shared memory and in pieces were told by
+FORMER_KINDS = range(7, 12)  # : announced frames in shared memory and in pieces
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_message_in_several_parts_is_skipped_and_told(by_hand, steps):
 
 
 def test_a_reader_skips_messages_of_former_versions(opened):
-    """Such a sender says them only to a reader that has asked for them; and they are no error of anybody."""
+    """Such a sender sends them only to a reader that has requested them, and they are not an error."""
     events = []
     reader = opened.reader(on_event=events.append)
     sender = ByHand(reader.url)
@@ -117,7 +117,7 @@ def test_a_reader_skips_messages_of_former_versions(opened):
 
 
 def test_a_sink_serves_a_reader_of_a_former_version_with_whole_frames(opened, url, monkeypatch):
-    """Its cursor says that it knows pieces, and where its shared memory lies."""
+    """Its cursor lists pieces, and the place of its shared memory."""
 
     class Former(Cursor):
         pieces: bool = True

@@ -1,4 +1,4 @@
-"""Over connections with keys large messages come whole, and peers that have no key do not fill memory."""
+"""Over connections with keys large messages arrive whole, and peers without a key do not fill memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ PROCESS = """
 
 
 def flood(peer):
-    """Greet as a peer with a key would, announce a command of a gigabyte, and send as much of it as is taken."""
+    """Greet as a peer with a key would, announce a command of a gigabyte, and send as much of it as is accepted."""
     peer.settimeout(20)
     with contextlib.suppress(ConnectionError):  # it is ended at some point, which is the aim
         peer.sendall(GREETING)

@@ -1,4 +1,4 @@
-"""What a reader tells and gives: events, requests, streams, in threads and in an event loop."""
+"""A reader's output: events, requests, streams, in threads and in an event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The zmq transport: nothing is lost, nothing comes twice, nothing waits for ever, and what fails is named."""
+"""The zmq transport: no record is lost or repeated, no wait is endless, and failures are named."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_g19_every_record_comes_once_in_order_whoever_starts_first(opened, outpu
         sink.put(pending)
     reader = reader or opened.reader()
     join = close_in_thread(sink)
-    records = list(reader)  # ends by itself when the sink has said good-bye
+    records = list(reader)  # ends without a call when the sink has sent its final message
     join()
     assert [record.step for record in records] == list(range(200))
     assert records[7].tokens.tolist() == [700, 701]
@@ -135,7 +135,7 @@ def test_g23_bytes_are_bounded_too_and_room_ends_the_wait(opened, output, steps)
     putting.start()
     reader = opened.reader()
     assert steps(reader, 1) == [0]
-    assert reader.read(10).record.step == 1  # asking for it acknowledged the first, which made room
+    assert reader.read(10).record.step == 1  # requesting it acknowledged the first, which made room
     putting.join(10)
     assert not putting.is_alive()
 
@@ -173,7 +173,7 @@ def test_g19_closing_without_a_reader_names_what_was_not_delivered(opened, outpu
     with pytest.raises(Undelivered, match=r"a at 7 .1 tokens.*no reader listens") as caught:
         sink.close(0.05)
     assert caught.value.records == (("a", 7, 1), ("b", 7, 1), ("c", 8, 1))
-    sink.close(0.05)  # told once
+    sink.close(0.05)  # reported once
 
 
 def test_g19_closing_after_the_readers_death_names_unacknowledged_tokens(opened, output, steps):
@@ -207,7 +207,7 @@ def test_g19_closing_while_the_device_hangs_names_the_requests(opened, output):
 
 
 def test_g19_what_is_resolved_while_the_sink_gives_up_is_named_too(opened, output):
-    """Between the word to leave and the report the copy ends: it is neither in hand any more nor forgotten."""
+    """The copy ends between the request to leave and the report: it is neither in hand any more nor forgotten."""
     latch = threading.Event()
     sink = opened.sink()
     held = output(0, requests=("held",), latch=latch)
@@ -229,7 +229,7 @@ def test_a_closed_sink_and_one_of_a_forked_child_take_nothing(opened, output):
     sink = opened.sink()
     read_end, write_end = os.pipe()
     child = os.fork()
-    if child == 0:  # the child only tells what it met, and leaves without any clean-up of the parent's things
+    if child == 0:  # the child only reports the error, and exits without any clean-up of the parent's objects
         try:
             sink.put(output(0))
         except SinkClosed as error:
@@ -246,7 +246,7 @@ def test_a_closed_sink_and_one_of_a_forked_child_take_nothing(opened, output):
 
 
 def test_g19_an_abandoned_connection_takes_nothing_from_its_successor(opened, output, steps, url):
-    """It may end its handshake after that one has: a sender that does not find its connection in time makes another."""
+    """It may end its handshake after the later one: a sender that misses its connection for long makes a new one."""
     sink, reader = opened.sink(), opened.reader()
     sink.put(output(1))
     assert steps(reader, 1) == [1]
@@ -258,13 +258,13 @@ def test_g19_an_abandoned_connection_takes_nothing_from_its_successor(opened, ou
         late.sendall(struct.pack("BB", 4, len(ready)) + ready)
         late.settimeout(60)
         late.recv(107, socket.MSG_WAITALL)  # greeted too
-        assert reader.read(0.1) is None  # whoever has the name by now, has it
+        assert reader.read(0.1) is None  # the present owner of the name keeps it
         sink.put(output(2))
         assert steps(reader, 1) == [2]
 
 
 def test_a_session_that_falls_silent_is_lost_once_and_then_refused(opened, output, steps):
-    """What the reader has given up must not come after all: its requests run elsewhere by then."""
+    """Records that the reader has given up must not arrive later: their requests run elsewhere by then."""
     sink = opened.sink(heartbeat=30)
     sink.put(output(0, requests=("a", "b")))
     reader = opened.reader(lost_after=0.3)
@@ -282,7 +282,7 @@ def test_a_session_that_falls_silent_is_lost_once_and_then_refused(opened, outpu
 
 
 def test_g19_every_token_is_accounted_for_once_while_readers_change(opened, output):
-    """A tiny queue and readers that stop anywhere, acknowledge some of it, and go on from what they kept."""
+    """A tiny queue and readers that stop anywhere, acknowledge some of it, and continue from their cursor."""
     draw = random.Random(5)
     sink = opened.sink(capacity=4, deadline=30, heartbeat=0.02)
     count, kept, cursor = 300, [], None
@@ -294,13 +294,13 @@ def test_g19_every_token_is_accounted_for_once_while_readers_change(opened, outp
                 frame = reader.read(10)
                 kept.append(frame.record)
                 cursor = (frame.header.session, frame.header.sequence)
-                if draw.random() < 0.5 or len(kept) % 4 == 0:  # four without a word fill the queue
+                if draw.random() < 0.5 or len(kept) % 4 == 0:  # four without a message fill the queue
                     reader.acknowledge()
             if draw.random() < 0.5:
                 reader.acknowledge()
     sending.join(10)
     with opened.reader(after=cursor) as reader:
-        assert reader.read(0.3) is None  # meets the sink, which learns what the cursor says
+        assert reader.read(0.3) is None  # meets the sink, which receives the cursor
         join = close_in_thread(sink)
         assert list(reader) == []
         join()

@@ -1,4 +1,4 @@
-"""Bytes of strangers, below ZeroMQ's framing and within it: skipped and told; and sinks that look whom they greet."""
+"""Bytes of strangers, below ZeroMQ's framing and within it: skipped and reported; and sinks that check their peers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_connection_that_never_becomes_one_of_zeromq_is_logged(caplog):
 
 
 def test_strangers_that_come_and_go_while_nobody_reads_hold_nobody_up(output):
-    """ZeroMQ's monitor has a mark of its own: 2,000 words that nobody takes hold up the thread of all connections."""
+    """ZeroMQ's monitor has its own high-water mark: 2,000 unread events hold up the thread of all connections."""
     with OutputReader("tcp://127.0.0.1:*", timeout=30) as reader:
         host, _, port = reader.url.removeprefix("tcp://").rpartition(":")
         for _ in range(1500):
@@ -95,7 +95,7 @@ def test_a_reader_that_does_not_read_gets_a_bounded_number_of_words(opened):
         time.sleep(0.001)
     assert len(sent) == now
     sink.put(Output(1))
-    assert reader.read(10).record.step == 1  # it is heard of again, and the words go on
+    assert reader.read(10).record.step == 1  # it is reported again, and the events continue
     while len(sent) < now + 20:
         assert reader.read(0.01) is None
 
@@ -170,7 +170,7 @@ def test_a_sink_that_is_there_first_waits_until_its_own_reader_comes(public, cap
 
 @needs_root
 def test_whoever_listens_is_asked_of_the_kernel_too(public, monkeypatch, caplog):
-    """The owner of the file is looked at, and then it may be replaced: the other end's own user is what counts."""
+    """The file's owner is checked, and then the file may be replaced: the peer's own user is decisive."""
     path = public / "socket"
     monkeypatch.setattr(connection, "_stranger_at", lambda path: None)
     with another_user(path), caplog.at_level(logging.WARNING):

@@ -1,4 +1,4 @@
-"""Transports by entry point: the scheme of a url names the one, and only that is imported."""
+"""Transports by entry point: the scheme of a url names the transport, and only that one is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Urls that a user may write and that cannot be: refused by name, with a cure that helps, by reader and sink alike."""
+"""Invalid urls that a user may write: refused by name, with a cure that helps, by reader and sink alike."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_g26_a_path_that_names_no_file_is_refused_by_both_sides(tmp_path, openin
 @pytest.mark.parametrize("opening", [open_sink, OutputReader])
 @pytest.mark.parametrize("where", ["ipc:///tmp/name-\udcff", "tcp://h\udcff:1"])
 def test_g26_what_is_no_utf8_is_refused_by_both_sides(opening, where):
-    """ZeroMQ takes text; such a word of the command line comes as one with surrogates."""
+    """ZeroMQ takes text; such an argument of the command line arrives as text with surrogates."""
     with pytest.raises(InvalidValue, match="bytes that are no UTF-8") as raised:
         opening(where)
     assert raised.value.argument == "url"
@@ -42,7 +42,7 @@ def test_a_non_utf8_private_folder_is_refused_before_it_is_made(tmp_path, monkey
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_a_sink_refuses_what_can_never_be_a_readers(tmp_path, kind):
-    """It would wait for its deadline, and then say that nobody listens."""
+    """It would wait for its deadline, and then report that there is no listener."""
     path = tmp_path / "thing"
     path.mkdir() if kind == "folder" else path.write_text("precious")
     with pytest.raises(InvalidValue, match=f"names a {kind}, not a socket"):

@@ -74,6 +74,6 @@ def test_unanswered_cursors_and_missing_frames_are_requested_again():
     assert session.must_ask(5, TIMEOUTS.ask_again * 2)
     session.hear(5, State(oldest=1, capacity=8, echo=cursor.token))
     assert not session.must_ask(5, 1.0)  # the frames may be on their way
-    assert session.must_ask(5, 1.1)  # the sender made them before its last word, so they are not
+    assert session.must_ask(5, 1.1)  # the sender made them before its last message, so they are not
     session.expected = 6
     assert not session.must_ask(5, 1.2)

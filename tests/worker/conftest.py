@@ -1,4 +1,4 @@
-"""A model whose tokens can be foretold, and a device whose memory the host cannot touch."""
+"""A model with predictable tokens, and a device whose memory the host cannot touch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ VOCAB = 97
 
 
 class PagedOracle:
-    """A stand-in model: its paged cache holds token ids, and the next token depends on all that the cache holds.
+    """A stand-in model: its paged cache holds token ids, and the next token depends on all of the cache.
 
-    ``nan_after``: token counts at which its logits are no use. ``spread``: how many tokens it has for its best one;
-    with few, it repeats itself. ``rows``, ``fed``: how many rows and tokens each step had. ``launches``: for whoever
-    runs it, what was foretold of each step and what it fed.
+    ``nan_after``: token counts at which its logits are invalid. ``spread``: the number of its possible best tokens;
+    with few, it repeats itself. ``rows``, ``fed``: the number of rows and tokens of each step. ``launches``: for the
+    caller, each step's prediction and the tokens that it fed.
     """
 
     config = SimpleNamespace(vocab_size=VOCAB)
@@ -52,7 +52,7 @@ class PagedOracle:
         return logits[np.cumsum(batch.row_lengths) - 1 if batch.outputs is None else batch.outputs]
 
     def logits(self, known):
-        """float32 ``[VOCAB]``: the best tokens are the foretold one and the next two, a step of 1 apart."""
+        """float32 ``[VOCAB]``: the best tokens are the predicted one and the next two, a step of 1 apart."""
         value = len(known)
         for token in known:
             value = (value * 31 + token + 7) % VOCAB
@@ -81,7 +81,7 @@ class OpaqueMemory:
 
 
 class OpaqueDevice(DeviceBase):
-    """Fulfils the contract with plans and copies alone; ``calls`` lists what was asked of it."""
+    """Fulfils the contract with plans and copies alone; ``calls`` lists the requested operations."""
 
     name = "opaque"
     capabilities = Capabilities(

@@ -1,4 +1,4 @@
-"""Proposers whose drafts are as good as a test wants them, and runs of an engine with one."""
+"""Proposers with drafts of a chosen quality, and runs of an engine with one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hal.worker import Worker
 
 
 class Drafter:
-    """Drafts what ``guess(request_id, generated, room)`` says, and checks what it is told.
+    """Drafts ``guess(request_id, generated, room)``, and checks its input.
 
     ``known``: slot to the request's name, and the tokens of prompt and output. ``expected``: name to the tokens that
-    plain decoding gives it; whatever is observed has to agree. ``fed``: drafts that steps fed, as it was told.
+    plain decoding gives it; all observed tokens have to agree. ``fed``: drafts that steps fed, as observed.
     """
 
     wants_hidden = False
@@ -51,7 +51,7 @@ class Drafter:
         self.finished += finished
 
     def close(self):
-        """Nothing is held."""
+        """There are no resources to release."""
 
 
 def guesses(expected, kind, vocab, seed=0):
@@ -76,7 +76,7 @@ def guesses(expected, kind, vocab, seed=0):
 
 @dataclass
 class Told:
-    """What the records told of a request: tokens, the row of log-probabilities of each, and how it ended."""
+    """The records of a request: tokens, the row of log-probabilities of each, and its end."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[tuple[list[int], list[float], int]] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Told:
 
 
 def told(sink):
-    """Request id to what the records told of it, in order."""
+    """Map request ids to the collected records, in order."""
     found: dict[str, Told] = {}
     for record in sink.records:
         for row in record.rows():
@@ -99,14 +99,14 @@ def told(sink):
                 columns = zip(row.logprob_token_ids.tolist(), row.logprobs.tolist(), row.ranks.tolist(), strict=True)
                 for ids, values, rank in columns:
                     used = [place for place, token in enumerate(ids) if token >= 0 and np.isfinite(values[place])]
-                    if used:  # else it asked for none
+                    if used:  # else it requested none
                         entry.logprobs.append(([ids[p] for p in used], [values[p] for p in used], rank))
     return found
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a run is laid out; ``drafts`` is the most a step verifies of a request."""
+    """The layout of a run; ``drafts`` is the most a step verifies of a request."""
 
     slots: int = 3
     blocks: int = 48
@@ -116,9 +116,10 @@ class Setting:
 
 
 def run(device, model, requests, setting, proposer=None, *, arrivals=(), aborts=(), worker=Worker):
-    """Serve all requests; the engine and its worker, when nothing is left.
+    """Serve all requests; return the engine and its worker at the end.
 
-    Each step feeds what the scheduler announced, and all slots and blocks are free at the end. See :func:`serve`.
+    Each step feeds the tokens that the scheduler announced, and all slots and blocks are free at the end. See
+    :func:`serve`.
     """
     fed = len(model.fed)
 
@@ -137,7 +138,7 @@ def run(device, model, requests, setting, proposer=None, *, arrivals=(), aborts=
 
 
 def serve(device, model, requests, setting, proposer=None, *, arrivals=(), aborts=(), worker=Worker, after):
-    """Serve all requests; the engine, when nothing is left.
+    """Serve all requests; return the engine at the end.
 
     ``arrivals``: the step before which each is submitted. ``aborts``: pairs of a step and the name of a request that is
     aborted before it. ``after``: called with the engine after each step.

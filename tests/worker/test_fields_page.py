@@ -1,4 +1,4 @@
-"""docs/fields.md: its worker runs as it stands, on cpu and sim, and the kit proves its fields."""
+"""docs/fields.md: its worker runs unchanged, on cpu and sim, and the kit proves its fields."""
 
 from __future__ import annotations
 

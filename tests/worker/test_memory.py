@@ -21,7 +21,7 @@ from hal.worker import Worker
 
 
 class Nonsense:
-    """A model that always says the same."""
+    """A model with constant logits."""
 
     config = SimpleNamespace(vocab_size=16)
 
@@ -63,7 +63,7 @@ class Unread:
         pending.complete(None)
 
     def close(self, timeout):
-        """Nothing to drain."""
+        """No queue to drain."""
 
 
 @pytest.mark.conform

@@ -1,4 +1,4 @@
-"""Acceptance by rejection in the worker: tokens have the model's distribution, whatever is drafted and however."""
+"""Acceptance by rejection in the worker: tokens have the model's distribution, for any drafts and proposers."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def shares_of(logits):
 AFTER = np.random.default_rng(4).normal(0, 1.2, (2, VOCAB)).astype(np.float32)
 """The model's logits after an even and after an odd token."""
 OTHER = np.random.default_rng(5).normal(0, 1.2, VOCAB).astype(np.float32)
-"""What drafts are drawn from."""
+"""The distribution of the drafts."""
 
 
 class Parity:
-    """A model whose next token depends on the last one alone."""
+    """A model whose next token depends only on the last one."""
 
     config = SimpleNamespace(vocab_size=VOCAB)
 
@@ -51,7 +51,7 @@ class Parity:
 
 
 class Drafts:
-    """Drafts from OTHER: said with their weights, or not; or the same one always."""
+    """Drafts from OTHER: with their weights, or without; or always the same draft."""
 
     wants_hidden = False
 
@@ -112,7 +112,7 @@ def test_each_token_has_the_distribution_after_the_one_before(kind):
 
 
 def test_drafts_that_are_told_wrongly_are_found():
-    """The control: what the test must see when a draft is judged by weights that it was not drawn from."""
+    """The control: the test must fail when a draft is judged by weights that it was not drawn from."""
     found, _ = statistics("told wrongly")
     assert (found > 2 * CRITICAL).all()
 

@@ -1,4 +1,4 @@
-"""A request that one worker prefills and another decodes: where the first stops, and what the second must be given."""
+"""A request that one worker prefills and another decodes: the end of the first part, and the input of the second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hal_core.slots.tasks import Task, TaskKind
 from hal.worker import Worker
 
 SIZES = StateConfig(num_slots=2, max_model_len=32, block_size=4, max_logprobs=2)
-PROMPT, BLOCKS = [0, 9, 7, 8, 9], [4, 2]  # after which the model would say its first token twice
+PROMPT, BLOCKS = [0, 9, 7, 8, 9], [4, 2]  # after which the model would give its first token twice
 TOTAL = len(PROMPT)
 
 
@@ -99,7 +99,7 @@ def test_a_handoff_without_its_blocks_is_refused_and_nothing_runs(opaque, oracle
 
 @pytest.mark.parametrize("right", [0, 1, 2])
 def test_the_drafts_of_a_handoff_are_verified(opaque, oracle, right):
-    """The tokens are those of one worker; as many drafts as are right are taken with the next token, in one step."""
+    """The tokens are those of one worker; all right drafts are taken with the next token, in one step."""
     params = SamplingParams(max_tokens=9)
     prefill, first = prefilled(opaque, oracle, params)
     expected = alone(opaque, type(oracle)(), params, 9)

@@ -1,5 +1,6 @@
-"""Drafts change nothing: whatever a proposer says, each request is given the tokens, log-probabilities and end that
-plain decoding gives it."""
+"""Drafts change no output: with any proposer, each request gets the tokens, log-probabilities and end of plain
+decoding.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ params_ = st.fixed_dictionaries(
 
 
 def sequences_of(tokens, draw):
-    """A stop sequence and an end token out of what a request would be given, so that it does end with them."""
+    """A stop sequence and an end token taken from a request's expected tokens, so that it does end with them."""
     if len(tokens) < 3:
         return {}
     at = draw(st.integers(0, len(tokens) - 2), label="stop at")
@@ -61,7 +62,7 @@ def sequences_of(tokens, draw):
 
 
 def plain(device, requests, spread=VOCAB):
-    """What plain decoding tells of each request, one after the other."""
+    """The records of each request under plain decoding, one after the next."""
     return told(run(device, PagedOracle(spread), requests, Setting(slots=1)).worker.sink)
 
 
@@ -79,7 +80,7 @@ EVERY = [
     every("least", [7], min_tokens=7, eos_token_ids=(0, 1, 2, 3, 4, 5)),
     every("stops", [6], stop_sequences=((2, 3), (0, 1, 0), (5,))),
 ]
-"""Each of the controls, by name; of a model that says few different tokens, so that each does something."""
+"""Each of the controls, by name; with a model of few different tokens, so that each has an effect."""
 
 
 @pytest.mark.parametrize("kind", ["oracle", "partly right"])
@@ -160,7 +161,7 @@ def test_right_drafts_are_taken_all_at_once(cpu, three):
     expected = {name: tuple(entry.tokens) for name, entry in plain(cpu, three).items()}
     drafter = Drafter(guesses(expected, "oracle", VOCAB), expected)
     engine = run(cpu, PagedOracle(), three, Setting(drafts=3), drafter)
-    # The first token comes with the prompt, the twelve others by four.
+    # The first token comes with the prompt, the twelve later ones by four.
     assert (engine.steps, engine.worker.acceptance.tokens_a_turn) == (4, 4.0)
     assert (engine.worker.acceptance.drafted, engine.worker.acceptance.accepted) == (27, 27)
     assert drafter.fed == 27
@@ -177,7 +178,8 @@ def test_wrong_drafts_cost_steps_nothing(cpu, three):
 
 def test_what_a_launch_feeds_is_known_before_it(cpu, three):
     """Requests x (1 + drafts), whatever the step before accepted: lengths that grow by 4 and by 1 in turn, as here,
-    tell nothing of it. (No step feeds more than was foretold: ``run`` sees to that everywhere.)"""
+    have no influence. (No step feeds more than was announced: ``run`` checks that everywhere.)
+    """
     expected = {name: tuple(entry.tokens) for name, entry in plain(cpu, three).items()}
     kinds = [guesses(expected, kind, VOCAB) for kind in ("oracle", "always wrong")]
     turns = dict.fromkeys(expected, 0)
@@ -195,7 +197,7 @@ def test_what_a_launch_feeds_is_known_before_it(cpu, three):
 
 
 def test_room_ends_at_the_blocks_that_are_held(cpu, three):
-    """With just the blocks that plain decoding needs, nobody is preempted for drafts."""
+    """With just the blocks that plain decoding needs, no request is preempted for drafts."""
     expected = {name: tuple(entry.tokens) for name, entry in plain(cpu, three).items()}
     for kind in ("oracle", "always wrong"):
         drafter = Drafter(guesses(expected, kind, VOCAB), expected)
@@ -205,7 +207,7 @@ def test_room_ends_at_the_blocks_that_are_held(cpu, three):
 
 
 def test_invalid_logits_behind_a_draft_count_if_the_draft_is_right(cpu):
-    """The tokens before them are given, and the request ends as in plain decoding; a wrong draft's row is nobody's."""
+    """The tokens before them are given, and the request ends as in plain decoding; a wrong draft's row is unused."""
     model = PagedOracle()
     model.nan_after = {6}
     request = Request("r", [1, 2, 3], SamplingParams(max_tokens=9))
@@ -234,7 +236,7 @@ def test_a_proposer_needs_a_state_with_room(cpu, three):
 
 
 class PoisonedRunner(ModelRunner):
-    """Behind the drafts of each slot lies what is no token."""
+    """An id that is not a token lies behind the drafts of each slot."""
 
     def propose(self, *given):
         super().propose(*given)

@@ -35,7 +35,7 @@ def rows_by_request(sink):
 
 
 def delivered(sink):
-    """Request id to the tokens that its records tell, each at its position (G19)."""
+    """Map each request id to its records' tokens, each at its position (G19)."""
     tokens = {}
     for name, rows in rows_by_request(sink).items():
         tokens[name] = ()
@@ -47,7 +47,7 @@ def delivered(sink):
 
 
 class Untouchable(View):
-    """A view that fails whenever somebody computes with it, looks into it or takes it for an array."""
+    """A view that fails on any computation, any look inside, and any conversion to an array."""
 
     def _refuse(self, *_, **__):
         raise AssertionError("an operator was applied to the state")
@@ -73,7 +73,7 @@ def test_no_operator_is_applied_to_the_state(opaque, oracle, monkeypatch):
     views = {name: guarded(state.view(name)) for name in state.layout.fields}
     with pytest.raises(AssertionError, match="an operator was applied"):
         views["step_idx"] + 1
-    # The policy takes View itself only; what it gets is resolved, as a framework's tensor would be.
+    # The policy takes View itself only; a plugin's value is resolved, as a framework's tensor would be.
     monkeypatch.setattr(
         opaque.device, "resolve", lambda v: View(v.memory, v.offset, v.shape, v.strides, v.dtype, v.owner)
     )
@@ -124,7 +124,7 @@ requests_ = st.lists(
     aborts=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 15)), max_size=2),
 )
 def test_tokens_are_the_models_whatever_the_sizes(opaque, oracle, slots, blocks, chunk, requests, aborts):
-    """Every request ends once, and its records tell exactly its tokens, with preemptions and aborts (G19)."""
+    """Every request ends once, and its records contain exactly its tokens, with preemptions and aborts (G19)."""
     sizes = StateConfig(num_slots=slots, max_model_len=32, block_size=4)
     engine = make(opaque, oracle, blocks=blocks, chunk=chunk, sizes=sizes)
     ended, step, preempted = {}, 0, 0
@@ -155,7 +155,7 @@ def test_tokens_are_the_models_whatever_the_sizes(opaque, oracle, slots, blocks,
 
 
 def test_a_step_in_which_everybody_leaves_still_reports(opaque, oracle):
-    """Each preemption and abort is reported once, also when nothing runs (G19)."""
+    """Each preemption and abort is reported once, also when no request runs (G19)."""
     sink = MemorySink()
     engine = make(opaque, oracle, sink=sink)
     for name in ("a", "b"):
@@ -292,7 +292,7 @@ class Refusing(MemorySink):
 
 @pytest.mark.parametrize("error", [SinkFull, SinkClosed])
 def test_a_sink_that_raises_does_not_stop_the_engine(opaque, oracle, error):
-    """The step counts, and the engine goes on from it; a full sink has kept the record (G23), a closed one has not."""
+    """The step counts, and the engine continues from it; a full sink keeps the record (G23), a closed one does not."""
     sink = Refusing(error)
     engine = make(opaque, oracle, sink=sink)
     engine.submit(Request("a", [1, 2], SamplingParams(max_tokens=4)))
