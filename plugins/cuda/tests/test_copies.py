@@ -111,7 +111,7 @@ def test_a_captured_stream_is_refused_and_nothing_is_left_of_the_copy(opened, nb
     np.testing.assert_array_equal(copy.data[0], data)
 
 
-def test_a_launch_that_fails_is_named_and_its_block_kept_until_what_may_run_is_over(opened):
+def test_a_failed_launch_is_named_and_its_block_kept_until_work_ends(opened):
     bound = opened()
     memory, data = filled(bound, 512)
     api, stream = bound.device.driver.api, bound.device.stream()

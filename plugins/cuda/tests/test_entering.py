@@ -121,7 +121,7 @@ def test_g01_what_another_streams_batch_uploaded_is_waited_for(opened, count):
 
 
 @pytest.mark.parametrize("count", [1, 20])
-def test_bytes_in_another_chunk_that_were_not_uploaded_are_read_where_they_are(opened, monkeypatch, count):
+def test_bytes_not_uploaded_in_another_chunk_are_read_in_place(opened, monkeypatch, count):
     monkeypatch.setattr(admissions, "CHUNK", 1 << 15)
     bound = opened()
     state = bound.state(SIZES)

@@ -43,7 +43,7 @@ def test_a_device_that_is_dropped_without_a_close_gives_its_memory_back(opened):
     assert sum(map(len, pinned._idle.values())) <= 8
 
 
-def test_a_dropped_device_whose_work_is_under_way_is_kept_until_that_is_over(opened):
+def test_a_dropped_device_is_kept_until_its_work_is_done(opened):
     bound = opened()
     library = bound.device.driver.api.library
     device = another(bound)

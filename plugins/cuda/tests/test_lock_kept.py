@@ -204,7 +204,7 @@ def test_no_turn_of_the_engine_lets_go_of_the_interpreters_lock(opened):
     assert len(ended) > known
 
 
-def test_a_value_of_many_bytes_arrives_though_others_run_while_it_is_copied(opened):
+def test_a_large_value_is_right_though_other_threads_run_meanwhile(opened):
     bound = opened()
     given = np.random.default_rng(3).integers(0, 2**60, 1 << 16)  # 512 KB: copied without the lock on the native path
     target = View.contiguous(bound.device.allocate(given.nbytes), 0, given.shape, dtype_of("int64"))

@@ -32,7 +32,7 @@ def contents(bound, state):
 
 
 @pytest.mark.parametrize("length", [40, 600], ids=["read in place", "uploaded"])
-def test_g12_hand_offs_and_growth_beside_new_requests_equal_the_cpu_devices(pair, length):
+def test_g12_hand_offs_and_growth_beside_new_requests_match_the_cpu(pair, length):
     """Every kind of task but those that leave, beside each other; on the native path one launch each time."""
     states, slots = [bound.state(SIZES) for bound in pair], range(SIZES.num_slots)
     requests = [states[0].admit(Request(f"{length}-{i}", range(i, i + length))) for i in slots]

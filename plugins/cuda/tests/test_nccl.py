@@ -51,7 +51,7 @@ def test_g13_g14_the_slice_is_the_sources_and_its_header_is_checked(two, library
             assert rank.bound.counters().collectives == count + 1
 
 
-def test_a_broadcast_is_one_native_call_that_counts_what_it_puts_on_streams(two, monkeypatch):
+def test_a_broadcast_is_one_native_call_that_counts_its_work(two, monkeypatch):
     source, _ = two()
     broadcast(source).wait(PATIENCE)
     library, before = source.bound.device.driver.api.library, source.bound.counters()

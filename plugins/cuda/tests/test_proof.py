@@ -99,7 +99,7 @@ def test_tokens_are_compared_with_those_of_the_first_job(prove):
 
 
 @pytest.mark.conform
-def test_recorded_logits_give_two_ranks_their_tokens_and_without_a_broadcast_they_end(tmp_path):
+def test_ranks_draw_recorded_tokens_and_end_without_a_broadcast(tmp_path):
     pytest.importorskip("paddle")
     script, file = ROOT / "plugins" / "cuda" / "proof" / "recorded_ranks.py", tmp_path / "recorded"
     for step in (["record", file], ["replay", file, "cpu"]):

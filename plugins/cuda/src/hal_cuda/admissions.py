@@ -1,15 +1,15 @@
-"""Admitted requests on their way to the GPU: their bytes are put into pinned memory at admission, before any insertion.
+"""Staging of admitted requests: their bytes are copied into pinned memory before any insertion.
 
-What an insertion has to move of a request is known when it is admitted: its record and rows. They are put one after
-the other into chunks of pinned memory, each with device memory of the same size beside it. An insertion puts its own
-entries (hal_cuda.insertion) after them, uploads what the chunk has gained since the last one in one copy, whichever
-requests it is about, and its kernel reads all of it there. A request that is not here (no room, or admitted without the
-state) is inserted by the general way, from its own bytes: nothing depends on being staged but time. Where a backlog has
-left the entries no room, the kernel reads them from the device's ring. Which requests are here is this module's own
-table, by their admission ids: no request knows of it.
+At admission a request's record and rows are known. They are appended to chunks of pinned memory; each chunk has device
+memory of the same size beside it. An insertion appends its own entries (hal_cuda.insertion). Then it uploads everything
+appended since the last upload in one copy, whichever requests that belongs to. Its kernel reads all of it there.
 
-A request's bytes: its record, then its rows without the block table, each of which begins on a 16-byte boundary. How
-long the rows are is in the entry.
+A request that is not staged (no room, or admitted without the state) is inserted from its own bytes on the general
+path, which is slower but gives the same result. If a backlog leaves no room for the entries, the kernel reads them from
+the device's ring. Only this module's table, by admission id, records which requests are staged.
+
+A request's bytes: its record, then its rows without the block table, each aligned to 16 bytes. The entry holds the
+lengths of the rows.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Rows = tuple[bytes | memoryview, ...]
 CHUNK = 4 << 20
 """Bytes of a chunk, unless one request needs more."""
 PLACES = 1 << 14
-"""Requests that can be staged and not yet inserted; a power of two."""
+"""Most staged requests that wait for their insertion; a power of two."""
 SPARE = 1
-"""Chunks kept for later besides the one being filled; what a burst took beyond is given back."""
+"""Idle chunks kept besides the one being filled; chunks beyond that, left by a burst, are released."""
 
 
 def _up16(nbytes: int) -> int:
@@ -51,11 +51,11 @@ def _up16(nbytes: int) -> int:
 
 
 class Chunk:
-    """Pinned memory that is filled from the front, and how far it was uploaded.
+    """Pinned memory filled from the front, with the position up to which it was uploaded.
 
-    ``number``: names it in the table of requests. ``fences``: by stream, the last work that read or filled it.
-    ``numbers``: address on the host, address on the device, ``nbytes``, ``used``, ``uploaded``, where native code has
-    them too: ``Chunk`` of native/entering.c.
+    ``number``: its name in the table of requests. ``fences``: by stream, the last work that read or filled it.
+    ``numbers``: host address, device address, ``nbytes``, ``used``, ``uploaded``; native code shares them as the struct
+    ``Chunk`` of native/entering.c.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Chunk:
 
     @property
     def used(self) -> int:
-        """Bytes that are taken."""
+        """Bytes in use."""
         return self.numbers[3]
 
     @used.setter
@@ -83,7 +83,7 @@ class Chunk:
 
     @property
     def uploaded(self) -> int:
-        """Bytes of them that were uploaded."""
+        """Bytes already uploaded."""
         return self.numbers[4]
 
     @uploaded.setter
@@ -92,21 +92,21 @@ class Chunk:
 
     @property
     def passed(self) -> bool:
-        """True when nothing on the GPU reads it any more."""
+        """True once no work on the GPU reads the chunk."""
         return all(event.done() for event in self.fences.values())
 
 
 class Admissions:
-    """The chunks of one device. ``put`` from any thread; the rest from the device's, with ``lock`` held.
+    """The chunks of one device. Call ``put`` from any thread, the rest from the device's thread with ``lock`` held.
 
-    - ``allocate(nbytes)`` gives a pinned block with a mirror; ``entered()`` makes the device's context current, for
-      threads that are not the device's.
-    - ``limit``: bytes of pinned memory at most; 0 turns staging off.
+    - ``allocate(nbytes)`` returns a pinned block with a mirror; ``entered()`` makes the device's context current, for
+      other threads than the device's.
+    - ``limit``: most bytes of pinned memory; 0 turns staging off.
     - ``table`` int64 ``[PLACES, PLACE]``, by a request's admission id modulo ``PLACES``: that id, its address on the
-      device, the number of its chunk, and 1 while it waits for its insertion. One table, so that an insertion looks
-      once. An id names one request of this process, so no device takes another's for its own.
-    - ``stage``: native code for :meth:`Chunk.put`, which takes the address of a chunk's numbers.
-    - ``listed``: for native code the addresses of chunks' numbers: that of the one being filled, or 0, then of all.
+      device, the number of its chunk, and 1 while it waits for its insertion. One table, so that an insertion needs one
+      look-up. Admission ids are unique in the process, so devices cannot confuse their requests.
+    - ``stage``: native code for :meth:`Chunk.put`; takes the address of a chunk's numbers.
+    - ``listed``: for native code, addresses of chunks' numbers: of the chunk being filled, or 0, then of all chunks.
     """
 
     def __init__(
@@ -124,10 +124,8 @@ class Admissions:
         self._filling: Chunk | None = None
         self._made = itertools.count()
         self._leaving: deque[Chunk] = deque()
-        self._dropped: deque[int] = (
-            deque()
-        )  # admission ids of requests that are gone; filled by whichever thread lets go
-        self._alive: dict[int, weakref.ref[AdmittedRequest]] = {}  # by admission id; what fills ``_dropped``
+        self._dropped: deque[int] = deque()  # admission ids of requests that were dropped; appended by any thread
+        self._alive: dict[int, weakref.ref[AdmittedRequest]] = {}  # by admission id; their callbacks fill ``_dropped``
         self.listed = array("Q", [0])
         self._process = os.getpid()
         self.table = np.full((PLACES, PLACE), -1, np.int64)
@@ -142,8 +140,8 @@ class Admissions:
     # -- at admission -------------------------------------------------------------------------------------------
 
     def put(self, request: AdmittedRequest, record: bytes) -> None:
-        """Put a request's bytes into a chunk, ``record`` among them; where there is no room, do nothing."""
-        if os.getpid() != self._process:  # a fork's child: the pinned memory is not its own
+        """Stage a request's bytes, ``record`` included; do nothing if there is no room."""
+        if os.getpid() != self._process:  # a forked child does not own the pinned memory
             return
         admission_id, place, dropped = request.admission_id, request.admission_id % PLACES, self._dropped
         with self.lock:
@@ -158,13 +156,14 @@ class Admissions:
             if chunk is not None and at >= 0:
                 self.table[place] = admission_id, chunk.block.mirror + at, chunk.number, 1
                 self._alive[admission_id] = weakref.ref(request, lambda _: dropped.append(admission_id))
-        if self._leaving:  # freeing waits for the device, so not under the lock, which an insertion needs
+        if self._leaving:  # outside the lock, which an insertion needs: freeing waits for the device
             with self._entered():
                 while self._leaving:
                     self._leaving.popleft().block.release()
 
     def _chunk_for(self, nbytes: int) -> Chunk | None:
-        """The chunk to fill: the one that is being filled, another with room, an idle one, a new one; or none."""
+        """Return the chunk to fill: the current one, another with room, an idle one, a new one; None if there is no
+        room."""
         filling = self._filling
         if filling is not None and filling.used + nbytes <= filling.nbytes:
             return filling
@@ -175,12 +174,12 @@ class Admissions:
         return self._filling
 
     def _list(self) -> None:
-        """Tell native code of the chunks."""
+        """Publish the chunks to native code."""
         numbers = [one.address for one in self.chunks]
         self.listed = array("Q", [0 if self._filling is None else self._filling.address, *numbers])
 
     def _other(self, nbytes: int) -> Chunk | None:
-        """Another chunk than the one that was filled."""
+        """Return another chunk than the current one; None if there is no room."""
         self._filling = None
         for chunk in self.chunks:
             if chunk.used + nbytes <= chunk.nbytes:
@@ -196,19 +195,19 @@ class Admissions:
                 self._leave(idle[SPARE:])
             else:
                 chosen = self._new(nbytes)
-                if chosen is None:  # what is idle is too short for this one, and holds what a longer one needs
+                if chosen is None:  # the idle chunks are too short, and occupy memory that a longer one needs
                     self._leave(idle)
         return chosen
 
     def _leave(self, chunks: list[Chunk]) -> None:
-        """Have idle chunks released once the lock is free."""
+        """Empty idle chunks and queue them for release outside the lock."""
         for chunk in chunks:
             self._empty(chunk)
             self.chunks.remove(chunk)
             self._leaving.append(chunk)
 
     def _new(self, nbytes: int) -> Chunk | None:
-        """A new chunk; None beyond the limit, and where the memory is not to be had, which is then the limit."""
+        """Return a new chunk; None beyond the limit. If an allocation fails, the bytes held so far become the limit."""
         size = max(nbytes, min(CHUNK, self.limit))
         if self.held + size > self.limit:
             return None
@@ -230,7 +229,7 @@ class Admissions:
         chunk.fences.clear()
 
     def _forget_dropped(self) -> None:
-        """Requests that are gone without having been inserted wait no longer."""
+        """Stop waiting for the insertion of requests that were dropped."""
         while self._dropped:
             admission_id = self._dropped.popleft()
             del self._alive[admission_id]
@@ -240,13 +239,13 @@ class Admissions:
     # -- at insertion -------------------------------------------------------------------------------------------
 
     def inserted(self, admission_ids: Int64s) -> None:
-        """Requests of these ids, whether they are here or not, were inserted by the general way."""
+        """Mark requests, staged or not, as inserted on the general path."""
         places = admission_ids & (PLACES - 1)
         here = places[self._ids[places] == admission_ids]
         self._waits[here] = 0
 
     def close(self, *, release: bool) -> None:
-        """Stage nothing any more; with ``release``, give back the chunks whose work ends (others are lost)."""
+        """Stop staging. With ``release``, free the chunks whose work ends in time; the rest stay allocated."""
         with self.lock:
             self.limit, self._filling = 0, None
             self._ids[:] = -1

@@ -33,7 +33,7 @@ class OnGpu(AsyncDevice):
 
 
 class OnNative(OnGpu):
-    """The same with the native part, and the staged data of admission."""
+    """The same with the native part, and with staging at admission."""
 
     native: Native
     admissions: Admissions

@@ -1,8 +1,8 @@
 """Build of the cuda device's native part, in place or into a wheel: ``python -m hal_cuda.building``.
 
-One call of a C compiler (``CC``, else the one that Python was built with, else ``cc``), with Python's own headers. The
-limited API makes one file for Python 3.11 and later. Uses only the standard library, as the build of a wheel loads this
-file by its path.
+It runs a C compiler once (``CC``, else the one that built Python, else ``cc``), with Python's own headers. The limited
+API makes one file serve Python 3.11 and later. Only the standard library is used, because the build of a wheel loads
+this file by its path.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ FLAGS = ("-O2", "-std=c11", "-Wall", "-Wextra", "-shared", "-fPIC", "-fvisibilit
 
 
 class NotBuilt(Exception):
-    """The reason, in one line, why there is no native part."""
+    """The native part could not be built; the text is the reason in one line."""
 
 
 def sources_digest() -> str:
-    """Return a digest of these sources, 16 hexadecimal digits (SHA-256)."""
+    """Return the SHA-256 of these sources, its first 16 hexadecimal digits."""
     text = b"".join([file.name.encode() + b"\0" + file.read_bytes() for file in sorted(FOLDER.glob("*.[ch]"))])
     return hashlib.sha256(text).hexdigest()[:16]
 
 
 def build(target: Path) -> Path:
-    """Compile into the folder ``target``; return the file. Raises :class:`NotBuilt` with the reason, and leaves no
+    """Compile into the folder ``target`` and return the file. Raise :class:`NotBuilt` with the reason, leaving no
     file."""
     include = Path(sysconfig.get_path("include"))
     if not (include / "Python.h").exists():
@@ -58,7 +58,7 @@ def build(target: Path) -> Path:
 
 
 def compiler() -> list[str]:
-    """Return the command that compiles C."""
+    """Return the command line of the C compiler."""
     named = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
     words = shlex.split(named)
     if not os.environ.get("CC") and shutil.which(words[0]) is None:

@@ -1,8 +1,8 @@
 """Collectives of a group over NCCL, in order on the caller's stream.
 
-A broadcast is queued on the stream and returns; its ticket is done when the GPU is. If a rank is lost, the watchdog
-makes NCCL abort the communicator: waiting work on streams ends, the tickets raise :class:`hal_core.errors.GroupLost`,
-and the process continues.
+A broadcast is queued on the stream and returns; its ticket is done when the GPU has run it. If a rank is lost, the
+watchdog makes NCCL abort the communicator. Waiting work on the streams then ends, the tickets raise
+:class:`hal_core.errors.GroupLost`, and the process continues.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIXED = Struct("<8Q")
 
 
 class NcclTicket(CollectiveTicket):
-    """A broadcast in flight. An error of NCCL itself means the loss of the group."""
+    """A broadcast in flight. An error from NCCL counts as the loss of the group."""
 
     __slots__ = ("_comm",)
 
@@ -42,14 +42,14 @@ class NcclTicket(CollectiveTicket):
     def done(self) -> bool:
         if self._error is None:
             if (met := self._comm.failure()) is not None:
-                self._watchdog.failed(met)  # gives the group up, with the reason
+                self._watchdog.failed(met)  # aborts the group, with the reason
             if self._watchdog.reason and not self._comm.settled:
                 return False
         return super().done()
 
 
 class HeadedTicket(NcclTicket):
-    """The same with the copy of the slice's header."""
+    """The same, with the copy of the slice's header."""
 
     __slots__ = ("header",)
 
@@ -76,7 +76,7 @@ class NcclCommunicator:
 
     @property
     def lost(self) -> str:
-        """The reason why queued work may never end; "" while the group is sound, and once NCCL has aborted it."""
+        """Return why queued work may never end; "" while the group works, and again once NCCL has aborted it."""
         reason = self._open.watchdog.reason
         if reason:
             self.comm.settle()
@@ -96,10 +96,11 @@ class NcclCommunicator:
         return NcclTicket(event, self._open, number)
 
     def exchange(self, block: bytes) -> Mapping[int, bytes]:
-        """Return every rank's block, by global rank: one broadcast from each, on a separate stream. Waits for them."""
+        """Return every rank's block, by global rank, after one broadcast from each on a separate stream. Waits for
+        them."""
         device, size = self._device, len(block)
         number = self._begin()
-        try:  # not Paddle's memory: Paddle waits for a stream that may wait for a rank
+        try:  # not Paddle's memory: Paddle waits for the default stream, which may wait for a rank
             stream, memory = device.stream(), AsyncDevice.allocate(device, size * len(self._ranks))
             mine = memory.address + self._ranks.index(self.group.rank) * size
             device.upload(mine, np.frombuffer(block, np.uint8), stream)
@@ -115,7 +116,8 @@ class NcclCommunicator:
         return {rank: data[at * size : (at + 1) * size] for at, rank in enumerate(self._ranks)}
 
     def _begin(self) -> int:
-        """Return the number of a new collective. Raises :class:`GroupLost`, once no work waits for the group."""
+        """Return the number of a new collective. If the group is lost, raise :class:`GroupLost` once no work waits for
+        it."""
         try:
             return self._open.watchdog.begin()
         except GroupLost:
@@ -123,7 +125,7 @@ class NcclCommunicator:
             raise
 
     def _failed(self, error: Exception) -> GroupLost:
-        """Give the group up; return the error with the reason, once no work waits for the group."""
+        """Abort the group; return the error with the reason once no work waits for it."""
         lost = self._open.watchdog.failed(error)
         self.comm.settle()
         return lost
@@ -133,7 +135,7 @@ class NcclCommunicator:
 
 
 class NativeCommunicator(NcclCommunicator):
-    """The same by native calls. An announced broadcast is one call: header, collective, events, header's copy."""
+    """The same by native calls. One call makes an announced broadcast: header, collective, events, header's copy."""
 
     def __init__(self, device: OnGpu, group: Group, open_group: OpenGroup, call: Callable[..., int]) -> None:
         super().__init__(device, group, open_group)
@@ -146,7 +148,7 @@ class NativeCommunicator(NcclCommunicator):
         self._announced = memory, place, header
 
     def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
-        """Do the same, written out, as every Python call here is a fiftieth of it."""
+        """Do the same in one function: each Python call here would cost a fiftieth of a broadcast."""
         announced, self._announced = self._announced, None
         if announced is None or announced[0] is not memory or announced[1].offset != part.offset:
             return super().broadcast(memory, part, stream)
@@ -171,7 +173,7 @@ class NativeCommunicator(NcclCommunicator):
             if status:
                 comm.library.check(status, "ncclBroadcast")
         except Exception as error:
-            with suppress(HalError):  # a part of it may be in flight
+            with suppress(HalError):  # part of the broadcast may be in flight
                 event, lease.event = device.mark(own), device.mark(copies)
             raise self._failed(error) from error
         finally:
@@ -199,14 +201,14 @@ class NativeCommunicator(NcclCommunicator):
         return begin, end, fixed
 
     def close(self) -> None:
-        """Do the same, and drop the memory."""
+        """Do the same, and free the memory."""
         self._announced, self._fixed = None, (None, None, 0, 0, b"")
 
 
 def open_communicator(device: OnGpu, group: Group, timeout: float | None = None) -> Communicator:
-    """Return the group that ``hal_core.devices.open_groups`` has opened, or the group of all ranks of the job.
+    """Return the group opened by ``hal_core.devices.open_groups``, else the group of all ranks of the job.
 
-    All its ranks call this in the same order, each with its own GPU.
+    All its ranks must call this in the same order, each with its own GPU.
     """
     found = opened(group, backend=device.groups_by, timeout=timeout, make=device.make_group)
     native = device.driver.native

@@ -1,4 +1,4 @@
-"""Kernels: compiled once by NVRTC for the chip at hand, kept on disk, loaded into the context."""
+"""Kernel compilation: once by NVRTC for the present GPU, cached on disk, loaded into the context."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cache_folder() -> Path:
 def cubin(name: str, arch: str) -> bytes:
     """Return the machine code of a kernel file for ``arch`` ("sm_90"), from the cache or newly compiled.
 
-    A file that cannot be stored is compiled again the next time. Raises :class:`Unavailable` without a compiler.
+    If the result cannot be stored, the next process compiles again. Raises :class:`Unavailable` without a compiler.
     """
     text = source(name)
     key = hashlib.sha256(f"{arch}|{_compiler()}|{text}".encode()).hexdigest()[:32]
@@ -72,11 +72,11 @@ def _compiler() -> str:
 
 
 def _keep(path: Path, code: bytes) -> None:
-    """Write the file whole or not at all; several processes may do so at once."""
+    """Write the file completely or not at all, since several processes may write it at once."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(code)
         os.replace(file.name, path)
     except OSError:
-        return  # a read-only or full disk costs only a compilation at each start
+        return  # with a read-only or full disk every start compiles again

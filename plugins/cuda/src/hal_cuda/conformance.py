@@ -70,10 +70,10 @@ class CudaSupport(Support):
         return self._no_ranks if need == "several_ranks" else ""
 
     def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
-        """Give each rank of a group its own GPU, as the first one visible to its process, which opens it.
+        """Give each rank of a group its own GPU, listed first for its process, which opens it.
 
         The other GPUs stay visible, so that NCCL can inspect them. If there are only two GPUs, the kit's four ranks
-        share them, which NCCL allows only to ranks of different groups: so they join the job over gloo.
+        share them, which NCCL allows only to ranks of different groups; those ranks join the job over gloo.
         """
         at = rank % len(self._gpus)
         own = ",".join(self._gpus[at:] + self._gpus[:at])
@@ -82,8 +82,8 @@ class CudaSupport(Support):
     def join(self, groups: Sequence[Sequence[int]], timeout: float, epoch: str) -> None:
         """Join the job and open the device once, without a time limit; open all groups over NCCL, lost ones again.
 
-        The first opening in a process imports, compiles and creates a context, in seconds that differ from rank to
-        rank. In a test, the first rank would count the other ones as lost after ``timeout``.
+        The first opening in a process imports, compiles and creates a context, which takes some ranks seconds longer
+        than others. Within a test, the first rank would count the other ranks as lost after ``timeout``.
         """
         from hal_core.devices import join_world, open_groups
 

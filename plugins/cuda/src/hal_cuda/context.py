@@ -1,4 +1,4 @@
-"""Opening of a GPU: its primary context, shared with every framework, and facts that are queried once."""
+"""A GPU's primary context, shared with every framework, and its properties, queried once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .driver import Driver
 
 @dataclass(frozen=True, slots=True)
 class Options(RingOptions):
-    """Options of ``open``: those of the ring of pinned memory; most bytes of pinned memory for admitted requests that
-    wait for a slot (0: none); the framework's stream, or its handle, which is stored here."""
+    """Options of ``open``: sizes of the ring of pinned memory; most bytes of pinned memory for staged requests (0: no
+    staging); the framework's stream, or its handle, which is what is stored."""
 
     admission_limit: int = 64 << 20
     stream: int | None = None
@@ -53,7 +53,8 @@ class Context:
 
     @classmethod
     def open(cls, driver: Driver, index: int) -> Context:
-        """Make GPU ``index`` current. Raises :class:`Unavailable`, or :class:`InvalidValue` for an index it lacks."""
+        """Make GPU ``index`` current. Raise :class:`Unavailable`, or :class:`InvalidValue` for an index that does not
+        exist."""
         api = driver.api
         try:
             driver.ok(api.cuInit(0), "cuInit")
@@ -82,7 +83,7 @@ class Context:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Make the context current for a while, for threads with another current context or none."""
+        """Make the context current in a ``with`` block, for threads with another context or none."""
         driver = self.driver
         driver.ok(driver.api.cuCtxPushCurrent(self.handle), "cuCtxPushCurrent")
         try:
@@ -93,7 +94,7 @@ class Context:
     def make_pool(self) -> Any:  # noqa: ANN401 (a CUmemoryPool)
         """Return hal's own memory pool on this GPU, which returns unused memory to the system.
 
-        Raises :class:`Unavailable` if the driver has none, as that of some virtual GPUs.
+        Raises :class:`Unavailable` if the driver has no pools, as on some virtual GPUs.
         """
         driver, api = self.driver, self.driver.api
         properties = api.CUmemPoolProps()
@@ -128,7 +129,7 @@ class Context:
         return made[0]
 
     def check_stream(self, handle: int) -> int:
-        """Return the handle; raises :class:`InvalidValue` for a stream of another context."""
+        """Return the handle. Raise :class:`InvalidValue` for a stream of another context."""
         if handle in (0, 1, 2):  # the default streams belong to the current context
             return handle
         owner = self.driver.ok(self.driver.api.cuStreamGetCtx(handle), "cuStreamGetCtx")

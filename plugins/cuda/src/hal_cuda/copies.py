@@ -1,7 +1,7 @@
-"""Copies out of one part, as of an output or a broadcast's header: a short one is made by a kernel, on its stream.
+"""Copies out of one part, such as an output or a broadcast's header; a kernel on the stream makes the short ones.
 
-The next step's writes to the copied bytes must wait for the copy. With the copy engine, beside the stream, that takes
-14 us between two overlapping steps. A kernel in order with the step's own work takes 3 to 4, and the host needs one
+The next step's writes to the copied bytes must wait for the copy. The copy engine, which works beside the stream, adds
+14 us between two overlapping steps. A kernel in order with the step's own work adds 3 to 4 us, and costs the host one
 launch and one event, without a second stream or a wait (docs/evidence/gap.md).
 """
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from .base import OnNative
 
 BY_KERNEL = 64 << 10
-"""Bytes; up to this size a kernel makes the copy, 64 KB in 6 us on an H200: less than the copy engine takes to begin. A
-longer copy would delay the stream's own work, while the engine works beside it."""
+"""Bytes: a kernel makes copies up to this size (64 KB take 6 us on an H200, less than the copy engine needs to begin).
+A longer copy would delay the stream's own work, so the copy engine makes it beside the stream."""
 
 
 class Copies:
-    """Copies for one device, each in one native call.
+    """Copies out for one device, each by one native call.
 
-    One event orders all long ones after their streams' work: a stream that waits for it keeps the record it met.
-    Written out, as every Python call here is a fortieth of an output.
+    One event orders all long copies after their streams' work; a waiting stream keeps the event's state of that moment.
+    One function, as each Python call here would cost a fortieth of an output.
     """
 
     def __init__(self, device: OnNative) -> None:
@@ -36,7 +36,7 @@ class Copies:
         self._before = device.events.take(device.uploads)
 
     def copy_out(self, memory: Memory, part: ByteRange, stream: Stream) -> CopyTicket:
-        """Copy a part, which lies in the memory."""
+        """Copy a part of the memory."""
         device = self._device
         if device._closed or device.driver.broken or device.health.unusable:
             device.check_open()
@@ -54,7 +54,7 @@ class Copies:
             else:
                 self._copy(lease.block.address, after.raw, copies.raw, self._before.raw, event.raw, (begin, nbytes))
         except BaseException:
-            if not self._captures(copies.raw):  # otherwise it was refused, and no work is in flight
+            if not self._captures(copies.raw):  # otherwise the copy was refused, and no work is in flight
                 event = lease.event = device.mark(copies)
                 device.reads.note(begin, begin + nbytes, event)
             raise

@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from .nccl import Comm
 
 SLOWER = ("insert_tasks", "save_output", "broadcast_tokens")
-"""Hooks that are slower without the native part. (``async_set_value`` is too, but the contract reserves its entry for
-devices whose writes are synchronous, G7.)"""
+"""Hooks that are slower without the native part. ``async_set_value`` is slower too, but the contract reserves its entry
+for devices with synchronous writes (G7)."""
 
 
 class CudaDevice(OnGpu):
-    """One GPU. Targets are state views and tensors of Paddle, torch, CuPy and others on it."""
+    """One GPU. Targets are state views, and tensors of Paddle, torch, CuPy and similar libraries on it."""
 
     name = "cuda"
     capabilities = Capabilities(
@@ -63,10 +63,11 @@ class CudaDevice(OnGpu):
         several_memories=True,
     )
     dlpack_type = DLPACK_CUDA
-    raises_faults = True  # an error of the device is sticky: its next call raises it
+    raises_faults = True  # device errors are sticky: the next call raises them
     piece = 4 << 20
     groups_by = "nccl by hal"
-    """The name under which groups are open; Paddle's own over NCCL, for a model's tensors, are others."""
+    """The name under which groups are opened. It differs from the name of Paddle's own NCCL groups for a model's
+    tensors."""
     primitives_type: ClassVar[type[CudaPrimitives]] = CudaPrimitives
 
     def __init__(self, index: int, options: Mapping[str, object], driver: Driver) -> None:
@@ -85,11 +86,11 @@ class CudaDevice(OnGpu):
         self.opened = True
 
     def _open_parts(self, chosen: Options) -> None:
-        """Create what a subclass adds."""
+        """Create the parts of a subclass."""
 
     @property
     def note(self) -> str:  # type: ignore[override]  # read seldom, and it loads NCCL
-        """The path of the host's work, and the NCCL that the ranks of a group would use."""
+        """Which path does the host's work, and the NCCL for the ranks of a group."""
         from .nccl import described
 
         return f"path: {'native' if self.driver.native else 'fallback'}; {described()}"
@@ -103,11 +104,12 @@ class CudaDevice(OnGpu):
         return self.stream_at(handle)
 
     def stream_at(self, handle: int) -> AsyncStream:
-        """A stream by its handle. Raises :class:`hal_core.errors.InvalidValue` for one of another context."""
+        """Return a stream by its handle. Raise :class:`hal_core.errors.InvalidValue` for a stream of another
+        context."""
         return self._wrapped.get(handle) or self.wrap(handle, lambda: self.context.check_stream(handle))
 
     def foreign_stream(self, stream: Any) -> AsyncStream:  # noqa: ANN401 (a framework's)
-        """An object with ``__cuda_stream__``, torch's or Paddle's stream, or a handle."""
+        """Return the stream of an object with ``__cuda_stream__``, of a torch or Paddle stream, or of a handle."""
         if isinstance(stream, int):
             return self.stream_at(stream)
         protocol = getattr(stream, "__cuda_stream__", None)
@@ -120,7 +122,8 @@ class CudaDevice(OnGpu):
     # -- memory -------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> DeviceMemory:
-        """A block of device memory; Paddle's where it is loaded, so that its collectives can use slices of it."""
+        """Return a block of device memory. If Paddle is loaded, Paddle allocates it, so that its collectives accept
+        slices."""
         if current_stream(self.index)[1] != "paddle":
             return super().allocate(nbytes)
         import paddle
@@ -136,14 +139,14 @@ class CudaDevice(OnGpu):
         return DeviceMemory(self, int(base.data_ptr()), nbytes, base)
 
     def resolve(self, target: object) -> View:
-        """A view over a tensor's own memory, which is kept until the work on it is over."""
+        """Return a view over a tensor's own memory, which is kept until the work on it is done."""
         if isinstance(target, View):
             return target
         self.retired.look()
         return resolve(self, self.driver, self.index, target)
 
     def tensor(self, view: View, framework: str = "") -> Any:  # noqa: ANN401 (a framework's)
-        """Of Paddle, where it has the memory; of others by DLPack. A broken device gives none: it is asked."""
+        """Return a Paddle tensor over memory of Paddle's, else one by DLPack. Raise if the device is broken."""
         self.check_open()
         self.uploads.record().done()
         base = getattr(view.memory, "keep", None)
@@ -152,13 +155,13 @@ class CudaDevice(OnGpu):
         return tensor_over(view, framework)
 
     def before_consumer(self, stream: int | None) -> None:
-        """Let the stream wait for the default one; what other streams do, their user orders."""
+        """Make the stream wait for the default one. Its user must order the work of further streams."""
         mine = self.default_stream
         if stream != -1 and (stream or LEGACY) != mine.handle:
             self.stream_at(stream or LEGACY).wait(mine.record())
 
     def is_device_value(self, value: object) -> bool:
-        """True for a tensor on a CUDA device."""
+        """Return True for a tensor on a CUDA device."""
         return not isinstance(value, int | float | list | tuple) and is_on_device(value)
 
     def register_state(self, state: SlotState) -> None:
@@ -166,10 +169,10 @@ class CudaDevice(OnGpu):
         super().register_state(state)
         self.steps.register_state(state)
 
-    # -- streams that are captured into graphs ------------------------------------------------------------------
+    # -- streams captured into graphs ------------------------------------------------------------------------------
 
     def check_stream(self, stream: Stream) -> None:
-        """Raise :class:`hal_core.errors.InvalidValue` for a stream whose work goes into a graph."""
+        """Raise :class:`hal_core.errors.InvalidValue` for a stream that is being captured into a graph."""
         if self._closed or self.driver.broken or self.health.unusable:
             self.check_open()
         own = stream if type(stream) is AsyncStream and stream.pool is self.events else self.own(stream)
@@ -178,23 +181,23 @@ class CudaDevice(OnGpu):
         self._runtime.room(own.raw)
 
     def _wait_for_room(self, stream: int, event: Any) -> None:  # noqa: ANN401 (a CUevent)
-        """Wait for an earlier event of a stream whose launch queue may be full, for the ring's deadline at most."""
+        """Wait for an earlier event of a stream whose launch queue may be full, at most until the ring's deadline."""
         self.count("host_waits")
         if not self._runtime.event_synchronize(event, self.staging.deadline):
             raise self.full(f"the launch queue of stream {stream:#x} stayed full for {self.staging.deadline} s")
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Copy as the base does; not on a stream that is being captured."""
+        """Copy as the base does; refuse a stream that is being captured."""
         self.check_stream(stream)
         return super().copy_out(memory, parts, stream)
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
-        """As the base does it; not on a stream that is being captured."""
+        """Submit as the base does; refuse a stream that is being captured."""
         self.check_stream(stream)
         return super().submit(plan, stream)
 
     def capture_update(self, state: SlotState, stream: Stream, *, speculative: bool) -> None:
-        """The kernel of :meth:`update_inputs` as a part of the graph that the stream is captured into."""
+        """Capture the kernel of :meth:`update_inputs` into the graph of the stream."""
         self.check_open()
         own = self.own(stream)
         if not self._runtime.captures(own.raw):
@@ -204,14 +207,14 @@ class CudaDevice(OnGpu):
         self.steps.capture(state, own.handle, speculative=speculative)
 
     def replayed(self, event: Event) -> Ticket:
-        """The worker's graph has launched the kernel of an update."""
+        """Count an update whose kernel the worker's graph has launched."""
         assert isinstance(event, RecordedEvent)
         self._runtime.count("launches")
         self.last[event.stream_key] = event
         return self.ticket_type(event)
 
     def launch_graphs(self, graphs: Sequence[int], stream: Stream) -> None:
-        """``cudaGraphExec_t`` handles, launched in order; on the native path in one call that keeps the GIL."""
+        """Launch ``cudaGraphExec_t`` handles in order; on the native path in one call that keeps the GIL."""
         if self._closed or self.driver.broken or self.health.unusable:
             self.check_open()
         self._runtime.launch_graphs(graphs, self.own(stream).raw)
@@ -219,7 +222,7 @@ class CudaDevice(OnGpu):
     # -- work ---------------------------------------------------------------------------------------------------
 
     def pack(self, plan: WritePlan) -> tuple[WritePlan, Packed]:
-        """With long copies cut, so that they are spread over blocks of threads."""
+        """Pack as the base does, with long copies cut, so that several blocks of threads share them."""
         packed = Packed.of(plan)
         if packed.nbytes - packed.payload_at > ROW:
             cut = cut_rows(plan)
@@ -228,7 +231,7 @@ class CudaDevice(OnGpu):
         return plan, packed
 
     def submit_value(self, target: View, value: np.ndarray[Any, Any] | np.generic, stream: Stream) -> Ticket:
-        """Write as the base does; not on a stream that is being captured."""
+        """Write as the base does; refuse a stream that is being captured."""
         self.check_stream(stream)
         return super().submit_value(target, value, stream)
 
@@ -244,36 +247,36 @@ class CudaDevice(OnGpu):
         return ticket
 
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
-        """One kernel, a thread a slot; the host takes no part."""
+        """Launch one kernel, with a thread for each slot; the host computes nothing."""
         self.check_open()
         own = self.own(stream)
-        self.check_stream(own)  # CapturedUpdate is for what is captured
+        self.check_stream(own)  # a capture has CapturedUpdate instead
         self.order_after_reads(own, state.memory)
         self.steps.launch(state, own.handle, speculative=step.speculative)
         self._runtime.count("launches")
         return self.ticket(own)
 
     def open_communicator(self, group: Group) -> Communicator:
-        """The group's NCCL communicator."""
+        """Return the group's NCCL communicator."""
         from .collectives import open_communicator
 
         return open_communicator(self, group)
 
     @property
     def paddle_has_library(self) -> bool:
-        """Whether Paddle has NCCL too, for a model's tensors: a CUDA build of it. Read from its files."""
+        """Return whether Paddle has NCCL for a model's tensors, i.e. is a CUDA build. Read from its files."""
         found = installed_paddle()
         return found is not None and "cuda" in found.parts
 
     def make_group(self, ranks: Sequence[int], me: int, share: Callable[[bytes], bytes], timeout: float) -> Comm:
-        """A group over NCCL, as its members make it together; ``make`` of :func:`hal_core.devices.open_groups`."""
+        """Create a group over NCCL together with its members; ``make`` of :func:`hal_core.devices.open_groups`."""
         from .nccl import make_group
 
         return make_group(self, ranks, me, share, timeout)
 
     @contextmanager
     def hold_stream(self, stream: Stream) -> Iterator[None]:
-        """A kernel that spins on a flag in pinned memory until the context ends."""
+        """Hold a stream in a ``with`` block, by a kernel that waits for a flag in pinned memory."""
         self.check_stream(stream)
         own, block = self.own(stream), self.blocks.take(4)
         flag = block.buffer[:4].view("u4")
@@ -286,18 +289,18 @@ class CudaDevice(OnGpu):
             yield
         finally:
             flag[0] = 1
-            self.blocks.give_after(event, block)  # other streams may hold the kernel up for longer
+            self.blocks.give_after(event, block)  # other streams may delay the kernel for longer
 
     def release(self, *, whole: bool) -> None:
-        """After a group was lost a collective on a stream waits for ever, what is behind it may still read the staging
-        memory, and only the end of the process gives that back."""
+        """Release the memory, except after the loss of a group: a collective on a stream may then wait forever, and
+        work behind it may still read the staging memory. That memory is only released when the process ends."""
         whole = whole and not self.driver.broken
         super().release(whole=whole)
         if whole:
             self._runtime.close()
 
     def check_open(self) -> None:
-        """Raise when the device was closed, or its context is spoilt."""
+        """Raise if the device is closed or its context is corrupted."""
         if self._closed or self.driver.broken or self.health.unusable:
             self.driver.check_sound()
             super().check_open()

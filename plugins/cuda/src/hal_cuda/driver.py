@@ -37,7 +37,7 @@ CAPTURED_STREAM = -1
 
 
 def captured(stream: int) -> InvalidValue:
-    """Return the error for a stream whose work goes into a graph."""
+    """Return the error for a stream that is being captured into a graph."""
     return InvalidValue(
         f"stream {stream:#x} is being captured into a graph, which this call cannot be a part of",
         cure="call it before the capture or after the graph's launch",
@@ -62,8 +62,8 @@ def load_bindings() -> Any:  # noqa: ANN401 (a module whose place depends on the
 
 
 class InContext:
-    """The bindings' calls, each with ``context`` current: they may come from any thread, in which another context or
-    none is current. The former current context is restored afterwards."""
+    """The bindings' calls, each made with ``context`` current, from threads with any current context or none. The
+    former current context is restored afterwards."""
 
     def __init__(self, api: Any) -> None:  # noqa: ANN401 (the bindings, or a stand-in)
         self._api = api
@@ -91,12 +91,12 @@ def _nobody_waits() -> None:
 
 
 class Driver:
-    """The bindings with their results checked. ``ok(call, name)`` returns the call's result without its status.
+    """The driver's bindings with checked results. ``ok(call, name)`` returns the call's result without its status.
 
     ``on`` has the same calls, made in the device's context (:meth:`use`). ``when_full``: a weak reference to the
     function that waits for room, as native code holds this object and must not hold a device. ``native``: the native
     part over the same driver, or None, for the reason ``why_fallback``. After a sticky error every later call raises it
-    with the way to recover.
+    again, with the cure.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Driver:
             if status == self.success:
                 exchange(before)
 
-    def ok(self, result: tuple[Any, ...], call: str) -> Any:  # noqa: ANN401 (what the call returns)
+    def ok(self, result: tuple[Any, ...], call: str) -> Any:  # noqa: ANN401 (the call's result)
         """Return the value of a successful call; raises :class:`CudaError`, or :class:`OutOfMemory`, for another."""
         if result[0] is not self.success and result[0] != self.success:
             self._raise(result[0], call)

@@ -1,8 +1,8 @@
-"""Insertion by one small entry a request, from the batch's columns to the event in one call (native/entering.c).
+"""Insertion by one small entry per request, from the batch's columns to the event in one native call (entering.c).
 
 A request's bytes were staged at admission, and the kernel does the rest: for each request the host writes 128 bytes and
-its block ids, whatever the length of the prompt. Hand-offs, pieces of prompts and more blocks are part of the same
-call. A batch with a leaving request uses the general path.
+its block ids, whatever the length of the prompt. Hand-offs, pieces of prompts and additional blocks are part of the
+same call. A batch with a leaving request uses the general path.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ if TYPE_CHECKING:
 Room = tuple[int, int, int]
 """Where entries are written: address on the host, address for the kernel, bytes."""
 NEAR = 64 << 10
-"""Bytes; up to this many new ones are read by the kernel from pinned memory, without an upload. For one request of
-1,024 tokens that saves the host 8 to 10 us, and takes the GPU 2.2 more (docs/evidence/native.md)."""
+"""Bytes: up to this many new ones are read by the kernel from pinned memory, without an upload. For one request of
+1,024 tokens that saves the host 8 to 10 us, and costs the GPU 2.2 us (docs/evidence/native.md)."""
 FEW = FEW_BYTES
-"""Bytes; in addition, so many bytes of entries and block ids are part of the launch itself, so that the kernel reads
-them from no memory: 1 to 3 us of the GPU. 0: none. With an upload they are part of it, as such a launch takes 0.3 us
-longer."""
+"""Bytes of entries and block ids that are passed in the launch itself, so that the kernel reads them from no memory;
+this saves 1 to 3 us of the GPU. 0: none. Not used beside an upload, as such a launch takes 0.3 us longer."""
 TAIL: Room = (0, 0, 0)
-"""After the requests of the chunk that is being filled."""
+"""Entries are placed after the requests of the chunk being filled."""
 NOT_STAGED, ENTERED, UPLOADED, NO_ROOM, CAPTURED = range(5)
 """Results of ``enter``; all but the second and the third had no effect. The general path, tried next, refuses a
 captured stream."""
@@ -44,7 +43,7 @@ class Insertion:
         self._device = device
         self._uploads = device.stream()
         self._enter, self._free = device.native.calls.enter, device.events.free
-        self._landed: RecordedEvent | None = device.events.take(self._uploads)  # of the last upload; recorded by each
+        self._landed: RecordedEvent | None = device.events.take(self._uploads)  # recorded by each upload
         functions = device.kernels.enter.function, device.kernels.enter_few.function if FEW else 0
         self._fixed = device.admissions.table, NEAR, self._uploads.raw, self._landed.raw, *functions
 
@@ -83,13 +82,13 @@ class Insertion:
         self._landed = None
 
     def _enter_batch(self, twin: Book, tasks: TaskBatch, room: Room, stream: AsyncStream, event: RecordedEvent) -> int:
-        """Return the result of ``enter``; ``event`` is then after the batch."""
+        """Return the result of ``enter``; ``event`` is then recorded after the batch."""
         device, admissions, key = self._device, self._device.admissions, event.stream_key
         with admissions.lock:  # until the chunks are fenced: admitting threads must not overwrite them
             try:
                 fixed = twin.raw, twin.params, admissions.listed, *self._fixed
                 done: int = self._enter(*fixed, *room, stream.raw, event.raw, tasks.ints, tasks.rows)
-            except BaseException:  # a part of it may be in flight
+            except BaseException:  # part of the batch may be in flight
                 for late in device.mark(stream), device.mark(self._uploads):
                     for one in admissions.chunks:
                         one.fences[late.stream_key] = late
@@ -105,7 +104,7 @@ class Insertion:
         return done
 
     def _from_ring(self, twin: Book, tasks: TaskBatch, stream: AsyncStream, event: RecordedEvent) -> int:
-        """Do the same if waiting requests left no room for the entries: the kernel reads them from the ring."""
+        """Do the same with the entries in the ring, if waiting requests left no room for them in a chunk."""
         device = self._device
         span = self._span(len(tasks) * ENTRY.size + len(tasks.ints))
         if span is None:
@@ -114,7 +113,7 @@ class Insertion:
         try:
             done = self._enter_batch(twin, tasks, (span.address, span.address, span.nbytes), stream, event)
         except BaseException:
-            device.staging.fence(span, device.last[stream.stream_key])  # a part of it may be in flight
+            device.staging.fence(span, device.last[stream.stream_key])  # part of the batch may be in flight
             raise
         device.staging.fence(span, event) if done in (ENTERED, UPLOADED) else device.staging.drop(span)
         return done

@@ -57,7 +57,7 @@ class Kernel:
         self._driver.ok(call, f"capturing {self.name}")
 
     def launch(self, blocks: int, threads: int, stream: int, rows: int = 1) -> None:
-        """Launch ``blocks`` times ``rows`` blocks with the current parameters, which the driver copies."""
+        """Launch a grid of ``blocks`` by ``rows`` with the current parameters, which the driver copies."""
         if self._run is not None:
             self._run(0, 0, 0, 0, 0, stream, self.function, blocks, rows, threads, self.at, 0)
             return

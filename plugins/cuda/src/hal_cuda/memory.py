@@ -18,14 +18,14 @@ NON_BLOCKING = 1
 
 
 class GpuMemory:
-    """Device memory of a pool, and page-locked host memory, which is kept and reused. Neither waits for work.
+    """Device memory from a pool, and page-locked host memory, which is kept and reused. Neither waits for work.
 
-    ``cuMemFree`` and ``cuMemFreeHost`` wait for the whole GPU. Memory that outlives its device is freed when the last
+    ``cuMemFree`` and ``cuMemFreeHost`` wait for the whole GPU. Memory that outlives its device is freed when its last
     array is dropped, perhaps by the garbage collector in a hook of another device. So all devices of a GPU share this
-    object: the pool and the context stay until the last device is closed and no memory is in use, host memory until the
-    last device is closed, or longer if arrays hold it. Large blocks come from a pool on the host, which takes them back
-    without waiting: 256 MB in 0.03 ms, where ``cuMemFreeHost`` blocked every thread until a kernel had ended (H100,
-    driver 580).
+    object. The pool and the context exist until the last device is closed and no memory is in use; host memory until
+    the last device is closed, or longer if arrays hold it. Large blocks come from a pool on the host, which takes them
+    back without waiting: 256 MB in 0.03 ms, where ``cuMemFreeHost`` blocked every thread until a kernel had ended
+    (H100, driver 580).
     """
 
     def __init__(self) -> None:
@@ -99,8 +99,8 @@ class GpuMemory:
         return address
 
     def free_host(self, address: int, driver: Driver) -> None:
-        """Keep it for the next allocation of its size; free it if no device is open, or if that does not wait. From any
-        thread."""
+        """Keep the block for the next allocation of its size. If no device is open, or if that does not wait, free it.
+        From any thread."""
         if address in self._pooled:
             self._pooled.discard(address)
             del self._locked[address]

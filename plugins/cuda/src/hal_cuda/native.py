@@ -59,7 +59,8 @@ CALLS = (
 
 
 def layout() -> str:
-    """What the native part relies on, as it is in the core that runs and in this package: ``LAYOUT`` of native.h."""
+    """Return the values compiled into the native part, as the running core and this package have them: ``LAYOUT`` of
+    native.h."""
     rows = f"rows {len(ROW_FIELDS)} {BLOCKS} {TOKENS}"
     table = f"table {PREFILLED} {SLOT_ADMISSION} {HELD} {HELD + 1}"
     request = f"request {ADMISSION_ID} {CONFIG_KEY} {TOKENS_LEFT} {REQUEST_ROW.itemsize // 8}"
@@ -71,7 +72,7 @@ def layout() -> str:
 
 
 def refusal(module: Any) -> str:  # noqa: ANN401 (an extension module)
-    """Why a native part cannot be used with this package and this core, or ""."""
+    """Return why a native part cannot be used with this package and this core; "" if it can."""
     if getattr(module, "SOURCES", "") != sources_digest():
         return "the native part was built for another version of paddle-hal-cuda"
     if layout() != module.LAYOUT:
@@ -96,7 +97,7 @@ def find() -> tuple[Any, str]:
 
 
 def _look() -> tuple[Any, str]:
-    """The module, or None and why."""
+    """Return the module, or None and the reason."""
     if find_spec("hal_cuda._native") is None:
         return None, "the native part was not built"
     try:
@@ -108,7 +109,7 @@ def _look() -> tuple[Any, str]:
 
 
 def functions(library: ctypes.CDLL | None = None) -> tuple[int, ...]:
-    """The addresses of :data:`CALLS` in the driver's library. Raises :class:`Unavailable` for one that it lacks."""
+    """Return the addresses of :data:`CALLS` in the driver's library. Raise :class:`Unavailable` for a missing one."""
     found = ctypes.CDLL(LIBRARY) if library is None else library
     try:
         return tuple([int(ctypes.cast(getattr(found, name), ctypes.c_void_p).value or 0) for name in CALLS])
@@ -134,8 +135,8 @@ class Native:
 
 
 class Book:
-    """The native twin of a state's host table (:class:`hal_core.slots.host_table.Twin`). ``params``: what its
-    insertions tell the kernel of the state."""
+    """The native twin of a state's host table (:class:`hal_core.slots.host_table.Twin`). ``params``: the kernel
+    parameters that describe the state to insertions."""
 
     def __init__(self, native: Native, state: SlotState, params: bytes) -> None:
         self.params = params
@@ -145,11 +146,11 @@ class Book:
         self._sound, self._commit = self.raw.sound, self.raw.commit
 
     def sound(self, tasks: TaskBatch) -> bool:
-        """Whether the batch can surely go in."""
+        """Return whether the batch is certainly valid."""
         found: bool = self._sound(tasks.ints, tasks.rows)
         return found
 
     def commit(self, tasks: TaskBatch) -> bool:
-        """Book it; False, with nothing done, where a request leaves."""
+        """Book the batch. Return False, without effect, if it has a leaving request."""
         booked: bool = self._commit(tasks.ints, tasks.rows, tasks.requests)
         return booked

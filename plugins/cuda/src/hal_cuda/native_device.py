@@ -1,4 +1,4 @@
-"""The cuda device with the native part: each hook is one native call that keeps the interpreter's lock."""
+"""The cuda device with the native part: each hook is one native call that keeps the GIL."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class NativeDevice(CudaDevice, OnNative):
         state.host_table.twin = Book(self.native, state, params)
 
     def on_admit(self, state: SlotState, request: AdmittedRequest) -> None:
-        """Put the request's bytes into pinned memory, where its insertion finds them; from any thread."""
+        """Stage the request's bytes in pinned memory for its insertion; from any thread."""
         self.admissions.put(request, request.packed[REQUEST_ROW.itemsize :])
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Copy one part, as of an output, by one native call; copy several as the base does."""
+        """Copy one part, such as an output, by one native call; copy several parts as the base does."""
         copies = self.copies
         if copies is not None and len(parts) == 1:
             part = parts[0]
@@ -80,7 +80,7 @@ class NativeDevice(CudaDevice, OnNative):
 
     @hookimpl
     def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """Insert staged requests, and what requests in slots get, by one entry each; every other batch as one plan."""
+        """Insert staged requests, and updates of requests in slots, by one entry each; any other batch as one plan."""
         if self._closed or self.driver.broken or self.health.unusable:
             self.check_open()
         own = stream if type(stream) is AsyncStream and stream.pool is self.events else self.own(stream)

@@ -152,7 +152,7 @@ def library() -> Library:
 
 
 def described() -> str:
-    """Return a short description of the NCCL found, or that there is none."""
+    """Return a short description of the NCCL found, or of why it is missing."""
     try:
         found = library()
     except Unavailable as error:
@@ -193,8 +193,7 @@ class Comm:
         poll(lambda: self.settled, TIMEOUTS.group_end)
 
     def connect(self, device: OnGpu, ident: bytes, place: int, timeout: float) -> None:
-        """Create the communicator, and run the first collective: NCCL connects the ranks only then, while all are
-        present.
+        """Create the communicator and run a first collective: NCCL connects ranks only then, while all are present.
 
         NCCL waits without end for a missing rank. So a thread makes the calls. After ``timeout`` seconds
         :class:`GroupLost` is raised, and the thread remains.
@@ -260,7 +259,7 @@ class Comm:
         return None
 
     def abort(self) -> None:
-        """End waiting work in NCCL and on the device, whose streams continue. By a thread, as it may wait for the
+        """End waiting work in NCCL and on the device, whose streams continue. In a thread, as it may wait for the
         device."""
         self._end_by_thread(self.library.abort)
 

@@ -1,6 +1,6 @@
 """The CUDA driver as primitives of :class:`hal_core.devices.asynchronous.AsyncDevice`.
 
-Hooks free what is over, and may not wait (G3): so memory is :class:`hal_cuda.memory.GpuMemory`'s.
+Hooks free unused memory, and may not wait (G3), so memory comes from :class:`hal_cuda.memory.GpuMemory`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .structs import THREADS
 LEGACY = 1
 """``CU_STREAM_LEGACY``: CUDA's default stream."""
 IMPLICIT = "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"
-"""What the driver says of its default stream while a stream that waits for it is captured."""
+"""The driver's status for its default stream while a blocking stream is being captured."""
 IN_PLACE = 16 << 10
-"""Bytes; a block up to this size is read by the kernel from pinned memory itself, without an upload."""
+"""Bytes: the kernel reads a block up to this size from pinned memory itself, without an upload."""
 
 
 class CudaPrimitives(Primitives):
-    """One context. Streams are their handles."""
+    """Primitives over one context. Streams are driver handles."""
 
     rerecords = True
 
@@ -37,10 +37,10 @@ class CudaPrimitives(Primitives):
         self.driver = driver = context.driver
         self._context, self._kernels, self._kernel = context, kernels, kernels.write
         self._event_flags = int(driver.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-        self._working = get_ident()  # the thread that puts work on streams
+        self._working = get_ident()  # the thread that submits work
         self._poll, self._poll_beside, self._slice = TIMEOUTS.poll, TIMEOUTS.poll_beside, TIMEOUTS.poll_native
         self._queues = Queues(self.event_create, self._record, self.event_query)
-        self._streams: list[int] = []  # that nobody holds
+        self._streams: list[int] = []  # currently unused
         self._memory = memory_of(context)
         self._memory.join(self, context)
         self._closed = False
@@ -51,7 +51,7 @@ class CudaPrimitives(Primitives):
             self.driver.full(stream, event)
 
     def captures(self, stream: int) -> bool:
-        """Whether the work of a stream goes into a graph now."""
+        """Return whether the stream is being captured into a graph."""
         status, state = self.driver.on.cuStreamIsCapturing(stream)
         if status == self.driver.success:
             return bool(int(state))
@@ -60,14 +60,15 @@ class CudaPrimitives(Primitives):
         return True
 
     def check_capture(self, stream: int) -> None:
-        """Raise :class:`InvalidValue` for a stream whose work goes into a graph, before that capture is spoilt."""
+        """Raise :class:`InvalidValue` for a stream that is being captured, before the call would invalidate the
+        capture."""
         if self.captures(stream):
             raise captured(stream)
 
     # -- streams ------------------------------------------------------------------------------------------------
 
     def stream_create(self) -> int:
-        """A stream that does not wait for CUDA's default stream: one that was given back and is empty, or a new one."""
+        """Return a stream that does not wait for CUDA's default stream: a returned, empty one, or a new one."""
         with self.driver.beside_captures():
             for at, stream in enumerate(self._streams):
                 if self.driver.api.cuStreamQuery(stream)[0] == self.driver.success:
@@ -76,7 +77,7 @@ class CudaPrimitives(Primitives):
         return int(self.driver.ok(self.driver.on.cuStreamCreate(flags), "cuStreamCreate"))
 
     def stream_destroy(self, stream: int) -> None:
-        """Keep it for :meth:`stream_create`; a stream that is not empty is not destroyed under its work."""
+        """Keep the stream for :meth:`stream_create`; a stream that is not empty is not destroyed under its work."""
         if not self._closed:
             self._streams.append(stream)
 
@@ -115,8 +116,8 @@ class CudaPrimitives(Primitives):
     def event_synchronize(self, event: Any, timeout: float | None) -> bool:  # noqa: ANN401
         """Query until the event has passed, as the driver's own wait has no deadline and ignores signals.
 
-        The thread that submits work queries without a pause, others now and then. (If the driver woke all of them at
-        once, they would take the GIL when the GPU waits for the next step: 0.1 to 0.2 ms of each gap.)
+        The thread that submits work queries without a pause, other threads at intervals. (If all of them woke at once,
+        they would take the GIL when the GPU waits for the next step: 0.1 to 0.2 ms of each gap.)
         """
         patience = self._poll if timeout is not None else self._poll_beside
         if self._working == get_ident():
@@ -130,7 +131,7 @@ class CudaPrimitives(Primitives):
                 return False
 
     def _passes(self, event: Any, seconds: float, patience: float) -> bool:  # noqa: ANN401
-        """Whether an event passes in so many seconds, in which other threads run."""
+        """Return whether an event passes within so many seconds, in which other threads run."""
         end = time.monotonic() + seconds
         while not self.event_query(event):
             left = end - time.monotonic()
@@ -140,7 +141,7 @@ class CudaPrimitives(Primitives):
         return True
 
     def spoils(self, error: Exception) -> bool:
-        """Sticky errors do; others are of one call."""
+        """Return True for a sticky error; any other concerns one call only."""
         return bool(self.driver.broken)
 
     # -- memory -------------------------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ class CudaPrimitives(Primitives):
         self._memory.free(address, self.driver)
 
     def wait_for_default_stream(self) -> None:
-        """Wait for CUDA's default stream, and for no stream that does not wait for it."""
+        """Wait for CUDA's default stream, but not for non-blocking streams."""
         event = self.event_create()
         with self.driver.beside_captures():
             self._record(event, LEGACY)
@@ -166,7 +167,7 @@ class CudaPrimitives(Primitives):
         self._memory.free_host(address, self.driver)
 
     def close(self) -> None:
-        """Give everything back; all work is over. Memory that somebody still holds goes when they do."""
+        """Release everything; no work is in flight. Memory still referenced is released with its last reference."""
         self._closed = True
         api = self.driver.api
         with self._context.entered():
@@ -184,7 +185,7 @@ class CudaPrimitives(Primitives):
 
     def copy_out(self, target: int, source: int, nbytes: int, stream: int) -> None:
         self.driver.ok(self.driver.on.cuMemcpyDtoHAsync(target, source, nbytes, stream), "cuMemcpyDtoHAsync")
-        self._queues.add(stream, 1)  # one call may make many
+        self._queues.add(stream, 1)  # one call may make many launches
 
     def launch(self, launch: Launch, block: int, stream: int) -> None:
         self._kernel.launch(self.fill_plan(launch, block), THREADS, stream)
@@ -198,7 +199,7 @@ class CudaPrimitives(Primitives):
             self._queues.add(stream, 1)
 
     def fill_plan(self, launch: Launch, block: int) -> int:
-        """Set the parameters of a plan's launch; how many blocks of threads it has."""
+        """Set the parameters of a plan's launch; return its number of blocks of threads."""
         assert isinstance(launch, PlanLaunch)
         packed = launch.packed
         self._kernel.pack(
@@ -229,18 +230,18 @@ class CudaPrimitives(Primitives):
 
 
 class NativePrimitives(CudaPrimitives):
-    """The same by native calls, which keep the interpreter's lock. Events are whole numbers."""
+    """The same by native calls, which keep the GIL. Events are whole numbers."""
 
     def __init__(self, context: Context, kernels: Kernels) -> None:
         assert context.driver.native is not None
         self._calls = calls = context.driver.native.calls
         super().__init__(context, kernels)
         self._uploads, self._arrival = self.stream_create(), self.event_create()
-        put = self.__dict__  # in place of methods: the base calls them as they are
+        put = self.__dict__  # functions in place of methods: the base calls them with the same arguments
         put["event_record"], put["event_query"], put["captures"] = calls.record, calls.query, calls.capturing
 
     def close(self) -> None:
-        """The same, and the events that count calls in flight."""
+        """Do the same, and destroy the events that count calls in flight."""
         with self._context.entered():
             self._calls.forget()
             self.driver.api.cuEventDestroy(self._arrival)

@@ -1,4 +1,4 @@
-"""Work in flight on each stream, on the fallback; on the native path native/lanes.c counts it."""
+"""Number of calls in flight on each stream, on the fallback; the native path has native/lanes.c."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ APART = 64
 
 
 class Queues:
-    """Counts by stream. An event is recorded now and then: once it has passed, so has the work before it."""
+    """Counts by stream. An event is recorded at intervals: once it has passed, so has the work before it."""
 
     def __init__(
         self, create: Callable[[], Any], record: Callable[[Any, int], None], passed: Callable[[Any], bool]

@@ -15,9 +15,9 @@ PIECE = 16 << 10
 ENTRY = Struct("<8q8q")
 """One request: ``Entry`` of kernels/enter.cu. The host table's row of its slot comes first."""
 HANDED = ("next_tokens", "step_idx", "draft_num", "draft_tokens")
-"""Further fields that a hand-off changes: ``handed`` of that file."""
+"""Additional fields that a hand-off changes: ``handed`` of that file."""
 CHUNK_NUMBERS = 5
-"""Number of a staged chunk's numbers: :class:`hal_cuda.admissions.Chunk`."""
+"""Length of a chunk's ``numbers``: :class:`hal_cuda.admissions.Chunk`."""
 PLACE = 4
 """Columns of the table of staged requests: :class:`hal_cuda.admissions.Admissions`."""
 

@@ -1,4 +1,4 @@
-"""Writing of values on the native path, with the method chosen by value and target, each in one native call."""
+"""Writes of values on the native path: value and target choose the method, each method is one native call."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Writer:
 
     def set_value(self, target: View, value: Value, stream: AsyncStream) -> Ticket:
         """Write a converted value into a view. A single element into contiguous bytes, most often a scalar into one
-        element, is written out here, as each Python call would cost a twentieth of it."""
+        element, is handled in this function, as each Python call would cost a twentieth of it."""
         device = self._device
         if device.reads.under_way:
             device.reads.order(target.memory, stream)
@@ -91,8 +91,8 @@ class Writer:
 
     def _large(self, address: int, data: Bytes, stream: AsyncStream) -> Ticket:
         """Write a value that does not fit the ring: through device memory, from which a kernel copies it in stream
-        order. Above ``value_limit``, or without such memory, straight to its target in pieces, once the stream is idle.
-        """
+        order. Above ``value_limit``, or without such memory, write it directly to its target in pieces, once the stream
+        is idle."""
         device = self._device
         room = None
         if data.nbytes <= device.value_limit:
@@ -109,7 +109,7 @@ class Writer:
         return ticket
 
     def small(self, address: int, data: memoryview, stream: AsyncStream) -> AsyncTicket:
-        """Write at most ``SMALL_BYTES``, which are part of the launch's parameters; also a broadcast's header."""
+        """Write at most ``SMALL_BYTES`` as part of the launch's parameters; also used for a broadcast's header."""
         device, kernel = self._device, self._device.kernels.small
         buffer, nbytes = kernel.buffer, data.nbytes
         SMALL_HEAD.pack_into(buffer, 0, address, nbytes)

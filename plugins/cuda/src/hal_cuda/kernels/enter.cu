@@ -1,20 +1,20 @@
-// Requests that enter slots: their bytes lie in device memory already (hal_cuda.admissions), or in pinned memory of the
-// host; what the moment of insertion adds comes as one small entry each. Beside them come requests that stay in their slots
-// and get a piece of their prompt or more blocks. Compiled by NVRTC after bytes.cuh; right with any number of threads a
-// block. The host's memory is far: a block goes there twice, for its entry and for all else that it needs.
+// Insertion of requests whose bytes are already in device memory (hal_cuda.admissions), or in pinned memory of the host. The
+// values known only at insertion are passed as one small entry each. The same launch serves requests that keep their slots and
+// get a piece of their prompt or more blocks. Compiled by NVRTC after bytes.cuh; correct with any number of threads a block.
+// Host memory is slow to read: a block reads it twice, for its entry and for everything else.
 
-// Elements of a row field that earlier requests left there, and of the request's own, of the block table 0.
+// Lengths of a row field: elements written by earlier requests, and those of the request itself; 0 for the block table.
 struct Lengths { u32 written, have; };
-// What insertion decides for one request, after the host table's row of the slot as it was before. `held`: entries of the
-// block table in use. `source`: address of the request's bytes, 0 for one that stays. `first`: the first token of a
-// hand-off, else -1; its drafts come behind its blocks.
+// Values of one request known only at insertion, after the host table's former row of the slot. `held`: entries of the block
+// table in use. `source`: address of the request's bytes, 0 for a request that keeps its slot. `first`: the first token of a
+// hand-off, else -1; its drafts follow its blocks.
 struct Entry {
   Lengths rows[5];
   u64 unused[2], held, source, slot, start, length, blocks, blocks_at;
   long long first;
   u64 drafts;
 };
-// Where one row field of the state lies: bytes, and the reset value repeated to 8 bytes.
+// The location of one row field in the state, in bytes, and the reset value repeated to 8 bytes.
 struct Row { u64 base, stride, cycle, size; };
 
 struct Enter {
@@ -27,7 +27,7 @@ struct Enter {
   Row rows[5];                // bad_words, stop_seqs_len, stop_seqs, block_tables, token_ids
 };
 
-// The same, and the entries of a few requests with their block ids behind them: what comes with the launch is nowhere far.
+// The same, followed by the entries and block ids of a few requests: parameters of the launch need no read of host memory.
 const u32 FEW = 3 << 10;
 struct EnterFew { Enter enter; alignas(16) u8 given[FEW]; };
 
@@ -36,18 +36,18 @@ const int BLOCKS = 3, TOKENS = 4;
 
 __device__ u32 up16(u32 n) { return (n + 15) & ~15u; }
 
-// The row of a slot. Rows are copied and reset by words, of which their elements consist.
+// The row of a slot. Rows are copied and reset by words; their elements consist of whole words.
 __device__ u8* row_of(const Enter& p, const Entry& e, int row) {
   return (u8*)p.memory + p.rows[row].base + e.slot * p.rows[row].stride;
 }
 
-// Reset bytes from .. end of a row, which are whole elements.
+// Reset bytes from .. end of a row; they are whole elements.
 __device__ void reset_row(u8* row, u32 from, u32 end, u64 cycle) {
 #pragma unroll 1
   for (u32 at = from / 4 + threadIdx.x; at < end / 4; at += blockDim.x) ((u32*)row)[at] = (u32)(cycle >> (at & 1) * 32);
 }
 
-// Where the tokens begin in a request's bytes, which have no block table.
+// The offset of the tokens in a request's bytes, which have no block table.
 __device__ u32 tokens_at(const Enter& p, const Entry& e) {
   u32 at = p.rows_at;
 #pragma unroll
@@ -55,8 +55,8 @@ __device__ u32 tokens_at(const Enter& p, const Entry& e) {
   return at;
 }
 
-// The block table of a request that enters. Of one that stays: more blocks behind those it has, and perhaps how much of
-// its prompt comes next. `ids`: of all requests.
+// Write the block table of an entering request. For a request in a slot: append its new blocks, and perhaps set the length of
+// the next piece of its prompt. `ids`: of all requests.
 __device__ void write_blocks(const Enter& p, const Entry& e, const u8* ids) {
   u32 size = p.rows[BLOCKS].size, have = (u32)e.blocks * size;
   u8 *dst = row_of(p, e, BLOCKS), *memory = (u8*)p.memory;
@@ -70,8 +70,8 @@ __device__ void write_blocks(const Enter& p, const Entry& e, const u8* ids) {
   }
 }
 
-// Write a field of n bytes, which begins anywhere in the record, by one thread in words of the state, where it is aligned.
-// Long ones are read by the words around them, eight at once.
+// Write a field of n bytes, at any offset in the record, by one thread, in aligned words of the state. Long fields are read by
+// the words around them, eight at once.
 template <typename Word>
 __device__ void write_words(u8* dst, const u8* src, u32 n) {
 #pragma unroll 1
@@ -99,7 +99,7 @@ __device__ void write_field(u8* dst, const u8* src, u32 n) {
   }
 }
 
-// A request that goes on after its first token, which another machine has sampled, with the drafts that came along.
+// A request that continues after its first token, which another machine has sampled, with its drafts.
 __device__ void hand_over(const Enter& p, const Entry& e, const u8* ids) {
   u8* memory = (u8*)p.memory;
   const int* drafts = (const int*)ids + e.blocks_at + e.blocks;
@@ -113,7 +113,7 @@ __device__ void hand_over(const Enter& p, const Entry& e, const u8* ids) {
     ((long long*)(memory + p.handed[3]))[e.slot * p.drafts + i] = drafts[i];
 }
 
-// A request's record, and what depends on the moment. `field`: the thread's first of the scatter map, asked for ahead.
+// Write a request's record, and the values known only now. `field`: the thread's first of the scatter map, loaded in advance.
 __device__ void write_record(const Enter& p, const Entry& e, const u8* ids, Spread field) {
   u8* memory = (u8*)p.memory;
 #pragma unroll 1
@@ -121,7 +121,7 @@ __device__ void write_record(const Enter& p, const Entry& e, const u8* ids, Spre
     Spread f = i == threadIdx.x ? field : ((const Spread*)p.spread)[i];
     write_field(memory + f.base + e.slot * f.stride, (const u8*)e.source + f.source, f.nbytes);
   }
-  __syncthreads();  // the record has these fields too, as they were at admission
+  __syncthreads();  // the record has these fields too, with their values at admission
   bool handed = e.first >= 0;
   if (handed) hand_over(p, e, ids);
   if (threadIdx.x) return;
@@ -131,7 +131,7 @@ __device__ void write_record(const Enter& p, const Entry& e, const u8* ids, Spre
   ((int*)(memory + p.dynamic[3]))[e.slot] = (int)e.blocks;
 }
 
-// A request's short rows, which lie one after the other: words of all of them are under way together.
+// Write a request's short rows, which are adjacent: loads of words of all rows are in flight together.
 __device__ void write_rows(const Enter& p, const Entry& e) {
   const u32 AT_ONCE = 4;
   u32 begin = p.rows_at, second = begin + up16(e.rows[0].have * (u32)p.rows[0].size);
@@ -173,13 +173,13 @@ __device__ void write_tokens(const Enter& p, const Entry& e, u32 low) {
   if (handed && threadIdx.x == 0 && low <= have && have < high) *(long long*)(dst + have) = e.first;
 }
 
-// Blocks (request, 0) write a request's blocks, (request, 1) its record, (request, 2) its short rows, the others a piece of
-// its tokens. No shared memory, in which a record could lie: with it a launch takes 0.7 us longer on an H200.
+// Blocks (request, 0) write a request's blocks, (request, 1) its record, (request, 2) its short rows, the rest a piece of its
+// tokens each. The record is not put into shared memory: with it a launch takes 0.7 us longer on an H200.
 __device__ void enter(const Enter& p, const u8* entries, const u8* ids) {
   Spread field = {0, 0, 0, 0};
   if (blockIdx.y == 1 && threadIdx.x < p.fields) field = ((const Spread*)p.spread)[threadIdx.x];
   const Entry e = ((const Entry*)entries)[blockIdx.x];
-  __syncthreads();  // nothing of the entry is left for later
+  __syncthreads();  // the entry is read completely before anything else
   if (blockIdx.y == 0) write_blocks(p, e, ids);
   else if (e.source && blockIdx.y == 1) write_record(p, e, ids, field);
   else if (e.source && blockIdx.y == 2) write_rows(p, e);

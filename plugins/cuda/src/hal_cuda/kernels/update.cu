@@ -1,4 +1,4 @@
-// What a step changes by itself; the same effect as hal_core.slots.update.update_inputs, one thread a slot.
+// A step's own changes of the state: the same effect as hal_core.slots.update.update_inputs, one thread a slot.
 typedef long long i64;
 typedef int i32;
 typedef unsigned char u8;
@@ -20,7 +20,7 @@ struct State {
 };
 
 enum { STOP = 1, LENGTH = 2, ERROR = 4 };
-enum { PREFILL = 1 };  // the split role whose slot gives one token and stops
+enum { PREFILL = 1 };  // the split role whose slots emit one token and stop
 
 __device__ bool ends_with_stop(const State& s, i32 slot, i64 total, i64 generated) {
   const i64* tokens = s.token_ids + (i64)slot * s.max_tokens;
@@ -56,7 +56,7 @@ extern "C" __global__ void hal_update_inputs(__grid_constant__ const State s) {
     return;
   }
   i32 wanted = s.speculative ? s.accept_num[slot] : 1;
-  if (wanted < 0 || wanted > s.max_accept) {  // left as it is, for save_output to report
+  if (wanted < 0 || wanted > s.max_accept) {  // unchanged, for save_output to report
     s.stop_flags[slot] = 1;
     s.stop_reason[slot] = ERROR;
     return;

@@ -1,5 +1,5 @@
-// Kernels that carry out hal's write plans. Compiled by NVRTC, after bytes.cuh, for the chip at hand.
-// One descriptor of hal_core.memory.plan.WRITE: pattern 0 copies from the payload, else source is an 8-byte cycle.
+// Kernels for hal's write plans. Compiled by NVRTC, after bytes.cuh, for the present GPU.
+// One descriptor of hal_core.memory.plan.WRITE: pattern 0 copies from the payload, otherwise source is an 8-byte cycle.
 struct Write { u64 dst, source; u32 nbytes, pattern; };
 
 // The staging block: descriptors, slots, records, payload, at the offsets given.
@@ -12,7 +12,7 @@ struct Plan {
   u64 payload_at;
 };
 
-// Blocks 0 .. writes-1 carry out one descriptor each, the blocks after them one record each.
+// Blocks 0 .. writes-1 process one descriptor each, the blocks after them one record each.
 extern "C" __global__ void hal_write(Plan plan) {
   const u8* block = (const u8*)plan.block;
   if (blockIdx.x < plan.writes) {
@@ -44,7 +44,7 @@ extern "C" __global__ void hal_fill(u64 dst, u64 cycle, u32 nbytes, u32 n0, u32 
     fill_bytes((u8*)(dst + (r / n1) * step0 + (r % n1) * step1), cycle, nbytes, threadIdx.x, blockDim.x);
 }
 
-// A small value that travels in the launch's own parameters.
+// A small value passed in the launch's own parameters.
 struct Small { u64 dst; u32 nbytes, unused; u64 data[128]; };
 extern "C" __global__ void hal_small(__grid_constant__ const Small value) {
   copy_bytes((u8*)value.dst, (const u8*)value.data, value.nbytes, threadIdx.x, blockDim.x);

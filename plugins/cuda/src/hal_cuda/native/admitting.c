@@ -3,8 +3,8 @@
 
 #define MOST INT64_C(0x7fffffff)
 
-/* How many ids a list, a tuple or an array of one axis of int32 or int64 has; -1 for what is no such. An array's buffer is
-   held then. */
+/* Return how many ids a list, a tuple, or a one-axis array of int32 or int64 has; -1 for any other object. The array's buffer
+   is held then. */
 static Py_ssize_t ids_open(PyObject *given, Py_buffer *view) {
   view->obj = NULL;
   if (PyList_CheckExact(given)) return PyList_Size(given);
@@ -17,7 +17,7 @@ static Py_ssize_t ids_open(PyObject *given, Py_buffer *view) {
   return -1;
 }
 
-/* Write the ids out, and close: the bits of all of them together; a negative number where one is no id. */
+/* Write the ids, and close. Return the bitwise or of all ids; a negative number if an element is no id. */
 static int64_t ids_close(PyObject *given, Py_buffer *view, Py_ssize_t n, int64_t *out, int64_t *largest) {
   int64_t bits = 0, most = *largest;
   if (view->obj && view->itemsize == 4) {
@@ -41,8 +41,8 @@ static int64_t ids_close(PyObject *given, Py_buffer *view, Py_ssize_t n, int64_t
   return bits;
 }
 
-/* ids(prompt, output): all ids as int64 bytes, the length of the prompt, and the largest; None for what is not plain, or has
-   what is no id, which the core refuses with words. */
+/* ids(prompt, output): all ids as int64 bytes, the length of the prompt, and the largest id. None for an unsupported object or
+   an element that is no id: the core then raises the error with its text. */
 PyObject *ids(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   Py_buffer views[2];
   (void)self;
@@ -67,8 +67,8 @@ PyObject *ids(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   return Py_BuildValue("(NnL)", made, prompt, (long long)largest);
 }
 
-/* stage(chunk, record, rows): copy a request's record and rows, each to a 16-byte boundary, behind what the chunk has (the
-   address of its numbers); where they begin, or -1, with nothing done, where they do not fit. */
+/* stage(chunk, record, rows): append a request's record and rows to the chunk, each aligned to 16 bytes (`chunk`: the address
+   of its numbers). Return their offset, or -1, without effect, if they do not fit. */
 PyObject *stage(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   Py_buffer pieces[8];
   (void)self;

@@ -1,10 +1,10 @@
-/* Whether a batch of requests that enter slots or stay may go into a state, and its booking in the host's table: the twins
-   of hal_core.slots.checks.problems, which says why not, and hal_core.slots.host_table.HostSlotTable.commit. */
+/* Check whether a batch of requests that enter slots or keep them fits a state, and book it in the host's table. The twins of
+   hal_core.slots.checks.problems, which gives the reason, and hal_core.slots.host_table.HostSlotTable.commit. */
 #include "native.h"
 
 PyTypeObject *book_type;
 
-/* Whether kinds and counts fit the numbers that there are; takes the places of block ids and drafts. */
+/* Whether kinds and counts fit the lengths of the buffers; finds block ids and drafts in them. */
 static int parts_fit(Batch *batch, Py_ssize_t numbers) {
   int64_t ids = 0, drafts = 0;
   for (Py_ssize_t at = 0; at < batch->n; at++) {
@@ -38,7 +38,7 @@ void batch_close(Batch *batch) {
   for (int i = 0; i < 2; i++) PyBuffer_Release(&batch->held[i]);
 }
 
-/* Whether all admission ids differ: by their order where they rise, else by a table of hashes. -1: no memory. */
+/* Whether all admission ids differ: compared directly if they rise, else with a hash table. -1: no memory. */
 static int ids_differ(const Batch *batch) {
   Py_ssize_t at = 1;
   while (at < batch->n && row_of(batch, at - 1, ID) < row_of(batch, at, ID)) at++;
@@ -59,7 +59,7 @@ static int ids_differ(const Batch *batch) {
   return differ;
 }
 
-/* Whether one task fits: a slot that is free, or holds the request, and is not named twice; tokens, blocks and drafts
+/* Whether one task fits: its slot is free, or holds the request, and occurs once in the batch; tokens, blocks and drafts are
    within their bounds. */
 static int task_fits(Book *book, const Batch *batch, Py_ssize_t at) {
   int traits = traits_of(batch, at), enters = traits & ENTERS, continues = traits & CONTINUES;
@@ -80,7 +80,7 @@ static int task_fits(Book *book, const Batch *batch, Py_ssize_t at) {
                         row_of(batch, at, LEFT) > 1);
 }
 
-/* Whether none of the requests that enter is in a slot already. -1: an exception. */
+/* Whether no entering request is in a slot already. -1: an exception. */
 static int none_lives(Book *book, const Batch *batch) {
   int free = 1;
   for (Py_ssize_t at = 0; free == 1 && at < batch->n && PyDict_Size(book->live); at++) {
@@ -114,7 +114,7 @@ static PyObject *sound(PyObject *self, PyObject *const *args, Py_ssize_t count) 
   return fits < 0 ? NULL : PyBool_FromLong(fits);
 }
 
-/* Put request and admission id of one task where the host looks for them. */
+/* Store the request and the admission id of one task in the host's table. */
 static int hold(Book *book, int64_t slot, int64_t id, PyObject *request) {
   PyObject *key = PyLong_FromLongLong(id), *place = PyLong_FromLongLong(slot);
   int failed = !key || !place || PyDict_SetItem(book->live, key, place);
@@ -122,10 +122,10 @@ static int hold(Book *book, int64_t slot, int64_t id, PyObject *request) {
   Py_XDECREF(place);
   if (failed) return -1;
   Py_INCREF(request);
-  return PyList_SetItem(book->requests, (Py_ssize_t)slot, request); /* takes the reference, also where it fails */
+  return PyList_SetItem(book->requests, (Py_ssize_t)slot, request); /* takes the reference, also on failure */
 }
 
-/* Whether the requests of a batch can be booked: 1; 0 where one leaves; -1 with an exception where they do not fit the table. */
+/* Whether the requests of a batch can be booked: 1; 0 if one leaves; -1 with an exception if they do not fit the table. */
 static int can_book(const Book *book, const Batch *batch, PyObject *requests) {
   int leaves = 0, fits = PyTuple_Check(requests) && PyTuple_Size(requests) == batch->n;
   for (Py_ssize_t at = 0; fits && at < batch->n; at++) {

@@ -1,5 +1,5 @@
-/* A broadcast of tokens over NCCL, whose function is found at run time by Python (nccl.py): on the source the header is
-   written first; behind the collective the header is copied out beside the stream, which does not wait for that. */
+/* A broadcast of tokens over NCCL, whose function Python finds at run time (nccl.py). On the source the header is written first.
+   After the collective the header is copied out beside the stream, which does not wait for that copy. */
 #include "native.h"
 
 typedef int (*Broadcast)(const void *, void *, size_t, int, int, void *, Handle); /* ncclBroadcast: a ncclResult_t */
@@ -10,7 +10,7 @@ typedef int (*Broadcast)(const void *, void *, size_t, int, int, void *, Handle)
 typedef struct { uint64_t call, source, address, nbytes, header, header_bytes, kernel, params; } Fixed; /* collectives.py */
 typedef struct { uint64_t to; uint32_t nbytes, unused; unsigned char data[MOST]; } Small;               /* kernels/writes.cu */
 
-/* The header by the kernel's parameters, the collective, the event behind it: a status of the driver's, or of NCCL's. */
+/* Header in the kernel's parameters, collective, event behind it. Returns a status of the driver or of NCCL. */
 static Status send(Driver *driver, const Fixed *fixed, const Py_buffer *header, void *comm, Handle stream, Handle event,
                    const char **call, int *nccl) {
   Status status = 0;
@@ -24,7 +24,7 @@ static Status send(Driver *driver, const Fixed *fixed, const Py_buffer *header, 
     *call = "cuLaunchKernel";
     status = driver->launch((Handle)(uintptr_t)fixed->kernel, 1, 1, 1, THREADS, 1, 1, 0, stream, params, NULL);
   }
-  if (!status) { /* NCCL looks at events of its own, which a capture in another thread forbids */
+  if (!status) { /* NCCL queries its own events, which a capture in another thread forbids */
     int mode = RELAXED;
     Status exchanged = driver->exchange(&mode);
     void *place = (void *)(uintptr_t)fixed->address;
@@ -52,7 +52,7 @@ static Status copy_header(Driver *driver, const Fixed *fixed, Handle after, Hand
   return status;
 }
 
-/* broadcast(fixed, header, communicator, stream, event, copies, host, copied): what NCCL says, 0 for success. */
+/* broadcast(fixed, header, communicator, stream, event, copies, host, copied): NCCL's status, 0 for success. */
 PyObject *broadcast(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   Driver *driver = (Driver *)self;
   Py_buffer given, header;

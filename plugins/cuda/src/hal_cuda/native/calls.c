@@ -1,10 +1,10 @@
-/* The driver's calls. Nothing gives up the interpreter's lock but a call that might wait for room in a launch queue. */
+/* The driver's calls. Only a call that might wait for room in a launch queue releases the GIL. */
 #include "native.h"
 #include <sched.h>
 #include <time.h>
 
 #define FUNCTIONS 15 /* CALLS of native.py */
-#define GRAPHS 16 /* of one call, at most */
+#define GRAPHS 16 /* most parts of one call */
 
 /* -- work on streams ------------------------------------------------------------------------------------------------ */
 
@@ -15,11 +15,11 @@ int failed(Driver *driver, Status status, const char *call) {
   return -1;
 }
 
-/* Refuses a stream whose work goes into a graph, before that capture is spoilt: 0, or -1 with an exception. */
+/* Refuse a captured stream before the call would invalidate the capture: 0, or -1 with an exception. */
 static int refused(Driver *driver, Handle stream) {
   int state = 0;
   char handle[24];
-  if (driver->capturing(stream, &state) == 0 && !state) return 0; /* an error is the default stream's, of another's capture */
+  if (driver->capturing(stream, &state) == 0 && !state) return 0; /* an error: the default stream, in another's capture */
   snprintf(handle, sizeof handle, "%llu", (unsigned long long)(uintptr_t)stream);
   return failed(driver, CAPTURED_STREAM, handle);
 }
@@ -56,7 +56,7 @@ int perform(Driver *driver, const Work *work) {
   return status ? failed(driver, status, call) : 0;
 }
 
-/* Whole numbers and handles of a call. 0, or -1 with an exception. */
+/* Convert a call's arguments to whole numbers and handles. 0, or -1 with an exception. */
 static int numbers(PyObject *const *args, Py_ssize_t count, unsigned long long *out, Py_ssize_t wanted, const char *call) {
   if (count != wanted) {
     PyErr_Format(PyExc_TypeError, "%s takes %zd whole numbers, not %zd", call, wanted, count);
@@ -92,7 +92,7 @@ static PyObject *put(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   unsigned long long a[5] = {0}; /* span, room in it, to, stream, event */
   int bad = numbers(args + 1, count - 1, a, 5, "put");
   if (!bad && (unsigned long long)data.len > a[1]) bad = -1, PyErr_SetString(PyExc_ValueError, "the bytes do not fit");
-  if (!bad && data.len > 1 << 18) { /* a copy that takes long enough for others to run meanwhile */
+  if (!bad && data.len > 1 << 18) { /* a copy long enough that other threads should run meanwhile */
     PyThreadState *saved = PyEval_SaveThread();
     memcpy((void *)(uintptr_t)a[0], data.buf, (size_t)data.len);
     PyEval_RestoreThread(saved);
@@ -148,7 +148,7 @@ static PyObject *copy_out(PyObject *self, PyObject *const *args, Py_ssize_t coun
   Py_RETURN_NONE;
 }
 
-/* The one 32-bit word that an element consists of, as often as it does: 1; 0 where there is no such word. */
+/* If the element consists of one repeated 32-bit word, set `word` and return 1; else return 0. */
 static int word_of(const Py_buffer *element, uint32_t *word) {
   unsigned char bytes[8];
   if (element->len < 1 || element->len > 8 || 8 % element->len) return 0;
@@ -183,7 +183,7 @@ static PyObject *fill(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
-/* Graphs that others have made, one after the other: a stream, then the handle of each. */
+/* graph(stream, handles...): launch the caller's instantiated graphs in order. */
 static PyObject *graphs(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   Driver *driver = (Driver *)self;
   unsigned long long a[GRAPHS + 1];
@@ -230,7 +230,7 @@ static int64_t microseconds(void) {
 }
 
 static PyObject *passes(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-  NUMBERS("passes", 2); /* event, microseconds: looks at once, as the driver's own wait does */
+  NUMBERS("passes", 2); /* event, microseconds: queries first, as the driver's own wait does */
   PyThreadState *saved = PyEval_SaveThread();
   int64_t end = microseconds() + (int64_t)a[1];
   Status status;
@@ -250,7 +250,7 @@ static PyObject *capturing(PyObject *self, PyObject *const *args, Py_ssize_t cou
   NUMBERS("capturing", 1);
   int state = 0;
   Status status = driver->capturing(HANDLE(a[0]), &state);
-  if (status == 906) state = 1, status = 0; /* the default stream, and one that waits for it is captured */
+  if (status == 906) state = 1, status = 0; /* the default stream, while a stream that waits for it is captured */
   if (status) return failed(driver, status, "cuStreamIsCapturing"), NULL;
   return PyBool_FromLong(state);
 }
@@ -261,7 +261,7 @@ static PyObject *tell_context(PyObject *self, PyObject *const *args, Py_ssize_t 
   Py_RETURN_NONE;
 }
 
-/* A call with the device's context current, as it may come from any thread: what another one had is put back. */
+/* Make a call with the device's context current, from any thread; the thread's former context is restored. */
 typedef PyObject *(*Call)(PyObject *, PyObject *const *, Py_ssize_t);
 static PyObject *within(PyObject *self, PyObject *const *args, Py_ssize_t count, Call call) {
   Driver *driver = (Driver *)self;
@@ -352,7 +352,7 @@ static PyObject *driver_new(PyTypeObject *type, PyObject *args, PyObject *named)
   return (PyObject *)driver;
 }
 
-static void driver_dealloc(PyObject *self) { /* the events of the lanes went with forget(), or with the context */
+static void driver_dealloc(PyObject *self) { /* the lanes' events went with forget(), or with the context */
   PyTypeObject *type = Py_TYPE(self);
   Py_XDECREF(((Driver *)self)->fail);
   Py_XDECREF(((Driver *)self)->full);

@@ -1,18 +1,18 @@
-/* Staged requests into their slots, and what those get that stay: entries and block ids, one upload, one launch, one event.
-   From the batch's two buffers to the event. */
+/* Insertion of staged requests into slots, with updates of requests that keep their slots: entries and block ids, one upload, one
+   launch, one event. From the batch's two buffers to the event. */
 #include "native.h"
 
 #define FIXED 14 /* arguments before the batch */
-enum { NOT_STAGED, ENTERED, UPLOADED, NO_ROOM, CAPTURED }; /* as in hal_cuda.native_entering */
+enum { NOT_STAGED, ENTERED, UPLOADED, NO_ROOM, CAPTURED }; /* as in hal_cuda.insertion */
 
 typedef struct { uint64_t address, mirror, nbytes, used, uploaded; } Chunk; /* numbers of a hal_cuda.admissions.Chunk */
 typedef struct {
   PyObject *book;
   Py_buffer params, chunks, places; /* ENTER bytes; addresses of chunks, below; the table of staged requests, [places, PLACE] */
   unsigned long long room, mirror, nbytes; /* where entries go on the host, where the kernel reads them, how many fit */
-  unsigned long long near; /* so few new bytes are read where they are, in pinned memory: an upload would cost the host more */
+  unsigned long long near; /* so few new bytes are read in place, from pinned memory: an upload would cost the host more */
   Chunk *chosen; /* the one to upload */
-  Handle few; /* hal_enter_few, whose entries come with the launch */
+  Handle few; /* hal_enter_few, whose entries are part of the launch */
   Work work;
 } Call;
 
@@ -21,13 +21,13 @@ static int64_t *place_of(const Call *call, int64_t id) {
   return (int64_t *)call->places.buf + ((uint64_t)id & (places - 1)) * PLACE;
 }
 
-/* Number 0 is the one that is being filled, or NULL; behind it come all of them. */
+/* Number 0 is the chunk being filled, or NULL; all chunks follow. */
 static Chunk *chunk_at(const Call *call, Py_ssize_t at) {
   return (Chunk *)(uintptr_t)((const uint64_t *)call->chunks.buf)[at];
 }
 static Py_ssize_t chunk_count(const Call *call) { return call->chunks.len / 8; }
 
-/* Where the kernel reads a request: of a chunk that has new bytes and is not uploaded now, in its pinned memory. */
+/* The address from which the kernel reads a request: in pinned memory if its chunk has new bytes that this call does not upload. */
 static uint64_t source_of(const Call *call, uint64_t source) {
   for (Py_ssize_t at = 1; at < chunk_count(call); at++) {
     const Chunk *one = chunk_at(call, at);
@@ -37,7 +37,7 @@ static uint64_t source_of(const Call *call, uint64_t source) {
   return source;
 }
 
-/* Whether all requests that enter are staged, the slots exist, and none leaves. */
+/* Whether all entering requests are staged, the slots exist, and no request leaves. */
 static int staged(const Call *call, const Book *book, const Batch *batch) {
   for (Py_ssize_t at = 0; at < batch->n; at++) {
     int64_t slot = batch->columns[SLOTS][at], id = row_of(batch, at, ID);
@@ -49,7 +49,7 @@ static int staged(const Call *call, const Book *book, const Batch *batch) {
 
 static uint64_t new_of(const Chunk *chunk) { return chunk ? chunk->used - chunk->uploaded : 0; }
 
-/* The chunk that has gained most since it was uploaded; NULL where none has. */
+/* The chunk with the most bytes that are not uploaded; NULL if all are uploaded. */
 static Chunk *dirtiest(const Call *call) {
   Chunk *most = NULL;
   for (Py_ssize_t at = 1; at < chunk_count(call); at++)
@@ -57,7 +57,7 @@ static Chunk *dirtiest(const Call *call) {
   return most;
 }
 
-/* Take room for the entries, and choose what to upload, if anything; 0 where they do not fit. */
+/* Reserve room for the entries, and choose the chunk to upload, if any; 0 if they do not fit. */
 static int take_room(Call *call, uint64_t need) {
   Chunk *filling = chunk_at(call, 0);
   if (call->room) {
@@ -76,7 +76,7 @@ static int take_room(Call *call, uint64_t need) {
   return 1;
 }
 
-/* Write entries, and each task's block ids and drafts; the longest token row, in elements, that is written or reset. */
+/* Write entries, and each task's block ids and drafts. Returns the longest token row that is written or reset, in elements. */
 static int64_t fill(const Call *call, const Book *book, const Batch *batch) {
   int64_t *entry = (int64_t *)(uintptr_t)call->room, longest = 0;
   int32_t *ids = (int32_t *)(uintptr_t)(call->room + (uint64_t)batch->n * ENTRY * 8), *end = ids;
@@ -103,7 +103,7 @@ static int64_t fill(const Call *call, const Book *book, const Batch *batch) {
     for (int i = 0; i < ROWS; i++) entry[i] |= row_of(batch, at, i) << 32; /* Lengths of kernels/enter.cu */
     if (written[TOKENS] > longest) longest = written[TOKENS];
     if (total > longest) longest = total;
-    place[3] = 0; /* it waits for its insertion no longer */
+    place[3] = 0; /* no longer waiting for its insertion */
   }
   return longest;
 }
@@ -141,13 +141,13 @@ static int open_call(Call *call, PyObject *const *args, Py_ssize_t count) {
   return -1;
 }
 
-/* Everything of a call whose requests are staged: what enter() gives, or -1 with an exception. */
+/* Insert a batch whose requests are staged: the result of enter(), or -1 with an exception. */
 static int go(Driver *driver, Call *call, const Book *book, const Batch *batch) {
   int state = 0;
-  if (driver->capturing(call->work.stream, &state) || state) return CAPTURED; /* who asks again is told of an error */
+  if (driver->capturing(call->work.stream, &state) || state) return CAPTURED; /* the next caller gets the error */
   uint64_t params[(ENTER + FEW) / 8], longest, need = (uint64_t)batch->n * ENTRY * 8;
   need += (uint64_t)(batch->ids + batch->drafts_in_all) * 4;
-  if (call->few && need <= FEW && new_of(dirtiest(call)) <= call->near) { /* beside an upload they go with that */
+  if (call->few && need <= FEW && new_of(dirtiest(call)) <= call->near) { /* beside an upload the entries are part of that */
     call->room = (uintptr_t)(params + ENTER / 8);
     call->work.function = call->few;
   } else if (!take_room(call, need)) {
@@ -162,7 +162,7 @@ static int go(Driver *driver, Call *call, const Book *book, const Batch *batch) 
   call->work.blocks = (unsigned)batch->n;
   call->work.rows = longest ? (unsigned)(3 + (longest * 8 + PIECE - 1) / PIECE) : 1;
   call->work.params = pointers;
-  if (chosen) { /* else the stream waits for the last upload alone */
+  if (chosen) { /* otherwise the stream waits for the last upload only */
     call->work.to = chosen->mirror + chosen->uploaded, call->work.from = chosen->address + chosen->uploaded;
     call->work.nbytes = (size_t)(chosen->used - chosen->uploaded);
   }
@@ -172,8 +172,7 @@ static int go(Driver *driver, Call *call, const Book *book, const Batch *batch) 
 }
 
 /* enter(book, params, chunks, places, near, up, arrival, function, few, room, mirror, nbytes, stream, event,
-         ints, rows): one of the names above. A room of 0 is behind the requests of the
-   chunk that is being filled. */
+         ints, rows): one of the names above. If room is 0, the entries follow the requests of the chunk being filled. */
 PyObject *enter(Driver *driver, PyObject *const *args, Py_ssize_t count) {
   Call call;
   Batch batch;

@@ -1,5 +1,5 @@
-/* The two buffers of a batch, from the lists or the tasks that a caller gives: the fast path of
-   hal_core.slots.tasks.TaskBatch.prefill and .of. What is not plain (other sequences, numbers or arrays) is left to them. */
+/* The two buffers of a batch, from the caller's lists or tasks: the fast path of hal_core.slots.tasks.TaskBatch.prefill and .of.
+   Unusual sequences, numbers or arrays are left to those two. */
 #include "native.h"
 
 static PyObject *item(PyObject *list, Py_ssize_t at) { /* borrowed */
@@ -10,7 +10,7 @@ static Py_ssize_t length(PyObject *list) {
   return PyList_CheckExact(list) ? PyList_Size(list) : PyTuple_CheckExact(list) ? PyTuple_Size(list) : -1;
 }
 
-/* int32 numbers, to which more are added at the end. */
+/* int32 numbers; new ones are appended. */
 typedef struct { int32_t *at; Py_ssize_t n, room; } Numbers;
 
 static int room_for(Numbers *numbers, Py_ssize_t more) {
@@ -32,7 +32,7 @@ static int put(Numbers *numbers, Py_ssize_t at, PyObject *given) { /* borrowed, 
   return given && PyLong_CheckExact(given) && small(given, numbers->at + at);
 }
 
-/* A buffer of one axis over a contiguous array whose dtype is the one given; 0 where it is no such. */
+/* Get the buffer of a contiguous one-axis array of the given dtype; 0 for any other object. */
 static int view_of(PyObject *array, PyObject *dtype, PyObject *name, Py_buffer *view) {
   PyObject *has = PyObject_GetAttr(array, name);
   Py_XDECREF(has);
@@ -42,7 +42,7 @@ static int view_of(PyObject *array, PyObject *dtype, PyObject *name, Py_buffer *
   return 0;
 }
 
-/* Plain whole numbers, or an array of them, behind those that are there; how many, -1 for anything else. */
+/* Append plain whole numbers, or an array of them; returns their number, -1 for anything else. */
 static Py_ssize_t extend(Numbers *numbers, PyObject *given, PyObject *dtype, PyObject *name) {
   Py_ssize_t n = length(given);
   Py_buffer view;
@@ -62,7 +62,7 @@ static Py_ssize_t extend(Numbers *numbers, PyObject *given, PyObject *dtype, PyO
   return n;
 }
 
-/* The buffers as they are filled: `numbers` begins with the columns, [COLUMNS, n]. */
+/* The buffers during filling: `numbers` begins with the columns, [COLUMNS, n]. */
 typedef struct {
   Py_ssize_t n;
   Numbers numbers, drafts;
@@ -92,7 +92,8 @@ static int take_ids(Made *made, Py_ssize_t at, PyObject *blocks) {
   return ids >= 0 && made->numbers.n < INT32_MAX;
 }
 
-/* (ints, rows), and `more` if it is not NULL. None, without an exception, if something was not plain. Closes in either case. */
+/* Return (ints, rows), and `more` if it is not NULL. Return None, without an exception, if something was not plain. Closes in
+   both cases. */
 static PyObject *made_close(Made *made, int plain, PyObject *more) {
   PyObject *result = NULL, *ints = NULL;
   Py_ssize_t n = made->numbers.n, drafts = made->drafts.n;
@@ -105,12 +106,12 @@ static PyObject *made_close(Made *made, int plain, PyObject *more) {
   PyMem_Free(made->numbers.at), PyMem_Free(made->drafts.at);
   Py_XDECREF(ints), Py_XDECREF(made->rows), Py_XDECREF(more);
   if (result) return result;
-  PyErr_Clear(); /* whoever builds the batch the long way says what is wrong */
+  PyErr_Clear(); /* the general code builds the batch again and raises the error */
   Py_RETURN_NONE;
 }
 
-/* gather(slots, starts, lengths, requests, blocks, type, row, dtype, name): (ints, rows) of new requests; None where
-   something is not plain. Starts of None are all 0. `row` and `name` are the words "request_row" and "dtype". */
+/* gather(slots, starts, lengths, requests, blocks, type, row, dtype, name): (ints, rows) of new requests; None if
+   something is not plain. If starts is None, all are 0. `row` and `name` are the words "request_row" and "dtype". */
 PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   (void)self;
   if (count != 9) return PyErr_Format(PyExc_TypeError, "gather takes 9 arguments, not %zd", count);
@@ -133,7 +134,7 @@ PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t count) {
 enum { NUMBERS = 6, ASKED = NUMBERS, GIVEN, DRAFTS, ROW, DTYPE, NAMES }; /* hal_core.slots.gathering.NAMES */
 static const int places[NUMBERS] = {KINDS, SLOTS, STARTS, LENGTHS, FIRSTS, FIRST_TOKENS};
 
-/* One task into the columns, and its request into `requests`; 0 where something of it is not plain. */
+/* Write one task into the columns, and its request into `requests`; 0 if something of it is not plain. */
 static int take_task(Made *made, PyObject *const *names, PyObject *task, Py_ssize_t at, PyObject *requests) {
   for (int i = 0; i < NUMBERS; i++) {
     PyObject *number = PyObject_GetAttr(task, names[i]);

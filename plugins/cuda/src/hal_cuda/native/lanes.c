@@ -1,13 +1,12 @@
-/* When the interpreter's lock is given up.
+/* When the GIL is released.
 
-   A launch queue that is full makes the call wait until the device has executed something, for as long as that takes.
-   So the work in flight on each stream is counted (copies and launches: events and waits take no room in a queue): now
-   and then an event is recorded, and when it has passed, so has the work before it. Beyond BOUND, far below what a
-   queue holds, the lock is given up around a call. Beyond ROOM Python waits for that event instead, up to its deadline
-   (G3), before anything is put on the stream. */
+   A call on a stream whose launch queue is full waits until the device has executed something, for an unlimited time. So
+   the work in flight on each stream is counted (copies and launches; events and waits take no room in a queue). At intervals
+   an event is recorded: once it has passed, so has the work before it. Beyond BOUND, far below a queue's capacity, the GIL is
+   released around a call. Beyond ROOM Python waits for that event first, up to its deadline (G3), and then submits the work. */
 #include "native.h"
 
-/* Looks at an event, which a capture in another thread forbids and is spoilt by, unless this thread says that it knows. */
+/* Query an event. A capture in another thread forbids that and is invalidated by it, unless this thread's mode is relaxed. */
 Status ask(Driver *driver, Handle event) {
   int mode = 2; /* CU_STREAM_CAPTURE_MODE_RELAXED */
   Status exchanged = driver->exchange(&mode), status = driver->query(event);
@@ -31,8 +30,8 @@ static void count_busy(Driver *driver) {
   driver->crowded = busy > LANES / 2;
 }
 
-/* The lane of a stream; NULL where so many streams are busy that nothing is known of this one. Most calls find it at the
-   first look: all lanes are more than a processor's first cache holds. */
+/* The lane of a stream; NULL if so many streams are busy that this one is not counted. Most calls find it in `near`, at the
+   first try: all lanes together exceed a processor's first-level cache. */
 static Lane *lane_of(Driver *driver, Handle stream) {
   Lane **near = &driver->near[((uintptr_t)stream >> 4 ^ (uintptr_t)stream >> 12 ^ (uintptr_t)stream) % NEAR];
   if (*near && (*near)->issued && (*near)->stream == stream) return *near;
@@ -50,7 +49,7 @@ static Lane *lane_of(Driver *driver, Handle stream) {
   return *near = found ? found : unused;
 }
 
-/* 0 where the stream has room for a call's work, else -1 with an exception. Python may run meanwhile, and change lanes. */
+/* 0 if the stream has room for a call's work, else -1 with an exception. Python may run meanwhile, and change lanes. */
 int has_room(Driver *driver, Handle stream, uint64_t room) {
   for (;;) {
     Lane *lane = lane_of(driver, stream);
@@ -64,7 +63,7 @@ int has_room(Driver *driver, Handle stream, uint64_t room) {
   }
 }
 
-/* Where the next mark of a lane goes: where all are on their way, the last one is moved behind. */
+/* Return the place of a lane's next mark. If all marks are in flight, the last one is recorded again. */
 static int place_of(const Lane *lane) { return (lane->first + (lane->count < MARKS ? lane->count : MARKS - 1)) % MARKS; }
 
 static void marked(Lane *lane, int place) {
@@ -72,7 +71,7 @@ static void marked(Lane *lane, int place) {
   if (lane->count < MARKS) lane->count++;
 }
 
-/* A mark behind what is on a stream already, so that a call of many parts is not counted with what has passed. */
+/* Record a mark behind the work already on a stream, so that the count of a call with many parts excludes finished work. */
 void mark_now(Driver *driver, Handle stream) {
   Lane *lane = lane_of(driver, stream);
   if (!lane || lane->issued == lane->marked) return;
@@ -81,7 +80,7 @@ void mark_now(Driver *driver, Handle stream) {
   if ((*event || driver->create(event, 2) == 0) && driver->record(*event, stream) == 0) marked(lane, place);
 }
 
-/* Where few lanes are left, each call's work has a mark of its own, so that one that is idle is seen to be. */
+/* If few lanes are left, each call's work gets its own mark, so that idle lanes are recognized. */
 void turn_begin(Driver *driver, Turn *turn, Handle stream, int work) {
   turn->lane = NULL;
   turn->saved = NULL;

@@ -1,4 +1,4 @@
-/* hal_cuda._native: what it was built for, and its two types. */
+/* hal_cuda._native: the layout for which it was built, and its two types. */
 #include "native.h"
 
 #ifndef HAL_SOURCES

@@ -1,7 +1,7 @@
-/* The native part of the cuda device: what its hooks do on the host, in calls that keep the interpreter's lock.
+/* The native part of the cuda device: the hooks' work on the host, in calls that keep the GIL.
 
-   Python's limited API and the C library, nothing else: the driver's functions are found at run time and given in by
-   Python (native.py), so that no CUDA toolkit is needed to build this. */
+   It uses Python's limited API and the C library only. Python finds the driver's functions at run time and passes them in
+   (native.py), so building needs no CUDA toolkit. */
 #ifndef HAL_NATIVE_H
 #define HAL_NATIVE_H
 #define Py_LIMITED_API 0x030b0000
@@ -12,29 +12,29 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What the core lays out and this code reads. native.py makes the same text from the core that runs, and uses the native
-   part only where the two are equal: one that was built for another core is never called. */
+/* Layouts of the core that this code reads. native.py makes the same text from the running core, and uses the native part only
+   if both are equal: a part built for another core is never called. */
 #define ROWS 5       /* row fields of a slot: ROW_FIELDS */
-#define BLOCKS 3     /* block_tables, token_ids among them */
+#define BLOCKS 3     /* block_tables; token_ids too */
 #define TOKENS 4
 #define PREFILLED 5  /* columns of the host table after the lengths */
 #define SLOT_ADMISSION 6
 #define HELD 7
-#define TABLE 8      /* its columns */
+#define TABLE 8      /* number of columns */
 #define REQUEST 8    /* int64s of a request's packed row: REQUEST_ROW, */
 #define ID 5         /* the admission id, */
 #define KEY 6        /* the config key and */
 #define LEFT 7       /* the tokens left to generate after the lengths */
 #define PLACE 4      /* columns of the table of staged requests: id, address, chunk, waits */
-#define CHUNK 5      /* int64s of a chunk of them: address on the host and on the device, nbytes, used, uploaded */
+#define CHUNK 5      /* int64s of a chunk's numbers: address on the host and on the device, nbytes, used, uploaded */
 #define ENTRY 16     /* int64s of an entry of kernels/enter.cu */
 #define ENTER 272    /* bytes of its parameters, which begin with the addresses of entries and block ids */
-#define FEW 3072     /* bytes of entries and block ids that come with the launch itself */
+#define FEW 3072     /* bytes of entries and block ids that are part of the launch */
 #define PIECE 16384  /* bytes of a token row that one block of threads writes */
 #define THREADS 128
 #define WRITTEN (THREADS * 16) /* bytes of a copy out by a kernel that one block of threads writes at once */
 #define PREFILL 1    /* the kind of a new request's task, */
-#define TRAITS 0, 3, 2, 0, 5, 8, 8 /* and what tasks of each kind do, by the kind's number: TRAITS; its bits */
+#define TRAITS 0, 3, 2, 0, 5, 8, 8 /* what tasks of each kind do, by the kind's number: TRAITS; its bits */
 #define ENTERS 1
 #define FEEDS 2
 #define CONTINUES 4
@@ -53,17 +53,17 @@ typedef uint64_t Address;
 typedef void *Handle; /* a CUstream, CUevent or CUfunction */
 
 #define CAPTURED_STREAM (-1) /* in place of a CUresult: `call` is the handle of a stream that is being captured */
-#define LANES 256 /* streams that are told apart */
-#define NEAR 16   /* places where the lane of a stream is looked for first */
-#define MARKS 4   /* events on the way of each, */
+#define LANES 256 /* streams that are counted separately */
+#define NEAR 16   /* size of the table in which a stream's lane is looked up first */
+#define MARKS 4   /* events in flight for each stream, */
 #define APART 64  /* copies and launches apart */
-#define BOUND 256 /* of ours in flight on a stream, until the lock is given up; CUDA's launch queues hold 1,021, */
-#define ROOM 832  /* and until the caller waits with a deadline: the rest is for others who use the stream, of whom a */
-#define OWN 1012  /* stream of the device's own has none */
+#define BOUND 256 /* of ours in flight on a stream, until the GIL is released; CUDA's launch queues hold 1,021, */
+#define ROOM 832  /* until the caller waits with a deadline: the rest is for other users of the stream; streams of */
+#define OWN 1012  /* the device's own have no others */
 
 typedef struct {
   Handle stream;
-  uint64_t issued, marked, passed; /* work that was put there, up to the last mark, and up to the last that has passed */
+  uint64_t issued, marked, passed; /* work submitted, up to the last mark, up to the last passed mark */
   int first, count;
   struct { Handle event; uint64_t at; } marks[MARKS];
 } Lane;
@@ -85,17 +85,17 @@ typedef struct {
   Status (*push)(Handle);
   Status (*pop)(Handle *);
   Status (*graph)(Handle, Handle);
-  Handle context; /* the device's; NULL until Python has told */
+  Handle context; /* the device's; NULL until Python sets it */
   PyObject *fail; /* fail(status, call) raises */
   PyObject *full; /* full(stream, event) waits until a stream has room, or raises */
   unsigned long working;
-  unsigned long long given_up; /* how often the lock was */
+  unsigned long long given_up; /* how often the GIL was released */
   int crowded;    /* more than half of the lanes are busy */
   Lane *near[NEAR];
   Lane lanes[LANES];
 } Driver;
 
-/* One upload, one wait for it, one launch, one event: each is left out where its number is 0. */
+/* One upload, one wait for it, one launch, one event; each is omitted if its number is 0. */
 typedef struct {
   Address to, from;
   size_t nbytes;
@@ -105,10 +105,10 @@ typedef struct {
   Handle event;
 } Work;
 
-/* Around calls on a stream, so that they are counted (lanes.c). */
+/* State around calls on a stream, which are counted (lanes.c). */
 typedef struct {
   Lane *lane;
-  PyThreadState *saved; /* the interpreter was let go */
+  PyThreadState *saved; /* set while the GIL is released */
   Handle mark;          /* an event to record behind the work, */
   int place;            /* which of the lane's marks */
 } Turn;
@@ -129,12 +129,12 @@ typedef struct {
   Py_ssize_t n;
   const char *rows;               /* [n, REQUEST] int64, perhaps not aligned */
   const int32_t *columns[COLUMNS];  /* [n] each */
-  const int32_t *blocks, *drafts; /* all block ids, and all drafts, one task's after the other */
+  const int32_t *blocks, *drafts; /* all block ids, and all drafts, task by task */
   Py_ssize_t ids, drafts_in_all;
   Py_buffer held[2];
 } Batch;
 
-int batch_open(Batch *batch, PyObject *ints, PyObject *rows); /* 0, or -1 with an exception; then nothing is held */
+int batch_open(Batch *batch, PyObject *ints, PyObject *rows); /* 0, or -1 with an exception, and then no buffer is held */
 void batch_close(Batch *batch);
 static const uint8_t traits_of_kinds[] = {TRAITS};
 static inline int traits_of(const Batch *batch, Py_ssize_t at) { return traits_of_kinds[batch->columns[KINDS][at]]; }
