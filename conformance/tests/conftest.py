@@ -1,4 +1,4 @@
-"""The kit, run in a process of its own."""
+"""The kit, run in a separate process."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from .kit_reports import HANGS, HERE, RUN_MODULE, said
 
 @pytest.fixture
 def conform(warm):
-    """Run the command in a process of its own; its exit status and what it printed."""
+    """Run the command in a separate process; return its exit status and output."""
 
     def call(*arguments, code=None):
         environment = {**os.environ, "PYTHONPATH": str(HERE)}
@@ -23,10 +23,10 @@ def conform(warm):
 
 @pytest.fixture
 def report(conform):
-    """The same with the profile quick; its report as data.
+    """Run the kit with the profile quick; return its report as data.
 
-    Few examples, since these tests are about what is reported: that quick finds liars is shown by the liars, and what
-    passes here passes in ``make conform`` with the profile default.
+    Few examples suffice, since these tests are about the report. The liars show that quick finds them, and ``make
+    conform`` repeats these tests with the profile default.
     """
 
     def call(*arguments, code, examples=3):

@@ -18,7 +18,7 @@ def cpu():
 
 
 class Deaf(CpuDevice):
-    """Writes nothing that async_set_value is given."""
+    """Ignores the values of async_set_value."""
 
     @hookimpl
     def async_set_value(self, device, target, value, stream):
@@ -85,7 +85,7 @@ with_tensors.support = HostSupport
 
 
 class OwnTransfers(Support):
-    """A vendor's own way for blocks: here hal's, with a net of the vendor's between."""
+    """A vendor's own KV transfer: here hal's, with the vendor's network between."""
 
     transfers = True
     net = MemoryNet()
@@ -103,7 +103,7 @@ own_transfers.support = OwnTransfers
 
 
 class AnyBlocks(OwnTransfers):
-    """A vendor's that looks at no fingerprint."""
+    """A vendor's transfer that compares no fingerprint."""
 
     def transfer(self, device, cache, silence):
         cache.facts = dict
@@ -136,7 +136,7 @@ def by_chance():
 
 
 class Broken(CpuDevice):
-    """No copy out goes through."""
+    """Every copy out fails."""
 
     def copy_out(self, memory, parts, stream):
         raise RuntimeError(f"driver error at {id(parts):#x}")

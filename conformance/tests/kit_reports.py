@@ -1,16 +1,16 @@
-"""How tests run the kit in a process of its own, and look into what it reports."""
+"""Runs the kit in a separate process for tests, and reads its report."""
 
 import json
 from pathlib import Path
 
 HANGS = 900
-"""Seconds after which a run of the kit is taken to hang, on a machine that does other things too."""
+"""Seconds after which a run of the kit counts as hung, on a busy machine."""
 HERE = Path(__file__).parent
 RUN_MODULE = "import runpy, sys; name = sys.argv.pop(1); runpy.run_module(name, run_name='__main__', alter_sys=True)"
 
 
 def said(printed):
-    """What a run has printed, short: of a report as data, the tests that did not pass."""
+    """Summarize the output of a run; of a report as data, the tests that did not pass."""
     if not printed.startswith("{"):
         return printed[-4000:]
     tests = [test for one in json.loads(printed)["guarantees"] for test in one["tests"]]

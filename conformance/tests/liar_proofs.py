@@ -1,4 +1,4 @@
-"""Proofs that liars lie: their registry, the devices they are shown on, and what they have in common."""
+"""Proofs that liars lie: their registry, the devices that they run on, and common helpers."""
 
 import sys
 import threading
@@ -24,7 +24,7 @@ from queued_device import at, queued
 
 POISON = 0xA5
 PATIENCE = 20.0
-A_WHILE = 0.3  # a liar that waits is given so long; an honest device is given PATIENCE
+A_WHILE = 0.3  # the time for a liar that waits; an honest device has PATIENCE
 RING = 1 << 20  # bytes that the ring of a pressed device may hold; it begins with as many
 PROOFS = {}
 
@@ -34,7 +34,7 @@ def cpu():
 
 
 def pressed(deadline=0.2):
-    """The asynchronous example with a ring that is soon full, and then waited for so many seconds."""
+    """The asynchronous example with a ring that is soon full, and a wait of so many seconds for it."""
 
     def make():
         device = queued()
@@ -74,7 +74,7 @@ def poisoned(bound, nbytes):
 
 
 def raw(memory):
-    """The bytes of a block, behind everybody's back: the memory of both devices is the host's own."""
+    """The bytes of a block, read directly: the memory of both devices is the host's own."""
     return at(memory.address, memory.nbytes)
 
 
@@ -91,12 +91,12 @@ def copied(bound, memory, parts, stream=None):
 
 
 def lies(bound):
-    """Whether this is the liar: only the time that a proof gives it depends on that."""
+    """Whether this is the liar: only the timeout of a proof depends on that."""
     return any(base.__module__.startswith(liars.__name__) for base in type(bound.device).__mro__)
 
 
 def ends(call, patience):
-    """True when a call ends in time; it goes on in a thread if not."""
+    """Return True when a call ends in time; it continues in a thread if not."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(patience)
@@ -127,7 +127,7 @@ def insert(bound, state, tasks, stream=None):
 
 
 def column(state, name):
-    """A field of every slot, behind everybody's back."""
+    """A field of every slot, read directly."""
     place = state.layout.fields[name]
     data = raw(state.memory)[place.offset : place.offset + place.stride * state.sizes.num_slots]
     return data.view(place.field.dtype.storage).reshape(state.sizes.num_slots, -1)
@@ -142,7 +142,7 @@ def step_of(state, number, slots):
 
 
 def fill(bound, stream, nbytes=RING // 4, count=4):
-    """Writes that lie in the ring until the stream goes on; by default they fill it."""
+    """Writes that stay in the ring until the stream is released; by default they fill it."""
     memory = poisoned(bound, nbytes * count)
     for number in range(count):
         write(bound, flat(memory, number * nbytes, nbytes), np.ones(nbytes, np.uint8), stream)

@@ -230,7 +230,7 @@ def _(bound):
 def _(bound):
     stream, source, target = bound.default_stream, poisoned(bound, 4096), poisoned(bound, 4096)
     value, freed = flat(source, 0, 4096), []
-    for memory in (source, target):  # not given back: the work that is held is still to read and write it
+    for memory in (source, target):  # not freed: the held work still reads and writes it
         memory._free = partial(freed.append, memory._free)
     del memory
     with bound.device.hold_stream(stream):
@@ -310,7 +310,7 @@ def _(bound):
 def losing():
     """A device whose groups lose a rank at once."""
     device = faults.lay(cpu(), faults.LostPeer)
-    device.fault.at = 2  # the opening goes well
+    device.fault.at = 2  # the opening succeeds
     return device
 
 

@@ -211,7 +211,7 @@ def _(bound):
         state.tensor("seed")
     except DeviceClosed:
         return True
-    except HalError:  # no framework can use this device's addresses, which is not what was to be said
+    except HalError:  # no framework can use this device's addresses, but that is a different error
         pass
     return False
 
@@ -240,14 +240,14 @@ def lost_step(bound):
 
 
 class Unread(MemorySink):
-    """Resolves nothing."""
+    """Resolves no output."""
 
     def put(self, pending):
         self.pending = pending
 
 
 def taken(bound):
-    """The step numbers that the takes of three steps give; None where one raises."""
+    """Return the step numbers of three takes; None where one raises."""
     state, tickets = lost_step(bound)
     found = []
     for ticket in tickets:
@@ -364,7 +364,7 @@ def with_companions(bound):
 
 
 def refused(bound, state, tasks):
-    """Whether a batch is refused, and the companions book nothing."""
+    """Whether a batch is refused, and the companions record no entry of it."""
     call = {"state": state, "tasks": tasks, "stream": bound.default_stream}
     told = raises((InvalidBatch, InvalidValue), lambda: bound.insert_tasks(**call))
     return told and not any(companion.host_table.live for companion in state.companions)
@@ -403,7 +403,7 @@ def _(bound):
 
 
 def two_handovers(bound):
-    """Two handovers under way at once between two transfers."""
+    """Two handovers in flight at once between two transfers."""
     handing = KvHandover(SimpleNamespace(bound=bound, device=bound.device, subject=SimpleNamespace(support=Support())))
     keys = HandoverKey("one", 0), HandoverKey("two", 0)
     for key, places in zip(keys, ([0, 1], [2, 3]), strict=True):

@@ -32,8 +32,9 @@ from liar_proofs import (
 
 
 def held_source_kept(bound, plan, nbytes=RING // 4):
-    """Writes of ``nbytes`` each, "h" on a held stream and "f" on a free one, until the ring refuses; what was taken on
-    the held stream must be there once it is let go."""
+    """Write ``nbytes`` each, "h" on a held stream and "f" on a free one, until the ring refuses; accepted writes on the
+    held stream must be visible once it is released.
+    """
     free, held = bound.default_stream, bound.device.stream()
     memory, taken = poisoned(bound, nbytes * len(plan)), []
     with bound.device.hold_stream(held):
@@ -75,7 +76,7 @@ def _(bound):
 
 
 def refused_unless_let_go(bound, holds, let_go):
-    """Whether a write that finds the ring full is refused, where ``let_go`` of the held streams goes on meanwhile."""
+    """Whether a write that finds the ring full is refused, while ``let_go`` of the held streams runs meanwhile."""
     before, met = bound.counters().ring_waits, []
 
     def act():
@@ -159,7 +160,7 @@ def _(bound):
 
 
 def seen_on(bound, act, memory, stream):
-    """What a copy on ``stream`` sees of ``memory`` after ``act``, while the default stream is held."""
+    """Return the copy of ``memory`` on ``stream`` after ``act``, while the default stream is held."""
     with bound.device.hold_stream(bound.default_stream):
         act()
         ticket = copied(bound, memory, [(0, memory.nbytes)], stream)

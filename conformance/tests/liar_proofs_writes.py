@@ -98,7 +98,7 @@ FAR = 2**32 + 64
 
 @proof("OffsetsInThirtyTwoBits", cpu)
 def _(bound):
-    memory = bound.device.allocate(FAR + 64)  # pages that nobody touches take no memory
+    memory = bound.device.allocate(FAR + 64)  # untouched pages take no memory
     raw(memory)[64] = raw(memory)[FAR] = POISON
     write(bound, flat(memory, FAR, 1), 7)
     return raw(memory)[64] == POISON and raw(memory)[FAR] == 7

@@ -1,4 +1,4 @@
-"""Probes of the four hazards of Paddle on the shared base of its devices, each run in a process of its own.
+"""Probes of the four hazards of Paddle on the shared base of its devices, each run in a separate process.
 
 python paddle_hazards.py NAME …    prints the answers as JSON, by name; on the simulated accelerator (adversarial mode)
 """
@@ -23,7 +23,7 @@ PATIENCE = 30
 
 
 class Hazardous(CustomDevicePlugin):
-    """Our base on the accelerator, with nothing of a plugin's own."""
+    """Our base on the accelerator, without any plugin's code."""
 
     name = kind = "hal_sim"
     cure = "install paddle-hal-sim"

@@ -1,4 +1,4 @@
-"""The asynchronous example device, which the tests of the kit open by a factory: it has real streams, held at will."""
+"""The asynchronous example device, which the kit's tests open by a factory: its streams can be held."""
 
 import sys
 from pathlib import Path

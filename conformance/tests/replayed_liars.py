@@ -1,4 +1,4 @@
-"""Liars that die by the replay of a recording, and that the profile quick does not kill: factories of devices."""
+"""Liars that the replay of a recording kills, and the profile quick does not: factories of devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StepZeroIsWarmUp(Lie):
 
 
 class RowsByRequestId(Lie):
-    """Keeps a state's tokens in a table by request id: a resumed request does not get what it generated since."""
+    """Keeps a state's tokens in a table by request id: a resumed request misses the tokens generated since."""
 
     known = np.zeros((64, 2), np.int64)
 

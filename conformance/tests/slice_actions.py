@@ -1,4 +1,4 @@
-"""What two ranks on the simulated accelerator do to show that a liar about broadcasts lies: named by this file."""
+"""Functions that two ranks run on the simulated accelerator to prove a liar about broadcasts; tasks name this file."""
 
 import threading
 
@@ -19,7 +19,7 @@ SIZES = StateConfig(num_slots=3, max_model_len=16, max_draft_tokens=2)
 
 
 def opened(name, job, timeout=1000):
-    """The sim device, a liar where it has a name."""
+    """The sim device, or a liar if it has a name."""
     options = {"collective_timeout_ms": timeout, "staged": 0, "job": f"{job}_{name}"}
     subject = Subject("sim", lambda: SimPlugin.open(0, options), Support())
     subject = by_name(name).corrupt(subject) if name else subject
@@ -39,7 +39,7 @@ def scribbled(rank, state):
 
 
 def agree(rank, name, job, ranks=(0, 1)):
-    """True when every field is the source's after a broadcast; one slot of three is held."""
+    """Return True when every field is the source's after a broadcast; one slot of three is held."""
     group = Group(ranks, rank.rank)
     with opened(name, job) as bound:
         state, stream = bound.state(SIZES), bound.default_stream
@@ -69,7 +69,7 @@ class Tampering:
 
 
 def tamper(rank, name, job, at):
-    """True when the receiver raises for a header in which four bytes are wrong; the source has nothing to see."""
+    """Return True when the receiver raises for a header in which four bytes are wrong; the source has no error."""
     with opened(name, job) as bound:
         state, true = bound.state(SIZES), bound.device.communicator
         if rank.rank == 0:
@@ -95,7 +95,7 @@ def other_source(rank, name, job):
 
 
 def told_in_time(call, patience):
-    """True when a call raises GroupLost within so many seconds; it goes on in a thread if not."""
+    """Return True when a call raises GroupLost within so many seconds; it continues in a thread if not."""
     met = []
 
     def act():
@@ -111,7 +111,7 @@ def told_in_time(call, patience):
 
 
 def join_alone(rank, name, job):
-    """True when rank 0, whom nobody joins, is told so."""
+    """Return True when rank 0 gets an error because rank 1 does not join."""
     if rank.rank:
         return True
     bound = opened(name, job, 200)
@@ -120,7 +120,7 @@ def join_alone(rank, name, job):
 
 
 def join_alone_twice(rank, name, job):
-    """True when rank 0, whom nobody joined within a second, is told so at once when it asks again."""
+    """Return True when rank 0, which no rank joined within a second, gets the error at once on its second call."""
     if rank.rank:
         return True
     bound = opened(name, job, 1000)

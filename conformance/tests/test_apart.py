@@ -1,4 +1,6 @@
-"""Liars run one at a time, each in a process of its own: what ends that process is told with the test's name."""
+"""Liars run one at a time, each in a separate process: the cause of that process's end is reported with the test's
+name.
+"""
 
 from __future__ import annotations
 

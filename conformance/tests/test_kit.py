@@ -1,4 +1,4 @@
-"""The kit as its users meet it: the cpu device passes, failures can be reproduced, expectations must be true."""
+"""The kit from its users' side: the cpu device passes, failures can be reproduced, expectations must be true."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from .kit_reports import HANGS, RUN_MODULE, entry, outcomes
 
 pytestmark = pytest.mark.long(60)
 WARM = ("numpy", "hypothesis.stateful", "pytest")
-"""What each run of the kit imports besides it: runs are forks of one process that has done so."""
+"""Modules that each run of the kit imports besides it: runs are forks of one process that has imported them."""
 
 
 @pytest.mark.whole_kit
@@ -47,7 +47,7 @@ def drawn(found):
 
 @pytest.mark.conform
 def test_a_failure_has_a_shrunk_example_and_a_reproducing_command(report):
-    """Shrinking takes most of it. What is printed for it is checked below in ``make test`` too."""
+    """Most of it is shrinking. Its printed output is checked below in ``make test`` too."""
     first = report("cpu", "--liar=NoRowReset", "--only=G11", code=1, examples=0)
     told = drawn(first)
     assert told["kind"] == "AssertionError"
@@ -66,7 +66,7 @@ def test_expected_failures_are_reported_with_their_reason(report):
     found = report("--device-factory=kit_devices:true_list", "--only=G1", code=1, examples=1)
     assert outcomes(found, "G1")["test_g01_later_work_on_the_stream_sees_the_value"] == "expected"
     assert "chip errata 7" in entry(found, "G1")["note"]
-    assert entry(found, "G1")["status"] == "failed"  # the other tests of G1 fail unexpectedly
+    assert entry(found, "G1")["status"] == "failed"  # the remaining tests of G1 fail unexpectedly
     failed = [test for test in entry(found, "G1")["tests"] if test["outcome"] == "failed"]
     again = "hal conform --only G1 --device-factory kit_devices:true_list --profile quick --seed 0 --examples 1"
     assert {test["reproduce"] for test in failed} == {again}
@@ -175,7 +175,7 @@ sys.exit(status)
 @pytest.mark.conform
 @pytest.mark.skipif(find_spec("paddle") is None, reason="gloo comes with Paddle")
 def test_the_cpu_device_conforms_with_several_ranks_in_one_pool():
-    """Or one more where Gloo aborts a rank that a test had stopped, which nobody can prevent."""
+    """Or one more if Gloo aborts a rank that a test had stopped, which cannot be prevented."""
     done = subprocess.run([sys.executable, "-c", COUNTING], capture_output=True, text=True, timeout=HANGS, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     found = json.loads(done.stdout)
@@ -192,7 +192,7 @@ def test_the_kit_passes_under_copies_that_come_late(report):
 
 
 def test_the_tickets_of_late_copies_are_done_without_a_wait():
-    """The fault is a slow device, and no wrong one: G3 holds under it on a device whose streams can be held."""
+    """The fault is a slow device, but not a wrong one: G3 holds under it on a device whose streams can be held."""
     options = ["--hal-device-factory=queued_device:queued", "--hal-fault=DelayedCopies", "--hal-profile=quick"]
     found = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     with KitProcess("", *options, "-k", "nobody_asked", environment=found) as run:

@@ -1,4 +1,4 @@
-"""What the kit is made of: its tests and their numbers, its oracle, its bounds, its faults and liars."""
+"""The parts of the kit: its tests and their numbers, its oracle, its bounds, its faults and liars."""
 
 import ast
 import subprocess
@@ -33,7 +33,7 @@ def test_pytest_loads_nothing_heavy_for_the_plugin():
 
 
 def test_the_oracle_shares_no_code_with_what_it_judges():
-    """Of the core it has types, and the bytes that stand for what nobody wrote: nothing that computes."""
+    """Of the core it uses types, and the poison bytes: no code that computes."""
     types = {
         "OutputRecord",
         "SlotStatus",
@@ -120,7 +120,7 @@ def test_a_class_of_sizes_never_drawn_fails_the_check_by_name(met):
 
 
 def test_shrinking_ends_in_time():
-    """With no time to shrink, what fails first is reported at once; with some, it is made small."""
+    """With no time to shrink, the first failure is reported at once; with some, it is shrunk."""
     tried = []
 
     def examples_until_reported(seconds):

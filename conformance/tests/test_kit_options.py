@@ -1,4 +1,4 @@
-"""Options of the kit that cannot be: refused before anything runs."""
+"""Invalid options of the kit: refused before anything runs."""
 
 from types import SimpleNamespace
 

@@ -19,7 +19,7 @@ HANGS = 1500
 """Seconds after which a run of all liars is taken to hang; it takes three to five minutes."""
 STREAMS = {"async_h2d", "async_d2h", "can_hold_stream", "probe_counts", "primitives"}
 DRIVER = {"pinned_host", "native_objects"}
-"""What neither cpu nor the asynchronous example has: liars that need it run on an OpenCL driver."""
+"""Capabilities that neither cpu nor the asynchronous example has: liars that need them run on an OpenCL driver."""
 NEEDS_DRIVER = {name for name, liar in LIARS.items() if DRIVER & set(liar.requires)}
 SEVERAL = {name for name, liar in LIARS.items() if "several_memories" in liar.requires and STREAMS & set(liar.requires)}
 """Liars about one submission over several memories behind a stream: sim has both."""
@@ -55,7 +55,7 @@ def table_of(process):
 
 @pytest.fixture(scope="module")
 def tables():
-    """All run at once: what they do most is wait."""
+    """All run at once: most of their time they wait."""
     only = [
         ",".join(sorted({f"G{LIARS[name].guarantee}" for name in names}))
         for names in (NEEDS_STREAMS, NEEDS_DRIVER, SEVERAL)
@@ -75,7 +75,7 @@ def tables():
 
 
 def without_driver():
-    """Why no OpenCL device can be used here, with the cure, or ""."""
+    """Return why no OpenCL device can be used here, with the cure, or ""."""
     try:
         from hal_opencl import OpenCLPlugin
     except ModuleNotFoundError:
@@ -85,7 +85,7 @@ def without_driver():
 
 
 def without_simulator():
-    """Why sim cannot be used here, or ""."""
+    """Return why sim cannot be used here, or ""."""
     from hal_sim import SimPlugin
 
     probe = SimPlugin.probe()

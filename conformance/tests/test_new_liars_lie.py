@@ -1,4 +1,4 @@
-"""Each newer liar lies: what the contract promises is kept by the honest device, and not by the liar."""
+"""Each newer liar lies: the honest device keeps the contract's promise, and the liar does not."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A check that tests of several guarantees share: the profile quick runs it once, and only if it has passed."""
+"""A check shared by tests of several guarantees: the profile quick runs it once, and skips it later if it passed."""
 
 import pytest
 from hal_conformance.harness.subject import Subject
@@ -13,7 +13,7 @@ def kit():
 
 
 def run(kit, *names, wrong=()):
-    """Which of the checks of these names were run; those in ``wrong`` fail."""
+    """Return the checks of these names that ran; those in ``wrong`` fail."""
     ran = []
 
     def check(name):

@@ -20,7 +20,7 @@ ADVERSARIAL = {"HALSIM_MODE": "2", "HALSIM_STAGED": "0", "HALSIM_SYNC_DRAINS": "
 
 @pytest.fixture(scope="module")
 def answers():
-    """What the probes answer, by name: all in one process, which imports Paddle."""
+    """The answers of the probes, by name: all from one process, which imports Paddle."""
     pytest.importorskip("paddle")
     build = pytest.importorskip("hal_sim.build")
     from hal_core.errors import HalError
@@ -64,7 +64,7 @@ def test_what_is_uploaded_lives_in_the_staging_ring_until_it_has_been_read(answe
 
 
 def test_a_tensor_of_another_device_is_refused_or_waited_for(answers):
-    """``_copy_to(other_device, False)`` is not ordered after what is pending on the source's own stream."""
+    """``_copy_to(other_device, False)`` is not ordered after pending work on the source's own stream."""
     found = answers["between"]
     assert found["queued"] == [], "an unordered copy between devices"
     assert found["said"] != "taken" or found["got"] == [5, 6, 7, 8]

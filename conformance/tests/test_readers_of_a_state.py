@@ -1,4 +1,4 @@
-"""A step reads every slot of its state (G28): what enters one that it does not name must not run in it."""
+"""A step reads every slot of its state (G28): a request that enters an unnamed slot must not run in it."""
 
 from pathlib import Path
 

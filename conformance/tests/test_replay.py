@@ -91,7 +91,7 @@ class SmallWorker:
 
 @pytest.fixture
 def recorded(tmp_path):
-    """Record what a function does with an opened device; the file."""
+    """Record a function's calls on an opened device; return the file."""
     numbers = iter(range(100))
 
     def record(work):

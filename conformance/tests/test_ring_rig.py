@@ -1,4 +1,4 @@
-"""The ring's tests begin with a ring in one piece, wherever what filled their slabs has left its spans."""
+"""The ring's tests begin with a ring in one piece, wherever the previous writes have left its spans."""
 
 import pytest
 from hal_conformance import test_ring_pressure

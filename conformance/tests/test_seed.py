@@ -1,4 +1,4 @@
-"""A seed determines what is drawn: not the modules that happen to be imported, nor how a package is installed."""
+"""A seed determines all draws: neither imported modules nor a package's kind of installation changes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 
 def drawn(seed):
-    """Everything that a property draws under a seed."""
+    """Return everything that a property draws under a seed."""
     found = []
 
     @examples()
@@ -50,7 +50,7 @@ def test_a_seed_draws_the_same_whatever_else_is_imported(literals):
 
 
 def test_the_literals_would_change_the_draws_without_it(literals, monkeypatch):
-    """The test above is about something: Hypothesis alone takes the module's numbers."""
+    """A control of the test above: plain Hypothesis takes the module's numbers."""
     monkeypatch.setattr(properties, "LITERALS", "no such pool")
     literals()
     numbers = {number for number, _, _ in drawn(7)}

@@ -1,4 +1,4 @@
-"""Fixtures that open the cuda device over a library that stands in for the CUDA driver (driver.c)."""
+"""Fixtures that open the cuda device over a stand-in library for the CUDA driver (driver.c)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def fallback():
 
 @pytest.fixture
 def library(monkeypatch):
-    """The library that stands in for NCCL, also used by the product."""
+    """The stand-in library for NCCL, also used by the product."""
     found = stand_in().built()
     if isinstance(found, str):
         pytest.skip(f"the native part cannot be built: {found}")

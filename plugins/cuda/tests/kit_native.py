@@ -1,7 +1,7 @@
-"""The cuda device over the driver that stands in for CUDA's, as the conformance kit opens it: ``kit_native:opened``.
+"""The cuda device over the stand-in driver, as the conformance kit opens it: ``kit_native:opened``.
 
-``HAL_CUDA_NATIVE=0`` gives the fallback over the same driver. The kernel of ``update_inputs`` is the product's own,
-run on the host; what the others do stands in driver.c.
+``HAL_CUDA_NATIVE=0`` gives the fallback over the same driver. The kernel of ``update_inputs`` is the product's own, run
+on the host; driver.c contains the effects of all further kernels.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ RANK = "HAL_STAND_IN_RANK"
 
 
 class OverStandIn(CudaDevice):
-    """The product's device; tensors of this process are no CUDA device's.
+    """The product's device; tensors of this process are not tensors of a CUDA device.
 
-    In a rank memory comes as it does from Paddle, which waits for the default stream and keeps the interpreter's lock:
-    behind a lost rank nothing else runs until that stream goes on. (Elsewhere tests hold that stream themselves.)
+    In a rank, memory is allocated as Paddle does it, which waits for the default stream and keeps the GIL: after a lost
+    rank no thread runs until that stream continues. (Elsewhere tests hold that stream themselves.)
     """
 
     def allocate(self, nbytes):
@@ -55,7 +55,7 @@ class OverStandIn(CudaDevice):
 
 @cache
 def library():
-    """The bindings over the library, one for all devices as CUDA's are."""
+    """The bindings over the library, shared by all devices as CUDA's are."""
     return _stand_in().Library(_stand_in().built()[1])
 
 
@@ -75,7 +75,7 @@ def opened():
 
 
 class StandInRanks(CudaSupport):
-    """Ranks of this host over what stands in for NCCL; the libraries are built once, by who starts them."""
+    """Ranks of this host over the stand-in NCCL; the process that starts them builds the libraries once."""
 
     tensors = False
 

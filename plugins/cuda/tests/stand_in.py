@@ -1,4 +1,4 @@
-"""The driver that stands in for CUDA's as a library (driver.c), built once, and the bindings over it."""
+"""The stand-in CUDA driver as a library (driver.c), built once, and the bindings over it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ FAILED = "the compiler failed"
 
 @cache
 def built():
-    """``(native module, path of the driver's library)``, or why there is no compiler. What stands in for NCCL lies
-    beside that. ``HAL_STAND_IN`` names the folder where another process has built them. Raises where the sources do not
-    compile: tests that are skipped then would say that all is well."""
+    """Return ``(native module, path of the driver's library)``, or the reason why there is no compiler. The stand-in
+    NCCL lies beside the library. ``HAL_STAND_IN`` names the folder where another process has built them. Raises if the
+    sources do not compile, because skipped tests would look like success.
+    """
     if built_before := os.environ.get(FOLDER):
         return loaded(Path(built_before) / building.NAME), Path(built_before) / "libdriver.so"
     if shutil.which("c++") is None:
@@ -54,7 +55,7 @@ def built():
 
 @contextmanager
 def one_at_a_time():
-    """The folder of this run's processes, for one of them: the first builds, the others find what it has built."""
+    """The folder that this run's processes share: the first one builds, and later ones find its libraries."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
     if run is None:
         yield Path(tempfile.mkdtemp(prefix="hal-stand-in-"))
@@ -67,7 +68,7 @@ def one_at_a_time():
 
 
 def build(folder, library):
-    """The native part, and the libraries that stand in for CUDA's and NCCL's, which is last."""
+    """Return the native part, and the stand-in libraries for CUDA and NCCL, in this order."""
     building.build(folder)
     kernel = folder / "update.o"
     flags = ["-O1", "-Wall", "-Wextra", "-fPIC"]
@@ -95,7 +96,7 @@ def loaded(made):
 
 
 def nccl(driver):
-    """The library that stands in for NCCL, over that of the driver; ``HAL_CUDA_NCCL`` has to name it."""
+    """The stand-in NCCL, over the driver's; ``HAL_CUDA_NCCL`` has to name it."""
     library = ctypes.CDLL(str(built()[1].with_name(NCCL)))
     library.nccl_told.restype = ctypes.c_char_p
     library.nccl_over(ctypes.cast(driver.stand_in_call, P), ctypes.cast(driver.stand_in_forbidden, P))
@@ -136,7 +137,7 @@ def pair(bounds, sizes, timeout):
 
 
 def failing(call):
-    """What a call raises."""
+    """Return the exception that a call raises."""
     try:
         call()
     except BaseException as error:  # noqa: BLE001 (it is the answer)
@@ -200,8 +201,9 @@ class Library:
     FORBIDDEN = frozenset(
         ("cuModuleLoadData", "cuModuleUnload", "cuStreamSynchronize", "cuMemPoolCreate", "cuMemPoolDestroy")
     )
-    """Calls answered here that a capture forbids, as found on an H200 (driver 580, which allows to load lazily); those
-    of the library see to it themselves."""
+    """Calls that a capture forbids and that are refused here, as found on an H200 (driver 580, with lazy loading); the
+    library itself refuses its own.
+    """
     TYPES: ClassVar = {
         "cuMemcpyHtoDAsync": ("cuMemcpyHtoDAsync_v2", P, P, S, P),
         "cuMemcpyDtoHAsync": ("cuMemcpyDtoHAsync_v2", P, P, S, P),

@@ -28,7 +28,7 @@ CHUNK = 1 << 13
 
 
 class Block:
-    """Pinned memory with a mirror: what an upload would copy is copied by the test."""
+    """Pinned memory with a mirror: the test makes the copies of an upload."""
 
     made = released = 0
 
@@ -42,7 +42,7 @@ class Block:
 
 
 class Event:
-    """Passes when the test says so."""
+    """Passes when the test lets it."""
 
     def __init__(self, passed=False):
         self.passed = passed
@@ -72,7 +72,7 @@ def has(staging, request):
 
 
 def place_of(staging, admission_id):
-    """The table's entry that an insertion looks at, as a view."""
+    """The table's entry that an insertion reads, as a view."""
     return staging.table[admission_id % len(staging.table)]
 
 
@@ -96,7 +96,7 @@ def found_at(staging, request):
 
 
 def check_list(staging):
-    """Native code knows the chunks that there are, and their numbers."""
+    """Native code knows the existing chunks, and their numbers."""
     chunks = [staging._filling, *staging.chunks]
     assert staging.listed.tolist() == [one.numbers.buffer_info()[0] if one else 0 for one in chunks]
     for one in staging.chunks:
@@ -104,7 +104,7 @@ def check_list(staging):
 
 
 def check(data, request):
-    """The bytes are what the kernel reads: record and rows."""
+    """The bytes are those that the kernel reads: record and rows."""
     record = request.packed[REQUEST_ROW.itemsize :]
     assert data[: len(record)].tobytes() == record
     at = -(-len(record) // 16) * 16
@@ -117,7 +117,7 @@ def check(data, request):
 @settings(max_examples=share.of(40), deadline=None)
 @given(data=st.data())
 def test_g02_g11_every_staged_request_is_found_whole_until_it_was_inserted(data):
-    """Whatever is admitted, inserted, dropped and finished in whatever order: no waiting request is overwritten."""
+    """No waiting request is overwritten, in any order of admissions, insertions, drops and ends."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(admissions, "CHUNK", CHUNK)
         staging, waiting, events = staging_of(Block, 3 * CHUNK), [], []
@@ -144,7 +144,7 @@ def test_g02_g11_every_staged_request_is_found_whole_until_it_was_inserted(data)
 
 
 def fill(staging, name):
-    """Requests until the chunk that is being filled is another one."""
+    """Return requests until a new chunk is being filled."""
     made, before = [staged(staging, f"{name}-0", [1] * 300)], staging._filling
     while staging._filling is before and has(staging, made[-1]) and len(made) < 20:
         made.append(staged(staging, f"{name}-{len(made)}", [1] * 300))
@@ -217,7 +217,7 @@ def test_closing_releases_what_the_gpu_has_left(staging):
 
 
 def test_more_requests_wait_than_there_are_places(monkeypatch):
-    """The places go round: one whose request still waits is not given to another."""
+    """The places are reused in turn: one whose request still waits is skipped."""
     monkeypatch.setattr(admissions, "PLACES", 8)
     monkeypatch.setattr(admissions, "CHUNK", 1 << 16)
     staging = staging_of(Block, 1 << 16)
@@ -255,7 +255,7 @@ def test_without_memory_for_another_chunk_staging_stays_as_it_is(monkeypatch, ca
 
 
 def test_a_chunk_that_leaves_is_not_filled_any_more(monkeypatch):
-    """A request is too long for the idle chunk, which holds what a longer one needs: it is given back, forgotten."""
+    """A request is too long for the idle chunk, whose memory it needs: the chunk is freed and forgotten."""
     monkeypatch.setattr(admissions, "CHUNK", 2048)
     monkeypatch.setattr(Block, "released", 0)
     staging = staging_of(Block, 4096)

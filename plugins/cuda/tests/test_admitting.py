@@ -29,7 +29,7 @@ class Overlong(list):
 
 
 def forms(ids):
-    """What a caller may give a list of ids as; the first four are plain."""
+    """Forms of a list of ids that a caller may give; the first four are plain."""
     yield from (ids, tuple(ids))
     yield from (np.array(ids, kind) for kind in (np.int32, np.int64, np.uint16, ">i4"))
     yield np.repeat(np.array(ids, np.int32), 2)[::2]

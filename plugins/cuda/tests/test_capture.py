@@ -1,4 +1,4 @@
-"""Beside a graph capture, over a driver as strict as CUDA: what is refused, and what goes on without spoiling it."""
+"""Hooks beside a graph capture, over a driver as strict as CUDA: refused calls, and calls that leave it valid."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def prefill(state, slots, length=9):
 
 
 class Alone:
-    """The collectives of a group whose other ranks say what this one says."""
+    """The collectives of a group whose further ranks send the values of this one."""
 
     def exchange(self, block):
         return {0: block, 1: block}
@@ -68,7 +68,7 @@ HOOKS = (
 
 
 def call(bound, state, name, stream):
-    """One call of a hook, or of what hooks are made of."""
+    """One call of a hook, or of a primitive of hooks."""
     step = Step(1, {"target": np.array([1], np.int32)})
     given = {
         "insert_tasks": lambda: {"state": state, "tasks": prefill(state, [0])},
@@ -86,8 +86,9 @@ def call(bound, state, name, stream):
 @pytest.mark.parametrize("reader", [False, True])
 @pytest.mark.parametrize("leaving", [False, True])
 def test_a_stream_that_is_captured_is_refused_before_the_capture_is_spoilt(opened, hook, reader, leaving):
-    """``reader``: a step under way, which the policy lets the stream wait for. ``leaving``: an output has to be cleaned
-    up behind."""
+    """``reader``: an in-flight step, which the policy lets the stream wait for. ``leaving``: an output that needs a
+    clean-up.
+    """
     bound = opened()
     state, stream, other = (
         bound.state(StateConfig(4, 32, 8, max_draft_tokens=2)),
@@ -134,7 +135,7 @@ VALUES = {
 
 @pytest.mark.parametrize("way", VALUES)
 def test_every_way_of_a_value_is_refused_on_a_captured_stream(opened, way):
-    """And no staging memory is left to wait for work that there is none of."""
+    """And staging memory never waits for work that does not exist."""
     bound = opened()
     state, stream, library = bound.state(SIZES), bound.device.stream(), bound.device.driver.api.library
     large = View.contiguous(bound.device.allocate(1 << 15), 0, (4096,), dtype_of("int64"))
@@ -151,8 +152,9 @@ def test_every_way_of_a_value_is_refused_on_a_captured_stream(opened, way):
 
 @contextmanager
 def strict(bound, mode):
-    """Beside a capture: at the end it must not be spoilt, and this thread's mode be as it was. Gives the names of calls
-    that were allowed because the mode was relaxed."""
+    """Beside a capture: at the end it must be valid, and this thread's mode unchanged. Return the names of the calls
+    that were allowed because the mode was relaxed.
+    """
     library, names = bound.device.driver.api.library, []
     with capture(library, bound.device.stream(), MODES[mode]):
         yield names
@@ -215,9 +217,9 @@ def test_memory_grows_and_goes_beside_a_capture(opened, mode, monkeypatch):
         del state, copied, tokens, rows
         bound.device.stream()
         gc.collect()
-        bound.device.allocate(64)  # what nobody holds is given back
+        bound.device.allocate(64)  # unreferenced memory is freed
         bound.device.stream()
-        second = opened()  # which loads its kernels, makes a pool where there is none, and gives all of it back
+        second = opened()  # which loads its kernels, makes a pool if there is none, and frees all of it
         second.device._runtime.wait_for_default_stream()
         second.close()
     expected = {"cuMemAlloc", "cuMemFree", "cuStreamSynchronize", "cuStreamQuery", "cuModuleUnload", "cuModuleLoadData"}
@@ -257,7 +259,7 @@ def test_an_event_that_was_captured_is_told_by_name(opened):
 
 
 def test_paddle_allocates_beside_a_capture(opened, monkeypatch):
-    """Memory of a state is Paddle's where Paddle is loaded: what it calls for it is as forbidden."""
+    """Memory of a state is Paddle's if Paddle is loaded: Paddle's own calls for it are forbidden too."""
     bound = opened()
     library, modes = bound.device.driver.api.library, []
     keep = np.zeros(64, np.int64)

@@ -1,4 +1,4 @@
-"""Copies out, over a driver that stands in for CUDA's: by which way, in which order, and whole."""
+"""Copies out, over the stand-in driver: their method, their order, and their bytes."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_a_held_stream_keeps_its_reads_and_no_others(opened):
 
 
 def test_g01_a_copy_of_a_thousand_ranges_waits_for_no_held_stream(opened):
-    """A launch queue holds 1,021; what was copied before on that stream has passed, and is not counted with them."""
+    """A launch queue holds 1,021 entries; earlier copies on that stream have passed, and do not count."""
     bound = opened({"deadline": 0.05})
     stream, library = bound.device.stream(), bound.device.driver.api.library
     memory, data = filled(bound, 1 << 16)

@@ -55,7 +55,7 @@ def test_g09_g11_blocks_of_any_size_leave_what_the_cpu_device_leaves(opened, mon
     library = pair[0].device.driver.api.library
     for turn, length in enumerate(
         (4401, 41)
-    ):  # odd, as are LONG's rows; the second turn's are shorter than what is there
+    ):  # odd, as are LONG's rows; the second turn's are shorter than the present ones
         stops = tuple((9,) * (sizes.max_stop_length - i) for i in range(4 - 3 * turn))
         params = SamplingParams(
             max_tokens=9, stop_sequences=stops, bad_words=tuple(range(5 - 2 * turn)), eos_token_ids=(3, 4)

@@ -1,4 +1,4 @@
-"""Staged batches over a driver that stands in: the same bytes as on the cpu device, by one upload and one launch."""
+"""Staged batches over the stand-in driver: the same bytes as on the cpu device, by one upload and one launch."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ params = st.builds(
 
 @pytest.fixture(autouse=True)
 def near(request, monkeypatch):
-    """Of the native path, bytes that are read where they are; none, unless a test says otherwise: it uploads then, the
-    entries too."""
+    """Bytes that the native path reads in place; 0 unless a test changes it: everything is uploaded, entries too."""
     monkeypatch.setattr(insertion, "NEAR", getattr(request, "param", 0))
     monkeypatch.setattr(insertion, "FEW", 0)
     return insertion.NEAR
@@ -180,7 +179,7 @@ def test_admission_from_other_threads_beside_insertions(opened, monkeypatch):
 
 
 def test_threads_beside_the_one_that_works_look_now_and_then(opened, monkeypatch):
-    """Woken with it, they would take the interpreter from the next step."""
+    """If both woke together, they would take the interpreter from the next step."""
     bound = opened()
     runtime, patience = bound.device._runtime, {}
     event, other = bound.default_stream.record(), bound.default_stream.record()
@@ -253,7 +252,7 @@ def test_a_closed_device_stages_nothing(opened):
 
 
 def test_what_was_uploaded_is_read_on_the_device_and_not_uploaded_again(opened):
-    """The entry of the one request names its place there; the chunk's new bytes are what came since."""
+    """The entry of the single request names its place there; the chunk's new bytes are those added since."""
     bound = opened()
     state, staging = bound.state(SIZES), bound.device.admissions
     for turn in range(3):
@@ -290,7 +289,7 @@ def native_calls(bound, work):
 
 @pytest.mark.parametrize("count", [1, 16])
 def test_a_batch_is_four_native_calls_and_one_kernel(opened, count):
-    """Two batches of any size: of new requests in lists, and of tasks of which one is handed over, the others grow."""
+    """Two batches of any size: of new requests in lists, and of tasks of which one is handed over and the rest grow."""
     bound = opened()
     state, stream, driver_calls = bound.state(SIZES), bound.default_stream, bound.device.driver.api.calls
     requests = [state.admit(Request(f"r{at}", [at] * 8)) for at in range(count)]

@@ -1,4 +1,4 @@
-"""What frameworks give and get: their streams where a stream is asked for, and tensors over a state."""
+"""Exchange with frameworks: their streams where hal takes a stream, and tensors over a state."""
 
 from __future__ import annotations
 
@@ -125,14 +125,14 @@ def test_an_array_whose_strides_are_no_whole_elements_is_refused(opened):
 
 
 class Held:
-    """What a framework makes of a view: it keeps the capsule until it is done with the memory."""
+    """A framework's tensor over a view: it keeps the capsule until it is done with the memory."""
 
     def __init__(self, view):
         self.capsule = view.__dlpack__(stream=-1)
 
 
 class Interface:
-    """As CuPy and torch do with ``__cuda_array_interface__``: they keep the object that told it."""
+    """As CuPy and torch do with ``__cuda_array_interface__``: they keep the object that exported it."""
 
     def __init__(self, view):
         self.view, self.told = view, view.__cuda_array_interface__

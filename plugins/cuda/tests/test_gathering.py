@@ -1,4 +1,4 @@
-"""The columns of a batch by native code: what they are by the core's own code, or left to that."""
+"""The columns of a batch by native code: equal to those of the core's own code, or left to that."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BLOCKS = (
 
 
 def described(made):
-    """What a batch is, in values; or the error of making it."""
+    """The values of a batch; or the error of making it."""
     try:
         batch = made()
     except Exception as error:  # noqa: BLE001 (compared)
@@ -49,7 +49,7 @@ def described(made):
 
 @pytest.mark.parametrize("which", range(4))
 def test_columns_are_the_same_by_both_roads_or_the_same_error(opened, monkeypatch, which):
-    """Each of what may be given in place of plain lists."""
+    """Each possible replacement for plain lists."""
     state = opened().state(SIZES)
     requests = [state.admit(Request(f"r{i}", [1] * 9)) for i in range(2)]
     quick = gathering.of_lists
@@ -71,7 +71,7 @@ def test_columns_are_the_same_by_both_roads_or_the_same_error(opened, monkeypatc
 
 
 def test_columns_of_tasks_are_the_same_by_both_roads_or_the_same_error(opened, monkeypatch):
-    """Each of what may be in a task in place of plain numbers and lists, for a task of each kind."""
+    """Each possible replacement for plain numbers and lists in a task, for a task of each kind."""
     state = opened().state(SIZES)
     request, prefills, ends = (
         state.admit(Request("r", [1] * 9, params, role=role))

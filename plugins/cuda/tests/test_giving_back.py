@@ -1,4 +1,4 @@
-"""What is given back without a close, and what copies out keep when nothing is under way."""
+"""Memory freed without a close, and the memory that copies out keep when no work is in flight."""
 
 from __future__ import annotations
 

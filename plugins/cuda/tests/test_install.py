@@ -45,7 +45,7 @@ def run(*command, **environment):
 
 @pytest.fixture(scope="module")
 def compiler(tmp_path_factory):
-    """All of it compiles here, as it stands: not optimized, as nothing of it runs."""
+    """All of it compiles here, unchanged: without optimization, because none of it runs."""
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(building, "FLAGS", ("-O0", *building.FLAGS[1:]))
@@ -64,7 +64,7 @@ print(getattr(backend, sys.argv[2])(sys.argv[3]), file=open(sys.argv[3] + "/name
 
 
 def built(call, source, folder, **environment):
-    """What a hook of the build backend makes of a source tree, as pip calls it; and what it says meanwhile."""
+    """Return the output tree of a build hook over the sources, as pip calls it; and the printed lines."""
     folder.mkdir()
     out, err = run(sys.executable, "-c", BUILD, str(source), call, str(folder), **environment)
     return folder / (folder / "name").read_text().strip(), out + err
@@ -72,7 +72,7 @@ def built(call, source, folder, **environment):
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """The sources without what was built in them, and as the source distribution has them."""
+    """The sources without build products, and as the source distribution has them."""
     folder = tmp_path_factory.mktemp("trees")
     shutil.copytree(SOURCE, folder / "tree", ignore=shutil.ignore_patterns("*.so", "__pycache__", "tests", "proof"))
     made, _ = built("build_sdist", folder / "tree", folder / "sdist")
@@ -83,7 +83,7 @@ def tree(tmp_path_factory):
 
 WAYS = [(case, way) for case in CASES for way in ("editable", "wheel", "sdist")]
 HERE = {("good", "sdist"), ("no compiler", "wheel"), ("no headers", "editable"), ("a failing compiler", "sdist")}
-"""In ``make test``: every case and every way; the others in ``make conform``."""
+"""In ``make test``: every case and every way; the remaining pairs in ``make conform``."""
 
 
 @pytest.mark.usefixtures("compiler")

@@ -1,4 +1,4 @@
-"""The kernels compile for the chips they are meant for, where NVRTC is installed; no GPU is needed for that."""
+"""The kernels compile for their target chips where NVRTC is installed; that needs no GPU."""
 
 from __future__ import annotations
 

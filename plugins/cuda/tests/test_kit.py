@@ -1,4 +1,4 @@
-"""The conformance kit on the cuda device over the driver that stands in for CUDA's: all native code, without a GPU."""
+"""The conformance kit on the cuda device over the stand-in driver: all native code, without a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def conforms(path, *arguments):
-    """Run the kit; its report."""
+    """Run the kit; return its report."""
     paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"HAL_CUDA_NATIVE": str(int(path == "native")), "PYTHONPATH": paths}
     given = ["--hal-device-factory=kit_native:opened", "--hal-profile=quick", "--hal-seed=5", *arguments]
@@ -29,7 +29,7 @@ RANKS = "G13,G14,G15,G16,G17,G18"
 
 @pytest.mark.conform
 def test_the_native_path_conforms_with_ranks():
-    """Over the library that stands in for NCCL: four processes, lost and hung ranks among them."""
+    """Over the stand-in NCCL: four processes, lost and hung ranks among them."""
     assert conforms("native", f"--hal-only={RANKS}", "-k", "test_ranks or test_broadcast or test_rank_modes")
 
 

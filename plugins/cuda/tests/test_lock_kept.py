@@ -1,7 +1,7 @@
-"""On the native path a hook, and a turn of the engine, keep the interpreter's lock: a busy thread costs them nothing.
+"""On the native path a hook, and a turn of the engine, keep the GIL: a busy thread does not slow them down.
 
-Another thread wants the lock all the while. The switch interval is so long that it gets it only where they let go: in a
-call of the driver's bindings, or in one of those of NumPy that do so however few the elements.
+Another thread wants the GIL all the while. The switch interval is so long that it gets it only where they release it:
+in a call of the driver's bindings, or in one of the NumPy calls that release it for any number of elements.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def value(bound, state, name, given):
 
 
 def settle(bound):
-    """Nothing is under way: nobody has to wait, and what was dropped is there to be used again."""
+    """No work is in flight: no call has to wait, and dropped memory is ready to be reused."""
     for event in [*bound.device.last.values()]:
         assert event.wait(30)
 
@@ -89,7 +89,7 @@ def update(bound, state):
 
 
 def saved(bound, state, sink):
-    """What puts the output of a step under way into the sink, which is done with those before."""
+    """Return the call that saves an in-flight output; the earlier ones are complete."""
     step = launched(bound, state)
     bound.async_set_value(target=state.view("sampled_token_ids"), value=5, stream=bound.default_stream)
     bound.update_inputs(state=state, step=step, stream=bound.default_stream)
@@ -104,7 +104,7 @@ def taken(bound, state, sink):
 
 
 class Later(MemorySink):
-    """Is done with an output when it is looked at; the newest one is the worker's to take."""
+    """A sink that completes outputs when polled, except the newest one, which the worker takes."""
 
     def __init__(self):
         super().__init__()
@@ -135,7 +135,7 @@ CALLS = {
 }
 NO_DRIVER = ("take", "admit int32", "admit int64")
 WARM, TRIES, LONG = 6, 200, 100
-"""Calls after which events and memory are used again; and in which who lets go is noticed; turns until requests end."""
+"""Calls after which events and memory are reused; calls in which a release is noticed; turns until requests end."""
 
 
 def prepared(bound, state, sink, name):
@@ -164,7 +164,7 @@ def test_the_fallbacks_release_of_the_gil_is_noticed(fallback, name):
 
 
 class Nothing:
-    """A runner whose steps are one value: what is left of a turn is the engine's, and the hooks'."""
+    """A runner whose steps are one value: the rest of a turn is the engine's, and the hooks'."""
 
     needs_host, vocab_size = "", 100
 
@@ -183,7 +183,7 @@ class Nothing:
 
 
 def test_no_turn_of_the_engine_lets_go_of_the_interpreters_lock(opened):
-    """Requests enter, are fed in pieces, grow, and end in the turns that are looked at; nobody has to wait."""
+    """Requests enter, are fed in pieces, grow, and end in the measured turns; no call has to wait."""
     bound = opened()
     sink = Later()
     stepper = Stepper(bound, bound.state(SIZES), Nothing(bound), sink, blocks=128 * 16)

@@ -1,4 +1,4 @@
-"""Batches of requests that enter, are handed over, go on or grow: what the cpu device writes and books."""
+"""Batches of requests that enter, are handed over, continue or grow: the writes and entries of the cpu device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WAYS = {"uploaded": (0, 0), "read in place": (64 << 10, 0), "with the launch": (
 
 @pytest.fixture(autouse=True, params=WAYS)
 def way(request, monkeypatch):
-    """Of the native path, how requests and entries come to the kernel."""
+    """The ways in which requests and entries reach the kernel, on the native path."""
     near, few = WAYS[request.param]
     monkeypatch.setattr(insertion, "NEAR", near)
     monkeypatch.setattr(insertion, "FEW", few)
@@ -53,7 +53,7 @@ def contents(bound, state):
 
 
 def table_of(state):
-    """What the host knows, without the admission ids, which differ from state to state."""
+    """The host's table, without the admission ids, which differ from state to state."""
     table = state.host_table
     numbers = table.table.copy()
     numbers[:, 6] = numbers[:, 6] != 0
@@ -174,7 +174,7 @@ def test_g09_g11_g12_a_mixed_batch_writes_what_the_cpu_device_writes(opened, way
             state.release([*gone])
         for slot in gone:
             pair.held.pop(slot, None)
-        if gone:  # what is left there differs in nothing but who it was
+        if gone:  # the rest differs only in the former request
             for bound, state in zip(pair.bounds, pair.states, strict=True):
                 zeros = np.zeros((SIZES.num_slots, 1), np.int64)
                 keep = [n not in gone for n in range(SIZES.num_slots)]
@@ -224,7 +224,7 @@ def booked(table):
 
 
 def book_again(table, before):
-    """Put the table back, and book nothing."""
+    """Restore the table, without a new entry."""
     table.table[:], table.requests[:] = before[0], before[2]
     table.live.clear()
     table.live.update(before[1])
@@ -233,7 +233,7 @@ def book_again(table, before):
 @few
 @given(data=st.data())
 def test_g08_g12_the_twin_checks_and_books_as_the_core_does(opened, data):
-    """One value of one task may be another: the core's own checks find nothing exactly where the twin takes it."""
+    """One value of one task may be replaced: the core's own checks accept exactly the batches that the twin accepts."""
     pair = Pair(opened())
     pair.insert(pair.drawn(data))
     tasks = pair.drawn(data)

@@ -1,4 +1,4 @@
-"""On a GPU: requests that enter, are handed over, go on or grow in one batch, beside the cpu device."""
+"""On a GPU: requests that enter, are handed over, continue or grow in one batch, beside the cpu device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def contents(bound, state):
 
 @pytest.mark.parametrize("length", [40, 600], ids=["read in place", "uploaded"])
 def test_g12_hand_offs_and_growth_beside_new_requests_match_the_cpu(pair, length):
-    """Every kind of task but those that leave, beside each other; on the native path one launch each time."""
+    """Every kind of task except removals, beside each other; on the native path one launch each time."""
     states, slots = [bound.state(SIZES) for bound in pair], range(SIZES.num_slots)
     requests = [states[0].admit(Request(f"{length}-{i}", range(i, i + length))) for i in slots]
     half, whole = length // 2, -(-length // 4)

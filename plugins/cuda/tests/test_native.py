@@ -1,4 +1,4 @@
-"""The native part: when it gives up the interpreter's lock, what it refuses, that it keeps nothing."""
+"""The native part: when it releases the GIL, its refusals, and that it leaks no memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rounds(bound, state, stream, count):
 
 
 def test_a_full_launch_queue_holds_up_its_caller_alone(opened):
-    """The stream is held until another Python thread has run: with the lock kept, neither would ever go on."""
+    """The stream is held until another Python thread has run: with the lock kept, neither would ever continue."""
     bound = opened()
     state, stream, library = bound.state(SIZES), bound.device.stream(), bound.device.driver.api.library
     library.stand_in_hold(stream.handle, 1)
@@ -49,7 +49,7 @@ def test_a_full_launch_queue_holds_up_its_caller_alone(opened):
 
 
 def until_refused(call, most):
-    """How many calls went through, and what the next one met."""
+    """Return the number of calls that returned, and the error of the next one."""
     for done in range(most):
         try:
             call()
@@ -123,7 +123,7 @@ def test_g03_beside_a_hundred_busy_streams_a_full_queue_has_its_deadline(opened)
 
 
 def test_of_many_held_streams_none_is_taken_for_idle(opened):
-    """More streams than are told apart: the lock is given up rather than kept in front of a queue nobody counts."""
+    """More streams than are distinguished: the lock is released rather than kept before an uncounted queue."""
     bound = opened()
     library, calls = bound.device.driver.api.library, bound.device.driver.native.calls
     streams, target = [bound.device.stream() for _ in range(400)], bound.state(SIZES).view("temperature")[1]
@@ -144,7 +144,9 @@ def test_sources_that_do_not_compile_skip_no_test(opened, monkeypatch, tmp_path)
     stand_in = sys.modules["hal_cuda_stand_in"]
     (tmp_path / "broken.c").write_text("int x = ;")
     monkeypatch.setattr(building, "FOLDER", tmp_path)
-    monkeypatch.delenv("PYTEST_XDIST_TESTRUNUID", raising=False)  # others have built it from sources that compile
+    monkeypatch.delenv(
+        "PYTEST_XDIST_TESTRUNUID", raising=False
+    )  # another process has built it from sources that compile
     with pytest.raises(building.NotBuilt, match=r"the compiler failed .*broken\.c"):
         stand_in.built.__wrapped__()
     monkeypatch.setenv("CC", "/nowhere/cc")
@@ -178,7 +180,7 @@ def test_g08_a_batch_of_other_sizes_is_refused_on_the_native_path(opened):
 
 
 def test_what_does_not_fit_is_refused_by_native_calls(opened):
-    """Every call with too few, too many and wrong arguments: an error, and the process goes on."""
+    """Every call with too few, too many and wrong arguments: an error, and the process continues."""
     bound = opened()
     state = twins(bound)
     calls, raw = bound.device.driver.native.calls, state.host_table.twin.raw

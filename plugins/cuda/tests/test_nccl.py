@@ -1,4 +1,4 @@
-"""Two ranks over NCCL in one process: the product's code over what stands in for CUDA's and NCCL's libraries."""
+"""Two ranks over NCCL in one process: the product's code over the stand-in libraries for CUDA and NCCL."""
 
 from __future__ import annotations
 

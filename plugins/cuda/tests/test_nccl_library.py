@@ -1,4 +1,4 @@
-"""NCCL before there is a group: where it is looked for, what is said where it is not, ranks that do not come."""
+"""NCCL before there is a group: the places that are searched, the errors if it is missing, ranks that do not come."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_g16_a_rank_that_never_comes_to_the_opening_is_an_error_in_time(opened, 
 
 def test_what_nccl_says_of_the_opening_is_passed_on(opened, library):
     with pytest.raises(GroupLost, match="ncclCommInitRankConfig: internal error: what ranks were given") as raised:
-        opened().device.make_group((0, 1), 1, lambda data: data, 5.0)  # an id that nobody has made
+        opened().device.make_group((0, 1), 1, lambda data: data, 5.0)  # an id that no rank has made
     assert "NCCL_DEBUG=INFO" in raised.value.cure
 
 

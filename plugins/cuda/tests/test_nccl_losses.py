@@ -1,4 +1,4 @@
-"""What becomes of two ranks over NCCL when one is lost, or NCCL fails (G16), and how a group ends."""
+"""Two ranks over NCCL when one is lost, or NCCL fails (G16), and the end of a group."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_g16_a_rank_that_does_not_come_is_given_up_and_the_stream_goes_on(two, l
 
 
 def test_g16_nobody_hears_of_a_loss_before_the_stream_goes_on(two, monkeypatch):
-    """Whoever hears of it may wait for the stream with the interpreter's lock kept, and no thread could end that."""
+    """A thread with that error may wait for the stream with the GIL kept, and no thread could end that."""
     _, other = two(TIMEOUT)
     begun, go_on, true = threading.Event(), threading.Event(), other.made.library.abort
 

@@ -276,7 +276,7 @@ def test_g10_a_batch_over_the_rings_limit_takes_two_submissions_a_block():
 
 
 def test_g22_a_copy_out_is_of_its_own_time(pair):
-    """What is written after the copy was asked for does not show in it."""
+    """Later writes do not show in a copy that was requested before them."""
     bound = pair[0]
     state, stream = bound.state(SIZES), bound.default_stream
     part = ByteRange(state.layout.fields["step_idx"].offset, 8 * SIZES.num_slots)

@@ -15,7 +15,7 @@ from hal_cuda.native import VARIABLE
 
 @pytest.fixture
 def part(monkeypatch):
-    """``part(module)``: what is found as the native part; None: it was not built."""
+    """``part(module)``: replaces the native part that is found; None: it was not built."""
 
     def put(module):
         monkeypatch.setattr(native, "find_spec", lambda name: module)

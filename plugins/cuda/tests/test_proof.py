@@ -1,4 +1,4 @@
-"""The proof script and the broadcast bench, as far as they go without a GPU: what they run, limits, entry points."""
+"""The proof script and the broadcast bench, as far as they run without a GPU: their cases, limits, entry points."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_entry_points_of_what_is_not_installed_are_those_of_its_project(prove, m
 
 
 def test_a_fault_that_is_back_is_told_and_fails_the_proof(opened, monkeypatch, capsys):
-    """Over a driver that stands in for CUDA's: two cases that need no framework, one whose call raises."""
+    """Over the stand-in driver: two cases that need no framework, one whose call raises."""
     faults, bound = loaded("faults"), opened()
     here = SimpleNamespace(cuda=SimpleNamespace(get_device_name=lambda: "stand-in"), __version__="-")
     monkeypatch.setattr(faults, "torch", lambda: here)

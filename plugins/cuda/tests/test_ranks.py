@@ -1,4 +1,4 @@
-"""What can be known without a GPU of ranks over NCCL: which GPUs they get, why there are none, how devices close."""
+"""Properties of ranks over NCCL that need no GPU: their GPUs, reasons for their absence, the closing of devices."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_closing_does_not_wait_behind_a_lost_group(opened, lost):
 
 
 def test_calls_that_wait_for_the_whole_device_are_made_only_at_the_end(opened):
-    """``cuMemFree`` and ``cuMemFreeHost`` wait for streams that others hold; hooks free memory meanwhile."""
+    """``cuMemFree`` and ``cuMemFreeHost`` wait for streams that another thread holds; hooks free memory meanwhile."""
     kept, freed = set(), []
     device = opened({"ring_start": 4096, "ring_limit": 1 << 16}, make=tracked(kept)).device
     api = device.driver.api
@@ -187,7 +187,7 @@ def test_calls_that_wait_for_the_whole_device_are_made_only_at_the_end(opened):
 
 
 def test_memory_that_outlived_its_device_is_used_again_without_a_wait(opened):
-    """Whoever drops the last array frees it: the collector may do so in the middle of a hook of another device."""
+    """Dropping the last array frees it: the collector may do so in the middle of a hook of another device."""
     kept, freed = set(), []
     first, second = (opened(make=tracked(kept)).device for _ in range(2))
     for device in (first, second):

@@ -40,7 +40,7 @@ def step_of(number, *, speculative=False):
 
 
 def known(bound, state):
-    """All that the host knows of a state, and what the device has counted."""
+    """The host's record of a state, and the device's counters."""
     table, drafts = state.host_table, state.drafts
     counts = bound.counters()
     return {
@@ -53,7 +53,7 @@ def known(bound, state):
 
 
 def run(bound, tokens, *, speculative, update):
-    """Steps that give these tokens; records and what is known after each of them."""
+    """Steps that give these tokens; return the records and the host's record after each of them."""
     state, stream, told = bound.state(SIZES), bound.default_stream, []
     insert(bound, state, stream)
     go = update(state, stream)
@@ -140,7 +140,7 @@ def test_memory_that_the_graph_still_writes_is_not_freed(opened):
     graph.replay(step=step_of(0), stream=stream, launch=lambda: api.library.stand_in_replay(stream.handle))
     del graph, state
     gc.collect()
-    bound.device.allocate(64)  # what nobody needs any more is given back
+    bound.device.allocate(64)  # unreferenced memory is freed
     assert address not in freed
     api.library.stand_in_hold(stream.handle, 0)
     stream.synchronize(30)

@@ -82,7 +82,7 @@ def test_every_call_works_from_a_thread_of_its_own(opened, current):
             met.append((call.__name__, error))
         left.append(bound.device.driver.api.cuCtxGetCurrent()[1])
 
-    for call in CALLS.values():  # streams, events and pinned memory are made anew by some of them
+    for call in CALLS.values():  # some of them make new streams, events and pinned memory
         thread = threading.Thread(target=run, args=(call,))
         thread.start()
         thread.join(30)

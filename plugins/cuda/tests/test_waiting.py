@@ -11,7 +11,7 @@ from hal_core.errors import TicketTimeout
 
 
 class Interrupted(KeyboardInterrupt):
-    """What the handler raises, as Python's own does for Ctrl-C."""
+    """The exception of the handler, like Python's own for Ctrl-C."""
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_signal_interrupts_a_wait_without_a_time_out(busy, monkeypatch):
         begun.wait(20)
         signal.pthread_kill(main, signal.SIGUSR1)
         if not over.wait(20):
-            library.stand_in_hold(stream.handle, 0)  # else the test would wait for ever
+            library.stand_in_hold(stream.handle, 0)  # else the test would wait forever
 
     passes, over = runtime._passes, threading.Event()
     monkeypatch.setattr(runtime, "_passes", lambda *given: begun.set() or passes(*given))

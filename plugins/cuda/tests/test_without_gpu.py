@@ -1,4 +1,4 @@
-"""What can be known of the cuda device without a GPU: why it is unavailable, its options, its drivers' two homes."""
+"""Properties of the cuda device that need no GPU: its unavailability, its options, its drivers' two import paths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hal_cuda.driver import STICKY, CudaError, Driver, load_bindings
 
 
 class FakeLibrary:
-    """Stands in for libcuda.so.1 as far as the probe asks."""
+    """Stands in for libcuda.so.1 as far as the probe uses it."""
 
     def __init__(self, devices=1, version=13000, init=0):
         self.devices, self.version, self.init = devices, version, init
@@ -167,7 +167,7 @@ OK, NOT_READY = SimpleNamespace(name="CUDA_SUCCESS"), SimpleNamespace(name="CUDA
 
 
 class FakeApi:
-    """Driver calls that answer as the test says."""
+    """Driver calls with answers chosen by the test."""
 
     CUresult = SimpleNamespace(CUDA_SUCCESS=OK, CUDA_ERROR_NOT_READY=NOT_READY)
     CUdevice_attribute = SimpleNamespace(

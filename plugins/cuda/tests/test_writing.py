@@ -1,4 +1,4 @@
-"""By which way a value goes, over a driver that stands in for CUDA's."""
+"""The way that a value is written, over the stand-in driver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = StateConfig(num_slots=4, max_model_len=32)
 
 
 class Alone:
-    """The collectives of a group whose other ranks say what this one says."""
+    """The collectives of a group whose further ranks send the values of this one."""
 
     def exchange(self, block):
         return {0: block, 1: block}
@@ -57,7 +57,7 @@ def test_g05_an_element_of_one_word_goes_by_the_drivers_own_kernel(opened, dtype
 
 
 def test_g05_a_value_of_the_same_memory_may_overlap_its_target(opened):
-    """The kernel's threads run in any order: some would read what others have written already."""
+    """The kernel's threads run in any order: some would read elements that another has overwritten already."""
     bound = opened()
     before = np.arange(600).astype(np.int64)
     whole = View.contiguous(bound.device.allocate(before.nbytes), 0, (60, 10), dtype_of("int64"))
@@ -97,7 +97,7 @@ def test_g14_a_broadcasts_header_is_written_in_the_order_of_its_stream(opened):
     part = ByteRange(state.broadcast_range().offset, 64)
 
     def header():
-        """What is in the state now, read past every stream."""
+        """The present content of the state, read past every stream."""
         return bytes((ctypes.c_char * 64).from_address(state.memory.address + part.offset))
 
     channel.begin(stream)

@@ -3,8 +3,8 @@
 It shares no code with the writer: the key, the structures and the call into the kernel are its own. As its model does,
 it receives messages of any type into a buffer of fixed size, which is filled with 0xA5 before.
 
-Two generations: ``parse_*`` reads what FastDeploy's readers read before its release 2.6, ``parse_*_today`` what they
-read since, and ``TodaysEngine`` does with it what that engine does to requests that it wants to be rid of.
+Two generations: ``parse_*`` reads the messages of FastDeploy before release 2.6, ``parse_*_today`` the later ones, and
+``TodaysEngine`` handles them as that engine does for requests that it aborts or preempts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LegacyQueue:
             raise OSError(ctypes.get_errno(), "msgget")
 
     def receive(self, wait=False):
-        """The bytes of the next message; None when there is none, unless it shall be waited for."""
+        """The bytes of the next message; None if there is none and ``wait`` is off."""
         buffer = ctypes.create_string_buffer(b"\xa5" * (8 + self.size), 8 + self.size)
         got = _libc.msgrcv(self.msqid, buffer, ctypes.c_size_t(self.size), ctypes.c_long(0), 0 if wait else IPC_NOWAIT)
         if got < 0:
@@ -144,7 +144,7 @@ def parse_speculative_topk_today(data, slots=512):
 
 
 def sampled(found):
-    """Of each slot: its tokens, and the word that stands for it where it has none."""
+    """Return each slot's tokens, and its status word if it has none."""
     if "counts" in found:
         rows = ([row[0] if isinstance(row, list) else row for row in tokens] for tokens in found["tokens"])
         return [(row, count) for row, count in zip(rows, found["counts"], strict=True)]
@@ -153,7 +153,7 @@ def sampled(found):
 
 
 class TodaysEngine:
-    """What the engine still waits for: requests by batch id that it asked to abort or to preempt."""
+    """The engine's pending aborts and preemptions: requests by batch id."""
 
     PREEMPTED = -9
 

@@ -1,4 +1,4 @@
-"""What two ranks over gloo do for the tests of an agreement."""
+"""Functions that two ranks over gloo run in the tests of an agreement."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Counted:
 
 
 def agree(rank, moved):
-    """Sample as each rank would by itself, and agree, in place; what the runner and its proposer hold then."""
+    """Sample on each rank separately, and agree, in place; return the values of the runner and its proposer."""
     draw = np.random.default_rng(rank.rank)
     share = {
         "accept_tokens": paddle.to_tensor(draw.integers(0, 1000, (3, 4))),

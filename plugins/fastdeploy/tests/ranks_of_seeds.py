@@ -52,7 +52,7 @@ def runner_with(method):
 
 
 def run(rank, fixed):
-    """Two requests enter; each rank samples with its own generator; returns what the rank feeds next, step by step.
+    """Two requests enter; each rank samples with its own generator; return the rank's next input, step by step.
 
     Seed 000 without its fix: no rank receives the first rank's tokens. Seed 001 without its fix: every rank sends.
     """

@@ -1,4 +1,4 @@
-"""A System V key of a test's own: outputs to send there, FastDeploy's own way of reading, and what is left behind."""
+"""A private System V key for each test: outputs to send there, FastDeploy's own way of reading, and the leftovers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Place:
         return next(row["perms"] for row in table().values() if row["key"] == self.key)
 
     def end(self):
-        """Close the sinks and remove what they left."""
+        """Close the sinks and remove their leftovers."""
         for sink in self.sinks:
             try:
                 sink.close(0)
@@ -101,7 +101,7 @@ def place(tmp_path, monkeypatch):
 
 
 def receive(queue, count, seconds=10):
-    """The next messages, waited for."""
+    """Wait for the next messages and return them."""
     found, end = [], time.monotonic() + seconds
     while len(found) < count and time.monotonic() < end:
         data = queue.receive()
@@ -113,7 +113,7 @@ def receive(queue, count, seconds=10):
 
 
 def until(condition, seconds=20):
-    """Wait until it holds: another thread has it to do."""
+    """Wait until the condition holds; another thread makes it true."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come about"
@@ -136,7 +136,7 @@ def started(code, *arguments, before=()):
 
 
 def put_until_closed(sink, step):
-    """Send one step after another; whoever calls it waits for SinkClosed."""
+    """Send one step after another; the caller waits for SinkClosed."""
     while True:
         sink.put(Output(step))
         step += 1

@@ -304,7 +304,7 @@ def test_one_call_is_one_submission_with_128_prefills_of_two_models(bound, monke
 
 
 def test_a_held_stream_does_not_delay_an_insertion(bound):
-    """Pull request 7323: insertions of the decode role must not wait for the step that is under way."""
+    """Pull request 7323: insertions of the decode role must not wait for the in-flight step."""
     if not bound.capabilities.can_hold_stream:
         pytest.skip("the device's calls are done when they return")
     pair, requests = Pair(bound, "mtp", "decode", cached=8), [prefill(slot, range(6), [9], (6, 7)) for slot in range(4)]

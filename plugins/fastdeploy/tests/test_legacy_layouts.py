@@ -94,7 +94,7 @@ def test_golden_save_output_topk_before_release_2_6():
     assert told(source, [0, 1, 2], 3, "topk", Variant(packed=False)) == [expected]
 
 
-def test_golden_save_output_topk_today_has_rows_of_as_many_columns_as_the_second_word_says():
+def test_golden_topk_today_takes_the_columns_from_the_second_word():
     source = record([(TOKEN, [7], STOP), (PREEMPTED, [], GO), (TOKEN, [14], GO), (ABORTED, [], GONE)], columns=3)
     expected = golden(
         88_072,
@@ -109,7 +109,7 @@ def test_golden_save_output_topk_today_has_rows_of_as_many_columns_as_the_second
     assert told(source, [0, 1, 3, 4], 5, "topk") == [expected]
 
 
-def test_golden_save_output_topk_today_without_log_probabilities_has_the_sampled_token_alone():
+def test_golden_topk_today_without_log_probabilities_has_one_column():
     source = record([(TOKEN, [7], STOP), (ABORTED, [], GONE)])
     assert told(source, [0, 1], 2, "topk") == [golden(88_072, {0: [-1, 2 | 1 << 16, 7, -9]})]
 
@@ -231,7 +231,7 @@ def test_both_generations_of_readers_read_drafts(batch, slots, columns, packed, 
         assert got["ranks"][i] == [token % 3 for token in tokens]
 
 
-def test_g19_a_slot_that_tells_of_two_requests_takes_two_messages_and_the_stop_sign_comes_last():
+def test_g19_two_requests_of_one_slot_take_two_messages_with_stop_last():
     source = record([(PREEMPTED, [], GO), (TOKEN, [5], STOP), (TOKEN, [6], STOP)])
     first, second = map(legacy.parse_plain, told(source, [0, 0, 1], 2, "plain"))
     assert first == {"stop": 1, "tokens": [-9, 6]}
@@ -327,8 +327,8 @@ READERS = {
 
 @settings(deadline=None)
 @given(batches(1), st.sampled_from(sorted(READERS)), st.booleans())
-def test_g18_g19_todays_engine_hears_of_each_abort_and_preemption_and_of_none_that_was_not(batch, reader, again):
-    """It asked to abort and to preempt some; each is confirmed once, by the word it waits for, and nothing else is.
+def test_g18_g19_todays_engine_gets_exactly_its_aborts_and_preemptions(batch, reader, again):
+    """It requested some aborts and preemptions; each is confirmed once, by the expected word, and no other slot is.
 
     ``again``: each slot is taken by a new request in the same step.
     """
@@ -353,7 +353,7 @@ def test_g18_g19_todays_engine_hears_of_each_abort_and_preemption_and_of_none_th
 
 
 def test_todays_readers_fail_with_messages_of_the_former_layout():
-    """Why the default is today's: what was right before release 2.6 has no columns for them."""
+    """The reason for today's default: the readers before release 2.6 have no columns for them."""
     source = record([(TOKEN, [5], GO)], columns=2)
     (topk,) = told(source, [0], 1, "topk", Variant(packed=False))
     (speculative,) = told(source, [0], 1, "speculative-topk", Variant(packed=False))

@@ -1,4 +1,4 @@
-"""The entry point of FastDeploy's model runners, over modules that stand in for FastDeploy's."""
+"""The entry point of FastDeploy's model runners, over stand-in modules for FastDeploy's."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ PARSED = {
 
 
 class Captured:
-    """A sink that makes the messages and keeps what a reader reads in them."""
+    """A sink that makes the messages and parses them with a reader."""
 
     def __init__(self, layout):
         self.layout, self.found, self.session = layout, [], 1
@@ -47,7 +47,7 @@ class Captured:
 
 @pytest.fixture
 def saving():
-    """The operations, and by layout what was read."""
+    """The operations, and the parsed messages by layout."""
     sinks = {}
 
     def opened(layout):
@@ -115,8 +115,8 @@ def test_mtp_save_first_token_has_the_token_and_a_draft_once(saving):
     assert (found["counts"], found["tokens"][0]) == ([2, 0, 0, 0], [1, 2])
 
 
-def test_the_first_token_of_a_prefill_node_has_log_probabilities_and_its_draft_none(saving):
-    """Pull request 7442: tokens, log-probabilities and counts belong to one slot each, chunks that go on have none."""
+def test_the_first_prefill_token_has_log_probabilities_and_its_draft_none(saving):
+    """Pull request 7442: tokens, log-probabilities and counts belong to one slot each, continuing chunks have none."""
     operations, read = saving
     tokens = rows([1, 2], [3, 4], [5, 6])
     ids, scores = rows([1, 20], [5, 21]), np.array([[-1, -2], [-3, -4]], np.float32)
@@ -132,7 +132,7 @@ def test_the_first_token_of_a_prefill_node_has_log_probabilities_and_its_draft_n
 
 
 def test_only_the_first_rank_saves_but_first_tokens_if_each_does(saving):
-    """Pull request 7172: other ranks sent the same output again."""
+    """Pull request 7172: every rank but the first sent the same output again."""
     operations, read = saving
     tokens, one = rows([1, 2]), rows([1])
     operations.save_output(rows([5]), OFF, NOBODY, 1, True)

@@ -107,7 +107,7 @@ def test_first_tokens_of_a_prefill_node_have_log_probabilities(fixed):
 
 
 def decode_requests_enter(device, up):
-    """Seed 003: 128 requests of the decode role enter beside a step that is held; nothing is waited for."""
+    """Seed 003: 128 requests of the decode role enter beside a held step, without any wait."""
     from hal_fastdeploy import Insertion
 
     tensors, own = up.target_arrays("mtp"), up.proposer_arrays("mtp")

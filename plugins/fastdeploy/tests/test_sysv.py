@@ -1,4 +1,4 @@
-"""The sysv sink and FastDeploy's own way of reading: key, limits, order, no loss on the way in, nothing stale."""
+"""The sysv sink and FastDeploy's own way of reading: key, limits, order, no loss on the way in, no stale messages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_g19_every_message_comes_once_in_order_though_the_queue_is_tiny(place, r
     outputs = [Output(step) for step in range(60)]  # the queue holds seven
     for output in outputs:
         sink.put(output)
-    while not sink.counters()["full_waits"]:  # nobody reads yet, so it fills
+    while not sink.counters()["full_waits"]:  # without a reader so far, so it fills
         threading.Event().wait(0.001)
     reader = reader or place.reader()
     found = receive(reader, 60)
@@ -50,7 +50,7 @@ def test_g19_every_message_comes_once_in_order_though_the_queue_is_tiny(place, r
     assert sink.counters()["frames"] == 60
 
 
-def test_g19_what_nobody_read_is_taken_back_and_named_neither_both_nor_neither(place):
+def test_g19_each_message_is_either_read_or_named_as_undelivered(place):
     sink, reader = place.sink(capacity=100), place.reader()
     for step in range(30):
         sink.put(Output(step))
@@ -62,7 +62,7 @@ def test_g19_what_nobody_read_is_taken_back_and_named_neither_both_nor_neither(p
     assert not read & lost
 
 
-def test_g23_a_full_queue_is_an_error_after_the_deadline_and_the_record_is_kept(place):
+def test_g23_a_full_queue_is_an_error_and_the_record_is_kept(place):
     sink, reader = place.sink(capacity=2, deadline=0.1), place.reader()
     kept = 0
     full = None
@@ -106,7 +106,7 @@ def test_keys_are_those_of_the_readers(tmp_path):
     former = (found.st_dev & 0xFF) << 24 | (found.st_ino & 0xFF) << 16 | 7
     assert derive_key(str(tmp_path), 7, "16") & 0xFFFFFFFF == former
     assert derive_key(str(tmp_path), 7, "ftok") == sysv_ipc.ftok(str(tmp_path), 7, silence_warning=True)
-    with pytest.raises(InvalidValue, match="no key from"):  # they would go on with the key -1
+    with pytest.raises(InvalidValue, match="no key from"):  # they would continue with the key -1
         derive_key(str(tmp_path / "missing"), 1)
 
 
@@ -142,7 +142,7 @@ def test_a_queue_that_is_open_to_all_already_is_used_and_told(place, caplog):
 
 
 @pytest.mark.parametrize("layout", ["topk", "speculative-topk"])
-def test_limits_that_no_message_passes_are_an_error_at_open_with_both_cures(place, layout):
+def test_limits_below_one_message_are_an_error_with_both_cures(place, layout):
     if int(Path("/proc/sys/kernel/msgmax").read_text()) >= 530_448:
         pytest.skip("this machine's limits are raised")
     with pytest.raises(Unavailable, match="none would ever be sent") as caught:
@@ -157,7 +157,7 @@ def test_a_queue_of_another_layout_on_the_same_key_is_refused(place):
         place.sink()
 
 
-def test_messages_of_a_worker_that_lives_are_not_touched_and_those_of_a_dead_one_removed(place):
+def test_only_a_dead_workers_messages_are_removed(place):
     code = """
         import sys, time
         sys.path.insert(0, sys.argv[1])
@@ -179,7 +179,7 @@ def test_messages_of_a_worker_that_lives_are_not_touched_and_those_of_a_dead_one
     assert legacy.parse_plain(receive(place.reader(), 1)[0])["tokens"] == [8, 8]
 
 
-def test_a_queue_that_is_removed_under_the_sink_is_an_error_and_what_was_left_is_named(place):
+def test_a_queue_removed_under_the_sink_is_an_error_with_the_unread(place):
     sink, reader = place.sink(), place.reader()
     reader.remove()
     sink.put(Output(0))
@@ -243,7 +243,7 @@ def test_a_closed_sink_and_its_copy_after_a_fork_take_nothing(place):
         sink.put(Output(0))
 
 
-def test_g23_an_output_that_is_not_copied_yet_is_named_when_the_sink_is_closed(place):
+def test_g23_an_uncopied_output_is_named_when_the_sink_closes(place):
     latch, sink = threading.Event(), place.sink()
     outputs = [Output(1, latch=latch), Output(2)]
     for output in outputs:

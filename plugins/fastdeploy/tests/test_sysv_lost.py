@@ -1,4 +1,4 @@
-"""A System V queue that is lost, whose limits are lowered, or that cannot be opened: what is told and kept."""
+"""A System V queue that is lost, whose limits are lowered, or that cannot be opened: errors and kept records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ started, put_until_closed = shared.started, shared.put_until_closed
 # The queue is lost, or its limits ------------------------------------------------------------------------------------
 
 
-def test_g19_a_queue_that_is_removed_names_the_messages_that_may_be_unread_and_their_requests(place):
+def test_g19_a_removed_queue_names_the_unread_messages_and_requests(place):
     sink, reader = place.sink(), place.reader()
     for step in range(6):
         sink.put(Output(step))
@@ -42,7 +42,7 @@ def test_g19_a_queue_that_is_removed_names_the_messages_that_may_be_unread_and_t
     assert set(range(2, 6)) <= lost
 
 
-def test_a_queue_that_is_removed_while_nothing_is_sent_is_noticed_by_itself(place):
+def test_a_queue_removed_while_idle_is_noticed(place):
     sink, reader = place.sink(), place.reader()
     sink.put(Output(0))
     while sink.counters()["frames"] < 1:

@@ -1,4 +1,4 @@
-"""Who owns a System V queue: never two sinks, whoever and wherever they are; and what is left when it is lost."""
+"""Ownership of a System V queue: never two sinks, across users and containers; and the leftovers of a lost one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ started, put_until_closed = shared.started, shared.put_until_closed
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 
-#: A worker of its own: opens the sink, sends some steps, says what came of it, and does what it is told by its input.
+#: A separate worker: opens the sink, sends some steps, prints the results, and obeys the commands of its input.
 WORKER = """
     import os, sys, time
     sys.path.insert(0, sys.argv[1])
@@ -54,7 +54,7 @@ WORKER = """
         sys.stdin.readline()
 """
 
-#: A sender that knows nothing of locks, as FastDeploy's own writers are.
+#: A sender without locks, like FastDeploy's own writers.
 STRANGER = """
     import os, sys
     sys.path.insert(0, sys.argv[1])
@@ -75,7 +75,7 @@ def tell(process, line):
 
 
 def in_child(function, uid=0):
-    """What a forked child of that user writes: a function's text, or the error it meets."""
+    """Return the output of a forked child of that user: a function's text, or its error."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -100,7 +100,7 @@ def url_of(folder, number, **options):
 
 
 def move_to_a_common_folder(place):
-    """Each user may look at /dev/shm, and only this one at the test's own folder."""
+    """Each user may read /dev/shm, and only this one the test's own folder."""
     place.folder = Path("/dev/shm")
     place.key = legacy.custom_ftok(place.folder, place.number)
 
@@ -108,8 +108,8 @@ def move_to_a_common_folder(place):
 # Two sinks ---------------------------------------------------------------------------------------------------------
 
 
-def test_g19_two_ids_on_one_key_are_one_queue_and_the_second_sink_is_refused(place):
-    """8000 and 8256 are equal in their low 8 bits, all that ftok takes; the first sink loses nothing by it."""
+def test_g19_two_ids_on_one_key_are_one_queue(place):
+    """8000 and 8256 are equal in their low 8 bits, all that ftok takes; the first sink loses no message."""
     place.key = derive_key(str(place.folder), 8_000, "ftok")
     assert place.key == derive_key(str(place.folder), 8_256, "ftok")
     first = open_sink(url_of(place.folder, 8_000, key="ftok"))
@@ -125,11 +125,11 @@ def test_g19_two_ids_on_one_key_are_one_queue_and_the_second_sink_is_refused(pla
 
 
 @pytest.mark.parametrize("options", [{}, {"stale": "drop"}])
-def test_g19_a_queue_of_another_workers_sink_is_refused_by_name_until_that_ends(place, options):
+def test_g19_a_queue_of_another_worker_is_refused_until_it_ends(place, options):
     reader = place.reader()
     with started(WORKER, place.url(), 3) as worker:
         assert worker.stdout.readline() == f"sent {worker.pid}\n"
-        assert len(receive(reader, 3)) == 3  # nothing is unread: the owner is found all the same
+        assert len(receive(reader, 3)) == 3  # all messages are read: the owner is found all the same
         with pytest.raises(InvalidValue, match=f"belongs to '.+' of process {worker.pid}"):
             place.sink(**options)
         assert in_child(lambda: open_sink(place.url(**options))).startswith("InvalidValue: url: the queue")
@@ -150,7 +150,7 @@ def test_g19_a_sink_closed_in_a_process_that_lives_on_gives_the_queue_up(place):
         worker.kill()
 
 
-def test_g19_of_sinks_that_open_at_the_same_moment_exactly_one_gets_the_queue(place):
+def test_g19_of_sinks_that_open_at_once_one_gets_the_queue(place):
     for _ in range(5):
         go, done = os.pipe(), os.pipe()
         children = []
@@ -190,7 +190,7 @@ def test_g19_another_users_sink_is_met_too(place):
 
 
 @needs_root
-def test_a_queue_of_another_user_that_may_not_be_used_is_refused_with_whose_it_is(place):
+def test_an_unusable_queue_of_another_user_is_refused_with_its_owner(place):
     move_to_a_common_folder(place)
     place.sink()
     answer = in_child(lambda: open_sink(place.url()), uid=NOBODY)
@@ -251,7 +251,7 @@ def test_g19_a_sender_without_a_lock_is_found_though_all_it_sent_was_read(place)
         place.sink()
 
 
-def test_g19_a_sender_that_comes_later_closes_the_sink_by_name_and_loses_nothing_of_its_own(place):
+def test_g19_a_later_sender_closes_the_sink_and_loses_no_message(place):
     sink, reader = place.sink(), place.reader()
     sink.put(Output(1))
     assert len(receive(reader, 1)) == 1
@@ -261,12 +261,12 @@ def test_g19_a_sender_that_comes_later_closes_the_sink_by_name_and_loses_nothing
             put_until_closed(sink, 2)
         assert ("r0", 2, 1) in told(sink)
         stranger.kill()
-    assert receive(reader, 1) == [bytes(2_056)]  # not taken back: it is not ours
+    assert receive(reader, 1) == [bytes(2_056)]  # not taken back: it belongs to another sender
 
 
 @needs_root
 def test_g19_a_living_sender_of_another_user_is_not_called_gone(place):
-    """A signal to it is refused (EPERM), which says that it exists."""
+    """A signal to it is refused (EPERM), which shows that it exists."""
     move_to_a_common_folder(place)
     place.reader()
     with started(STRANGER, place.key, NOBODY - 1) as stranger:

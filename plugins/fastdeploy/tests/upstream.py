@@ -249,7 +249,7 @@ def prefill(runner, request, slot, xpu=False):
 
 
 def book_prefill(runner, request, slot):
-    """The facts' steps 1 and 5, and what the decode role changes of them: host lists and attributes of the GPU's."""
+    """The facts' steps 1 and 5, and their changes by the decode role: host lists and attributes of the GPU's."""
     inputs, decodes = runner.share_inputs, runner.scheduler_config.splitwise_role == "decode"
     total = len(request.prompt_token_ids) + len(request.output_token_ids)
     inputs["req_ids"][slot] = request.request_id
@@ -265,7 +265,7 @@ def book_prefill(runner, request, slot):
     runner.sampler.apply_logits_processor(slot, None, [])
 
 
-#: What a request's attribute is without a value, and the tensors whose name is another one.
+#: Defaults of a request's attributes, and the tensors with a different name.
 DEFAULTS = {"top_p": 0.7, "top_k": 0, "min_p": 0.0, "temperature": 0.95, "min_tokens": 1, "generated_modality": 0}
 DEFAULTS |= {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 DEFAULTS |= {"temp_scaled_logprobs": False, "top_p_normalized_logprobs": False}
@@ -293,7 +293,7 @@ def sample(inputs, request, slot):
 
 
 def propose(runner, requests, num_running):
-    """What the MTP proposer's own function leaves."""
+    """The writes of the MTP proposer's own function."""
     own = runner.proposer.model_inputs
     own["num_running_requests"], own["running_requests_ids"] = num_running, range(num_running)
     for request in requests:

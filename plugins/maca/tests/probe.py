@@ -1,4 +1,4 @@
-"""Probes of the maca device on the simulated accelerator, in a process of their own: Paddle takes devices at import.
+"""Probes of the maca device on the simulated accelerator, in a separate process: Paddle loads devices at import.
 
 python probe.py     prints the answers by name as JSON; HAL_MACA_PLACE=sim and the simulator's options are set
 """
@@ -21,7 +21,7 @@ import hal
 
 
 def insertion(device: Any, state: Any, count: int, name: str) -> dict[str, Any]:
-    """What inserting ``count`` requests costs, by the device's own counters and by the simulator's."""
+    """The cost of inserting ``count`` requests, by the device's own counters and by the simulator's."""
     params = SamplingParams(0.5, 3, 0.9, 0.1, 7, 1.1, 0.2, 0.3, 1, 9, ((1, 2), (3,)), (4, 5), (6,), 1)
     requests = [admit(Request(f"{name}{i}", [5, 6, 7], params), state.layout) for i in range(count)]
     tasks = [
@@ -50,7 +50,7 @@ def insertions() -> Any:
 
 
 def ring(fences: Any = nullcontext()) -> Any:  # noqa: B008 (it holds nothing)
-    """A small ring is used again and again, with the host's writes to it told to the checker."""
+    """A small ring is reused again and again, with the host's writes to it reported to the checker."""
     with hal.open_device("maca", options={"ring_start": 4096, "ring_limit": 4096}) as device:
         staging, stream = device.device.staging, device.default_stream
         take = staging.take
@@ -93,7 +93,7 @@ def copies_apart() -> Any:
 
 
 def unfenced_ring() -> Any:
-    """The same, with fences that are never waited for: what the checker is there to see."""
+    """The same, with fences that are never waited for: the checker must find that."""
     from hal_core.devices.events import RecordedEvent
 
     return ring(patch.object(RecordedEvent, "done", lambda self: True))

@@ -1,4 +1,4 @@
-"""The maca device on the simulated accelerator, under the type name metax_gpu. Nothing here ran on the chip."""
+"""The maca device on the simulated accelerator, under the type name metax_gpu. No test here ran on the chip."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from hal.cli import main
 
 HERE = Path(__file__).parent
 ADVERSARIAL = {"HALSIM_MODE": "2", "HALSIM_STAGED": "0", "HALSIM_SYNC_DRAINS": "0", "HALSIM_POLLS": "2"}
-"""Polls: a question is answered "no" once before it makes the work go on; hal asks on, so more would be the same."""
+"""Polls: an event is "not ready" once before its work runs; hal polls again, so more would be the same."""
 MODES = {"eager": {"HALSIM_MODE": "0"}, "worker": {"HALSIM_MODE": "1"}, "lazy": {"HALSIM_MODE": "2"}}
 MODES["adversarial"] = ADVERSARIAL
 
 pytestmark = pytest.mark.long(80)
 HANGS = 900
-"""Seconds after which a run of the kit is taken to hang, on a machine that does other things too."""
+"""Seconds after which a run of the kit counts as hung, on a busy machine."""
 
 
 @pytest.fixture(scope="module")
 def sim():
-    """What a process needs to find the simulated accelerator; built once."""
+    """The environment in which a process finds the simulated accelerator; built once."""
     from hal_sim.build import NoCompiler, paddle_device
 
     try:
@@ -44,7 +44,7 @@ def sim():
 
 @pytest.fixture(scope="module")
 def answers(sim):
-    """What all probes answer, by name; one process, as each imports Paddle."""
+    """The answers of all probes, by name; one process, as each imports Paddle."""
     done = subprocess.run(
         [sys.executable, str(HERE / "probe.py")],
         env=sim | ADVERSARIAL | {"HALSIM_DEVICES": "2"},
@@ -57,7 +57,7 @@ def answers(sim):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-# -- where there is none ----------------------------------------------------------------------------------------------
+# -- without the chip -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_probing_imports_neither_numpy_nor_paddle():
     assert done.stdout.strip() == "set()", done.stderr
 
 
-# -- what it costs, and what it must not do ---------------------------------------------------------------------------
+# -- cost, and forbidden effects ------------------------------------------------------------------------------------
 
 
 def test_an_insertion_of_128_has_one_upload_and_the_scatters_of_one(answers):
@@ -157,7 +157,7 @@ def test_bad_input_is_refused_with_the_cure(answers):
 
 
 QUICK = ("-p", "hal_sim.pytest_races", "--hal-profile=quick", "--hal-examples=1", "--hal-hang=60")
-#: The strictest run is in `make test`, the others are in `make conform`.
+#: The strictest run is in `make test`, the remaining ones are in `make conform`.
 RUNS = [mode if mode == "adversarial" else pytest.param(mode, marks=pytest.mark.conform) for mode in MODES]
 
 
@@ -221,7 +221,7 @@ def test_two_ranks_agree_by_one_collective_a_call_without_races(sim, mode):
 
 @pytest.mark.conform
 def test_a_lost_rank_is_an_error_on_the_survivor_in_time(sim):
-    """In ``make test`` the core's watchdog, which tells, is met on other devices."""
+    """In ``make test`` the core's watchdog, which reports it, is met on other devices."""
     survivor, _ = ranks(sim, "lost", mode=1, collective_timeout_ms=3000)
     process, out, err = survivor
     assert process.returncode == 0, err[-2000:]

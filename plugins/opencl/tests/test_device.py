@@ -1,4 +1,4 @@
-"""The opencl device: what a call costs, that the host does not wait, what is refused, and faults found late."""
+"""The opencl device: costs of calls, no waits of the host, refusals, and faults found late."""
 
 from __future__ import annotations
 

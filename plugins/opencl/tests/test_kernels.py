@@ -59,7 +59,7 @@ def read(device, memory):
 
 @st.composite
 def plans(draw):
-    """Runs and fills of any length at any place, some over others, long ones among them."""
+    """Runs and fills of any length at any place, some overlapping, long ones among them."""
     writes = []
     for _ in range(draw(st.integers(1, 8))):
         offset = draw(st.integers(0, SIZE - 1))
@@ -90,7 +90,7 @@ def _item(random, size):
 
 
 def test_g05_a_record_of_a_slot_beyond_the_last_writes_nothing(device):
-    """What a spoilt block asks for outside the plan's memory does not happen."""
+    """Writes that a spoilt block requests outside the plan's memory do not happen."""
     memory, should = filled(device, SIZE)
     scatter_map = np.array([(64, 128, 0, 16), (16, 128, 16, 8)], SCATTER_MAP)
     device.table(scatter_map, 8)

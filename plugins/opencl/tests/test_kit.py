@@ -1,4 +1,4 @@
-"""The conformance kit and the main job on the opencl device, in processes of their own."""
+"""The conformance kit and the main job on the opencl device, in separate processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.commands import LIBRARIES
 
 pytestmark = pytest.mark.long(30)
 HANGS = 900
-"""Seconds after which a run of the kit is taken to hang, on a machine that does other things too."""
+"""Seconds after which a run of the kit counts as hung, on a busy machine."""
 SOME = "G1,G2,G3,G4,G5,G6,G9"
 SKIPPED_BY_NEED = {"several_ranks", "whole_group", "several_memories", "not async_h2d", "not can_hold_stream"}
 

@@ -1,4 +1,4 @@
-"""Finding an OpenCL driver: what a machine without one is told, and what a probe may import."""
+"""Finding an OpenCL driver: the message on a machine without one, and the imports of a probe."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def built() -> Path:
 
 
 class Bench:
-    """A device and what a test needs around it; everything is released and closed at the end."""
+    """A device with a test's tools around it; everything is released and closed at the end."""
 
     def __init__(self, device: Accelerator) -> None:
         self.device = device
@@ -48,7 +48,7 @@ class Bench:
         return self.buffers[-1]
 
     def upload(self, array: np.ndarray[Any, Any]) -> int:
-        """Device memory with these bytes, put there behind the checker's back."""
+        """Device memory with these bytes, written without the checker's notice."""
         address = self.memory(array.nbytes)
         self.device.poke(address, array.tobytes())
         return address
@@ -86,7 +86,7 @@ def bench(mode: Mode) -> Iterator[Bench]:
 
 @pytest.fixture
 def lazy() -> Iterator[Bench]:
-    """A bench where nothing runs until somebody waits."""
+    """A bench where work runs only when a thread waits for it."""
     with options(mode=Mode.LAZY):
         b = Bench(Accelerator(0))
         yield b
@@ -95,7 +95,7 @@ def lazy() -> Iterator[Bench]:
 
 @pytest.fixture(scope="session")
 def probe() -> Callable[..., Any]:
-    """Runs one function of a script in a process of its own and gives what it returned."""
+    """Run one function of a script in a separate process and return its result."""
 
     def run(script: str, name: str, *arguments: str, environment: dict[str, str] | None = None) -> Any:
         done = subprocess.run(

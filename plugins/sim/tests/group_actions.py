@@ -1,4 +1,4 @@
-"""What the ranks do for the tests of groups: plain functions, named to the ranks by this file."""
+"""Functions that the ranks run in tests of groups; a task names this file and the function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOTH = (0, 1)
 
 
 def failing(call):
-    """The error's class and text, or None."""
+    """Return the error's class and text, or None."""
     try:
         call()
     except HalError as error:
@@ -36,7 +36,7 @@ def content(state):
 
 
 def agree(rank, mode, sizes, calls, ranks=BOTH):
-    """Broadcast a scribbled state some times: what is wrong, collectives a call, and what the checker found."""
+    """Broadcast a scribbled state some times; return the wrong bytes, collectives a call, and checker findings."""
     group, wrong, counts = Group(ranks, rank.rank), [], []
     with opened(mode=mode, staged=0) as device:
         state = device.state(sizes)
@@ -65,7 +65,7 @@ def agree(rank, mode, sizes, calls, ranks=BOTH):
 
 
 def disagree(rank, sizes_of_rank_1, ranks_of_rank_1):
-    """Open a state on a group with what the ranks hold unequal: the error of the broadcast, and of the next one."""
+    """Open a state on a group, unequal between the ranks; return the error of the broadcast, and of the next one."""
     ranks, sizes = BOTH, StateConfig(num_slots=4, max_model_len=16)
     if rank.rank == 1:
         ranks, sizes = ranks_of_rank_1, sizes_of_rank_1
@@ -79,7 +79,7 @@ def disagree(rank, sizes_of_rank_1, ranks_of_rank_1):
 
 
 def alone(rank):
-    """Ask for a group that the other rank does not open."""
+    """Request a group that the second rank does not open."""
     with opened(collective_timeout_ms=300) as device:
         state, group = device.state(StateConfig(num_slots=2, max_model_len=8)), Group(BOTH, rank.rank)
         return failing(lambda: device.open_group(state=state, group=group))
@@ -88,7 +88,7 @@ def alone(rank):
 def close_under_way(rank, mode, folder):
     """Rank 1 closes its device while its broadcast waits for rank 0's, which comes after that.
 
-    What closing raises, what the ticket says then, and whether it was done before.
+    Return the error of closing, the ticket's error then, and whether it was done before.
     """
     group, path = Group(BOTH, rank.rank), Path(folder, "closes")
     device = opened(mode=mode)
@@ -116,14 +116,15 @@ def end_itself(rank, well):
 
 
 def write_beside(device, state):
-    """A write on a stream of its own: it needs no group."""
+    """A write on a separate stream: it needs no group."""
     stream = device.device.stream()
     device.async_set_value(target=state.view("seed"), value=7, stream=stream).wait(20)
 
 
 def go_on(rank, most):
-    """Broadcast until the group is lost: the error, how long its call took, what a later call says and how soon, and
-    what a write meets."""
+    """Broadcast until the group is lost; return the error, the duration of its call, a later call's error and duration,
+    and the error of a write.
+    """
     group = Group(BOTH, rank.rank)
     with opened() as device:
         stream = device.default_stream

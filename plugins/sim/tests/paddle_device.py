@@ -28,7 +28,7 @@ def refusal(call: Any) -> str:
 
 
 def tensors() -> Any:
-    """Values written by the hook, seen by Paddle; Paddle's values, seen by the hook; views; what is refused."""
+    """Values written by the hook, read by Paddle; Paddle's values, read by the hook; views; refusals."""
     with bind(SimPlugin.open(0, {})) as device:
         stream = device.default_stream
         whole = paddle.to_tensor(np.arange(24, dtype=np.int64).reshape(4, 6), place=PLACE)

@@ -1,4 +1,4 @@
-"""Probes that need a Paddle with the simulated device, in a process of their own; prints their answers as JSON.
+"""Probes that need a Paddle with the simulated device, in a separate process; prints their answers as JSON.
 
 python paddle_probe.py NAME,NAME,…
 """
@@ -47,7 +47,7 @@ def tensors() -> Any:
 
 
 def held_stream() -> Any:
-    """Paddle's own current stream, held: asynchronous calls return, and nothing has happened yet."""
+    """Paddle's own current stream, held: asynchronous calls return, and no work has run yet."""
     stream = paddle_env.current_stream(name=NAME)
     t = paddle.to_tensor(np.zeros(4, np.float32), place=PLACE)
     source = paddle.to_tensor(np.ones(4, np.float32), place=paddle.CPUPlace())
@@ -136,7 +136,9 @@ def streams() -> Any:
 
 
 def fallback() -> Any:
-    """What has no kernel falls back to the CPU, and shows as synchronous copies; or is refused with the flag off."""
+    """An operator without a kernel falls back to the CPU, visible as synchronous copies; or is refused with the flag
+    off.
+    """
     paddle.set_device(f"{NAME}:0")
     t = paddle.to_tensor(np.ones(4, np.float32))
     moved = changes(lambda: paddle.cos(t))

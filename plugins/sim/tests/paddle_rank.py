@@ -1,6 +1,6 @@
 """One rank of `paddle.distributed` over the simulated collectives; prints its answer as JSON.
 
-python paddle_rank.py NAME      (the environment says which rank)
+python paddle_rank.py NAME      (the environment sets the rank)
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def gather_list() -> Any:
 
 
 def lost() -> Any:
-    """Rank 1 is killed; what rank 0 is told, and when."""
+    """Rank 1 is killed; return rank 0's error and its time."""
     rank, _ = start()
     t = tensor([1.0])
     dist.all_reduce(t)

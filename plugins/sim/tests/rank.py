@@ -26,7 +26,7 @@ class Rank:
         self.group = Group(group, ranks, rank)
 
     def call(self, name: str, send: np.ndarray, out: np.ndarray | None = None, **more: int) -> Any:
-        """Puts the arrays on the device, communicates, and returns what is in the target."""
+        """Put the arrays on the device, communicate, and return the target's content."""
         out = send if out is None else out
         src, dst = self.device.allocate(max(1, send.nbytes)), self.device.allocate(max(1, out.nbytes))
         self.device.poke(src, send.tobytes())
@@ -75,7 +75,7 @@ def collectives(r: Rank) -> Any:
 
 
 def failure(r: Rank) -> str:
-    """What the next collective says, and how long that took."""
+    """Return the next collective's error, and its duration."""
     start = time.monotonic()
     try:
         r.call("all_reduce", np.ones(4, np.float32))

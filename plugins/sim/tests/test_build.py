@@ -1,4 +1,4 @@
-"""Building: once, in a cache, without warnings, with an error that says the cure."""
+"""Building: once, in a cache, without warnings, with an error that names the cure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The sim device beyond what the conformance kit asks: counts, faults, lifetimes, options; in every mode, adversarial.
+"""The sim device beyond the conformance kit: counts, faults, lifetimes, options; in every mode, adversarial.
 
-Every test ends with the checker having found nothing, unless it caused the report itself.
+Every test ends with no finding of the checker, unless it caused the report itself.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def test_what_is_no_tensor_of_the_device_is_refused(bound, target):
     "guard", ["order of writes after copies out", "fence of the ring", "memory kept until it is over"]
 )
 def test_the_checker_sees_each_guard_that_is_taken_away(worker, monkeypatch, guard):
-    """With the guard there is nothing to see."""
+    """With the guard there is no finding."""
     stream, device = worker.default_stream, bind(worker)
 
     def work():

@@ -71,7 +71,7 @@ def test_g16_a_rank_that_never_opens_the_group_is_an_error_in_time(pool):
 
 @pytest.mark.parametrize("mode", ["worker", "lazy"])
 def test_a_closing_rank_waits_for_its_broadcast_to_reach_all(pool, mode, tmp_path):
-    """A rank that is told to stop, with its last step under way, left the group in the midst of its collective."""
+    """A rank that is stopped with its last step in flight left the group in the middle of its collective."""
     answers = pool.run(actions.close_under_way, mode, str(tmp_path))
     assert {rank: answer[:2] for rank, answer in answers.items()} == {0: (None, None), 1: (None, None)}
     assert not answers[1][2], "the broadcast of rank 1 waits for rank 0's"

@@ -1,7 +1,7 @@
-"""The conformance kit on the sim device, in the modes that hide least, and with the checker finding nothing.
+"""The conformance kit on the sim device, in its strictest modes, without a finding of the checker.
 
-``python -m pytest -p hal_conformance.plugin -p hal_sim.pytest_races --pyargs hal_conformance
---hal-device=sim`` runs it by hand; ``HALSIM_MODE`` and ``HALSIM_STAGED`` choose the mode.
+``python -m pytest -p hal_conformance.plugin -p hal_sim.pytest_races --pyargs hal_conformance --hal-device=sim`` runs it
+by hand; ``HALSIM_MODE`` and ``HALSIM_STAGED`` choose the mode.
 """
 
 from __future__ import annotations

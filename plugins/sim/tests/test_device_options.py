@@ -1,4 +1,4 @@
-"""Opening the sim device: its options, and what it says where it cannot be had."""
+"""Opening the sim device: its options, and its errors where it is unavailable."""
 
 from __future__ import annotations
 

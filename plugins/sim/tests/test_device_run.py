@@ -1,4 +1,4 @@
-"""``hal run --device sim`` gives the tokens of the cpu device: nothing of the state's bytes is lost on the way."""
+"""``hal run --device sim`` gives the tokens of the cpu device: no byte of the state is lost on the way."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def answers(printed, device):
 @pytest.mark.steady
 @pytest.mark.conform
 def test_sim_and_cpu_give_the_same_tokens(built):
-    """Both in processes of their own, in which the command chooses the same kernels of MKL."""
+    """Both in separate processes, in which the command chooses the same kernels of MKL."""
     should = answers(run("cpu"), "cpu")
     assert len(should) == len(PROMPTS)
     assert answers(run("sim"), "sim") == should

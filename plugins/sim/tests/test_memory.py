@@ -139,7 +139,7 @@ def test_an_access_outside_its_block_is_a_fault(lazy, offset, nbytes, why):
     lazy.device.fill(target, nbytes, 1, 1, stream)
     with pytest.raises(DeviceFault, match=why):
         stream.synchronize()
-    stream.synchronize()  # said once, and the device works on
+    stream.synchronize()  # reported once, and the device still works
     assert lazy.device.counters()["fault"] == 1
 
 

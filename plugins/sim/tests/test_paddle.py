@@ -21,7 +21,9 @@ PROBES = ("tensors", "held_stream", "host_source", "kernels", "streams", "out_of
 
 @pytest.fixture(scope="module")
 def answers(probe) -> dict[str, Any]:
-    """One process for all of them: an import of Paddle takes longer than any. Lazy, so that nothing runs by luck."""
+    """One process for all of them: an import of Paddle takes longer than any. Lazy mode, so that no test passes by
+    luck.
+    """
     return probe(SCRIPT, ",".join(PROBES), environment=paddle_env.environment(mode=2))
 
 

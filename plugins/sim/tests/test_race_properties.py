@@ -1,6 +1,6 @@
-"""Drawn programs: the checker agrees with a model that knows only "comes before" and shares nothing with it.
+"""Drawn programs: the checker agrees with a model of "comes before" alone, which shares no code with it.
 
-The model keeps, for each operation, the set of all operations before it (no clocks), and looks at every pair.
+The model keeps, for each operation, the set of all operations before it (no clocks), and compares every pair.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Step:
 
 @dataclass
 class Model:
-    """Who comes before whom. A set of operations is an integer with one bit each."""
+    """The order of operations. A set of operations is an integer with one bit each."""
 
     before: list[int] = field(default_factory=list)  # for each step that touches memory
     steps: dict[int, Step] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The checker reports what nothing orders, in every mode of execution: also when the bytes came out right."""
+"""The checker reports every unordered pair, in every mode of execution: also when the bytes came out right."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_clean_up_before_the_copy_out(bench):
     with label("copy out"):
         bench.device.d2h(out.address, state, 8, copies)
     with label("clean up"):
-        bench.device.fill(state, 8, 0, 1, compute)  # must come after the copy, and nothing says so
+        bench.device.fill(state, 8, 0, 1, compute)  # must come after the copy, but is not ordered
     bench.device.synchronize()
     (race,) = bench.device.races()
     assert {race.first.label, race.second.label} == {"copy out", "clean up"}
@@ -147,7 +147,7 @@ def test_destroying_a_stream_orders_nothing(bench):
     bench.streams.remove(first)
     first.close()
     while bench.device._native.pending_tasks():
-        pass  # its work is over, its thread ends, and nobody has waited for it
+        pass  # its work is over, its thread ends, without a wait for it
     second = bench.stream()
     bench.device.fill(address, 8, 2, 1, second)
     bench.device.synchronize()
@@ -210,7 +210,7 @@ def in_thread(function) -> None:
 
 @pytest.mark.parametrize("published", [False, True])
 def test_threads_as_lines_of_their_own(bench, published):
-    """With the option, what another thread waited for counts only when it is handed over."""
+    """With the option, another thread's wait counts only when it is handed over."""
     stream, address, buffer = bench.stream(), bench.memory(8), bench.pinned(8)
     with options(host_threads=1):
         bench.device.h2d(address, buffer.address, 8, stream)

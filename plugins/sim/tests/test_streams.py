@@ -1,4 +1,4 @@
-"""Streams and events: when work runs, who waits for what. Shown with latches, never with sleep."""
+"""Streams and events: when work runs, and its waits. Shown with latches, never with sleep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PENDING = bytes([PENDING_POISON])
 
 
 class Gate:
-    """A kernel that says when it has begun and ends when it is opened."""
+    """A kernel that reports its begin and ends when it is opened."""
 
     def __init__(self) -> None:
         self.entered, self.open = threading.Event(), threading.Event()
@@ -115,7 +115,7 @@ def test_eager_has_run_when_the_call_returns():
 
 
 def test_a_stream_waits_for_an_event_of_a_held_stream(bench):
-    """Eager must not wait here: the host goes on, as with a real device."""
+    """Eager must not wait here: the host continues, as with a real device."""
     first, second, address = bench.stream(), bench.stream(), bench.memory(8)
     out = bench.pinned(8)
     event = bench.device.event()

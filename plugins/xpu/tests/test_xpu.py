@@ -1,4 +1,4 @@
-"""The xpu device under its declared substitutions, and where there is no XPU. Nothing here ran on the chip."""
+"""The xpu device under its declared substitutions, and on machines without an XPU. No test here ran on the chip."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tests.commands import LIBRARIES
 
 pytestmark = pytest.mark.long(35)
 HANGS = 900
-"""Seconds after which a run of the kit is taken to hang, on a machine that does other things too."""
+"""Seconds after which a run of the kit counts as hung, on a busy machine."""
 SKIPPED_BY_NEED = {"async_h2d", "async_d2h", "can_hold_stream", "fused_scatter", "probe_counts", "whole_group"}
 SKIPPED_BY_NEED |= {"pinned_host", "native_objects"}
-ROOM = "a device with 5 GiB to give"  # what the simulated device has not
+ROOM = "a device with 5 GiB to give"  # missing on the simulated device
 
 
 def run(*arguments, **environment):
@@ -55,7 +55,7 @@ def pretend(monkeypatch, found):
     monkeypatch.setattr(probing, "installed_paddle", lambda: found)
 
 
-# -- where there is none ----------------------------------------------------------------------------------------------
+# -- without the chip -----------------------------------------------------------------------------------------------
 
 
 def test_listing_and_probing_import_neither_numpy_nor_paddle():
@@ -86,7 +86,7 @@ def test_without_an_xpu_build_it_says_why_in_a_line_and_what_to_install(monkeypa
 def test_an_xpu_build_is_taken_at_its_word_until_it_is_opened(monkeypatch):
     pretend(monkeypatch, probing.Installed(None, "3.3.1", frozenset({"xpu_xre"})))
     assert XpuPlugin.probe().available
-    with pytest.raises(Unavailable, match="not compiled with XPU"):  # whatever its version file says
+    with pytest.raises(Unavailable, match="not compiled with XPU"):  # whatever its version file contains
         hal.open_device("xpu")
 
 
@@ -134,7 +134,7 @@ def test_one_record_is_logged_for_each_opened_device(on_cpu, caplog):
     assert len(said) == 2
 
 
-# -- what it costs ----------------------------------------------------------------------------------------------------
+# -- cost -------------------------------------------------------------------------------------------------------------
 
 
 def insertion(device, state, count):
@@ -200,7 +200,7 @@ def test_a_refused_target_leaves_everything_as_it_was(opened):
     assert not array.any()
 
 
-# -- the kit and the main job, in processes of their own --------------------------------------------------------------
+# -- the kit and the main job, in separate processes -------------------------------------------------------------------
 
 
 def needs_sim(place):

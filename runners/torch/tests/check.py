@@ -42,7 +42,7 @@ AMPLE, SCARCE = 32, 6
 
 
 def recorded() -> list[tuple[Request, list[int]]]:
-    """Each request with the tokens that it must be given."""
+    """Each request with its expected tokens."""
     rows = json.loads(RECORDED.read_text())
     assert all(row["margin"] >= 1e-3 for row in rows), "margins are too narrow"
     return [(Request(row["request_id"], row["prompt"], SamplingParams(**row["params"])), row["tokens"]) for row in rows]
@@ -182,7 +182,7 @@ def drawn_told(name: str, drafts: int) -> dict[str, tuple[list[int], list[float]
 
 
 def useless(name: str) -> str:
-    """A request whose logits are NaN ends with an error; the other one continues, and so does the next."""
+    """A request whose logits are NaN ends with an error; the second one continues, and so does the next."""
     decoder = Decoder.load(DEFAULT_CHECKPOINT, "cuda" if name == "cuda" else "cpu")
     decoder.tensors["model.embed_tokens.weight"] = decoder.tensors["model.embed_tokens.weight"].clone()
     decoder.tensors["model.embed_tokens.weight"][1999] = float("nan")  # the head is another tensor now

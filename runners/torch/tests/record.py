@@ -41,7 +41,7 @@ SIZES = StateConfig(4, 128, 16, max_logprobs=0, max_eos=1, max_stop_sequences=1,
 
 
 class Watched(ModelRunner):
-    """Notes how far each choice was from another one."""
+    """Records how far each choice was from a different one."""
 
     def _write(self, tokens) -> None:
         self.least = min([getattr(self, "least", 1.0), *tokens.margins.tolist()])

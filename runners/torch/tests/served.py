@@ -18,7 +18,7 @@ SIZES = StateConfig(num_slots=4, max_model_len=64, block_size=4, max_logprobs=3,
 
 @dataclass
 class Told:
-    """What the records said of one request."""
+    """The records of one request."""
 
     tokens: list = field(default_factory=list)
     logprobs: list = field(default_factory=list)
@@ -27,7 +27,7 @@ class Told:
 
 
 def run(stepper, requests, **options):
-    """Serve all requests at once; what was told of each."""
+    """Serve all requests at once; return the records of each."""
     engine = Engine(stepper, **options)
     for request in requests:
         engine.submit(request)
@@ -61,13 +61,13 @@ def torch_stepper(directory, sizes=SIZES, blocks=64, dtype="float32", **options)
 
 
 def by_torch(directory, requests, sizes=SIZES, blocks=64, dtype="float32", **options):
-    """What the torch runner gives each request."""
+    """Return the tokens of each request from the torch runner."""
     with torch_stepper(directory, sizes, blocks, dtype) as stepper:
         return run(stepper, requests, **options)[0]
 
 
 def by_paddle(directory, requests, sizes=SIZES, blocks=64, **options):
-    """What the Paddle model gives each request, on the cpu device."""
+    """Return the tokens of each request from the Paddle model, on the cpu device."""
     from hal.model.llama import LlamaModel
     from hal.worker import Worker
 

@@ -55,7 +55,7 @@ def test_the_tokens_are_the_paddle_models_in_float32(saved, variant, dtype):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_auto_computes_in_the_type_of_the_file(saved, dtype):
-    """In half the precision tokens may be others; the first choice has a lead here."""
+    """In half the precision tokens may differ; the first choice has a lead here."""
     directory = saved(LLAMA, dtype=dtype)
     request = Request("r", PROMPTS[1], SamplingParams(max_tokens=1, logprobs=1))
     half = by_torch(directory, [request], dtype="auto")["r"]

@@ -31,7 +31,7 @@ def small(tmp_path_factory):
 
 
 def served(directory, requests, drafts, blocks=64, sizes=SIZES, broken=None, **options):
-    """What was told of each request, and what became of drafts."""
+    """Return the records of each request, and the counts of drafts."""
     sizes = dataclasses.replace(sizes, max_draft_tokens=drafts)
     with torch_stepper(directory, sizes, blocks) as stepper:
         if broken is not None:
@@ -41,8 +41,9 @@ def served(directory, requests, drafts, blocks=64, sizes=SIZES, broken=None, **o
 
 
 def repeating(count, vocab, longest, controls):
-    """Requests whose prompts repeat themselves: greedy, or with drawn controls and penalties that count what was said,
-    by which a text goes on as before for a while only."""
+    """Requests whose prompts repeat themselves: greedy, or with drawn controls and penalties that count generated
+    tokens, so that a text repeats only for a while.
+    """
     made = []
     for number, one in enumerate(drawn_requests(count, vocab, longest, seed=11)):
         prompt = [number % vocab, (3 * number + 1) % vocab] * (2 + number % 4)
@@ -88,7 +89,7 @@ def test_the_command_prints_the_same_tokens_with_drafts(capsys, monkeypatch, tmp
 
 
 def fields_of(rows, sizes, **columns):
-    """Fields of a state in which each slot has said a row, and decodes."""
+    """Fields of a state in which each slot has a row of tokens, and decodes."""
     count = len(rows)
     tokens = torch.full((count, sizes.max_model_len), -1, dtype=torch.int64)
     for row, said in enumerate(rows):
@@ -161,7 +162,7 @@ class TestLookUp:
 
 
 class TestVerified:
-    """What is kept of drafts."""
+    """The kept drafts."""
 
     @pytest.mark.parametrize(
         ("sampled", "sound", "fed", "count"),
@@ -181,7 +182,7 @@ class TestVerified:
         assert drafting.accepted(*given, torch.tensor([[5, 6]])).tolist() == [count]
 
     def test_a_request_that_meets_a_useless_token_is_given_the_same_as_without(self, small):
-        """The drafts of one that repeats itself are confirmed up to the token that is no use."""
+        """The drafts of a repeating request are confirmed up to the invalid token."""
         greedy = SamplingParams(max_tokens=20)
         requests = [Request(f"r{number}", [number, number + 1] * 3, greedy) for number in range(6)]
         told, _, _ = served(small, requests, 0)

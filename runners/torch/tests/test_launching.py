@@ -1,4 +1,4 @@
-"""A step whose parts were captured is one call of the device, and nothing of the launch lets another thread in."""
+"""A step whose parts were captured is one call of the device, and no part of the launch releases the GIL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOM = Size(64, 256, 4)
 
 
 class Captured:
-    """In place of graphs: carries a step's parts out when the launch is over, as a device would."""
+    """In place of graphs: executes a step's parts when the launch is over, as a device would."""
 
     def __init__(self, steps, sizes=(ROOM,)):
         self.sizes, self._steps, self.launches = sizes, steps, []
@@ -37,7 +37,7 @@ class Captured:
 
 
 class Refused(TorchFunctionMode):
-    """No function of torch may be called: each gives the interpreter's lock up."""
+    """No function of torch may be called: each releases the GIL."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         raise AssertionError(f"the launch calls {function}")
@@ -80,7 +80,7 @@ def test_a_captured_step_is_one_launch_without_a_call_of_torch(small):
 
 
 def test_no_launch_lets_another_thread_in(small):
-    """With NumPy's calls that give the lock up, of whatever length, that would be seen: prompts have 50 tokens."""
+    """NumPy calls that release the GIL, of any length, would be noticed: prompts have 50 tokens."""
     with torch_stepper(small) as stepper, Waiting() as other:
         runner, real, found = stepper.runner, stepper.runner.launch, []
         runner.graphs = Captured(runner._steps)

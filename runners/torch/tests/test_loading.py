@@ -1,4 +1,4 @@
-"""Loading: straight to the device in the file's type, within bounds of host memory; and what is refused before it."""
+"""Loading: straight to the device in the file's type, within bounds of host memory; and refusals before it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_host_holds_no_copy_of_the_checkpoint(saved, stored, computed):
     files = [path.stat().st_size for path in directory.glob("*.safetensors")]
     assert told["types"] == [f"torch.{stored}"]
     assert told["sum"] > 14e6
-    assert told["peak"] < max(files) + 2**30  # what was asked for
+    assert told["peak"] < max(files) + 2**30  # the requested elements
     assert told["peak"] < 2 * told["largest"] + 2**23 < told["sum"], "a copy of more than a tensor or two was held"
 
 
@@ -157,7 +157,7 @@ def test_free_memory_of_the_host_is_what_it_could_give():
 
 
 class TestSees:
-    """What torch can compute on, with a torch that is told what to say."""
+    """The dtypes that torch can compute on, with a torch whose answers the test chooses."""
 
     @pytest.fixture
     def card(self, monkeypatch):
