@@ -5,8 +5,7 @@
     socket.settimeout(TIMEOUTS.connection)
 
 The variable of a field is ``HAL_SECONDS_`` and its name in capitals, unless it names another. docs/timeouts.md lists
-all of them; ``python -m hal.timeouts`` prints the table of these. Only the core's timeouts are imported here, because
-signals need this first.
+all of them; ``python -m hal.timeouts`` prints the table of these. Only the core's timeouts are imported here.
 """
 
 from __future__ import annotations

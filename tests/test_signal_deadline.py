@@ -24,7 +24,8 @@ WARM = LIBRARIES
 HANGING = """
     import ctypes, importlib, os, sys, threading
     import hal.cli
-    hal.cli.signals.TIMEOUTS.signal = 0.3
+    from hal.timeouts import TIMEOUTS
+    TIMEOUTS.signal = 0.3
     kind, where = sys.argv[1:3]
     del sys.argv[1:3]
 
@@ -157,7 +158,8 @@ def test_neither_a_full_standard_error_nor_output_holds_the_end_up(tmp_path, war
 FORKED = """
     import os, signal
     from hal.cli import signals
-    signals.TIMEOUTS.signal = 0.0
+    from hal.timeouts import TIMEOUTS
+    TIMEOUTS.signal = 0.0
     forced = []
     signals._Watch.force = lambda watch, number: forced.append(number)
     with signals.watched(to_the_end=False), signals.noted():

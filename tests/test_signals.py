@@ -259,6 +259,7 @@ def test_signals_that_were_ignored_stay_so(tmp_path, warm):
 IN_PROCESS = """
     import gc, os, signal, sys
     from hal.cli import main, signals
+    from hal.timeouts import TIMEOUTS
     before = [signal.getsignal(number) for number in signals._NUMBERS]
     try:
         main(["--version"])
@@ -271,10 +272,10 @@ IN_PROCESS = """
     with signals.watched(to_the_end=False), signals.noted():
         os.kill(os.getpid(), signal.SIGTERM)
         assert signals.came() == signal.SIGTERM
-        now[0] = signals.TIMEOUTS.second_signal / 2
+        now[0] = TIMEOUTS.second_signal / 2
         os.kill(os.getpid(), signal.SIGHUP)  # a closing terminal's second word
         assert ended == []
-        now[0] = signals.TIMEOUTS.second_signal * 2
+        now[0] = TIMEOUTS.second_signal * 2
         os.kill(os.getpid(), signal.SIGINT)
         assert ended == [128 + signal.SIGTERM]
     assert signals.came() is None

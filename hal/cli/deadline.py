@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
-
-from hal.timeouts import TIMEOUTS
 
 TYPE_CHECKING = False  # as in hal
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+
+    from hal.timeouts import Timeouts
+
+
+def durations() -> Timeouts | None:
+    """Return the timeouts, or None until they are loaded. They need the core, whose import may fail or be interrupted;
+    until then there is nothing to wait for or to clean up."""
+    return getattr(sys.modules.get("hal.timeouts"), "TIMEOUTS", None)
 
 
 class Deadline:
@@ -35,7 +42,7 @@ class Deadline:
         while numbers := os.read(self._reading, 64):
             first = next((number for number in numbers if number in self._signals), None)
             if first is not None:
-                if not self._closed.wait(TIMEOUTS.signal):
+                if (limits := durations()) is None or not self._closed.wait(limits.signal):
                     self._force(first)
                 return
 

@@ -24,8 +24,6 @@ import sys
 import threading
 import time
 
-from hal.timeouts import TIMEOUTS
-
 from . import deadline
 
 TYPE_CHECKING = False  # as in hal
@@ -65,7 +63,7 @@ class _Watch:
                 raise self.raises
             if self.is_noted or self.raises is not None:
                 return
-        elif now - self.at < TIMEOUTS.second_signal:
+        elif (limits := deadline.durations()) is not None and now - self.at < limits.second_signal:
             return
         self.end()
 
@@ -85,17 +83,18 @@ class _Watch:
         """End the process now from a thread, because the main thread may hang, and the clean-up too. Its children end
         with it, or on their own."""
         try:
-            tidying = threading.Thread(target=self._tidy_up, daemon=True)
-            tidying.start()
-            tidying.join(TIMEOUTS.tidying)
+            if (limits := deadline.durations()) is not None:
+                tidying = threading.Thread(target=self._tidy_up, args=(limits.signal,), daemon=True)
+                tidying.start()
+                tidying.join(limits.tidying)
         finally:
             os._exit(128 + (self.first or number))
 
-    def _tidy_up(self) -> None:
+    def _tidy_up(self, seconds: float) -> None:
         from .console import say
 
         _release_folders()
-        say(f"hal: ended by force: the signal could not be obeyed in order within {TIMEOUTS.signal:g} s")
+        say(f"hal: ended by force: the signal could not be obeyed in order within {seconds:g} s")
         if self.tidy is not None:
             self.tidy()
 
@@ -184,7 +183,8 @@ def _leave() -> None:
     """Prepare for the interpreter's own exit, in which no Python thread runs."""
     _ignore()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(math.ceil(TIMEOUTS.interpreter_end))
+    if (limits := deadline.durations()) is not None:
+        signal.alarm(math.ceil(limits.interpreter_end))
 
 
 def _install() -> dict[int, Any]:

@@ -78,7 +78,7 @@ class CoreTimeouts:
     poll_most: Seconds = Seconds(2e-3, "the same in a long wait, at most")
     poll_beside: Seconds = Seconds(
         500e-6,
-        "the same on cuda, by threads beside the one that submits work: if the driver woke all of them at once, they "
+        "the same by threads beside the one that submits work: if the driver woke all of them at once, they "
         "would take the GIL when the next step needs it",
     )
     poll_native: Seconds = Seconds(0.05, "a native wait, after which Python handles signals")

@@ -79,7 +79,7 @@ def device(request):
 def plans(draw, memory):
     builder = PlanBuilder(memory)
     if draw(st.booleans(), "no writes"):
-        return builder.build(draw_records(draw))
+        return with_records(builder, draw_records(draw))
     for _ in range(draw(st.integers(1, 6), "writes")):
         offset = draw(st.integers(128, NBYTES - 40), "offset")
         data = np.frombuffer(draw(st.binary(min_size=1, max_size=40), "bytes"), np.uint8)
@@ -88,7 +88,12 @@ def plans(draw, memory):
             builder.fill(np.array([offset]), draw(st.integers(1, 5), "elements") * element.itemsize, element)
         else:
             builder.copy(np.array([offset]), len(data), data)
-    return builder.build(draw_records(draw) if draw(st.booleans(), "with records") else None)
+    return with_records(builder, draw_records(draw)) if draw(st.booleans(), "with records") else builder.build()
+
+
+def with_records(builder, records):
+    plan = builder.build()
+    return WritePlan(plan.memory, plan.writes, plan.pieces, records)
 
 
 def draw_records(draw):
