@@ -2,11 +2,11 @@
 
     python plugins/cuda/proof/captures.py [rounds]
 
-On both paths. A round of hooks lies between the beginning of a capture and its end: insertions, values, an update, an
-output, with pinned memory that grows and a second device that opens and closes. Then the graph is launched: it must not
-be spoilt, its bytes be right, and the state be the cpu device's. Last the same without the exchange of the thread's
-capture mode, which has to be spoilt in the mode "global": what is shown is then no accident. Status 1 if anything is
-not so.
+Runs on both paths ("python" is the fallback). Between the begin and the end of a capture each round calls hooks:
+insertions, values, an update, an output, with growing pinned memory and a second device that opens and closes. Then the
+graph is launched: it must be valid, its bytes right, and the state equal to the cpu device's. As a control, the last
+runs do not exchange the thread's capture mode: in the mode "global" that must invalidate the capture. Status 1 if any
+check fails.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Captures:
         self.address = int(ok(api.cuMemAlloc(WORDS * 4), "cuMemAlloc"))
 
     def begin(self, mode: str, number: int) -> None:
-        """Begin a capture, with the first half of its work."""
+        """Begin a capture and queue the first half of its work."""
         self._on(self._begin, MODES[mode], number)
 
     def _begin(self, mode: int, number: int) -> None:
@@ -74,7 +74,7 @@ class Captures:
         self.ok(api.cuMemsetD32Async(self.address, number, WORDS // 2, self.stream), "cuMemsetD32Async")
 
     def end(self, number: int) -> str:
-        """The other half, the end and a launch; what is wrong, or ""."""
+        """Queue the other half, end the capture and launch the graph; return the fault, or ""."""
         return str(self._on(self._end, number))
 
     def _end(self, number: int) -> str:
@@ -94,13 +94,13 @@ class Captures:
 
 
 def opened(path: str) -> BoundDevice:
-    """A device with little pinned memory, so that it has to grow."""
+    """Open a device with little pinned memory, so that it has to grow."""
     os.environ["HAL_CUDA_NATIVE"] = str(int(path == "native"))
     return bind(CudaPlugin.open(0, {"ring_start": 4096}))
 
 
 def contents(bound: BoundDevice, state: SlotState) -> dict[str, Any]:
-    """All fields but the numbers of admissions."""
+    """Return all fields but the numbers of admissions."""
     whole = ByteRange(0, state.layout.nbytes)
     copied = bound.copy_out(memory=state.memory, parts=[whole], stream=bound.default_stream)
     copied.wait(30)
@@ -108,7 +108,7 @@ def contents(bound: BoundDevice, state: SlotState) -> dict[str, Any]:
 
 
 def hooks(bound: BoundDevice, number: int, slots: int = 8) -> tuple[list[Any], dict[str, Any]]:
-    """A state with requests, one step: the record's rows, and the state's fields."""
+    """Run one step with new requests; return the record's rows, and the state's fields."""
     state, stream = bound.state(SIZES), bound.default_stream
     prompts = np.random.default_rng(number).integers(10, 3000, (slots, 600))
     requests = [state.admit(Request(f"r{i}", prompt, PARAMS)) for i, prompt in enumerate(prompts)]
@@ -127,7 +127,7 @@ def hooks(bound: BoundDevice, number: int, slots: int = 8) -> tuple[list[Any], d
 
 
 def differs(found: Any, should: Any) -> str:  # noqa: ANN401
-    """What is not as on the cpu device."""
+    """Return how a result differs from the cpu device's, or ""."""
     if found[0] != should[0]:
         return "the record differs"
     wrong = [name for name, column in should[1].items() if not np.array_equal(found[1][name], column)]
@@ -135,7 +135,7 @@ def differs(found: Any, should: Any) -> str:  # noqa: ANN401
 
 
 def beside(path: str, mode: str, rounds: int, cpu: BoundDevice) -> str:
-    """Hooks inside captures; what went wrong first."""
+    """Call hooks inside captures; return the first fault, or ""."""
     with opened(path) as bound:
         captures = Captures(bound.device.driver)  # type: ignore[attr-defined]
         for number in range(1, rounds + 1):
@@ -155,7 +155,7 @@ def beside(path: str, mode: str, rounds: int, cpu: BoundDevice) -> str:
 
 
 def at_once(path: str, mode: str, rounds: int, cpu: BoundDevice) -> str:
-    """Captures without end on one thread, hooks on this one, neither waiting for the other."""
+    """Capture continuously on one thread and call hooks on this one, without waits between them."""
     with opened(path) as bound:
         captures, stop, wrong, count = Captures(bound.device.driver), threading.Event(), [], 0  # type: ignore[attr-defined]
 
@@ -182,7 +182,7 @@ def at_once(path: str, mode: str, rounds: int, cpu: BoundDevice) -> str:
 
 
 def replayed(path: str, steps: int, cpu: BoundDevice) -> str:
-    """A worker's graph: tokens into the state, and the update. With insertions between its launches."""
+    """Replay a worker's graph of token copies and the update, with insertions between the launches."""
     with opened(path) as bound:
         driver, stream = bound.device.driver, bound.device.stream()  # type: ignore[attr-defined]
         api, ok, states = driver.api, driver.ok, [bound.state(SIZES), cpu.state(SIZES)]
@@ -230,7 +230,7 @@ def replayed(path: str, steps: int, cpu: BoundDevice) -> str:
 
 
 def main(words: list[str]) -> int:
-    """Run all of it and print a line for each."""
+    """Run all cases and print a line for each."""
     rounds, failed = int(words[0]) if words else 20, 0
     admissions.CHUNK = 1 << 14
     with bind(CpuPlugin.open(0, {})) as cpu:

@@ -1,6 +1,6 @@
 """The fallback of the cuda device with its driver's calls counted below the plugin, for the conformance kit.
 
-Native calls are not made through the bindings, so those of the native path cannot be counted here.
+Native calls are not made through the bindings, so calls of the native path cannot be counted here.
 
 The kit opens it by ``--hal-device-factory=counted:opened``, with this folder on the path of modules.
 """
@@ -42,14 +42,14 @@ class CountedApi:
 
 
 class CountedCudaDevice(CudaDevice):
-    """The device with :meth:`probe_counts`; ``bindings`` stand in for the driver's own."""
+    """The device with :meth:`probe_counts`; ``bindings`` replace the driver's own."""
 
     def __init__(self, index: int, options: Mapping[str, object], bindings: object = None) -> None:
         self._api = CountedApi(load_bindings() if bindings is None else bindings)
         super().__init__(index, options, Driver(self._api))
 
     def probe_counts(self) -> Counters:
-        """What really reached the driver since the device was opened."""
+        """Return the counts of calls that reached the driver since the device was opened."""
         calls = self._api.calls
         count: Callable[[tuple[str, ...]], int] = lambda names: sum(calls[name] for name in names)  # noqa: E731
         uploads, launches = count(UPLOADS), count(LAUNCHES)
@@ -63,8 +63,8 @@ class CountedCudaDevice(CudaDevice):
 
 
 def opened() -> CountedCudaDevice:
-    """The first GPU."""
+    """Open the first GPU."""
     return CountedCudaDevice(0, {})
 
 
-opened.support = CudaSupport  # type: ignore[attr-defined]  # what the kit looks for
+opened.support = CudaSupport  # type: ignore[attr-defined]  # read by the kit

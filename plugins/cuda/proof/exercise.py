@@ -1,4 +1,4 @@
-"""Every kernel of the cuda device once or a few times, small enough to run under compute-sanitizer."""
+"""Runs every kernel of the cuda device once or a few times, small enough for compute-sanitizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hal_cuda import CudaPlugin
 
 
 def mixed(bound: BoundDevice, state: SlotState) -> None:
-    """Requests that were handed over beside one that is prefilled in pieces, and blocks for those that run."""
+    """Requests that were handed over, beside one that is prefilled in pieces, and blocks for running requests."""
     requests = [state.admit(Request(f"m{i}", [6] * 2500)) for i in range(8)]
     tasks = [Task(TaskKind.REMOTE_PREFILL, i, one, 2500, 0, range(157), first_token=4, drafts=(5, 6)[: i % 3])
              for i, one in enumerate(requests[:7])]  # fmt: skip
@@ -32,7 +32,7 @@ def main() -> None:
     record = None
     for turn, length in enumerate((4900, 3)):
         asked = [Request(f"r{turn}-{i}", [5] * length, params) for i in range(8)]
-        # The first turn is of requests staged by the device, the second of bare ones, which take the general way.
+        # The first turn has requests staged by the device, the second unstaged ones, which use the general path.
         requests = [admit(r, state.layout) if turn else state.admit(r) for r in asked]
         blocks = [range(-(-length // 16))] * 8
         batch = TaskBatch.prefill(range(8), requests, [length] * 8, blocks)

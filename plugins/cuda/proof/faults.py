@@ -1,10 +1,10 @@
-"""Faults that a GPU once showed in this device, looked for again: a line for each, status 1 where one is back.
+"""Regression checks for faults that this device once had on a GPU: a line for each, status 1 if one is back.
 
     python -m hal_cuda.building && python plugins/cuda/proof/faults.py [WORD ...]
 
-It needs torch, and takes less than a minute. A word takes the cases whose name contains it. ``HAL_CUDA_NATIVE=0`` looks
-at the Python path. Where a stream has to be busy, a kernel of torch's spins on it for a known time, so that a call that
-waits for it comes back in the end.
+It needs torch, and takes less than a minute. A word selects the cases whose name contains it. ``HAL_CUDA_NATIVE=0``
+checks the fallback. To keep a stream busy, one of torch's kernels spins on it for a known time, so a call that waits
+for the stream still returns.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ MISALIGNED = b"""
 }
 """
 Found = tuple[bool, str]
-"""Whether the fault is there, and what was seen."""
+"""Whether the fault is present, and the observation."""
 
 
 @cache
-def torch() -> Any:  # noqa: ANN401 (a module that has no part in the checks of types)
-    """The framework, with the kernels loaded that the cases use: loading waits for the GPU."""
+def torch() -> Any:  # noqa: ANN401 (a module without type information)
+    """Load torch and the kernels that the cases use, as loading waits for the GPU."""
     module: Any = importlib.import_module("torch")
     for stream in (module.cuda.current_stream(), side()):
         with module.cuda.stream(stream):
@@ -66,13 +66,13 @@ def torch() -> Any:  # noqa: ANN401 (a module that has no part in the checks of 
 
 @cache
 def side() -> Any:  # noqa: ANN401 (torch's stream)
-    """A stream of torch's beside its current one."""
+    """Return one of torch's streams beside its current one."""
     return importlib.import_module("torch").cuda.Stream()
 
 
 @cache
 def rate() -> float:
-    """Cycles of a second, as torch's spinning kernel counts them."""
+    """Return the cycles per second of torch's spinning kernel."""
     cuda = torch().cuda
     for cycles in (10**8, 4 * 10**8):
         begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
@@ -84,14 +84,14 @@ def rate() -> float:
 
 
 def busy(stream: Any, seconds: float) -> None:  # noqa: ANN401 (a stream of the device)
-    """Have a stream compute for so long."""
+    """Keep a stream computing for so many seconds."""
     cuda, cycles = torch().cuda, int(seconds * rate())
     with cuda.stream(cuda.ExternalStream(stream.handle)):
         cuda._sleep(cycles)
 
 
 def filled(value: float) -> Any:  # noqa: ANN401 (a tensor)
-    """A tensor from the other stream's memory, written."""
+    """Return a filled tensor, allocated and written on the other stream."""
     with torch().cuda.stream(side()):
         tensor = torch().full((MB,), value, device="cuda")
     side().synchronize()
@@ -100,13 +100,13 @@ def filled(value: float) -> Any:  # noqa: ANN401 (a tensor)
 
 @contextmanager
 def opened(**options: object) -> Iterator[BoundDevice]:
-    """A device of its own for a case."""
+    """Open a separate device for a case."""
     with bind(CudaPlugin.open(0, options)) as bound:
         yield bound
 
 
 def pinned(bound: BoundDevice) -> int:
-    """Bytes of page-locked memory that hal has from the driver, for all devices of the GPU."""
+    """Return the bytes of page-locked memory that hal has from the driver, for all devices of the GPU."""
     return sum(bound.device._runtime._memory._locked.values())  # type: ignore[attr-defined]
 
 
@@ -151,7 +151,7 @@ def dropped_value(bound: BoundDevice) -> Found:
 
 
 def dropped_target(bound: BoundDevice) -> Found:
-    """The same of a target."""
+    """The same for a target."""
     stream, wrong = bound.device.stream(), 0
     for _ in range(ROUNDS):
         target = filled(0.0)
@@ -184,7 +184,7 @@ def full_queue(_: BoundDevice) -> Found:
 
 
 def large_value(bound: BoundDevice) -> Found:
-    """256 MB on a busy stream: the call waits for nothing, and has read the value when it returns."""
+    """A value of 256 MB on a busy stream: the call does not wait, and has read the value when it returns."""
     stream, target = bound.device.stream(), torch().zeros(LARGE, device="cuda")
     value = np.arange(LARGE, dtype=np.float32)
     should = torch().from_numpy(value).cuda()
@@ -204,7 +204,7 @@ def large_value(bound: BoundDevice) -> Found:
 
 
 def threads(bound: BoundDevice) -> Found:
-    """Hooks in another thread than the one that has opened the device."""
+    """Hooks in a thread that did not open the device."""
     state, stream, met = bound.state(SIZES), bound.default_stream, []
 
     def calls() -> None:
@@ -218,7 +218,7 @@ def threads(bound: BoundDevice) -> Found:
             output: Any = bound.save_output(state=state, step=step, sink=MemorySink(), stream=stream)
             state.take(output)
             bound.copy_out(memory=state.memory, parts=[ByteRange(0, 64)], stream=stream).wait(10)
-        except Exception as error:  # noqa: BLE001 (each of them is a fault, and told)
+        except Exception as error:  # noqa: BLE001 (each is a fault and is reported)
             met.append(f"{type(error).__name__}: {error}"[:110])
 
     thread = threading.Thread(target=calls)
@@ -228,7 +228,7 @@ def threads(bound: BoundDevice) -> Found:
 
 
 def copies(bound: BoundDevice) -> Found:
-    """Copies out of many ranges with no write between: the next write checks few of them, whatever its time."""
+    """Copies out of many ranges without a write between: the next write checks few of them, however long it takes."""
     stream, state = bound.device.stream(), bound.state(StateConfig(num_slots=8, max_model_len=1 << 14))
     target = state.view("temperature")[3]
     bound.async_set_value(target=target, value=0.5, stream=stream).wait(10)
@@ -275,7 +275,7 @@ def interrupt(_: BoundDevice) -> Found:
 
 
 def waits() -> None:
-    """What is interrupted."""
+    """Wait in the child process until the interrupt."""
     with opened() as bound:
         stream, target = bound.device.stream(), bound.state(SIZES).view("temperature")
         busy(stream, 8.0)
@@ -285,11 +285,12 @@ def waits() -> None:
             ticket.wait()
         except KeyboardInterrupt:
             print("interrupted", flush=True)
-            os._exit(130)  # as what a signal ends: closing the device waits for its streams
+            os._exit(130)  # like a process ended by a signal: closing the device would wait for its streams
 
 
 def sticky(_: BoundDevice) -> Found:
-    """A misaligned access spoils the context: the device says so, and gives no tensors of its memory any more."""
+    """A misaligned access corrupts the context: the device reports it, and refuses tensors of its memory from then
+    on."""
     with child("spoils") as process:
         output, errors = process.communicate(timeout=60)
     good = output.split() == ["refused", "refused", "refused", "known"]
@@ -300,7 +301,7 @@ def sticky(_: BoundDevice) -> Found:
 
 
 def spoils() -> None:
-    """A process in which a kernel writes to an address that it may not write to."""
+    """Run a kernel that writes to a misaligned address, in the child process."""
     torch()
     bound = bind(CudaPlugin.open(0, {}))
     state, stream, driver = bound.state(SIZES), bound.device.stream(), bound.device.driver  # type: ignore[attr-defined]
@@ -313,21 +314,21 @@ def spoils() -> None:
     def write() -> None:
         bound.async_set_value(target=target, value=0.5, stream=stream).wait(10)
 
-    time.sleep(0.3)  # the kernel has met it; no call of hal's has
+    time.sleep(0.3)  # the kernel has failed; hal has made no call since
     for call in (lambda: state.tensor("temperature", "torch"), write, write):
         try:
             call()
             print("returned", flush=True)
         except HalError:
             print("refused", flush=True)
-        except Exception as error:  # noqa: BLE001 (a fault that the parent tells of)
+        except Exception as error:  # noqa: BLE001 (a fault that the parent reports)
             print(type(error).__name__, flush=True)
     print("known" if driver.broken else "unknown", flush=True)
-    os._exit(0)  # nothing can be given back
+    os._exit(0)  # a corrupted context cannot release memory
 
 
 def speed(bound: BoundDevice) -> Found:
-    """256 MB of pageable memory, hal and torch in turn; the best of four."""
+    """A value of 256 MB from pageable memory, by hal and by torch in turn; the best of four."""
     stream, target = bound.device.stream(), torch().zeros(LARGE, device="cuda")
     value, times = np.ones(LARGE, np.float32), {"torch": 9.9, "hal": 9.9}
     tensor = torch().from_numpy(value)
@@ -345,7 +346,7 @@ def speed(bound: BoundDevice) -> Found:
 
 
 def dropped_devices(bound: BoundDevice) -> Found:
-    """Devices that nobody closes, each with 16 MB of page-locked memory."""
+    """Unreferenced devices that were not closed, each with 16 MB of page-locked memory."""
     before = pinned(bound)
     for _ in range(8):
         device = bind(CudaPlugin.open(0, {"ring_start": 16 * MB}))
@@ -358,7 +359,7 @@ def dropped_devices(bound: BoundDevice) -> Found:
 
 
 def burst(bound: BoundDevice) -> Found:
-    """Page-locked memory of eight copies of 64 MB, once nobody holds them."""
+    """Page-locked memory of eight copies of 64 MB, after their last reference is gone."""
     before, memory = pinned(bound), bound.device.allocate(64 * MB)
     part, stream = ByteRange(0, 64 * MB), bound.device.stream()
     made = [bound.copy_out(memory=memory, parts=[part], stream=stream) for _ in range(8)]
@@ -391,7 +392,7 @@ CASES: dict[str, Callable[[BoundDevice], Found]] = {
 
 @contextmanager
 def child(what: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that runs a function of this file; ended with the context."""
+    """Start a process that runs a function of this file; it ends with the context."""
     command, pipe = [sys.executable, str(Path(__file__).resolve()), f"--{what}"], subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
     try:
@@ -402,7 +403,7 @@ def child(what: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def main(words: list[str]) -> int:
-    """Look for each fault, and say what was seen."""
+    """Check for each fault, and print the result."""
     if words in (["--waits"], ["--spoils"]):
         {"--waits": waits, "--spoils": spoils}[words[0]]()
         return 0
@@ -415,7 +416,7 @@ def main(words: list[str]) -> int:
         try:
             with opened() as bound:
                 fault, told = case(bound)
-        except Exception as error:  # noqa: BLE001 (each of them is a fault, and told)
+        except Exception as error:  # noqa: BLE001 (each is a fault and is reported)
             fault, told = True, f"{type(error).__name__}: {error}"[:160]
         back += fault
         print(f"{name:36s} {'FAULT' if fault else 'ok':6s} {told}", flush=True)

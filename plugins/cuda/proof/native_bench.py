@@ -1,10 +1,10 @@
-"""What hooks cost the host on both paths, quiet and beside a thread that computes in Python: a short table.
+"""Host time of hooks on both paths, idle and beside a thread that computes in Python: a short table.
 
     python -m hal_cuda.building && python plugins/cuda/proof/native_bench.py [rounds] [--stand-in] [--native]
 
 Microseconds of host time, median and 99th percentile; insertions from the batch object to the ticket, right after their
-admissions. The device is idle between two calls. ``--stand-in``: over the tests' library in place of a GPU's driver,
-which copies and carries out nothing, so that what is left is hal's own part. ``--native``: of that path alone.
+admissions. The device is idle between two calls. ``--stand-in`` replaces a GPU's driver by the tests' library with
+copies and kernels turned off, which leaves hal's own part. ``--native`` measures that path only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Case = tuple[str, Callable[[], Any], Callable[[Any], object]]
 
 
 class Unread:
-    """A sink that drops outputs without reading them: what the hook alone costs."""
+    """A sink that drops outputs without reading them, to measure the hook alone."""
 
     session = 1
 
@@ -49,11 +49,11 @@ class Unread:
         pending.complete(None)
 
     def close(self, timeout: float) -> None:
-        """Nothing to drain."""
+        """Do nothing: there is no thread to drain."""
 
 
 def opened(path: str, *, stand_in: bool) -> BoundDevice:
-    """The device on the ``native`` or the ``python`` path."""
+    """Open the device on the ``native`` path, or as the fallback (``python``)."""
     os.environ["HAL_CUDA_NATIVE"] = "1" if path == "native" else "0"
     if not stand_in:
         return bind(CudaPlugin.open(0, {}))
@@ -75,7 +75,7 @@ def opened(path: str, *, stand_in: bool) -> BoundDevice:
 
 
 def cases(bound: BoundDevice) -> Iterator[Case]:
-    """Name, what comes before, and what is measured."""
+    """Yield each case: its name, its preparation, and the measured call."""
     state, stream = bound.state(SIZES), bound.device.stream()
     generator = np.random.default_rng(1)
     for count in (1, 16, 128):
@@ -111,7 +111,7 @@ def cases(bound: BoundDevice) -> Iterator[Case]:
     yield "set 10 scalars in a row", stream.synchronize, several
 
     def written() -> None:
-        bound.async_set_value(target=scalar, value=0.5, stream=stream)  # as each step writes: copies that are over go
+        bound.async_set_value(target=scalar, value=0.5, stream=stream)  # as in each step: finished copies are released
         stream.synchronize()
 
     step, sink = Step(1, {"target": np.arange(SIZES.num_slots)}), Unread()
@@ -131,7 +131,7 @@ def cases(bound: BoundDevice) -> Iterator[Case]:
 
 
 def decoding(bound: BoundDevice, state: Any, stream: Any) -> Iterator[Case]:  # noqa: ANN401
-    """What a decode node inserts in a step: requests that were handed over, and blocks for some of those that run."""
+    """Return a decode node's insertion in a step: requests that were handed over, and blocks for some running ones."""
     each, prompt = TOKENS // BLOCK + 1, list(range(10, TOKENS + 10))
     running: list[Any] = []
 
@@ -160,10 +160,10 @@ def decoding(bound: BoundDevice, state: Any, stream: Any) -> Iterator[Case]:  # 
 
 
 class Nothing:
-    """In place of NCCL, which is measured by benchmarks/gpu: a call of C that does nothing and returns 0."""
+    """A replacement for NCCL, which benchmarks/gpu measures: a call of C without effect that returns 0."""
 
     def address(self, name: str) -> int:
-        """Of that call."""
+        """Return the address of that call."""
         return int(ctypes.cast(ctypes.pythonapi.PyErr_Occurred, ctypes.c_void_p).value or 0)
 
     def broadcast(self, *arguments: object) -> int:
@@ -171,11 +171,11 @@ class Nothing:
         return 0
 
     def check(self, status: int, call: str) -> None:
-        """It went well."""
+        """Accept every status."""
 
 
 class Sent:
-    """In place of an open group of two over NCCL: its collective is nothing."""
+    """A replacement for an open group of two over NCCL, with a collective without effect."""
 
     ranks = (0, 1)
 
@@ -187,12 +187,12 @@ class Sent:
 
 
 def exchange(block: bytes) -> dict[int, bytes]:
-    """The terms of two ranks that say the same."""
+    """Return the block of two ranks with equal terms."""
     return dict.fromkeys(Sent.ranks, block)
 
 
 def broadcasting(bound: BoundDevice, state: Any) -> Iterator[Case]:  # noqa: ANN401
-    """hal's part of a broadcast on the rank that sends: all but the collective."""
+    """Measure hal's part of a broadcast on the sending rank, without the collective."""
     device, group = bound.device, Group(Sent.ranks, 0)
     with mock.patch.object(collectives, "opened", return_value=Sent()):
         made = collectives.open_communicator(device, group)  # type: ignore[arg-type]
@@ -204,7 +204,7 @@ def broadcasting(bound: BoundDevice, state: Any) -> Iterator[Case]:  # noqa: ANN
 
     def ready() -> None:
         if library is not None:
-            library.stand_in_idle(0)  # the header is compared with what is there
+            library.stand_in_idle(0)  # the header is compared with the present one
         stream.synchronize()
 
     def broadcast(_: object) -> None:
@@ -217,7 +217,7 @@ def broadcasting(bound: BoundDevice, state: Any) -> Iterator[Case]:  # noqa: ANN
 
 @contextmanager
 def beside(*, busy: bool) -> Iterator[None]:
-    """With ``busy``, a thread computes in Python meanwhile."""
+    """With ``busy``, run a thread that computes in Python meanwhile."""
     stop = threading.Event()
 
     def compute() -> None:
@@ -239,7 +239,7 @@ def beside(*, busy: bool) -> Iterator[None]:
 
 
 def measure(case: Case, rounds: int, *, busy: bool) -> str:
-    """Median and 99th percentile, the first five rounds left out."""
+    """Return the median and the 99th percentile, without the first five rounds."""
     _, prepare, act = case
     times = []
     with beside(busy=busy):

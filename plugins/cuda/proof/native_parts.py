@@ -1,8 +1,8 @@
-"""Where the host's time of a hook goes on the native path: Python's parts one inside the other, and the driver's calls.
+"""Host time of a hook's parts on the native path: Python's nested parts, and the driver's calls.
 
     python -m hal_cuda.building && python plugins/cuda/proof/native_parts.py [rounds] [--stand-in]
 
-Microseconds, medians over the rounds: what each part takes without those inside it, with a timer of 0.2 us around each.
+Microseconds, medians over the rounds: each part's time without the parts inside it, with a timer of 0.2 us around each.
 The driver's calls are timed in C, between the native part and the driver. Cases and ``--stand-in`` as native_bench.py.
 """
 
@@ -51,14 +51,14 @@ CALL(10, (P), (P a), (a))
 
 
 class Parts:
-    """What is inside what: each part's own time, by the name of the part."""
+    """The nesting of timed parts: each part's own time, by name."""
 
     def __init__(self) -> None:
         self.own: defaultdict[str, float] = defaultdict(float)
         self._inside = [0]
 
     def around(self, call: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """The call, timed."""
+        """Return the call with a timer."""
         own, inside = self.own, self._inside
 
         def timed(*given: Any, **named: Any) -> Any:  # noqa: ANN401
@@ -81,7 +81,7 @@ class Parts:
 
 
 def driver_timed() -> Any:  # noqa: ANN401 (a library)
-    """Put a timer in C between the native part and the driver; the library that has the times."""
+    """Put a timer in C between the native part and the driver; return the library with the times."""
     folder = Path(tempfile.mkdtemp(prefix="hal-parts-"))
     (folder / "timed.c").write_text(TIMED, encoding="utf-8")
     command = [*building.compiler(), "-O2", "-shared", "-fPIC", str(folder / "timed.c"), "-o", str(folder / "timed.so")]
@@ -114,7 +114,7 @@ def instrument(bound: BoundDevice, parts: Parts) -> None:
 
 
 def measured(case: native_bench.Case, parts: Parts, timer: Any, rounds: int) -> dict[str, float]:  # noqa: ANN401
-    """The medians of one case."""
+    """Return the medians of one case."""
     _, prepare, act = case
     spent, made = ((kind * len(native.CALLS)).in_dll(timer, name) for kind, name in KINDS)
     found: defaultdict[str, list[float]] = defaultdict(list)

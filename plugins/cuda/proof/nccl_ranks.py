@@ -1,12 +1,12 @@
-"""Two ranks over NCCL, step by step, each told as it is done: what to run first where the kit's rank tests go wrong.
+"""Two ranks over NCCL, step by step, each step printed: the first diagnosis if the kit's rank tests fail.
 
     python plugins/cuda/proof/nccl_ranks.py [device]
 
-It uses what the kit uses (the pool, the plugin's ``Support``, what ranks do for its tests) and judges little: the ranks
-start and connect, agree on a state, refuse states that differ, and one is stopped, then (in new processes) killed. The
-stream on which the survivor waited must go on. The stopped one is let go on, and both open their group anew.
-With another device, ``cpu`` for instance, the same goes over that device's library; with ``one_gpu:opened`` both ranks
-are on one GPU.
+It uses the kit's own parts (the pool, the plugin's ``Support``, the ranks' side of its tests) and makes few checks. The
+ranks start and connect, agree on a state, and refuse states that differ. Then one is stopped, or (in new processes)
+killed: the stream on which the survivor waited must continue. The stopped rank is resumed, and both open their group
+again. Another device as the argument, such as ``cpu``, uses that device's library; with ``one_gpu:opened`` both ranks
+share one GPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PAIR = ((0, 1),)
 TIMEOUT = 4.0
 """Seconds that a collective may last."""
 STARTING, ANSWERING, ALL = 120.0, 30.0, 220
-"""Seconds until the ranks must be up, have answered, and this script has ended, wherever it is."""
+"""Seconds until the ranks must be up, must have answered, and until this script must have ended."""
 SIZES = StateConfig(num_slots=128, max_model_len=64, max_draft_tokens=5)
 
 
@@ -44,7 +44,7 @@ def say(text: str, begin: float) -> None:
 
 
 def start(support: Support, recipe: Recipe, begin: float) -> RankPool:
-    """Two ranks with their group open."""
+    """Start two ranks with an open group."""
 
     def environment(rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
         paths = os.pathsep.join(path for path in sys.path if path)
@@ -62,7 +62,7 @@ def start(support: Support, recipe: Recipe, begin: float) -> RankPool:
 
 
 def attempt(pool: RankPool, begin: float, what: str, call: Callable[[], Any]) -> Any:  # noqa: ANN401
-    """The answer of a call; where it raises, the ranks' output is printed before, and the ranks are ended."""
+    """Return a call's result; if it raises, print the ranks' output and end the ranks first."""
     try:
         answer = call()
     except Exception:
@@ -76,7 +76,7 @@ def attempt(pool: RankPool, begin: float, what: str, call: Callable[[], Any]) ->
 
 
 def agree(pool: RankPool, recipe: Recipe, begin: float) -> bool:
-    """Three broadcasts leave both ranks with the source's bytes; states that differ are refused."""
+    """Check that three broadcasts leave the source's bytes on both ranks, and that states that differ are refused."""
     run = lambda: pool.run(rank_work.agree, recipe, PAIR, (), SIZES, 1, 3, timeout=ANSWERING)  # noqa: E731
     seen = attempt(pool, begin, "three broadcasts are over", run)
     good = all(one.error is None and one.collectives == [1, 1, 1] for one in seen.values())
@@ -92,7 +92,7 @@ def agree(pool: RankPool, recipe: Recipe, begin: float) -> bool:
 
 
 def _slice() -> tuple[int, int]:
-    """The broadcast slice without its header, which the source writes between before and after."""
+    """Return the broadcast slice without its header, which the source writes in between."""
     from hal_core.slots.fields import HEADER_BYTES
     from hal_core.slots.layout import lay_out
 
@@ -101,7 +101,8 @@ def _slice() -> tuple[int, int]:
 
 
 def lose_and_go_on(rank: Rank, recipe: Recipe, victim: int, how: str) -> tuple[Any, float, float]:
-    """In a rank: what it met (``Lost``), and in how many seconds its stream was empty then, and its device closed."""
+    """In a rank: return the error (``Lost``), the seconds until its stream was empty, and until its device was
+    closed."""
     emptied: list[float] = []
     opened = rank_work.opened
 
@@ -112,7 +113,7 @@ def lose_and_go_on(rank: Rank, recipe: Recipe, victim: int, how: str) -> tuple[A
                 yield bound
             finally:
                 began = time.monotonic()
-                with suppress(HalError):  # an error in place of the time says that it never was
+                with suppress(HalError):  # an error in place of the time: the stream never became empty
                     bound.default_stream.synchronize(10.0)
                     emptied.append(time.monotonic() - began)
                 emptied.append(time.monotonic())
@@ -123,7 +124,7 @@ def lose_and_go_on(rank: Rank, recipe: Recipe, victim: int, how: str) -> tuple[A
 
 
 def lose(pool: RankPool, recipe: Recipe, begin: float, victim: int, how: str) -> bool:
-    """What the survivor sees when ``victim`` stops or kills itself after two broadcasts."""
+    """Return the survivor's result when ``victim`` stops or kills itself after two broadcasts."""
     pool.begin(lose_and_go_on, recipe, victim, how, ranks=[0, 1])
     survivor = 1 - victim
     told = attempt(pool, begin, f"rank {victim} was {how}", lambda: pool.finish([survivor], ANSWERING))[survivor]
@@ -138,7 +139,7 @@ def lose(pool: RankPool, recipe: Recipe, begin: float, victim: int, how: str) ->
 
 
 def anew(pool: RankPool, recipe: Recipe, begin: float, victim: int) -> bool:
-    """The stopped rank goes on, hears of the loss, and both open their group once more."""
+    """Resume the stopped rank, which gets the loss, and open the group again on both."""
     pool.signal(victim, signal.SIGCONT)
     told = attempt(pool, begin, f"rank {victim} went on", lambda: pool.finish([victim], ANSWERING))[victim]
     say(f"it met {told[0].error and told[0].error.kind}; its stream was empty {told[1]:.3f} s later", begin)
@@ -148,12 +149,12 @@ def anew(pool: RankPool, recipe: Recipe, begin: float, victim: int) -> bool:
 
 
 def recipe_of(device: str) -> Recipe:
-    """Of a device's name, or of the factory at ``module:attribute``."""
+    """Return the recipe of a device's name, or of the factory at ``module:attribute``."""
     return Recipe(factory=device) if device.partition(":")[2].isidentifier() else Recipe(device)
 
 
 def main(device: str) -> int:
-    """0 when the ranks found what they should."""
+    """Return 0 if the ranks gave the expected results."""
     faulthandler.dump_traceback_later(ALL, exit=True)
     begin, recipe = time.monotonic(), recipe_of(device)
     support = subject_of(recipe).support

@@ -1,12 +1,12 @@
-"""Uploaded, read in place, or come with the launch: what insertions cost the host, the GPU, and both together.
+"""Times of insertions, on host and GPU: entries uploaded, read in place, or passed in the launch.
 
     python -m hal_cuda.building && python plugins/cuda/proof/near.py [rounds] [--stand-in]
 
 Microseconds, means (medians) over the rounds; three devices of one process in turn, each with its own ``NEAR`` and
-``FEW`` (``insertion``): of requests, and of the entries beside them. "host": of the call. "GPU": from the work
-before it to its end, the stream held meanwhile, so an upload is over by then: what lies between steps that overlap.
+``FEW`` (``insertion``), for the requests and for the entries. "host": duration of the call. "GPU": from the end of
+the work before it to its own end, with the stream held until any upload is done, as between steps that overlap.
 "idle": from the call to the end of its work on an idle GPU, upload included.
-``--stand-in`` as native_bench.py, to try the script: no times of a GPU.
+``--stand-in`` as native_bench.py, to try the script: these are no times of a GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WAYS = {  # NEAR, FEW
     "in place": (64 << 10, 0),
     "in place, launch": (64 << 10, FEW_BYTES),
 }
-CASES = {  # new requests, requests that were handed over, requests that are given a block
+CASES = {  # new requests, requests that were handed over, running requests that get a block
     "insert 1": (1, 0, 0),
     "hand over 1": (0, 1, 0),
     "hand over 7": (0, 7, 0),
@@ -41,7 +41,7 @@ PROMPT = list(range(10, TOKENS + 10))
 
 
 class Inserting:
-    """A device with one way, and the batches that it is given."""
+    """A device with one setting, and the batches for it."""
 
     def __init__(self, way: str, stack: ExitStack, *, stand_in: bool) -> None:
         insertion.NEAR, insertion.FEW = WAYS[way]
@@ -49,7 +49,7 @@ class Inserting:
         self.state, self.stream = self.bound.state(native_bench.SIZES), self.bound.device.stream()
 
     def batch(self, new: int, handed: int, grow: int) -> TaskBatch:
-        """Admitted and ready; the device is idle."""
+        """Admit a batch and wait until the device is idle."""
         self.stream.synchronize()
         self.state.release(range(native_bench.SIZES.num_slots))
         running = [self._over(slot) for slot in range(grow)]
@@ -62,7 +62,7 @@ class Inserting:
         return TaskBatch.of(tasks)
 
     def insert(self, batch: TaskBatch) -> None:
-        """The hook."""
+        """Call the hook."""
         self.bound.insert_tasks(state=self.state, tasks=batch, stream=self.stream)
 
     def _admit(self, slot: int) -> Any:  # noqa: ANN401
@@ -77,7 +77,7 @@ class Inserting:
 
 
 def host(one: Inserting, batch: TaskBatch) -> float:
-    """Of the call alone."""
+    """Measure the call alone."""
     begin = time.perf_counter_ns()
     one.insert(batch)
     spent = time.perf_counter_ns() - begin
@@ -86,7 +86,7 @@ def host(one: Inserting, batch: TaskBatch) -> float:
 
 
 def idle(one: Inserting, batch: TaskBatch) -> float:
-    """From the call to the end of its work."""
+    """Measure from the call to the end of its work."""
     begin = time.perf_counter_ns()
     one.insert(batch)
     one.stream.synchronize()
@@ -94,7 +94,7 @@ def idle(one: Inserting, batch: TaskBatch) -> float:
 
 
 def held(one: Inserting, batch: TaskBatch) -> float:
-    """The stream's part of it; the stream is held until all of it is there, and an upload long over."""
+    """Measure the stream's part: the stream is held until all work is queued and the upload is done."""
     from cuda.bindings import driver  # type: ignore[import-not-found]
 
     events = [driver.cuEventCreate(0)[1] for _ in range(2)]

@@ -1,12 +1,12 @@
-"""The kit's ranks over NCCL where there is one GPU: each rank tells NCCL another host, so that they may share the GPU.
+"""The kit's ranks over NCCL on one GPU: each rank names another host to NCCL, which then lets them share the GPU.
 
     --hal-device-factory=one_gpu:opened              the kit, with this folder on the path of modules
     python plugins/cuda/proof/nccl_ranks.py one_gpu:opened
 
-NCCL takes two ranks of one host on one GPU for a mistake. What it calls a host is ``NCCL_HOSTID`` (its documentation,
-environment variables), and between hosts it goes over sockets, here of the loopback device. So hal's communicator, its
-order, its watchdog and how it gives a communicator up are the real ones; NVLink is not used, and the ranks' kernels
-take turns on the GPU, so times tell nothing.
+NCCL refuses two ranks of one host on one GPU. It names a host by ``NCCL_HOSTID`` (its documentation, environment
+variables), and between hosts it uses sockets, here over the loopback device. So hal's communicator, its order, its
+watchdog and its abort are the real ones. NVLink is not used, and the ranks' kernels take turns on the GPU, so times are
+not meaningful.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ APART = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 
 
 class OneGpu(CudaSupport):
-    """Ranks that share the first GPU; all of them can be one group too."""
+    """Ranks that share the first GPU; all of them can form one group too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,13 +30,13 @@ class OneGpu(CudaSupport):
         self.ranks = self.whole_group = not self._no_ranks
 
     def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
-        """The same GPU, and a host of its own."""
+        """Return the same GPU, and a separate host name, for each rank."""
         return super().rank_environment(rank, endpoints) | APART | {"NCCL_HOSTID": f"hal-rank-{rank}"}
 
 
 def opened() -> Device:
-    """The first GPU."""
+    """Open the first GPU."""
     return CudaPlugin.open(0, {})
 
 
-opened.support = OneGpu  # type: ignore[attr-defined]  # what the kit looks for
+opened.support = OneGpu  # type: ignore[attr-defined]  # read by the kit

@@ -1,11 +1,11 @@
-"""Everything that proves the cuda device on the hardware, in one go; what cannot run here says why.
+"""Runs all proofs of the cuda device on the hardware; steps that cannot run here give the reason.
 
     python plugins/cuda/proof/prove.py [evidence.json] [--only NAME,NAME] [--within SECONDS] [--list]
 
 Run it where GPU Paddle is installed for the kit with Paddle tensors, the main job and the ranks (two GPUs), and where
-it is not for CuPy tensors (numpy 2). Steps that lack something are listed as "not here", never as passed. ``--only``
-takes the steps whose name contains one of the words. hal itself need not be installed: entry points are then written
-from each pyproject.toml. Every step has a limit, and its processes, stopped ranks too, are ended with it.
+it is not for CuPy tensors (numpy 2). Steps with missing requirements are listed as "not here", never as passed.
+``--only`` selects the steps whose name contains one of the words. hal itself need not be installed: entry points are
+then written from each pyproject.toml. Every step has a limit, after which its processes, stopped ranks too, are ended.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ ROOT = HERE.parents[2]
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--import-mode=importlib"]
 KIT = [*PYTEST, "--pyargs", "hal_conformance"]
 COUNTED = [*KIT, "--hal-device-factory=counted:opened"]
-"""Submissions are counted below the plugin, too (``counted.py``)."""
+"""Submissions are also counted below the plugin (``counted.py``)."""
 LEAST = 20
-"""Seconds under which no step is begun."""
+"""No step is begun with fewer seconds left."""
 HAL = "import sys; from hal.cli import main; sys.argv[0] = 'hal'; main()"
 
 
 def installed(name: str) -> str:
-    """The version of a distribution, or a dash."""
+    """Return the version of a distribution, or a dash."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -50,7 +50,7 @@ def installed(name: str) -> str:
 
 
 def gpus() -> list[str]:
-    """The names of the GPUs, by nvidia-smi."""
+    """Return the names of the GPUs, by nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
@@ -59,7 +59,7 @@ def gpus() -> list[str]:
 
 
 def paddle_with_cuda() -> bool:
-    """True where Paddle imports and was built for CUDA."""
+    """Return True if Paddle imports and was built for CUDA."""
     if find_spec("paddle") is None:
         return False
     check = [sys.executable, "-c", "import paddle, sys; sys.exit(0 if paddle.is_compiled_with_cuda() else 1)"]
@@ -68,7 +68,8 @@ def paddle_with_cuda() -> bool:
 
 @dataclass(frozen=True)
 class Step:
-    """A program to run: ``arguments`` of python, more environment, why it cannot run here (or ""), seconds at most."""
+    """A program to run: python's ``arguments``, additional environment, why it cannot run here (or ""), seconds at
+    most."""
 
     name: str
     arguments: list[str]
@@ -78,7 +79,7 @@ class Step:
 
 
 def steps(out: Path) -> list[Step]:
-    """All steps, in order; what they measure is written to ``out``."""
+    """Return all steps, in order; their measurements are written to ``out``."""
     count, paddle = len(gpus()), paddle_with_cuda()
     no_gpu = "" if count else "no GPU"
     no_paddle = no_gpu or ("" if paddle else "no CUDA build of Paddle")
@@ -137,7 +138,7 @@ def steps(out: Path) -> list[Step]:
 
 
 def write_entry_points(folder: Path) -> list[str]:
-    """Metadata of our distributions that are not installed, as far as hal looks it up: their names."""
+    """Write the metadata that hal looks up of our distributions that are not installed: their names."""
     written = []
     for project in (ROOT / "core", ROOT / "conformance", ROOT, ROOT / "plugins" / "cuda"):
         told = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -160,7 +161,7 @@ def write_entry_points(folder: Path) -> list[str]:
 
 
 def run(step: Step, metadata: Path) -> tuple[int, str]:
-    """Exit status and output of one step, errors last; 124 after its limit, with what it had printed by then."""
+    """Return exit status and output of one step, errors last; after its limit 124, with the output so far."""
     command = [sys.executable, *step.arguments]
     if step.arguments[0].startswith("compute-sanitizer"):
         command = [*step.arguments[0].split(), sys.executable, *step.arguments[1:]]
@@ -169,7 +170,7 @@ def run(step: Step, metadata: Path) -> tuple[int, str]:
     paths = [str(path) for path in (*sources, ROOT, metadata, HERE)]
     env["PYTHONPATH"] = os.pathsep.join([*paths, env.get("PYTHONPATH", "")])
     text: dict[str, Any] = {"mode": "w+", "encoding": "utf-8", "errors": "replace"}
-    # Files, not pipes: what a process of the step leaves behind cannot keep this script reading.
+    # Files, not pipes: a process that outlives the step could hold a pipe open and keep this script reading.
     with tempfile.TemporaryFile(**text) as log, tempfile.TemporaryFile(**text) as errors:
         process = subprocess.Popen(command, env=env, stdout=log, stderr=errors, cwd=ROOT, start_new_session=True)
         try:
@@ -177,7 +178,7 @@ def run(step: Step, metadata: Path) -> tuple[int, str]:
         except subprocess.TimeoutExpired:
             status = 124
         finally:
-            with contextlib.suppress(ProcessLookupError):  # ranks that are stopped, or that their GPU keeps waiting
+            with contextlib.suppress(ProcessLookupError):  # ranks that are stopped, or wait for their GPU
                 os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         log.seek(0)
@@ -186,12 +187,12 @@ def run(step: Step, metadata: Path) -> tuple[int, str]:
 
 
 def report(rows: list[dict[str, str]]) -> str:
-    """The rows as a table."""
+    """Return the rows as a table."""
     return "\n".join(f"{r['step']:22s} {r['result']:9s} {r['seconds']:>7s} s  {r['detail']}" for r in rows)
 
 
 def go(chosen: list[Step], metadata: Path, within: float) -> tuple[list[dict[str, str]], dict[str, str]]:
-    """Run the steps ``within`` seconds, each row printed as it comes: rows, and outputs by name."""
+    """Run the steps within ``within`` seconds, printing each row at once; return rows, and outputs by name."""
     rows: list[dict[str, str]] = []
     outputs: dict[str, str] = {}
     end = time.monotonic() + within
@@ -217,7 +218,7 @@ def go(chosen: list[Step], metadata: Path, within: float) -> tuple[list[dict[str
 
 
 def same_tokens(outputs: Mapping[str, str]) -> list[dict[str, str]]:
-    """A row for each main job that has another one's tokens to be compared with."""
+    """Return a row for each main job whose tokens are compared with those of another one."""
     jobs = {name: tokens_of(output) for name, output in outputs.items() if name.startswith("main job, ")}
     first = jobs.pop("main job, cpu", None)
     if first is None:
@@ -228,20 +229,20 @@ def same_tokens(outputs: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def tokens_of(output: str) -> list[tuple[str, list[int]]]:
-    """Requests and tokens that ``hal run --json`` printed."""
+    """Return requests and tokens that ``hal run --json`` printed."""
     lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     return sorted((line["request_id"], line["token_ids"]) for line in lines)
 
 
 def main() -> int:
-    """Run every step that was asked for, then print the table; 1 when one that could run failed."""
+    """Run every selected step, then print the table; return 1 if a step that could run failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("evidence", nargs="?", default="", help="write what was found to this JSON file")
     parser.add_argument("--only", default="", help="words, separated by commas: the steps whose name contains one")
     parser.add_argument("--within", type=float, default=3600.0, metavar="SECONDS", help="for all steps together")
     parser.add_argument("--list", action="store_true", help="say what would run, and why not the rest")
     chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the step that runs, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the running step, too
     words = [word for word in chosen.only.split(",") if word]
     with tempfile.TemporaryDirectory() as made:
         metadata, out = Path(made) / "metadata", Path(made) / "out"

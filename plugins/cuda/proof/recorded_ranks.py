@@ -1,13 +1,13 @@
 """The worker's step on two ranks, with recorded logits in place of the model; drawing and broadcasts are real.
 
-    python plugins/cuda/proof/recorded_ranks.py record FILE        one rank, cpu device, Paddle's model: what it gave
+    python plugins/cuda/proof/recorded_ranks.py record FILE        one rank, cpu device, Paddle's model: its logits
     python plugins/cuda/proof/recorded_ranks.py replay FILE cuda   two ranks, each with the recorded logits; on one
                                                                    GPU with one_gpu:opened in place of cuda
 
-For a GPU whose Paddle cannot compute: the model runs elsewhere, where its logits, and the tokens drawn from them, are
-recorded. The ranks of ``replay`` must then draw those tokens: with one rank that samples and with every rank sampling
-(rank 1 from noise of its own), with the broadcast list of a plain step and that of a step that verifies n-gram drafts.
-Without the broadcast rank 1 has other tokens, and with them other rows than were recorded, which ends the run.
+For a GPU whose Paddle cannot compute: the model runs elsewhere, and its logits, and the tokens drawn from them, are
+recorded. The ranks of ``replay`` must then draw those tokens: with one sampling rank and with all ranks sampling
+(rank 1 from noise of its own), each with the broadcast list of a plain step and that of a step that verifies n-gram
+drafts. Without the broadcast rank 1 has other tokens. Its rows then differ from the recorded ones, which ends the run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from hal.worker import Worker
 
 PAIR = ((0, 1),)
 TIMEOUT, STARTING, ALL = 10.0, 120.0, 120.0
-"""Seconds: of a collective; until the ranks are up; of one run."""
+"""Seconds: for a collective; until the ranks are up; for one run."""
 SIZES = StateConfig(4, 256, 16, max_logprobs=2, max_eos=1)
 LISTS = {"plain": SIZES, "speculative": replace(SIZES, max_draft_tokens=3)}
 BLOCKS, TOKENS = 64, 48
@@ -55,7 +55,7 @@ Array = np.ndarray[Any, Any]
 
 
 def requests() -> list[Request]:
-    """Twelve for four slots: each prompt greedy, and at temperatures 0.7 and 1.0."""
+    """Return twelve requests for four slots: each prompt greedy, and at temperatures 0.7 and 1.0."""
     config = read_config(DEFAULT_CHECKPOINT)
     tokenizer = Tokenizer.load(DEFAULT_CHECKPOINT, config)
     base = {"max_tokens": TOKENS, "eos_token_ids": config.eos_token_ids, "logprobs": 2}
@@ -69,7 +69,8 @@ def requests() -> list[Request]:
 
 @dataclass
 class Run:
-    """What a run gave: a digest of each forward's rows with its logits, and tokens and log-probabilities by request."""
+    """Results of a run: a digest of each forward's rows with its logits, and tokens and log-probabilities by
+    request."""
 
     forwards: list[tuple[bytes, Array]] = field(default_factory=list)
     tokens: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -89,7 +90,7 @@ class Run:
 
 
 def digest(batch: ModelBatch) -> bytes:
-    """Of what the model would run."""
+    """Return a digest of the model's inputs."""
     sums = hashlib.sha256()
     for column in (batch.token_ids, batch.positions, batch.row_lengths, batch.context_lengths):
         sums.update(np.ascontiguousarray(column).tobytes())
@@ -107,7 +108,7 @@ class Recording:
         self.allocate_cache = self._model.allocate_cache
 
     def forward(self, batch: ModelBatch) -> Array | None:
-        """The model's logits."""
+        """Return the model's logits, and keep them."""
         logits = self._model.forward(batch)
         assert logits is not None
         self._run.forwards.append((digest(batch), logits.copy()))
@@ -115,17 +116,17 @@ class Recording:
 
 
 class Recorded:
-    """The logits that were recorded; None where this rank is not to have them."""
+    """The recorded logits; None on a rank that must not have them."""
 
     def __init__(self, forwards: Sequence[tuple[bytes, Array]], *, samples: bool) -> None:
         self.config = read_config(DEFAULT_CHECKPOINT)
         self._forwards, self._samples = iter(forwards), samples
 
     def allocate_cache(self, blocks: int, block_size: int) -> None:
-        """Nothing is computed."""
+        """Return None: no model computes."""
 
     def forward(self, batch: ModelBatch) -> Array | None:
-        """The next logits, if it is the next batch."""
+        """Return the next logits if this is the next batch."""
         wanted, logits = next(self._forwards)
         if digest(batch) != wanted:
             raise AssertionError("this rank's rows are not those of the recorded run: its tokens were others")
@@ -133,7 +134,7 @@ class Recorded:
 
 
 def proposer_of(sizes: StateConfig, vocab: int) -> Proposer | None:
-    """N-gram drafts where the state has room for them."""
+    """Return n-gram drafts if the state has room for them."""
     if not sizes.max_draft_tokens:
         return None
     return make_proposer("ngram", Setup(sizes.max_draft_tokens, sizes.num_slots, sizes.max_model_len, vocab, None))
@@ -154,7 +155,7 @@ def drive(device: BoundDevice, worker: Worker, run: Run) -> None:
 
 
 def record(file: Path) -> int:
-    """Run both lists on one rank and keep what the model gave."""
+    """Run both lists on one rank and keep the results."""
     runs = {}
     for name, sizes in LISTS.items():
         run = runs[name] = Run()
@@ -172,7 +173,8 @@ def record(file: Path) -> int:
 
 
 def replay_on(rank: Rank, recipe: Recipe, file: str, name: str, everywhere: bool, silent: bool) -> Run:
-    """In a rank: the recorded run. ``silent``: ``broadcast_tokens`` does nothing, which must not pass."""
+    """In a rank: replay the recorded run. ``silent``: ``broadcast_tokens`` has no effect, which the check must
+    detect."""
     recorded: Run = pickle.loads(Path(file).read_bytes())[name]
     run, sizes, group = Run(), LISTS[name], Group(PAIR[0], rank.rank)
     no_broadcast = mock.patch.object(Policy, "broadcast_tokens", return_value=DONE)
@@ -202,7 +204,7 @@ def replay_on(rank: Rank, recipe: Recipe, file: str, name: str, everywhere: bool
 
 
 def judge(recorded: Run, seen: Mapping[int, Run], speculative: bool) -> list[str]:
-    """What is wrong with a replay."""
+    """Return the faults of a replay."""
     wrong = [f"rank {rank} has other tokens" for rank, run in seen.items() if run.tokens != dict(recorded.tokens)]
     pairs = [
         (a, b) for name, one in recorded.logprobs.items() for a, b in zip(one, seen[0].logprobs[name], strict=True)
@@ -218,7 +220,8 @@ def judge(recorded: Run, seen: Mapping[int, Run], speculative: bool) -> list[str
 
 
 def replay(file: Path, device: str) -> int:
-    """Both lists with both ways to sample, and one run without the broadcast: 0 when each ended as it must."""
+    """Replay both lists with both ways to sample, and once without the broadcast; return 0 if each gave its expected
+    result."""
     recipe, good = recipe_of(device), True
     support = subject_of(recipe).support
     if not support.ranks:
@@ -257,12 +260,12 @@ def replay(file: Path, device: str) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
+    """Run the command."""
     what, where, *rest = arguments
     return record(Path(where)) if what == "record" else replay(Path(where), *(rest or ["cuda"]))
 
 
 if __name__ == "__main__":
-    import recorded_ranks  # what is pickled is then found in the ranks, too
+    import recorded_ranks  # so that pickled classes are found in the ranks, too
 
     sys.exit(recorded_ranks.main(sys.argv[1:]))

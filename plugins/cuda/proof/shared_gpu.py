@@ -1,10 +1,10 @@
-"""Four processes on one GPU make states in Paddle's memory and insert into them: how many are not what they should be?
+"""Counts wrong states when four processes on one GPU make states in Paddle's memory and insert into them.
 
     python plugins/cuda/proof/shared_gpu.py
 
 First without the wait for CUDA's default stream that a new block of Paddle's memory needs, then with it. Each process
-prints three counts: of 400 small states, of 60 beside a busy copy engine, of 60 large ones beside it. With the wait
-all must be 0; then the status is 0.
+prints three counts of wrong states: of 400 small ones, of 60 beside a busy copy engine, of 60 large ones beside it.
+With the wait all must be 0; then the status is 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CASES = ((3, 32, False, 400), (3, 32, True, 60), (128, 4096, True, 60))
 
 
 def filled(bound: BoundDevice, sizes: StateConfig) -> SlotState:
-    """A state with a request in every slot."""
+    """Return a state with a request in every slot."""
     state, params = bound.state(sizes), SamplingParams(max_tokens=9)
     requests = [admit(Request(f"r{slot}", [1, 2], params), state.layout) for slot in range(sizes.num_slots)]
     tasks = [Task(TaskKind.PREFILL, slot, request, 0, 2, [slot]) for slot, request in enumerate(requests)]
@@ -31,7 +31,7 @@ def filled(bound: BoundDevice, sizes: StateConfig) -> SlotState:
 
 
 def fields(bound: BoundDevice, state: SlotState) -> dict[str, np.ndarray]:
-    """What is in a state, but for the numbers of its admissions."""
+    """Return a state's fields, except the numbers of its admissions."""
     whole = ByteRange(0, state.layout.nbytes)
     copied = bound.copy_out(memory=state.memory, parts=[whole], stream=bound.default_stream)
     copied.wait(10)
@@ -39,7 +39,7 @@ def fields(bound: BoundDevice, state: SlotState) -> dict[str, np.ndarray]:
 
 
 def work() -> list[int]:
-    """One process: the counts of what was wrong."""
+    """Run one process: print its counts of wrong states."""
     import paddle
     from hal_core.devices.cpu import CpuPlugin
     from hal_core.runtime.bound import bind

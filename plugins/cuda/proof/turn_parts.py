@@ -1,8 +1,8 @@
-"""Where the host's time of an engine's turn goes: 128 slots that decode, over the stand-in for the driver.
+"""Host time of the parts of an engine's turn: 128 decoding slots, over the stand-in for the driver.
 
     python plugins/cuda/proof/turn_parts.py [overlap]
 
-Medians of 150 turns, us. The stand-in carries out copies and kernels at once, so a turn contains that.
+Medians of 150 turns, us. The stand-in executes copies and kernels at once, so a turn contains their time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Given:
         self._bound = bound
 
     def check(self, request: Request) -> None:
-        """Every request runs."""
+        """Accept every request."""
 
     def launch(self, state: Any, step: Any, stream: Any) -> Any:  # noqa: ANN401
         self._bound.async_set_value(target=state.view("sampled_token_ids"), value=5, stream=stream)
@@ -58,7 +58,7 @@ class Kept:
 
 
 def timed(owner: Any, name: str, times: dict[str, list[float]]) -> None:  # noqa: ANN401
-    """Note what each call of a method takes."""
+    """Record the time of each call of a method."""
     real = getattr(owner, name)
 
     def call(*given: Any, **named: Any) -> Any:  # noqa: ANN401

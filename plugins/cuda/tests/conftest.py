@@ -1,4 +1,4 @@
-"""Fixtures that open the cuda device over a stand-in library for the CUDA driver (driver.c)."""
+"""Fixtures that open the cuda device over a stand-in for the CUDA driver (driver.c)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def default_device(options, driver):
 
 @contextmanager
 def opener(*, native):
-    """Yield a function that opens bound devices, with or without the native part; close them in the end."""
+    """Yield a function that opens bound devices, with or without the native part; close them at the end."""
     found = []
 
     def open_with(options=None, make=default_device):
@@ -71,7 +71,7 @@ def fallback():
 
 @pytest.fixture
 def library(monkeypatch):
-    """The stand-in library for NCCL, also used by the product."""
+    """Return the stand-in for NCCL, also used by the product."""
     found = stand_in().built()
     if isinstance(found, str):
         pytest.skip(f"the native part cannot be built: {found}")

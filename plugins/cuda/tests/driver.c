@@ -1,6 +1,6 @@
-/* A library that stands in for libcuda: device memory is host memory, and kernels are carried out by the call that finds
-   them at the head of their stream. A stream can be held; what is put on it then waits, in a queue that can be full.
-   Calls that put work on a stream are noted by name. Beside a capture it is as strict as CUDA's. */
+/* A stand-in for libcuda: device memory is host memory, and a kernel is executed by the call that finds it at the head of its
+   stream. A stream can be held; work put on it then waits, in a queue that can be full. Calls that put work on a stream are
+   noted by name. Beside a capture it is as strict as CUDA's. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@ enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_CONTEXT = 201, NOT_READY = 600, TO
 enum { COPY, SET, LAUNCH, RECORD, WAIT, CALL };
 enum { PATIENCE = 20, NOTED = 1 << 14, PIECE = 16384 };
 
-typedef struct { volatile int *passed; int captured; } Event; /* of its last record; each has one of its own, kept for good */
+typedef struct { volatile int *passed; int captured; } Event; /* of its last record; each record has its own, never freed */
 typedef struct Op {
   struct Op *next;
   int kind;
@@ -26,8 +26,8 @@ typedef struct Op {
   const char *kernel;
   u32 blocks, rows, threads;
   _Alignas(16) u64 params[512];
-  int (*begins)(void *); /* of a CALL: whether it may be carried out now, */
-  void (*call)(void *);  /* and what carries it out */
+  int (*begins)(void *); /* of a CALL: whether it may be executed now, */
+  void (*call)(void *);  /* and the function that executes it */
 } Op;
 typedef struct Stream { struct Stream *next; Op *first, *last; int queued, work, held, capturing; } Stream;
 
@@ -41,11 +41,11 @@ static char notes[NOTED][24], failing[32], relaxed[512];
 static int noted, spoilt, idle, limit = 1 << 30, work_limit = 1 << 30;
 static int capturing; /* 0, or a mode of cuStreamBeginCapture and 1 */
 static pthread_t capturer;
-static Op *graph, *graph_end; /* what was captured */
+static Op *graph, *graph_end; /* the captured work */
 static long live, waiting, exchanges, nodes;
 
 /* As found on an H100 (driver 580): events, streams, pinned memory and modules are made in the current context, and the
-   default streams are those of the current context. Streams that were made know theirs. */
+   default streams are those of the current context. Created streams have their own context. */
 static void *current(void) { return depth ? contexts[depth - 1] : NULL; }
 static int bare(void *stream) { return (uintptr_t)stream < 3 && !current(); }
 int cuCtxGetCurrent(void **context) { return *context = current(), OK; }
@@ -63,7 +63,7 @@ static Stream *stream_of(void *handle) {
   return (uintptr_t)handle < 3 ? &main_stream : handle;
 }
 
-/* Whether a capture forbids this thread a call that may touch more than its stream, which then spoils the capture. */
+/* Whether a capture forbids this thread a call that may touch more than its stream, and is invalidated by it. */
 static int forbidden(const char *call) {
   int own = capturing && capturing != 3 && pthread_equal(capturer, pthread_self()), others = capturing == 1;
   if ((own && capture_mode != 2) || (others && capture_mode == 0)) return spoilt = 1;
@@ -72,7 +72,7 @@ static int forbidden(const char *call) {
   return 0;
 }
 
-/* -- kernels, as in hal_cuda/kernels, or those -------------------------------------------------------------------------------- */
+/* -- kernels: equivalents of hal_cuda/kernels, or those themselves ------------------------------------------------------------- */
 typedef struct { u64 base, stride; u32 source, nbytes; } Spread;
 typedef struct { u64 dst, source; u32 nbytes, pattern; } Write;
 typedef struct { u64 memory, block, spread; u32 writes, records, fields, record_bytes, slots_at, records_at; u64 payload_at; } Plan;
@@ -100,7 +100,7 @@ static void hal_write(const Plan *p) {
     spread(p->memory, p->spread, p->fields, ((u32 *)AT(p->block + p->slots_at))[i],
            AT(p->block + p->records_at + (u64)i * p->record_bytes));
 }
-static void hal_copy_strided(const Strided *c) { /* backwards: threads come in any order */
+static void hal_copy_strided(const Strided *c) { /* backwards: threads run in any order */
   for (u64 i = c->count; i--;) {
     u64 rest = i, to = c->dst, from = c->src;
     for (int axis = 3; axis >= 0; axis--) {
@@ -156,7 +156,7 @@ static int ready(const Stream *stream, const Op *op) {
   if (op->kind == CALL) return op->begins(op->to);
   return !(op->kind == LAUNCH && !strcmp(op->kernel, "hal_hold") && !*(volatile u32 *)AT(op->params[0]));
 }
-static int works(const Op *op) { return op->kind != RECORD && op->kind != WAIT; } /* what takes room in CUDA's queues */
+static int works(const Op *op) { return op->kind != RECORD && op->kind != WAIT; } /* calls that take room in CUDA's queues */
 static void execute(Op *op) {
   if (idle && op->kind != RECORD) return;
   if (op->kind == COPY) memcpy(op->to, op->from, op->nbytes);
@@ -295,7 +295,7 @@ int cuMemAlloc_v2(u64 *address, size_t n, int pinned) { /* and the other allocat
 }
 int cuMemFree_v2(u64 address) { return forbidden("cuMemFree") ? UNSUPPORTED : (free(AT(address)), live--, OK); }
 
-int stand_in_call(void *s, int (*begins)(void *), void (*call)(void *), void *with) { /* work of another library's */
+int stand_in_call(void *s, int (*begins)(void *), void (*call)(void *), void *with) { /* another library's work */
   LOCKED(put("call", s, (Op){.kind = CALL, .to = with, .begins = begins, .call = call}));
 }
 
@@ -305,8 +305,8 @@ void stand_in_fail(const char *name) { snprintf(failing, sizeof failing, "%s", n
 const char *stand_in_note(int at) { return at < noted ? notes[at] : ""; }
 int stand_in_noted(void) { return noted; }
 void stand_in_forget(void) { noted = 0; }
-void stand_in_idle(int on) { idle = on; } /* for measurements: nothing is copied, nothing is carried out */
-void stand_in_limit(int calls) { limit = calls; } /* what a stream's queue holds */
+void stand_in_idle(int on) { idle = on; } /* for measurements: no copies, no kernels */
+void stand_in_limit(int calls) { limit = calls; } /* capacity of a stream's queue */
 void stand_in_work_limit(int work) { work_limit = work; }
 int stand_in_hold(void *s, int held) { LOCKED((stream_of(s)->held = held, pump(), OK)); }
 int stand_in_forbidden(const char *call) { return forbidden(call); } /* for calls that the bindings answer themselves */
@@ -322,7 +322,7 @@ static int replay(void *s) {
   return OK;
 }
 int stand_in_replay(void *s) { LOCKED(replay(s)); }
-int cuGraphLaunch(void *exec, void *s) { /* whatever its handle, the graph that was captured last */
+int cuGraphLaunch(void *exec, void *s) { /* for any handle, the graph captured last */
   char name[24];
   snprintf(name, sizeof name, "graph %lx", (unsigned long)(uintptr_t)exec);
   if (fails("graph")) return INVALID;

@@ -1,7 +1,7 @@
 """The cuda device over the stand-in driver, as the conformance kit opens it: ``kit_native:opened``.
 
 ``HAL_CUDA_NATIVE=0`` gives the fallback over the same driver. The kernel of ``update_inputs`` is the product's own, run
-on the host; driver.c contains the effects of all further kernels.
+on the host; driver.c has its own versions of the remaining kernels.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ RANK = "HAL_STAND_IN_RANK"
 
 
 class OverStandIn(CudaDevice):
-    """The product's device; tensors of this process are not tensors of a CUDA device.
+    """The product's device; tensors of this process count as tensors of no CUDA device.
 
-    In a rank, memory is allocated as Paddle does it, which waits for the default stream and keeps the GIL: after a lost
-    rank no thread runs until that stream continues. (Elsewhere tests hold that stream themselves.)
+    In a rank, allocation behaves as with Paddle: it waits for the default stream and keeps the GIL. After the loss of a
+    rank no other thread runs until that stream continues. (Outside ranks, tests hold that stream themselves.)
     """
 
     def allocate(self, nbytes):
@@ -55,7 +55,7 @@ class OverStandIn(CudaDevice):
 
 @cache
 def library():
-    """The bindings over the library, shared by all devices as CUDA's are."""
+    """Return the bindings over the library; one library for all devices, as with CUDA."""
     return _stand_in().Library(_stand_in().built()[1])
 
 
@@ -64,7 +64,7 @@ class NativeOverStandIn(OverStandIn, NativeDevice):
 
 
 def opened():
-    """A device; the native part and the driver's library are built once a process."""
+    """Open a device; the native part and the driver's library are built once a process."""
     module, api = _stand_in().built()[0], library()
     launching.cubin = lambda name, arch: b""
     os.environ[nccl.VARIABLE] = str(_stand_in().built()[1].with_name(_stand_in().NCCL))
@@ -75,7 +75,7 @@ def opened():
 
 
 class StandInRanks(CudaSupport):
-    """Ranks of this host over the stand-in NCCL; the process that starts them builds the libraries once."""
+    """Ranks of this host over the stand-in for NCCL; the starting process builds the libraries once."""
 
     tensors = False
 

@@ -1,6 +1,5 @@
-/* A library that stands in for libnccl, over the driver that stands in for libcuda (driver.c). Ranks are
-   processes that meet in a file of shared memory. A broadcast waits on its stream until its source has come to it; what is
-   behind it waits too, until the communicator is aborted. */
+/* A stand-in for libnccl, over the stand-in for libcuda (driver.c). Ranks are processes that share a file of memory. A
+   broadcast waits on its stream until its source has joined it; work behind it waits too, until the communicator is aborted. */
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -14,7 +13,7 @@ enum { RANKS = 8, SLOTS = 4, ROOM = 1 << 16, SUCCESS = 0, INTERNAL = 3, INVALID 
 typedef struct { char name[128]; } Id;
 typedef struct {
   volatile int joined, taken[SLOTS]; /* ranks that came; those that have read a slot */
-  volatile long sent[SLOTS];         /* which broadcast a slot holds */
+  volatile long sent[SLOTS];         /* the broadcast in a slot */
   char data[SLOTS][ROOM];
 } Shared;
 typedef struct { Shared *shared; int ranks, rank; long number; volatile int aborted; } Comm;
@@ -24,7 +23,7 @@ typedef int (*Call)(void *stream, int (*ready)(void *), void (*carry_out)(void *
 static char told[4096], last[128];
 static volatile int error, hangs, failing;
 static Call put;                /* stand_in_call of driver.c, */
-static int (*forbidden)(const char *); /* and what a capture forbids there */
+static int (*forbidden)(const char *); /* and the calls that a capture forbids there */
 static void note(const char *text) { if (strlen(told) + strlen(text) + 2 < sizeof told) strcat(strcat(told, text), " "); }
 static int fail(const char *why) { return snprintf(last, sizeof last, "%s", why), INTERNAL; }
 
@@ -85,7 +84,7 @@ int ncclBroadcast(const void *from, void *to, size_t nbytes, int type, int root,
   Comm *comm = given;
   if (!put || from != to || type != 1 || nbytes > ROOM || comm->aborted) return fail("what is sent is wrong");
   if (failing) return fail("told to fail");
-  if (forbidden("cuEventQuery")) return fail("a look at an event beside a capture"); /* NCCL looks at its own */
+  if (forbidden("cuEventQuery")) return fail("a look at an event beside a capture"); /* NCCL queries its own */
   Work *work = malloc(sizeof *work);
   *work = (Work){comm, to, nbytes, root, ++comm->number};
   note("broadcast");
@@ -98,6 +97,6 @@ int ncclCommDestroy(void *comm) { return note("destroy"), ((Comm *)comm)->aborte
 /* -- for tests -------------------------------------------------------------------------------------------------------- */
 void nccl_over(Call driver, int (*captures)(const char *)) { put = driver, forbidden = captures; }
 const char *nccl_told(void) { return told; }
-void nccl_error(int status) { error = status, snprintf(last, sizeof last, "the network"); } /* met by NCCL's own threads */
+void nccl_error(int status) { error = status, snprintf(last, sizeof last, "the network"); } /* raised by NCCL's own threads */
 void nccl_hang(int on) { hangs = on; }
 void nccl_fail(int on) { failing = on; }

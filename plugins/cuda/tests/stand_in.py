@@ -1,4 +1,4 @@
-"""The stand-in CUDA driver as a library (driver.c), built once, and the bindings over it."""
+"""The stand-in for the CUDA driver as a library (driver.c), built once, and the bindings over it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,9 @@ FAILED = "the compiler failed"
 
 @cache
 def built():
-    """Return ``(native module, path of the driver's library)``, or the reason why there is no compiler. The stand-in
-    NCCL lies beside the library. ``HAL_STAND_IN`` names the folder where another process has built them. Raises if the
-    sources do not compile, because skipped tests would look like success.
-    """
+    """Return ``(native module, path of the driver's library)``, or why there is no compiler. The stand-in for NCCL is
+    in the same folder. ``HAL_STAND_IN`` names a folder in which another process has built them. Raises if the sources
+    do not compile, as skipped tests would hide that."""
     if built_before := os.environ.get(FOLDER):
         return loaded(Path(built_before) / building.NAME), Path(built_before) / "libdriver.so"
     if shutil.which("c++") is None:
@@ -55,7 +54,7 @@ def built():
 
 @contextmanager
 def one_at_a_time():
-    """The folder that this run's processes share: the first one builds, and later ones find its libraries."""
+    """Lock the folder shared by this run's processes: the first process builds, the rest find its files."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
     if run is None:
         yield Path(tempfile.mkdtemp(prefix="hal-stand-in-"))
@@ -68,7 +67,7 @@ def one_at_a_time():
 
 
 def build(folder, library):
-    """Return the native part, and the stand-in libraries for CUDA and NCCL, in this order."""
+    """Build the native part, the stand-in for CUDA's library, and last the one for NCCL's."""
     building.build(folder)
     kernel = folder / "update.o"
     flags = ["-O1", "-Wall", "-Wextra", "-fPIC"]
@@ -88,7 +87,7 @@ def build(folder, library):
 
 
 def loaded(made):
-    """The native part."""
+    """Import the native part."""
     spec = importlib.util.spec_from_file_location("hal_cuda._native", made)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -96,7 +95,7 @@ def loaded(made):
 
 
 def nccl(driver):
-    """The stand-in NCCL, over the driver's; ``HAL_CUDA_NCCL`` has to name it."""
+    """Return the stand-in for NCCL, over that for the driver; ``HAL_CUDA_NCCL`` must name it."""
     library = ctypes.CDLL(str(built()[1].with_name(NCCL)))
     library.nccl_told.restype = ctypes.c_char_p
     library.nccl_over(ctypes.cast(driver.stand_in_call, P), ctypes.cast(driver.stand_in_forbidden, P))
@@ -106,7 +105,7 @@ def nccl(driver):
 
 
 def pair(bounds, sizes, timeout):
-    """Both ranks of a group, in one process: each with ``bound``, ``state``, ``made``, ``group``, and ``open``."""
+    """Open both ranks of a group in one process: each with ``bound``, ``state``, ``made``, ``group``, and ``open``."""
     ids, ranks = Queue(), [None, None]
     ends = [{1 - me: end} for me, end in enumerate(socket.socketpair())]
 
@@ -137,10 +136,10 @@ def pair(bounds, sizes, timeout):
 
 
 def failing(call):
-    """Return the exception that a call raises."""
+    """Return the error that a call raises."""
     try:
         call()
-    except BaseException as error:  # noqa: BLE001 (it is the answer)
+    except BaseException as error:  # noqa: BLE001 (it is the result)
         return error
     return None
 
@@ -168,7 +167,7 @@ class Calls(Sequence):
 
     @property
     def relaxed(self):
-        """The calls that were allowed to a thread because its capture mode was relaxed."""
+        """The calls made while this thread's capture mode was relaxed, which allowed them."""
         return self._library.stand_in_relaxed().decode().split()
 
     def __getitem__(self, at):
@@ -201,9 +200,8 @@ class Library:
     FORBIDDEN = frozenset(
         ("cuModuleLoadData", "cuModuleUnload", "cuStreamSynchronize", "cuMemPoolCreate", "cuMemPoolDestroy")
     )
-    """Calls that a capture forbids and that are refused here, as found on an H200 (driver 580, with lazy loading); the
-    library itself refuses its own.
-    """
+    """Calls answered here that a capture forbids, as found on an H200 (driver 580, which allows lazy loading). The
+    library checks its own calls itself."""
     TYPES: ClassVar = {
         "cuMemcpyHtoDAsync": ("cuMemcpyHtoDAsync_v2", P, P, S, P),
         "cuMemcpyDtoHAsync": ("cuMemcpyDtoHAsync_v2", P, P, S, P),

@@ -1,4 +1,4 @@
-"""Staged requests without a GPU: chunks of pinned memory by a stand-in for the driver's blocks and events."""
+"""Staged requests without a GPU: chunks of pinned memory, with stand-ins for the driver's blocks and events."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHUNK = 1 << 13
 
 
 class Block:
-    """Pinned memory with a mirror: the test makes the copies of an upload."""
+    """Pinned memory with a mirror, to which the test copies in place of an upload."""
 
     made = released = 0
 
@@ -42,7 +42,7 @@ class Block:
 
 
 class Event:
-    """Passes when the test lets it."""
+    """An event that passes once the test sets ``passed``."""
 
     def __init__(self, passed=False):
         self.passed = passed
@@ -67,12 +67,12 @@ def staging_of(allocate, limit):
 
 
 def has(staging, request):
-    """Whether a request's bytes are staged now."""
+    """Return whether a request's bytes are staged now."""
     return place_of(staging, request.admission_id)[0] == request.admission_id
 
 
 def place_of(staging, admission_id):
-    """The table's entry that an insertion reads, as a view."""
+    """Return the entry of the table that an insertion reads, as a view."""
     return staging.table[admission_id % len(staging.table)]
 
 
@@ -96,7 +96,7 @@ def found_at(staging, request):
 
 
 def check_list(staging):
-    """Native code knows the existing chunks, and their numbers."""
+    """Check that native code has the addresses and numbers of all chunks."""
     chunks = [staging._filling, *staging.chunks]
     assert staging.listed.tolist() == [one.numbers.buffer_info()[0] if one else 0 for one in chunks]
     for one in staging.chunks:
@@ -104,7 +104,7 @@ def check_list(staging):
 
 
 def check(data, request):
-    """The bytes are those that the kernel reads: record and rows."""
+    """Check that the bytes are the record and the rows, as the kernel reads them."""
     record = request.packed[REQUEST_ROW.itemsize :]
     assert data[: len(record)].tobytes() == record
     at = -(-len(record) // 16) * 16
@@ -144,7 +144,7 @@ def test_g02_g11_every_staged_request_is_found_whole_until_it_was_inserted(data)
 
 
 def fill(staging, name):
-    """Return requests until a new chunk is being filled."""
+    """Admit requests until another chunk is being filled."""
     made, before = [staged(staging, f"{name}-0", [1] * 300)], staging._filling
     while staging._filling is before and has(staging, made[-1]) and len(made) < 20:
         made.append(staged(staging, f"{name}-{len(made)}", [1] * 300))
@@ -217,7 +217,7 @@ def test_closing_releases_what_the_gpu_has_left(staging):
 
 
 def test_more_requests_wait_than_there_are_places(monkeypatch):
-    """The places are reused in turn: one whose request still waits is skipped."""
+    """A place whose request still waits is not used for another request."""
     monkeypatch.setattr(admissions, "PLACES", 8)
     monkeypatch.setattr(admissions, "CHUNK", 1 << 16)
     staging = staging_of(Block, 1 << 16)
@@ -230,7 +230,7 @@ def test_more_requests_wait_than_there_are_places(monkeypatch):
 
 
 class NoMemory:
-    """Allocates so many blocks, then there is no memory left."""
+    """An allocator that raises after so many blocks."""
 
     def __init__(self, blocks):
         self.left = blocks
@@ -255,7 +255,7 @@ def test_without_memory_for_another_chunk_staging_stays_as_it_is(monkeypatch, ca
 
 
 def test_a_chunk_that_leaves_is_not_filled_any_more(monkeypatch):
-    """A request is too long for the idle chunk, whose memory it needs: the chunk is freed and forgotten."""
+    """An idle chunk is too short for a request and occupies memory that the request needs: it is released."""
     monkeypatch.setattr(admissions, "CHUNK", 2048)
     monkeypatch.setattr(Block, "released", 0)
     staging = staging_of(Block, 4096)

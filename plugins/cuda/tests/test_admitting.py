@@ -1,4 +1,4 @@
-"""The native part's admission: the same ids, refusals and places as the core's and the plugin's own code."""
+"""The native part's admission: the same ids, errors and places as in the core's and the plugin's Python code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Overlong(list):
 
 
 def forms(ids):
-    """Forms of a list of ids that a caller may give; the first four are plain."""
+    """Return the forms in which a caller may pass a list of ids; the first four are plain."""
     yield from (ids, tuple(ids))
     yield from (np.array(ids, kind) for kind in (np.int32, np.int64, np.uint16, ">i4"))
     yield np.repeat(np.array(ids, np.int32), 2)[::2]

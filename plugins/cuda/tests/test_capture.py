@@ -1,4 +1,4 @@
-"""Hooks beside a graph capture, over a driver as strict as CUDA: refused calls, and calls that leave it valid."""
+"""Hooks beside a graph capture, over a driver as strict as CUDA: which are refused, and which leave it valid."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def prefill(state, slots, length=9):
 
 
 class Alone:
-    """The collectives of a group whose further ranks send the values of this one."""
+    """Collectives of a group whose remaining ranks send the same values as this one."""
 
     def exchange(self, block):
         return {0: block, 1: block}
@@ -37,7 +37,7 @@ class Alone:
 
 @contextmanager
 def capture(library, stream, mode=1):
-    """The stream's work goes into a graph, begun by another thread, as a worker's capture is."""
+    """Capture the stream into a graph; another thread begins the capture, as in a worker."""
     begun, over = threading.Event(), threading.Event()
 
     def begin():
@@ -68,7 +68,7 @@ HOOKS = (
 
 
 def call(bound, state, name, stream):
-    """One call of a hook, or of a primitive of hooks."""
+    """Call a hook, or a function on which hooks are built."""
     step = Step(1, {"target": np.array([1], np.int32)})
     given = {
         "insert_tasks": lambda: {"state": state, "tasks": prefill(state, [0])},
@@ -86,9 +86,8 @@ def call(bound, state, name, stream):
 @pytest.mark.parametrize("reader", [False, True])
 @pytest.mark.parametrize("leaving", [False, True])
 def test_a_stream_that_is_captured_is_refused_before_the_capture_is_spoilt(opened, hook, reader, leaving):
-    """``reader``: an in-flight step, which the policy lets the stream wait for. ``leaving``: an output that needs a
-    clean-up.
-    """
+    """``reader``: a step in flight, for which the policy lets the stream wait. ``leaving``: an output that needs
+    cleaning up afterwards."""
     bound = opened()
     state, stream, other = (
         bound.state(StateConfig(4, 32, 8, max_draft_tokens=2)),
@@ -117,7 +116,7 @@ def test_a_stream_that_is_captured_is_refused_before_the_capture_is_spoilt(opene
     assert now[4].submissions == booked[4].submissions
     assert (channel.number, channel.expected) == (0, b"")
     library.stand_in_hold(other.handle, 0)
-    if hook != "broadcast_tokens":  # which needs the collectives of a framework
+    if hook != "broadcast_tokens":  # it needs a framework's collectives
         call(bound, state, hook, stream)
     stream.synchronize(30)
 
@@ -135,7 +134,7 @@ VALUES = {
 
 @pytest.mark.parametrize("way", VALUES)
 def test_every_way_of_a_value_is_refused_on_a_captured_stream(opened, way):
-    """And staging memory never waits for work that does not exist."""
+    """No staging memory is kept for work that was not submitted."""
     bound = opened()
     state, stream, library = bound.state(SIZES), bound.device.stream(), bound.device.driver.api.library
     large = View.contiguous(bound.device.allocate(1 << 15), 0, (4096,), dtype_of("int64"))
@@ -152,9 +151,8 @@ def test_every_way_of_a_value_is_refused_on_a_captured_stream(opened, way):
 
 @contextmanager
 def strict(bound, mode):
-    """Beside a capture: at the end it must be valid, and this thread's mode unchanged. Return the names of the calls
-    that were allowed because the mode was relaxed.
-    """
+    """Capture for the block; check that the capture is valid at the end, and this thread's mode unchanged. Yield the
+    names of calls that were allowed only because the mode was relaxed."""
     library, names = bound.device.driver.api.library, []
     with capture(library, bound.device.stream(), MODES[mode]):
         yield names
@@ -165,7 +163,7 @@ def strict(bound, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_hooks_go_on_beside_a_capture_and_do_not_spoil_it(opened, mode):
-    """Events are looked at and waited for, by a held stream and a passed one."""
+    """Events are queried and waited for, on a held and on a finished stream."""
     bound = opened()
     state, stream = bound.state(SIZES), bound.device.stream()
     library, sink = bound.device.driver.api.library, MemorySink()
@@ -174,7 +172,7 @@ def test_hooks_go_on_beside_a_capture_and_do_not_spoil_it(opened, mode):
         library.stand_in_hold(stream.handle, 1)
         ticket = bound.insert_tasks(state=state, tasks=prefill(state, range(4)), stream=stream)
         assert not ticket.done()
-        for _ in range(200):  # so many that the native part looks at its own events
+        for _ in range(200):  # enough for the native part to query its own events
             bound.async_set_value(target=state.view("sampled_token_ids"), value=7, stream=stream)
         bound.update_inputs(state=state, step=step, stream=stream)
         library.stand_in_hold(stream.handle, 0)
@@ -189,7 +187,7 @@ def test_hooks_go_on_beside_a_capture_and_do_not_spoil_it(opened, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_memory_grows_and_goes_beside_a_capture(opened, mode, monkeypatch):
-    """The staging ring, the chunks of admission, blocks of copies out, states, streams; and bytes are right."""
+    """The staging ring, the chunks of admission, blocks of copies out, states, streams; and all bytes are right."""
     monkeypatch.setattr(admissions, "CHUNK", 1 << 12)
     bound = opened({"ring_start": 1 << 12})
     stream, library = bound.device.stream(), bound.device.driver.api.library
@@ -201,7 +199,7 @@ def test_memory_grows_and_goes_beside_a_capture(opened, mode, monkeypatch):
             bound.insert_tasks(state=state, tasks=prefill(state, [slot], 500), stream=stream)
             bound.async_set_value(target=state.view("token_ids")[slot, 500:], value=np.arange(100), stream=stream)
             bound.async_set_value(target=state.view("stop_seqs")[slot], value=np.arange(128), stream=stream)
-            again = np.full(200, slot + 1)  # too long for a launch's parameters: by the ring
+            again = np.full(200, slot + 1)  # too long for a launch's parameters, so through the ring
             bound.async_set_value(target=state.view("token_ids")[slot, 300:500], value=again, stream=stream)
         library.stand_in_hold(stream.handle, 0)
         assert bound.device.staging.held > held[0]
@@ -217,9 +215,9 @@ def test_memory_grows_and_goes_beside_a_capture(opened, mode, monkeypatch):
         del state, copied, tokens, rows
         bound.device.stream()
         gc.collect()
-        bound.device.allocate(64)  # unreferenced memory is freed
+        bound.device.allocate(64)  # unreferenced memory is released
         bound.device.stream()
-        second = opened()  # which loads its kernels, makes a pool if there is none, and frees all of it
+        second = opened()  # it loads its kernels, creates a pool if there is none, and releases all of it
         second.device._runtime.wait_for_default_stream()
         second.close()
     expected = {"cuMemAlloc", "cuMemFree", "cuStreamSynchronize", "cuStreamQuery", "cuModuleUnload", "cuModuleLoadData"}
@@ -233,7 +231,7 @@ def whole(state, place):
 
 
 def test_the_first_device_opens_and_the_last_one_closes_beside_a_capture(opened):
-    """With them the pool of the GPU's memory comes and goes, and page-locked memory is freed."""
+    """They create and release the pool of the GPU's memory, and page-locked memory."""
     other = opened()  # for a stream to capture; of a GPU of its own
     library, stream = other.device.driver.api.library, other.device.stream()
     from hal_cuda import memory
@@ -259,7 +257,7 @@ def test_an_event_that_was_captured_is_told_by_name(opened):
 
 
 def test_paddle_allocates_beside_a_capture(opened, monkeypatch):
-    """Memory of a state is Paddle's if Paddle is loaded: Paddle's own calls for it are forbidden too."""
+    """Paddle allocates a state's memory if it is loaded; a capture forbids its calls too."""
     bound = opened()
     library, modes = bound.device.driver.api.library, []
     keep = np.zeros(64, np.int64)

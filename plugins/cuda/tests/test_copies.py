@@ -1,4 +1,4 @@
-"""Copies out, over the stand-in driver: their method, their order, and their bytes."""
+"""Copies out over the stand-in driver: the method of each, their order, and complete bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG = 3 * BY_KERNEL
 
 
 def filled(bound, nbytes):
-    """Memory with bytes that differ, and these bytes."""
+    """Return memory with distinct bytes, and these bytes."""
     memory, data = bound.device.allocate(nbytes), np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
     whole = View.contiguous(memory, 0, (nbytes,), dtype_of("uint8"))
     bound.async_set_value(target=whole, value=data, stream=bound.default_stream).wait(30)
@@ -27,7 +27,7 @@ def filled(bound, nbytes):
 
 @pytest.mark.parametrize("threads", [1, 5, 64])
 def test_g22_the_kernel_writes_the_bytes_and_no_others(opened, threads):
-    """Beginnings and lengths of every alignment, with any number of threads a block; the block behind is left alone."""
+    """Begins and lengths of every alignment, any number of threads a block; the block behind is unchanged."""
     bound = opened()
     memory, data = filled(bound, LONG)
     bound.device.driver.api.library.stand_in_threads(threads)
@@ -50,7 +50,8 @@ def test_g22_the_kernel_writes_the_bytes_and_no_others(opened, threads):
 
 @pytest.mark.parametrize("nbytes", [512, LONG])
 def test_g01_g22_a_copy_is_of_its_own_time_whoever_writes_next(opened, nbytes):
-    """A write behind it, on its own stream without a wait, on another with one; the ticket is done with the copy."""
+    """A later write, on its own stream without a wait or on another with one, does not change the copy; the ticket is
+    done when the copy is."""
     bound = opened()
     memory, data = filled(bound, nbytes)
     first, second, library = bound.device.stream(), bound.device.stream(), bound.device.driver.api.library
@@ -73,7 +74,7 @@ def test_g01_g22_a_copy_is_of_its_own_time_whoever_writes_next(opened, nbytes):
 
 
 def test_a_block_is_used_again_only_behind_its_copy(opened):
-    """A ticket that is dropped at once: its block is the copy's until that is over."""
+    """If a ticket is dropped at once, its block is reserved until the copy is done."""
     bound = opened()
     memory, data = filled(bound, 4096)
     stream, library = bound.device.stream(), bound.device.driver.api.library
@@ -147,7 +148,7 @@ def test_an_output_of_many_slots_is_short_enough_and_a_state_is_not(opened):
 
 
 def test_where_the_limit_is_chosen(opened, monkeypatch):
-    """The bytes are the same by either way."""
+    """The bytes are the same by both methods."""
     bound = opened()
     memory, data = filled(bound, 512)
     for limit, way in ((512, ["hal_copy_out"]), (511, [])):
@@ -160,7 +161,7 @@ def test_where_the_limit_is_chosen(opened, monkeypatch):
 
 
 def test_copies_out_without_a_write_between_are_forgotten(opened):
-    """Whatever the order of calls: an output of each step alone, or many ranges on many streams."""
+    """In any order of calls: one output per step, or many ranges on many streams."""
     bound = opened()
     memory, reads = bound.device.allocate(1 << 16), bound.device.reads
     for _ in range(1000):
@@ -187,7 +188,7 @@ def test_a_held_stream_keeps_its_reads_and_no_others(opened):
 
 
 def test_g01_a_copy_of_a_thousand_ranges_waits_for_no_held_stream(opened):
-    """A launch queue holds 1,021 entries; earlier copies on that stream have passed, and do not count."""
+    """A launch queue holds 1,021 calls. Copies that have passed on that stream do not count."""
     bound = opened({"deadline": 0.05})
     stream, library = bound.device.stream(), bound.device.driver.api.library
     memory, data = filled(bound, 1 << 16)

@@ -1,5 +1,5 @@
-"""The kernel of insertions itself, from its own source: blocks of any number of threads, rows of any length, uploaded
-or read where they are. The states that it leaves are the cpu device's."""
+"""The kernel of insertions, from its own source: any number of threads a block, rows of any length, uploaded or read in
+place. The resulting states equal the cpu device's."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_g09_g11_blocks_of_any_size_leave_what_the_cpu_device_leaves(opened, mon
     library = pair[0].device.driver.api.library
     for turn, length in enumerate(
         (4401, 41)
-    ):  # odd, as are LONG's rows; the second turn's are shorter than the present ones
+    ):  # odd, as are LONG's rows; the second turn's rows are shorter than those in the state
         stops = tuple((9,) * (sizes.max_stop_length - i) for i in range(4 - 3 * turn))
         params = SamplingParams(
             max_tokens=9, stop_sequences=stops, bad_words=tuple(range(5 - 2 * turn)), eos_token_ids=(3, 4)
@@ -75,7 +75,7 @@ def test_g09_g11_blocks_of_any_size_leave_what_the_cpu_device_leaves(opened, mon
             library.stand_in_threads(1)
             done = [call for call in pair[0].device.driver.api.calls if not call.startswith("stream")]
             ids = sum([len(blocks) + len(more.get("drafts", ())) for *_, blocks, _, more in tasks])
-            in_place = near or tasks is second  # of which entries alone are new
+            in_place = near or tasks is second  # only its entries are new
             if in_place and 6 * ENTRY.size + 4 * ids <= few:
                 assert done == ["hal_enter_few"]
             else:

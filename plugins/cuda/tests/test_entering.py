@@ -34,7 +34,8 @@ params = st.builds(
 
 @pytest.fixture(autouse=True)
 def near(request, monkeypatch):
-    """Bytes that the native path reads in place; 0 unless a test changes it: everything is uploaded, entries too."""
+    """Set how many bytes the native path reads in place. The default is none: then everything is uploaded, entries
+    included."""
     monkeypatch.setattr(insertion, "NEAR", getattr(request, "param", 0))
     monkeypatch.setattr(insertion, "FEW", 0)
     return insertion.NEAR
@@ -106,7 +107,7 @@ def test_without_room_for_staging_the_general_way_is_taken(opened):
 
 @pytest.mark.parametrize("count", [2, 20])
 def test_g01_what_another_streams_batch_uploaded_is_waited_for(opened, count):
-    """The second batch's requests came with the first one's upload, to another stream: its stream waits for it too."""
+    """The first batch's upload, for another stream, contained the second's requests: its stream waits for it too."""
     bound = opened()
     state, first, second = bound.state(SIZES), bound.device.stream(), bound.device.stream()
     requests = [state.admit(Request(f"s{i}", [i] * 9)) for i in range(2 * count)]
@@ -151,7 +152,8 @@ def test_a_failed_call_leaves_the_slots_free_and_the_requests_usable(opened, cal
 
 
 def test_admission_from_other_threads_beside_insertions(opened, monkeypatch):
-    """Threads admit while the device's thread inserts, chunks going round all the time: each slot gets its request."""
+    """Threads admit while the device's thread inserts and chunks are reused all the time: each slot gets its
+    request."""
     monkeypatch.setattr(admissions, "CHUNK", 1 << 15)
     bound = opened({"admission_limit": 1 << 17})
     state, ready, condition = bound.state(SIZES), [], threading.Condition()
@@ -179,7 +181,7 @@ def test_admission_from_other_threads_beside_insertions(opened, monkeypatch):
 
 
 def test_threads_beside_the_one_that_works_look_now_and_then(opened, monkeypatch):
-    """If both woke together, they would take the interpreter from the next step."""
+    """If they were woken with it, they would take the GIL from the next step."""
     bound = opened()
     runtime, patience = bound.device._runtime, {}
     event, other = bound.default_stream.record(), bound.default_stream.record()
@@ -198,7 +200,7 @@ def test_threads_beside_the_one_that_works_look_now_and_then(opened, monkeypatch
 
 @pytest.mark.parametrize("count", [3, 20])
 def test_a_backlog_does_not_take_the_fast_way_from_staged_requests(opened, monkeypatch, count):
-    """Where waiting requests leave the entries no room, the kernel reads them from the ring."""
+    """If waiting requests leave the entries no room, the kernel reads them from the ring."""
     monkeypatch.setattr(admissions, "CHUNK", 1 << 15)
     bound = opened({"admission_limit": 1 << 15})
     state, waiting = bound.state(SIZES), []
@@ -252,7 +254,7 @@ def test_a_closed_device_stages_nothing(opened):
 
 
 def test_what_was_uploaded_is_read_on_the_device_and_not_uploaded_again(opened):
-    """The entry of the single request names its place there; the chunk's new bytes are those added since."""
+    """The one request's entry has its address on the device; the chunk's new bytes are those added since."""
     bound = opened()
     state, staging = bound.state(SIZES), bound.device.admissions
     for turn in range(3):
@@ -271,7 +273,7 @@ def test_what_was_uploaded_is_read_on_the_device_and_not_uploaded_again(opened):
 
 
 def native_calls(bound, work):
-    """The names of the native part's functions that some work calls, in order."""
+    """Return the names of the native part's functions called during some work, in order."""
     module, found = bound.device.driver.native.module, []
     types = (module.Driver, module.Book)
 
@@ -289,7 +291,7 @@ def native_calls(bound, work):
 
 @pytest.mark.parametrize("count", [1, 16])
 def test_a_batch_is_four_native_calls_and_one_kernel(opened, count):
-    """Two batches of any size: of new requests in lists, and of tasks of which one is handed over and the rest grow."""
+    """Two batches of any size: new requests in lists, and tasks of which one is handed over and the rest grow."""
     bound = opened()
     state, stream, driver_calls = bound.state(SIZES), bound.default_stream, bound.device.driver.api.calls
     requests = [state.admit(Request(f"r{at}", [at] * 8)) for at in range(count)]

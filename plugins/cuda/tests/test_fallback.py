@@ -89,7 +89,7 @@ def test_g03_no_hook_waits_for_a_held_stream(fallback):
 
 @pytest.mark.parametrize("source", [slice(0, 20), slice(10, 30)])
 def test_g05_device_values_are_copied_by_a_kernel(fallback, source):
-    """Overlapping views go through separate memory, which lives until both kernels have run."""
+    """Overlapping views go through separate memory, which is kept until both kernels have run."""
     bound = fallback()
     data = np.arange(600).reshape(60, 10)
     whole = View.contiguous(bound.device.allocate(data.nbytes), 0, data.shape, dtype_of("int64"))

@@ -1,4 +1,4 @@
-"""Exchange with frameworks: their streams where hal takes a stream, and tensors over a state."""
+"""Frameworks' streams as arguments, and their tensors over a state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = StateConfig(num_slots=4, max_model_len=64, block_size=4)
 
 
 class Torch:
-    """As torch.cuda.Stream and paddle.device.cuda.Stream: a handle, and methods of other names than hal's."""
+    """Like torch.cuda.Stream and paddle.device.cuda.Stream: a handle, and methods with other names than hal's."""
 
     def __init__(self, handle):
         self.cuda_stream = handle
@@ -26,7 +26,7 @@ class Torch:
 
 
 class Protocol:
-    """As cuda.core and CuPy give theirs."""
+    """A stream in the form of cuda.core and CuPy."""
 
     def __init__(self, handle):
         self._handle = handle
@@ -36,7 +36,7 @@ class Protocol:
 
 
 def test_a_worker_of_another_framework_needs_no_paddle(opened, monkeypatch):
-    monkeypatch.setitem(sys.modules, "paddle", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "paddle", None)  # as if it were not installed
     bound = opened()
     assert not bound.device.paddle_has_library
     state = bound.state(SIZES)
@@ -111,12 +111,12 @@ def test_a_view_says_where_it_lies_to_others(opened):
 
 
 def test_an_array_whose_strides_are_no_whole_elements_is_refused(opened):
-    """They were rounded down, and other bytes written."""
+    """Rounding such strides down once wrote to wrong bytes."""
     bound = opened()
     bound.device.driver.api.CUpointer_attribute = SimpleNamespace(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL=9)
 
     class Array:
-        __cuda_array_interface__ = {  # noqa: RUF012 (as libraries have it)
+        __cuda_array_interface__ = {  # noqa: RUF012 (as in the libraries)
             "version": 3, "shape": (4,), "typestr": "<i4", "strides": (5,), "data": (0, False)
         }  # fmt: skip
 
@@ -125,14 +125,14 @@ def test_an_array_whose_strides_are_no_whole_elements_is_refused(opened):
 
 
 class Held:
-    """A framework's tensor over a view: it keeps the capsule until it is done with the memory."""
+    """A framework's tensor over a view: it keeps the capsule until it no longer uses the memory."""
 
     def __init__(self, view):
         self.capsule = view.__dlpack__(stream=-1)
 
 
 class Interface:
-    """As CuPy and torch do with ``__cuda_array_interface__``: they keep the object that exported it."""
+    """Like CuPy and torch with ``__cuda_array_interface__``: they keep the object that provided it."""
 
     def __init__(self, view):
         self.view, self.told = view, view.__cuda_array_interface__
@@ -183,7 +183,7 @@ def test_a_consumers_stream_waits_for_the_default_one(opened, monkeypatch):
 
 
 def test_a_block_of_paddles_memory_waits_for_its_zeros(opened, monkeypatch):
-    """Paddle copies them on CUDA's default stream, and returns before they have arrived."""
+    """Paddle copies them on CUDA's default stream, and returns before the copy is done."""
     paddle = pytest.importorskip("paddle")
     bound, order = opened(), []
     kept = np.zeros(16, np.int64)

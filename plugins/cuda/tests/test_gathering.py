@@ -1,4 +1,4 @@
-"""The columns of a batch by native code: equal to those of the core's own code, or left to that."""
+"""Native columns of a batch: the same as the core's own code makes, or left to that code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BLOCKS = (
 
 
 def described(made):
-    """The values of a batch; or the error of making it."""
+    """Return a batch's values, or the error of making it."""
     try:
         batch = made()
     except Exception as error:  # noqa: BLE001 (compared)
@@ -49,7 +49,7 @@ def described(made):
 
 @pytest.mark.parametrize("which", range(4))
 def test_columns_are_the_same_by_both_roads_or_the_same_error(opened, monkeypatch, which):
-    """Each possible replacement for plain lists."""
+    """For each kind of object that may be passed in place of plain lists."""
     state = opened().state(SIZES)
     requests = [state.admit(Request(f"r{i}", [1] * 9)) for i in range(2)]
     quick = gathering.of_lists
@@ -71,7 +71,7 @@ def test_columns_are_the_same_by_both_roads_or_the_same_error(opened, monkeypatc
 
 
 def test_columns_of_tasks_are_the_same_by_both_roads_or_the_same_error(opened, monkeypatch):
-    """Each possible replacement for plain numbers and lists in a task, for a task of each kind."""
+    """For each kind of value that a task may have in place of plain numbers and lists, and each kind of task."""
     state = opened().state(SIZES)
     request, prefills, ends = (
         state.admit(Request("r", [1] * 9, params, role=role))

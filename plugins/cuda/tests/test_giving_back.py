@@ -1,4 +1,4 @@
-"""Memory freed without a close, and the memory that copies out keep when no work is in flight."""
+"""Resources released without a close, and memory that copies out keep while idle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = StateConfig(num_slots=4, max_model_len=64)
 
 
 def another(bound):
-    """A device over the same driver, which the fixture does not hold."""
+    """Open a device over the same driver, to which the fixture keeps no reference."""
     driver = bound.device.driver
     return open_gpu(0, {"stream": 1}, Driver(driver.api, driver.native.module, driver.api.library))
 
@@ -66,7 +66,7 @@ def test_what_a_burst_of_copies_out_took_is_given_back(opened, monkeypatch):
     monkeypatch.setattr(gpu_memory, "LARGE", 1 << 19)
     bound = opened()
     found, pinned = bound.device._runtime._memory, bound.device.blocks
-    monkeypatch.setattr(found, "_host_pool", 6)  # as where the driver has one
+    monkeypatch.setattr(found, "_host_pool", 6)  # as with a driver that has one
     memory = bound.device.allocate(1 << 19)
     copies = [
         bound.copy_out(memory=memory, parts=[ByteRange(0, 1 << 19)], stream=bound.default_stream) for _ in range(8)

@@ -45,7 +45,8 @@ def run(*command, **environment):
 
 @pytest.fixture(scope="module")
 def compiler(tmp_path_factory):
-    """All of it compiles here, unchanged: without optimization, because none of it runs."""
+    """Compile the complete part once, without optimizing, as it is never run; skip the tests if that is impossible
+    here."""
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(building, "FLAGS", ("-O0", *building.FLAGS[1:]))
@@ -64,7 +65,7 @@ print(getattr(backend, sys.argv[2])(sys.argv[3]), file=open(sys.argv[3] + "/name
 
 
 def built(call, source, folder, **environment):
-    """Return the output tree of a build hook over the sources, as pip calls it; and the printed lines."""
+    """Return the result of a build backend's hook on a source tree, called as pip does, and its output."""
     folder.mkdir()
     out, err = run(sys.executable, "-c", BUILD, str(source), call, str(folder), **environment)
     return folder / (folder / "name").read_text().strip(), out + err
@@ -72,7 +73,7 @@ def built(call, source, folder, **environment):
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """The sources without build products, and as the source distribution has them."""
+    """Copy the sources without build results, as in the source distribution."""
     folder = tmp_path_factory.mktemp("trees")
     shutil.copytree(SOURCE, folder / "tree", ignore=shutil.ignore_patterns("*.so", "__pycache__", "tests", "proof"))
     made, _ = built("build_sdist", folder / "tree", folder / "sdist")
@@ -83,7 +84,7 @@ def tree(tmp_path_factory):
 
 WAYS = [(case, way) for case in CASES for way in ("editable", "wheel", "sdist")]
 HERE = {("good", "sdist"), ("no compiler", "wheel"), ("no headers", "editable"), ("a failing compiler", "sdist")}
-"""In ``make test``: every case and every way; the remaining pairs in ``make conform``."""
+"""``make test`` runs every case and every way once; ``make conform`` runs the rest."""
 
 
 @pytest.mark.usefixtures("compiler")
@@ -109,7 +110,7 @@ def test_without_a_compile_the_fallback_is_used_with_one_line(way, case, tree, t
 @pytest.mark.conform
 @pytest.mark.usefixtures("compiler")
 def test_an_earlier_build_does_not_outlive_a_failing_compile(tree, tmp_path):
-    """An editable install that cannot compile any more has no native part of older sources."""
+    """An editable install whose compile fails keeps no native part of older sources."""
     source = tmp_path / "source"
     shutil.copytree(tree["editable"], source)
     built("build_editable", source, tmp_path / "first")

@@ -1,4 +1,4 @@
-"""The kernels compile for their target chips where NVRTC is installed; that needs no GPU."""
+"""The kernels compile for their supported GPUs, where NVRTC is installed; that needs no GPU."""
 
 from __future__ import annotations
 

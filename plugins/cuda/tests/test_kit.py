@@ -29,7 +29,7 @@ RANKS = "G13,G14,G15,G16,G17,G18"
 
 @pytest.mark.conform
 def test_the_native_path_conforms_with_ranks():
-    """Over the stand-in NCCL: four processes, lost and hung ranks among them."""
+    """Over the stand-in for NCCL: four processes, with lost and hung ranks."""
     assert conforms("native", f"--hal-only={RANKS}", "-k", "test_ranks or test_broadcast or test_rank_modes")
 
 

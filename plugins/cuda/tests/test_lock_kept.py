@@ -1,7 +1,7 @@
-"""On the native path a hook, and a turn of the engine, keep the GIL: a busy thread does not slow them down.
+"""On the native path a hook, and a turn of the engine, keep the GIL, so a busy thread does not delay them.
 
-Another thread wants the GIL all the while. The switch interval is so long that it gets it only where they release it:
-in a call of the driver's bindings, or in one of the NumPy calls that release it for any number of elements.
+A second thread wants the GIL throughout. The switch interval is so long that the thread gets it only if the hook
+releases it: in a call of the driver's bindings, or in a call of NumPy's that releases it even for few elements.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def prefill(state, how_many):
 
 
 def mixed(state, how_many):
-    """Hand-offs, and blocks for a request that runs."""
+    """Hand-offs, and blocks for a running request."""
     more = [
         Task(TaskKind.REMOTE_PREFILL, slot, one, LENGTH, blocks=list(range(BLOCKS)), first_token=7)
         for slot, one in enumerate(admitted(state, how_many), 1)
@@ -60,13 +60,13 @@ def value(bound, state, name, given):
 
 
 def settle(bound):
-    """No work is in flight: no call has to wait, and dropped memory is ready to be reused."""
+    """Wait until no work is in flight, so that hooks need not wait and dropped memory can be reused."""
     for event in [*bound.device.last.values()]:
         assert event.wait(30)
 
 
 def admission(state, dtype):
-    """Of an array; a list's elements are converted with the lock kept."""
+    """Admit from an array, as a list's elements are converted with the GIL kept."""
     tokens = np.arange(LENGTH, dtype=dtype)
     return lambda: state.admit(
         Request(f"r{next(_names)}", tokens, SamplingParams(max_tokens=900, bad_words=(3,)), [4] * 700)
@@ -78,7 +78,7 @@ def graphs(bound, state):
 
 
 def launched(bound, state):
-    """A step under way, of 16 new requests."""
+    """Launch a step of 16 new requests."""
     insertion(bound, state, 16)()
     return Step(next(_names), {"target": np.arange(16, dtype=np.int32)})
 
@@ -89,7 +89,7 @@ def update(bound, state):
 
 
 def saved(bound, state, sink):
-    """Return the call that saves an in-flight output; the earlier ones are complete."""
+    """Return a call that puts the output of a step in flight into the sink, which has completed the outputs before."""
     step = launched(bound, state)
     bound.async_set_value(target=state.view("sampled_token_ids"), value=5, stream=bound.default_stream)
     bound.update_inputs(state=state, step=step, stream=bound.default_stream)
@@ -104,7 +104,7 @@ def taken(bound, state, sink):
 
 
 class Later(MemorySink):
-    """A sink that completes outputs when polled, except the newest one, which the worker takes."""
+    """A sink that completes outputs when ``look`` is called, except the newest, which the worker may take."""
 
     def __init__(self):
         super().__init__()
@@ -135,7 +135,8 @@ CALLS = {
 }
 NO_DRIVER = ("take", "admit int32", "admit int64")
 WARM, TRIES, LONG = 6, 200, 100
-"""Calls after which events and memory are reused; calls in which a release is noticed; turns until requests end."""
+"""Calls until events and memory are reused; calls within which a release of the GIL is noticed; turns until requests
+end."""
 
 
 def prepared(bound, state, sink, name):
@@ -164,7 +165,7 @@ def test_the_fallbacks_release_of_the_gil_is_noticed(fallback, name):
 
 
 class Nothing:
-    """A runner whose steps are one value: the rest of a turn is the engine's, and the hooks'."""
+    """A runner whose steps are one value: the rest of a turn is the engine's and the hooks'."""
 
     needs_host, vocab_size = "", 100
 
@@ -183,7 +184,7 @@ class Nothing:
 
 
 def test_no_turn_of_the_engine_lets_go_of_the_interpreters_lock(opened):
-    """Requests enter, are fed in pieces, grow, and end in the measured turns; no call has to wait."""
+    """Requests enter, are fed in pieces, grow, and end in the observed turns, without waits."""
     bound = opened()
     sink = Later()
     stepper = Stepper(bound, bound.state(SIZES), Nothing(bound), sink, blocks=128 * 16)
@@ -206,7 +207,7 @@ def test_no_turn_of_the_engine_lets_go_of_the_interpreters_lock(opened):
 
 def test_a_large_value_is_right_though_other_threads_run_meanwhile(opened):
     bound = opened()
-    given = np.random.default_rng(3).integers(0, 2**60, 1 << 16)  # 512 KB: copied without the lock on the native path
+    given = np.random.default_rng(3).integers(0, 2**60, 1 << 16)  # 512 KB: copied without the GIL on the native path
     target = View.contiguous(bound.device.allocate(given.nbytes), 0, given.shape, dtype_of("int64"))
     bound.async_set_value(target=target, value=given, stream=bound.default_stream).wait(30)
     there = (ctypes.c_int64 * given.size).from_address(target.memory.address)

@@ -1,4 +1,4 @@
-"""Batches of requests that enter, are handed over, continue or grow: the writes and entries of the cpu device."""
+"""Batches of requests that enter, are handed over, continue or grow: bytes and bookings equal the cpu device's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WAYS = {"uploaded": (0, 0), "read in place": (64 << 10, 0), "with the launch": (
 
 @pytest.fixture(autouse=True, params=WAYS)
 def way(request, monkeypatch):
-    """The ways in which requests and entries reach the kernel, on the native path."""
+    """Select how requests and entries reach the kernel on the native path."""
     near, few = WAYS[request.param]
     monkeypatch.setattr(insertion, "NEAR", near)
     monkeypatch.setattr(insertion, "FEW", few)
@@ -53,7 +53,7 @@ def contents(bound, state):
 
 
 def table_of(state):
-    """The host's table, without the admission ids, which differ from state to state."""
+    """Return the host's table without the admission ids, which differ from state to state."""
     table = state.host_table
     numbers = table.table.copy()
     numbers[:, 6] = numbers[:, 6] != 0
@@ -224,7 +224,7 @@ def booked(table):
 
 
 def book_again(table, before):
-    """Restore the table, without a new entry."""
+    """Restore the table, without booking."""
     table.table[:], table.requests[:] = before[0], before[2]
     table.live.clear()
     table.live.update(before[1])
@@ -233,7 +233,7 @@ def book_again(table, before):
 @few
 @given(data=st.data())
 def test_g08_g12_the_twin_checks_and_books_as_the_core_does(opened, data):
-    """One value of one task may be replaced: the core's own checks accept exactly the batches that the twin accepts."""
+    """With one value of one task changed, the core's checks find no problem exactly if the twin accepts it."""
     pair = Pair(opened())
     pair.insert(pair.drawn(data))
     tasks = pair.drawn(data)
@@ -267,7 +267,7 @@ def test_g08_g12_the_twin_checks_and_books_as_the_core_does(opened, data):
 
 @pytest.mark.parametrize("length", [9, 80])
 def test_every_kind_of_task_that_enters_or_stays_in_one_batch(opened, length):
-    """Without a draw: hand-offs with and without drafts, pieces of prompts, growth by none and by two blocks."""
+    """Fixed cases: hand-offs with and without drafts, pieces of prompts, growth by none and by two blocks."""
     pair, half, whole = Pair(opened()), length // 2, blocks_for(length)
     requests = [[state.admit(Request(f"r{i}", [i] * length)) for state in pair.states] for i in range(8)]
     first = [
@@ -306,7 +306,7 @@ VALUES = {
 
 
 def test_g08_of_each_number_of_each_task_the_twin_says_what_the_core_says(opened):
-    """Without a draw: one number of one task of a sound batch at a time."""
+    """Fixed cases: one number of one task of a valid batch at a time."""
     pair = Pair(opened())
     held, grown, new, handed = ([state.admit(Request(f"r{i}", [i] * 9)) for state in pair.states] for i in range(4))
     pair.insert([(TaskKind.PREFILL, 0, held, 0, 5, 2, 0, -1, []), (TaskKind.PREFILL, 1, grown, 0, 9, 3, 0, -1, [])])

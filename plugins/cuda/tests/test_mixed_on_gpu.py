@@ -1,4 +1,4 @@
-"""On a GPU: requests that enter, are handed over, continue or grow in one batch, beside the cpu device."""
+"""On a GPU: requests that enter, are handed over, continue or grow in one batch, compared with the cpu device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = StateConfig(num_slots=12, max_model_len=700, block_size=4, max_draft_tok
 
 @pytest.fixture(scope="module")
 def pair():
-    """A cuda and a cpu device."""
+    """Open a cuda and a cpu device."""
     devices = bind(CudaPlugin.open(0, {})), bind(CpuPlugin.open(0, {}))
     yield devices
     for device in devices:
@@ -33,7 +33,7 @@ def contents(bound, state):
 
 @pytest.mark.parametrize("length", [40, 600], ids=["read in place", "uploaded"])
 def test_g12_hand_offs_and_growth_beside_new_requests_match_the_cpu(pair, length):
-    """Every kind of task except removals, beside each other; on the native path one launch each time."""
+    """All kinds of tasks except leaving ones, beside each other; on the native path one launch each time."""
     states, slots = [bound.state(SIZES) for bound in pair], range(SIZES.num_slots)
     requests = [states[0].admit(Request(f"{length}-{i}", range(i, i + length))) for i in slots]
     half, whole = length // 2, -(-length // 4)

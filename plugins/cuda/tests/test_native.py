@@ -1,4 +1,4 @@
-"""The native part: when it releases the GIL, its refusals, and that it leaks no memory."""
+"""The native part: when it releases the GIL, which arguments it refuses, and that it keeps no references."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rounds(bound, state, stream, count):
 
 
 def test_a_full_launch_queue_holds_up_its_caller_alone(opened):
-    """The stream is held until another Python thread has run: with the lock kept, neither would ever continue."""
+    """The stream is held until another Python thread has run: if the GIL were kept, neither could continue."""
     bound = opened()
     state, stream, library = bound.state(SIZES), bound.device.stream(), bound.device.driver.api.library
     library.stand_in_hold(stream.handle, 1)
@@ -36,7 +36,7 @@ def test_a_full_launch_queue_holds_up_its_caller_alone(opened):
 
     def release():
         while bound.counters().host_waits == waits and thread.is_alive():
-            pass  # each turn needs the interpreter, as does the call that lets the stream go
+            pass  # each turn needs the GIL, as does the call that releases the stream
         library.stand_in_hold(stream.handle, 0)
 
     thread = threading.Thread(target=release, daemon=True)
@@ -49,7 +49,7 @@ def test_a_full_launch_queue_holds_up_its_caller_alone(opened):
 
 
 def until_refused(call, most):
-    """Return the number of calls that returned, and the error of the next one."""
+    """Return how many calls succeeded, and the error of the next one."""
     for done in range(most):
         try:
             call()
@@ -60,7 +60,7 @@ def until_refused(call, most):
 
 @pytest.mark.parametrize("way", ["scalar", "insert", "row", "output"])
 def test_g03_a_full_launch_queue_is_an_error_after_the_deadline(opened, way):
-    """As CUDA's: 1,021 copies and launches of a stream, then a call waits. Events and waits take no room."""
+    """As in CUDA: after 1,021 copies and launches on a stream a call waits. Events and waits take no room."""
     bound = opened({"deadline": 0.05})
     state, stream, library = bound.state(SIZES), bound.device.stream(), bound.device.driver.api.library
     rounds(bound, state, stream, 1)
@@ -123,7 +123,7 @@ def test_g03_beside_a_hundred_busy_streams_a_full_queue_has_its_deadline(opened)
 
 
 def test_of_many_held_streams_none_is_taken_for_idle(opened):
-    """More streams than are distinguished: the lock is released rather than kept before an uncounted queue."""
+    """With more streams than the lanes can count, the GIL is released, as an uncounted queue may be full."""
     bound = opened()
     library, calls = bound.device.driver.api.library, bound.device.driver.native.calls
     streams, target = [bound.device.stream() for _ in range(400)], bound.state(SIZES).view("temperature")[1]
@@ -140,13 +140,11 @@ def test_of_many_held_streams_none_is_taken_for_idle(opened):
 
 
 def test_sources_that_do_not_compile_skip_no_test(opened, monkeypatch, tmp_path):
-    opened()  # which skips this test where there is no compiler
+    opened()  # it skips this test where there is no compiler
     stand_in = sys.modules["hal_cuda_stand_in"]
     (tmp_path / "broken.c").write_text("int x = ;")
     monkeypatch.setattr(building, "FOLDER", tmp_path)
-    monkeypatch.delenv(
-        "PYTEST_XDIST_TESTRUNUID", raising=False
-    )  # another process has built it from sources that compile
+    monkeypatch.delenv("PYTEST_XDIST_TESTRUNUID", raising=False)  # whose build came from sources that compile
     with pytest.raises(building.NotBuilt, match=r"the compiler failed .*broken\.c"):
         stand_in.built.__wrapped__()
     monkeypatch.setenv("CC", "/nowhere/cc")
@@ -154,14 +152,14 @@ def test_sources_that_do_not_compile_skip_no_test(opened, monkeypatch, tmp_path)
 
 
 def twins(bound):
-    """A state's checks natively and in Python."""
+    """Return a state whose checks exist natively and in Python."""
     state = bound.state(SIZES)
     assert isinstance(state.host_table.twin, Book)
     return state
 
 
 def test_g08_an_empty_batch_changes_nothing_on_the_native_path(opened):
-    """The buffer of an empty array is anywhere, also at an odd address."""
+    """An empty array's buffer may have any address, even an odd one."""
     bound = opened()
     bound.insert_tasks(state=twins(bound), tasks=[], stream=bound.default_stream)
     bound.insert_tasks(state=twins(bound), tasks=prefill([], []), stream=bound.default_stream)
@@ -180,7 +178,7 @@ def test_g08_a_batch_of_other_sizes_is_refused_on_the_native_path(opened):
 
 
 def test_what_does_not_fit_is_refused_by_native_calls(opened):
-    """Every call with too few, too many and wrong arguments: an error, and the process continues."""
+    """Every call with too few, too many and wrong arguments raises, and the process continues."""
     bound = opened()
     state = twins(bound)
     calls, raw = bound.device.driver.native.calls, state.host_table.twin.raw
@@ -216,7 +214,7 @@ def test_what_does_not_fit_is_refused_by_native_calls(opened):
 
 
 def test_nothing_is_kept(opened):
-    """Many calls of each kind: as many blocks and objects as before."""
+    """Many calls of each kind leave the numbers of blocks and objects unchanged."""
     bound = opened()
     state, stream, library = bound.state(SIZES), bound.default_stream, bound.device.driver.api.library
     view = state.view("temperature")[3]
@@ -232,7 +230,7 @@ def test_nothing_is_kept(opened):
         gc.collect()
 
     kept = state.admit(Request("kept", [1] * 9))
-    work(800)  # the events that count calls are made now and then, at first
+    work(800)  # the first calls create the events that count calls
     references = sys.getrefcount(None), sys.getrefcount(kept), sys.getrefcount(state.host_table.live)
     live, blocks = library.stand_in_count(0), sys.getallocatedblocks()
     work(400)
@@ -269,7 +267,7 @@ def test_a_failed_call_is_named_as_the_driver_names_it(opened):
 
 
 def test_a_wait_gives_up_the_lock_for_the_wait_alone(opened, monkeypatch):
-    """Beside a busy thread each call of the bindings takes 5 ms: the capture mode is changed by native calls."""
+    """Beside a busy thread each call of the bindings takes 5 ms, so native calls change the capture mode."""
     bound, given_up = opened(), []
 
     def exchange(mode):

@@ -1,4 +1,4 @@
-"""Two ranks over NCCL in one process: the product's code over the stand-in libraries for CUDA and NCCL."""
+"""Two ranks over NCCL in one process: the product's code over the stand-ins for CUDA's and NCCL's libraries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE = 20.0
 
 
 def scribble(rank, seed):
-    """Random bytes over a state."""
+    """Write random bytes over a state."""
     nbytes = rank.state.layout.nbytes
     data = np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
     ctypes.memmove(rank.state.memory.address, data.ctypes.data, nbytes)
@@ -25,12 +25,12 @@ def scribble(rank, seed):
 
 
 def content(rank):
-    """A state's bytes."""
+    """Return a state's bytes."""
     return np.frombuffer(ctypes.string_at(rank.state.memory.address, rank.state.layout.nbytes), np.uint8)
 
 
 def broadcast(rank):
-    """The ticket of a broadcast on the default stream."""
+    """Return the ticket of a broadcast on the default stream."""
     return rank.bound.broadcast_tokens(state=rank.state, group=rank.group, stream=rank.bound.default_stream)
 
 

@@ -1,4 +1,4 @@
-"""NCCL before there is a group: the places that are searched, the errors if it is missing, ranks that do not come."""
+"""NCCL before a group exists: where the library is searched, the error without it, ranks that do not come."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_library_that_is_missing_or_too_old_is_named_with_the_cure(library, mo
 
 
 def test_the_packages_library_comes_before_that_of_the_path(monkeypatch, tmp_path):
-    """torch and Paddle ask for theirs by name: an older one that was loaded first would be theirs."""
+    """torch and Paddle load their package's library by name, and would get an older one if that were loaded first."""
     file = tmp_path / "nvidia/nccl/lib" / nccl.NAME
     file.parent.mkdir(parents=True)
     file.touch()

@@ -1,4 +1,4 @@
-"""Two ranks over NCCL when one is lost, or NCCL fails (G16), and the end of a group."""
+"""Two ranks over NCCL when one is lost or NCCL fails (G16), and the end of a group."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ TIMEOUT, PATIENCE = 0.4, 20.0
 
 
 def broadcast(rank):
-    """The ticket of a broadcast on the default stream."""
+    """Return the ticket of a broadcast on the default stream."""
     return rank.bound.broadcast_tokens(state=rank.state, group=rank.group, stream=rank.bound.default_stream)
 
 
 def test_g16_a_rank_that_does_not_come_is_given_up_and_the_stream_goes_on(two, library):
     _, other = two(TIMEOUT)
-    ticket, began = broadcast(other), monotonic()  # the source stays away
+    ticket, began = broadcast(other), monotonic()  # the source does not join
     with pytest.raises(GroupLost, match="did not come to the collective"):
         ticket.wait()
     assert monotonic() - began < PATIENCE / 2
@@ -42,7 +42,7 @@ def test_g16_a_rank_that_does_not_come_is_given_up_and_the_stream_goes_on(two, l
 
 
 def test_g16_nobody_hears_of_a_loss_before_the_stream_goes_on(two, monkeypatch):
-    """A thread with that error may wait for the stream with the GIL kept, and no thread could end that."""
+    """A caller that learns of the loss may wait for the stream with the GIL kept, and then no thread could end that."""
     _, other = two(TIMEOUT)
     begun, go_on, true = threading.Event(), threading.Event(), other.made.library.abort
 

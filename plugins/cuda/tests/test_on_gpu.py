@@ -1,4 +1,4 @@
-"""The cuda device on a GPU, against the cpu device: the same bytes after the same calls. Skipped without one."""
+"""The cuda device on a GPU gives the same bytes as the cpu device after the same calls. Skipped without a GPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ids = st.integers(0, 9)
 
 @pytest.fixture(scope="module")
 def pair():
-    """A cuda and a cpu device."""
+    """Open a cuda and a cpu device."""
     devices = bind(CudaPlugin.open(0, {})), bind(CpuPlugin.open(0, {}))
     yield devices
     for device in devices:
@@ -138,7 +138,7 @@ def _paddle(dtype, shape):
 @pytest.mark.parametrize("library", [_torch, _cupy, _paddle])
 @pytest.mark.parametrize("dtype", ["int64", "int32", "float32", "float16", "bool", "uint8", "bfloat16"])
 def test_g01_g05_tensors_of_other_libraries_are_targets(pair, library, dtype):
-    """Whole, a slice, a strided and a reversed view: exactly the named elements change."""
+    """Whole, sliced, strided and reversed views: only the named elements change."""
     tensor, read = library(dtype, (6, 300))
     bound = pair[0]
     stream = bound.default_stream
@@ -221,7 +221,7 @@ def test_g10_submissions_grow_with_neither_requests_nor_fields(pair):
 
 
 def test_g10_staged_requests_take_at_most_one_upload_and_one_launch(pair):
-    """Whatever the length of their prompts, and in any order; on the native path few bytes are read where they are."""
+    """For prompts of any length, in any order; on the native path a few bytes are read in place."""
     bound, state = pair[0], pair[0].state(SIZES)
     requests = [state.admit(Request(f"s{i}", [i] * 600)) for i in range(2 * SIZES.num_slots)]
     for chosen in (requests[::2], requests[1::2]):
@@ -230,7 +230,7 @@ def test_g10_staged_requests_take_at_most_one_upload_and_one_launch(pair):
         before = bound.counters()
         bound.insert_tasks(state=state, tasks=batch, stream=bound.default_stream)
         spent = bound.counters() - before
-        again, new = chosen[0] is not requests[0], n * (ENTRY.size + 4 * 150)  # all tokens went up with the first
+        again, new = chosen[0] is not requests[0], n * (ENTRY.size + 4 * 150)  # the first upload had all tokens
         least = 0 if again and new <= insertion.NEAR else 1
         assert (spent.uploads, spent.launches, spent.host_waits) == (least, 1, 0)
         tokens = contents(bound, state)["token_ids"]
@@ -240,7 +240,7 @@ def test_g10_staged_requests_take_at_most_one_upload_and_one_launch(pair):
 
 
 def test_g10_chunks_of_staged_requests_are_used_again(pair, monkeypatch):
-    """Many more requests than the pinned memory holds, in changing order: the slots get each its own."""
+    """Many more requests than the pinned memory holds, in changing order: each slot gets its own request."""
     monkeypatch.setattr(admissions, "CHUNK", 1 << 15)
     bound = bind(CudaPlugin.open(0, {"admission_limit": 1 << 17}))
     state, n, random = bound.state(SIZES), SIZES.num_slots, np.random.default_rng(0)
@@ -276,7 +276,7 @@ def test_g10_a_batch_over_the_rings_limit_takes_two_submissions_a_block():
 
 
 def test_g22_a_copy_out_is_of_its_own_time(pair):
-    """Later writes do not show in a copy that was requested before them."""
+    """A write after the call of the copy does not change it."""
     bound = pair[0]
     state, stream = bound.state(SIZES), bound.default_stream
     part = ByteRange(state.layout.fields["step_idx"].offset, 8 * SIZES.num_slots)

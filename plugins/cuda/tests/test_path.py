@@ -15,7 +15,7 @@ from hal_cuda.native import VARIABLE
 
 @pytest.fixture
 def part(monkeypatch):
-    """``part(module)``: replaces the native part that is found; None: it was not built."""
+    """Replace the native part by ``part(module)``; None: it was not built."""
 
     def put(module):
         monkeypatch.setattr(native, "find_spec", lambda name: module)
@@ -69,7 +69,7 @@ print(*native.find())
 
 
 def test_a_native_part_of_another_core_is_refused_with_the_cure(tmp_path):
-    """A real one, of a table with one more column: loaded, looked at, and not used."""
+    """A real one, with one more column in its table: loaded, compared, and not used."""
     for file in building.FOLDER.glob("*.[ch]"):
         (tmp_path / file.name).write_text(file.read_text().replace("#define TABLE 8 ", "#define TABLE 9 "))
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}

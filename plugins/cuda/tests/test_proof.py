@@ -1,4 +1,4 @@
-"""The proof script and the broadcast bench, as far as they run without a GPU: their cases, limits, entry points."""
+"""The proof script and the broadcast bench, as far as they run without a GPU: their steps, limits, entry points."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _runs(process: int) -> bool:
 
 
 def test_entry_points_of_what_is_not_installed_are_those_of_its_project(prove, monkeypatch, tmp_path):
-    assert prove.write_entry_points(tmp_path) == []  # all is installed here
+    assert prove.write_entry_points(tmp_path) == []  # as if all of it were installed
     monkeypatch.setattr(prove, "installed", lambda name: "-")
     written = prove.write_entry_points(tmp_path)
     assert {"paddle-hal-cuda", "paddle-hal-conformance"} < {*written}, "pytest finds the kit by its entry point"

@@ -1,4 +1,5 @@
-"""Properties of ranks over NCCL that need no GPU: their GPUs, reasons for their absence, the closing of devices."""
+"""Ranks over NCCL as far as testable without a GPU: which GPUs they get, why they are unavailable, how devices
+close."""
 
 from __future__ import annotations
 
@@ -79,7 +80,7 @@ def test_without_ranks_the_kit_is_told_why(monkeypatch, gpus, paddle, library, w
 
 
 def test_gpus_that_cuda_does_not_count_are_not_given_to_ranks(monkeypatch):
-    """CUDA stops at the first name that it does not know."""
+    """CUDA ignores everything from the first unknown name on."""
     assert support(monkeypatch, 2, "0,1,77")._gpus == ["0", "1"]
 
 
@@ -164,7 +165,7 @@ def test_closing_does_not_wait_behind_a_lost_group(opened, lost):
 
 
 def test_calls_that_wait_for_the_whole_device_are_made_only_at_the_end(opened):
-    """``cuMemFree`` and ``cuMemFreeHost`` wait for streams that another thread holds; hooks free memory meanwhile."""
+    """``cuMemFree`` and ``cuMemFreeHost`` wait for held streams of other owners; hooks free memory meanwhile."""
     kept, freed = set(), []
     device = opened({"ring_start": 4096, "ring_limit": 1 << 16}, make=tracked(kept)).device
     api = device.driver.api
@@ -187,7 +188,7 @@ def test_calls_that_wait_for_the_whole_device_are_made_only_at_the_end(opened):
 
 
 def test_memory_that_outlived_its_device_is_used_again_without_a_wait(opened):
-    """Dropping the last array frees it: the collector may do so in the middle of a hook of another device."""
+    """Dropping the last array frees it, perhaps by the collector in the middle of a hook of another device."""
     kept, freed = set(), []
     first, second = (opened(make=tracked(kept)).device for _ in range(2))
     for device in (first, second):
@@ -237,7 +238,7 @@ def test_a_closed_device_gives_modules_streams_and_its_pool_back(opened):
 
 @pytest.mark.parametrize(("nbytes", "calls"), [(1 << 16, ["copy"]), ((1 << 16) + 1, ["hal_copy_out"])])
 def test_g03_one_call_writes_a_value_whether_or_not_it_fits_the_ring(opened, nbytes, calls):
-    """In pieces its beginning would be written when a ring that stays full refuses the rest."""
+    """If it were written in pieces, a ring that remains full could refuse the rest after its beginning was written."""
     device = opened({"ring_start": 4096, "ring_limit": 1 << 16}).device
     memory, value = device.allocate(nbytes), np.arange(nbytes, dtype=np.uint8)
     api, target = device.driver.api, View.contiguous(memory, 0, (nbytes,), dtype_of("uint8"))

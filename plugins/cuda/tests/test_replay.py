@@ -1,4 +1,4 @@
-"""``update_inputs`` captured into a graph of the worker's own and replayed: as if it had been called in each step."""
+"""``update_inputs`` captured into the worker's own graph and replayed: the same effect as a call in each step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def step_of(number, *, speculative=False):
 
 
 def known(bound, state):
-    """The host's record of a state, and the device's counters."""
+    """Return the host's data of a state, and the device's counters."""
     table, drafts = state.host_table, state.drafts
     counts = bound.counters()
     return {
@@ -53,7 +53,7 @@ def known(bound, state):
 
 
 def run(bound, tokens, *, speculative, update):
-    """Steps that give these tokens; return the records and the host's record after each of them."""
+    """Run steps with these tokens; return records and the host's data after each of them."""
     state, stream, told = bound.state(SIZES), bound.default_stream, []
     insert(bound, state, stream)
     go = update(state, stream)
@@ -75,7 +75,7 @@ def run(bound, tokens, *, speculative, update):
     speculative=st.booleans(),
 )
 def test_a_replayed_update_is_the_one_that_was_called(opened, tokens, speculative):
-    """Records, mirror, host table and counters after each step; and those of the cpu device."""
+    """Records, mirror, host table and counters after each step equal those of calls, and the cpu device's."""
 
     def called(bound):
         return lambda state, stream: lambda step: bound.update_inputs(state=state, step=step, stream=stream)
@@ -140,7 +140,7 @@ def test_memory_that_the_graph_still_writes_is_not_freed(opened):
     graph.replay(step=step_of(0), stream=stream, launch=lambda: api.library.stand_in_replay(stream.handle))
     del graph, state
     gc.collect()
-    bound.device.allocate(64)  # unreferenced memory is freed
+    bound.device.allocate(64)  # unreferenced memory is released
     assert address not in freed
     api.library.stand_in_hold(stream.handle, 0)
     stream.synchronize(30)
@@ -164,7 +164,7 @@ def test_the_graph_waits_for_copies_out_that_read_what_it_changes(opened):
 
 
 def refuse(graph, match, **given_):
-    """A replay that is refused before anything is launched."""
+    """Call a replay that must be refused before any launch."""
     launched = []
     with pytest.raises(InvalidValue, match=match):
         graph.replay(**given_, launch=lambda: launched.append(1))
@@ -219,7 +219,7 @@ def test_what_cannot_be_captured_is_refused_by_name(opened):
 
 
 def test_many_captured_updates_leave_the_count_of_calls_in_flight_alone(opened):
-    """A mark that is recorded into a graph never passes: the stream would be taken for full for ever."""
+    """A mark recorded into a graph never passes, so the stream would count as full forever."""
     bound = opened()
     state, stream, library = bound.state(SIZES), bound.device.stream(), bound.device.driver.api.library
     library.stand_in_capture(stream.handle, 1)

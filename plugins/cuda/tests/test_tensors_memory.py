@@ -1,4 +1,4 @@
-"""Memory of tensors: kept until the work on it is over (G2), refused where it is not the elements (G6)."""
+"""Memory of tensors: kept until the work on it is done (G2), refused if it does not hold the elements (G6)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Tensor:
 
 @contextmanager
 def held(device, stream):
-    """Holds a stream of the stand-in."""
+    """Hold a stream of the stand-in."""
     hold = device.device.driver.api.library.stand_in_hold
     hold(stream.handle, 1)
     try:
@@ -72,7 +72,7 @@ def test_tensors_under_way_are_looked_at_a_few_at_a_time(opened, monkeypatch):
 
 
 class Lazy(Tensor):
-    """As a tensor of torch on the GPU whose memory holds the negative of its elements (``z.conj().imag``)."""
+    """Like a tensor of torch on the GPU whose memory holds the negative of its elements (``z.conj().imag``)."""
 
     is_cuda, is_nested, is_quantized, layout = True, False, False, "torch.strided"
     device = SimpleNamespace(index=0)

@@ -1,4 +1,4 @@
-"""Every public call works from any thread: one in which no context, or another GPU's, is current."""
+"""Every public call works from any thread, whether its current context is none or another GPU's."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_call_works_from_a_thread_of_its_own(opened, current):
             met.append((call.__name__, error))
         left.append(bound.device.driver.api.cuCtxGetCurrent()[1])
 
-    for call in CALLS.values():  # some of them make new streams, events and pinned memory
+    for call in CALLS.values():  # some of them create streams, events and pinned memory
         thread = threading.Thread(target=run, args=(call,))
         thread.start()
         thread.join(30)

@@ -1,4 +1,4 @@
-"""Waits for a busy stream keep time-outs and signals: the driver's own wait has neither."""
+"""Waits for a busy stream keep time-outs and signals, unlike the driver's own wait."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hal_core.errors import TicketTimeout
 
 
 class Interrupted(KeyboardInterrupt):
-    """The exception of the handler, like Python's own for Ctrl-C."""
+    """Raised by the handler, as Python's own raises KeyboardInterrupt for Ctrl-C."""
 
 
 @pytest.fixture
 def busy(opened):
-    """A device, and a stream of it that is held until the test is over."""
+    """Open a device with a stream that is held until the end of the test."""
     bound = opened()
     stream, library = bound.device.stream(), bound.device.driver.api.library
     state = bound.state(StateConfig(num_slots=4, max_model_len=16))
@@ -50,7 +50,7 @@ def test_a_signal_interrupts_a_wait_without_a_time_out(busy, monkeypatch):
         begun.wait(20)
         signal.pthread_kill(main, signal.SIGUSR1)
         if not over.wait(20):
-            library.stand_in_hold(stream.handle, 0)  # else the test would wait forever
+            library.stand_in_hold(stream.handle, 0)  # otherwise the test would wait forever
 
     passes, over = runtime._passes, threading.Event()
     monkeypatch.setattr(runtime, "_passes", lambda *given: begun.set() or passes(*given))

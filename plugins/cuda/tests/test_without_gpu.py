@@ -1,4 +1,4 @@
-"""Properties of the cuda device that need no GPU: its unavailability, its options, its drivers' two import paths."""
+"""The cuda device as far as testable without a GPU: unavailability, options, both locations of the bindings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hal_cuda.driver import STICKY, CudaError, Driver, load_bindings
 
 
 class FakeLibrary:
-    """Stands in for libcuda.so.1 as far as the probe uses it."""
+    """A stand-in for libcuda.so.1, with the functions that the probe calls."""
 
     def __init__(self, devices=1, version=13000, init=0):
         self.devices, self.version, self.init = devices, version, init
@@ -79,7 +79,7 @@ def test_no_driver(monkeypatch, machine):
 @pytest.mark.parametrize("library", [None, FakeLibrary(devices=0), FakeLibrary(init=100)])
 @pytest.mark.parametrize("cards", [(), (RADEON, NVSWITCH, SOUND)])
 def test_no_card(monkeypatch, machine, library, cards):
-    """With an image's own copy of the driver's library too."""
+    """Also if the image has its own copy of the driver's library."""
     machine(*cards, nodes=("null", "dri"))
     found = probe_with(monkeypatch, library)
     assert (found.available, found.present) == (False, False)
@@ -167,7 +167,7 @@ OK, NOT_READY = SimpleNamespace(name="CUDA_SUCCESS"), SimpleNamespace(name="CUDA
 
 
 class FakeApi:
-    """Driver calls with answers chosen by the test."""
+    """Driver calls with results set by the test."""
 
     CUresult = SimpleNamespace(CUDA_SUCCESS=OK, CUDA_ERROR_NOT_READY=NOT_READY)
     CUdevice_attribute = SimpleNamespace(

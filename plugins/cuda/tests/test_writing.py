@@ -1,4 +1,4 @@
-"""The way that a value is written, over the stand-in driver."""
+"""The method by which a value is written, over the stand-in driver."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SIZES = StateConfig(num_slots=4, max_model_len=32)
 
 
 class Alone:
-    """The collectives of a group whose further ranks send the values of this one."""
+    """Collectives of a group whose remaining ranks send the same values as this one."""
 
     def exchange(self, block):
         return {0: block, 1: block}
 
 
 def written(bound, target, value, before):
-    """The bytes of ``target``'s memory after one call, and the names of the calls that put work on a stream."""
+    """Return the bytes of ``target``'s memory after one call, and the names of the calls that put work on a stream."""
     device, stream = bound.device, bound.default_stream
     whole = View.contiguous(target.memory, 0, (target.memory.nbytes,), dtype_of("uint8"))
     bound.async_set_value(target=whole, value=before.view(np.uint8).reshape(-1), stream=stream)
@@ -57,7 +57,7 @@ def test_g05_an_element_of_one_word_goes_by_the_drivers_own_kernel(opened, dtype
 
 
 def test_g05_a_value_of_the_same_memory_may_overlap_its_target(opened):
-    """The kernel's threads run in any order: some would read elements that another has overwritten already."""
+    """The kernel's threads run in any order: without separate memory some would read bytes already overwritten."""
     bound = opened()
     before = np.arange(600).astype(np.int64)
     whole = View.contiguous(bound.device.allocate(before.nbytes), 0, (60, 10), dtype_of("int64"))
@@ -72,7 +72,7 @@ def test_g05_a_value_of_the_same_memory_may_overlap_its_target(opened):
 
 
 def test_g14_a_broadcasts_header_is_one_launch(opened):
-    """The source's part of a broadcast besides the collective: the copied header is the one of its own broadcast."""
+    """The source's part of a broadcast besides the collective; each copied header belongs to its own broadcast."""
     bound = opened()
     state, stream, calls = bound.state(SIZES), bound.default_stream, bound.device.driver.api.calls
     channel = BroadcastChannel(bound.device, state, Group((0, 1), 0), Alone())
@@ -90,14 +90,14 @@ def test_g14_a_broadcasts_header_is_one_launch(opened):
 
 
 def test_g14_a_broadcasts_header_is_written_in_the_order_of_its_stream(opened):
-    """Held streams: behind the stream's own work, and behind a copy out that still reads the header before it."""
+    """With held streams: after the stream's own work, and after a copy out that still reads the former header."""
     bound = opened()
     state, stream, library = bound.state(SIZES), bound.device.stream(), bound.device.driver.api.library
     channel = BroadcastChannel(bound.device, state, Group((0, 1), 0), Alone())
     part = ByteRange(state.broadcast_range().offset, 64)
 
     def header():
-        """The present content of the state, read past every stream."""
+        """Return the state's current bytes, read beside all streams."""
         return bytes((ctypes.c_char * 64).from_address(state.memory.address + part.offset))
 
     channel.begin(stream)

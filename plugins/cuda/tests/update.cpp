@@ -1,4 +1,4 @@
-// Kernels of the product on the host: their own sources. The threads of a block are threads, one block after the other;
+// The product's kernels on the host, from their own sources. The threads of a block are threads, one block after the other;
 // blocks of one thread, unless a test asks for more.
 #include <algorithm>
 #include <pthread.h>
@@ -35,7 +35,7 @@ template <typename Run>
 static void blocks_of(unsigned thread, const Run& run) {
   threadIdx.x = thread;
   for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
-    for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y) run(), __syncthreads();  // shared memory is the next one's
+    for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y) run(), __syncthreads();  // shared memory is the next block's
 }
 template <typename Run>
 static void launch(unsigned blocks, unsigned rows, const Run& run) {
@@ -70,4 +70,4 @@ extern "C" void stand_in_copy_out(const unsigned long long* given, unsigned bloc
   launch(blocks, 1, [given] { writes::hal_copy_out(given[0], given[1], given[2]); });
 }
 extern "C" unsigned stand_in_enter_bytes(int few) { return few ? sizeof(enter::EnterFew) : sizeof(enter::Enter); }
-extern "C" void stand_in_threads(unsigned threads) { wanted = min(threads, 64u); }  // of a block, of most kernels
+extern "C" void stand_in_threads(unsigned threads) { wanted = min(threads, 64u); }  // of a block, for most kernels

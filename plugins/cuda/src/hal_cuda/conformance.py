@@ -83,7 +83,7 @@ class CudaSupport(Support):
         """Join the job and open the device once, without a time limit; open all groups over NCCL, lost ones again.
 
         The first opening in a process imports, compiles and creates a context, which takes some ranks seconds longer
-        than others. Within a test, the first rank would count the other ranks as lost after ``timeout``.
+        than the rest. Within a test, the first rank would count the other ranks as lost after ``timeout``.
         """
         from hal_core.devices import join_world, open_groups
 

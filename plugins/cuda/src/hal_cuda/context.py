@@ -16,7 +16,7 @@ from .driver import Driver
 @dataclass(frozen=True, slots=True)
 class Options(RingOptions):
     """Options of ``open``: sizes of the ring of pinned memory; most bytes of pinned memory for staged requests (0: no
-    staging); the framework's stream, or its handle, which is what is stored."""
+    staging); the framework's stream, or its handle (the field stores the handle)."""
 
     admission_limit: int = 64 << 20
     stream: int | None = None

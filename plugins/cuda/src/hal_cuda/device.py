@@ -247,7 +247,7 @@ class CudaDevice(OnGpu):
         return ticket
 
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
-        """Launch one kernel, with a thread for each slot; the host computes nothing."""
+        """Launch one kernel, with a thread for each slot; the host does no part of the update."""
         self.check_open()
         own = self.own(stream)
         self.check_stream(own)  # a capture has CapturedUpdate instead
