@@ -134,7 +134,7 @@ CALLS = {
     "take": taken,
 }
 NO_DRIVER = ("take", "admit int32", "admit int64")
-WARM, TRIES, LONG = 6, 200, 100
+WARM, TRIES, LONG = 6, 10_000, 100
 """Calls until events and memory are reused; calls within which a release of the GIL is noticed; turns until requests
 end."""
 
