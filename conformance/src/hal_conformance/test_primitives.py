@@ -149,9 +149,13 @@ def test_g02_a_value_on_the_device_is_read_in_stream_order(kit: Kit, draw: Draw)
     target = draw_view(draw, block.memory)
     source = Block(kit, fill=7)
     value = source.view(target.shape, target.dtype)
+    other, elsewhere = Block(kit), kit.device.stream()
+    spare = other.view((1,), target.dtype)
     with kit.held(block.stream, COPIED):  # the work that makes the value, uses it and overwrites it is all in flight
         source.set(value, 0)
         ticket = block.set(target, value)
+        for _ in range(50):  # time for a copy that did not wait for the stream
+            arrive(kit.bound.async_set_value(target=spare, value=0, stream=elsewhere))
         source.set(value, 1)
     arrive(ticket)
     block.expect_bytes(target, [bytes(target.dtype.itemsize)] * target.size)
