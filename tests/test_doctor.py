@@ -100,7 +100,7 @@ def test_one_step_of_each_hook_runs_on_the_cpu_and_the_text_says_so():
     assert "chosen without a name: cpu: the best priority that can be used" in done.stdout
     for fact in ("python: ", "paddle built for: ", "shared memory free: ", "descriptors: ", "compilers: "):
         assert f"\n{fact}" in done.stdout
-    assert done.stdout.rstrip().endswith("nothing was found")
+    assert done.stdout.rstrip().endswith("no findings")
 
 
 def test_the_report_has_no_secrets_and_no_output_of_plugins(tmp_path):

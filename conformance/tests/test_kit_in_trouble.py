@@ -100,6 +100,27 @@ def test_a_run_that_was_interrupted_before_its_first_test_says_so(options, warm)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (2, "", "hal conform: interrupted\n")
 
 
+BROKEN = """
+import sys
+from hal_conformance.report import command
+class Breaks:
+    def pytest_pycollect_makemodule(self, module_path):
+        if module_path.name == "test_readers.py":
+            raise ImportError("a module of the kit is broken")
+sys.exit(command.main(["cpu", "--profile=quick", *sys.argv[1:]], [Breaks()]))
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
+def test_errors_of_collection_are_printed_and_no_interrupt(options, warm):
+    done = warm.run(*options, code=BROKEN)
+    told = done.stdout + done.stderr
+    assert done.returncode == 2
+    assert "1 error during collection" in told
+    assert "test_readers.py" in told
+    assert "hal conform: interrupted" not in told
+
+
 LATE = """
 import sys
 from hal_conformance.ranks import pool

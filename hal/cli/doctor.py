@@ -36,9 +36,9 @@ def command(
         float | None, typer.Option(metavar="SECONDS", help="What the check of one plugin may take (default 30).")
     ] = None,
 ) -> None:
-    """Check this machine and its plugins: what can be used, what is chosen, what is missing, with the cures.
+    """Check this machine and its plugins: usable devices, the one chosen, and each fault with its cure.
 
-    The exit status is 0 if nothing was found, 1 for a finding.
+    The exit status is 0 without findings, 1 with findings.
     """
     from .doctor_machine import facts
     from .doctor_machine import findings as limits
@@ -95,7 +95,7 @@ def _how(stage: str, ended: Ended, seconds: float) -> str:
 
 
 def _finding(row: dict[str, Any]) -> str:
-    """Return the line for what is wrong with a plugin; "" if nothing is."""
+    """Return a line about the plugin's fault, or ""."""
     name = row["name"]
     if row["status"] in WRONG:
         said = f"; its output: {row['output']}" if row.get("output") else ""
@@ -131,7 +131,7 @@ def lines(told: dict[str, Any]) -> list[str]:
         out += ["", f"{row['name']}: {row['status']} ({row['distribution']}, contract {row['contract']})"]
         out += _details(row)
     found = told["findings"]
-    return [*out, "", f"{len(found)} findings:" if found else "nothing was found", *(f"  {one}" for one in found)]
+    return [*out, "", f"{len(found)} findings:" if found else "no findings", *(f"  {one}" for one in found)]
 
 
 def _details(row: dict[str, Any]) -> list[str]:

@@ -7,32 +7,16 @@ from typing import Any
 
 import pytest
 
-from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .harness.natives import counted
 from .kit import Kit
 from .mutants import faults
 from .rigs import acts
-from .rigs.rig import Rig
 from .test_faults import under
 
 ROUNDS, WINDOWS = 40, 8
 """Rounds of one window, and most windows: a loss appears in each, and a pool that fills (of fences, say) does not."""
 CALLS = (*acts.VALUES, "submit", "copy_out", "insert and leave", "a step")
-
-
-def again(rig: Rig, what: str) -> None:
-    """Make a call, and return to the state before it."""
-    if what == "insert and leave":
-        arrive(acts.insert(rig))
-        arrive(rig.insert([acts.leaving(rig, max(rig.model.residents))]))
-        rig.output(rig.step(range(acts.SIZES.num_slots)))
-    elif what == "a step":
-        arrive(acts.submit(rig))
-        arrive(rig.update_inputs(rig.step(range(acts.ENTERED))))
-        rig.output(rig.step(range(acts.ENTERED)))
-    else:
-        arrive(acts.ACTS[what](rig))
 
 
 @guarantee(26)
@@ -50,12 +34,12 @@ def test_g26_calls_keep_no_device_memory_and_no_native_object(kit: Kit, what: st
             return {"blocks of allocate()": sum(one() is not None for one in blocks), **below}
 
         for _ in range(ROUNDS):
-            again(rig, what)
+            acts.again(rig, what)
         kept, after = {}, held()
         for _ in range(WINDOWS):
             before = after
             for _ in range(ROUNDS):
-                again(rig, what)
+                acts.again(rig, what)
             after = held()
             kept = {name: count - before.get(name, 0) for name, count in after.items()}
             kept = {name: more for name, more in kept.items() if more > ROUNDS // 4}

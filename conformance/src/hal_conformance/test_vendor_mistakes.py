@@ -185,24 +185,11 @@ def _step(rig: Rig, speculative: bool) -> Any:  # noqa: ANN401 (a Step)
 def test_g26_calls_keep_no_object_of_the_driver(kit: Kit, what: str) -> None:
     """Handles that are no objects of Python's: the plugin counts those that it has made and not given back."""
     rig, support = acts.working(kit), kit.subject.support
-
-    def call() -> None:
-        if what == "insert and leave":
-            arrive(acts.insert(rig))
-            arrive(rig.insert([acts.leaving(rig, max(rig.model.residents))]))
-            rig.output(rig.step(range(acts.SIZES.num_slots)))
-        elif what == "a step":
-            arrive(acts.submit(rig))
-            arrive(rig.update_inputs(rig.step(range(acts.ENTERED))))
-            rig.output(rig.step(range(acts.ENTERED)))
-        else:
-            arrive(acts.ACTS[what](rig))
-
     for _ in range(WARM):
-        call()
+        acts.again(rig, what)
     before = dict(support.native_objects(kit.device))
     for _ in range(ROUNDS):
-        call()
+        acts.again(rig, what)
     after = dict(support.native_objects(kit.device))
     kept = {name: after[name] - before[name] for name in after if after[name] - before[name] > ROUNDS // 4}
     assert not kept, f"{ROUNDS} rounds of {what} left {kept} more objects of the driver"

@@ -1,7 +1,7 @@
 """The file format of a recording: a line with its version, then a zlib stream of MessagePack frames.
 
 Each frame is a tagged array with its length before it (4 bytes, little-endian). The stream is flushed at the end of
-each step, so what a killed run leaves can be read up to its last whole step. The stream's checksum and its last frame
+each step, so the file of a killed run can be read up to its last whole step. The stream's checksum and its last frame
 show that a file is whole. A recording has no times, addresses or admission ids: equal runs give equal files.
 """
 
@@ -155,7 +155,7 @@ def tag_of(frame: Frame) -> str:
 
 
 class Writer:
-    """Writes frames into a file. A thread of its own compresses them, which costs the worker nothing."""
+    """Writes frames into a file. A thread of its own compresses them, not the worker's."""
 
     def __init__(self, path: Path) -> None:
         self._file: BinaryIO = path.open("wb", buffering=0)
@@ -177,7 +177,7 @@ class Writer:
         self._parts.clear()
 
     def close(self, *, whole: bool = True) -> None:
-        """Write what is left, with the last frame if the file is whole, and close it. Raises :class:`OSError`."""
+        """Write the remaining frames, and the last one if the file is whole; then close it. Raises :class:`OSError`."""
         if whole:
             self.put(End())
             self.flush()

@@ -36,7 +36,7 @@ Watching = Generator[None, Any, object]
 
 
 class _Kept:
-    """What is known of a state: its number, the requests in its slots, and the steps whose records are not written."""
+    """A recorded state: its number, the requests in its slots, and the steps whose records are not written."""
 
     def __init__(self, state: SlotState, number: int) -> None:
         self.state, self.number, self.mirror = state, number, state.mirror
@@ -47,7 +47,7 @@ class _Kept:
 class CallRecorder:
     """Records the calls of an opened device into a file, from now on until :meth:`close`.
 
-    It is one of the device's observers (:mod:`hal_core.runtime.observers`): it changes no call, and waits for nothing.
+    It is one of the device's observers (:mod:`hal_core.runtime.observers`): it changes no call and does not wait.
     States of which something was set before are recorded as if they were empty, so it is made before them.
 
     :param bound: the opened device; close the recorder first.
@@ -63,7 +63,7 @@ class CallRecorder:
         self._keep(self._out.put, frames.Header(version("paddle-hal-core"), bound.name))
         bound.observe(self, name=f"the recorder of {path}")
 
-    # -- what it observes ---------------------------------------------------------------------------------------------
+    # -- observed calls -----------------------------------------------------------------------------------------------
 
     @hookimpl(wrapper=True)
     def insert_tasks(self, state: SlotState, tasks: TaskBatch) -> Watching:
@@ -81,7 +81,7 @@ class CallRecorder:
 
     @hookimpl(wrapper=True)
     def broadcast_tokens(self, state: SlotState, group: Group) -> Watching:
-        """Record the group; a group of one communicates nothing, and is not seen here."""
+        """Record the group; a group of one does not communicate, so no observer sees it."""
         ticket = yield
         self._keep(self._call, frames.Broadcast, state, [*group.ranks], group.rank)
         return ticket
@@ -108,7 +108,7 @@ class CallRecorder:
         if self._broken is not None:
             raise self._broken
 
-    # -- what it writes -----------------------------------------------------------------------------------------------
+    # -- frames --------------------------------------------------------------------------------------------------------
 
     def _keep(self, act: Callable[..., object], *arguments: object, **named: object) -> None:
         """Run ``act``; after its first error, the recording ends there. Errors of an observer would only be logged."""
@@ -168,8 +168,8 @@ class CallRecorder:
             raise InvalidValue("a write into a state is not recorded", cure="use async_set_value", argument="writes")
 
     def _sync(self, state: SlotState) -> _Kept:
-        """Return what is kept of a state, after writing what the worker has done since the last call: records that it
-        took, and slots that it released."""
+        """Write the records that the worker took and the slots that it released since the last call; return the state's
+        entry."""
         kept = self._states.get(id(state)) or self._first_seen(state)
         if state.mirror is not kept.mirror:
             kept.mirror = state.mirror
@@ -191,7 +191,7 @@ class CallRecorder:
                 continue  # the worker has ended without it
             try:
                 body = b"".join(encode_body(ticket.record()))
-            except HalError:  # ranks disagreed: the step has no record, as its ticket says
+            except HalError:  # ranks disagreed: the step has no record
                 continue
             self._out.put(frames.Record(kept.number, number, number == taken, body))
 

@@ -92,8 +92,13 @@ class Endings:
         self._config = config
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Remove pytest's own reporter, which would print the banner."""
+        """Remove pytest's own reporter, which would print the banner. It stays where pytest stops by itself:
+        only it prints errors of collection."""
+        import pytest
+
         assert self._config is not None
+        if excinfo.errisinstance(pytest.Session.Interrupted):
+            return
         self.interrupted = excinfo.errisinstance(KeyboardInterrupt)
         self.why = "" if self.interrupted else str(excinfo.value)
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")

@@ -17,7 +17,7 @@ from hal_core.slots.fields import StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 from hal_core.tickets import Ticket
 
-from ..harness.backdoor import PATIENCE
+from ..harness.backdoor import PATIENCE, arrive
 from ..kit import Kit
 from .rig import Rig
 
@@ -125,3 +125,17 @@ VALUES: Mapping[str, Act] = {"a scalar": scalar, "an array": array, "strided": s
 WRITES: Mapping[str, Act] = {**VALUES, "insert": insert, "leave": leave}
 HOOKS: Mapping[str, Act] = {**WRITES, "update_inputs": update_inputs, "save_output": save, "broadcast": broadcast}
 ACTS: Mapping[str, Act] = {**HOOKS, "submit": submit, "copy_out": copy_out}
+
+
+def again(rig: Rig, what: str) -> None:
+    """Make a call of ``ACTS``, "insert and leave" or "a step", and return to the state before it."""
+    if what == "insert and leave":
+        arrive(insert(rig))
+        arrive(rig.insert([leaving(rig, max(rig.model.residents))]))
+        rig.output(rig.step(range(SIZES.num_slots)))
+    elif what == "a step":
+        arrive(submit(rig))
+        arrive(rig.update_inputs(rig.step(range(ENTERED))))
+        rig.output(rig.step(range(ENTERED)))
+    else:
+        arrive(ACTS[what](rig))

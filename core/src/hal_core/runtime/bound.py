@@ -277,7 +277,7 @@ class BoundDevice:
             return
         try:
             self.close()
-        except Exception as late:  # noqa: BLE001 (told as a note; the error under way goes on)
+        except Exception as late:  # noqa: BLE001 (added as a note to the error that is being raised)
             error.add_note(f"closing the device raised: {late!r}")
 
     def __repr__(self) -> str:

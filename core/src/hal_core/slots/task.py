@@ -43,7 +43,8 @@ TRAITS: dict[int, int] = {
     TaskKind.PREEMPTED: LEAVES,
     TaskKind.ABORTED: LEAVES,
 }
-"""Checks, plans and booking read a kind's traits, and native code has the same table; a kind is known nowhere else."""
+"""Checks, plans and booking read a kind's traits, and native code has the same table. Only the record's status tells
+PREEMPTED and ABORTED apart."""
 ENTERING = tuple(kind for kind in TaskKind if TRAITS[kind] & ENTERS)
 LEAVING = tuple(kind for kind in TaskKind if TRAITS[kind] & LEAVES)
 FEEDING = tuple(kind for kind in TaskKind if TRAITS[kind] & FEEDS)
