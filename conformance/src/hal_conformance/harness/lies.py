@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hal_core.contract.device import Device
 
+_MIXED: dict[tuple[type, type], type] = {}
+"""Classes of primitives with a mixin: one for all devices, which take events only from primitives of their own class."""
+
 
 class Lie(ABC):  # noqa: B024 (an ABC for its layout, see below)
     """Base of device liars: a mixin over the class of an honest, opened device.
@@ -33,7 +36,10 @@ def lay_below(device: Any, mixin: type) -> None:  # noqa: ANN401 (an opened devi
     """Lay a mixin over the class of a device's primitives, once, and over the calls of them that its events keep."""
     below = device.primitives
     if not isinstance(below, mixin):
-        below.__class__ = type(f"{mixin.__name__}Of{type(below).__name__}", (mixin, type(below)), {})
+        key = mixin, type(below)
+        if key not in _MIXED:
+            _MIXED[key] = type(f"{mixin.__name__}Of{type(below).__name__}", key, {})
+        below.__class__ = _MIXED[key]
     events = device.events
     events.query, events.synchronize, events.error = below.event_query, below.event_synchronize, below.event_error
     events._record = below.event_record
