@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from hal_core.contract.device import Device
 
 _MIXED: dict[tuple[type, type], type] = {}
-"""Classes of primitives with a mixin: one for all devices, which take events only from primitives of their own class."""
+"""Classes of primitives with a mixin, each for all devices: they take events of their own class of primitives alone."""
 
 
 class Lie(ABC):  # noqa: B024 (an ABC for its layout, see below)
