@@ -1,15 +1,15 @@
-"""Fixtures of several folders: a folder of made-up distributions, and the checkpoint that hal ships."""
+"""Fixtures of several files: folders of made-up distributions."""
 
 from __future__ import annotations
 
 import pytest
 
-from .fixtures_plugins.builder import Site
-
 
 @pytest.fixture
 def empty_site(tmp_path, monkeypatch):
     """A folder in the place of site-packages, without distributions."""
+    from tests.fixtures_plugins.builder import Site  # at the call: some tests run a file without this package
+
     return Site(tmp_path / "site").activate(monkeypatch)
 
 
