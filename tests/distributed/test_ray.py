@@ -101,14 +101,16 @@ def test_ranks_on_several_nodes_give_the_tokens_of_one_process(cluster, alone, t
 @pytest.mark.conform
 @pytest.mark.parametrize(("count", "how"), [(2, TP), (2, ("--split", "1,1")), (3, TP), (3, ("--split", "2,1"))])
 def test_killed_nodes_lose_and_double_no_token(cluster, alone, tmp_path, count, how):
-    """A node is killed after each answer that is shown, and another one added."""
+    """After each answer that is shown all nodes but one are killed, so a rank's is among them, and others added."""
     with nodes(cluster, count), (tmp_path / "err").open("w+") as err:
-        process = start(tmp_path, *on_ray(cluster, *how, "--restart", str(KILLS)), stderr=err)
+        process = start(tmp_path, *on_ray(cluster, *how, "--restart", str(KILLS * (count - 1))), stderr=err)
         lines = []
         for _ in range(KILLS):
             lines.append(process.stdout.readline())
-            cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
-            cluster.add_node(num_cpus=1)
+            for _ in range(count - 1):
+                cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+            for _ in range(count - 1):
+                cluster.add_node(num_cpus=1)
         out, _ = process.stdout.read(), process.stdout.close()
         assert process.wait(60) == 0, (tmp_path / "err").read_text()
         assert "started again" in (tmp_path / "err").read_text()
