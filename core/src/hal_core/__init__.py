@@ -30,7 +30,7 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.output.sinks": "MemorySink Sink",
         "hal_core.output.ticket": "OutputTicket",
         "hal_core.runtime.bound": "BoundDevice bind",
-        "hal_core.runtime.captured": "CapturedUpdate",
+        "hal_core.runtime.captured_update": "CapturedUpdate",
         "hal_core.slots.admission": "AdmittedRequest Request admit draw_seed",
         "hal_core.slots.declared": "Companion StateField",
         "hal_core.slots.fields": "FinishReason StateConfig SplitRole",

@@ -40,7 +40,7 @@ from .output.sinks import Sink as Sink
 from .output.ticket import OutputTicket as OutputTicket
 from .runtime.bound import BoundDevice as BoundDevice
 from .runtime.bound import bind as bind
-from .runtime.captured import CapturedUpdate as CapturedUpdate
+from .runtime.captured_update import CapturedUpdate as CapturedUpdate
 from .slots.admission import AdmittedRequest as AdmittedRequest
 from .slots.admission import Request as Request
 from .slots.admission import admit as admit

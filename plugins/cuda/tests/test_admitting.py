@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hal_core import InvalidValue, Request, SamplingParams, StateConfig
-from hal_core.slots import gathering
+from hal_core.slots import native_columns
 from hal_core.slots.admission import admit
 from hal_core.slots.layout import lay_out
 from hal_cuda.admissions import Admissions, Chunk
@@ -47,7 +47,7 @@ def test_ids_are_those_of_the_cores_own_code(count, monkeypatch):
             assert found[1:] == (count, max(ids))
         taken = []
         for of_ids in (NATIVE.ids, None):
-            monkeypatch.setattr(gathering, "of_ids", of_ids)
+            monkeypatch.setattr(native_columns, "of_ids", of_ids)
             taken.append(admit(Request("r", prompt, PARAMS, output), LAYOUT))
         one, other = taken
         assert one.tokens.tolist() == other.tokens.tolist()
@@ -75,7 +75,7 @@ def test_what_is_no_id_is_left_to_the_core_which_refuses_it(ids, output):
 
 
 def test_the_largest_id_is_told(monkeypatch):
-    monkeypatch.setattr(gathering, "of_ids", NATIVE.ids)
+    monkeypatch.setattr(native_columns, "of_ids", NATIVE.ids)
     with pytest.raises(InvalidValue, match="token 30 is outside the vocabulary of 30"):
         admit(Request("r", [7, 30, 2]), LAYOUT, vocab_size=30)
     assert NATIVE.ids([], ()) == (b"", 0, -1)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hal_core import AdmittedRequest, Request, SamplingParams, SplitRole, StateConfig, Task, TaskBatch, TaskKind
-from hal_core.slots import gathering
+from hal_core.slots import native_columns
 
 SIZES = StateConfig(num_slots=8, max_model_len=64, block_size=8)
 IDS = np.dtype(np.int32)
@@ -52,7 +52,7 @@ def test_columns_are_the_same_by_both_roads_or_the_same_error(opened, monkeypatc
     """For each kind of object that may be passed in place of plain lists."""
     state = opened().state(SIZES)
     requests = [state.admit(Request(f"r{i}", [1] * 9)) for i in range(2)]
-    quick = gathering.of_lists
+    quick = native_columns.of_lists
     assert quick is not None
     for odd in BLOCKS if which == 3 else KINDS:
         given_ = [[0, 1], [5, 6], [1, 2], [np.array([1, 2], np.int32), np.array([3], np.int32)]]
@@ -61,11 +61,11 @@ def test_columns_are_the_same_by_both_roads_or_the_same_error(opened, monkeypatc
         def make(given_=given_):
             return TaskBatch.prefill(given_[0], requests, given_[2], given_[3], given_[1])
 
-        monkeypatch.setattr(gathering, "of_lists", quick)
+        monkeypatch.setattr(native_columns, "of_lists", quick)
         native_one = described(make)
-        monkeypatch.setattr(gathering, "of_lists", None)
+        monkeypatch.setattr(native_columns, "of_lists", None)
         assert native_one == described(make), odd
-    monkeypatch.setattr(gathering, "of_lists", quick)
+    monkeypatch.setattr(native_columns, "of_lists", quick)
     assert quick([0], [0], [1], ["no request"], [given_[3][0]], AdmittedRequest, "request_row", IDS, "dtype") is None
     assert described(lambda: TaskBatch.prefill([0, 1], requests, [1], [[1], [2]]))[0] == "InvalidValue"
 
@@ -90,21 +90,21 @@ def test_columns_of_tasks_are_the_same_by_both_roads_or_the_same_error(opened, m
         "drafts": [(), [1, 2], (2**31,), [True], [np.int64(3)], np.array([1, 2])],
         "request": [request, prefills, ends],
     }
-    quick, natively = gathering.of_tasks, 0
+    quick, natively = native_columns.of_tasks, 0
     for kind in TaskKind:
         plain = Task(kind, 2, request, 9, 0, [3, 4], first_token=5 if kind > 1 else -1)
         for name, values in odd.items():
             for value in values:
                 tasks = [plain, replace(plain, slot=3), replace(plain, **{name: value})]
-                natively += quick(tasks, Task, AdmittedRequest, gathering.NAMES, IDS) is not None
-                monkeypatch.setattr(gathering, "of_tasks", quick)
+                natively += quick(tasks, Task, AdmittedRequest, native_columns.NAMES, IDS) is not None
+                monkeypatch.setattr(native_columns, "of_tasks", quick)
                 native_one = described(lambda tasks=tasks: TaskBatch.of(tasks))
-                monkeypatch.setattr(gathering, "of_tasks", None)
+                monkeypatch.setattr(native_columns, "of_tasks", None)
                 assert native_one == described(lambda tasks=tasks: TaskBatch.of(tasks)), (kind, name, value)
     assert natively > 40
-    monkeypatch.setattr(gathering, "of_tasks", quick)
+    monkeypatch.setattr(native_columns, "of_tasks", quick)
     for wrong in ((), (1,) * 5, ([plain], Task, AdmittedRequest, (), IDS)):
         with pytest.raises(TypeError):
             quick(*wrong)
     for none in ([], [1], "ab", [plain, None]):
-        assert quick(none, Task, AdmittedRequest, gathering.NAMES, IDS) is None
+        assert quick(none, Task, AdmittedRequest, native_columns.NAMES, IDS) is None

@@ -20,7 +20,6 @@ from ..memory.views import Memory as Memory
 from ..ranks.communicator import Communicator as Communicator
 from ..ranks.ports import HeldPort as HeldPort
 from ..slots.fields import ROW_FIELDS as ROW_FIELDS
-from ..slots.gathering import gather_with as gather_with
 from ..slots.geometry import DYNAMIC as DYNAMIC
 from ..slots.host_table import BLOCKS as BLOCKS
 from ..slots.host_table import HELD as HELD
@@ -32,6 +31,7 @@ from ..slots.layout import ADMISSION_ID as ADMISSION_ID
 from ..slots.layout import CONFIG_KEY as CONFIG_KEY
 from ..slots.layout import REQUEST_ROW as REQUEST_ROW
 from ..slots.layout import TOKENS_LEFT as TOKENS_LEFT
+from ..slots.native_columns import gather_with as gather_with
 from ..slots.task import TRAITS as TRAITS
 from ..slots.update import STEP_FIELDS as STEP_FIELDS
 from ..slots.update import update_inputs as update_inputs

@@ -18,7 +18,7 @@ from ..contract.counters import Counters
 from ..contract.markers import PROJECT
 from ..errors import DeviceClosed, HalError, PluginError
 from ..tickets import DONE, Ticket
-from .implementations import HookManager, check_implementation
+from .hook_checks import HookManager, check_implementation
 from .observers import Observers
 from .open_tickets import OpenTickets, tell
 from .policy import Policy, check_kinds, is_stream, no_stream

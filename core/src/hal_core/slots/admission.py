@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from ..errors import InvalidValue
-from . import gathering
+from . import native_columns
 from .declared import fill_declared
 from .fields import SplitRole
 from .layout import ADMISSION_ID, CONFIG_KEY, REQUEST_ROW, TOKENS_LEFT, StateLayout
@@ -191,9 +191,10 @@ _AT_ONCE = 500
 
 
 def _tokens(request: Request) -> tuple[Int64s, int, int]:
-    """All token ids, read-only and the caller's no more; how many are the prompt's, and the largest. From what they are
-    given as, natively where it is plain."""
-    if gathering.of_ids is not None and (found := gathering.of_ids(request.prompt, request.output)) is not None:
+    """Return all token ids in a new read-only array, the number of those of the prompt, and the largest id. Native code
+    reads plain lists and arrays."""
+    native = native_columns.of_ids
+    if native is not None and (found := native(request.prompt, request.output)) is not None:
         return np.frombuffer(found[0], np.int64), found[1], found[2]
     prompt, output = _ids_of(request, request.prompt, "prompt"), _ids_of(request, request.output, "output")
     tokens, largest = _copied(prompt, output)

@@ -14,8 +14,8 @@ from ..memory.device import MemoryDevice
 from ..memory.plan import SCATTER_MAP, PlanBuilder, WritePlan
 from ..memory.views import ByteRange, Memory, View
 from .admission import AdmittedRequest, Request, admit
-from .copied import CopiedFields, fields_of
 from .draft_book import DraftBook
+from .field_reader import CopiedFields, fields_of
 from .fields import CLEANUP_FIELDS, HEADER_BYTES, STATE_TABLE, Field, StateConfig
 from .geometry import rows_of
 from .host_table import HostSlotTable

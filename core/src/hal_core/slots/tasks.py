@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidValue
-from . import gathering
+from . import native_columns
 from .admission import AdmittedRequest
-from .gathering import NAMES
+from .int_columns import INT32, Ids, Int32s, block_ids, int_column
 from .layout import StateLayout
+from .native_columns import NAMES
 from .task import ENTERING as ENTERING
 from .task import FEEDING as FEEDING
 from .task import LEAVING as LEAVING
 from .task import TRAITS as TRAITS
 from .task import Task as Task
 from .task import TaskKind as TaskKind
-from .whole import INT32, Ids, Int32s, block_ids, whole
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -85,7 +85,7 @@ class TaskBatch:
             raise InvalidValue(f"kinds {[*kinds]!r}", cure="give a TaskKind for each task", argument="kinds")
         ints = [array("i", kinds), _columns(columns), block_ids(blocks)]
         if drafts is not None:
-            ints.append(whole([*chain.from_iterable(drafts)], "drafts"))
+            ints.append(int_column([*chain.from_iterable(drafts)], "drafts"))
         try:
             rows = b"".join([request.request_row for request in requests])
         except AttributeError:
@@ -179,7 +179,7 @@ class TaskBatch:
     def moved(self, slots: Sequence[int], requests: Sequence[AdmittedRequest]) -> TaskBatch:
         """Return the same tasks in other slots, for the same requests as they were admitted for another state."""
         n = 4 * len(slots)
-        ints = b"".join([self.ints[:n], whole(slots, "slots"), self.ints[2 * n :]])
+        ints = b"".join([self.ints[:n], int_column(slots, "slots"), self.ints[2 * n :]])
         rows = b"".join([request.request_row for request in requests])
         return TaskBatch.__new__(TaskBatch)._fill(ints, rows, tuple(requests))
 
@@ -191,8 +191,8 @@ class TaskBatch:
         """Return the batch of some tasks, in their order."""
         if isinstance(tasks, list | tuple) and not tasks:
             return NO_TASKS  # most decode steps
-        if gathering.of_tasks is not None:
-            found = gathering.of_tasks(tasks, Task, AdmittedRequest, NAMES, INT32)
+        if native_columns.of_tasks is not None:
+            found = native_columns.of_tasks(tasks, Task, AdmittedRequest, NAMES, INT32)
             if found is not None:
                 return cls.__new__(cls)._fill(*found)
         try:
@@ -222,9 +222,9 @@ class TaskBatch:
     ) -> TaskBatch:
         """Return a batch of new requests for some slots; the next step feeds the first ``num_scheduled_tokens`` tokens
         of each."""
-        if gathering.of_lists is not None:
+        if native_columns.of_lists is not None:
             given = slots, num_computed_tokens, num_scheduled_tokens, requests, blocks
-            found = gathering.of_lists(*given, AdmittedRequest, "request_row", INT32, "dtype")
+            found = native_columns.of_lists(*given, AdmittedRequest, "request_row", INT32, "dtype")
             if found is not None:
                 return cls.__new__(cls)._fill(*found, tuple(requests))
         kinds = [TaskKind.PREFILL] * len(slots)
@@ -241,10 +241,10 @@ class TaskBatch:
 def _columns(columns: Sequence[Sequence[int]]) -> array[int]:
     """Return the columns but the first, one after the other, checked together; an error names the one that is wrong."""
     try:
-        return whole([*chain.from_iterable(columns)], "tasks")
+        return int_column([*chain.from_iterable(columns)], "tasks")
     except InvalidValue:
         for name, column in zip(COLUMNS[1:], columns, strict=True):
-            whole(column, name)
+            int_column(column, name)
         raise
 
 

@@ -131,7 +131,7 @@ PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t count) {
 }
 
 /* -- of tasks --------------------------------------------------------------------------------------------------------- */
-enum { NUMBERS = 6, ASKED = NUMBERS, GIVEN, DRAFTS, ROW, DTYPE, NAMES }; /* hal_core.slots.gathering.NAMES */
+enum { NUMBERS = 6, ASKED = NUMBERS, GIVEN, DRAFTS, ROW, DTYPE, NAMES }; /* hal_core.slots.native_columns.NAMES */
 static const int places[NUMBERS] = {KINDS, SLOTS, STARTS, LENGTHS, FIRSTS, FIRST_TOKENS};
 
 /* Write one task into the columns, and its request into `requests`; 0 if something of it is not plain. */

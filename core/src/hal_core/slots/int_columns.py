@@ -17,7 +17,7 @@ INT32 = np.dtype(np.int32)
 _PLAIN = {list, tuple, range}
 
 
-def whole(values: Any, name: str) -> array[int]:  # noqa: ANN401
+def int_column(values: Any, name: str) -> array[int]:  # noqa: ANN401
     """Return the values as int32; floats and bools are refused."""
     plain: list[Any] = values.tolist() if isinstance(values, np.ndarray) else list(values)
     if plain and set(map(type, plain)) != {int}:
@@ -35,11 +35,11 @@ def whole(values: Any, name: str) -> array[int]:  # noqa: ANN401
 def block_ids(blocks: Sequence[Ids]) -> bytes | array[int]:
     """Return every task's block ids, one task's after the other, as int32."""
     if {*map(type, blocks)} <= _PLAIN:
-        return whole([*chain.from_iterable(blocks)], "blocks")
+        return int_column([*chain.from_iterable(blocks)], "blocks")
     return b"".join([_ids(ids) for ids in blocks])
 
 
 def _ids(ids: Ids) -> bytes | array[int]:
     if type(ids) is np.ndarray and ids.dtype is INT32 and ids.ndim == 1:
         return ids.tobytes()
-    return whole(ids, "blocks")
+    return int_column(ids, "blocks")

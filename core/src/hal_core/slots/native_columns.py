@@ -1,7 +1,7 @@
-"""Native code that makes the buffers of a batch, and a request's token ids, where a device has brought some.
+"""Native functions that build a batch's columns and a request's token ids, registered by a device that has them.
 
-For the whole process: it is the same code, whichever device brings it. It gives None for what is not plain, which the
-core's own code takes, or refuses with words.
+They serve the whole process, since the code is the same whichever device registers it. They return None for input that
+is not plain; the core's own code then takes it, or refuses it with an error text.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ NAMES = (*NUMBERS, *OTHERS)
 """The attributes that native code reads of a task, its request and an array, in its order."""
 
 of_lists: Callable[..., tuple[bytes, bytes] | None] | None = None
-"""Of new requests in lists: a batch's ``ints`` and ``rows``."""
+"""Build a batch's ``ints`` and ``rows`` from lists of new requests."""
 of_tasks: Callable[..., tuple[bytes, bytes, tuple[Any, ...]] | None] | None = None
-"""Of tasks: the same, and their requests."""
+"""Build the same from tasks, and return their requests too."""
 of_ids: Callable[[object, object], tuple[bytes, int, int] | None] | None = None
-"""Of a prompt and an output: both as int64, how many ids the prompt has, and the largest of all."""
+"""Return a prompt and an output as int64, the number of ids of the prompt, and the largest id."""
 
 
 def gather_with(
@@ -27,6 +27,6 @@ def gather_with(
     tasks: Callable[..., tuple[bytes, bytes, tuple[Any, ...]] | None],
     ids: Callable[[object, object], tuple[bytes, int, int] | None],
 ) -> None:
-    """Let native code make the buffers: of new requests from lists, and of tasks; and the ids of a request."""
+    """Register native code for batches from lists, for batches from tasks, and for a request's token ids."""
     global of_lists, of_tasks, of_ids
     of_lists, of_tasks, of_ids = lists, tasks, ids
