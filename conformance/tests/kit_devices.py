@@ -165,13 +165,25 @@ class SaysThatItWaits(Support):
     update_waits = True
 
 
-def by_host():
+def by_default():
     """The asynchronous example with the core's copy_within, which waits for the device."""
     from hal_core.devices.base import DeviceBase
     from queued_device import QueueDevice
 
-    class ByHost(QueueDevice):
+    class ByDefault(QueueDevice):
         copy_within = DeviceBase.copy_within
+
+    return ByDefault(0, {})
+
+
+def by_host():
+    """The asynchronous example with a copy_within that waits for the device."""
+    from hal_core.devices.base import DeviceBase
+    from queued_device import QueueDevice
+
+    class ByHost(QueueDevice):
+        def copy_within(self, target, value, stream):
+            return DeviceBase.copy_within(self, target, value, stream)
 
     return ByHost(0, {})
 

@@ -30,6 +30,13 @@ def test_a_wrong_copy_within_stops_the_run_and_is_named(conform, factory, says):
     assert len(out.splitlines()) <= 40, out
 
 
+def test_the_default_copy_within_is_refused_at_opening(conform):
+    done = conform("--device-factory=kit_devices:by_default", "--profile=quick", code=4)
+    assert "async_h2d is declared, but copy_within is the default of hal_core" in done.stderr
+    assert "(write copy_within(target, value, stream), a copy in stream order" in done.stderr
+    assert len((done.stdout + done.stderr).splitlines()) <= 5, done.stdout + done.stderr
+
+
 class Device:
     """A device that waits in one of its primitives."""
 

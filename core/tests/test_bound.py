@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -134,6 +135,27 @@ def test_a_device_without_a_hook_or_with_a_wrapper_is_refused():
     wrapper = type("Wrapper", (CpuDevice,), {"async_set_value": hookimpl(wrapper=True)(wrapping)})
     with pytest.raises(PluginError, match="may not wrap"):
         bind(wrapper(0, {}))
+
+
+class ClaimsAsync(CpuDevice):
+    """A device that declares ``async_h2d`` and keeps the core's ``copy_within``."""
+
+    capabilities = replace(CpuDevice.capabilities, async_h2d=True)
+
+
+class CopiesItself(ClaimsAsync):
+    """The same, with a copy of its own."""
+
+    def copy_within(self, target, value, stream):
+        return super().copy_within(target, value, stream)
+
+
+def test_async_h2d_with_the_default_copy_within_is_refused_with_the_cure():
+    with pytest.raises(PluginError, match=r"^cpu:0: async_h2d is declared, but copy_within is the default") as refused:
+        bind(ClaimsAsync(0, {}))
+    assert refused.value.cure.startswith("write copy_within(target, value, stream)")
+    bind(CopiesItself(0, {})).close()
+    bind(CpuDevice(0, {})).close()
 
 
 def test_properties_of_a_device_are_not_called_when_it_is_bound():

@@ -18,7 +18,7 @@ from ..contract.counters import Counters
 from ..contract.markers import PROJECT
 from ..errors import DeviceClosed, HalError, PluginError
 from ..tickets import DONE, Ticket
-from .hook_checks import HookManager, check_implementation
+from .hook_checks import HookManager, check_copies, check_implementation
 from .observers import Observers
 from .open_tickets import OpenTickets, tell
 from .policy import Policy, check_kinds, is_stream, no_stream
@@ -345,7 +345,8 @@ class BoundDevice:
 def bind(device: Device, policy: Policy | None = None) -> BoundDevice:
     """Bind a device's hooks: each present once, no wrappers, with exactly the contract's parameters.
 
-    Raises :class:`PluginError` naming the hook and its fault. Logs once which hooks fall back, and why (G7).
+    Raises :class:`PluginError` naming the hook and its fault, or the ``copy_within`` that a device with ``async_h2d``
+    has to write. Logs once which hooks fall back, and why (G7).
     """
     manager = HookManager(PROJECT)
     manager.add_hookspecs(hookspecs)
@@ -357,6 +358,7 @@ def bind(device: Device, policy: Policy | None = None) -> BoundDevice:
         raise PluginError(str(error), cure="compare with hal_core.contract.hookspecs", device=name) from error
     for hook in HOOKS:
         check_implementation(manager, hook, name)
+    check_copies(device, name)
     if device.capabilities.fallbacks:
         reasons = "; ".join(f"{hook}: {why}" for hook, why in device.capabilities.fallbacks.items())
         log.warning("%s works with fallbacks: %s", name, reasons)

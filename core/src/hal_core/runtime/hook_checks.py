@@ -1,15 +1,19 @@
-"""Checks of a device's hooks: each present once, no wrapper, with exactly the contract's parameters."""
+"""Checks of a device that is bound: each hook once, with the contract's parameters, and no default that breaks G3."""
 
 from __future__ import annotations
 
 from functools import cached_property
 from inspect import getattr_static, signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from ..contract import hookspecs
+from ..devices.base import DeviceBase
 from ..errors import PluginError
+
+if TYPE_CHECKING:
+    from ..contract.device import Device
 
 
 class HookManager(pluggy.PluginManager):
@@ -43,4 +47,14 @@ def check_implementation(manager: pluggy.PluginManager, hook: str, device: str) 
             cure=f"the contract is ({', '.join(wanted)}), without defaults",
             device=device,
             hook=hook,
+        )
+
+
+def check_copies(device: Device, name: str) -> None:
+    """Raise :class:`PluginError` if ``async_h2d`` is declared and ``copy_within`` is the default, which waits (G3)."""
+    if device.capabilities.async_h2d and getattr(type(device), "copy_within", None) is DeviceBase.copy_within:
+        raise PluginError(
+            "async_h2d is declared, but copy_within is the default of hal_core, which waits for the device (G3)",
+            cure="write copy_within(target, value, stream), a copy in stream order (docs/adding-a-device.md)",
+            device=name,
         )
