@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from hal_conformance.mutants import by_name
+from hal_conformance.liars import by_name
 
 UNSEEN = ("sizes", "ring", "copies", "streams", "values", "slices", "life")
 """Modules whose liars were written by hands that had not seen the tests."""

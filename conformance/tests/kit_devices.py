@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from hal_conformance.fixtures.memory_wire import MemoryNet
 from hal_conformance.ranks.support import HostSupport
-from hal_conformance.rigs.memory_wire import MemoryNet
 from hal_core.contract.markers import hookimpl
 from hal_core.contract.support import Support
 from hal_core.devices.cpu.device import CpuDevice

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from hal_conformance import mutants as liars
-from hal_conformance.mutants import by_name
+from hal_conformance import liars
+from hal_conformance.liars import by_name
 from hal_conformance.opening import Subject
 from hal_core.contract.support import Support
 from hal_core.devices.cpu.device import CpuDevice

@@ -8,7 +8,7 @@ import weakref
 from functools import partial
 
 from hal_conformance.harness.sinks import FullSink
-from hal_conformance.mutants import faults
+from hal_conformance.liars import faults
 from hal_core.errors import (
     DeviceClosed,
     GroupLost,

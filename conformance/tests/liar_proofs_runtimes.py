@@ -7,9 +7,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+from hal_conformance.fixtures.kv_handover import KvHandover, kinds
 from hal_conformance.harness.backdoor import put
-from hal_conformance.mutants import faults
-from hal_conformance.rigs.handing import KvHandover, kinds
+from hal_conformance.liars import faults
 from hal_conformance.test_lazy_tensors import LikeTorch
 from hal_core.contract.support import Support
 from hal_core.devices.primitives import poll

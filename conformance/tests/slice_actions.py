@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 from hal_conformance.harness import backdoor
-from hal_conformance.mutants import by_name
+from hal_conformance.liars import by_name
 from hal_conformance.opening import Subject
 from hal_core.contract.support import Support
 from hal_core.errors import GroupLost, HalError

@@ -48,7 +48,7 @@ def test_an_interrupt_of_the_work_is_one_of_the_caller():
 
 LIARS = """
 import os, signal, sys
-from hal_conformance import mutants as liars
+from hal_conformance import liars
 from hal_conformance.report.command import Options, run
 liars.everyone()
 
@@ -86,7 +86,7 @@ def test_a_liar_that_ends_its_process_is_named_and_the_next_one_runs():
 
 SKIPPED = """
 import sys
-from hal_conformance import mutants as liars
+from hal_conformance import liars
 from hal_conformance.report.command import Options, run
 liars.everyone()
 

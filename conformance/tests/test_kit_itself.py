@@ -11,7 +11,7 @@ from hal_conformance import kit
 from hal_conformance.harness import properties
 from hal_conformance.harness.guarantees import GUARANTEES
 from hal_conformance.harness.reached import Reached
-from hal_conformance.mutants import Lie, faults, lay_over
+from hal_conformance.liars import Lie, faults, lay_over
 from hal_conformance.report.report import cause_of
 from hal_core.devices.cpu.device import CpuDevice
 from hal_core.memory.views import ByteRange

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import hal_conformance
 import pytest
-from hal_conformance.mutants import everyone
+from hal_conformance.liars import everyone
 from hal_conformance.report import running
 from hal_conformance.report.command import Options
 
@@ -113,7 +113,7 @@ def test_there_are_liars_enough_and_their_stories_are_told():
 def test_a_liar_that_lives_fails_the_command():
     code = (
         "import sys\n"
-        "from hal_conformance import mutants as liars\n"
+        "from hal_conformance import liars\n"
         "from hal_conformance.report.command import Options, run\n"
         "liars.everyone()\n"
         "liars.LIARS[:] = [liars.Liar('Honest', 25, 'it does not lie', type('Honest', (liars.Lie,), {}))]\n"

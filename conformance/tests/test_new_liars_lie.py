@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hal_conformance.mutants import (
+from hal_conformance.liars import (
     broken,
     copies,
     dropped,

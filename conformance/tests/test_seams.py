@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from hal_conformance import mutants as liars
-from hal_conformance.mutants.core_seams import SEAMS, find, put
+from hal_conformance import liars
+from hal_conformance.liars.core_seams import SEAMS, find, put
 from hal_core.errors import InvalidValue
 
 

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import zmq
-from hal_conformance.rigs.host_cache import HostCache
+from hal_conformance.fixtures.host_cache import HostCache
 from hal_core.handover import Handover, HandoverKey, Patience
 
 from hal.handover import open_transfer

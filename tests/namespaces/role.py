@@ -13,7 +13,7 @@ import sys
 
 import numpy as np
 import zmq
-from hal_conformance.rigs.host_cache import HostCache
+from hal_conformance.fixtures.host_cache import HostCache
 from hal_core import HalError
 from hal_core.handover import Description, Handover, HandoverKey, Patience, PeerLost
 

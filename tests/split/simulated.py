@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
-from hal_conformance.rigs.host_cache import HostCache
+from hal_conformance.fixtures.host_cache import HostCache
 from hal_core import FinishReason, OutputRecord, SlotStatus, SplitRole, TaskKind
 from hal_core.handover import BlockTransfer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hal_conformance.rigs.memory_wire import MemoryNet
+from hal_conformance.fixtures.memory_wire import MemoryNet
 from hal_core import FinishReason, Request, SamplingParams, SlotStatus, StateConfig
 
 from hal.distributed.control_messages import Setup

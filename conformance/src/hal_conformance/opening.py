@@ -56,11 +56,11 @@ def subject(
     if policy:
         found = replace(found, policy=_policy(policy))
     if liar:
-        from .mutants import by_name
+        from .liars import by_name
 
         found = by_name(liar).corrupt(found)
     if fault:
-        from .mutants.faults import lay, named
+        from .liars.faults import lay, named
 
         honest, chosen = found, named(fault)
         found = replace(found, open=lambda: lay(honest.open(), chosen))

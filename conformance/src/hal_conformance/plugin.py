@@ -15,11 +15,11 @@ import pytest
 from .report.key import KEY
 
 if TYPE_CHECKING:
+    from .fixtures.large_offsets import HugeBlock
     from .harness.subject import Subject
     from .kit import Kit
-    from .rigs.far import Far
 
-pytest.register_assert_rewrite("hal_conformance.suite", "hal_conformance.rigs.rig")
+pytest.register_assert_rewrite("hal_conformance.suite", "hal_conformance.fixtures.state")
 
 _RANKS = "several_ranks"  # guarantees.RANKS, without importing it
 
@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--hal-target", default="", metavar="MODULE:ATTR", help="the device's entry point, if several have it"
     )
     group.addoption("--hal-policy", default="", metavar="MODULE:ATTR", help="another Policy class or object")
-    group.addoption("--hal-liar", default="", metavar="NAME", help="turn the device into one of the kit's mutants")
+    group.addoption("--hal-liar", default="", metavar="NAME", help="turn the device into one of the kit's liars")
     group.addoption("--hal-fault", default="", metavar="NAME", help="run the device under one of the kit's faults")
     group.addoption(
         "--hal-fields", default="", metavar="MODULE:ATTR", help="a worker's StateFields, instead of drawn ones"
@@ -183,18 +183,18 @@ def kit(request: pytest.FixtureRequest, kit_session: Kit) -> Iterator[Kit]:
 @pytest.fixture
 def small(kit: Kit) -> Iterator[Kit]:
     """Return another opened device with a small staging ring."""
-    from .rigs.lines import pressed
+    from .fixtures.ring_cases import pressed
 
     with pressed(kit) as found:
         yield found
 
 
 @pytest.fixture
-def far(kit: Kit) -> Far:
+def huge_block(kit: Kit) -> HugeBlock:
     """Return a block of more than 4 GiB; skip the test if there is no room for one."""
-    from .rigs.far import far_block
+    from .fixtures.large_offsets import allocate_huge
 
-    return far_block(kit)
+    return allocate_huge(kit)
 
 
 @pytest.hookimpl(wrapper=True)

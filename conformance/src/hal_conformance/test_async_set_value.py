@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from .draw.values import contained, fitting
 from .draw.views import draw_view
+from .fixtures.block import Block
 from .harness import backdoor
 from .harness.asserts import assert_raises, assert_says
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
-from .rigs.block import Block
 
 
 def draw_write(draw: Draw, block: Block) -> tuple[Any, Any, list[Any]]:

@@ -12,13 +12,13 @@ from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import View
 from hal_core.runtime.bound import bind
 
+from .fixtures.block import Block
 from .harness import backdoor
 from .harness.asserts import assert_raises, assert_says
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .harness.waiters import A_WHILE, EARLY
 from .kit import Draw, Kit, Latch, examples
-from .rigs.block import Block
 from .test_async_set_value import draw_write
 
 

@@ -12,19 +12,19 @@ from hal_core.slots.layout import lay_out
 from hypothesis import strategies as st
 
 from .draw.requests import sizes
+from .fixtures.batches import ENTER, draw_batch
+from .fixtures.state import StateFixture
+from .fixtures.stepping import draw_sampling, draw_step
 from .harness.asserts import assert_no_error, assert_raises, assert_says
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
-from .rigs.batches import ENTER, draw_batch
-from .rigs.rig import Rig
-from .rigs.stepping import draw_sampling, draw_step
 
 
 @guarantee(15)
 @examples()
 def test_g15_a_group_of_one_communicates_nothing(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig = StateFixture(kit, draw(sizes(), "sizes"))
     rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
     draw_sampling(draw, rig, draw_step(draw, rig))
     rank = draw(st.integers(0, 9), "rank")
@@ -44,7 +44,7 @@ def test_g15_a_group_of_one_communicates_nothing(kit: Kit, draw: Draw) -> None:
 @guarantee(14)
 @examples(0.5)
 def test_g14_a_state_that_ranks_disagree_about_is_refused_by_every_hook(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig = StateFixture(kit, draw(sizes(), "sizes"))
     tasks = draw_batch(draw, rig, ENTER, least=1)
     rig.state.mark_unusable("rank 1 sent step 4, rank 0 step 5")
     step = rig.step([0])

@@ -10,15 +10,15 @@ import pytest
 from hal_core.errors import DeviceClosed
 from hal_core.output.records import OutputRecord
 
+from .fixtures import hook_calls
+from .fixtures.state import StateFixture, assert_rows
 from .harness.asserts import assert_no_error, assert_raises, in_time
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .harness.lies import lay_below
 from .harness.sinks import KeepingSink
 from .kit import Kit
-from .mutants import faults
-from .rigs import acts
-from .rigs.rig import Rig, assert_rows
+from .liars import faults
 from .test_device_faults import TELLS
 from .test_faults import under
 
@@ -37,10 +37,10 @@ class Sick(ABC):  # noqa: B024 (an ABC for its layout, as Lie)
         return self.sickness or super().event_error(event)  # type: ignore[misc]
 
 
-CALLS: Mapping[str, Callable[[Rig], object]] = {
-    **{name: act for name, act in acts.ACTS.items() if name not in ("insert", "leave", "broadcast")},
-    "insert_tasks": acts.insert,
-    "a state": lambda rig: rig.bound.state(acts.SIZES, name="another"),
+CALLS: Mapping[str, Callable[[StateFixture], object]] = {
+    **{name: act for name, act in hook_calls.CALLS.items() if name not in ("insert", "leave", "broadcast")},
+    "insert_tasks": hook_calls.insert,
+    "a state": lambda rig: rig.bound.state(hook_calls.SIZES, name="another"),
     "tensor": lambda rig: rig.state.tensor("seed"),
 }
 BEFORE = ("an array", "insert", "update_inputs", "submit", "copy_out")
@@ -51,12 +51,12 @@ BEFORE = ("an array", "insert", "update_inputs", "submit", "copy_out")
 @pytest.mark.parametrize("what", BEFORE)
 def test_g26_a_broken_device_refuses_every_call_and_closes(kit: Kit, what: str) -> None:
     one = Kit(kit.subject, kit.effort)
-    rig, own = acts.working(one), one.device
+    rig, own = hook_calls.working(one), one.device
     lay_below(own, Sick)
     primitives: Any = own.primitives  # type: ignore[attr-defined]  # what `requires` asks for
     if own.raises_faults or not primitives.spoils(SickError()):  # type: ignore[attr-defined]
         pytest.skip("its runtime raises its faults itself, which the kit cannot feign")
-    ticket = acts.ACTS[what](rig)
+    ticket = hook_calls.CALLS[what](rig)
     primitives.sickness = SickError("error 716 in a kernel")
     assert_raises_any(lambda: ticket.wait(PATIENCE), "error 716", f"{what}, whose work the runtime reports as failed")
     for turn in range(2):
@@ -90,11 +90,11 @@ def test_g26_a_step_whose_copy_fails_is_raised_by_its_take_alone(kit: Kit, lost:
     """Three steps are launched before the first is taken, and the copy of one of them fails meanwhile."""
     with under(kit, faults.FailingCopies) as (laid, fuse):
         laid.device.late = True  # type: ignore[attr-defined]  # the fault's
-        rig, sink = acts.working(laid), KeepingSink()
+        rig, sink = hook_calls.working(laid), KeepingSink()
         tickets, rows = [], []
         for turn in range(3):
             rig.poke({"sampled_token_ids": rig.model.cells["sampled_token_ids"] * 0 + 40 + turn})
-            step = rig.step(range(acts.ENTERED))
+            step = rig.step(range(hook_calls.ENTERED))
             rig.update_inputs(step)
             rows.append(rig.rows_of(step))
             fuse.at = 1 if turn == lost else 0
@@ -117,5 +117,5 @@ def test_g26_a_step_whose_copy_fails_is_raised_by_its_take_alone(kit: Kit, lost:
                 pending.complete(error)
         assert len(sent) == 2, f"of three steps, one of which is lost, {len(sent)} were sent"
         assert_raises(faults.CopyFailed, lambda: tickets[lost].wait(PATIENCE), f"the ticket of step {lost}, lost")
-        assert_no_error(lambda: arrive(acts.array(rig)), "a call after the error of a lost step was raised")
+        assert_no_error(lambda: arrive(hook_calls.array(rig)), "a call after the error of a lost step was raised")
         rig.check("three steps, the copy of one of which failed")

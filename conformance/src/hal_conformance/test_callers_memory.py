@@ -13,12 +13,12 @@ from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.plan import SCATTER_MAP, WRITE, Records, WritePlan
 from hal_core.memory.views import Memory, View
 
+from .fixtures.large_blocks import GAP, LargeBlock
 from .harness import backdoor
 from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .kit import Kit
-from .rigs.slab import GAP, Slab
 
 MIB = 1 << 20
 
@@ -65,40 +65,40 @@ def spoil(value: Any) -> None:  # noqa: ANN401 (an array or a list)
 @pytest.mark.parametrize("given", GIVEN)
 def test_g02_a_large_value_may_be_changed_and_freed_after_the_call(kit: Kit, given: str) -> None:
     lengths = [4096, 65_535, 65_536, 65_537] + ([] if given == "a list" else [MIB, 3 * MIB + 1])
-    slab, at = Slab(kit, sum(lengths) + GAP * (len(lengths) + 1)), GAP
+    block, at = LargeBlock(kit, sum(lengths) + GAP * (len(lengths) + 1)), GAP
     tickets, recycled = [], []
-    with kit.held(slab.stream):
+    with kit.held(block.stream):
         for length in lengths:
             value, should = GIVEN[given](length)
-            target = slab.at(at, (length,))
-            tickets.append(slab.set(target, value))
+            target = block.at(at, (length,))
+            tickets.append(block.set(target, value))
             spoil(value)
             del value
             recycled += [np.full(length, 0xDD, np.uint8) for _ in range(2)]  # likely to reuse the freed memory
-            slab.over(target)[...] = should
+            block.over(target)[...] = should
             at += length + GAP
     for ticket in tickets:
         arrive(ticket)
-    slab.check(f"{given} of {lengths} bytes was changed and freed by its caller")
+    block.check(f"{given} of {lengths} bytes was changed and freed by its caller")
 
 
 @guarantee(2)
 def test_g02_a_device_value_may_be_freed_once_the_call_has_returned(kit: Kit) -> None:
     for length in (256, 65_536, MIB + 8):
-        slab = Slab(kit, length + 2 * GAP)
-        source: Slab | None = Slab(kit, length, noise(10, length))
+        block = LargeBlock(kit, length + 2 * GAP)
+        source: LargeBlock | None = LargeBlock(kit, length, noise(10, length))
         assert source is not None
-        target, other = slab.at(GAP, (length,)), kit.device.stream()
-        slab.over(target)[...] = source.should
-        with kit.held(slab.stream):
-            ticket = slab.set(target, source.at(0, (length,)))
+        target, other = block.at(GAP, (length,)), kit.device.stream()
+        block.over(target)[...] = source.should
+        with kit.held(block.stream):
+            ticket = block.set(target, source.at(0, (length,)))
             source = None
             gc.collect()
             others = [kit.device.allocate(length) for _ in range(3)]  # likely to reuse the freed memory
             for memory in others:
                 backdoor.write(kit.device, memory, 0, np.full(length, 0xDD, np.uint8), other)
         arrive(ticket)
-        slab.check(f"the device value of {length} bytes was freed by its caller")
+        block.check(f"the device value of {length} bytes was freed by its caller")
 
 
 @guarantee(2, requires=("tensors", "async_h2d", "can_hold_stream"))
@@ -107,19 +107,19 @@ def test_g02_a_tensor_may_be_dropped_once_the_call_has_returned(kit: Kit, which:
     """Its framework gives the memory to the next tensor, on a stream that does not wait for hal's."""
     stream, support = kit.device.stream(), kit.subject.support
     should, others = noise(15, MIB), np.full(MIB, 0xDD, np.uint8)
-    slab = Slab(kit, MIB)
+    block = LargeBlock(kit, MIB)
     mine: Any = support.tensor(kit.device, should if which == "value" else np.zeros(MIB, np.uint8))
     kit.device.default_stream.synchronize(PATIENCE)
     with kit.held(stream):
-        target, value = (slab.at(0, (MIB,)), mine) if which == "value" else (mine, should)
+        target, value = (block.at(0, (MIB,)), mine) if which == "value" else (mine, should)
         ticket = kit.bound.async_set_value(target=target, value=value, stream=stream)
         del mine, target, value
         gc.collect()
         made = [support.tensor(kit.device, others) for _ in range(3)]
     arrive(ticket)
     if which == "value":
-        slab.over(slab.at(0, (MIB,)))[...] = should
-        slab.check("a tensor was dropped by its caller, and new ones were made in its memory")
+        block.over(block.at(0, (MIB,)))[...] = should
+        block.check("a tensor was dropped by its caller, and new ones were made in its memory")
     for tensor in made:
         assert (support.values_of(kit.device, tensor) == others).all(), "a tensor was written in place of a dropped one"
 
@@ -152,7 +152,7 @@ def test_g02_a_large_plan_may_be_changed_once_it_was_submitted(kit: Kit) -> None
     cuts = [0, 5, 4096, 65_537, MIB + 1, pieces[0].nbytes]
     pieces = [pieces[0][low:high].copy() for low, high in pairwise(cuts)]
     width, count = 5000, 300
-    slab = Slab(kit, count * width + int((lengths + 3).sum()) + 64)
+    block = LargeBlock(kit, count * width + int((lengths + 3).sum()) + 64)
     data = noise(14, count * width).reshape(count, width)
     slots = rng.permutation(count).astype(np.int32)
     records = Records(slots, data, np.array([(0, width, 0, 3), (8, width, 3, width - 8)], SCATTER_MAP))
@@ -161,17 +161,17 @@ def test_g02_a_large_plan_may_be_changed_once_it_was_submitted(kit: Kit) -> None
     rows["source"] = np.cumsum(lengths) - lengths
     whole = np.concatenate(pieces)
     for dst, begin, nbytes in rows[["dst", "source", "nbytes"]].tolist():
-        slab.should[dst : dst + nbytes] = whole[begin : begin + nbytes]
-    places = slab.should[: count * width].reshape(count, width)
+        block.should[dst : dst + nbytes] = whole[begin : begin + nbytes]
+    places = block.should[: count * width].reshape(count, width)
     places[slots, :3] = data[:, :3]
     places[slots, 8:] = data[:, 3 : width - 5]
     order = rng.permutation(len(rows))
-    plan = WritePlan(slab.memory, rows[order], pieces, records)
-    with kit.held(slab.stream):
-        ticket = kit.device.submit(plan, slab.stream)
+    plan = WritePlan(block.memory, rows[order], pieces, records)
+    with kit.held(block.stream):
+        ticket = kit.device.submit(plan, block.stream)
         for array in (*pieces, data):
             array[...] = 0xEE
         slots[...] = 0
         plan.writes["nbytes"] = 0
     arrive(ticket)
-    slab.check(f"a plan of {len(rows)} writes and {count} records was changed by its caller")
+    block.check(f"a plan of {len(rows)} writes and {count} records was changed by its caller")

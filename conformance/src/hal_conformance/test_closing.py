@@ -11,14 +11,14 @@ import pytest
 from hal_core.errors import DeviceClosed, HalError
 from hal_core.output.sinks import MemorySink
 
+from .fixtures import hook_calls
+from .fixtures.state import StateFixture, assert_rows
 from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .kit import Kit, Latch
-from .mutants.faults import DelayedCopies, Fault
-from .rigs import acts
-from .rigs.rig import Rig, assert_rows
+from .liars.faults import DelayedCopies, Fault
 from .test_device_faults import HOOKS, next_call
 from .test_faults import under
 
@@ -34,22 +34,22 @@ def another(kit: Kit) -> Kit:
 @guarantee(26, also=(19, 23))
 def test_g26_closing_one_device_leaves_another_as_it_was(kit: Kit) -> None:
     first, second, third = another(kit), another(kit), another(kit)
-    rigs = [acts.working(one) for one in (first, second, third)]
+    fixtures = [hook_calls.working(one) for one in (first, second, third)]
     sink = KeepingSink()
-    acts.submit(rigs[1]).wait(PATIENCE)
-    acts.update_inputs(rigs[1]).wait(PATIENCE)
-    should = rigs[1].rows_of(rigs[1].step(range(acts.SIZES.num_slots)))
-    acts.save(rigs[1], sink)
+    hook_calls.submit(fixtures[1]).wait(PATIENCE)
+    hook_calls.update_inputs(fixtures[1]).wait(PATIENCE)
+    should = fixtures[1].rows_of(fixtures[1].step(range(hook_calls.SIZES.num_slots)))
+    hook_calls.save(fixtures[1], sink)
     assert_no_error(first.bound.close, "closing one of three devices")
     assert_no_error(third.bound.close, "closing the youngest of three devices")
-    rigs[1].check("two other devices of the kind were closed")
+    fixtures[1].check("two other devices of the kind were closed")
     (record,) = sink.resolve_all()
     assert_rows(record, should)
-    for what, act in acts.ACTS.items():
-        assert_no_error(lambda act=act: act(rigs[1]).wait(PATIENCE), f"{what}, after other devices were closed")  # type: ignore[misc]
-    rigs[1].check("it kept working after other devices were closed")
-    assert_no_error(lambda: acts.working(second, name="after"), "a new state, when other devices were closed")
-    assert_no_error(lambda: acts.working(another(kit)), "another opened device, after other devices were closed")
+    for what, act in hook_calls.CALLS.items():
+        assert_no_error(lambda act=act: act(fixtures[1]).wait(PATIENCE), f"{what}, after other devices were closed")  # type: ignore[misc]
+    fixtures[1].check("it kept working after other devices were closed")
+    assert_no_error(lambda: hook_calls.working(second, name="after"), "a new state, when other devices were closed")
+    assert_no_error(lambda: hook_calls.working(another(kit)), "another opened device, after other devices were closed")
     assert_no_error(second.bound.close, "closing the last of three devices")
 
 
@@ -57,7 +57,7 @@ def test_g26_closing_one_device_leaves_another_as_it_was(kit: Kit) -> None:
 @pytest.mark.parametrize("hook", HOOKS)
 def test_g26_a_closed_device_refuses_each_call_and_closes_again_silently(kit: Kit, hook: str) -> None:
     one = another(kit)
-    rig = acts.working(one)
+    rig = hook_calls.working(one)
     bound, sink = one.bound, rig.sink
     sent = len(sink.records)
     for _ in range(3):
@@ -77,18 +77,18 @@ def test_g26_a_closed_device_refuses_each_call_and_closes_again_silently(kit: Ki
 def test_g19_output_saved_before_closing_is_delivered_after_it(kit: Kit, fault: type[Fault]) -> None:
     """On an asynchronous device its copies are in flight: on a held stream, and after much other work."""
     with under(kit, fault) as (laid, _):
-        rig = acts.working(laid)
+        rig = hook_calls.working(laid)
         kept, threaded = KeepingSink(), MemorySink(threaded=True)
         should, tickets = [], []
         with ExitStack() as held:
             if kit.can_hold and kit.capabilities.async_d2h:
                 held.enter_context(Latch(laid.device.hold_stream(rig.stream), kit.effort.hang))
             for sink in (kept, threaded):
-                acts.submit(rig)
-                step = rig.step(range(acts.SIZES.num_slots))
+                hook_calls.submit(rig)
+                step = rig.step(range(hook_calls.SIZES.num_slots))
                 should.append(rig.rows_of(step))
                 tickets.append(rig.save(step, sink))
-            tickets.append(acts.array(rig))
+            tickets.append(hook_calls.array(rig))
             closing = threading.Thread(target=laid.bound.close)
             closing.start()
             closing.join(A_MOMENT)
@@ -106,19 +106,19 @@ def test_g19_output_saved_before_closing_is_delivered_after_it(kit: Kit, fault: 
 @guarantee(26)
 def test_g26_a_context_closes_the_device_and_keeps_the_error_under_way(kit: Kit) -> None:
     one = another(kit)
-    rig = acts.working(one)
+    rig = hook_calls.working(one)
 
     def fail() -> None:
         with one.bound:
-            acts.array(rig)
+            hook_calls.array(rig)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert_raises(DeviceClosed, lambda: acts.scalar(rig), "a call on a device whose context has ended")
+    assert_raises(DeviceClosed, lambda: hook_calls.scalar(rig), "a call on a device whose context has ended")
 
 
-def refused_in_child(rig: Rig) -> str:
+def refused_in_child(rig: StateFixture) -> str:
     """In the child of a fork, return "" if each call is refused and closing has no effect, else the violation."""
     wrong = []
     for hook in HOOKS:
@@ -141,8 +141,8 @@ def refused_in_child(rig: Rig) -> str:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_g26_after_a_fork_the_child_is_refused_and_the_parent_works_on(kit: Kit) -> None:
     one = another(kit)
-    rig = acts.working(one)
-    pending = acts.submit(rig)
+    rig = hook_calls.working(one)
+    pending = hook_calls.submit(rig)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -165,7 +165,7 @@ def test_g26_after_a_fork_the_child_is_refused_and_the_parent_works_on(kit: Kit)
     assert said == "said:", f"in the child of a fork: {said.removeprefix('said:') or f'it ended with {ended[1]}'}"
     pending.wait(PATIENCE)
     rig.check("a fork whose child has closed its copy")
-    for what, act in acts.ACTS.items():
+    for what, act in hook_calls.CALLS.items():
         assert_no_error(lambda act=act: act(rig).wait(PATIENCE), f"{what} in the parent of a fork")  # type: ignore[misc]
     rig.check("it worked on after a fork")
     assert_no_error(one.bound.close, "closing the device of the parent of a fork")

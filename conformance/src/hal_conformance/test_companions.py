@@ -17,6 +17,9 @@ from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import strategies as st
 
 from .draw.requests import sizes
+from .fixtures.batches import ALL, ENTER, LEAVE, draw_batch, told
+from .fixtures.state import StateFixture
+from .fixtures.stepping import free_ended, run_step
 from .harness import backdoor
 from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE, arrive
@@ -24,11 +27,8 @@ from .harness.groups import FOLLOWER
 from .harness.guarantees import guarantee
 from .harness.waiters import A_WHILE
 from .kit import Draw, Kit, examples
-from .mutants import faults
+from .liars import faults
 from .oracle.slots import Model, difference
-from .rigs.batches import ALL, ENTER, LEAVE, draw_batch, told
-from .rigs.rig import Rig
-from .rigs.stepping import free_ended, run_step
 from .test_faults import under
 from .test_readers import step_held
 from .test_submissions import A_CALL
@@ -42,7 +42,7 @@ class Beside:
     ``slots``: admission id to the slot that the host chose for the request.
     """
 
-    def __init__(self, rig: Rig, number: int, fields: Sequence[StateField] = ()) -> None:
+    def __init__(self, rig: StateFixture, number: int, fields: Sequence[StateField] = ()) -> None:
         self.rig, self.state = rig, rig.state.companions[number]
         self.begin = rig.state.layout.nbytes * (number + 1)
         self.model = Model(lay_out(rig.sizes, table_with(rig.sizes, fields)), fields)
@@ -88,9 +88,9 @@ class Beside:
         assert not wrong, f"companion {self.state.name!r} after {after}: {wrong}"
 
 
-def opened(kit: Kit, size: StateConfig, count: int) -> tuple[Rig, list[Beside]]:
+def opened(kit: Kit, size: StateConfig, count: int) -> tuple[StateFixture, list[Beside]]:
     """Open a state with so many companions."""
-    rig = Rig(kit, size, beside=NAMES[:count])
+    rig = StateFixture(kit, size, beside=NAMES[:count])
     return rig, [Beside(rig, number) for number in range(count)]
 
 
@@ -140,14 +140,14 @@ def test_g10_companions_take_no_submission_of_their_own(kit: Kit, draw: Draw) ->
 FIXED = StateConfig(num_slots=4, max_model_len=24, block_size=4, max_draft_tokens=2, max_logprobs=0)
 
 
-def entering(rig: Rig, slots: Sequence[int]) -> list[Task]:
+def entering(rig: StateFixture, slots: Sequence[int]) -> list[Task]:
     """New requests of three tokens for some slots."""
     params = SamplingParams(max_tokens=9)
     admitted = [rig.admit(Request(rig.new_name(), [1, 2, 3], params)) for _ in slots]
     return [Task(TaskKind.PREFILL, slot, one, 0, 3, [slot]) for slot, one in zip(slots, admitted, strict=True)]
 
 
-def entered(rig: Rig, others: Sequence[Beside], tasks: list[Task]) -> None:
+def entered(rig: StateFixture, others: Sequence[Beside], tasks: list[Task]) -> None:
     """Insert a batch, and take it over into the companions' models."""
     arrive(rig.insert(tasks))
     for other in others:
@@ -212,7 +212,7 @@ def test_g18_companions_are_cleaned_on_every_rank(kit: Kit, group: Group) -> Non
         other.check("the output of a step of the target")
 
 
-def booked(rig: Rig) -> list[tuple[dict[int, int], list[object], list[int]]]:
+def booked(rig: StateFixture) -> list[tuple[dict[int, int], list[object], list[int]]]:
     """What the host has booked for a state and each of its companions: slots, requests, slots that are left."""
     tables = [one.host_table for one in (rig.state, *rig.state.companions)]
     return [(dict(one.live), [*one.requests], sorted({*one.preempted, *one.aborted})) for one in tables]
@@ -223,7 +223,7 @@ def booked(rig: Rig) -> list[tuple[dict[int, int], list[object], list[int]]]:
 def test_g08_a_refused_batch_books_nothing_in_companions(kit: Kit, why: str) -> None:
     """Neither those before the companion that refuses nor those after it; the mended batch gets the same slots."""
     own = StateField("kit_own", "int32", value=None)
-    rig = Rig(kit, FIXED, beside=["first", Companion("second", [own]), "third"])
+    rig = StateFixture(kit, FIXED, beside=["first", Companion("second", [own]), "third"])
     arrive(rig.insert(entering(rig, [1])))
     (inside,) = rig.model.residents.values()
     good = entering(rig, [0, 3])

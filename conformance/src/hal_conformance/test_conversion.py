@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from .draw.values import LAYOUTS, contained, draw_dtype, fitting, of_dtype, scalars
 from .draw.views import draw_view
+from .fixtures.block import Block
+from .fixtures.large_blocks import LargeBlock
 from .harness import backdoor
 from .harness.asserts import assert_raises, assert_says
 from .harness.backdoor import PATIENCE, arrive
@@ -22,8 +24,6 @@ from .harness.bits import FLOATS, Array, given, words
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 from .oracle.values import REFUSED, converted
-from .rigs.block import Block
-from .rigs.slab import Slab
 
 
 @guarantee(6)
@@ -195,13 +195,13 @@ def test_g06_a_nan_of_any_payload_stays_one_in_every_type(kit: Kit, name: str) -
                 "a byte-swapped array": found.byteswap().view(array.dtype.newbyteorder()),
                 "a list": list(array), "one element": array[0], "an array without axes": array[1].reshape(()),
             }  # fmt: skip
-        slab = Slab(kit, 128 + 2 * len(found) * target.itemsize)
+        block = LargeBlock(kit, 128 + 2 * len(found) * target.itemsize)
         for form, value in values.items():
             for step in (1, -2):
                 place = 64 if step > 0 else 64 + 2 * (len(found) - 1) * target.itemsize
-                view = View(slab.memory, place, (len(found),), (step * target.itemsize,), target)
-                arrive(slab.set(view, value))
-                got = backdoor.read(slab.device, slab.memory, slab.stream)
+                view = View(block.memory, place, (len(found),), (step * target.itemsize,), target)
+                arrive(block.set(view, value))
+                got = backdoor.read(block.device, block.memory, block.stream)
                 cells = np.ndarray(view.shape, words(target), got, view.offset, view.strides)
                 exponent, fraction = FLOATS[target.name]
                 wrong = np.flatnonzero(cells << np.uint64(1) <= (((1 << exponent) - 1) << fraction + 1))

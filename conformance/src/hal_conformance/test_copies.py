@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hal_core.memory.views import ByteRange
 
+from .fixtures.prepared_calls import unlike
+from .fixtures.stream_cases import copied
 from .harness import backdoor
 from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .kit import Kit
-from .rigs.forms import unlike
-from .rigs.stream_cases import copied
 
 if TYPE_CHECKING:
     from hal_core.memory.copies import Bytes, CopyTicket

@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 
 from .draw.fields import draw_fields
 from .draw.requests import sizes
+from .fixtures.batches import ALL, ENTER, LEAVE, draw_batch, told
+from .fixtures.fake_group import PAIR, can_fake_group, fake_source
+from .fixtures.state import StateFixture
+from .fixtures.stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
-from .rigs.batches import ALL, ENTER, LEAVE, draw_batch, told
-from .rigs.pretended import PAIR, can_pretend, far_from_its_source
-from .rigs.rig import Rig
-from .rigs.stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
 from .test_companions import Beside
 from .test_submissions import A_CALL
 
 
-def drawn(kit: Kit, draw: Draw) -> Rig:
+def drawn(kit: Kit, draw: Draw) -> StateFixture:
     """A state with declared fields: the worker's (``--fields``), or some."""
-    return Rig(kit, draw(sizes(most_slots=4), "sizes"), fields=kit.fields or draw_fields(draw))
+    return StateFixture(kit, draw(sizes(most_slots=4), "sizes"), fields=kit.fields or draw_fields(draw))
 
 
 @guarantee(9)
@@ -84,15 +84,15 @@ def test_g12_declared_fields_of_the_output_are_in_the_mirror(kit: Kit, draw: Dra
 @guarantee(13)
 @examples(0.5)
 def test_g13_declared_fields_of_broadcast_are_in_the_slice(kit: Kit, draw: Draw) -> None:
-    if not can_pretend(kit):
+    if not can_fake_group(kit):
         pytest.skip("the hook is the device's own; test_broadcast_slice.py runs it among ranks")
-    rig = Rig(kit, draw(sizes(), "sizes"), fields=draw_fields(draw, groups=("broadcast",)))
+    rig = StateFixture(kit, draw(sizes(), "sizes"), fields=draw_fields(draw, groups=("broadcast",)))
     part, layout = rig.state.broadcast_range(), rig.state.layout
     for field in rig.fields:
         place = layout.fields[field.name]
         end = place.offset + place.stride * rig.sizes.num_slots
         assert part.offset <= place.offset < end <= part.end, f"{field.name} lies outside the slice"
-    with far_from_its_source(rig):
+    with fake_source(rig):
         rig.bound.broadcast_tokens(state=rig.state, group=PAIR, stream=rig.stream).wait(PATIENCE)
     rig.check("broadcast_tokens")
 
@@ -102,7 +102,7 @@ def test_g13_declared_fields_of_broadcast_are_in_the_slice(kit: Kit, draw: Draw)
 def test_g09_a_companion_has_its_own_fields_and_may_have_the_targets_slots(kit: Kit, draw: Draw) -> None:
     size, same = draw(sizes(), "sizes"), draw(st.booleans(), "the target's slots")
     fields = draw_fields(draw, groups=("", "step_input"))
-    rig = Rig(kit, size, beside=[Companion("proposer", fields, same_slots=same)])
+    rig = StateFixture(kit, size, beside=[Companion("proposer", fields, same_slots=same)])
     rig.extra = tuple([field for field in fields if field.value == "extra"])
     other = Beside(rig, 0, fields)
     for _ in range(draw(st.integers(1, 3), "rounds")):

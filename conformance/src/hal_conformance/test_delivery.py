@@ -16,21 +16,21 @@ from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import strategies as st
 
 from .draw.requests import sizes
+from .fixtures.batches import ENTER, LEAVE, draw_batch
+from .fixtures.state import StateFixture, assert_rows
+from .fixtures.stepping import draw_sampling, draw_step, free_ended, run_step
 from .harness.asserts import assert_raises, assert_says
 from .harness.backdoor import PATIENCE, poisoned
 from .harness.guarantees import guarantee
 from .harness.sinks import DeadSink, FullSink, KeepingSink
 from .kit import Draw, Kit, examples
 from .oracle.output import Row, found_rows
-from .rigs.batches import ENTER, LEAVE, draw_batch
-from .rigs.rig import Rig, assert_rows
-from .rigs.stepping import draw_sampling, draw_step, free_ended, run_step
 
 
 @guarantee(19)
 @examples()
 def test_g19_each_token_of_each_request_is_delivered_once_and_in_order(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig = StateFixture(kit, draw(sizes(), "sizes"))
     given: dict[str, list[int]] = defaultdict(list)
     left: dict[str, int] = defaultdict(int)
     for saved in range(draw(st.integers(2, 6), "rounds")):
@@ -65,7 +65,7 @@ def test_g19_each_token_of_each_request_is_delivered_once_and_in_order(kit: Kit,
 @guarantee(19)
 @examples(0.5)
 def test_g19_a_batch_that_is_preempted_as_a_whole_is_reported(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig = StateFixture(kit, draw(sizes(), "sizes"))
     rig.insert(draw_batch(draw, rig, (TaskKind.PREFILL,), least=1)).wait(PATIENCE)
     rig.output(run_step(draw, rig))
     leaving = [Task(draw(st.sampled_from(LEAVE), "how"), slot, r.admitted) for slot, r in rig.model.residents.items()]
@@ -78,7 +78,7 @@ def test_g19_a_batch_that_is_preempted_as_a_whole_is_reported(kit: Kit, draw: Dr
 @guarantee(19)
 @examples(0.5)
 def test_g19_output_that_a_sink_does_not_take_can_still_be_read(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig = StateFixture(kit, draw(sizes(), "sizes"))
     rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
     step = run_step(draw, rig)
     should = rig.rows_of(step)
@@ -96,7 +96,7 @@ def test_g19_output_that_a_sink_does_not_take_can_still_be_read(kit: Kit, draw: 
 @guarantee(21)
 @examples()
 def test_g21_what_the_host_can_see_out_of_bounds_raises_at_the_call(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(drafts=False), "sizes"))
+    rig = StateFixture(kit, draw(sizes(drafts=False), "sizes"))
     rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
     n, sink = rig.sizes.num_slots, KeepingSink()
     steps = {
@@ -119,7 +119,7 @@ def test_g21_what_the_host_can_see_out_of_bounds_raises_at_the_call(kit: Kit, dr
 @guarantee(21)
 @examples()
 def test_g21_what_only_the_device_knows_is_checked_before_encoding(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(drafts=True), "sizes"))
+    rig = StateFixture(kit, draw(sizes(drafts=True), "sizes"))
     rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
     step = draw_step(draw, rig, speculative=True)
     draw_sampling(draw, rig, step)
@@ -132,7 +132,7 @@ def test_g21_what_only_the_device_knows_is_checked_before_encoding(kit: Kit, dra
     expect_error(rig, step) if gives else rig.output(step)
 
 
-def expect_error(rig: Rig, step: Step) -> None:
+def expect_error(rig: StateFixture, step: Step) -> None:
     """Assert that the ticket raises, the row is an error, and the other rows are right."""
     __tracebackhide__ = True
     should = rig.rows_of(step)
@@ -147,7 +147,7 @@ def expect_error(rig: Rig, step: Step) -> None:
 @guarantee(21)
 @examples(0.5)
 def test_g21_a_draft_count_out_of_bounds_is_an_error_of_its_row(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig = StateFixture(kit, draw(sizes(), "sizes"))
     rig.insert(draw_batch(draw, rig, (TaskKind.PREFILL,), least=1)).wait(PATIENCE)
     step = run_step(draw, rig)
     slot = draw(st.sampled_from(sorted(rig.model.residents)), "slot")
@@ -158,7 +158,7 @@ def test_g21_a_draft_count_out_of_bounds_is_an_error_of_its_row(kit: Kit, draw: 
 @guarantee(21)
 @examples(0.5)
 def test_g21_an_error_that_the_step_met_is_reported_for_its_request_alone(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig = StateFixture(kit, draw(sizes(), "sizes"))
     rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
     step = run_step(draw, rig)
     slot = draw(st.sampled_from(sorted(rig.model.residents)), "slot")
@@ -166,9 +166,9 @@ def test_g21_an_error_that_the_step_met_is_reported_for_its_request_alone(kit: K
     rig.output(failed)
 
 
-def busy(kit: Kit) -> tuple[Rig, Step, list[Row]]:
+def busy(kit: Kit) -> tuple[StateFixture, Step, list[Row]]:
     """Return a state whose step has given tokens, and the expected rows."""
-    rig = Rig(kit, StateConfig(num_slots=4, max_model_len=16, block_size=2))
+    rig = StateFixture(kit, StateConfig(num_slots=4, max_model_len=16, block_size=2))
     requests = [rig.admit(Request(f"r{slot}", [1, 2], SamplingParams(max_tokens=9))) for slot in range(4)]
     rig.insert([Task(TaskKind.PREFILL, i, request, 0, 2, [i]) for i, request in enumerate(requests)]).wait(PATIENCE)
     rig.poke({"sampled_token_ids": np.arange(10, 14)}).wait(PATIENCE)
@@ -177,7 +177,7 @@ def busy(kit: Kit) -> tuple[Rig, Step, list[Row]]:
     return rig, step, rig.rows_of(step)
 
 
-def overwrite(rig: Rig) -> None:
+def overwrite(rig: StateFixture) -> None:
     """Fill the output fields with poison in stream order."""
     n = rig.sizes.num_slots
     rig.poke({"sampled_token_ids": poisoned(8 * n).view(np.int64), "step_idx": poisoned(8 * n).view(np.int64)})

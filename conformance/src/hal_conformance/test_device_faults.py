@@ -11,15 +11,15 @@ import pytest
 from hal_core.errors import DeviceClosed, HalError, OutOfMemory
 from hal_core.group import ALONE
 
+from .fixtures import hook_calls
+from .fixtures.hook_calls import HookCall
+from .fixtures.state import StateFixture
 from .harness.asserts import assert_no_error, assert_raises, assert_says
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .kit import Kit
-from .mutants import faults
-from .rigs import acts
-from .rigs.acts import Act
-from .rigs.rig import Rig
+from .liars import faults
 from .test_faults import under
 
 TELLS = (1, 3, 8, 16, 18, 19, 23)
@@ -39,31 +39,31 @@ ERRORS: dict[str, tuple[type[Exception], Callable[[str], Exception]]] = {
     "the contract's error": (faults.CopyFailed, faults.refused),
     "a library's error": (DriverError, raw),
 }
-LATE = [*acts.WRITES, "update_inputs"]
+LATE = [*hook_calls.WRITES, "update_inputs"]
 HOOKS = ("async_set_value", "insert_tasks", "save_output", "broadcast_tokens", "update_inputs", "state", "open_group")
 
 
-def next_call(rig: Rig, hook: str) -> Any:  # noqa: ANN401 (a ticket, or a state)
+def next_call(rig: StateFixture, hook: str) -> Any:  # noqa: ANN401 (a ticket, or a state)
     """Make one more call, which raises the error of an earlier one."""
-    acted: dict[str, Act] = {
-        "async_set_value": acts.scalar,
-        "insert_tasks": acts.insert,
-        "save_output": lambda rig: acts.save(rig, KeepingSink()),
-        "broadcast_tokens": acts.broadcast,
-        "update_inputs": acts.update_inputs,
+    acted: dict[str, HookCall] = {
+        "async_set_value": hook_calls.scalar,
+        "insert_tasks": hook_calls.insert,
+        "save_output": lambda rig: hook_calls.save(rig, KeepingSink()),
+        "broadcast_tokens": hook_calls.broadcast,
+        "update_inputs": hook_calls.update_inputs,
     }
     if hook == "state":
-        return rig.bound.state(acts.SIZES, name="another")
+        return rig.bound.state(hook_calls.SIZES, name="another")
     if hook == "open_group":
         return rig.bound.open_group(state=rig.state, group=ALONE)
     return acted[hook](rig)
 
 
-def call_failing_late(rig: Rig, fuse: faults.Fuse, what: str) -> Any:  # noqa: ANN401 (a ticket)
+def call_failing_late(rig: StateFixture, fuse: faults.Fuse, what: str) -> Any:  # noqa: ANN401 (a ticket)
     """Make a call whose work fails after the call."""
     __tracebackhide__ = True
     met, fuse.at = fuse.met, 1
-    ticket = acts.HOOKS[what](rig)
+    ticket = hook_calls.HOOKS[what](rig)
     assert fuse.met == met + 1, f"{what}: {fuse.met - met} of the device's writes failed, should be 1"
     return ticket
 
@@ -74,7 +74,7 @@ def call_failing_late(rig: Rig, fuse: faults.Fuse, what: str) -> Any:  # noqa: A
 def test_g26_what_fails_late_is_told_by_its_ticket_to_everybody_who_waits(kit: Kit, what: str, error: str) -> None:
     with under(kit, faults.LateWrites) as (laid, fuse):
         kind, type(laid.device).error = ERRORS[error][0], staticmethod(ERRORS[error][1])  # type: ignore[attr-defined]
-        rig = acts.working(laid)
+        rig = hook_calls.working(laid)
         fuse.ripe.clear()
         ticket = call_failing_late(rig, fuse, what)
         assert not ticket.done(), f"{what}: the ticket is done before its work has ended"
@@ -95,7 +95,7 @@ def test_g26_what_fails_late_is_told_by_its_ticket_to_everybody_who_waits(kit: K
         wait()
         assert [type(one) for one in met] == [kind] * 3, f"{what} failed late; its three waiters got {met}"
         assert ticket.done(), f"{what} failed, and its ticket is not done"
-        assert_no_error(lambda: acts.array(rig).wait(PATIENCE), f"a call after the error of {what} was raised")
+        assert_no_error(lambda: hook_calls.array(rig).wait(PATIENCE), f"a call after the error of {what} was raised")
         rig.check(f"{what} failed late, and its ticket raised it")
         assert_no_error(laid.bound.close, f"closing, after the error of {what} was raised")
 
@@ -105,15 +105,15 @@ def test_g26_what_fails_late_is_told_by_its_ticket_to_everybody_who_waits(kit: K
 def test_g26_an_unobserved_error_is_raised_by_the_next_call_without_work(kit: Kit, hook: str) -> None:
     with under(kit, faults.LateWrites) as (laid, fuse):
         for what in LATE:
-            check_next_call(acts.working(laid), fuse, what, hook)
+            check_next_call(hook_calls.working(laid), fuse, what, hook)
 
 
-def check_next_call(rig: Rig, fuse: faults.Fuse, what: str, hook: str) -> None:
+def check_next_call(rig: StateFixture, fuse: faults.Fuse, what: str, hook: str) -> None:
     """Let ``what`` fail unobserved; ``hook`` must raise the error without effect, and work when it is called again."""
     __tracebackhide__ = True
     fuse.ripe.clear()
     call_failing_late(rig, fuse, what)
-    assert_no_error(lambda: acts.array(rig).wait(PATIENCE), f"a call while {what} is under way")
+    assert_no_error(lambda: hook_calls.array(rig).wait(PATIENCE), f"a call while {what} is under way")
     fuse.ripe.set()
     before, done = rig.model.block.copy(), (rig.state.updates, len(rig.sink.records))
     leavers = {slot: [*left] for slot, left in rig.model.leavers.items()}
@@ -131,19 +131,19 @@ def check_next_call(rig: Rig, fuse: faults.Fuse, what: str, hook: str) -> None:
 @pytest.mark.parametrize("what", LATE)
 def test_g26_what_nobody_waited_for_is_told_by_closing(kit: Kit, what: str, ended: bool) -> None:
     with under(kit, faults.LateWrites) as (laid, fuse):
-        rig = acts.working(laid)
+        rig = hook_calls.working(laid)
         call_failing_late(rig, fuse, what)
         if ended:
             rig.stream.synchronize(PATIENCE)
         assert_raises(faults.CopyFailed, laid.bound.close, f"closing after {what}, which failed unseen")
         assert_no_error(laid.bound.close, "closing once more")
-        assert_raises(DeviceClosed, lambda: acts.scalar(rig), "a call on a device whose closing raised an error")
+        assert_raises(DeviceClosed, lambda: hook_calls.scalar(rig), "a call on a device whose closing raised an error")
 
 
 @guarantee(26, also=TELLS)
 def test_g26_of_several_errors_none_is_lost(kit: Kit) -> None:
     with under(kit, faults.LateWrites) as (laid, fuse):
-        rig = acts.working(laid)
+        rig = hook_calls.working(laid)
         fuse.ripe.clear()
         for what in LATE:
             call_failing_late(rig, fuse, what)
@@ -168,19 +168,19 @@ def test_g26_of_several_errors_none_is_lost(kit: Kit) -> None:
 @pytest.mark.parametrize("way", ["ticket", "next call", "closing", "sink"])
 def test_g26_a_copy_of_output_that_fails_is_told(kit: Kit, way: str, late: bool) -> None:
     with under(kit, faults.FailingCopies) as (laid, fuse):
-        rig = acts.working(laid)
-        acts.leave(rig).wait(PATIENCE)
-        acts.update_inputs(rig).wait(PATIENCE)
+        rig = hook_calls.working(laid)
+        hook_calls.leave(rig).wait(PATIENCE)
+        hook_calls.update_inputs(rig).wait(PATIENCE)
         laid.device.late = late  # type: ignore[attr-defined]  # the fault's
         fuse.at = 1
         sink = KeepingSink()
 
         def tell() -> None:
-            ticket = acts.save(rig, sink if way == "sink" else rig.sink)
+            ticket = hook_calls.save(rig, sink if way == "sink" else rig.sink)
             if way == "ticket":
                 ticket.wait(PATIENCE)
             elif way == "next call":
-                acts.array(rig)
+                hook_calls.array(rig)
             elif way == "closing":
                 rig.bound.close()
             else:
@@ -196,14 +196,16 @@ def test_g26_a_copy_of_output_that_fails_is_told(kit: Kit, way: str, late: bool)
 
 
 @guarantee(26, also=TELLS)
-@pytest.mark.parametrize("what", acts.WRITES)
+@pytest.mark.parametrize("what", hook_calls.WRITES)
 def test_g26_a_write_refused_by_the_driver_raises_and_is_not_booked(kit: Kit, what: str) -> None:
     with under(kit, faults.FailingWrites) as (laid, fuse):
-        rig = acts.working(laid)
+        rig = hook_calls.working(laid)
         before = rig.model.block.copy()
         booked = rig.state.host_table.table.copy(), dict(rig.state.host_table.live)
         fuse.at = 1
-        error = assert_raises(faults.CopyFailed, lambda: acts.WRITES[what](rig).wait(PATIENCE), f"{what}, refused")
+        error = assert_raises(
+            faults.CopyFailed, lambda: hook_calls.WRITES[what](rig).wait(PATIENCE), f"{what}, refused"
+        )
         hook = "insert_tasks" if what in ("insert", "leave") else "async_set_value"
         assert_says(error, device=laid.bound.name, hook=hook)
         rig.model.block[...] = before
@@ -213,17 +215,17 @@ def test_g26_a_write_refused_by_the_driver_raises_and_is_not_booked(kit: Kit, wh
 
 
 @guarantee(26, also=TELLS)
-@pytest.mark.parametrize("what", acts.ACTS)
+@pytest.mark.parametrize("what", hook_calls.CALLS)
 @pytest.mark.parametrize("sort", ["the contract's", "Python's own"])
 def test_g26_a_call_that_finds_no_memory_says_so_and_does_nothing(kit: Kit, what: str, sort: str) -> None:
     """Most calls need no memory; those that allocate (maps, scratch, staging) must survive a failed allocation."""
     with under(kit, faults.OutOfRoom) as (laid, fuse):
         laid.device.raw = sort != "the contract's"  # type: ignore[attr-defined]  # the fault's
-        rig = acts.working(laid)
+        rig = hook_calls.working(laid)
         fuse.at = 1
         before = rig.model.block.copy()
         try:
-            acts.ACTS[what](rig).wait(PATIENCE)
+            hook_calls.CALLS[what](rig).wait(PATIENCE)
         except MemoryError:
             assert fuse.met, f"{what} ran out of memory, but every allocation was granted"
             rig.model.block[...] = before
@@ -236,7 +238,7 @@ def test_g26_a_call_that_finds_no_memory_says_so_and_does_nothing(kit: Kit, what
 def _makes_a_state(laid: Kit, name: str) -> bool:
     """Return whether a state could be created; if not, the error must be the contract's and name who and what."""
     try:
-        laid.bound.state(acts.SIZES, name=name)
+        laid.bound.state(hook_calls.SIZES, name=name)
     except OutOfMemory as error:
         assert_says(error, device=laid.bound.name, hook="state")
         return False
@@ -250,7 +252,7 @@ def _makes_a_state(laid: Kit, name: str) -> bool:
 def test_g26_a_state_that_finds_no_memory_leaves_nothing_behind(kit: Kit, sort: str) -> None:
     with under(kit, faults.OutOfRoom) as (laid, fuse):
         laid.device.raw = sort != "the contract's"  # type: ignore[attr-defined]  # the fault's
-        rig = acts.working(laid)
+        rig = hook_calls.working(laid)
         tries = 0
         while fuse.met == tries:
             tries += 1
@@ -267,4 +269,4 @@ def test_g26_a_state_that_finds_no_memory_leaves_nothing_behind(kit: Kit, sort: 
         assert fuse.met, "no allocation of a state can fail: the device does not ask its own allocate() for memory"
         fuse.at = 0
         rig.check("another state found no memory")
-        assert_no_error(lambda: acts.working(laid, name="after"), "a state, once there is memory again")
+        assert_no_error(lambda: hook_calls.working(laid, name="after"), "a state, once there is memory again")

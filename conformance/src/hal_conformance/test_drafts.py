@@ -14,13 +14,13 @@ from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import strategies as st
 
 from .draw.requests import sizes
+from .fixtures.batches import ENTER, draw_batch
+from .fixtures.state import StateFixture
+from .fixtures.stepping import draw_proposal, draw_sampling, draw_step, free_ended
 from .harness.asserts import assert_raises, assert_says
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
-from .rigs.batches import ENTER, draw_batch
-from .rigs.rig import Rig
-from .rigs.stepping import draw_proposal, draw_sampling, draw_step, free_ended
 
 SIZES = StateConfig(num_slots=4, max_model_len=24, block_size=4, max_draft_tokens=2, max_logprobs=0)
 
@@ -28,7 +28,7 @@ SIZES = StateConfig(num_slots=4, max_model_len=24, block_size=4, max_draft_token
 @guarantee(12)
 @examples()
 def test_g12_drafts_handed_over_are_what_the_next_step_feeds(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(drafts=True), "sizes"))
+    rig = StateFixture(kit, draw(sizes(drafts=True), "sizes"))
     rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
     for _ in range(3):
         step = draw_step(draw, rig)
@@ -46,21 +46,21 @@ def test_g12_drafts_handed_over_are_what_the_next_step_feeds(kit: Kit, draw: Dra
         rig.check("drafts handed over")
 
 
-def held(rig: Rig) -> list[Request]:
+def held(rig: StateFixture) -> list[Request]:
     """Return the requests in the slots."""
     return [resident.request for resident in rig.model.residents.values()]
 
 
-def running(kit: Kit) -> tuple[Rig, Step]:
+def running(kit: Kit) -> tuple[StateFixture, Step]:
     """Return a state after its first step: slots 0 and 1 decode, slot 2 is half prefilled, slot 3 is free."""
-    rig = Rig(kit, SIZES)
+    rig = StateFixture(kit, SIZES)
     params = SamplingParams(max_tokens=20)
     requests = [rig.admit(Request(f"r{slot}", [1, 2, 3, 4], params)) for slot in range(3)]
     rig.insert([Task(TaskKind.PREFILL, s, r, 0, 2 if s == 2 else 4, [s]) for s, r in enumerate(requests)])
     return rig, stepped(rig)
 
 
-def stepped(rig: Rig, *, speculative: bool = False) -> Step:
+def stepped(rig: StateFixture, *, speculative: bool = False) -> Step:
     """Run one more step over slots 0 to 2, which accepts a token each."""
     step = rig.step([0, 1, 2], speculative=speculative)
     counts = rig.model.cells["accept_num"].copy()
@@ -74,37 +74,37 @@ def stepped(rig: Rig, *, speculative: bool = False) -> Step:
     return step
 
 
-def hand(rig: Rig, step: Step, drafts: object = None) -> Any:  # noqa: ANN401 (a ticket)
+def hand(rig: StateFixture, step: Step, drafts: object = None) -> Any:  # noqa: ANN401 (a ticket)
     """Make only the call, without the model."""
     chosen: Any = {0: [5]} if drafts is None else drafts
     return rig.bound.set_drafts(state=rig.state, step=step, drafts=chosen, stream=rig.stream)
 
 
-def before_its_advance(rig: Rig, last: Step) -> Step:
+def before_its_advance(rig: StateFixture, last: Step) -> Step:
     """Call before the step has advanced the state."""
     return rig.step([0, 1, 2])
 
 
-def after_the_next_advance(rig: Rig, last: Step) -> Step:
+def after_the_next_advance(rig: StateFixture, last: Step) -> Step:
     """Call after another step has advanced the state."""
     stepped(rig)
     return last
 
 
-def twice(rig: Rig, last: Step) -> Step:
+def twice(rig: StateFixture, last: Step) -> Step:
     """Call a second time for the same step."""
     rig.propose({1: [6]}).wait(PATIENCE)
     return last
 
 
-def before_any_step(rig: Rig, last: Step) -> Step:
+def before_any_step(rig: StateFixture, last: Step) -> Step:
     """Call for a state that never advanced, with another state's step."""
-    fresh = Rig(rig.kit, SIZES, name="fresh")
+    fresh = StateFixture(rig.kit, SIZES, name="fresh")
     rig.state, rig.model = fresh.state, fresh.model
     return Step(last.number, {"fresh": [0]})  # type: ignore[dict-item]
 
 
-OUT_OF_ORDER: Sequence[Callable[[Rig, Step], Step]] = (
+OUT_OF_ORDER: Sequence[Callable[[StateFixture, Step], Step]] = (
     before_its_advance,
     after_the_next_advance,
     twice,
@@ -114,7 +114,9 @@ OUT_OF_ORDER: Sequence[Callable[[Rig, Step], Step]] = (
 
 @guarantee(12)
 @pytest.mark.parametrize("when", OUT_OF_ORDER, ids=lambda when: when.__name__)
-def test_g12_drafts_out_of_order_are_refused_and_change_nothing(kit: Kit, when: Callable[[Rig, Step], Step]) -> None:
+def test_g12_drafts_out_of_order_are_refused_and_change_nothing(
+    kit: Kit, when: Callable[[StateFixture, Step], Step]
+) -> None:
     rig, last = running(kit)
     step = when(rig, last)
     error = assert_raises(InvalidValue, lambda: hand(rig, step), f"drafts {when.__name__.replace('_', ' ')}")

@@ -21,15 +21,15 @@ from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import strategies as st
 
 from .draw.requests import sizes
+from .fixtures.batches import ENTER, draw_batch
+from .fixtures.block import Block
+from .fixtures.state import StateFixture
+from .fixtures.stepping import run_step
 from .harness.asserts import assert_raises, assert_says
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 from .opening import DEVICES
-from .rigs.batches import ENTER, draw_batch
-from .rigs.block import Block
-from .rigs.rig import Rig
-from .rigs.stepping import run_step
 from .test_readers import update_held
 
 A_MOMENT = 0.1
@@ -37,7 +37,7 @@ A_MOMENT = 0.1
 CORE = Path(hal_core.__file__).parent
 
 
-def misuses(rig: Rig, block: Block) -> dict[str, tuple[str, Callable[[], object]]]:
+def misuses(rig: StateFixture, block: Block) -> dict[str, tuple[str, Callable[[], object]]]:
     """Return the misuses: description to the hook and the call."""
     bound, stream, state = rig.bound, rig.stream, rig.state
     one = Step(1, {rig.name: np.array([0])})
@@ -80,7 +80,7 @@ def misuses(rig: Rig, block: Block) -> dict[str, tuple[str, Callable[[], object]
 
 @guarantee(26)
 def test_g26_errors_name_device_hook_argument_and_cure(kit: Kit) -> None:
-    rig, block = Rig(kit, StateConfig(num_slots=2, max_model_len=8)), Block(kit)
+    rig, block = StateFixture(kit, StateConfig(num_slots=2, max_model_len=8)), Block(kit)
     for why, (hook, call) in misuses(rig, block).items():
         assert_says(assert_raises(HalError, call, why), device=kit.bound.name, hook=hook)
     rig.check("every misuse was refused")
@@ -162,7 +162,7 @@ def test_g27_a_device_by_another_name_behaves_alike(kit: Kit, draw: Draw) -> Non
     true_name = device.name
     device.name = draw(st.sampled_from(["", "renamed", "npu", "cpu"]), "name")
     try:
-        rig = Rig(kit, draw(sizes(), "sizes"))
+        rig = StateFixture(kit, draw(sizes(), "sizes"))
         rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
         rig.check("insert_tasks")
         rig.output(run_step(draw, rig))
@@ -172,7 +172,7 @@ def test_g27_a_device_by_another_name_behaves_alike(kit: Kit, draw: Draw) -> Non
 
 @guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
 def test_g28_a_step_is_put_on_its_stream_and_not_waited_for(kit: Kit) -> None:
-    rig = Rig(kit, StateConfig(num_slots=2, max_model_len=8))
+    rig = StateFixture(kit, StateConfig(num_slots=2, max_model_len=8))
     rig.insert([Task(TaskKind.PREFILL, 0, rig.admit(Request("r", [1, 2])), 0, 2, [0])]).wait(PATIENCE)
     with kit.held(rig.stream) as latch:
         stepped = update_held(rig, latch, (0,))
@@ -184,7 +184,7 @@ def test_g28_a_step_is_put_on_its_stream_and_not_waited_for(kit: Kit) -> None:
 @pytest.mark.parametrize("how", [TaskKind.PREEMPTED, TaskKind.ABORTED], ids=["preempted", "aborted"])
 @pytest.mark.parametrize("slot", range(3))
 def test_g28_a_slot_is_not_written_before_its_last_reader_has_passed(kit: Kit, slot: int, how: TaskKind) -> None:
-    rig = Rig(kit, StateConfig(num_slots=3, max_model_len=16, block_size=2))
+    rig = StateFixture(kit, StateConfig(num_slots=3, max_model_len=16, block_size=2))
     tasks = []
     for each in range(3):
         request = rig.admit(Request(f"r{each}", [1, 2], SamplingParams(max_tokens=9)))
@@ -208,7 +208,7 @@ def test_g28_a_slot_is_not_written_before_its_last_reader_has_passed(kit: Kit, s
 
 @guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
 def test_g28_a_value_is_not_set_before_the_slots_last_reader_has_passed(kit: Kit) -> None:
-    rig = Rig(kit, StateConfig(num_slots=2, max_model_len=8))
+    rig = StateFixture(kit, StateConfig(num_slots=2, max_model_len=8))
     request = rig.admit(Request("r", [1, 2]))
     rig.insert([Task(TaskKind.PREFILL, 0, request, 0, 2, [0])]).wait(PATIENCE)
     other = kit.device.stream()

@@ -15,13 +15,13 @@ from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 
+from .fixtures.state import StateFixture
 from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import CLASSES, Array, classes
 from .harness.guarantees import RANKS, guarantee
 from .harness.reached import Reached
 from .kit import Kit
 from .ranks import work as rank_work
-from .rigs.rig import Rig
 from .test_ranks import assert_agreed, assert_well
 
 SMALL = StateConfig(num_slots=40, max_model_len=16, block_size=4, max_draft_tokens=1, max_logprobs=2, max_bad_words=3)
@@ -68,7 +68,7 @@ def sampling(turn: int) -> SamplingParams:
 @pytest.mark.parametrize("count", [3, 40])
 @pytest.mark.parametrize("kind", [TaskKind.PREFILL, TaskKind.REMOTE_PREFILL], ids=lambda kind: kind.name.lower())
 def test_g09_parameters_and_rows_arrive_bit_for_bit(kit: Kit, kind: TaskKind, count: int) -> None:
-    rig, turns = Rig(kit, SMALL), 2 * len(SIGNED) * len(SHARES) // 3
+    rig, turns = StateFixture(kit, SMALL), 2 * len(SIGNED) * len(SHARES) // 3
     reached, seen = Reached(("zero", "denormal", "finite")), {name: set[int]() for name in REAL}
     for first in range(0, turns, count) if count > 3 else range(0, 60, count):
         tasks = []
@@ -109,7 +109,7 @@ def odd_words(count: int, start: int = 0) -> Array:
 
 @guarantee(9)
 def test_g09_other_slots_keep_the_bits_of_whatever_they_hold(kit: Kit) -> None:
-    rig = Rig(kit, SMALL)
+    rig = StateFixture(kit, SMALL)
     names = [name for name, place in rig.state.layout.fields.items() if place.field.dtype.name == "float32"]
     wide = {name: rig.model.cells[name].size for name in names}
     rig.poke({name: odd_words(size, at).view(np.float32) for at, (name, size) in enumerate(wide.items())}).wait(
@@ -138,7 +138,7 @@ def test_g09_other_slots_keep_the_bits_of_whatever_they_hold(kit: Kit) -> None:
 @guarantee(24)
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 def test_g24_log_probabilities_leave_bit_for_bit(kit: Kit, speculative: bool) -> None:
-    rig, reached = Rig(kit, SMALL), Reached(CLASSES)
+    rig, reached = StateFixture(kit, SMALL), Reached(CLASSES)
     slots, accept, columns = SMALL.num_slots, SMALL.max_accept, SMALL.max_logprobs + 1
     tasks = []
     for slot in range(slots):

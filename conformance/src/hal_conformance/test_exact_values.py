@@ -13,6 +13,7 @@ import pytest
 from hal_core.memory.dtypes import DTYPES, DType, dtype_of
 from hal_core.memory.views import View
 
+from .fixtures.large_blocks import LargeBlock
 from .harness import backdoor
 from .harness.backdoor import arrive
 from .harness.bits import CLASSES, FLOATS, Array, classes, given, patterns, to_bfloat16, words
@@ -20,85 +21,86 @@ from .harness.guarantees import guarantee
 from .harness.reached import Reached
 from .kit import Kit
 from .oracle.values import NAN, REFUSED, converted, same
-from .rigs.slab import Slab
 
-ROADS = (
+VALUE_CONTAINERS = (
     "array", "tensor", "array of two axes", "array with gaps", "reversed array", "byte-swapped array",
     "device value", "strided device value",
 )  # fmt: skip
 FORMS = ("contiguous", "odd places", "every second", "backwards", "columns")
 
 
-def forms(slab: Slab, count: int, dtype: DType) -> dict[str, View]:
+def forms(block: LargeBlock, count: int, dtype: DType) -> dict[str, View]:
     """Return targets for so many elements (an even number)."""
     item = dtype.itemsize
     return {
-        "contiguous": slab.at(64, (count,), dtype.name),
-        "odd places": slab.at(64 + item, (count,), dtype.name),
-        "every second": View(slab.memory, 64, (count,), (2 * item,), dtype),
-        "backwards": View(slab.memory, 64 + (count - 1) * 3 * item, (count,), (-3 * item,), dtype),
-        "columns": View(slab.memory, 64, (2, count // 2), (item, 3 * item), dtype),
+        "contiguous": block.at(64, (count,), dtype.name),
+        "odd places": block.at(64 + item, (count,), dtype.name),
+        "every second": View(block.memory, 64, (count,), (2 * item,), dtype),
+        "backwards": View(block.memory, 64 + (count - 1) * 3 * item, (count,), (-3 * item,), dtype),
+        "columns": View(block.memory, 64, (2, count // 2), (item, 3 * item), dtype),
     }
 
 
-def by_road(road: str, found: Array, dtype: DType, target: View, source: Slab) -> Any:  # noqa: ANN401
+def value_in(container: str, found: Array, dtype: DType, target: View, source: LargeBlock) -> Any:  # noqa: ANN401
     """Return these words as a value of the type in one form; None if NumPy has no such array."""
-    if road in ("device value", "strided device value"):
-        step = dtype.itemsize * (1 if road == "device value" else -2)
+    if container in ("device value", "strided device value"):
+        step = dtype.itemsize * (1 if container == "device value" else -2)
         begin = 0 if step > 0 else (len(found) - 1) * -step
         view = View(source.memory, begin, (len(found),), (step,), dtype)
         source.over(view)[...] = found.view(dtype.storage)
         backdoor.write(source.device, source.memory, 0, source.should, source.stream)
         return view if target.shape == view.shape or step > 0 else None
-    if road == "tensor":
+    if container == "tensor":
         return given(found.reshape(target.shape), dtype) if dtype.name == "bfloat16" else None
     array = given(found, dtype)
-    if road == "array" or dtype.name == "bfloat16":
-        return array if road == "array" else None
-    if road == "byte-swapped array":
+    if container == "array" or dtype.name == "bfloat16":
+        return array if container == "array" else None
+    if container == "byte-swapped array":
         return found.byteswap().view(array.dtype.newbyteorder())
-    if road == "array of two axes":
+    if container == "array of two axes":
         return array.reshape(2, -1)
-    return np.repeat(array, 2)[::2] if road == "array with gaps" else array[::-1].copy()[::-1]
+    return np.repeat(array, 2)[::2] if container == "array with gaps" else array[::-1].copy()[::-1]
 
 
 @guarantee(5)
 @pytest.mark.parametrize("name", [dtype.name for dtype in DTYPES])
-def test_g05_every_bit_pattern_arrives_as_it_is_by_every_road(kit: Kit, name: str) -> None:
+def test_g05_every_bit_pattern_arrives_as_it_is_in_every_container(kit: Kit, name: str) -> None:
     for form in FORMS:
-        kit.once(("every road", name, form), lambda: by_every_road(kit, dtype_of(name), [form]))  # noqa: B023
+        kit.once(("every container", name, form), lambda: in_every_container(kit, dtype_of(name), [form]))  # noqa: B023
 
 
 @guarantee(6)
 @pytest.mark.parametrize("name", FLOATS)
 def test_g06_a_value_of_the_targets_type_is_not_converted(kit: Kit, name: str) -> None:
-    kit.once(("every road", name, FORMS[0]), lambda: by_every_road(kit, dtype_of(name), FORMS[:1]))
+    kit.once(("every container", name, FORMS[0]), lambda: in_every_container(kit, dtype_of(name), FORMS[:1]))
     kit.once(("single elements", name), lambda: single_elements(kit, name))
 
 
-def by_every_road(kit: Kit, dtype: DType, into: Sequence[str]) -> None:
+def in_every_container(kit: Kit, dtype: DType, into: Sequence[str]) -> None:
     """Write bit patterns of a type in each form of value to these forms of targets."""
     __tracebackhide__ = True
     name = dtype.name
     every, some = patterns(dtype), patterns(dtype, every=False)
     every, some = every[: len(every) // 2 * 2], some[: len(some) // 2 * 2]
-    slab, source = Slab(kit, 192 + max(every.nbytes + 64, 3 * some.nbytes)), Slab(kit, 2 * every.nbytes)
-    skipped = {"tensor"} if name != "bfloat16" else {*ROADS[2:6]}
-    reached = Reached([f"{road}, {form}" for road in ROADS for form in into if road not in skipped])
+    block, source = LargeBlock(kit, 192 + max(every.nbytes + 64, 3 * some.nbytes)), LargeBlock(kit, 2 * every.nbytes)
+    skipped = {"tensor"} if name != "bfloat16" else {*VALUE_CONTAINERS[2:6]}
+    reached = Reached(
+        [f"{container}, {form}" for container in VALUE_CONTAINERS for form in into if container not in skipped]
+    )
     for form in into:
         found = every if form == FORMS[0] else some  # each pattern once per form of value, and the edges everywhere
-        target = forms(slab, len(found), dtype)[form]
-        for turn, road in enumerate(ROADS):
+        target = forms(block, len(found), dtype)[form]
+        for turn, container in enumerate(VALUE_CONTAINERS):
             mixed = np.roll(found, 1 + turn)  # another element in each place than before
-            value = by_road(road, mixed, dtype, target, source)
+            value = value_in(container, mixed, dtype, target, source)
             if value is None:
-                if road == "strided device value":
-                    reached.note(f"{road}, {form}")  # with another shape it may be refused
+                if container == "strided device value":
+                    reached.note(f"{container}, {form}")  # with another shape it may be refused
                 continue
-            arrive(slab.set(target, value))
-            slab.over(target).view(words(dtype))[...] = mixed.reshape(target.shape)
-            slab.check(f"{len(found)} bit patterns of {name} by way of a {road} to {form}")
-            reached.note(f"{road}, {form}")
+            arrive(block.set(target, value))
+            block.over(target).view(words(dtype))[...] = mixed.reshape(target.shape)
+            block.check(f"{len(found)} bit patterns of {name} in a {container} to {form}")
+            reached.note(f"{container}, {form}")
     reached.check()
     if name in FLOATS:
         few = {kind: count for kind, count in classes(some, dtype).items() if count < 2}
@@ -131,19 +133,19 @@ def single_elements(kit: Kit, name: str) -> None:
     __tracebackhide__ = True
     dtype, reached = dtype_of(name), Reached(CLASSES)
     kind, bits = words(dtype), 8 * dtype.itemsize
-    slab, source = Slab(kit, CONTAINERS * PART), Slab(kit, 64)
+    block, source = LargeBlock(kit, CONTAINERS * PART), LargeBlock(kit, 64)
     for what, some in singles(name).items():
         for pattern in some:
             for signed in (pattern, pattern | 1 << (bits - 1)):
                 word = np.array([signed], kind)
                 for part, value in enumerate(one_element(word, dtype, source)):
-                    for target in single_targets(slab, part * PART, dtype):
+                    for target in single_targets(block, part * PART, dtype):
                         if isinstance(value, View) and target.size != 1:
                             continue  # a device value does not fill
-                        arrive(slab.set(target, value))
-                        slab.over(target).view(kind)[...] = word[0]
-                slab.check(f"{name} {signed:#x} ({what}) was given in {CONTAINERS} ways, {PART} bytes apart")
-                clear(slab)
+                        arrive(block.set(target, value))
+                        block.over(target).view(kind)[...] = word[0]
+                block.check(f"{name} {signed:#x} ({what}) was given in {CONTAINERS} ways, {PART} bytes apart")
+                clear(block)
                 reached.note(what)
     reached.check()
 
@@ -153,24 +155,24 @@ PART, CONTAINERS = 2048, 3
 targets."""
 
 
-def single_targets(slab: Slab, begin: int, dtype: DType) -> list[View]:
+def single_targets(block: LargeBlock, begin: int, dtype: DType) -> list[View]:
     """Return targets of one element and of several, contiguous and not, starting at byte ``begin``."""
     name, item = dtype.name, dtype.itemsize
     return [
-        slab.at(begin + 64, (), name), slab.at(begin + 128 + item, (1,), name), slab.at(begin + 256, (33,), name),
-        View(slab.memory, begin + 1024, (20,), (3 * item,), dtype),
-        View(slab.memory, begin + 1600, (3, 5), (13 * item, -2 * item), dtype),
+        block.at(begin + 64, (), name), block.at(begin + 128 + item, (1,), name), block.at(begin + 256, (33,), name),
+        View(block.memory, begin + 1024, (20,), (3 * item,), dtype),
+        View(block.memory, begin + 1600, (3, 5), (13 * item, -2 * item), dtype),
     ]  # fmt: skip
 
 
-def clear(slab: Slab) -> None:
+def clear(block: LargeBlock) -> None:
     """Write poison again, so that the next write is noticed."""
-    slab.should[...] = backdoor.POISON
-    slab.any_nan.clear()
-    backdoor.write(slab.device, slab.memory, 0, slab.should, slab.stream)
+    block.should[...] = backdoor.POISON
+    block.any_nan.clear()
+    backdoor.write(block.device, block.memory, 0, block.should, block.stream)
 
 
-def one_element(word: Array, dtype: DType, source: Slab) -> Iterator[Any]:
+def one_element(word: Array, dtype: DType, source: LargeBlock) -> Iterator[Any]:
     """Yield one element in each container that keeps its bits."""
     if dtype.name != "bfloat16":
         array = word.view(dtype.storage)
@@ -197,29 +199,32 @@ LISTED = {
 @pytest.mark.parametrize("name", FLOATS)
 def test_g06_python_floats_of_every_class_are_kept_or_rounded_once(kit: Kit, name: str) -> None:
     dtype, reached = dtype_of(name), Reached(LISTED)
-    slab = Slab(kit, CONTAINERS * PART)
+    block = LargeBlock(kit, CONTAINERS * PART)
     items = [item for some in LISTED.values() for item in some if converted(item, dtype) != REFUSED]
     containers: list[Any] = [
         items, tuple(items), [items], np.array(items), [np.float64(item) for item in items],
         np.array(items)[None, ::-1][:, ::-1],
     ]  # fmt: skip
-    targets = [slab.at(64, (len(items),), name), View(slab.memory, 1800, (len(items),), (-3 * dtype.itemsize,), dtype)]
+    targets = [
+        block.at(64, (len(items),), name),
+        View(block.memory, 1800, (len(items),), (-3 * dtype.itemsize,), dtype),
+    ]
     for target in targets:
         for value in containers:
-            arrive(slab.set(target, value))
-            slab.expect(target, items)
-            slab.check(f"{items} as {type(value).__name__} in {target}")
-            clear(slab)
+            arrive(block.set(target, value))
+            block.expect(target, items)
+            block.check(f"{items} as {type(value).__name__} in {target}")
+            clear(block)
     for what, some in LISTED.items():
         for item in some:
             if converted(item, dtype) == REFUSED:
                 continue
             for part, value in enumerate((item, np.float64(item), np.array(item))):
-                filled = View(slab.memory, part * PART + 200, (4, 3), (9 * dtype.itemsize, dtype.itemsize), dtype)
-                arrive(slab.set(filled, value))
-                slab.expect(filled, [item] * 12)
-            slab.check(f"{item!r} was given in {CONTAINERS} ways, {PART} bytes apart, to fill a target")
-            clear(slab)
+                filled = View(block.memory, part * PART + 200, (4, 3), (9 * dtype.itemsize, dtype.itemsize), dtype)
+                arrive(block.set(filled, value))
+                block.expect(filled, [item] * 12)
+            block.check(f"{item!r} was given in {CONTAINERS} ways, {PART} bytes apart, to fill a target")
+            clear(block)
             reached.note(what)
     reached.check()
 
@@ -233,11 +238,11 @@ def test_g06_float32_becomes_bfloat16_to_nearest_with_ties_to_even(kit: Kit) -> 
     exponent = (found >> np.uint32(23)) & np.uint32(0xFF)
     stays = (to_bfloat16(found) & np.uint16(0x7FFF)) < 0x7F80  # the other values must be refused
     found = found[(exponent != 0xFF) & stays]
-    slab = Slab(kit, 128 + 6 * len(found))
-    for target in (slab.at(64, (len(found),), "bfloat16"), View(slab.memory, 64, (len(found),), (6,), half)):
-        slab.write(target, found.view(np.float32), to_bfloat16(found))
-        slab.check(f"{len(found)} float32 values, all upper halves with six lower ones each, in bfloat16")
-        clear(slab)
+    block = LargeBlock(kit, 128 + 6 * len(found))
+    for target in (block.at(64, (len(found),), "bfloat16"), View(block.memory, 64, (len(found),), (6,), half)):
+        block.write(target, found.view(np.float32), to_bfloat16(found))
+        block.check(f"{len(found)} float32 values, all upper halves with six lower ones each, in bfloat16")
+        clear(block)
     sample = found[:: len(found) // 300]  # the kit's two oracles must agree
     for word in sample:
         should = converted(float(word.view(np.float32)), half)
@@ -254,10 +259,10 @@ def test_g06_bfloat16_widens_to_what_it_is(kit: Kit, name: str) -> None:
         narrow = value.astype(np.float16 if name == "float16" else np.float64)
     fits = np.isfinite(narrow) | ~np.isfinite(value)
     found, value = found[fits], value[fits]
-    slab = Slab(kit, 128 + len(found) * dtype.itemsize)
-    target = slab.at(64, (len(found),), name)
-    arrive(slab.set(target, given(found, dtype_of("bfloat16"))))
-    got = backdoor.read(kit.device, slab.memory, slab.stream)[64 : 64 + len(found) * dtype.itemsize]
+    block = LargeBlock(kit, 128 + len(found) * dtype.itemsize)
+    target = block.at(64, (len(found),), name)
+    arrive(block.set(target, given(found, dtype_of("bfloat16"))))
+    got = backdoor.read(kit.device, block.memory, block.stream)[64 : 64 + len(found) * dtype.itemsize]
     for word, item, have in zip(found[::97], value[::97].tolist(), got.reshape(len(found), -1)[::97], strict=True):
         should = word.tobytes() if name == "bfloat16" else converted(item, dtype)
         right = have.tobytes() == should if name == "bfloat16" or should != NAN else same(have.tobytes(), should, dtype)
@@ -274,11 +279,11 @@ def test_g05_elements_narrower_than_a_word_keep_their_neighbours(kit: Kit, item:
     dtype, counts = dtype_of(name), range(1, 40 // item)
     reached = Reached(f"{place} bytes past a boundary of 16" for place in range(0, 16, item))
     for way in ("array", "scalar"):
-        slab = Slab(kit, (16 // item) * len(counts) * 80 + 80)
+        block = LargeBlock(kit, (16 // item) * len(counts) * 80 + 80)
         at = 16
         for place in range(0, 16, item):
             for count in counts:
-                target = slab.at(at + place, (count,), name)
+                target = block.at(at + place, (count,), name)
                 word = (np.arange(count) * 37 + place + 1).astype(words(dtype))
                 if way == "scalar":
                     value: Any = float(1 + place % 3)
@@ -286,11 +291,11 @@ def test_g05_elements_narrower_than_a_word_keep_their_neighbours(kit: Kit, item:
                     word[...] = int.from_bytes(cast(bytes, converted(value, dtype)), "little")
                 else:
                     value = given(word, dtype)
-                slab.set(target, value)
-                slab.over(target).view(words(dtype))[...] = word
+                block.set(target, value)
+                block.over(target).view(words(dtype))[...] = word
                 at += 80
             reached.note(f"{place} bytes past a boundary of 16")
-        slab.check(f"{name} elements, by way of an {way}, at every place of a line")
+        block.check(f"{name} elements, by way of an {way}, at every place of a line")
     reached.check()
 
 
@@ -300,22 +305,22 @@ LINE = 16
 
 @guarantee(5)
 def test_g05_neighbours_in_one_word_may_be_written_one_after_the_other(kit: Kit) -> None:
-    slab = Slab(kit, 512)
+    block = LargeBlock(kit, 512)
     rng = np.random.default_rng(3)
     kinds = [dtype for dtype in DTYPES if dtype.itemsize < 8 and dtype.kind != "bool"]
     tickets = []
-    with kit.held(slab.stream):
+    with kit.held(block.stream):
         for dtype in kinds:
             places = rng.permutation(LINE // dtype.itemsize)
             for place in places.tolist():
-                target = slab.at(64 + place * dtype.itemsize, (1,), dtype.name)
+                target = block.at(64 + place * dtype.itemsize, (1,), dtype.name)
                 word = rng.integers(0, 256, dtype.itemsize, np.uint8).view(words(dtype))
-                tickets.append(slab.set(target, given(word, dtype)))
-                slab.over(target).view(words(dtype))[...] = word
+                tickets.append(block.set(target, given(word, dtype)))
+                block.over(target).view(words(dtype))[...] = word
                 if place % 3 == 0:  # a write over half of the previous one, and its neighbour
-                    half = slab.at(target.offset + dtype.itemsize // 2, (1,), "uint8")
-                    tickets.append(slab.set(half, 7))
-                    slab.over(half)[...] = 7
+                    half = block.at(target.offset + dtype.itemsize // 2, (1,), "uint8")
+                    tickets.append(block.set(half, 7))
+                    block.over(half)[...] = 7
     for ticket in tickets:
         arrive(ticket)
-    slab.check("neighbours of one word were written one by one, on a stream that was held")
+    block.check("neighbours of one word were written one by one, on a stream that was held")

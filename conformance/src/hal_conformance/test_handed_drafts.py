@@ -11,7 +11,7 @@ from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .harness.waiters import A_WHILE
 from .kit import Kit
-from .mutants import faults
+from .liars import faults
 from .test_drafts import hand, running, stepped
 from .test_faults import under
 from .test_readers import update_held

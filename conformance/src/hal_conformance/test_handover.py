@@ -13,10 +13,10 @@ from hal_core.handover.messages import Blocks, Seal
 from hal_core.handover.protocol import Arrived, Cancelled, HandoverKey, PeerLost, Rejected
 from hypothesis import strategies as st
 
+from .fixtures.kv_handover import BLOCKS, FACTS, SHORT, KvHandover, ends, kinds
 from .harness.asserts import assert_raises
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
-from .rigs.handing import BLOCKS, FACTS, SHORT, KvHandover, ends, kinds
 
 KEY = HandoverKey("r", 0)
 SENT, PROMISED = [5, 2, 7], [1, 3, 4]

@@ -12,15 +12,15 @@ from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import strategies as st
 
 from .draw.requests import sizes
+from .fixtures.batches import ALL, draw_batch, told
+from .fixtures.state import StateFixture
+from .fixtures.stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
-from .rigs.batches import ALL, draw_batch, told
-from .rigs.rig import Rig
-from .rigs.stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
 
 
-def insert_and_check(draw: Draw, rig: Rig, kinds: tuple[TaskKind, ...] = ALL, *, least: int = 0) -> list[Task]:
+def insert_and_check(draw: Draw, rig: StateFixture, kinds: tuple[TaskKind, ...] = ALL, *, least: int = 0) -> list[Task]:
     """Insert a valid batch, and compare every byte of the state."""
     __tracebackhide__ = True
     tasks = draw_batch(draw, rig, kinds, least=least)
@@ -32,7 +32,7 @@ def insert_and_check(draw: Draw, rig: Rig, kinds: tuple[TaskKind, ...] = ALL, *,
 @guarantee(9)
 @examples()
 def test_g09_every_field_of_every_slot_is_as_the_model_says(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig = StateFixture(kit, draw(sizes(), "sizes"))
     for _ in range(draw(st.integers(1, 4), "rounds")):
         insert_and_check(draw, rig)
         rig.output(run_step(draw, rig))
@@ -43,14 +43,14 @@ def test_g09_every_field_of_every_slot_is_as_the_model_says(kit: Kit, draw: Draw
 @guarantee(9)
 @examples(0.5)
 def test_g09_new_requests_enter_many_slots_at_once(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(most_slots=12), "sizes"))
+    rig = StateFixture(kit, draw(sizes(most_slots=12), "sizes"))
     insert_and_check(draw, rig, (TaskKind.PREFILL,), least=rig.sizes.num_slots)
 
 
 @guarantee(9)
 @examples(0.5)
 def test_g09_requests_leave_go_on_and_enter_in_one_batch(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig = StateFixture(kit, draw(sizes(), "sizes"))
     insert_and_check(draw, rig, (TaskKind.PREFILL, TaskKind.REMOTE_PREFILL), least=1)
     rig.output(run_step(draw, rig))
     insert_and_check(draw, rig, least=rig.sizes.num_slots)
@@ -59,7 +59,7 @@ def test_g09_requests_leave_go_on_and_enter_in_one_batch(kit: Kit, draw: Draw) -
 @guarantee(9)
 @examples(0.5)
 def test_g09_a_step_changes_only_what_its_documentation_says(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig = StateFixture(kit, draw(sizes(), "sizes"))
     insert_and_check(draw, rig, (TaskKind.PREFILL, TaskKind.REMOTE_PREFILL), least=1)
     for _ in range(draw(st.integers(1, 6), "steps")):
         run_step(draw, rig)  # compares every byte after update_inputs
@@ -67,7 +67,7 @@ def test_g09_a_step_changes_only_what_its_documentation_says(kit: Kit, draw: Dra
 
 @guarantee(9)
 def test_g09_a_full_row_ends_its_request_whatever_it_might_still_be_given(kit: Kit) -> None:
-    rig = Rig(kit, StateConfig(num_slots=2, max_model_len=4, block_size=2))
+    rig = StateFixture(kit, StateConfig(num_slots=2, max_model_len=4, block_size=2))
     tasks = []
     for slot, prompt in enumerate(([1, 2, 3], [1])):
         request = rig.admit(Request(rig.new_name(), prompt, SamplingParams(max_tokens=9)))
@@ -83,7 +83,7 @@ def test_g09_a_full_row_ends_its_request_whatever_it_might_still_be_given(kit: K
 @examples(0.5)
 def test_g09_one_batch_serves_two_states_with_their_own_slots(kit: Kit, draw: Draw) -> None:
     size = draw(sizes(), "sizes")
-    target, proposer = Rig(kit, size), Rig(kit, size, name="proposer")
+    target, proposer = StateFixture(kit, size), StateFixture(kit, size, name="proposer")
     for rig in (target, proposer):
         insert_and_check(draw, rig, least=1)
     target.check("insert_tasks into another state")
@@ -92,7 +92,7 @@ def test_g09_one_batch_serves_two_states_with_their_own_slots(kit: Kit, draw: Dr
 @guarantee(9)
 def test_g09_slots_beside_a_named_one_keep_what_the_last_step_wrote(kit: Kit) -> None:
     n = 9  # the last flag is alone in its word
-    rig = Rig(kit, StateConfig(num_slots=n, max_model_len=8, block_size=2))
+    rig = StateFixture(kit, StateConfig(num_slots=n, max_model_len=8, block_size=2))
     tasks = []
     for slot in range(n):
         request = rig.admit(Request(rig.new_name(), [1, 2], SamplingParams(max_tokens=1 + slot % 3)))
@@ -108,7 +108,7 @@ def test_g09_slots_beside_a_named_one_keep_what_the_last_step_wrote(kit: Kit) ->
 @guarantee(11)
 @examples()
 def test_g11_nothing_of_the_former_request_is_left_in_a_slot(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(most_slots=3), "sizes"))
+    rig = StateFixture(kit, draw(sizes(most_slots=3), "sizes"))
     for _ in range(draw(st.integers(2, 4), "requests a slot")):
         free_ended(rig)
         insert_and_check(draw, rig, (TaskKind.PREFILL, TaskKind.REMOTE_PREFILL, TaskKind.PREEMPTED), least=1)
@@ -117,7 +117,7 @@ def test_g11_nothing_of_the_former_request_is_left_in_a_slot(kit: Kit, draw: Dra
 
 @guarantee(11)
 def test_g11_every_row_is_reset_to_the_largest_length_written_before(kit: Kit) -> None:
-    rig = Rig(
+    rig = StateFixture(
         kit,
         StateConfig(
             num_slots=2, max_model_len=24, block_size=2, max_draft_tokens=3, max_bad_words=4, max_stop_sequences=3
@@ -145,7 +145,7 @@ def test_g11_every_row_is_reset_to_the_largest_length_written_before(kit: Kit) -
 @guarantee(12)
 @examples()
 def test_g12_the_decode_role_goes_on_after_the_first_token(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig = StateFixture(kit, draw(sizes(), "sizes"))
     tasks = insert_and_check(draw, rig, (TaskKind.REMOTE_PREFILL,), least=1)
     step = draw_step(draw, rig)
     draw_sampling(draw, rig, step)
@@ -161,7 +161,7 @@ def test_g12_the_decode_role_goes_on_after_the_first_token(kit: Kit, draw: Draw)
 @guarantee(12)
 @examples(0.5)
 def test_g12_exactly_the_given_drafts_are_written(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(drafts=True), "sizes"))
+    rig = StateFixture(kit, draw(sizes(drafts=True), "sizes"))
     for _ in range(2):
         tasks = insert_and_check(draw, rig, (TaskKind.REMOTE_PREFILL, TaskKind.ABORTED), least=1)
         drafts = [task for task in tasks if task.kind is TaskKind.REMOTE_PREFILL]
@@ -177,7 +177,7 @@ def test_g12_exactly_the_given_drafts_are_written(kit: Kit, draw: Draw) -> None:
 @guarantee(12)
 @examples(0.5)
 def test_g12_the_host_mirror_is_as_of_the_last_step_whose_output_was_taken(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig = StateFixture(kit, draw(sizes(), "sizes"))
     for _ in range(draw(st.integers(1, 3), "steps")):
         insert_and_check(draw, rig)
         step = draw_step(draw, rig)
@@ -198,7 +198,7 @@ def test_g12_the_host_mirror_is_as_of_the_last_step_whose_output_was_taken(kit: 
 @guarantee(9)
 @examples(0.5)
 def test_g09_roles_other_than_mixed_enter_alike(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig = StateFixture(kit, draw(sizes(), "sizes"))
     role = draw(st.sampled_from(SplitRole), "role")
     tasks = draw_batch(draw, rig, (TaskKind.PREFILL,), least=1, role=role)
     rig.insert(tasks).wait(PATIENCE)

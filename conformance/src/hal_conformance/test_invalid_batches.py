@@ -13,27 +13,27 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from .draw.requests import requests, sizes
+from .fixtures import hook_calls
+from .fixtures.batches import draw_batch, draw_entering, told
+from .fixtures.invalid_batches import INVALID_TASKS
+from .fixtures.state import StateFixture
+from .fixtures.stepping import run_step
 from .harness.asserts import assert_raises, assert_says
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
-from .rigs import acts
-from .rigs.batches import draw_batch, draw_entering, told
-from .rigs.rig import Rig
-from .rigs.stepping import run_step
-from .rigs.troubles import TROUBLES
 
 
-def prepared(kit: Kit, draw: Draw) -> Rig:
+def prepared(kit: Kit, draw: Draw) -> StateFixture:
     """Return a state with some requests in it."""
-    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig = StateFixture(kit, draw(sizes(), "sizes"))
     rig.insert(draw_batch(draw, rig)).wait(PATIENCE)
     if draw(st.booleans(), "a step has run"):
         rig.output(run_step(draw, rig))
     return rig
 
 
-def refuse(rig: Rig, tasks: list[Task]) -> InvalidBatch:
+def refuse(rig: StateFixture, tasks: list[Task]) -> InvalidBatch:
     """Assert that the batch is refused without any change."""
     __tracebackhide__ = True
     error = assert_raises(
@@ -58,7 +58,7 @@ def test_g08_an_invalid_batch_changes_nothing_and_every_problem_is_listed(kit: K
     names = []
     for at in chosen:
         task = alone[at]
-        applicable = [bad for trouble in TROUBLES if (bad := trouble(rig, task)) is not None]
+        applicable = [bad for invalid in INVALID_TASKS if (bad := invalid(rig, task)) is not None]
         bad = draw(st.sampled_from(applicable), f"what is wrong with the task of slot {task.slot}")
         assume(bad.slot == task.slot or bad.slot not in {other.slot for other in spoilt})
         spoilt[spoilt.index(task)] = bad
@@ -73,10 +73,12 @@ def test_g08_an_invalid_batch_changes_nothing_and_every_problem_is_listed(kit: K
 
 @guarantee(8)
 def test_g08_of_a_batch_in_which_all_is_wrong_every_task_is_listed(kit: Kit) -> None:
-    rig = acts.working(kit)
-    free = range(acts.ENTERED, acts.SIZES.num_slots)
-    tasks = [acts.entering(rig, slot) for slot in free] + [acts.leaving(rig, slot) for slot in range(acts.ENTERED)]
-    wrong = [one for task in tasks for trouble in TROUBLES[:3] if (one := trouble(rig, task)) is not None]
+    rig = hook_calls.working(kit)
+    free = range(hook_calls.ENTERED, hook_calls.SIZES.num_slots)
+    tasks = [hook_calls.entering(rig, slot) for slot in free] + [
+        hook_calls.leaving(rig, slot) for slot in range(hook_calls.ENTERED)
+    ]
+    wrong = [one for task in tasks for invalid in INVALID_TASKS[:3] if (one := invalid(rig, task)) is not None]
     error = refuse(rig, wrong)
     for index, task in enumerate(wrong):
         mine = [text for text in error.problems if f"task {index} " in text and task.request.request_id in text]
@@ -98,7 +100,7 @@ def test_g08_the_batch_goes_in_once_it_is_mended(kit: Kit, draw: Draw) -> None:
 @guarantee(8)
 @examples(0.5)
 def test_g08_one_slot_is_entered_once_a_batch(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig = StateFixture(kit, draw(sizes(), "sizes"))
     slot = draw(st.integers(0, rig.sizes.num_slots - 1), "slot")
     tasks = [draw_entering(draw, rig, slot, TaskKind.PREFILL, None) for _ in range(2)]
     refuse(rig, tasks)
@@ -107,7 +109,7 @@ def test_g08_one_slot_is_entered_once_a_batch(kit: Kit, draw: Draw) -> None:
 @guarantee(8)
 @examples(0.5)
 def test_g08_one_request_enters_one_slot(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(most_slots=7).filter(lambda size: size.num_slots > 1), "sizes"))
+    rig = StateFixture(kit, draw(sizes(most_slots=7).filter(lambda size: size.num_slots > 1), "sizes"))
     task = draw_entering(draw, rig, 0, TaskKind.PREFILL, None)
     twin = Task(task.kind, 1, task.request, task.num_computed_tokens, task.num_scheduled_tokens, task.blocks)
     refuse(rig, [task, twin])
@@ -125,19 +127,19 @@ def test_g08_a_slot_that_is_held_is_not_entered(kit: Kit, draw: Draw) -> None:
 @guarantee(8)
 @pytest.mark.parametrize("kind", [TaskKind.PREEMPTED, TaskKind.ABORTED], ids=lambda kind: kind.name)
 def test_g08_only_who_is_in_a_slot_can_leave_it(kit: Kit, kind: TaskKind) -> None:
-    rig = acts.working(kit)
+    rig = hook_calls.working(kit)
     (inside, *_) = rig.model.residents.values()
-    outside = acts.entering(rig, acts.ENTERED).request  # admitted, but in no slot
+    outside = hook_calls.entering(rig, hook_calls.ENTERED).request  # admitted, but in no slot
     refuse(rig, [Task(kind, 0, outside)])
-    refuse(rig, [Task(kind, acts.ENTERED, inside.admitted)])
-    rig.insert([acts.leaving(rig, 0, kind)]).wait(PATIENCE)
+    refuse(rig, [Task(kind, hook_calls.ENTERED, inside.admitted)])
+    rig.insert([hook_calls.leaving(rig, 0, kind)]).wait(PATIENCE)
     rig.check("the slot's request has left it")
 
 
 @guarantee(8)
 @examples(0.5)
 def test_g08_a_slot_is_not_preempted_again_before_that_was_reported(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig = StateFixture(kit, draw(sizes(), "sizes"))
     for _ in range(2):
         entering = draw_entering(draw, rig, 0, TaskKind.PREFILL, None)
         rig.insert([entering]).wait(PATIENCE)
@@ -152,7 +154,7 @@ def test_g08_a_slot_is_not_preempted_again_before_that_was_reported(kit: Kit, dr
 @guarantee(8)
 @examples()
 def test_g08_a_request_admitted_for_a_state_of_other_sizes_is_refused(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig = StateFixture(kit, draw(sizes(), "sizes"))
     alike = {"num_slots": rig.sizes.num_slots, "block_size": rig.sizes.block_size}  # requests do not depend on these
     other = draw(sizes().filter(lambda size: replace(size, **alike) != rig.sizes), "other sizes")
     foreign = admit(draw(requests(other, "foreign"), "request"), lay_out(other))

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from .fixtures import hook_calls
 from .harness.guarantees import guarantee
 from .harness.natives import counted
 from .kit import Kit
-from .mutants import faults
-from .rigs import acts
+from .liars import faults
 from .test_faults import under
 
 ROUNDS, WINDOWS = 40, 8
 """Rounds of one window, and most windows: a loss appears in each, and a pool that fills (of fences, say) does not."""
-CALLS = (*acts.VALUES, "submit", "copy_out", "insert and leave", "a step")
+CALLS = (*hook_calls.VALUES, "submit", "copy_out", "insert and leave", "a step")
 
 
 @guarantee(26)
@@ -24,7 +24,7 @@ CALLS = (*acts.VALUES, "submit", "copy_out", "insert and leave", "a step")
 def test_g26_calls_keep_no_device_memory_and_no_native_object(kit: Kit, what: str) -> None:
     """Counted where the device allocates, and where it asks its primitives: a process shows no loss of 64 bytes."""
     with under(kit, faults.OutOfRoom) as (laid, _):
-        rig, own = acts.working(laid), laid.device
+        rig, own = hook_calls.working(laid), laid.device
         below = counted(own) if hasattr(own, "primitives") else {}
 
         def held() -> dict[str, int]:
@@ -34,12 +34,12 @@ def test_g26_calls_keep_no_device_memory_and_no_native_object(kit: Kit, what: st
             return {"blocks of allocate()": sum(one() is not None for one in blocks), **below}
 
         for _ in range(ROUNDS):
-            acts.again(rig, what)
+            hook_calls.again(rig, what)
         kept, after = {}, held()
         for _ in range(WINDOWS):
             before = after
             for _ in range(ROUNDS):
-                acts.again(rig, what)
+                hook_calls.again(rig, what)
             after = held()
             kept = {name: count - before.get(name, 0) for name, count in after.items()}
             kept = {name: more for name, more in kept.items() if more > ROUNDS // 4}

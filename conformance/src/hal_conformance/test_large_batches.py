@@ -14,12 +14,12 @@ from hal_core.slots.admission import AdmittedRequest, Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 
+from .fixtures.many import MANY, blocks, filled, handoff, leaving, prefill, prompt, request, stepped, varied
+from .fixtures.state import StateFixture
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .harness.reached import Reached
 from .kit import Kit
-from .rigs.many import MANY, blocks, filled, handoff, leaving, prefill, prompt, request, stepped, varied
-from .rigs.rig import Rig
 
 COUNTS = (1, 8, 9, 64, 65, 257)
 """Requests of one batch: both sides of every border at which a core, a block or a table may end."""
@@ -60,8 +60,8 @@ def test_g09_512_slots_are_entered_left_and_stepped_at_once(kit: Kit) -> None:
 @guarantee(9)
 @pytest.mark.parametrize("kind", [TaskKind.PREFILL, TaskKind.REMOTE_PREFILL], ids=lambda kind: kind.name.lower())
 def test_g09_batches_of_every_count_enter_and_leave(kit: Kit, kind: TaskKind) -> None:
-    rig, reached = Rig(kit, MANY), Reached(map(str, COUNTS))
-    make: Callable[[Rig, int, AdmittedRequest], Task] = prefill if kind is TaskKind.PREFILL else handoff
+    rig, reached = StateFixture(kit, MANY), Reached(map(str, COUNTS))
+    make: Callable[[StateFixture, int, AdmittedRequest], Task] = prefill if kind is TaskKind.PREFILL else handoff
     for turn, count in enumerate(COUNTS):
         slots = np.random.default_rng(turn).permutation(MANY.num_slots)[:count].tolist()
         arrive(rig.insert([make(rig, slot, request(rig, slot + turn)) for slot in slots]))
@@ -78,7 +78,7 @@ def test_g09_slots_past_16_bits_are_their_own(kit: Kit) -> None:
     size = StateConfig(
         66_000, 6, 4, max_logprobs=0, max_eos=1, max_stop_sequences=1, max_stop_length=1, max_bad_words=1
     )
-    rig = Rig(kit, size)
+    rig = StateFixture(kit, size)
     edges = [0, 1, 127, 128, 255, 256, 257, 32_767, 32_768, 65_535, 65_536, 65_537, 65_791, 65_792, 65_999]
     order = np.random.default_rng(23).permutation(edges).tolist()
     params = [
@@ -117,7 +117,7 @@ WIDE = StateConfig(
 """Every row, and the record, longer than a 16-bit number can count, in bytes or elements."""
 
 
-def wide(rig: Rig, at: int, share: float) -> AdmittedRequest:
+def wide(rig: StateFixture, at: int, share: float) -> AdmittedRequest:
     """Return a request that fills so large a share of every row."""
 
     def part(most: int) -> int:
@@ -160,9 +160,9 @@ def test_g09_rows_of_megabytes_are_written_to_their_last_element(kit: Kit) -> No
     rig.check("both long requests left")
 
 
-def full_of_rows(kit: Kit) -> tuple[Rig, AdmittedRequest]:
+def full_of_rows(kit: Kit) -> tuple[StateFixture, AdmittedRequest]:
     """Return a state with a request in slot 1 that fills every row, and the request."""
-    rig = Rig(kit, WIDE)
+    rig = StateFixture(kit, WIDE)
     reached = Reached(
         f"{what} past 16 bits" for what in ("tokens", "blocks", "bad words", "stop tokens", "record bytes")
     )

@@ -13,13 +13,13 @@ import pytest
 from hal_core.memory.dtypes import DTYPES, dtype_of
 from hal_core.memory.views import View
 
+from .fixtures.large_blocks import GAP, LargeBlock, comb, elements
 from .harness import backdoor
 from .harness.backdoor import arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.reached import PAST, Reached, past
 from .kit import Kit
-from .rigs.slab import GAP, Slab, comb, elements
 
 MIB = 1 << 20
 LENGTHS = [(1 << power) + off for power in (8, 12, 16, 20, 22) for off in (-1, 0, 1)]
@@ -39,7 +39,7 @@ PLENTY = 4
 """Axes of a device value from which on a device may refuse, with a reason."""
 
 
-def ways(slab: Slab, source: Slab, target: View, seed: int) -> Iterator[tuple[str, Any, Any]]:
+def ways(block: LargeBlock, source: LargeBlock, target: View, seed: int) -> Iterator[tuple[str, Any, Any]]:
     """Yield ``(name, value, elements)`` for each form of a value with the target's shape."""
     some = elements(seed, target.shape, target.dtype)
     if target.dtype.name != "bfloat16":
@@ -55,50 +55,50 @@ def ways(slab: Slab, source: Slab, target: View, seed: int) -> Iterator[tuple[st
 
 @guarantee(5)
 def test_g05_values_of_every_length_land_whole_and_nowhere_else(kit: Kit) -> None:
-    source = Slab(kit, LENGTHS[-1] + 128, noise(1, LENGTHS[-1] + 128))
+    source = LargeBlock(kit, LENGTHS[-1] + 128, noise(1, LENGTHS[-1] + 128))
     reached = Reached(f"{name}, {many}" for name in WAYS for many in [*PAST][:3])
-    slab = Slab(kit, (sum(LENGTHS) + GAP * len(LENGTHS)))
+    block = LargeBlock(kit, (sum(LENGTHS) + GAP * len(LENGTHS)))
     for turn, chosen in enumerate(WAYS):
         at = GAP
         for length in LENGTHS:
-            target = slab.at(at, (length,))
-            for name, value, should in ways(slab, source, target, length + turn):
+            target = block.at(at, (length,))
+            for name, value, should in ways(block, source, target, length + turn):
                 if name == chosen:
-                    slab.write(target, value, should)
+                    block.write(target, value, should)
                     for many in past(length):
                         reached.note(f"{name}, {many}")
             at += length + GAP
-        slab.check(f"values of {LENGTHS[0]} to {LENGTHS[-1]} bytes, each by way of a {chosen}")
+        block.check(f"values of {LENGTHS[0]} to {LENGTHS[-1]} bytes, each by way of a {chosen}")
     reached.check()
 
 
 @guarantee(5)
 def test_g05_a_value_of_many_megabytes_lands_whole(kit: Kit) -> None:
-    slab = Slab(kit, LONGEST + 2 * GAP)
-    target = slab.at(GAP, (LONGEST,))
+    block = LargeBlock(kit, LONGEST + 2 * GAP)
+    target = block.at(GAP, (LONGEST,))
     value = noise(2, LONGEST)
-    slab.write(target, value)
-    slab.check(f"an array of {LONGEST} bytes")
-    inner = slab.at(GAP + 5, (LONGEST - 11,))
-    slab.write(inner, 0x3C, np.uint8(0x3C))
-    slab.check(f"a scalar over {LONGEST - 11} bytes")
-    shifted = slab.at(GAP + 3, (2_100_001,), "int64")  # beyond 2**24 bytes, and no multiple of a page
+    block.write(target, value)
+    block.check(f"an array of {LONGEST} bytes")
+    inner = block.at(GAP + 5, (LONGEST - 11,))
+    block.write(inner, 0x3C, np.uint8(0x3C))
+    block.check(f"a scalar over {LONGEST - 11} bytes")
+    shifted = block.at(GAP + 3, (2_100_001,), "int64")  # beyond 2**24 bytes, and no multiple of a page
     if shifted.offset % 8:
-        shifted = slab.at(-(-shifted.offset // 8) * 8, (2_100_001,), "int64")
-    slab.write(shifted, elements(3, shifted.shape, shifted.dtype))
-    slab.check("an array of 2 100 001 int64")
+        shifted = block.at(-(-shifted.offset // 8) * 8, (2_100_001,), "int64")
+    block.write(shifted, elements(3, shifted.shape, shifted.dtype))
+    block.check("an array of 2 100 001 int64")
 
 
-def many_runs(slab: Slab, begin: int, runs: int, dtype: str) -> dict[str, View]:
+def many_runs(block: LargeBlock, begin: int, runs: int, dtype: str) -> dict[str, View]:
     """Return targets of so many separate runs, one after the other, starting at byte ``begin``."""
     kind = dtype_of(dtype)
     item = kind.itemsize
     reach, pairs = runs * 2 * item, runs * 5 * item
     return {
-        "every second": View(slab.memory, begin, (runs,), (2 * item,), kind),
-        "backwards": View(slab.memory, begin + reach + (runs - 1) * 2 * item, (runs,), (-2 * item,), kind),
-        "pairs": View(slab.memory, begin + 2 * reach, (runs, 2), (5 * item, item), kind),
-        "columns": View(slab.memory, begin + 2 * reach + pairs, (2, runs), (2 * item, 5 * item), kind),
+        "every second": View(block.memory, begin, (runs,), (2 * item,), kind),
+        "backwards": View(block.memory, begin + reach + (runs - 1) * 2 * item, (runs,), (-2 * item,), kind),
+        "pairs": View(block.memory, begin + 2 * reach, (runs, 2), (5 * item, item), kind),
+        "columns": View(block.memory, begin + 2 * reach + pairs, (2, runs), (2 * item, 5 * item), kind),
     }
 
 
@@ -111,13 +111,13 @@ KINDS = ("every second", "backwards", "pairs", "columns")
 def test_g05_targets_of_many_runs_are_written_run_by_run(kit: Kit, way: str, dtype: str) -> None:
     reached = Reached(f"{kind}, past 8 bits" for kind in KINDS)
     size = dtype_of(dtype).itemsize
-    slab, source = Slab(kit, 15 * max(RUNS) * size), Slab(kit, SOURCE >> 4, noise(4, SOURCE >> 4))
+    block, source = LargeBlock(kit, 15 * max(RUNS) * size), LargeBlock(kit, SOURCE >> 4, noise(4, SOURCE >> 4))
     for runs in RUNS:
-        for kind, target in many_runs(slab, 0, runs, dtype).items():
-            write_by(way, slab, source, target, runs)
+        for kind, target in many_runs(block, 0, runs, dtype).items():
+            write_by(way, block, source, target, runs)
             for many in past(runs):
                 reached.note(f"{kind}, {many}")
-        slab.check(f"targets of {runs} runs of {dtype}, each by way of a {way}")
+        block.check(f"targets of {runs} runs of {dtype}, each by way of a {way}")
     reached.check()
 
 
@@ -127,61 +127,61 @@ def test_g05_targets_of_more_runs_than_16_bits_count_are_written(kit: Kit, way: 
     reached = Reached(f"{kind}, past 16 bits" for kind in KINDS)
     size = dtype_of(dtype).itemsize
     counts = MANY_RUNS[kit.effort.profile]
-    slab, source = Slab(kit, 15 * max(counts) * size), Slab(kit, SOURCE, noise(4, SOURCE))
+    block, source = LargeBlock(kit, 15 * max(counts) * size), LargeBlock(kit, SOURCE, noise(4, SOURCE))
     for runs in counts:
-        for kind, target in many_runs(slab, 0, runs, dtype).items():
-            write_by(way, slab, source, target, runs)
+        for kind, target in many_runs(block, 0, runs, dtype).items():
+            write_by(way, block, source, target, runs)
             reached.note(f"{kind}, {past(runs)[-1]}")
-        slab.check(f"targets of {runs} runs of {dtype}, each by way of a {way}")
+        block.check(f"targets of {runs} runs of {dtype}, each by way of a {way}")
     reached.check()
 
 
 @guarantee(5)
 def test_g05_runs_past_24_bits_of_offset_are_written_where_they_are(kit: Kit) -> None:
     border, runs = 16 * MIB, 301  # from here on, a 32-bit float cannot distinguish neighbours
-    slab, source = Slab(kit, border + 1 * MIB), Slab(kit, SOURCE >> 4, noise(4, SOURCE >> 4))
+    block, source = LargeBlock(kit, border + 1 * MIB), LargeBlock(kit, SOURCE >> 4, noise(4, SOURCE >> 4))
     for turn, way in enumerate(WAYS):
-        for target in many_runs(slab, border - 601 + turn * 16 * runs, runs, "uint8").values():
-            write_by(way, slab, source, target, turn)
-    slab.check("targets on both sides of byte 2**24")
+        for target in many_runs(block, border - 601 + turn * 16 * runs, runs, "uint8").values():
+            write_by(way, block, source, target, turn)
+    block.check("targets on both sides of byte 2**24")
 
 
-def write_by(way: str, slab: Slab, source: Slab, target: View, seed: int) -> None:
+def write_by(way: str, block: LargeBlock, source: LargeBlock, target: View, seed: int) -> None:
     """Write a value in one form."""
-    found = {name: (value, should) for name, value, should in ways(slab, source, target, seed)}
-    slab.write(target, *found[way])
+    found = {name: (value, should) for name, value, should in ways(block, source, target, seed)}
+    block.write(target, *found[way])
 
 
 @guarantee(5)
 def test_g05_every_count_of_axes_is_written_element_by_element(kit: Kit) -> None:
     rng = np.random.default_rng(kit.effort.seed)
     reached = Reached([f"{axes} axes" for axes in AXES] + [f"{axes} axes, device value" for axes in range(PLENTY + 1)])
-    slab, source = Slab(kit, MIB), Slab(kit, MIB, noise(5, MIB))
+    block, source = LargeBlock(kit, MIB), LargeBlock(kit, MIB, noise(5, MIB))
     besides = ONES[kit.effort.profile]
     for axes in AXES:
         for turn, ones in enumerate(besides):
             dtype = DTYPES[(axes * len(besides) + turn) % len(DTYPES)]
-            target = comb(slab, 4096, axes, ones, dtype, rng)
+            target = comb(block, 4096, axes, ones, dtype, rng)
             told = f"{target}, which has {axes} axes of several elements,"
-            for name, value, should in ways(slab, source, target, axes):
+            for name, value, should in ways(block, source, target, axes):
                 if name != "device value":
-                    slab.write(target, value, should)
-                    slab.check(f"{told} was set to a {name}")
+                    block.write(target, value, should)
+                    block.check(f"{told} was set to a {name}")
             if len(target.shape) <= DEEP and dtype.kind == "int":
                 should = elements(axes + 9, target.shape, dtype)
-                slab.write(target, should.tolist() if should.ndim else should.item(), should)
-                slab.check(f"{told} was set to a list nested as deep")
+                block.write(target, should.tolist() if should.ndim else should.item(), should)
+                block.check(f"{told} was set to a list nested as deep")
             reached.note(f"{axes} axes")
             for value in (View.contiguous(source.memory, 64, target.shape, dtype), like(source, target, 4096)):
-                taken = slab.write_or_refuse(target, value, source.over(value))
+                taken = block.write_or_refuse(target, value, source.over(value))
                 assert taken or len(target.shape) > PLENTY, f"{value} for {target} was refused"
                 if taken and axes <= PLENTY:
                     reached.note(f"{axes} axes, device value")
-                slab.check(f"{told} was set to {value}" + ("" if taken else ", which was refused"))
+                block.check(f"{told} was set to {value}" + ("" if taken else ", which was refused"))
     reached.check()
 
 
-def like(source: Slab, target: View, begin: int) -> View:
+def like(source: LargeBlock, target: View, begin: int) -> View:
     """Return a view of another block with a target's strides, in all reversed directions."""
     strides = tuple(-stride for stride in target.strides)
     low = sum((extent - 1) * stride for extent, stride in zip(target.shape, strides, strict=True) if stride < 0)
@@ -193,26 +193,26 @@ def test_g03_the_call_returns_while_held_for_values_of_any_size(kit: Kit) -> Non
     lengths = [255, 4096, 16_385, 65_535, 65_536, 65_537, 262_145, MIB, 3 * MIB + 1]
     reached = Reached([*PAST][:3])
     for shape in ("contiguous", "strided"):
-        slab, at, tickets = Slab(kit, 2 * sum(lengths) + GAP * (len(lengths) + 1)), GAP, []
-        before = slab.should.copy()
+        block, at, tickets = LargeBlock(kit, 2 * sum(lengths) + GAP * (len(lengths) + 1)), GAP, []
+        before = block.should.copy()
         other = kit.device.stream()
-        with kit.held(slab.stream):
+        with kit.held(block.stream):
             for length in lengths if shape == "contiguous" else lengths[:-3]:
                 step = 1 if shape == "contiguous" else 2
-                target = View(slab.memory, at, (length,), (step,), dtype_of("uint8"))
+                target = View(block.memory, at, (length,), (step,), dtype_of("uint8"))
                 value = noise(15, length)
-                ticket = slab.set(target, value)
+                ticket = block.set(target, value)
                 assert not ticket.done(), f"the ticket of {length} bytes ({shape}) is done, but its stream is held"
                 assert ticket.mode == "async", f"the ticket of {length} bytes says {ticket.mode!r}"
                 tickets.append(ticket)
-                slab.over(target)[...] = value
+                block.over(target)[...] = value
                 at += step * length + GAP
                 for many in past(length):
                     reached.note(many)
-            seen = backdoor.read(kit.device, slab.memory, other)
+            seen = backdoor.read(kit.device, block.memory, other)
             wrong = np.flatnonzero(seen != before)
             assert not len(wrong), f"byte {wrong[0]} was written while the stream is held ({shape})"
         for ticket in tickets:
             arrive(ticket)
-        slab.check(f"values of {lengths} bytes on a stream that was held ({shape})")
+        block.check(f"values of {lengths} bytes on a stream that was held ({shape})")
     reached.check()

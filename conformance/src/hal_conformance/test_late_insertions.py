@@ -10,11 +10,11 @@ import numpy as np
 from hal_core.slots.admission import AdmittedRequest, Request
 from hal_core.slots.tasks import TaskKind
 
+from .fixtures.many import MANY, leaving, prefill, prompt, request, varied
+from .fixtures.state import StateFixture
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Kit
-from .rigs.many import MANY, leaving, prefill, prompt, request, varied
-from .rigs.rig import Rig
 
 EARLY = {"quick": 3000, "default": 20_000, "nightly": 70_000}
 """Requests admitted before the first of them is inserted."""
@@ -23,7 +23,7 @@ EARLY = {"quick": 3000, "default": 20_000, "nightly": 70_000}
 @guarantee(9)
 def test_g09_requests_admitted_by_the_thousand_are_inserted_late(kit: Kit) -> None:
     size = replace(MANY, num_slots=64, max_model_len=24)
-    rig, other = Rig(kit, size), Rig(kit, size, name="another")
+    rig, other = StateFixture(kit, size), StateFixture(kit, size, name="another")
     params = [varied(at, size) for at in range(97)]
     made: list[AdmittedRequest] = []
     for at in range(EARLY[kit.effort.profile]):
@@ -54,7 +54,7 @@ def test_g09_requests_admitted_by_the_thousand_are_inserted_late(kit: Kit) -> No
 @guarantee(9)
 def test_g09_what_was_inserted_is_kept_while_thousands_more_are_admitted(kit: Kit) -> None:
     size = replace(MANY, num_slots=80, max_model_len=48)
-    rig = Rig(kit, size)
+    rig = StateFixture(kit, size)
     with kit.held(rig.stream):
         tickets = []
         for low in (0, 8, 9):  # a few, one, and many: each may be staged differently
@@ -69,7 +69,7 @@ def test_g09_what_was_inserted_is_kept_while_thousands_more_are_admitted(kit: Ki
 
 @guarantee(9)
 def test_g09_block_ids_may_be_changed_once_the_call_has_returned(kit: Kit) -> None:
-    rig = Rig(kit, replace(MANY, num_slots=80, max_model_len=4096))
+    rig = StateFixture(kit, replace(MANY, num_slots=80, max_model_len=4096))
     tasks, lent = [], []
     for slot in range(80):
         task = prefill(rig, slot, rig.admit(Request(rig.new_name(), prompt(slot, 3000 + slot))))

@@ -9,6 +9,9 @@ from hal_core.errors import TicketTimeout
 from hal_core.output.records import SlotStatus
 from hal_core.slots.fields import FinishReason
 
+from .fixtures import hook_calls
+from .fixtures.state import StateFixture, assert_rows
+from .fixtures.stream_cases import copied
 from .harness.asserts import assert_raises
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
@@ -16,15 +19,12 @@ from .harness.sinks import KeepingSink
 from .harness.waiters import A_WHILE
 from .kit import Kit
 from .oracle.output import expected_rows
-from .rigs import acts
-from .rigs.rig import Rig, assert_rows
-from .rigs.stream_cases import copied
 
 
-def sampled(kit: Kit) -> Rig:
+def sampled(kit: Kit) -> StateFixture:
     """A state of three requests whose next step has sampled, and stopped the request of slot 1."""
-    rig = acts.working(kit)
-    arrive(acts.submit(rig))
+    rig = hook_calls.working(kit)
+    arrive(hook_calls.submit(rig))
     rig.poke_cell("stop_flags", 1, True)
     return rig
 
@@ -38,7 +38,7 @@ def test_g19_late_errors_are_read_when_the_output_is_on_the_host(kit: Kit) -> No
         asked.append(1)
         return {1: message}
 
-    step = rig.step(range(acts.ENTERED), late_errors=late)
+    step = rig.step(range(hook_calls.ENTERED), late_errors=late)
     arrive(rig.update_inputs(step))
     should, sink = expected_rows(rig.model, [0, 1, 2], errors={1: message}), KeepingSink()
     with ExitStack() as held:
@@ -57,7 +57,7 @@ def test_g19_late_errors_are_read_when_the_output_is_on_the_host(kit: Kit) -> No
 def test_g19_a_recovered_request_is_reported_once_with_its_message(kit: Kit) -> None:
     rig = sampled(kit)
     message = "the worker was restarted"
-    step = rig.step(range(acts.ENTERED), recovered={1: message})
+    step = rig.step(range(hook_calls.ENTERED), recovered={1: message})
     arrive(rig.update_inputs(step))
     should = expected_rows(rig.model, [0, 1, 2], errors={1: message})
     should[1].status = SlotStatus.RECOVERED

@@ -11,12 +11,12 @@ from hal_core.errors import HalError
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import View
 
+from .fixtures.large_blocks import LargeBlock
 from .harness.asserts import assert_raises, assert_says
 from .harness.backdoor import PATIENCE
 from .harness.bits import Array
 from .harness.guarantees import guarantee
 from .kit import Kit
-from .rigs.slab import Slab
 
 
 class LikeTorch:
@@ -78,20 +78,20 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_g06_a_lazily_negated_tensor_is_written_as_its_elements(kit: Kit, name: str) -> None:
     dtype, memory = dtype_of(name), np.arange(1, 25, dtype=name).reshape(4, 6)
     for step in (1, 2):
-        slab = Slab(kit, 64 + 48 * dtype.itemsize)
-        target = View(slab.memory, 64, (4, 6), (6 * step * dtype.itemsize, step * dtype.itemsize), dtype)
-        slab.write(target, LikeTorch(memory.copy(), negative=True), -memory)
-        slab.check(f"a tensor of {name} whose memory is the negative of its elements")
-        slab.write(target, LikeTorch(memory.copy()), memory)
-        slab.check(f"a tensor of {name} whose memory is its elements")
+        block = LargeBlock(kit, 64 + 48 * dtype.itemsize)
+        target = View(block.memory, 64, (4, 6), (6 * step * dtype.itemsize, step * dtype.itemsize), dtype)
+        block.write(target, LikeTorch(memory.copy(), negative=True), -memory)
+        block.check(f"a tensor of {name} whose memory is the negative of its elements")
+        block.write(target, LikeTorch(memory.copy()), memory)
+        block.check(f"a tensor of {name} whose memory is its elements")
 
 
 @guarantee(6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_g06_a_tensor_whose_memory_is_no_elements_is_refused(kit: Kit, kind: str) -> None:
-    slab = Slab(kit, 256)
-    target = View.contiguous(slab.memory, 0, (4, 6), dtype_of("float32"))
+    block = LargeBlock(kit, 256)
+    target = View.contiguous(block.memory, 0, (4, 6), dtype_of("float32"))
     tensor = LikeTorch(np.ones((4, 6), np.float32), **KINDS[kind])
-    error = assert_raises(HalError, lambda: slab.set(target, tensor).wait(PATIENCE), f"a value that is {kind}")
+    error = assert_raises(HalError, lambda: block.set(target, tensor).wait(PATIENCE), f"a value that is {kind}")
     assert_says(error, device=kit.bound.name, hook="async_set_value", argument="value")
-    slab.check(f"a value that is {kind}, refused")
+    block.check(f"a value that is {kind}, refused")

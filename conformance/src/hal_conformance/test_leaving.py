@@ -13,62 +13,62 @@ from hal_core.output.records import OutputRecord, SlotStatus
 from hal_core.output.sinks import MemorySink
 from hal_core.slots.tasks import Task, TaskKind
 
+from .fixtures import hook_calls
+from .fixtures.batches import LEAVE
+from .fixtures.state import FOLLOWER, StateFixture, assert_rows
 from .harness.asserts import assert_raises, assert_says
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .harness.sinks import DeadSink, FullSink, KeepingSink
 from .kit import Kit
-from .rigs import acts
-from .rigs.batches import LEAVE
-from .rigs.rig import FOLLOWER, Rig, assert_rows
 
-FREE = acts.SIZES.num_slots - 1
+FREE = hook_calls.SIZES.num_slots - 1
 LEFT = (SlotStatus.PREEMPTED, SlotStatus.ABORTED)
 
 
-def of_another(rig: Rig, kind: TaskKind) -> Task:
+def of_another(rig: StateFixture, kind: TaskKind) -> Task:
     """Return a leaving task for a slot held by another request."""
     return Task(kind, 0, rig.model.residents[1].admitted)
 
 
-def never_entered(rig: Rig, kind: TaskKind) -> Task:
+def never_entered(rig: StateFixture, kind: TaskKind) -> Task:
     """Return a leaving task for a free slot, with a request that was admitted but never inserted."""
-    return replace(acts.entering(rig, FREE), kind=kind, num_computed_tokens=0, num_scheduled_tokens=0, blocks=())
+    return replace(hook_calls.entering(rig, FREE), kind=kind, num_computed_tokens=0, num_scheduled_tokens=0, blocks=())
 
 
-def never_held(rig: Rig, kind: TaskKind) -> Task:
+def never_held(rig: StateFixture, kind: TaskKind) -> Task:
     """Return a leaving task with a running request, for a slot that it does not hold."""
     return Task(kind, FREE, rig.model.residents[1].admitted)
 
 
-def gone_already(rig: Rig, kind: TaskKind) -> Task:
+def gone_already(rig: StateFixture, kind: TaskKind) -> Task:
     """Return a leaving task for a request that has left and was reported."""
-    task = acts.leaving(rig, 2, kind)
+    task = hook_calls.leaving(rig, 2, kind)
     rig.insert([task]).wait(PATIENCE)
-    rig.output(rig.step(range(acts.SIZES.num_slots)))
+    rig.output(rig.step(range(hook_calls.SIZES.num_slots)))
     return task
 
 
-def released(rig: Rig, kind: TaskKind) -> Task:
+def released(rig: StateFixture, kind: TaskKind) -> Task:
     """Return a leaving task for a slot that was released, as if its request had ended."""
-    task = acts.leaving(rig, 2, kind)
+    task = hook_calls.leaving(rig, 2, kind)
     rig.release([2])
     return task
 
 
-def replaced(rig: Rig, kind: TaskKind) -> Task:
+def replaced(rig: StateFixture, kind: TaskKind) -> Task:
     """Return a leaving task for a slot that another request has entered meanwhile."""
-    task = acts.leaving(rig, 2, kind)
-    rig.insert([acts.leaving(rig, 2), acts.entering(rig, 2)]).wait(PATIENCE)
+    task = hook_calls.leaving(rig, 2, kind)
+    rig.insert([hook_calls.leaving(rig, 2), hook_calls.entering(rig, 2)]).wait(PATIENCE)
     return task
 
 
-def outside(rig: Rig, kind: TaskKind) -> Task:
+def outside(rig: StateFixture, kind: TaskKind) -> Task:
     """Return a leaving task for a slot that does not exist: counted from the end, it would be a held one."""
-    return Task(kind, 2 - acts.SIZES.num_slots, rig.model.residents[2].admitted)
+    return Task(kind, 2 - hook_calls.SIZES.num_slots, rig.model.residents[2].admitted)
 
 
-NOT_HELD: dict[str, Callable[[Rig, TaskKind], Task]] = {
+NOT_HELD: dict[str, Callable[[StateFixture, TaskKind], Task]] = {
     "held by another": of_another,
     "never entered": never_entered,
     "in another slot": never_held,
@@ -84,13 +84,13 @@ NOT_HELD: dict[str, Callable[[Rig, TaskKind], Task]] = {
 @pytest.mark.parametrize("why", NOT_HELD)
 @pytest.mark.parametrize("kind", LEAVE, ids=lambda kind: kind.name.lower())
 def test_g19_a_request_that_is_not_in_the_slot_does_not_leave_it(kit: Kit, kind: TaskKind, why: str) -> None:
-    rig = acts.working(kit)
+    rig = hook_calls.working(kit)
     bad = NOT_HELD[why](rig, kind)
     booked = rig.state.host_table.table.copy(), dict(rig.state.host_table.live), [*rig.state.host_table.requests]
     for tasks in (
         [bad],
-        [acts.leaving(rig, 0), bad] if bad.slot else [acts.leaving(rig, 1), bad],
-        [bad, acts.entering(rig, 3)],
+        [hook_calls.leaving(rig, 0), bad] if bad.slot else [hook_calls.leaving(rig, 1), bad],
+        [bad, hook_calls.entering(rig, 3)],
     ):
         error = assert_raises(
             InvalidBatch,
@@ -104,26 +104,26 @@ def test_g19_a_request_that_is_not_in_the_slot_does_not_leave_it(kit: Kit, kind:
     now = rig.state.host_table.table, dict(rig.state.host_table.live), [*rig.state.host_table.requests]
     assert (now[0] == booked[0]).all(), f"a leaving ({why}) was refused, and booked all the same"
     assert now[1:] == booked[1:], f"a leaving ({why}) was refused, and booked all the same"
-    rig.output(rig.step(range(acts.SIZES.num_slots)))
+    rig.output(rig.step(range(hook_calls.SIZES.num_slots)))
     rig.check("a step after a leaving that was refused")
 
 
 @guarantee(19, also=(9, 11, 18))
 def test_g19_releasing_what_is_free_or_wrong_changes_nothing_else(kit: Kit) -> None:
-    rig = acts.working(kit)
+    rig = hook_calls.working(kit)
     for free in ([FREE], [], [FREE, FREE]):
         rig.state.release(free)
     table = rig.state.host_table.table.copy()
-    for wrong in ([0, acts.SIZES.num_slots], [1, -1], [2**40], ["0"]):
+    for wrong in ([0, hook_calls.SIZES.num_slots], [1, -1], [2**40], ["0"]):
         error = assert_raises(HalError, lambda wrong=wrong: rig.state.release(wrong), f"releasing slots {wrong}")  # type: ignore[misc]
         assert error.cure, f"{error} names no cure"
     assert (rig.state.host_table.table == table).all(), "a release that was refused has freed a slot all the same"
-    rig.output(rig.step(range(acts.SIZES.num_slots)))
+    rig.output(rig.step(range(hook_calls.SIZES.num_slots)))
     rig.release([1])
     rig.check("slot 1 was released")
-    rows = rig.output(rig.step(range(acts.SIZES.num_slots)))
+    rows = rig.output(rig.step(range(hook_calls.SIZES.num_slots)))
     assert len(rows) == 2, f"one of three requests was released, and {len(rows)} rows are reported"
-    acts.insert(rig).wait(PATIENCE)
+    hook_calls.insert(rig).wait(PATIENCE)
     rig.check("a slot that was released was entered")
 
 
@@ -137,9 +137,9 @@ def told(records: list[OutputRecord]) -> Counter[tuple[str, SlotStatus]]:
     return found
 
 
-def departed(rig: Rig) -> Counter[tuple[str, SlotStatus]]:
+def departed(rig: StateFixture) -> Counter[tuple[str, SlotStatus]]:
     """Let one request be preempted and one aborted; return the expected reports, once each."""
-    rig.insert([acts.leaving(rig, 0), acts.leaving(rig, 2, TaskKind.ABORTED)]).wait(PATIENCE)
+    rig.insert([hook_calls.leaving(rig, 0), hook_calls.leaving(rig, 2, TaskKind.ABORTED)]).wait(PATIENCE)
     names = {slot: leavers[-1].request_id for slot, leavers in rig.model.leavers.items()}
     return Counter({(names[0], SlotStatus.PREEMPTED): 1, (names[2], SlotStatus.ABORTED): 1})
 
@@ -151,8 +151,8 @@ SINKS = ("full", "full twice", "dead", "late", "good")
 @pytest.mark.parametrize("kind", SINKS)
 @pytest.mark.parametrize("again", [False, True], ids=["left free", "entered again"])
 def test_g19_a_leaving_is_told_once_whatever_its_sink_does(kit: Kit, kind: str, again: bool) -> None:
-    rig = acts.working(kit)
-    everything = range(acts.SIZES.num_slots)
+    rig = hook_calls.working(kit)
+    everything = range(hook_calls.SIZES.num_slots)
     should = departed(rig)
     records: list[OutputRecord] = []
     for attempt in range(2 if kind == "full twice" else 1):
@@ -174,12 +174,12 @@ def test_g19_a_leaving_is_told_once_whatever_its_sink_does(kit: Kit, kind: str, 
         assert_rows(records[-1], rows)
         rig.check(f"save_output of leavings into a {kind} sink")
         if kind == "full twice" and attempt == 0:
-            acts.update_inputs(rig).wait(PATIENCE)
+            hook_calls.update_inputs(rig).wait(PATIENCE)
     if again:
-        rig.insert([acts.entering(rig, 0), acts.entering(rig, 2)]).wait(PATIENCE)
+        rig.insert([hook_calls.entering(rig, 0), hook_calls.entering(rig, 2)]).wait(PATIENCE)
     for _ in range(3):
-        rig.poke({"sampled_token_ids": np.arange(acts.SIZES.num_slots)})
-        acts.update_inputs(rig).wait(PATIENCE)
+        rig.poke({"sampled_token_ids": np.arange(hook_calls.SIZES.num_slots)})
+        hook_calls.update_inputs(rig).wait(PATIENCE)
         rig.output(rig.step(everything))
     found = told([*records, *rig.sink.records])
     assert found == should, f"departures were reported {dict(found)} times, but should be {dict(should)} (sink: {kind})"
@@ -190,7 +190,7 @@ def test_g19_a_leaving_is_told_once_whatever_its_sink_does(kit: Kit, kind: str, 
 @guarantee(18, also=(19, 20))
 @pytest.mark.parametrize("follower", [False, True], ids=["first rank", "follower"])
 def test_g18_a_leaving_waits_for_the_step_that_names_its_slot(kit: Kit, follower: bool) -> None:
-    rig = acts.working(kit)
+    rig = hook_calls.working(kit)
     should = departed(rig)
     records = []
     for order in ([1], [1, 2], [FREE, 1], [0, 1], [2, 1, 0]):
@@ -209,14 +209,14 @@ def test_g18_a_leaving_waits_for_the_step_that_names_its_slot(kit: Kit, follower
 
 @guarantee(18, also=(19,))
 def test_g18_who_leaves_and_who_enters_one_slot_are_both_told(kit: Kit) -> None:
-    rig = acts.working(kit)
+    rig = hook_calls.working(kit)
     should: Counter[tuple[str, SlotStatus]] = Counter()
     for kind, status in ((TaskKind.PREEMPTED, LEFT[0]), (TaskKind.ABORTED, LEFT[1])):
         should[rig.model.residents[1].request.request_id, status] += 1
-        rig.insert([acts.leaving(rig, 1, kind), acts.entering(rig, 1)]).wait(PATIENCE)
+        rig.insert([hook_calls.leaving(rig, 1, kind), hook_calls.entering(rig, 1)]).wait(PATIENCE)
         rig.check(f"{kind.name.lower()} and entered in one batch")
-    acts.submit(rig)
-    acts.update_inputs(rig).wait(PATIENCE)
+    hook_calls.submit(rig)
+    hook_calls.update_inputs(rig).wait(PATIENCE)
     before = len(rig.sink.records)
     rows = rig.output(rig.step([1, 0, FREE]))
     assert len(rows) == 4, (

@@ -10,13 +10,13 @@ import pytest
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import View
 
+from .fixtures.stream_cases import copied
 from .harness import backdoor
 from .harness.backdoor import arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.waiters import come_true, stay_done
 from .kit import Kit
-from .rigs.stream_cases import copied
 
 HELD = ("async_h2d", "async_d2h", "can_hold_stream")
 MANY = 1500

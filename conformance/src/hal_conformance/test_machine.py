@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import seed
 from hypothesis.stateful import run_state_machine_as_test
 
+from .fixtures.machine import WorkerMachine
 from .harness.guarantees import guarantee
 from .harness.properties import Results, explore
 from .kit import Kit
-from .rigs.machine import WorkerMachine
 
 
 @guarantee(9)

@@ -24,14 +24,14 @@ from hal_core.slots.admission import Request
 from hal_core.slots.layout import ALIGNMENT
 from hal_core.slots.tasks import Task, TaskKind
 
+from .fixtures import hook_calls
+from .fixtures.state import StateFixture
 from .harness import backdoor
 from .harness.asserts import assert_raises
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .harness.sinks import FullSink
 from .kit import Kit
-from .rigs import acts
-from .rigs.rig import Rig
 
 SMALL = (1, 2, 7, 8, 63, 64, 65, 100, 127, 129, 1000, 4095, 4097, 65537, 1 << 20, (1 << 20) + 3)
 """Requested bytes, most of them no round number."""
@@ -59,16 +59,16 @@ def test_g26_memory_is_aligned_large_enough_and_nobody_elses(kit: Kit) -> None:
 
 @guarantee(26, also=(9, 13, 14))
 def test_g26_states_are_aligned_and_apart(kit: Kit) -> None:
-    rigs = [acts.working(kit, name=name) for name in ("target", "proposer", "third")]
-    for rig in rigs:
+    fixtures = [hook_calls.working(kit, name=name) for name in ("target", "proposer", "third")]
+    for rig in fixtures:
         places = {name: place.offset for name, place in rig.state.layout.fields.items()}
         places |= {f"header of {name}": part.offset for name, part in rig.state.layout.headers.items()}
         for name, offset in places.items():
             off = (rig.state.memory.address + offset) % ALIGNMENT
             assert off == 0, f"{name} begins {off} bytes past a boundary of {ALIGNMENT} bytes"
-    for rig in rigs:
-        acts.update_inputs(rig)
-        for one in rigs:
+    for rig in fixtures:
+        hook_calls.update_inputs(rig)
+        for one in fixtures:
             one.check(f"a step of state {rig.name!r}")
 
 
@@ -149,36 +149,36 @@ def kept(once: Callable[[], None], rounds: int, blocks: int = BLOCKS) -> str:
     return told
 
 
-def wrap(rig: Rig, large: View) -> None:
+def wrap(rig: StateFixture, large: View) -> None:
     """Write a large value, so that a staging ring wraps and drops the entries of small writes."""
     rig.bound.async_set_value(target=large, value=np.ones(large.shape, np.int64), stream=rig.stream).wait(PATIENCE)
 
 
-def hooks(rig: Rig) -> None:
+def hooks(rig: StateFixture) -> None:
     """Call every hook and primitive once, and return to the initial state."""
-    for act in acts.VALUES.values():
+    for act in hook_calls.VALUES.values():
         act(rig)
-    acts.submit(rig)
-    rig.insert([acts.leaving(rig, 0), acts.entering(rig, 0)])
-    acts.broadcast(rig)
-    acts.update_inputs(rig)
+    hook_calls.submit(rig)
+    rig.insert([hook_calls.leaving(rig, 0), hook_calls.entering(rig, 0)])
+    hook_calls.broadcast(rig)
+    hook_calls.update_inputs(rig)
     sink = MemorySink()
-    rig.state.take(acts.save(rig, sink))  # type: ignore[arg-type]  # save_output's
-    acts.copy_out(rig).wait(PATIENCE)
+    rig.state.take(hook_calls.save(rig, sink))  # type: ignore[arg-type]  # save_output's
+    hook_calls.copy_out(rig).wait(PATIENCE)
     rig.device.event(rig.stream).wait(PATIENCE)
     rig.model.requests.clear()
     rig.model.loose.clear()
-    rig.model.bound[:] = [0] * acts.SIZES.num_slots  # every round enters the slot again
+    rig.model.bound[:] = [0] * hook_calls.SIZES.num_slots  # every round enters the slot again
 
 
-def tickets_nobody_waits_for(rig: Rig) -> None:
+def tickets_nobody_waits_for(rig: StateFixture) -> None:
     """Make calls whose tickets are dropped."""
-    for act in (acts.scalar, acts.array, acts.submit, acts.update_inputs):
+    for act in (hook_calls.scalar, hook_calls.array, hook_calls.submit, hook_calls.update_inputs):
         act(rig)
     rig.stream.synchronize(PATIENCE)
 
 
-def refusals(rig: Rig) -> None:
+def refusals(rig: StateFixture) -> None:
     """Make calls that the host and a sink refuse."""
     bound, stream, state = rig.bound, rig.stream, rig.state
     wrong: list[Callable[[], object]] = [
@@ -188,23 +188,23 @@ def refusals(rig: Rig) -> None:
             state=state, tasks=[Task(TaskKind.PREFILL, 99, rig.model.residents[0].admitted)], stream=stream
         ),
         lambda: bound.save_output(state=state, step=rig.step([99]), sink=rig.sink, stream=stream),
-        lambda: acts.save(rig, FullSink()),
+        lambda: hook_calls.save(rig, FullSink()),
         lambda: state.admit(Request("too long", [1] * 999)),
     ]
     for call in wrong:
         assert_raises(HalError, call, "a call that must be refused")
-    acts.scalar(rig)
+    hook_calls.scalar(rig)
 
 
-def memory(rig: Rig) -> None:
+def memory(rig: StateFixture) -> None:
     """Allocate and free device memory."""
     block = rig.device.allocate(1 << 18)
     backdoor.write(rig.device, block, 0, np.full(1 << 18, 3, np.uint8), rig.stream)
 
 
-def states(rig: Rig) -> None:
+def states(rig: StateFixture) -> None:
     """Create, use and drop states."""
-    state = rig.bound.state(acts.SIZES, name="short-lived")
+    state = rig.bound.state(hook_calls.SIZES, name="short-lived")
     request = state.admit(Request("r", [1, 2, 3]))
     task = Task(TaskKind.PREFILL, 0, request, 0, 3, [0])
     rig.bound.insert_tasks(state=state, tasks=[task], stream=rig.stream).wait(PATIENCE)
@@ -219,7 +219,7 @@ window."""
 def test_g26_copies_out_without_a_write_keep_nothing(kit: Kit) -> None:
     """Nothing is written in between: a device that only then forgets its running reads remembers each."""
     one = Kit(kit.subject, kit.effort)
-    rig, at = acts.working(one), itertools.count()
+    rig, at = hook_calls.working(one), itertools.count()
     source = rig.device.allocate(COPIED * 8 + 64)
 
     def copy() -> None:
@@ -233,7 +233,7 @@ def test_g26_copies_out_without_a_write_keep_nothing(kit: Kit) -> None:
     assert not found, f"each {WARM} copies out leave {found}: running reads are remembered until something is written"
 
 
-ROUNDS: dict[str, tuple[Callable[[Rig], None], int]] = {
+ROUNDS: dict[str, tuple[Callable[[StateFixture], None], int]] = {
     "hooks": (hooks, 40),
     "tickets without a waiter": (tickets_nobody_waits_for, 50),
     "refusals": (refusals, 40),
@@ -248,7 +248,7 @@ ROUNDS: dict[str, tuple[Callable[[Rig], None], int]] = {
 def test_g26_hundreds_of_calls_keep_nothing(kit: Kit, what: str) -> None:
     once, rounds = ROUNDS[what]
     one = Kit(kit.subject, kit.effort)
-    rig = acts.working(one)
+    rig = hook_calls.working(one)
     large = View.contiguous(one.device.allocate(LARGE), 0, (LARGE // 8,), dtype_of("int64"))
 
     def again() -> None:
@@ -266,8 +266,8 @@ def test_g26_hundreds_of_calls_keep_nothing(kit: Kit, what: str) -> None:
 def test_g26_opening_and_closing_keeps_nothing(kit: Kit) -> None:
     def once() -> None:
         one = Kit(kit.subject, kit.effort)
-        rig = acts.working(one)
-        acts.array(rig)
+        rig = hook_calls.working(one)
+        hook_calls.array(rig)
         one.bound.close()
 
     found = kept(once, 10, 20 * BLOCKS + CALLS * kit.subject.support.keeps)

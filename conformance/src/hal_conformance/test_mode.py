@@ -10,19 +10,19 @@ from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import View
 from hal_core.tickets import Ticket
 
+from .fixtures import hook_calls
+from .fixtures.state import StateFixture
 from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .kit import Kit
-from .rigs import acts
-from .rigs.rig import Rig
 
 HELD = ("async_h2d", "async_d2h", "can_hold_stream")
 COPIES = ("save_output", "copy_out")
-WORKS = [name for name in acts.ACTS if name != "broadcast"]  # which in a group of one does no work
+WORKS = [name for name in hook_calls.CALLS if name != "broadcast"]  # which in a group of one does no work
 
 
-def check_told(rig: Rig, ticket: Ticket, what: str) -> None:
+def check_told(rig: StateFixture, ticket: Ticket, what: str) -> None:
     """Assert that a ticket with mode "sync" is done, and that an independent stream sees its work."""
     __tracebackhide__ = True
     assert ticket.mode in ("async", "sync"), f"{what}: the ticket's mode is {ticket.mode!r}"
@@ -40,12 +40,12 @@ def check_told(rig: Rig, ticket: Ticket, what: str) -> None:
 
 
 @guarantee(7, also=(1, 3, 23))
-@pytest.mark.parametrize("what", acts.ACTS)
+@pytest.mark.parametrize("what", hook_calls.CALLS)
 def test_g07_a_ticket_that_says_sync_is_done_and_its_work_is_there(kit: Kit, what: str) -> None:
-    rig = acts.working(kit)
+    rig = hook_calls.working(kit)
     for _ in range(2):
-        acts.submit(rig)  # work that a careless device may still be executing
-    ticket = acts.ACTS[what](rig)
+        hook_calls.submit(rig)  # work that a careless device may still be executing
+    ticket = hook_calls.CALLS[what](rig)
     check_told(rig, ticket, what)
     said = ticket.mode
     if not (kit.capabilities.async_d2h if what in COPIES else kit.capabilities.async_h2d):
@@ -63,9 +63,9 @@ def test_g07_a_ticket_that_says_sync_is_done_and_its_work_is_there(kit: Kit, wha
 def test_g07_behind_a_held_stream_every_call_returns_and_says_async(kit: Kit, what: str) -> None:
     if what == "update_inputs" and kit.missing(("overlapped_update",)):
         pytest.skip("needs overlapped_update")
-    rig = acts.working(kit)
+    rig = hook_calls.working(kit)
     with kit.held(rig.stream):
-        ticket = acts.ACTS[what](rig)
+        ticket = hook_calls.CALLS[what](rig)
         check_told(rig, ticket, f"{what} on a held stream")
         assert ticket.mode == "async", f"{what}: the ticket says {ticket.mode!r}, but its stream is held"
         assert not ticket.done(), f"{what}: the ticket is done, but its stream is held"

@@ -10,12 +10,12 @@ from hal_core.memory.views import ByteRange, View
 from hypothesis import strategies as st
 
 from .draw.views import BLOCK_BYTES, draw_view
+from .fixtures.block import Block
 from .harness import backdoor
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .harness.places import method
 from .kit import Draw, Kit, examples
-from .rigs.block import Block
 
 COPIED = "async_set_value of a value on the device"
 

@@ -11,10 +11,10 @@ from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import FinishReason, StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 
+from .fixtures.state import StateFixture
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Kit
-from .rigs.rig import Rig
 
 LONG = StateConfig(num_slots=6, max_model_len=512, block_size=16, max_draft_tokens=12, max_logprobs=12)
 STOP = tuple(range(1000, 1000 + LONG.max_stop_length))
@@ -25,9 +25,9 @@ PROMPT = 300
 """Tokens of each prompt: positions past 256."""
 
 
-def entered(kit: Kit, sizes: StateConfig, requests: Sequence[tuple[Sequence[int], SamplingParams]]) -> Rig:
+def entered(kit: Kit, sizes: StateConfig, requests: Sequence[tuple[Sequence[int], SamplingParams]]) -> StateFixture:
     """A state in whose slots these prompts were prefilled whole."""
-    rig = Rig(kit, sizes)
+    rig = StateFixture(kit, sizes)
     tasks = []
     for slot, (prompt, params) in enumerate(requests):
         request = rig.admit(Request(f"r{slot}", list(prompt), params))
@@ -37,7 +37,7 @@ def entered(kit: Kit, sizes: StateConfig, requests: Sequence[tuple[Sequence[int]
     return rig
 
 
-def accept(rig: Rig, given: Sequence[Sequence[int]], told: str) -> list[Any]:
+def accept(rig: StateFixture, given: Sequence[Sequence[int]], told: str) -> list[Any]:
     """A speculative step that gives each slot these tokens; compare every byte, and return the model's rows."""
     __tracebackhide__ = True
     sizes = rig.sizes

@@ -10,16 +10,16 @@ import pytest
 from hal_core.errors import TicketTimeout
 from hal_core.slots.tasks import Task, TaskKind
 
+from .fixtures.hook_cases import SIZES, filled, new_tasks
+from .fixtures.prepared_calls import unlike
+from .fixtures.state import StateFixture
+from .fixtures.stream_cases import Busy, copied
 from .harness import backdoor
 from .harness.asserts import assert_raises
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .harness.waiters import SHORT
 from .kit import Kit, Latch
-from .rigs.forms import unlike
-from .rigs.rig import Rig
-from .rigs.roads import SIZES, filled, new_tasks
-from .rigs.stream_cases import Busy, copied
 
 if TYPE_CHECKING:
     from hal_core.streams import Stream
@@ -28,32 +28,32 @@ if TYPE_CHECKING:
 LEFT, NAMED, EMPTY = 1, (0, 1, 2), 4
 """The slot that a request leaves and another enters, the slots that every step names, and one that no step names."""
 
-Write = Callable[[Rig, list[Task]], "Ticket"]
+Write = Callable[[StateFixture, list[Task]], "Ticket"]
 
 
-def _leave(rig: Rig, tasks: list[Task]) -> Ticket:
+def _leave(rig: StateFixture, tasks: list[Task]) -> Ticket:
     return rig.insert([Task(TaskKind.PREEMPTED, LEFT, tasks[LEFT].request)])
 
 
-def _leave_and_enter(rig: Rig, tasks: list[Task]) -> Ticket:
+def _leave_and_enter(rig: StateFixture, tasks: list[Task]) -> Ticket:
     return rig.insert([Task(TaskKind.ABORTED, LEFT, tasks[LEFT].request), *new_tasks(rig, [LEFT])])
 
 
-def _grow(rig: Rig, tasks: list[Task]) -> Ticket:
+def _grow(rig: StateFixture, tasks: list[Task]) -> Ticket:
     return rig.insert([Task(TaskKind.MORE_BLOCKS, LEFT, tasks[LEFT].request, blocks=[55], first_block=2)])
 
 
-def _enter_elsewhere(rig: Rig, tasks: list[Task]) -> Ticket:
+def _enter_elsewhere(rig: StateFixture, tasks: list[Task]) -> Ticket:
     return rig.insert(new_tasks(rig, [EMPTY]))
 
 
-def _set_slot(rig: Rig, tasks: list[Task]) -> Ticket:
+def _set_slot(rig: StateFixture, tasks: list[Task]) -> Ticket:
     rig.model.set("next_tokens", LEFT, 777)
     view = rig.state.view("next_tokens")[LEFT]
     return rig.bound.async_set_value(target=view, value=777, stream=rig.stream)
 
 
-def _set_all(rig: Rig, tasks: list[Task]) -> Ticket:
+def _set_all(rig: StateFixture, tasks: list[Task]) -> Ticket:
     view, cells = rig.state.view("sampled_token_ids"), rig.model.cells["sampled_token_ids"]
     cells[...] = 900 + np.arange(len(cells))[:, None]
     return rig.bound.async_set_value(target=view, value=cells.copy(), stream=rig.stream)
@@ -99,7 +99,7 @@ def step_held(kit: Kit, latch: Latch, step: Callable[[], Ticket]) -> Ticket:
     return ticket
 
 
-def update_held(rig: Rig, latch: Latch, order: tuple[int, ...]) -> Ticket:
+def update_held(rig: StateFixture, latch: Latch, order: tuple[int, ...]) -> Ticket:
     """Run a step of the rig's state on the held stream."""
     __tracebackhide__ = True
     return step_held(rig.kit, latch, lambda: rig.update_inputs(rig.step(order)))
@@ -216,7 +216,7 @@ def test_g28_a_step_holds_up_no_other_state_and_no_host(kit: Kit) -> None:
     """The step of one state is held. Another state is written at once, and so is the first once its step has passed."""
     held, writer = kit.device.stream(), kit.device.stream()
     rig, tasks = filled(kit, NAMED)
-    other = Rig(kit, SIZES, name="other")
+    other = StateFixture(kit, SIZES, name="other")
     with kit.held(held, "a write to a state that no held step reads") as latch:
         rig.stream = held
         stepped = update_held(rig, latch, NAMED)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from .fixtures.ring_cases import NEEDS, RING, RingWrites, impatient, refusal
+from .fixtures.stream_cases import pairs
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .harness.reached import Reached
 from .kit import Kit, Latch
-from .rigs.lines import NEEDS, RING, Lines, impatient, refusal
-from .rigs.stream_cases import pairs
 
 if TYPE_CHECKING:
     from hal_core.streams import Stream
@@ -50,29 +50,29 @@ def on_pairs(small: Kit, first: str) -> None:
 def two_streams(small: Kit, first: str, told: str, held: Stream, free: Stream) -> None:
     """Hold one stream while another one uses the ring many times over."""
     __tracebackhide__ = True
-    lines = Lines(small, 5 * RING)
-    arrive(lines.must_write(300, held))  # a passed fence, which must not be taken for the next one's
+    writes = RingWrites(small, 5 * RING)
+    arrive(writes.must_write(300, held))  # a passed fence, which must not be taken for the next one's
     if first != "early":
         for _ in range(150):
-            lines.must_write(300, free)
+            writes.must_write(300, free)
     with small.held(held), impatient(small):
         for nbytes in (300, 5000, 60_000, 70_001):
-            lines.must_write(nbytes, held)
+            writes.must_write(nbytes, held)
             if first == "between":
-                arrive(lines.must_write(nbytes, free))
+                arrive(writes.must_write(nbytes, free))
         for _ in range(140):  # many passed fences of the other stream
-            lines.must_write(200, free)
-        arrive(lines.tickets[-1])
+            writes.must_write(200, free)
+        arrive(writes.tickets[-1])
         for _ in range(25):
             try:
-                ticket = lines.write(100_000, free)
+                ticket = writes.write(100_000, free)
             except Exception as error:  # noqa: BLE001 (the oldest span is held, so a ring must refuse in the end)
                 refusal(small, error, "async_set_value")
                 break
             arrive(ticket)
-    lines.check(f"{told}: the first was held while the second used the ring many times over")
-    lines.must_write(400_000, held)
-    lines.check(f"{told}: both continued")
+    writes.check(f"{told}: the first was held while the second used the ring many times over")
+    writes.must_write(400_000, held)
+    writes.check(f"{told}: both continued")
 
 
 ROUNDS = {"quick": 9, "default": 24, "nightly": 24}
@@ -83,11 +83,11 @@ SPANS = (1, 8, 255, 256, 257, 4095, 4097, 30_000, 65_537, 100_003)
 @guarantee(3, requires=NEEDS)
 def test_g03_the_ring_goes_round_with_spans_of_every_size(small: Kit) -> None:
     rounds, share = ROUNDS[small.effort.profile], RING * 11 // 20
-    lines, reached = Lines(small, rounds * (share + 40_000)), Reached(map(str, SPANS))
+    writes, reached = RingWrites(small, rounds * (share + 40_000)), Reached(map(str, SPANS))
     streams = [small.device.default_stream, small.device.stream()]
     rng = np.random.default_rng(small.effort.seed)
     for turn in range(rounds):
-        for ticket in lines.tickets[-2:]:
+        for ticket in writes.tickets[-2:]:
             arrive(ticket)
         used = 0
         with small.held(streams[turn % 2]):
@@ -96,38 +96,38 @@ def test_g03_the_ring_goes_round_with_spans_of_every_size(small: Kit) -> None:
                 used += -(-nbytes // 256) * 256
                 if used > share:
                     break
-                lines.must_write(nbytes, streams[int(rng.integers(2))])
+                writes.must_write(nbytes, streams[int(rng.integers(2))])
                 reached.note(str(nbytes))
         for stream in streams:
-            lines.must_write(8, stream)
-    lines.check(f"{rounds} rounds through a ring of {RING} bytes, one stream held in each")
+            writes.must_write(8, stream)
+    writes.check(f"{rounds} rounds through a ring of {RING} bytes, one stream held in each")
     reached.check()
 
 
 @guarantee(3, requires=NEEDS)
 @pytest.mark.parametrize("same", [True, False], ids=["one-stream", "two-streams"])
 def test_g03_a_full_ring_waits_for_its_oldest_entry_alone(small: Kit, same: bool) -> None:
-    lines = Lines(small, 4 * RING)
+    writes = RingWrites(small, 4 * RING)
     held, work = small.device.stream(), small.device.default_stream
-    lines.empty_ring(work)
+    writes.empty_ring(work)
     with small.held(held):
         behind = small.device.event(held)
         with small.held(work) as gate:
-            lines.must_write(RING * 11 // 20, work)
+            writes.must_write(RING * 11 // 20, work)
             newest = work if same else small.device.stream()
             newest.wait(behind)
-            late = lines.must_write(RING * 6 // 20, newest)
+            late = writes.must_write(RING * 6 // 20, newest)
             opener = threading.Thread(target=open_when_waited_for, args=(small, gate))
             opener.start()
             try:
-                last = lines.must_write(RING * 10 // 20, work)  # has no room until the oldest entry's work is done
+                last = writes.must_write(RING * 10 // 20, work)  # has no room until the oldest entry's work is done
             finally:
                 gate.release()
                 opener.join()
         assert not late.done(), "the entry behind the held stream is done"
         if same:
             assert not last.done(), "work behind an event that has not passed is done"
-    lines.check("the ring was full, with its oldest entry's work over and the newest behind a held stream")
+    writes.check("the ring was full, with its oldest entry's work over and the newest behind a held stream")
 
 
 def open_when_waited_for(kit: Kit, gate: Latch) -> None:
@@ -149,26 +149,26 @@ EXCESS = (4096, 257, 256, 255, 64, 8, 1)
 @pytest.mark.parametrize("rows", [False, True], ids=["contiguous", "in rows"])
 def test_g02_no_span_reaches_into_the_oldest_one(small: Kit, rows: bool) -> None:
     """The room before a held span is known to the byte: at the wrap, and behind the span that wrapped."""
-    lines, held, free = Lines(small, 8 * RING), small.device.stream(), small.device.stream()
-    lines.empty_ring(free)
+    writes, held, free = RingWrites(small, 8 * RING), small.device.stream(), small.device.stream()
+    writes.empty_ring(free)
     with small.held(held), impatient(small):
-        arrive(lines.must_write(256 * KIB, free))
-        lines.must_write(128 * KIB, held)  # the oldest span, from byte 262,144 on
-        arrive(lines.must_write(512 * KIB, free))
-        too_long(lines, 256 * KIB, free, rows=rows)  # 128 KiB are left at the end, so it would have to wrap
-        arrive(lines.must_write(200 * KIB, free))
-        too_long(lines, 56 * KIB, free, rows=rows)
-    lines.check("spans longer by a few bytes than the room before the oldest one")
+        arrive(writes.must_write(256 * KIB, free))
+        writes.must_write(128 * KIB, held)  # the oldest span, from byte 262,144 on
+        arrive(writes.must_write(512 * KIB, free))
+        too_long(writes, 256 * KIB, free, rows=rows)  # 128 KiB are left at the end, so it would have to wrap
+        arrive(writes.must_write(200 * KIB, free))
+        too_long(writes, 56 * KIB, free, rows=rows)
+    writes.check("spans longer by a few bytes than the room before the oldest one")
 
 
-def too_long(lines: Lines, room: int, stream: Stream, *, rows: bool) -> None:
+def too_long(writes: RingWrites, room: int, stream: Stream, *, rows: bool) -> None:
     """Write values that are a little longer than ``room``: a ring refuses them, or has room elsewhere."""
     __tracebackhide__ = True
     for excess in EXCESS:
         nbytes = room + (excess // 512 * 512 + 512 if rows else excess)
         try:
-            ticket = lines.write(nbytes, stream, rows=rows)
+            ticket = writes.write(nbytes, stream, rows=rows)
         except Exception as error:  # noqa: BLE001 (whatever it is, it must be the contract's)
-            refusal(lines.kit, error, "async_set_value")
+            refusal(writes.kit, error, "async_set_value")
         else:
             arrive(ticket)

@@ -12,14 +12,14 @@ from hal_core.slots.admission import Request
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 
+from .fixtures import hook_calls
+from .fixtures.large_blocks import GAP, LargeBlock
+from .fixtures.ring_cases import ENOUGH, NEEDS, RING, RingWrites, impatient, refusal
+from .fixtures.state import StateFixture
 from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .kit import Kit
-from .rigs import acts
-from .rigs.lines import ENOUGH, NEEDS, RING, Lines, impatient, refusal
-from .rigs.rig import Rig
-from .rigs.slab import GAP, Slab
 
 
 @guarantee(3, requires=NEEDS)
@@ -33,14 +33,14 @@ def filled_twice(small: Kit, nbytes: int, *, rows: bool) -> None:
     """Fill the ring until it refuses, release, compare, and repeat."""
     __tracebackhide__ = True
     rounds, refusals = 2, 0
-    lines = Lines(small, (rounds + 1) * (RING + RING // 64 + 4 * nbytes) + ENOUGH * 100)
+    writes = RingWrites(small, (rounds + 1) * (RING + RING // 64 + 4 * nbytes) + ENOUGH * 100)
     stream = small.device.default_stream
     for turn in range(rounds):
         with small.held(stream), impatient(small):
-            refusals += lines.until_refused([nbytes], stream, rows=rows) is not None
-        lines.check(f"round {turn} of a ring that was filled while its stream was held")
-        lines.must_write(nbytes, stream, rows=rows)
-        lines.check(f"a write after refusal {turn}")
+            refusals += writes.until_refused([nbytes], stream, rows=rows) is not None
+        writes.check(f"round {turn} of a ring that was filled while its stream was held")
+        writes.must_write(nbytes, stream, rows=rows)
+        writes.check(f"a write after refusal {turn}")
     assert refusals == rounds, f"a held ring of {RING} bytes refused in {refusals} of {rounds} rounds"
 
 
@@ -53,13 +53,13 @@ def test_g02_what_a_full_ring_has_taken_is_what_the_caller_gave(small: Kit) -> N
 def test_g26_a_full_rings_refusals_are_the_contracts_and_not_booked(small: Kit) -> None:
     """Every call that writes; calls that need no room in the ring may succeed."""
     refused = 0
-    for what, act in acts.WRITES.items():
-        rig = acts.working(small)
-        lines, before = Lines(small, 3 * RING), rig.model.block.copy()
+    for what, act in hook_calls.WRITES.items():
+        rig = hook_calls.working(small)
+        writes, before = RingWrites(small, 3 * RING), rig.model.block.copy()
         booked = rig.state.host_table.table.copy(), dict(rig.state.host_table.live)
         with small.held(rig.stream), impatient(small):
             for nbytes in (RING // 8, 4096, 1):  # the last of them leaves no room at all
-                lines.until_refused([nbytes], rig.stream)
+                writes.until_refused([nbytes], rig.stream)
             ticket = None
             try:
                 ticket = act(rig)
@@ -73,7 +73,7 @@ def test_g26_a_full_rings_refusals_are_the_contracts_and_not_booked(small: Kit) 
             now = rig.state.host_table.table, rig.state.host_table.live
             assert (now[0] == booked[0]).all(), f"{what} was refused by a full ring, and booked all the same"
             assert now[1] == booked[1], f"{what} was refused by a full ring, and booked all the same"
-        lines.check(f"what filled the ring before {what}")
+        writes.check(f"what filled the ring before {what}")
         rig.check(f"{what}, when the ring was full")
     assert refused, "no call was refused by a ring that had no room"
 
@@ -82,41 +82,41 @@ def test_g26_a_full_rings_refusals_are_the_contracts_and_not_booked(small: Kit) 
 @pytest.mark.parametrize("rows", [False, True], ids=["contiguous", "rows"])
 def test_g03_a_value_larger_than_the_ring_is_taken_whole_or_not_at_all(small: Kit, rows: bool) -> None:
     stream, taken = small.device.default_stream, []
-    lines = Lines(small, 13 * RING)
+    writes = RingWrites(small, 13 * RING)
     for nbytes in (RING + 1, 3 * RING + 5):
         with small.held(stream), impatient(small):
             for _ in range(2):
                 try:
-                    lines.write(nbytes, stream, rows=rows)
+                    writes.write(nbytes, stream, rows=rows)
                     taken.append(True)
                 except Exception as error:  # noqa: BLE001 (whatever it is, it must be the contract's)
                     refusal(small, error, "async_set_value")
                     taken.append(False)
-        lines.check(f"values of {nbytes} bytes for a ring of {RING} on a held stream: taken {taken}")
-        lines.must_write(nbytes, stream, rows=rows)
-        lines.check(f"a value of {nbytes} bytes, on a running stream")
+        writes.check(f"values of {nbytes} bytes for a ring of {RING} on a held stream: taken {taken}")
+        writes.must_write(nbytes, stream, rows=rows)
+        writes.check(f"a value of {nbytes} bytes, on a running stream")
 
 
 @guarantee(3, requires=(*NEEDS, "fused_scatter"))
 @pytest.mark.parametrize("rows", [False, True], ids=["contiguous", "rows"])
 def test_g03_a_value_larger_than_the_ring_does_not_wait_for_its_stream(small: Kit, rows: bool) -> None:
     shape, strides = ((3 * RING // 4096, 4096), (8192, 1)) if rows else ((3 * RING + 5,), (1,))
-    slab = Slab(small, 8 * RING)
-    target = View(slab.memory, GAP, shape, strides, dtype_of("uint8"))
+    block = LargeBlock(small, 8 * RING)
+    target = View(block.memory, GAP, shape, strides, dtype_of("uint8"))
     value = noise(17, target.size).reshape(shape)
     should = value.copy()
-    with small.held(slab.stream):
-        ticket = slab.set(target, value)
+    with small.held(block.stream):
+        ticket = block.set(target, value)
         value[...] = 0xEE
         assert not ticket.done(), f"{target.size} bytes for a ring of {RING} are written, but their stream is held"
     arrive(ticket)
-    slab.over(target)[...] = should
-    slab.check(f"a value of {target.size} bytes for a ring of {RING} on a stream that was held")
+    block.over(target)[...] = should
+    block.check(f"a value of {target.size} bytes for a ring of {RING} on a stream that was held")
 
 
 @guarantee(3, requires=NEEDS)
 def test_g03_an_insertion_refused_by_a_full_ring_can_be_repeated(small: Kit) -> None:
-    rig = Rig(small, StateConfig(num_slots=40, max_model_len=16_384, block_size=16, max_logprobs=0))
+    rig = StateFixture(small, StateConfig(num_slots=40, max_model_len=16_384, block_size=16, max_logprobs=0))
     waiting: list[Task] = []
     with small.held(rig.stream), impatient(small):
         for slot in range(40):
@@ -146,7 +146,7 @@ def staged_by_the_ring(kit: Kit) -> bool:
 
 @guarantee(3, requires=NEEDS)
 def test_g03_a_batch_larger_than_the_ring_arrives_whole(small: Kit) -> None:
-    rig = Rig(small, StateConfig(num_slots=70, max_model_len=8192, block_size=16, max_logprobs=0))
+    rig = StateFixture(small, StateConfig(num_slots=70, max_model_len=8192, block_size=16, max_logprobs=0))
     tasks = []
     for slot in range(70):
         request = rig.admit(Request(f"r{slot}", (noise(slot, 4 * 8000).view(np.uint32) % 2**31).tolist()))

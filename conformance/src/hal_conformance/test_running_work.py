@@ -8,14 +8,14 @@ from hal_core.devices.primitives import poll
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import View
 
+from .fixtures.hook_cases import HOOK_CASES
+from .fixtures.stream_cases import copied
 from .harness import backdoor
 from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.waiters import come_true
 from .kit import Kit
-from .rigs.roads import ROADS
-from .rigs.stream_cases import copied
 from .test_tickets import STREAMS, prepared, stream_of
 
 BYTES, ROUNDS = 32 << 20, 5
@@ -46,7 +46,7 @@ def test_g01_a_copy_that_is_running_is_not_done(kit: Kit, way: str) -> None:
 @pytest.mark.parametrize("which", STREAMS)
 def test_g03_work_that_no_thread_waits_for_is_executed(kit: Kit, which: str) -> None:
     """The host only asks. A runtime that keeps commands until a wait (OpenCL before clFlush) must be told of them."""
-    acts = [(told, act) for told, act in prepared(kit, tuple(ROADS)) if not told.startswith("save_output")]
+    acts = [(told, act) for told, act in prepared(kit, tuple(HOOK_CASES)) if not told.startswith("save_output")]
     device, stream, other = kit.device, stream_of(kit, which), kit.device.stream()
     memory, should = device.allocate(4096), noise(7, 4096)
     for told, act in acts:

@@ -16,26 +16,26 @@ from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import strategies as st
 
 from .draw.requests import sizes
+from .fixtures.batches import ENTER, LEAVE, draw_batch
+from .fixtures.state import FOLLOWER, StateFixture, assert_rows
+from .fixtures.stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
 from .harness.asserts import assert_raises
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .harness.sinks import DeadSink, FullSink, KeepingSink
 from .kit import Draw, Kit, examples
-from .rigs.batches import ENTER, LEAVE, draw_batch
-from .rigs.rig import FOLLOWER, Rig, assert_rows
-from .rigs.stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
 
 
-def working(kit: Kit, draw: Draw, *, drafts: bool | None = None, role: SplitRole | None = None) -> Rig:
+def working(kit: Kit, draw: Draw, *, drafts: bool | None = None, role: SplitRole | None = None) -> StateFixture:
     """Return a state with requests in it, some of which have left again."""
-    rig = Rig(kit, draw(sizes(drafts=drafts), "sizes"))
+    rig = StateFixture(kit, draw(sizes(drafts=drafts), "sizes"))
     rig.insert(draw_batch(draw, rig, ENTER, least=1, role=role)).wait(PATIENCE)
     if draw(st.booleans(), "some leave again"):
         rig.insert(draw_batch(draw, rig, LEAVE)).wait(PATIENCE)
     return rig
 
 
-def advanced(draw: Draw, rig: Rig, group: Group, *, speculative: bool | None = None) -> Step:
+def advanced(draw: Draw, rig: StateFixture, group: Group, *, speculative: bool | None = None) -> Step:
     """Return a step that has run, with drafts for the next one, and whose output is not saved yet."""
     step = draw_step(draw, rig, speculative=speculative, group=group)
     draw_sampling(draw, rig, step)
@@ -125,7 +125,7 @@ def test_g20_rows_are_in_batch_id_order(kit: Kit, draw: Draw) -> None:
 @guarantee(20)
 @examples(0.5)
 def test_g20_a_step_names_its_order_for_each_state(kit: Kit, draw: Draw) -> None:
-    target, proposer = working(kit, draw), Rig(kit, draw(sizes(), "sizes of the proposer"), name="proposer")
+    target, proposer = working(kit, draw), StateFixture(kit, draw(sizes(), "sizes of the proposer"), name="proposer")
     proposer.insert(draw_batch(draw, proposer, ENTER, least=1)).wait(PATIENCE)
     one = run_step(draw, target, speculative=False)
     other = run_step(draw, proposer, speculative=False)
@@ -181,9 +181,11 @@ def test_g24_a_prefill_node_reports_first_token_and_drafts_aligned(kit: Kit, dra
         assert counted == len(record.tokens), f"counts add up to {counted}, but there are {len(record.tokens)} tokens"
 
 
-def accepting(kit: Kit, role: SplitRole) -> Rig:
+def accepting(kit: Kit, role: SplitRole) -> StateFixture:
     """Return a state whose three slots have accepted one, two and three tokens, with their alternatives."""
-    rig = Rig(kit, StateConfig(num_slots=3, max_model_len=16, block_size=4, max_draft_tokens=2, max_logprobs=2))
+    rig = StateFixture(
+        kit, StateConfig(num_slots=3, max_model_len=16, block_size=4, max_draft_tokens=2, max_logprobs=2)
+    )
     tasks = []
     for slot in range(3):
         params = SamplingParams(max_tokens=9, logprobs=2)
@@ -255,7 +257,7 @@ def test_g25_every_mode_of_decoding_gives_the_same_record(kit: Kit, draw: Draw) 
         max_draft_tokens=max_draft_tokens,
         max_logprobs=1,
     )
-    rig = Rig(kit, size)
+    rig = StateFixture(kit, size)
     rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
     for _ in range(2):
         step = draw_step(draw, rig, speculative=speculative)

@@ -15,6 +15,11 @@ from hal_core.output.records import OutputRecord
 from hal_core.output.ticket import OutputTicket
 from hal_core.slots.tasks import Task, TaskKind
 
+from .fixtures.fake_group import PAIR, can_fake_group, fake_source
+from .fixtures.hook_cases import HOOK_CASES, SIZES, filled, new_tasks, overlaps
+from .fixtures.prepared_calls import unlike
+from .fixtures.state import StateFixture, assert_rows
+from .fixtures.stream_cases import copied
 from .harness import backdoor
 from .harness.asserts import assert_no_error
 from .harness.backdoor import PATIENCE, arrive
@@ -23,11 +28,6 @@ from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .kit import Kit
 from .oracle.output import Row
-from .rigs.forms import unlike
-from .rigs.pretended import PAIR, can_pretend, far_from_its_source
-from .rigs.rig import Rig, assert_rows
-from .rigs.roads import ROADS, SIZES, filled, new_tasks, overlaps
-from .rigs.stream_cases import copied
 from .test_copies import stream_cases
 from .test_streams import run_beside_each
 
@@ -38,7 +38,7 @@ OUTPUTS = 70
 """Simultaneous pending outputs: more than any pool of buffers keeps."""
 
 
-def stepped(kit: Kit) -> tuple[Rig, Step]:
+def stepped(kit: Kit) -> tuple[StateFixture, Step]:
     """Return a state whose step has run on the default stream, and has reported log-probabilities."""
     rig, _ = filled(kit)
     step = rig.step([3, 1, 5, 0, 2, 4], logprobs=1)
@@ -59,7 +59,7 @@ def sampled(at: int) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-def save_many(rig: Rig, step: Step) -> tuple[KeepingSink, list[OutputTicket], list[list[Row]]]:
+def save_many(rig: StateFixture, step: Step) -> tuple[KeepingSink, list[OutputTicket], list[list[Row]]]:
     """Save outputs with different tokens, and read none of them."""
     sink, tickets, rows = KeepingSink(), [], []
     for at in range(OUTPUTS):
@@ -103,7 +103,7 @@ def compare_records(records: Sequence[OutputRecord], rows: Sequence[list[Row]], 
         assert_rows(record, should)
 
 
-def later(rig: Rig, step: Step, hook: str) -> None:
+def later(rig: StateFixture, step: Step, hook: str) -> None:
     """Make a call that writes to the fields just saved."""
     if hook == "async_set_value":
         for name in ("sampled_token_ids", "step_idx", "accept_num", "stop_flags", "draft_num"):
@@ -114,7 +114,7 @@ def later(rig: Rig, step: Step, hook: str) -> None:
     elif hook == "update_inputs":
         rig.update_inputs(rig.step(step.orders[rig.name].tolist(), logprobs=1))
     elif hook == "broadcast_tokens":
-        with far_from_its_source(rig):
+        with fake_source(rig):
             rig.bound.broadcast_tokens(state=rig.state, group=PAIR, stream=rig.stream)
     elif hook == "save_output":
         rig.save(step, KeepingSink())
@@ -123,7 +123,7 @@ def later(rig: Rig, step: Step, hook: str) -> None:
         overwrite(rig)
 
 
-def overwrite(rig: Rig) -> None:
+def overwrite(rig: StateFixture) -> None:
     """Overwrite every byte of the state."""
     data = noise(7, rig.model.block.nbytes)
     backdoor.put(rig.device, rig.state.memory, [(0, data.tobytes())], rig.stream)
@@ -132,12 +132,12 @@ def overwrite(rig: Rig) -> None:
 def check_later(kit: Kit, hook: str) -> None:
     """Make a later call that writes to the same memory; the copy may run arbitrarily late."""
     __tracebackhide__ = True
-    if hook == "broadcast_tokens" and not can_pretend(kit):
+    if hook == "broadcast_tokens" and not can_fake_group(kit):
         return
     for told, stream in stream_cases(kit):
         rig, step = stepped(kit)
         if hook == "broadcast_tokens":
-            with far_from_its_source(rig):
+            with fake_source(rig):
                 rig.bound.open_group(state=rig.state, group=PAIR)
         rig.stream, should, sink = stream, rig.rows_of(step), KeepingSink()
         whole = rig.model.block.copy()
@@ -155,13 +155,13 @@ def check_later(kit: Kit, hook: str) -> None:
 
 
 @guarantee(22)
-@pytest.mark.parametrize("hook", ROADS)
+@pytest.mark.parametrize("hook", HOOK_CASES)
 def test_g22_no_later_call_changes_what_was_copied(kit: Kit, hook: str) -> None:
     kit.once(("later", hook), lambda: check_later(kit, hook))
 
 
 @guarantee(23)
-@pytest.mark.parametrize("hook", ROADS)
+@pytest.mark.parametrize("hook", HOOK_CASES)
 def test_g23_no_later_call_changes_what_was_saved(kit: Kit, hook: str) -> None:
     kit.once(("later", hook), lambda: check_later(kit, hook))
 
@@ -178,6 +178,6 @@ def test_g23_an_output_belongs_to_the_stream_that_was_given(kit: Kit) -> None:
 
 @guarantee(13)
 def test_g13_what_the_source_sends_arrives_in_the_order_of_the_stream(kit: Kit) -> None:
-    if not can_pretend(kit):
-        pytest.skip("the device's own broadcast_tokens may not ask communicator(), so no rank can be pretended")
+    if not can_fake_group(kit):
+        pytest.skip("the device's own broadcast_tokens may not ask communicator(), so no rank can be faked")
     run_beside_each(kit, "broadcast_tokens")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hal_core.handover.protocol import Arrived, Cancelled, Handover, HandoverKey
 
+from .fixtures.kv_handover import KvHandover, ends, kinds
 from .harness.guarantees import guarantee
 from .kit import Kit
-from .rigs.handing import KvHandover, ends, kinds
 
 MOVES: dict[HandoverKey, tuple[list[int], list[int]]] = {
     HandoverKey("a", 0): ([0, 1, 2], [9, 4, 0]),

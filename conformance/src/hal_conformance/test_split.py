@@ -9,20 +9,20 @@ from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import SplitRole, StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 
+from .fixtures.state import StateFixture
 from .harness.asserts import assert_raises, assert_says
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .kit import Kit
-from .rigs.rig import Rig
 
 SIZES = StateConfig(num_slots=3, max_model_len=24, block_size=4, max_draft_tokens=2, max_logprobs=0)
 KINDS = pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 
 
-def prefilling(kit: Kit) -> Rig:
+def prefilling(kit: Kit) -> StateFixture:
     """Return a state: slots 0 and 1 have the prefill role, the prompt of slot 1 in two pieces; slot 2 has both
     roles."""
-    rig = Rig(kit, SIZES)
+    rig = StateFixture(kit, SIZES)
     tasks = []
     for slot, role in enumerate((SplitRole.PREFILL, SplitRole.PREFILL, SplitRole.MIXED)):
         request = rig.admit(Request(f"r{slot}", [1, 2, 3, 4], SamplingParams(max_tokens=20), role=role))
@@ -31,7 +31,7 @@ def prefilling(kit: Kit) -> Rig:
     return rig
 
 
-def stepped(rig: Rig, speculative: bool) -> dict[str, list[int]]:
+def stepped(rig: StateFixture, speculative: bool) -> dict[str, list[int]]:
     """Run one step that offers each slot as many tokens as allowed; return request to the tokens in its record."""
     n, most = SIZES.num_slots, SIZES.max_accept
     tokens = 10 * rig.steps + np.arange(n * most).reshape(n, most)
@@ -81,7 +81,7 @@ def test_g12_drafts_of_the_prefill_role_travel_only_with_its_output(kit: Kit) ->
 def test_g12_a_handoff_waits_until_its_blocks_are_declared_present(
     kit: Kit, declared: int, drafts: tuple[int, ...]
 ) -> None:
-    rig = Rig(kit, SIZES)
+    rig = StateFixture(kit, SIZES)
     request = rig.admit(Request("r", [1, 2, 3, 4], SamplingParams(max_tokens=9), role=SplitRole.DECODE))
 
     def handoff(start: int) -> Task:
@@ -95,13 +95,13 @@ def test_g12_a_handoff_waits_until_its_blocks_are_declared_present(
 
 @guarantee(12)
 def test_g12_a_handoff_of_the_prefill_role_is_refused(kit: Kit) -> None:
-    rig = Rig(kit, SIZES)
+    rig = StateFixture(kit, SIZES)
     request = rig.admit(Request("r", [1, 2], SamplingParams(max_tokens=9), role=SplitRole.PREFILL))
     task = Task(TaskKind.REMOTE_PREFILL, 0, request, 2, 0, [6], first_token=8)
     refuse(rig, task, "a handoff of a request whose role is PREFILL")
 
 
-def refuse(rig: Rig, task: Task, why: str) -> None:
+def refuse(rig: StateFixture, task: Task, why: str) -> None:
     """Assert that the task is refused with a reason, and changes nothing."""
     __tracebackhide__ = True
     act = lambda: rig.bound.insert_tasks(state=rig.state, tasks=[task], stream=rig.stream)  # noqa: E731

@@ -12,6 +12,10 @@ import pytest
 from hal_core.errors import TicketTimeout
 from hal_core.slots.tasks import Task, TaskKind
 
+from .fixtures.hook_cases import HOOK_CASES, SIZES, hook_cases, new_tasks, overlaps
+from .fixtures.prepared_calls import SHAPE, VALUES, PreparedCall, Value, unlike
+from .fixtures.state import StateFixture, assert_rows
+from .fixtures.stream_cases import FREE, HELD, Between, Busy, beside, copied, pairs
 from .harness import backdoor
 from .harness.asserts import assert_raises
 from .harness.backdoor import PATIENCE, arrive
@@ -22,33 +26,31 @@ from .harness.waiters import AT_ONCE, SHORT
 from .kit import Kit
 from .oracle.output import Row
 from .oracle.slots import difference
-from .rigs.forms import SHAPE, VALUES, Road, Value, unlike
-from .rigs.rig import Rig, assert_rows
-from .rigs.roads import ROADS, SIZES, new_tasks, overlaps, roads
-from .rigs.stream_cases import FREE, HELD, Between, Busy, beside, copied, pairs
 
 if TYPE_CHECKING:
     from hal_core.memory.copies import CopyTicket
 
-HOOKS = pytest.mark.parametrize("hook", ROADS)
+HOOKS = pytest.mark.parametrize("hook", HOOK_CASES)
 MANY = 64
 """Events made after a waited-for one, so that one reused too early is noticed."""
 
 
-def run_beside(kit: Kit, hook: str, stream_case: str, chosen: Callable[[Road], object] = lambda road: True) -> int:
+def run_beside(
+    kit: Kit, hook: str, stream_case: str, chosen: Callable[[PreparedCall], object] = lambda call: True
+) -> int:
     """Run each form of a hook on a stream, among other work of that stream; return how many forms were ``chosen``."""
     __tracebackhide__ = True
     if stream_case in HELD and kit.can_hold and not overlaps(kit, hook):
         return 0  # such a call waits for its stream, as its capabilities declare
     ran = 0
-    for told, make in roads(kit, hook):
-        road = make(kit)
-        if not chosen(road):
+    for told, make in hook_cases(kit, hook):
+        call = make(kit)
+        if not chosen(call):
             continue
         ran += 1
         told = f"{told} on {stream_case}"
         with beside(kit, stream_case, told) as stream:
-            found = Between(kit, road, stream)
+            found = Between(kit, call, stream)
             if stream_case in HELD and kit.can_hold:
                 assert_pending(kit, found, hook, told)
             else:
@@ -84,7 +86,7 @@ def test_g01_a_call_belongs_to_the_stream_that_was_given(kit: Kit, hook: str) ->
 @guarantee(2)
 def test_g02_a_device_value_is_read_between_its_writes(kit: Kit) -> None:
     ran = sum(
-        run_beside(kit, "async_set_value", stream_case, lambda road: road.sources) for stream_case in (*FREE, *HELD)
+        run_beside(kit, "async_set_value", stream_case, lambda call: call.sources) for stream_case in (*FREE, *HELD)
     )
     assert ran >= 2 * len(FREE), f"{ran} forms of a value on the device were met"
 
@@ -100,16 +102,16 @@ def test_g03_what_a_held_stream_will_read_is_not_written_over(kit: Kit) -> None:
     """So many bytes that staging memory would be reused, if events of another stream guarded its uses."""
     device, own = kit.device, kit.device.stream()
     form = Value((slice(None),), "array", shape=(1 << 13,))
-    made = [form.road(kit, seed=seed) for seed in range(40)]
+    made = [form.call(kit, seed=seed) for seed in range(40)]
     with kit.held(own):
         tickets = []
-        for at, road in enumerate(made):
-            tickets.append(road.act(own))
+        for at, call in enumerate(made):
+            tickets.append(call.act(own))
             arrive(backdoor.put(device, device.allocate(64), [(0, bytes(64))], device.default_stream))
             assert not tickets[at].done(), f"write {at} of 64 KiB is done, but its stream is held"
-    for at, (road, ticket) in enumerate(zip(made, tickets, strict=True)):
+    for at, (call, ticket) in enumerate(zip(made, tickets, strict=True)):
         arrive(ticket)
-        wrong = road.wrong(backdoor.read(device, road.memory, own)[: road.before.nbytes])
+        wrong = call.wrong(backdoor.read(device, call.memory, own)[: call.before.nbytes])
         assert not wrong, f"write {at} of 40 x 64 KiB on a held stream: {wrong}"
 
 
@@ -144,12 +146,12 @@ def test_g04_of_any_two_writes_on_one_stream_the_later_wins(kit: Kit, stream_cas
         backdoor.put(kit.device, memory, [(0, now.tobytes())], stream)
         for seed, (one, other) in enumerate(orders([*forms], kit.effort.profile)):
             for told in (one, other):
-                road = forms[told].road(kit, memory, now, 2 * seed + (told == other))
-                for source, data in road.sources:
+                call = forms[told].call(kit, memory, now, 2 * seed + (told == other))
+                for source, data in call.sources:
                     backdoor.put(kit.device, source, [(0, data.tobytes())], stream)
-                road.act(stream)
-                assert road.after is not None
-                now = road.after
+                call.act(stream)
+                assert call.after is not None
+                now = call.after
             seen.append((f"{one}, then {other}", copied(kit, memory, stream), now))
         if stream_case in FREE:
             compare()
@@ -162,7 +164,7 @@ def test_g04_hooks_on_one_state_take_effect_in_the_order_of_their_calls(kit: Kit
     """Requests enter, a field is set, a step runs, its output is saved, some leave: on one stream, without waits."""
     if stream_case in HELD and kit.can_hold and not overlaps(kit, "update_inputs"):
         return
-    rig, sink = Rig(kit, SIZES), KeepingSink()
+    rig, sink = StateFixture(kit, SIZES), KeepingSink()
     rows = []
     with beside(kit, stream_case, f"one of the hooks on {stream_case}") as stream:
         rig.stream = stream
@@ -187,7 +189,7 @@ def test_g04_hooks_on_one_state_take_effect_in_the_order_of_their_calls(kit: Kit
 
 
 def compare_state(
-    rig: Rig, state: CopyTicket, sink: KeepingSink, rows: Sequence[Sequence[Row]], stream_case: str
+    rig: StateFixture, state: CopyTicket, sink: KeepingSink, rows: Sequence[Sequence[Row]], stream_case: str
 ) -> None:
     """Compare every record and every byte."""
     __tracebackhide__ = True

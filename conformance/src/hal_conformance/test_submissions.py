@@ -12,20 +12,20 @@ from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import strategies as st
 
 from .draw.requests import sizes
+from .fixtures.batches import ALL, draw_batch
+from .fixtures.many import MANY, blocks, handoff, leaving, prefill, request
+from .fixtures.state import StateFixture
+from .fixtures.stepping import run_step
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .harness.reached import Reached
 from .kit import Draw, Kit, examples
-from .rigs.batches import ALL, draw_batch
-from .rigs.many import MANY, blocks, handoff, leaving, prefill, request
-from .rigs.rig import Rig
-from .rigs.stepping import run_step
 
 A_CALL = 2
 """Submissions (copies plus launches) that one call may make for each staging block that it fills."""
 
 
-def entering(rig: Rig, slots: range, *, rich: bool) -> list[Task]:
+def entering(rig: StateFixture, slots: range, *, rich: bool) -> list[Task]:
     """Return a task with a request for each slot; rich ones use every field."""
     params = SamplingParams(max_tokens=9)
     if rich:
@@ -34,7 +34,7 @@ def entering(rig: Rig, slots: range, *, rich: bool) -> list[Task]:
     return [Task(TaskKind.PREFILL, slot, request, 0, 3, [0, 1]) for slot, request in zip(slots, requests, strict=True)]
 
 
-def spent(rig: Rig, tasks: list[Task]) -> Counters:
+def spent(rig: StateFixture, tasks: list[Task]) -> Counters:
     """Return the cost of one insertion, by the device's own counters."""
     before = rig.bound.counters()
     ticket = rig.insert(tasks)
@@ -45,7 +45,7 @@ def spent(rig: Rig, tasks: list[Task]) -> Counters:
 
 @guarantee(10, requires="fused_scatter")
 def test_g10_submissions_grow_with_neither_requests_nor_fields(kit: Kit) -> None:
-    rig = Rig(kit, StateConfig(num_slots=64, max_model_len=32, block_size=2))
+    rig = StateFixture(kit, StateConfig(num_slots=64, max_model_len=32, block_size=2))
     costs = {
         "one plain request": spent(rig, entering(rig, range(1), rich=False)),
         "one request that uses every field": spent(rig, entering(rig, range(1, 2), rich=True)),
@@ -61,7 +61,7 @@ def test_g10_submissions_grow_with_neither_requests_nor_fields(kit: Kit) -> None
 @guarantee(10, requires="fused_scatter")
 @examples(0.5)
 def test_g10_any_batch_is_at_most_two_submissions(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig = StateFixture(kit, draw(sizes(), "sizes"))
     for _ in range(2):
         cost = spent(rig, draw_batch(draw, rig, ALL))
         assert cost.submissions <= A_CALL, f"{cost.submissions} submissions for one batch, but at most {A_CALL} are due"
@@ -72,7 +72,7 @@ def test_g10_any_batch_is_at_most_two_submissions(kit: Kit, draw: Draw) -> None:
 @guarantee(10, requires="probe_counts")
 @examples(0.5)
 def test_g10_the_devices_own_counters_agree_with_a_count_below_it(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig = StateFixture(kit, draw(sizes(), "sizes"))
     below = kit.device.probe_counts()  # type: ignore[attr-defined]  # the seam that `requires` asks for
     own = kit.bound.counters()
     rig.insert(draw_batch(draw, rig, least=1)).wait(PATIENCE)
@@ -87,7 +87,7 @@ def test_g10_the_devices_own_counters_agree_with_a_count_below_it(kit: Kit, draw
 @guarantee(10, requires=("fused_scatter", "async_h2d", "can_hold_stream"))
 @examples(0.5)
 def test_g10_an_insertion_does_not_wait_for_the_device(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig = StateFixture(kit, draw(sizes(), "sizes"))
     size = draw(st.integers(1, 3), "batches")
     tickets = []
     with kit.held(rig.stream):
@@ -101,7 +101,7 @@ def test_g10_an_insertion_does_not_wait_for_the_device(kit: Kit, draw: Draw) -> 
 # -- at the sizes of production ----------------------------------------------------------------------------------------
 
 
-def cost(rig: Rig, tasks: Sequence[Task], what: str) -> Counters:
+def cost(rig: StateFixture, tasks: Sequence[Task], what: str) -> Counters:
     """Return the cost of an insertion by the device's own counters, which must have counted it."""
     __tracebackhide__ = True
     before = rig.bound.counters()
@@ -123,7 +123,7 @@ def cost(rig: Rig, tasks: Sequence[Task], what: str) -> Counters:
 
 @guarantee(10, requires="fused_scatter")
 def test_g10_every_kind_of_batch_is_counted_and_large_ones_cost_the_same(kit: Kit) -> None:
-    rig, reached = Rig(kit, MANY), Reached(kind.name for kind in TaskKind)
+    rig, reached = StateFixture(kit, MANY), Reached(kind.name for kind in TaskKind)
     for turn, count in enumerate((1, 9, 130)):
         slots = np.random.default_rng(turn).permutation(MANY.num_slots)[:count].tolist()
         entering = [request(rig, slot) for slot in slots]
@@ -162,7 +162,7 @@ def test_g10_every_kind_of_batch_is_counted_and_large_ones_cost_the_same(kit: Ki
 
 @guarantee(10, requires=("fused_scatter", "async_h2d", "can_hold_stream"))
 def test_g10_a_large_insertion_does_not_wait_for_the_device(kit: Kit) -> None:
-    rig = Rig(kit, MANY)
+    rig = StateFixture(kit, MANY)
     tasks = [prefill(rig, slot, request(rig, slot)) for slot in range(512)]
     with kit.held(rig.stream):
         before = rig.bound.counters()

@@ -9,32 +9,32 @@ from typing import Any
 import pytest
 from hal_core.group import ALONE
 
+from .fixtures import hook_calls
+from .fixtures.state import StateFixture
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .kit import Kit
-from .rigs import acts
-from .rigs.rig import Rig
 
-Call = Callable[[Rig], Any]
+Call = Callable[[StateFixture], Any]
 
 
-def drafts(rig: Rig) -> Any:  # noqa: ANN401 (a ticket)
+def drafts(rig: StateFixture) -> Any:  # noqa: ANN401 (a ticket)
     """Run a step, and hand over drafts of its slots."""
-    arrive(rig.update_inputs(rig.step(range(acts.ENTERED))))
+    arrive(rig.update_inputs(rig.step(range(hook_calls.ENTERED))))
     return rig.propose({0: [4]})
 
 
-def taken(rig: Rig) -> None:
+def taken(rig: StateFixture) -> None:
     """Save a step's output, and take its record."""
-    rig.output(rig.step(range(acts.ENTERED)))
+    rig.output(rig.step(range(hook_calls.ENTERED)))
 
 
 CALLS: Mapping[str, Call] = {
-    **acts.ACTS,
+    **hook_calls.CALLS,
     "set_drafts": drafts,
     "take": taken,
-    "a state": lambda rig: acts.working(rig.kit, name="another"),
-    "admit": lambda rig: acts.entering(rig, acts.ENTERED),
+    "a state": lambda rig: hook_calls.working(rig.kit, name="another"),
+    "admit": lambda rig: hook_calls.entering(rig, hook_calls.ENTERED),
     "memory": lambda rig: rig.device.allocate(1 << 16),
     "a stream": lambda rig: rig.device.stream().synchronize(PATIENCE),
     "an event": lambda rig: rig.device.event(rig.stream).wait(PATIENCE),
@@ -69,13 +69,13 @@ def on_another_thread(call: Callable[[], Any], what: str) -> Any:  # noqa: ANN40
 @guarantee(26, also=(1, 9, 19))
 @pytest.mark.parametrize("what", CALLS)
 def test_g26_every_call_works_on_another_thread_than_the_openers(kit: Kit, what: str) -> None:
-    rig = acts.working(kit)
+    rig = hook_calls.working(kit)
     ticket = on_another_thread(lambda: CALLS[what](rig), what)
     if hasattr(ticket, "wait"):
         on_another_thread(lambda: ticket.wait(PATIENCE), f"the wait for {what}")
     if what != "release":
         rig.check(f"{what} on another thread than the opener's")
-    arrive(acts.array(rig), "a call on the opener's thread")
+    arrive(hook_calls.array(rig), "a call on the opener's thread")
 
 
 @guarantee(26)
@@ -84,8 +84,14 @@ def test_g26_a_device_may_be_used_and_closed_on_another_thread(kit: Kit) -> None
     bound = one.bound
 
     def use() -> None:
-        rig = acts.working(one)
-        for act in (acts.scalar, acts.strided, acts.insert, acts.update_inputs, acts.copy_out):
+        rig = hook_calls.working(one)
+        for act in (
+            hook_calls.scalar,
+            hook_calls.strided,
+            hook_calls.insert,
+            hook_calls.update_inputs,
+            hook_calls.copy_out,
+        ):
             arrive(act(rig))
         rig.check("calls on one thread that is not the opener's")
 

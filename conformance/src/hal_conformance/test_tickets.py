@@ -10,6 +10,9 @@ import pytest
 from hal_core.errors import DeviceClosed, InvalidValue, TicketTimeout
 from hal_core.output.ticket import OutputTicket
 
+from .fixtures.hook_cases import HOOK_CASES, SIZES, filled, hook_cases, overlaps
+from .fixtures.state import StateFixture
+from .fixtures.stream_cases import copied
 from .harness import backdoor
 from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE, arrive
@@ -17,9 +20,6 @@ from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .harness.waiters import AT_ONCE, SHORT, Waiter, come_true, stay_done, succeed, time_out, times_out_at_once
 from .kit import Kit
-from .rigs.rig import Rig
-from .rigs.roads import ROADS, SIZES, filled, overlaps, roads
-from .rigs.stream_cases import copied
 
 if TYPE_CHECKING:
     from hal_core.slots.step import Step
@@ -40,7 +40,7 @@ def prepared(kit: Kit, hooks: tuple[str, ...]) -> list[tuple[str, Callable[[Stre
     """Return the calls to make while the stream is held, prepared before."""
     acts: list[tuple[str, Callable[[Stream], Ticket]]] = []
     for hook in hooks:
-        for told, make in [*roads(kit, hook)][-1:] if hook in ROADS and overlaps(kit, hook) else []:
+        for told, make in [*hook_cases(kit, hook)][-1:] if hook in HOOK_CASES and overlaps(kit, hook) else []:
             acts.append((told, make(kit).act))
     if kit.capabilities.async_d2h and "copy_out" in hooks:
         memory = kit.device.allocate(1 << 20)
@@ -78,12 +78,12 @@ def test_g03_waits_for_a_held_ticket_time_out_after_their_seconds(kit: Kit, whic
 
 
 @guarantee(3, requires=("async_h2d", "can_hold_stream"))
-@pytest.mark.parametrize("hook", [hook for hook in ROADS if hook != "save_output"])
+@pytest.mark.parametrize("hook", [hook for hook in HOOK_CASES if hook != "save_output"])
 def test_g03_a_ticket_is_of_its_work_and_of_no_other(kit: Kit, hook: str) -> None:
     """Tickets on two streams: each is done with its own work, independent of the other and of the order of queries."""
     if not overlaps(kit, hook):
         return
-    for _, make in roads(kit, hook):
+    for _, make in hook_cases(kit, hook):
         one, other = kit.device.stream(), kit.device.stream()
         mine, theirs = make(kit), make(kit)
         with kit.held(one):
@@ -103,7 +103,7 @@ def test_g03_a_ticket_that_nobody_asked_is_done_with_its_work(kit: Kit, which: s
     """Its stream has continued and is held again, with much more work: the ticket belongs to the first work."""
     stream, device = stream_of(kit, which), kit.device
     memory = device.allocate(64)
-    acts = prepared(kit, tuple(ROADS))
+    acts = prepared(kit, tuple(HOOK_CASES))
     acts = [(told, act) for told, act in acts if not told.startswith("save_output")]
     tickets = {told: act(stream) for told, act in acts}
     early = [backdoor.put(device, memory, [(0, bytes(64))], stream) for _ in range(AGAIN)]
@@ -122,7 +122,7 @@ def test_g03_a_ticket_that_nobody_asked_is_done_with_its_work(kit: Kit, which: s
 # -- save_output ------------------------------------------------------------------------------------------------------
 
 
-def saved(kit: Kit, stream: Stream) -> tuple[Rig, Step, KeepingSink]:
+def saved(kit: Kit, stream: Stream) -> tuple[StateFixture, Step, KeepingSink]:
     """Return a step that has run, on its stream."""
     rig, _ = filled(kit)
     step = rig.step([5, 4, 3, 2, 1, 0])

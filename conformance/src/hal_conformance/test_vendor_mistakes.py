@@ -16,6 +16,10 @@ from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import FinishReason, StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 
+from .fixtures import hook_calls
+from .fixtures.prepared_calls import VALUES
+from .fixtures.state import StateFixture
+from .fixtures.stream_cases import copied
 from .harness import backdoor
 from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import arrive
@@ -23,10 +27,6 @@ from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.waiters import A_WHILE
 from .kit import Kit
-from .rigs import acts
-from .rigs.forms import VALUES
-from .rigs.rig import Rig
-from .rigs.stream_cases import copied
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,18 +119,18 @@ def test_g07_locked_host_memory_comes_from_the_runtime(kit: Kit) -> None:
 
 
 def prepared(kit: Kit, what: str) -> Callable[[], Ticket]:
-    """A call of the kit's acts, or of the forms of a value, made ready."""
-    if what in acts.ACTS:
-        rig = acts.working(kit)
-        return lambda: acts.ACTS[what](rig)
-    road, stream = VALUES[what].road(kit), kit.device.default_stream
-    for memory, data in ((road.memory, road.before), *road.sources):
+    """A prepared hook call, or a prepared form of a value."""
+    if what in hook_calls.CALLS:
+        rig = hook_calls.working(kit)
+        return lambda: hook_calls.CALLS[what](rig)
+    call, stream = VALUES[what].call(kit), kit.device.default_stream
+    for memory, data in ((call.memory, call.before), *call.sources):
         backdoor.write(kit.device, memory, 0, data, stream)
-    return lambda: road.act(stream)
+    return lambda: call.act(stream)
 
 
 @guarantee(10, requires="probe_counts")
-@pytest.mark.parametrize("what", [*acts.ACTS, *VALUES])
+@pytest.mark.parametrize("what", [*hook_calls.CALLS, *VALUES])
 def test_g10_each_call_counts_what_reached_the_driver(kit: Kit, what: str) -> None:
     device, call = kit.device, prepared(kit, what)
     assert isinstance(device, SubmissionProbe), "the seam that `requires` asks for"
@@ -146,7 +146,9 @@ def test_g10_each_call_counts_what_reached_the_driver(kit: Kit, what: str) -> No
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 def test_g11_a_stop_reason_leaves_with_its_request(kit: Kit, speculative: bool) -> None:
     """A slot whose request ended by length, by a stop and by an abort takes a new one that has not ended."""
-    rig = Rig(kit, StateConfig(num_slots=3, max_model_len=16, block_size=4, max_draft_tokens=2, max_logprobs=0))
+    rig = StateFixture(
+        kit, StateConfig(num_slots=3, max_model_len=16, block_size=4, max_draft_tokens=2, max_logprobs=0)
+    )
     ends = [
         SamplingParams(max_tokens=1),
         SamplingParams(max_tokens=9, eos_token_ids=(7,)),
@@ -169,7 +171,7 @@ def test_g11_a_stop_reason_leaves_with_its_request(kit: Kit, speculative: bool) 
     rig.check("a step after them")
 
 
-def _step(rig: Rig, speculative: bool) -> Any:  # noqa: ANN401 (a Step)
+def _step(rig: StateFixture, speculative: bool) -> Any:  # noqa: ANN401 (a Step)
     """A step that gives each slot token 7."""
     step = rig.step([0, 1, 2], speculative=speculative)
     cells = {name: rig.model.cells[name].copy() for name in ("sampled_token_ids", "accept_tokens", "accept_num")}
@@ -181,15 +183,15 @@ def _step(rig: Rig, speculative: bool) -> Any:  # noqa: ANN401 (a Step)
 
 
 @guarantee(26, requires="native_objects")
-@pytest.mark.parametrize("what", [*acts.VALUES, "insert and leave", "a step", "copy_out"])
+@pytest.mark.parametrize("what", [*hook_calls.VALUES, "insert and leave", "a step", "copy_out"])
 def test_g26_calls_keep_no_object_of_the_driver(kit: Kit, what: str) -> None:
     """Handles that are no objects of Python's: the plugin counts those that it has made and not given back."""
-    rig, support = acts.working(kit), kit.subject.support
+    rig, support = hook_calls.working(kit), kit.subject.support
     for _ in range(WARM):
-        acts.again(rig, what)
+        hook_calls.again(rig, what)
     before = dict(support.native_objects(kit.device))
     for _ in range(ROUNDS):
-        acts.again(rig, what)
+        hook_calls.again(rig, what)
     after = dict(support.native_objects(kit.device))
     kept = {name: after[name] - before[name] for name in after if after[name] - before[name] > ROUNDS // 4}
     assert not kept, f"{ROUNDS} rounds of {what} left {kept} more objects of the driver"

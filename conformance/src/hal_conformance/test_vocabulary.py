@@ -12,11 +12,11 @@ from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import strategies as st
 
+from .fixtures.state import StateFixture, assert_rows
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 from .oracle.output import Row
-from .rigs.rig import Rig, assert_rows
 
 VOCABULARY = 50
 SIZES = StateConfig(
@@ -43,7 +43,7 @@ class Case:
         """The field of the step's tokens."""
         return "accept_tokens" if self.speculative else "sampled_token_ids"
 
-    def sample(self, rig: Rig) -> None:
+    def sample(self, rig: StateFixture) -> None:
         """Write the fields that the step's kernels write before it advances."""
         ids = np.arange(18, dtype=np.int64).reshape(3, 3, 2)
         if self.place == self.source:
@@ -61,7 +61,7 @@ class Case:
             }
         ).wait(PATIENCE)
 
-    def draft(self, rig: Rig) -> None:
+    def draft(self, rig: StateFixture) -> None:
         """Write the drafts of a prefill node, one for each request."""
         drafts = np.full((3, 2), 5, np.int64)
         drafts[self.slot] = self.strange
@@ -80,15 +80,15 @@ def draw_case(draw: Draw) -> Case:
     return Case(role, speculative, logprobs, place, slot, strange)
 
 
-def filled(kit: Kit, role: SplitRole) -> Rig:
+def filled(kit: Kit, role: SplitRole) -> StateFixture:
     """Return a state with three requests whose prompts the next step ends."""
-    rig, params = Rig(kit, SIZES), SamplingParams(max_tokens=9, logprobs=1)
+    rig, params = StateFixture(kit, SIZES), SamplingParams(max_tokens=9, logprobs=1)
     requests = [rig.admit(Request(f"r{slot}", [1, 2], params, role=role)) for slot in range(3)]
     rig.insert([Task(TaskKind.PREFILL, at, request, 0, 2, [at]) for at, request in enumerate(requests)]).wait(PATIENCE)
     return rig
 
 
-def save(rig: Rig, step: Step, should: list[Row]) -> None:
+def save(rig: StateFixture, step: Step, should: list[Row]) -> None:
     """Assert that the ticket raises no error, and that the record is right."""
     __tracebackhide__ = True
     rig.save(step).wait(PATIENCE)

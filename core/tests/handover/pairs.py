@@ -1,8 +1,8 @@
 """A prefill side and a decode side over an in-memory wire, with a clock that tests move."""
 
 import numpy as np
-from hal_conformance.rigs.host_cache import HostCache
-from hal_conformance.rigs.memory_wire import MemoryNet
+from hal_conformance.fixtures.host_cache import HostCache
+from hal_conformance.fixtures.memory_wire import MemoryNet
 from hal_core.handover import BlockTransfer, Handover, HandoverKey, Patience
 from hal_core.tickets import PromiseTicket
 

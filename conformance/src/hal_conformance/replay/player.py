@@ -22,11 +22,11 @@ from hal_core.slots.fields import SplitRole, StateConfig
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 
+from ..fixtures.state import StateFixture
 from ..harness import backdoor
 from ..harness.sinks import KeepingSink
 from ..kit import Kit
 from ..oracle.output import Row, expected_rows, found_rows, row_difference
-from ..rigs.rig import Rig
 from . import frames
 
 COMPARED = 64
@@ -52,7 +52,7 @@ class Played:
     ``late``: slot to message, of errors that only the device knew when the step was launched.
     """
 
-    rig: Rig
+    rig: StateFixture
     saved: dict[int, Saved] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
     late: dict[int, str] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Player:
     def _state(self, frame: frames.State) -> None:
         fields = [StateField(*row) for row in frame.fields]
         beside = [Companion(name, [StateField(*row) for row in rows], same) for name, rows, same in frame.companions]
-        rig = Rig(self.kit, StateConfig(**frame.sizes), name=frame.name, beside=beside, fields=fields)
+        rig = StateFixture(self.kit, StateConfig(**frame.sizes), name=frame.name, beside=beside, fields=fields)
         self.states.append(Played(rig))
 
     def _admitted(self, frame: frames.Admitted) -> None:
@@ -192,7 +192,7 @@ class Player:
 
     # -- the parts of a step ------------------------------------------------------------------------------------------
 
-    def _request(self, rig: Rig, number: int) -> AdmittedRequest:
+    def _request(self, rig: StateFixture, number: int) -> AdmittedRequest:
         """Return a request, admitted when it is first inserted."""
         found = self.requests[number]
         if isinstance(found, AdmittedRequest):
@@ -277,7 +277,7 @@ def _rows(played: Played, step: Step) -> list[Row]:
     return rows
 
 
-def _source_slots(rig: Rig, offset: int, shape: Sequence[int], strides: Sequence[int]) -> set[int]:
+def _source_slots(rig: StateFixture, offset: int, shape: Sequence[int], strides: Sequence[int]) -> set[int]:
     """Return the slots whose tokens of the step a view shows."""
     at = np.array(offset)
     for count, stride in zip(shape, strides, strict=True):
@@ -289,7 +289,7 @@ def _source_slots(rig: Rig, offset: int, shape: Sequence[int], strides: Sequence
     return slots
 
 
-def _put_alternatives(rig: Rig, slot: int, row: Row, put: Callable[[str, int, Any], None]) -> None:
+def _put_alternatives(rig: StateFixture, slot: int, row: Row, put: Callable[[str, int, Any], None]) -> None:
     """Write the log-probabilities of a row."""
     shape = (rig.sizes.max_accept, rig.sizes.max_logprobs + 1)
     for name, values in (("topk_token_ids", row.alternatives), ("topk_logprobs", row.logprobs)):

@@ -183,8 +183,8 @@ if test:
 def _check(options: Options) -> None:
     """Raise with the cure for impossible options, before the run."""
     from ..draw.fields import declared_at
-    from ..mutants import by_name
-    from ..mutants.faults import named
+    from ..liars import by_name
+    from ..liars.faults import named
     from ..opening import subject
     from .report import check_target, chosen
 
@@ -291,10 +291,10 @@ def main(
     parser.add_argument("--profile", default="", choices=["", "quick", "default", "nightly"])
     parser.add_argument("--policy", default="", metavar="MODULE:ATTR", help="another Policy class or object")
     parser.add_argument("--device-factory", default="", metavar="MODULE:ATTR", help="callable that opens the device")
-    parser.add_argument("--liar", default="", metavar="NAME", help="turn the device into one of the kit's mutants")
+    parser.add_argument("--liar", default="", metavar="NAME", help="turn the device into one of the kit's liars")
     parser.add_argument("--fault", default="", metavar="NAME", help="run the device under one of the kit's faults")
     parser.add_argument("--fields", default="", metavar="MODULE:ATTR", help="a worker's StateFields, not drawn ones")
-    parser.add_argument("--liars", action="store_true", help="test the kit: every mutant must be killed")
+    parser.add_argument("--liars", action="store_true", help="test the kit: every liar must be killed")
     parser.add_argument("--replay", default="", metavar="FILE", help="replay a recording of hal run --record")
     parser.add_argument("--calls", type=_at_least(1), metavar="N", help="of --replay: its first N calls alone")
     parser.add_argument(

@@ -23,7 +23,7 @@ import pytest
 from hal_core.errors import PluginError
 
 from ..kit import Effort, Kit
-from ..mutants import Liar, everyone
+from ..liars import Liar, everyone
 from ..opening import subject
 from ..ranks.pool import release
 from .apart import Say, apart

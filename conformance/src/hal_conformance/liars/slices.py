@@ -15,7 +15,7 @@ from hal_core.memory.views import ByteRange
 from hal_core.tickets import DONE, Ticket
 
 from . import Lie, liar
-from .fronts import put
+from .proxies import put
 from .ranks import RANKS
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MODULES = (
     *("devices", "policies", "outputs", "ordering", "ranks"),
-    *("sizes", "ring", "copies", "streams", "values", "slices", "life", "companions", "fields", "handing"),
+    *("sizes", "ring", "copies", "streams", "values", "slices", "life", "companions", "fields", "handover"),
     *("tickets", "vendors", "steps", "kept", "late"),
     *("memories", "runtimes", "wraps", "dropped", "nans", "leaks", "broken", "threads", "lazy"),
 )
@@ -42,7 +42,7 @@ LIARS: list[Liar] = []
 class Patch:
     """Base of liars in the core's own functions. ``lie(true)`` returns the replacement of ``seam``.
 
-    A seam is a name in :data:`hal_conformance.mutants.core_seams.SEAMS`; it is replaced while the liar is tested.
+    A seam is a name in :data:`hal_conformance.liars.core_seams.SEAMS`; it is replaced while the liar is tested.
     """
 
     seam: ClassVar[str]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hal_core.devices.retired_memory import DeviceMemory
 
 from . import Lie, liar
-from .fronts import HELD_COPIES
+from .proxies import HELD_COPIES
 
 if TYPE_CHECKING:
     from hal_core.memory.copies import CopyTicket

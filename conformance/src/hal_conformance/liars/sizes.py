@@ -16,7 +16,7 @@ from hal_core.slots.tasks import TaskKind
 from hal_core.tickets import Ticket
 
 from . import Lie, liar
-from .fronts import HELD, moved, put
+from .proxies import HELD, moved, put
 
 if TYPE_CHECKING:
     from hal_core.contract.counters import Counters

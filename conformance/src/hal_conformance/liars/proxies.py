@@ -22,7 +22,7 @@ RING = ("staging", *HELD)
 """The same for the staging ring."""
 
 
-class Front(CopyTicket):
+class Proxy(CopyTicket):
     """A ticket, perhaps of a copy, over an honest one. A pending copy has bytes of zero."""
 
     __slots__ = ("inner", "mode", "nbytes")
@@ -74,7 +74,7 @@ class EventTicket(Ticket):
         return None
 
 
-class FrontEvent:
+class ProxyEvent:
     """An event over an honest one."""
 
     def __init__(self, true: Event) -> None:

@@ -182,7 +182,7 @@ class SendsWhatItReceived(Policy):
     def save_output(
         self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
     ) -> Ticket:
-        """Act as a group of one although a real group exists."""
+        """HookCall as a group of one although a real group exists."""
         if state.channels:
             step = replace(step, group=ALONE)
         return super().save_output(device, hooks, state, step, sink, stream)

@@ -15,7 +15,7 @@ from hal_core.slots.tasks import TaskKind
 from hal_core.tickets import Ticket
 
 from . import Lie, liar
-from .fronts import put
+from .proxies import put
 
 if TYPE_CHECKING:
     from hal_core.contract.device import Device, Hooks

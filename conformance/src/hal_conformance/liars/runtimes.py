@@ -13,7 +13,7 @@ from hal_core.devices.primitives import Primitives, RawEvent, RawStream
 
 from ..harness.lies import lay_below
 from . import Lie, liar
-from .fronts import HELD, HELD_COPIES, Front
+from .proxies import HELD, HELD_COPIES, Proxy
 
 if TYPE_CHECKING:
     from hal_core.memory.copies import Bytes, CopyTicket
@@ -147,7 +147,7 @@ class FlushedBeforeTheLast(Flushes):
 # -- a running event that counts as passed ----------------------------------------------------------------------------
 
 
-class Begun(Front):
+class Begun(Proxy):
     """A copy, and the event before it."""
 
     __slots__ = ("begun",)
@@ -184,26 +184,26 @@ class WaitsForTheBeginning(Begun):
 class Beginnings(Lie):
     """Base: a copy is done when all before it is done."""
 
-    front: type[Begun]
+    proxy: type[Begun]
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Record the event before the copy."""
         device: Any = self
         before: Event = device.own(stream).record()
-        front = self.front(super().copy_out(memory, parts, stream), [part.nbytes for part in parts])  # type: ignore[misc]
-        front.begun = before
-        return front
+        proxy = self.proxy(super().copy_out(memory, parts, stream), [part.nbytes for part in parts])  # type: ignore[misc]
+        proxy.begun = before
+        return proxy
 
 
 @liar(1, "a query counts a running copy as done", requires=(*HELD_COPIES, "primitives"))
 class RunningCountsAsDone(Beginnings):
     """``status <= CL_RUNNING``, or a query that is not zero."""
 
-    front = DoneOnceBegun
+    proxy = DoneOnceBegun
 
 
 @liar(1, "a wait for a copy ends when the copy begins", requires=(*HELD_COPIES, "primitives"))
 class WaitEndsAtTheBeginning(Beginnings):
     """A wait for the wrong event of the two that a copy has."""
 
-    front = WaitsForTheBeginning
+    proxy = WaitsForTheBeginning

@@ -14,7 +14,7 @@ from hal_core.runtime.policy import Policy
 from hal_core.tickets import DONE, Ticket
 
 from . import Lie, liar
-from .fronts import HELD_COPIES, Front, given
+from .proxies import HELD_COPIES, Proxy, given
 
 if TYPE_CHECKING:
     from hal_core.contract.device import Device, Hooks
@@ -33,13 +33,13 @@ PIECE = 256 << 10
 class Fronts(Lie):
     """Base of liars whose tickets of copies lie; with ``writes``, those of writes too."""
 
-    front: type[Front]
+    proxy: type[Proxy]
     writes = False
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Return a front over the ticket."""
+        """Return a proxy over the ticket."""
         copied = super().copy_out(memory, parts, stream)  # type: ignore[misc]
-        return self.front(copied, [part.nbytes for part in parts])
+        return self.proxy(copied, [part.nbytes for part in parts])
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
         """Do the same if writes lie too."""
@@ -51,10 +51,10 @@ class Fronts(Lie):
         return self._fronted(super().async_set_value(device, target, value, stream))  # type: ignore[misc]
 
     def _fronted(self, ticket: Ticket) -> Ticket:
-        return self.front(ticket) if self.writes and ticket is not DONE else ticket
+        return self.proxy(ticket) if self.writes and ticket is not DONE else ticket
 
 
-class _Done(Front):
+class _Done(Proxy):
     __slots__ = ()
 
     def done(self) -> bool:
@@ -68,10 +68,10 @@ class _Done(Front):
 class CopyDoneEarly(Fronts):
     """A query of the copy engine, which has no work yet."""
 
-    front = _Done
+    proxy = _Done
 
 
-class _Quiet(Front):
+class _Quiet(Proxy):
     __slots__ = ()
 
     def _block(self, timeout: float | None) -> bool:
@@ -83,10 +83,10 @@ class _Quiet(Front):
 class TimeoutReturnsQuietly(Fronts):
     """An unchecked result of the driver's wait."""
 
-    front = _Quiet
+    proxy = _Quiet
 
 
-class _Milliseconds(Front):
+class _Milliseconds(Proxy):
     __slots__ = ()
 
     def _block(self, timeout: float | None) -> bool:
@@ -97,10 +97,10 @@ class _Milliseconds(Front):
 class TimeoutsInMilliseconds(Fronts):
     """A driver call whose timeout is in milliseconds."""
 
-    front, writes = _Milliseconds, True
+    proxy, writes = _Milliseconds, True
 
 
-class _ZeroIsNone(Front):
+class _ZeroIsNone(Proxy):
     __slots__ = ()
 
     def _block(self, timeout: float | None) -> bool:
@@ -111,10 +111,10 @@ class _ZeroIsNone(Front):
 class ZeroMeansForEver(Fronts):
     """``if timeout:`` instead of ``if timeout is not None:``."""
 
-    front, writes = _ZeroIsNone, True
+    proxy, writes = _ZeroIsNone, True
 
 
-class _OneWaiter(Front):
+class _OneWaiter(Proxy):
     __slots__ = ("waiting",)
 
     def __init__(self, inner: Ticket, nbytes: Sequence[int] = ()) -> None:
@@ -134,10 +134,10 @@ class _OneWaiter(Front):
 class SecondWaiterIsToldDone(Fronts):
     """A wait that returns at once if another thread is waiting."""
 
-    front, writes = _OneWaiter, True
+    proxy, writes = _OneWaiter, True
 
 
-class _Shared(Front):
+class _Shared(Proxy):
     __slots__ = ("buffers", "moved")
 
     def __init__(self, inner: Ticket, nbytes: Sequence[int], buffers: list[Bytes]) -> None:
@@ -182,7 +182,7 @@ class CopyIsAView(Lie):
         return HostCopy([np.frombuffer(whole, np.uint8)[part.offset : part.end] for part in parts])
 
 
-class _InPieces(Front):
+class _InPieces(Proxy):
     __slots__ = ("heads", "rest", "tails")
 
     def __init__(self, inner: Ticket, parts: Sequence[ByteRange], rest: Callable[[], CopyTicket]) -> None:

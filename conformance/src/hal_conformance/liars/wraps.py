@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import Patch, liar
-from .fronts import RING
+from .proxies import RING
 
 SLACK = 256
 """Bytes by which a span may reach into the oldest one: one unit of the ring."""

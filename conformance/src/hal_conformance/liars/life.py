@@ -17,7 +17,7 @@ from hal_core.slots.tasks import LEAVING, Task, TaskBatch
 from hal_core.tickets import PromiseTicket, Ticket
 
 from . import Lie, Patch, liar
-from .fronts import HELD, HELD_COPIES, RING, Front
+from .proxies import HELD, HELD_COPIES, RING, Proxy
 
 if TYPE_CHECKING:
     from hal_core.contract.device import Device, Hooks
@@ -54,7 +54,7 @@ class AsyncCalledSync(Lie):
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
         """Write, and return another mode."""
-        ticket = Front(super().async_set_value(device, target, value, stream))  # type: ignore[misc]
+        ticket = Proxy(super().async_set_value(device, target, value, stream))  # type: ignore[misc]
         ticket.mode = "sync"
         return ticket
 
@@ -111,7 +111,7 @@ class UnseenCountsAsSeen(Policy):
         return ticket
 
 
-class _Ended(Front):
+class _Ended(Proxy):
     __slots__ = ("__weakref__", "ended")
 
     def __init__(self, inner: Ticket, nbytes: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ from hal_core.memory.views import View
 from hal_core.tickets import Ticket
 
 from . import Lie, liar
-from .fronts import RING, FrontEvent
+from .proxies import RING, ProxyEvent
 
 if TYPE_CHECKING:
     from hal_core.contract.counters import Counters
@@ -82,7 +82,7 @@ class FenceOfTheDefaultStream(Ringing):
     ring = _DefaultFence
 
 
-class _CountedFence(FrontEvent):
+class _CountedFence(ProxyEvent):
     def __init__(self, true: Event, ring: _Depth) -> None:
         super().__init__(true)
         self.ring, self.number = ring, ring.number
@@ -109,7 +109,7 @@ class DepthIsTheGuard(Ringing):
     ring = _Depth
 
 
-class _ForgettableFence(FrontEvent):
+class _ForgettableFence(ProxyEvent):
     forgotten = False
 
     def done(self) -> bool:
@@ -164,7 +164,7 @@ class LargeSourceFreed(Ringing):
     ring = _Frees
 
 
-class _NewestFence(FrontEvent):
+class _NewestFence(ProxyEvent):
     def __init__(self, true: Event, ring: _Newest) -> None:
         super().__init__(true)
         self.ring = ring
@@ -188,7 +188,7 @@ class NewestIsWaitedFor(Ringing):
     ring = _Newest
 
 
-class _MillisecondFence(FrontEvent):
+class _MillisecondFence(ProxyEvent):
     def wait(self, timeout: float | None = None) -> bool:
         return super().wait(None if timeout is None else timeout / 1000)
 

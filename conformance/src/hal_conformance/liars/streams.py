@@ -10,7 +10,7 @@ from hal_core.memory.views import View
 from hal_core.tickets import Ticket
 
 from . import Lie, liar
-from .fronts import HELD, HELD_COPIES, EventTicket, given
+from .proxies import HELD, HELD_COPIES, EventTicket, given
 
 if TYPE_CHECKING:
     from hal_core.contract.device import Device
