@@ -24,43 +24,49 @@ from .kit import Draw, Kit, examples
 @guarantee(15)
 @examples()
 def test_g15_a_group_of_one_communicates_nothing(kit: Kit, draw: Draw) -> None:
-    rig = StateFixture(kit, draw(sizes(), "sizes"))
-    rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
-    draw_sampling(draw, rig, draw_step(draw, rig))
+    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+    draw_sampling(draw, fixture, draw_step(draw, fixture))
     rank = draw(st.integers(0, 9), "rank")
     group = Group((rank,), rank)
     before = kit.bound.counters()
 
     def broadcast() -> None:
-        kit.bound.broadcast_tokens(state=rig.state, group=group, stream=rig.stream).wait(PATIENCE)
+        kit.bound.broadcast_tokens(state=fixture.state, group=group, stream=fixture.stream).wait(PATIENCE)
 
     assert_no_error(broadcast, f"broadcast_tokens in a group of rank {rank} alone")
     counted = kit.bound.counters() - before
     assert counted.collectives == 0, f"a group of one made {counted.collectives} collectives, but should make none"
     assert counted.submissions == 0, f"a group of one made {counted.submissions} submissions, but should make none"
-    rig.check("broadcast_tokens in a group of one")
+    fixture.check("broadcast_tokens in a group of one")
 
 
 @guarantee(14)
 @examples(0.5)
 def test_g14_a_state_that_ranks_disagree_about_is_refused_by_every_hook(kit: Kit, draw: Draw) -> None:
-    rig = StateFixture(kit, draw(sizes(), "sizes"))
-    tasks = draw_batch(draw, rig, ENTER, least=1)
-    rig.state.mark_unusable("rank 1 sent step 4, rank 0 step 5")
-    step = rig.step([0])
+    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    tasks = draw_batch(draw, fixture, ENTER, least=1)
+    fixture.state.mark_unusable("rank 1 sent step 4, rank 0 step 5")
+    step = fixture.step([0])
     calls: dict[str, Callable[[], object]] = {
-        "insert_tasks": lambda: rig.bound.insert_tasks(state=rig.state, tasks=tasks, stream=rig.stream),
-        "save_output": lambda: rig.bound.save_output(state=rig.state, step=step, sink=rig.sink, stream=rig.stream),
-        "broadcast_tokens": lambda: rig.bound.broadcast_tokens(state=rig.state, group=Group(), stream=rig.stream),
-        "async_set_value": lambda: rig.bound.async_set_value(target=rig.state.view("seed"), value=1, stream=rig.stream),
-        "update_inputs": lambda: rig.bound.update_inputs(state=rig.state, step=step, stream=rig.stream),
+        "insert_tasks": lambda: fixture.bound.insert_tasks(state=fixture.state, tasks=tasks, stream=fixture.stream),
+        "save_output": lambda: fixture.bound.save_output(
+            state=fixture.state, step=step, sink=fixture.sink, stream=fixture.stream
+        ),
+        "broadcast_tokens": lambda: fixture.bound.broadcast_tokens(
+            state=fixture.state, group=Group(), stream=fixture.stream
+        ),
+        "async_set_value": lambda: fixture.bound.async_set_value(
+            target=fixture.state.view("seed"), value=1, stream=fixture.stream
+        ),
+        "update_inputs": lambda: fixture.bound.update_inputs(state=fixture.state, step=step, stream=fixture.stream),
     }
     for hook, call in calls.items():
         error = assert_raises(StateUnusable, call, f"{hook} on a state that is unusable")
         assert_says(error, device=kit.bound.name, hook=hook)
         assert "rank 1 sent step 4" in str(error), f"{error} does not explain why the state is unusable"
-    assert not rig.sink.records, "output of a state that is unusable was sent"
-    rig.check("every hook was refused")
+    assert not fixture.sink.records, "output of a state that is unusable was sent"
+    fixture.check("every hook was refused")
 
 
 @guarantee(14)

@@ -40,8 +40,8 @@ class Sick(ABC):  # noqa: B024 (an ABC for its layout, as Lie)
 CALLS: Mapping[str, Callable[[StateFixture], object]] = {
     **{name: act for name, act in hook_calls.CALLS.items() if name not in ("insert", "leave", "broadcast")},
     "insert_tasks": hook_calls.insert,
-    "a state": lambda rig: rig.bound.state(hook_calls.SIZES, name="another"),
-    "tensor": lambda rig: rig.state.tensor("seed"),
+    "a state": lambda fixture: fixture.bound.state(hook_calls.SIZES, name="another"),
+    "tensor": lambda fixture: fixture.state.tensor("seed"),
 }
 BEFORE = ("an array", "insert", "update_inputs", "submit", "copy_out")
 """The work that fails."""
@@ -51,18 +51,18 @@ BEFORE = ("an array", "insert", "update_inputs", "submit", "copy_out")
 @pytest.mark.parametrize("what", BEFORE)
 def test_g26_a_broken_device_refuses_every_call_and_closes(kit: Kit, what: str) -> None:
     one = Kit(kit.subject, kit.effort)
-    rig, own = hook_calls.working(one), one.device
+    fixture, own = hook_calls.working(one), one.device
     lay_below(own, Sick)
     primitives: Any = own.primitives  # type: ignore[attr-defined]  # what `requires` asks for
     if own.raises_faults or not primitives.spoils(SickError()):  # type: ignore[attr-defined]
         pytest.skip("its runtime raises its faults itself, which the kit cannot feign")
-    ticket = hook_calls.CALLS[what](rig)
+    ticket = hook_calls.CALLS[what](fixture)
     primitives.sickness = SickError("error 716 in a kernel")
     assert_raises_any(lambda: ticket.wait(PATIENCE), "error 716", f"{what}, whose work the runtime reports as failed")
     for turn in range(2):
         for name, call in CALLS.items():
             why = f"{name} after a fault of the device, tried {turn + 1} times"
-            error = assert_raises(DeviceClosed, lambda: call(rig), why)  # noqa: B023
+            error = assert_raises(DeviceClosed, lambda: call(fixture), why)  # noqa: B023
             assert "error 716" in str(error), f"{why}: {error} does not name the fault"
             assert error.cure, f"{why}: {error!r} names no cure"
     with in_time("closing a broken device", PATIENCE):
@@ -90,22 +90,22 @@ def test_g26_a_step_whose_copy_fails_is_raised_by_its_take_alone(kit: Kit, lost:
     """Three steps are launched before the first is taken, and the copy of one of them fails meanwhile."""
     with under(kit, faults.FailingCopies) as (laid, fuse):
         laid.device.late = True  # type: ignore[attr-defined]  # the fault's
-        rig, sink = hook_calls.working(laid), KeepingSink()
+        fixture, sink = hook_calls.working(laid), KeepingSink()
         tickets, rows = [], []
         for turn in range(3):
-            rig.poke({"sampled_token_ids": rig.model.cells["sampled_token_ids"] * 0 + 40 + turn})
-            step = rig.step(range(hook_calls.ENTERED))
-            rig.update_inputs(step)
-            rows.append(rig.rows_of(step))
+            fixture.poke({"sampled_token_ids": fixture.model.cells["sampled_token_ids"] * 0 + 40 + turn})
+            step = fixture.step(range(hook_calls.ENTERED))
+            fixture.update_inputs(step)
+            rows.append(fixture.rows_of(step))
             fuse.at = 1 if turn == lost else 0
-            tickets.append(rig.save(step, sink))
+            tickets.append(fixture.save(step, sink))
         assert fuse.met == 1, f"{fuse.met} copies failed, should be 1"
         for turn, (ticket, should) in enumerate(zip(tickets, rows, strict=True)):
             if turn == lost:
                 why = f"take() of step {turn}, whose copy failed"
-                assert_raises(faults.CopyFailed, lambda: rig.state.take(ticket), why)  # type: ignore[arg-type]  # noqa: B023
+                assert_raises(faults.CopyFailed, lambda: fixture.state.take(ticket), why)  # type: ignore[arg-type]  # noqa: B023
             else:
-                record: OutputRecord = rig.state.take(ticket)  # type: ignore[arg-type]  # save_output's
+                record: OutputRecord = fixture.state.take(ticket)  # type: ignore[arg-type]  # save_output's
                 assert_rows(record, should)
         sent = []
         for turn, pending in enumerate(sink.pending):
@@ -117,5 +117,5 @@ def test_g26_a_step_whose_copy_fails_is_raised_by_its_take_alone(kit: Kit, lost:
                 pending.complete(error)
         assert len(sent) == 2, f"of three steps, one of which is lost, {len(sent)} were sent"
         assert_raises(faults.CopyFailed, lambda: tickets[lost].wait(PATIENCE), f"the ticket of step {lost}, lost")
-        assert_no_error(lambda: arrive(hook_calls.array(rig)), "a call after the error of a lost step was raised")
-        rig.check("three steps, the copy of one of which failed")
+        assert_no_error(lambda: arrive(hook_calls.array(fixture)), "a call after the error of a lost step was raised")
+        fixture.check("three steps, the copy of one of which failed")

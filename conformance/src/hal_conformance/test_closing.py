@@ -57,13 +57,13 @@ def test_g26_closing_one_device_leaves_another_as_it_was(kit: Kit) -> None:
 @pytest.mark.parametrize("hook", HOOKS)
 def test_g26_a_closed_device_refuses_each_call_and_closes_again_silently(kit: Kit, hook: str) -> None:
     one = another(kit)
-    rig = hook_calls.working(one)
-    bound, sink = one.bound, rig.sink
+    fixture = hook_calls.working(one)
+    bound, sink = one.bound, fixture.sink
     sent = len(sink.records)
     for _ in range(3):
         assert_no_error(bound.close, "closing a device again")
     for _ in range(2):
-        error = assert_raises(DeviceClosed, lambda: next_call(rig, hook), f"{hook} on a closed device")
+        error = assert_raises(DeviceClosed, lambda: next_call(fixture, hook), f"{hook} on a closed device")
         assert error.device == bound.name, f"{error!r} names {error.device!r}, but should name {bound.name!r}"
         assert error.cure, f"{error} names no cure"
         assert_no_error(bound.close, f"closing a device again after {hook} was refused")
@@ -77,18 +77,18 @@ def test_g26_a_closed_device_refuses_each_call_and_closes_again_silently(kit: Ki
 def test_g19_output_saved_before_closing_is_delivered_after_it(kit: Kit, fault: type[Fault]) -> None:
     """On an asynchronous device its copies are in flight: on a held stream, and after much other work."""
     with under(kit, fault) as (laid, _):
-        rig = hook_calls.working(laid)
+        fixture = hook_calls.working(laid)
         kept, threaded = KeepingSink(), MemorySink(threaded=True)
         should, tickets = [], []
         with ExitStack() as held:
             if kit.can_hold and kit.capabilities.async_d2h:
-                held.enter_context(Latch(laid.device.hold_stream(rig.stream), kit.effort.hang))
+                held.enter_context(Latch(laid.device.hold_stream(fixture.stream), kit.effort.hang))
             for sink in (kept, threaded):
-                hook_calls.submit(rig)
-                step = rig.step(range(hook_calls.SIZES.num_slots))
-                should.append(rig.rows_of(step))
-                tickets.append(rig.save(step, sink))
-            tickets.append(hook_calls.array(rig))
+                hook_calls.submit(fixture)
+                step = fixture.step(range(hook_calls.SIZES.num_slots))
+                should.append(fixture.rows_of(step))
+                tickets.append(fixture.save(step, sink))
+            tickets.append(hook_calls.array(fixture))
             closing = threading.Thread(target=laid.bound.close)
             closing.start()
             closing.join(A_MOMENT)
@@ -106,32 +106,32 @@ def test_g19_output_saved_before_closing_is_delivered_after_it(kit: Kit, fault: 
 @guarantee(26)
 def test_g26_a_context_closes_the_device_and_keeps_the_error_under_way(kit: Kit) -> None:
     one = another(kit)
-    rig = hook_calls.working(one)
+    fixture = hook_calls.working(one)
 
     def fail() -> None:
         with one.bound:
-            hook_calls.array(rig)
+            hook_calls.array(fixture)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert_raises(DeviceClosed, lambda: hook_calls.scalar(rig), "a call on a device whose context has ended")
+    assert_raises(DeviceClosed, lambda: hook_calls.scalar(fixture), "a call on a device whose context has ended")
 
 
-def refused_in_child(rig: StateFixture) -> str:
+def refused_in_child(fixture: StateFixture) -> str:
     """In the child of a fork, return "" if each call is refused and closing has no effect, else the violation."""
     wrong = []
     for hook in HOOKS:
         try:
-            next_call(rig, hook)
+            next_call(fixture, hook)
             wrong.append(f"{hook} went through")
         except DeviceClosed as error:
-            if "fork" not in str(error) or error.device != rig.bound.name or not error.cure:
+            if "fork" not in str(error) or error.device != fixture.bound.name or not error.cure:
                 wrong.append(f"{hook} said {error}")
         except BaseException as error:  # noqa: BLE001 (the parent judges it)
             wrong.append(f"{hook} raised {error!r}")
     try:
-        rig.bound.close()
+        fixture.bound.close()
     except BaseException as error:  # noqa: BLE001 (the parent judges it)
         wrong.append(f"close raised {error!r}")
     return "; ".join(wrong)
@@ -141,13 +141,13 @@ def refused_in_child(rig: StateFixture) -> str:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_g26_after_a_fork_the_child_is_refused_and_the_parent_works_on(kit: Kit) -> None:
     one = another(kit)
-    rig = hook_calls.working(one)
-    pending = hook_calls.submit(rig)
+    fixture = hook_calls.working(one)
+    pending = hook_calls.submit(fixture)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.write(writing, f"said:{refused_in_child(rig)}".encode()[:4000])
+            os.write(writing, f"said:{refused_in_child(fixture)}".encode()[:4000])
         finally:
             os._exit(0)
     os.close(writing)
@@ -164,8 +164,8 @@ def test_g26_after_a_fork_the_child_is_refused_and_the_parent_works_on(kit: Kit)
     assert ended[0], f"the child of a fork still ran after {PATIENCE} s: a call on its copy of the device hung"
     assert said == "said:", f"in the child of a fork: {said.removeprefix('said:') or f'it ended with {ended[1]}'}"
     pending.wait(PATIENCE)
-    rig.check("a fork whose child has closed its copy")
+    fixture.check("a fork whose child has closed its copy")
     for what, act in hook_calls.CALLS.items():
-        assert_no_error(lambda act=act: act(rig).wait(PATIENCE), f"{what} in the parent of a fork")  # type: ignore[misc]
-    rig.check("it worked on after a fork")
+        assert_no_error(lambda act=act: act(fixture).wait(PATIENCE), f"{what} in the parent of a fork")  # type: ignore[misc]
+    fixture.check("it worked on after a fork")
     assert_no_error(one.bound.close, "closing the device of the parent of a fork")

@@ -42,13 +42,13 @@ class Beside:
     ``slots``: admission id to the slot that the host chose for the request.
     """
 
-    def __init__(self, rig: StateFixture, number: int, fields: Sequence[StateField] = ()) -> None:
-        self.rig, self.state = rig, rig.state.companions[number]
-        self.begin = rig.state.layout.nbytes * (number + 1)
-        self.model = Model(lay_out(rig.sizes, table_with(rig.sizes, fields)), fields)
-        self.model.requests = rig.model.requests
+    def __init__(self, fixture: StateFixture, number: int, fields: Sequence[StateField] = ()) -> None:
+        self.fixture, self.state = fixture, fixture.state.companions[number]
+        self.begin = fixture.state.layout.nbytes * (number + 1)
+        self.model = Model(lay_out(fixture.sizes, table_with(fixture.sizes, fields)), fields)
+        self.model.requests = fixture.model.requests
         self.slots: dict[int, int] = {}
-        backdoor.write(rig.device, rig.state.memory, self.begin, self.model.block, rig.stream)
+        backdoor.write(fixture.device, fixture.state.memory, self.begin, self.model.block, fixture.stream)
 
     def inserted(self, tasks: list[Task]) -> None:
         """Apply a batch that was inserted into the target."""
@@ -76,40 +76,40 @@ class Beside:
 
     def follow_releases(self) -> None:
         """Free the slots of requests that have left the target."""
-        held = {resident.admission_id for resident in self.rig.model.residents.values()}
+        held = {resident.admission_id for resident in self.fixture.model.residents.values()}
         gone = [admission_id for admission_id in self.slots if admission_id not in held]
         self.model.release([self.slots.pop(admission_id) for admission_id in gone])
 
     def check(self, after: str) -> None:
         """Compare every byte of the companion with the model."""
         __tracebackhide__ = True
-        whole = backdoor.read(self.rig.device, self.rig.state.memory, self.rig.stream)
+        whole = backdoor.read(self.fixture.device, self.fixture.state.memory, self.fixture.stream)
         wrong = difference(self.model, whole[self.begin : self.begin + self.model.layout.nbytes])
         assert not wrong, f"companion {self.state.name!r} after {after}: {wrong}"
 
 
 def opened(kit: Kit, size: StateConfig, count: int) -> tuple[StateFixture, list[Beside]]:
     """Open a state with so many companions."""
-    rig = StateFixture(kit, size, beside=NAMES[:count])
-    return rig, [Beside(rig, number) for number in range(count)]
+    fixture = StateFixture(kit, size, beside=NAMES[:count])
+    return fixture, [Beside(fixture, number) for number in range(count)]
 
 
 @guarantee(9)
 @examples()
 def test_g09_one_insertion_serves_a_state_and_its_companions(kit: Kit, draw: Draw) -> None:
-    rig, others = opened(kit, draw(sizes(), "sizes"), draw(st.integers(1, 2), "companions"))
+    fixture, others = opened(kit, draw(sizes(), "sizes"), draw(st.integers(1, 2), "companions"))
     for _ in range(draw(st.integers(1, 3), "rounds")):
-        tasks = draw_batch(draw, rig, ALL)
-        rig.insert(tasks).wait(PATIENCE)
+        tasks = draw_batch(draw, fixture, ALL)
+        fixture.insert(tasks).wait(PATIENCE)
         for other in others:
             other.inserted(tasks)
-        rig.check(f"insert_tasks({told(tasks)})")
+        fixture.check(f"insert_tasks({told(tasks)})")
         for other in others:
             other.check(f"insert_tasks({told(tasks)})")
-        rig.output(run_step(draw, rig))
-        free_ended(rig)
+        fixture.output(run_step(draw, fixture))
+        free_ended(fixture)
         for other in others:
-            other.model.clean_up(range(rig.sizes.num_slots))
+            other.model.clean_up(range(fixture.sizes.num_slots))
             other.check("a step of the target, and its output")
             other.follow_releases()
 
@@ -117,12 +117,12 @@ def test_g09_one_insertion_serves_a_state_and_its_companions(kit: Kit, draw: Dra
 @guarantee(10, requires="fused_scatter")
 @examples(0.5)
 def test_g10_companions_take_no_submission_of_their_own(kit: Kit, draw: Draw) -> None:
-    rig, others = opened(kit, draw(sizes(), "sizes"), 2)
+    fixture, others = opened(kit, draw(sizes(), "sizes"), 2)
     for kinds in ((TaskKind.PREFILL,), ALL):
-        before = rig.bound.counters()
-        tasks = draw_batch(draw, rig, kinds, least=1)
-        ticket = rig.insert(tasks)
-        cost = rig.bound.counters() - before
+        before = fixture.bound.counters()
+        tasks = draw_batch(draw, fixture, kinds, least=1)
+        ticket = fixture.insert(tasks)
+        cost = fixture.bound.counters() - before
         ticket.wait(PATIENCE)
         assert cost.submissions <= A_CALL, (
             f"{cost.submissions} submissions for three states, but at most {A_CALL} are due"
@@ -130,26 +130,26 @@ def test_g10_companions_take_no_submission_of_their_own(kit: Kit, draw: Draw) ->
         for other in others:
             other.inserted(tasks)
             other.check(f"insert_tasks({told(tasks)})")
-        rig.output(run_step(draw, rig))
-        free_ended(rig)
+        fixture.output(run_step(draw, fixture))
+        free_ended(fixture)
         for other in others:
-            other.model.clean_up(range(rig.sizes.num_slots))
+            other.model.clean_up(range(fixture.sizes.num_slots))
             other.follow_releases()
 
 
 FIXED = StateConfig(num_slots=4, max_model_len=24, block_size=4, max_draft_tokens=2, max_logprobs=0)
 
 
-def entering(rig: StateFixture, slots: Sequence[int]) -> list[Task]:
+def entering(fixture: StateFixture, slots: Sequence[int]) -> list[Task]:
     """New requests of three tokens for some slots."""
     params = SamplingParams(max_tokens=9)
-    admitted = [rig.admit(Request(rig.new_name(), [1, 2, 3], params)) for _ in slots]
+    admitted = [fixture.admit(Request(fixture.new_name(), [1, 2, 3], params)) for _ in slots]
     return [Task(TaskKind.PREFILL, slot, one, 0, 3, [slot]) for slot, one in zip(slots, admitted, strict=True)]
 
 
-def entered(rig: StateFixture, others: Sequence[Beside], tasks: list[Task]) -> None:
+def entered(fixture: StateFixture, others: Sequence[Beside], tasks: list[Task]) -> None:
     """Insert a batch, and take it over into the companions' models."""
-    arrive(rig.insert(tasks))
+    arrive(fixture.insert(tasks))
     for other in others:
         other.inserted(tasks)
 
@@ -157,17 +157,17 @@ def entered(rig: StateFixture, others: Sequence[Beside], tasks: list[Task]) -> N
 @guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"), also=(9,))
 def test_g28_an_insertion_waits_for_a_companions_last_reader(kit: Kit) -> None:
     """A proposer's step runs on a stream of its own, on slots of its own."""
-    rig, others = opened(kit, FIXED, 2)
-    entered(rig, others, entering(rig, [0, 1]))
+    fixture, others = opened(kit, FIXED, 2)
+    entered(fixture, others, entering(fixture, [0, 1]))
     for other in others:
         first, second = kit.device.stream(), kit.device.stream()
-        tasks = entering(rig, [2 + others.index(other)])
+        tasks = entering(fixture, [2 + others.index(other)])
         with kit.held(first, "an insertion beside a companion's held step") as latch:
             step = Step(50, {other.state.name: range(FIXED.num_slots)})  # type: ignore[dict-item]
             call = {"state": other.state, "step": step, "stream": first}
-            stepped = step_held(kit, latch, lambda: rig.bound.update_inputs(**call))  # type: ignore[arg-type]  # noqa: B023
-            rig.stream = second
-            inserted = rig.insert(tasks)
+            stepped = step_held(kit, latch, lambda: fixture.bound.update_inputs(**call))  # type: ignore[arg-type]  # noqa: B023
+            fixture.stream = second
+            inserted = fixture.insert(tasks)
             why = f"synchronize of an insertion's stream while a step of companion {other.state.name!r} is held"
             assert_raises(TicketTimeout, lambda: second.synchronize(A_WHILE), why)  # noqa: B023
             assert not inserted.done(), f"an insertion is done, but a step of companion {other.state.name!r} is held"
@@ -178,19 +178,19 @@ def test_g28_an_insertion_waits_for_a_companions_last_reader(kit: Kit) -> None:
 @guarantee(26, also=(8, 9))
 def test_g26_an_insertion_that_fails_books_nothing_in_companions(kit: Kit) -> None:
     with under(kit, faults.FailingWrites) as (laid, fuse):
-        rig, others = opened(laid, FIXED, 2)
-        entered(rig, others, entering(rig, [1]))
-        tasks = entering(rig, [0, 3])
+        fixture, others = opened(laid, FIXED, 2)
+        entered(fixture, others, entering(fixture, [1]))
+        tasks = entering(fixture, [0, 3])
         before = [dict(other.state.host_table.live) for other in others]
         fuse.at = 1
-        call = {"state": rig.state, "tasks": tasks, "stream": rig.stream}
-        assert_raises(faults.CopyFailed, lambda: rig.bound.insert_tasks(**call), "an insertion, refused")  # type: ignore[arg-type]
+        call = {"state": fixture.state, "tasks": tasks, "stream": fixture.stream}
+        assert_raises(faults.CopyFailed, lambda: fixture.bound.insert_tasks(**call), "an insertion, refused")  # type: ignore[arg-type]
         after = [dict(other.state.host_table.live) for other in others]
         assert after == before, f"an insertion failed, and companions hold {after}, not {before}"
-        rig.check("an insertion that the driver refused")
+        fixture.check("an insertion that the driver refused")
         for other in others:
             other.check("an insertion that the driver refused")
-        assert_no_error(lambda: entered(rig, others, tasks), "the same insertion again")
+        assert_no_error(lambda: entered(fixture, others, tasks), "the same insertion again")
         for other in others:
             other.check("the same insertion again")
 
@@ -199,22 +199,22 @@ def test_g26_an_insertion_that_fails_books_nothing_in_companions(kit: Kit) -> No
 @pytest.mark.parametrize("group", [ALONE, FOLLOWER], ids=["first rank", "another rank"])
 def test_g18_companions_are_cleaned_on_every_rank(kit: Kit, group: Group) -> None:
     """What a step reports is cleaned in every state, also where this rank sends nothing."""
-    rig, others = opened(kit, FIXED, 2)
-    entered(rig, others, entering(rig, [0, 1, 2]))
-    gone = [Task(kind, slot, rig.model.residents[slot].admitted) for slot, kind in enumerate(LEAVE)]
-    entered(rig, others, gone)
-    step = rig.step(range(FIXED.num_slots), group=group)
-    arrive(rig.update_inputs(step))
-    arrive(rig.save(step))
-    rig.check("the output of a step that requests left")
+    fixture, others = opened(kit, FIXED, 2)
+    entered(fixture, others, entering(fixture, [0, 1, 2]))
+    gone = [Task(kind, slot, fixture.model.residents[slot].admitted) for slot, kind in enumerate(LEAVE)]
+    entered(fixture, others, gone)
+    step = fixture.step(range(FIXED.num_slots), group=group)
+    arrive(fixture.update_inputs(step))
+    arrive(fixture.save(step))
+    fixture.check("the output of a step that requests left")
     for other in others:
         other.model.clean_up(range(FIXED.num_slots))
         other.check("the output of a step of the target")
 
 
-def booked(rig: StateFixture) -> list[tuple[dict[int, int], list[object], list[int]]]:
+def booked(fixture: StateFixture) -> list[tuple[dict[int, int], list[object], list[int]]]:
     """What the host has booked for a state and each of its companions: slots, requests, slots that are left."""
-    tables = [one.host_table for one in (rig.state, *rig.state.companions)]
+    tables = [one.host_table for one in (fixture.state, *fixture.state.companions)]
     return [(dict(one.live), [*one.requests], sorted({*one.preempted, *one.aborted})) for one in tables]
 
 
@@ -223,27 +223,29 @@ def booked(rig: StateFixture) -> list[tuple[dict[int, int], list[object], list[i
 def test_g08_a_refused_batch_books_nothing_in_companions(kit: Kit, why: str) -> None:
     """Neither those before the companion that refuses nor those after it; the mended batch gets the same slots."""
     own = StateField("kit_own", "int32", value=None)
-    rig = StateFixture(kit, FIXED, beside=["first", Companion("second", [own]), "third"])
-    arrive(rig.insert(entering(rig, [1])))
-    (inside,) = rig.model.residents.values()
-    good = entering(rig, [0, 3])
-    bare = admit(Request("bare", [1, 2, 3], SamplingParams(max_tokens=9)), rig.state.layout)
+    fixture = StateFixture(kit, FIXED, beside=["first", Companion("second", [own]), "third"])
+    arrive(fixture.insert(entering(fixture, [1])))
+    (inside,) = fixture.model.residents.values()
+    good = entering(fixture, [0, 3])
+    bare = admit(Request("bare", [1, 2, 3], SamplingParams(max_tokens=9)), fixture.state.layout)
     bad = {
-        "a held slot": Task(TaskKind.PREFILL, 1, entering(rig, [2])[0].request, 0, 3, [1]),
+        "a held slot": Task(TaskKind.PREFILL, 1, entering(fixture, [2])[0].request, 0, 3, [1]),
         "an unknown request": Task(TaskKind.ABORTED, 2, good[1].request),
         "a request without the companion's fields": Task(TaskKind.PREFILL, 2, bare, 0, 3, [2]),
     }[why]
     leaving = Task(TaskKind.PREEMPTED, 1, inside.admitted)
-    before, was = booked(rig), backdoor.read(rig.device, rig.state.memory, rig.stream)
+    before, was = booked(fixture), backdoor.read(fixture.device, fixture.state.memory, fixture.stream)
     batch = [*good, bad] if bad.slot == 1 else [*good, leaving, bad]
-    call = {"state": rig.state, "tasks": batch, "stream": rig.stream}
-    assert_raises(HalError, lambda: rig.bound.insert_tasks(**call), f"a batch with {why}")  # type: ignore[arg-type]
-    after, now = booked(rig), backdoor.read(rig.device, rig.state.memory, rig.stream)
+    call = {"state": fixture.state, "tasks": batch, "stream": fixture.stream}
+    assert_raises(HalError, lambda: fixture.bound.insert_tasks(**call), f"a batch with {why}")  # type: ignore[arg-type]
+    after, now = booked(fixture), backdoor.read(fixture.device, fixture.state.memory, fixture.stream)
     assert after == before, f"a batch with {why} was refused, and the host has booked {after}, before {before}"
     changed = np.flatnonzero(now != was)
     assert not len(changed), f"a batch with {why} was refused, and {len(changed)} bytes of the states have changed"
-    arrive(rig.insert([*good, leaving]))
-    rig.check("the batch without what was wrong")
-    for companion, (live, *_), (first, *_) in zip(rig.state.companions, booked(rig)[1:], before[1:], strict=True):
+    arrive(fixture.insert([*good, leaving]))
+    fixture.check("the batch without what was wrong")
+    for companion, (live, *_), (first, *_) in zip(
+        fixture.state.companions, booked(fixture)[1:], before[1:], strict=True
+    ):
         held = len(set(live.values()))
         assert held == len(live) == len(first) + 1, f"companion {companion.name!r} holds {live}, before {first}"

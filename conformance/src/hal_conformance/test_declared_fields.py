@@ -30,54 +30,56 @@ def drawn(kit: Kit, draw: Draw) -> StateFixture:
 @guarantee(9)
 @examples()
 def test_g09_declared_fields_have_the_requests_values(kit: Kit, draw: Draw) -> None:
-    rig = drawn(kit, draw)
+    fixture = drawn(kit, draw)
     for _ in range(draw(st.integers(1, 3), "rounds")):
-        tasks = draw_batch(draw, rig, ALL)
-        rig.insert(tasks).wait(PATIENCE)
-        rig.check(f"insert_tasks({told(tasks)})")
-        rig.output(run_step(draw, rig))
-        rig.check("save_output")
-        free_ended(rig)
+        tasks = draw_batch(draw, fixture, ALL)
+        fixture.insert(tasks).wait(PATIENCE)
+        fixture.check(f"insert_tasks({told(tasks)})")
+        fixture.output(run_step(draw, fixture))
+        fixture.check("save_output")
+        free_ended(fixture)
 
 
 @guarantee(11)
 @examples()
 def test_g11_declared_fields_are_reset_unless_they_are_kept(kit: Kit, draw: Draw) -> None:
-    rig = drawn(kit, draw)
+    fixture = drawn(kit, draw)
     for kinds in (ENTER, LEAVE, ENTER, (*ENTER, *LEAVE)):
-        tasks = draw_batch(draw, rig, kinds, least=1)
-        rig.insert(tasks).wait(PATIENCE)
-        rig.check(f"insert_tasks({told(tasks)})")
-        rig.output(run_step(draw, rig))
-        free_ended(rig)
+        tasks = draw_batch(draw, fixture, kinds, least=1)
+        fixture.insert(tasks).wait(PATIENCE)
+        fixture.check(f"insert_tasks({told(tasks)})")
+        fixture.output(run_step(draw, fixture))
+        free_ended(fixture)
 
 
 @guarantee(10, requires="fused_scatter")
 @examples(0.5)
 def test_g10_declared_fields_take_no_submission_of_their_own(kit: Kit, draw: Draw) -> None:
-    rig = drawn(kit, draw)
-    before = rig.bound.counters()
-    rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
-    cost = rig.bound.counters() - before
+    fixture = drawn(kit, draw)
+    before = fixture.bound.counters()
+    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+    cost = fixture.bound.counters() - before
     assert cost.submissions <= A_CALL, f"{cost.submissions} submissions, but at most {A_CALL} are due"
 
 
 @guarantee(12)
 @examples(0.5)
 def test_g12_declared_fields_of_the_output_are_in_the_mirror(kit: Kit, draw: Draw) -> None:
-    rig = drawn(kit, draw)
-    inside = [field.name for field in rig.fields if {"output", "broadcast"} & {*field.groups.split()}]
-    assert {*inside} <= rig.state.mirror.keys(), f"the mirror has {sorted(rig.state.mirror)}, and not all of {inside}"
-    rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
-    step = draw_step(draw, rig)
-    draw_sampling(draw, rig, step)
-    rig.update_inputs(step).wait(PATIENCE)
-    draw_proposal(draw, rig)
-    should = {name: rig.model.cells[name].copy() for name in inside}
-    ticket = cast(OutputTicket, rig.save(step))
-    rig.state.take(ticket)
+    fixture = drawn(kit, draw)
+    inside = [field.name for field in fixture.fields if {"output", "broadcast"} & {*field.groups.split()}]
+    assert {*inside} <= fixture.state.mirror.keys(), (
+        f"the mirror has {sorted(fixture.state.mirror)}, and not all of {inside}"
+    )
+    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+    step = draw_step(draw, fixture)
+    draw_sampling(draw, fixture, step)
+    fixture.update_inputs(step).wait(PATIENCE)
+    draw_proposal(draw, fixture)
+    should = {name: fixture.model.cells[name].copy() for name in inside}
+    ticket = cast(OutputTicket, fixture.save(step))
+    fixture.state.take(ticket)
     for name, cells in should.items():
-        got = rig.state.mirror[name]
+        got = fixture.state.mirror[name]
         assert got.tobytes() == cells.tobytes(), f"mirror[{name!r}] is {got.tolist()}, but should be {cells.tolist()}"
 
 
@@ -86,15 +88,15 @@ def test_g12_declared_fields_of_the_output_are_in_the_mirror(kit: Kit, draw: Dra
 def test_g13_declared_fields_of_broadcast_are_in_the_slice(kit: Kit, draw: Draw) -> None:
     if not can_fake_group(kit):
         pytest.skip("the hook is the device's own; test_broadcast_slice.py runs it among ranks")
-    rig = StateFixture(kit, draw(sizes(), "sizes"), fields=draw_fields(draw, groups=("broadcast",)))
-    part, layout = rig.state.broadcast_range(), rig.state.layout
-    for field in rig.fields:
+    fixture = StateFixture(kit, draw(sizes(), "sizes"), fields=draw_fields(draw, groups=("broadcast",)))
+    part, layout = fixture.state.broadcast_range(), fixture.state.layout
+    for field in fixture.fields:
         place = layout.fields[field.name]
-        end = place.offset + place.stride * rig.sizes.num_slots
+        end = place.offset + place.stride * fixture.sizes.num_slots
         assert part.offset <= place.offset < end <= part.end, f"{field.name} lies outside the slice"
-    with fake_source(rig):
-        rig.bound.broadcast_tokens(state=rig.state, group=PAIR, stream=rig.stream).wait(PATIENCE)
-    rig.check("broadcast_tokens")
+    with fake_source(fixture):
+        fixture.bound.broadcast_tokens(state=fixture.state, group=PAIR, stream=fixture.stream).wait(PATIENCE)
+    fixture.check("broadcast_tokens")
 
 
 @guarantee(9)
@@ -102,19 +104,19 @@ def test_g13_declared_fields_of_broadcast_are_in_the_slice(kit: Kit, draw: Draw)
 def test_g09_a_companion_has_its_own_fields_and_may_have_the_targets_slots(kit: Kit, draw: Draw) -> None:
     size, same = draw(sizes(), "sizes"), draw(st.booleans(), "the target's slots")
     fields = draw_fields(draw, groups=("", "step_input"))
-    rig = StateFixture(kit, size, beside=[Companion("proposer", fields, same_slots=same)])
-    rig.extra = tuple([field for field in fields if field.value == "extra"])
-    other = Beside(rig, 0, fields)
+    fixture = StateFixture(kit, size, beside=[Companion("proposer", fields, same_slots=same)])
+    fixture.extra = tuple([field for field in fields if field.value == "extra"])
+    other = Beside(fixture, 0, fields)
     for _ in range(draw(st.integers(1, 3), "rounds")):
-        tasks = draw_batch(draw, rig, ALL)
-        rig.insert(tasks).wait(PATIENCE)
+        tasks = draw_batch(draw, fixture, ALL)
+        fixture.insert(tasks).wait(PATIENCE)
         other.inserted(tasks)
         entered = {task.request.admission_id: task.slot for task in tasks if task.kind in ENTER}
         if same:
             assert entered.items() <= other.slots.items(), f"slots are {other.slots}, but should be {entered}"
-        rig.check(f"insert_tasks({told(tasks)})")
+        fixture.check(f"insert_tasks({told(tasks)})")
         other.check(f"insert_tasks({told(tasks)})")
-        rig.output(run_step(draw, rig))
-        free_ended(rig)
-        other.model.clean_up(range(rig.sizes.num_slots))
+        fixture.output(run_step(draw, fixture))
+        free_ended(fixture)
+        other.model.clean_up(range(fixture.sizes.num_slots))
         other.follow_releases()

@@ -30,21 +30,21 @@ from .oracle.output import Row, found_rows
 @guarantee(19)
 @examples()
 def test_g19_each_token_of_each_request_is_delivered_once_and_in_order(kit: Kit, draw: Draw) -> None:
-    rig = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = StateFixture(kit, draw(sizes(), "sizes"))
     given: dict[str, list[int]] = defaultdict(list)
     left: dict[str, int] = defaultdict(int)
     for saved in range(draw(st.integers(2, 6), "rounds")):
-        tasks = draw_batch(draw, rig)
-        rig.insert(tasks).wait(PATIENCE)
+        tasks = draw_batch(draw, fixture)
+        fixture.insert(tasks).wait(PATIENCE)
         for task in tasks:
             if task.kind in ENTER:
                 first = [task.first_token] if task.kind is TaskKind.REMOTE_PREFILL else []
-                given[task.request.request_id] = [*rig.model.requests[task.request.admission_id].output, *first]
+                given[task.request.request_id] = [*fixture.model.requests[task.request.admission_id].output, *first]
             left[task.request.request_id] += task.kind in LEAVE
-        rig.save(run_step(draw, rig)).wait(PATIENCE)
-        records = len(rig.sink.records)
+        fixture.save(run_step(draw, fixture)).wait(PATIENCE)
+        records = len(fixture.sink.records)
         assert records == saved + 1, f"{saved + 1} steps were saved, but {records} records were delivered"
-        for row in found_rows(rig.sink.records[-1]):
+        for row in found_rows(fixture.sink.records[-1]):
             had = given[row.request_id]
             if row.tokens:
                 assert row.position == len(had), (
@@ -52,10 +52,10 @@ def test_g19_each_token_of_each_request_is_delivered_once_and_in_order(kit: Kit,
                 )
             had += row.tokens
             left[row.request_id] -= row.status in (SlotStatus.PREEMPTED, SlotStatus.ABORTED)
-        free_ended(rig)
-    for slot, resident in rig.model.residents.items():
+        free_ended(fixture)
+    for slot, resident in fixture.model.residents.items():
         prompt = len(resident.request.prompt)
-        should = rig.model.cells["token_ids"][slot, prompt : prompt + rig.model.get("step_idx", slot)].tolist()
+        should = fixture.model.cells["token_ids"][slot, prompt : prompt + fixture.model.get("step_idx", slot)].tolist()
         name = resident.request.request_id
         assert given[name] == should, f"{name} got {given[name]}, but generated {should}"
     wrong = {name: count for name, count in left.items() if count}
@@ -65,26 +65,28 @@ def test_g19_each_token_of_each_request_is_delivered_once_and_in_order(kit: Kit,
 @guarantee(19)
 @examples(0.5)
 def test_g19_a_batch_that_is_preempted_as_a_whole_is_reported(kit: Kit, draw: Draw) -> None:
-    rig = StateFixture(kit, draw(sizes(), "sizes"))
-    rig.insert(draw_batch(draw, rig, (TaskKind.PREFILL,), least=1)).wait(PATIENCE)
-    rig.output(run_step(draw, rig))
-    leaving = [Task(draw(st.sampled_from(LEAVE), "how"), slot, r.admitted) for slot, r in rig.model.residents.items()]
-    rig.insert(leaving).wait(PATIENCE)
-    rows = rig.output(run_step(draw, rig))
+    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture.insert(draw_batch(draw, fixture, (TaskKind.PREFILL,), least=1)).wait(PATIENCE)
+    fixture.output(run_step(draw, fixture))
+    leaving = [
+        Task(draw(st.sampled_from(LEAVE), "how"), slot, r.admitted) for slot, r in fixture.model.residents.items()
+    ]
+    fixture.insert(leaving).wait(PATIENCE)
+    rows = fixture.output(run_step(draw, fixture))
     assert len(rows) == len(leaving), f"{len(leaving)} requests left, but {len(rows)} rows report it"
-    rig.check("everything was preempted or aborted")
+    fixture.check("everything was preempted or aborted")
 
 
 @guarantee(19)
 @examples(0.5)
 def test_g19_output_that_a_sink_does_not_take_can_still_be_read(kit: Kit, draw: Draw) -> None:
-    rig = StateFixture(kit, draw(sizes(), "sizes"))
-    rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
-    step = run_step(draw, rig)
-    should = rig.rows_of(step)
+    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+    step = run_step(draw, fixture)
+    should = fixture.rows_of(step)
     sink = draw(st.sampled_from([FullSink, DeadSink]), "sink")()
     try:
-        rig.save(step, sink)
+        fixture.save(step, sink)
         error = None
     except Exception as raised:  # noqa: BLE001 (whatever it is, it must lead to the output)
         error = raised
@@ -96,110 +98,114 @@ def test_g19_output_that_a_sink_does_not_take_can_still_be_read(kit: Kit, draw: 
 @guarantee(21)
 @examples()
 def test_g21_what_the_host_can_see_out_of_bounds_raises_at_the_call(kit: Kit, draw: Draw) -> None:
-    rig = StateFixture(kit, draw(sizes(drafts=False), "sizes"))
-    rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
-    n, sink = rig.sizes.num_slots, KeepingSink()
+    fixture = StateFixture(kit, draw(sizes(drafts=False), "sizes"))
+    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+    n, sink = fixture.sizes.num_slots, KeepingSink()
     steps = {
-        "a slot that does not exist": Step(1, {rig.name: np.array([n])}),
-        "a negative slot": Step(1, {rig.name: np.array([-1])}),
+        "a slot that does not exist": Step(1, {fixture.name: np.array([n])}),
+        "a negative slot": Step(1, {fixture.name: np.array([-1])}),
         "no order for the state": Step(1, {"another": np.array([0])}),
-        "more log-probabilities than the state holds": rig.step([0], logprobs=rig.sizes.max_logprobs + 1),
-        "drafts on a state without": rig.step([0], speculative=True),
+        "more log-probabilities than the state holds": fixture.step([0], logprobs=fixture.sizes.max_logprobs + 1),
+        "drafts on a state without": fixture.step([0], speculative=True),
     }
     why = draw(st.sampled_from([*steps]), "what is wrong")
     for hook in ("save_output", "update_inputs"):
-        arguments = {"state": rig.state, "step": steps[why], "stream": rig.stream}
+        arguments = {"state": fixture.state, "step": steps[why], "stream": fixture.stream}
         arguments |= {"sink": sink} if hook == "save_output" else {}
-        error = assert_raises(InvalidValue, partial(getattr(rig.bound, hook), **arguments), f"{hook} with {why}")
-        assert_says(error, device=rig.bound.name, hook=hook, argument="step")
+        error = assert_raises(InvalidValue, partial(getattr(fixture.bound, hook), **arguments), f"{hook} with {why}")
+        assert_says(error, device=fixture.bound.name, hook=hook, argument="step")
     assert not sink.pending, f"a step with {why} was sent all the same"
-    rig.check(f"{why} was refused")
+    fixture.check(f"{why} was refused")
 
 
 @guarantee(21)
 @examples()
 def test_g21_what_only_the_device_knows_is_checked_before_encoding(kit: Kit, draw: Draw) -> None:
-    rig = StateFixture(kit, draw(sizes(drafts=True), "sizes"))
-    rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
-    step = draw_step(draw, rig, speculative=True)
-    draw_sampling(draw, rig, step)
-    slot = draw(st.sampled_from(sorted(rig.model.residents)), "slot that a kernel writes out of bounds")
-    far = [rig.sizes.max_accept + 1, -1, 2**31 - 1, -(2**31)]
-    rig.poke_cell("accept_num", slot, draw(st.sampled_from(far), "accepted"))
-    rig.update_inputs(step).wait(PATIENCE)
-    rig.check("update_inputs of a count out of bounds")
-    gives = rig.model.get("stop_reason", slot) == 4
-    expect_error(rig, step) if gives else rig.output(step)
+    fixture = StateFixture(kit, draw(sizes(drafts=True), "sizes"))
+    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+    step = draw_step(draw, fixture, speculative=True)
+    draw_sampling(draw, fixture, step)
+    slot = draw(st.sampled_from(sorted(fixture.model.residents)), "slot that a kernel writes out of bounds")
+    far = [fixture.sizes.max_accept + 1, -1, 2**31 - 1, -(2**31)]
+    fixture.poke_cell("accept_num", slot, draw(st.sampled_from(far), "accepted"))
+    fixture.update_inputs(step).wait(PATIENCE)
+    fixture.check("update_inputs of a count out of bounds")
+    gives = fixture.model.get("stop_reason", slot) == 4
+    expect_error(fixture, step) if gives else fixture.output(step)
 
 
-def expect_error(rig: StateFixture, step: Step) -> None:
+def expect_error(fixture: StateFixture, step: Step) -> None:
     """Assert that the ticket raises, the row is an error, and the other rows are right."""
     __tracebackhide__ = True
-    should = rig.rows_of(step)
-    ticket = rig.save(step)
+    should = fixture.rows_of(step)
+    ticket = fixture.save(step)
     error = assert_raises(InvalidValue, lambda: ticket.wait(PATIENCE), "waiting for output out of bounds")
-    assert_says(error, device=rig.bound.name, hook="save_output")
-    record = rig.sink.records[-1]
+    assert_says(error, device=fixture.bound.name, hook="save_output")
+    record = fixture.sink.records[-1]
     assert_rows(record, should)
-    assert bool((record.counts <= rig.sizes.max_accept).all()), f"counts {record.counts} are out of bounds"
+    assert bool((record.counts <= fixture.sizes.max_accept).all()), f"counts {record.counts} are out of bounds"
 
 
 @guarantee(21)
 @examples(0.5)
 def test_g21_a_draft_count_out_of_bounds_is_an_error_of_its_row(kit: Kit, draw: Draw) -> None:
-    rig = StateFixture(kit, draw(sizes(), "sizes"))
-    rig.insert(draw_batch(draw, rig, (TaskKind.PREFILL,), least=1)).wait(PATIENCE)
-    step = run_step(draw, rig)
-    slot = draw(st.sampled_from(sorted(rig.model.residents)), "slot")
-    rig.poke_cell("draft_num", slot, draw(st.sampled_from([rig.sizes.max_draft_tokens + 1, -1, 2**30]), "drafts"))
-    expect_error(rig, step)
+    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture.insert(draw_batch(draw, fixture, (TaskKind.PREFILL,), least=1)).wait(PATIENCE)
+    step = run_step(draw, fixture)
+    slot = draw(st.sampled_from(sorted(fixture.model.residents)), "slot")
+    fixture.poke_cell(
+        "draft_num", slot, draw(st.sampled_from([fixture.sizes.max_draft_tokens + 1, -1, 2**30]), "drafts")
+    )
+    expect_error(fixture, step)
 
 
 @guarantee(21)
 @examples(0.5)
 def test_g21_an_error_that_the_step_met_is_reported_for_its_request_alone(kit: Kit, draw: Draw) -> None:
-    rig = StateFixture(kit, draw(sizes(), "sizes"))
-    rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
-    step = run_step(draw, rig)
-    slot = draw(st.sampled_from(sorted(rig.model.residents)), "slot")
-    failed = rig.step(step.orders[rig.name].tolist(), speculative=step.speculative, errors={slot: "no more blocks"})
-    rig.output(failed)
+    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+    step = run_step(draw, fixture)
+    slot = draw(st.sampled_from(sorted(fixture.model.residents)), "slot")
+    failed = fixture.step(
+        step.orders[fixture.name].tolist(), speculative=step.speculative, errors={slot: "no more blocks"}
+    )
+    fixture.output(failed)
 
 
 def busy(kit: Kit) -> tuple[StateFixture, Step, list[Row]]:
     """Return a state whose step has given tokens, and the expected rows."""
-    rig = StateFixture(kit, StateConfig(num_slots=4, max_model_len=16, block_size=2))
-    requests = [rig.admit(Request(f"r{slot}", [1, 2], SamplingParams(max_tokens=9))) for slot in range(4)]
-    rig.insert([Task(TaskKind.PREFILL, i, request, 0, 2, [i]) for i, request in enumerate(requests)]).wait(PATIENCE)
-    rig.poke({"sampled_token_ids": np.arange(10, 14)}).wait(PATIENCE)
-    step = rig.step([3, 1, 0, 2])
-    rig.update_inputs(step).wait(PATIENCE)
-    return rig, step, rig.rows_of(step)
+    fixture = StateFixture(kit, StateConfig(num_slots=4, max_model_len=16, block_size=2))
+    requests = [fixture.admit(Request(f"r{slot}", [1, 2], SamplingParams(max_tokens=9))) for slot in range(4)]
+    fixture.insert([Task(TaskKind.PREFILL, i, request, 0, 2, [i]) for i, request in enumerate(requests)]).wait(PATIENCE)
+    fixture.poke({"sampled_token_ids": np.arange(10, 14)}).wait(PATIENCE)
+    step = fixture.step([3, 1, 0, 2])
+    fixture.update_inputs(step).wait(PATIENCE)
+    return fixture, step, fixture.rows_of(step)
 
 
-def overwrite(rig: StateFixture) -> None:
+def overwrite(fixture: StateFixture) -> None:
     """Fill the output fields with poison in stream order."""
-    n = rig.sizes.num_slots
-    rig.poke({"sampled_token_ids": poisoned(8 * n).view(np.int64), "step_idx": poisoned(8 * n).view(np.int64)})
+    n = fixture.sizes.num_slots
+    fixture.poke({"sampled_token_ids": poisoned(8 * n).view(np.int64), "step_idx": poisoned(8 * n).view(np.int64)})
 
 
 @guarantee(23)
 def test_g23_later_work_on_the_stream_does_not_change_what_was_saved(kit: Kit) -> None:
-    rig, step, should = busy(kit)
+    fixture, step, should = busy(kit)
     sink = KeepingSink()
-    with kit.held(rig.stream):
-        rig.save(step, sink)
-        overwrite(rig)
+    with kit.held(fixture.stream):
+        fixture.save(step, sink)
+        overwrite(fixture)
     (record,) = sink.resolve_all()
     assert_rows(record, should)
 
 
 @guarantee(23, requires=("async_d2h", "can_hold_stream"))
 def test_g23_the_call_returns_while_the_stream_is_held(kit: Kit) -> None:
-    rig, step, should = busy(kit)
+    fixture, step, should = busy(kit)
     sink = MemorySink(threaded=True)
-    with kit.held(rig.stream):
-        ticket = rig.save(step, sink)
+    with kit.held(fixture.stream):
+        ticket = fixture.save(step, sink)
         assert not ticket.done(), "the output's ticket is done, but its stream was held"
         assert not sink.records, f"a record was delivered from a held stream: {sink.records}"
     ticket.wait(PATIENCE)
@@ -209,14 +215,14 @@ def test_g23_the_call_returns_while_the_stream_is_held(kit: Kit) -> None:
 
 @guarantee(23, requires=("async_d2h", "can_hold_stream"))
 def test_g23_copies_do_not_hold_up_the_compute_stream(kit: Kit) -> None:
-    rig, step, _ = busy(kit)
+    fixture, step, _ = busy(kit)
     sink = MemorySink(threaded=True)
     tickets, should = [], []
-    with kit.held(rig.stream):
+    with kit.held(fixture.stream):
         for first in range(0, 80, 10):
-            rig.poke({"sampled_token_ids": np.arange(first, first + 4)})
-            should.append(rig.rows_of(step))
-            tickets.append(rig.save(step, sink))
+            fixture.poke({"sampled_token_ids": np.arange(first, first + 4)})
+            should.append(fixture.rows_of(step))
+            tickets.append(fixture.save(step, sink))
     for ticket in tickets:
         ticket.wait(PATIENCE)
     sink.close(PATIENCE)
@@ -227,10 +233,10 @@ def test_g23_copies_do_not_hold_up_the_compute_stream(kit: Kit) -> None:
 
 @guarantee(23)
 def test_g23_a_full_sink_raises_and_drops_nothing(kit: Kit) -> None:
-    rig, step, should = busy(kit)
+    fixture, step, should = busy(kit)
     sink = FullSink()
-    error = assert_raises(SinkFull, lambda: rig.save(step, sink), "save_output into a full sink")
-    assert_says(error, device=rig.bound.name, hook="save_output", argument="sink")
+    error = assert_raises(SinkFull, lambda: fixture.save(step, sink), "save_output into a full sink")
+    assert_says(error, device=fixture.bound.name, hook="save_output", argument="sink")
     records: list[OutputRecord] = sink.resolve_all()
     assert len(records) == 1, f"the sink kept {len(records)} records of one step, but should keep 1"
     assert_rows(records[0], should)

@@ -43,27 +43,27 @@ LATE = [*hook_calls.WRITES, "update_inputs"]
 HOOKS = ("async_set_value", "insert_tasks", "save_output", "broadcast_tokens", "update_inputs", "state", "open_group")
 
 
-def next_call(rig: StateFixture, hook: str) -> Any:  # noqa: ANN401 (a ticket, or a state)
+def next_call(fixture: StateFixture, hook: str) -> Any:  # noqa: ANN401 (a ticket, or a state)
     """Make one more call, which raises the error of an earlier one."""
     acted: dict[str, HookCall] = {
         "async_set_value": hook_calls.scalar,
         "insert_tasks": hook_calls.insert,
-        "save_output": lambda rig: hook_calls.save(rig, KeepingSink()),
+        "save_output": lambda fixture: hook_calls.save(fixture, KeepingSink()),
         "broadcast_tokens": hook_calls.broadcast,
         "update_inputs": hook_calls.update_inputs,
     }
     if hook == "state":
-        return rig.bound.state(hook_calls.SIZES, name="another")
+        return fixture.bound.state(hook_calls.SIZES, name="another")
     if hook == "open_group":
-        return rig.bound.open_group(state=rig.state, group=ALONE)
-    return acted[hook](rig)
+        return fixture.bound.open_group(state=fixture.state, group=ALONE)
+    return acted[hook](fixture)
 
 
-def call_failing_late(rig: StateFixture, fuse: faults.Fuse, what: str) -> Any:  # noqa: ANN401 (a ticket)
+def call_failing_late(fixture: StateFixture, fuse: faults.Fuse, what: str) -> Any:  # noqa: ANN401 (a ticket)
     """Make a call whose work fails after the call."""
     __tracebackhide__ = True
     met, fuse.at = fuse.met, 1
-    ticket = hook_calls.HOOKS[what](rig)
+    ticket = hook_calls.HOOKS[what](fixture)
     assert fuse.met == met + 1, f"{what}: {fuse.met - met} of the device's writes failed, should be 1"
     return ticket
 
@@ -74,9 +74,9 @@ def call_failing_late(rig: StateFixture, fuse: faults.Fuse, what: str) -> Any:  
 def test_g26_what_fails_late_is_told_by_its_ticket_to_everybody_who_waits(kit: Kit, what: str, error: str) -> None:
     with under(kit, faults.LateWrites) as (laid, fuse):
         kind, type(laid.device).error = ERRORS[error][0], staticmethod(ERRORS[error][1])  # type: ignore[attr-defined]
-        rig = hook_calls.working(laid)
+        fixture = hook_calls.working(laid)
         fuse.ripe.clear()
-        ticket = call_failing_late(rig, fuse, what)
+        ticket = call_failing_late(fixture, fuse, what)
         assert not ticket.done(), f"{what}: the ticket is done before its work has ended"
         fuse.ripe.set()
         met: list[BaseException] = []
@@ -95,8 +95,10 @@ def test_g26_what_fails_late_is_told_by_its_ticket_to_everybody_who_waits(kit: K
         wait()
         assert [type(one) for one in met] == [kind] * 3, f"{what} failed late; its three waiters got {met}"
         assert ticket.done(), f"{what} failed, and its ticket is not done"
-        assert_no_error(lambda: hook_calls.array(rig).wait(PATIENCE), f"a call after the error of {what} was raised")
-        rig.check(f"{what} failed late, and its ticket raised it")
+        assert_no_error(
+            lambda: hook_calls.array(fixture).wait(PATIENCE), f"a call after the error of {what} was raised"
+        )
+        fixture.check(f"{what} failed late, and its ticket raised it")
         assert_no_error(laid.bound.close, f"closing, after the error of {what} was raised")
 
 
@@ -108,22 +110,27 @@ def test_g26_an_unobserved_error_is_raised_by_the_next_call_without_work(kit: Ki
             check_next_call(hook_calls.working(laid), fuse, what, hook)
 
 
-def check_next_call(rig: StateFixture, fuse: faults.Fuse, what: str, hook: str) -> None:
+def check_next_call(fixture: StateFixture, fuse: faults.Fuse, what: str, hook: str) -> None:
     """Let ``what`` fail unobserved; ``hook`` must raise the error without effect, and work when it is called again."""
     __tracebackhide__ = True
     fuse.ripe.clear()
-    call_failing_late(rig, fuse, what)
-    assert_no_error(lambda: hook_calls.array(rig).wait(PATIENCE), f"a call while {what} is under way")
+    call_failing_late(fixture, fuse, what)
+    assert_no_error(lambda: hook_calls.array(fixture).wait(PATIENCE), f"a call while {what} is under way")
     fuse.ripe.set()
-    before, done = rig.model.block.copy(), (rig.state.updates, len(rig.sink.records))
-    leavers = {slot: [*left] for slot, left in rig.model.leavers.items()}
-    error = assert_raises(faults.CopyFailed, lambda: next_call(rig, hook), f"{hook} after {what}, which failed unseen")
+    before, done = fixture.model.block.copy(), (fixture.state.updates, len(fixture.sink.records))
+    leavers = {slot: [*left] for slot, left in fixture.model.leavers.items()}
+    error = assert_raises(
+        faults.CopyFailed, lambda: next_call(fixture, hook), f"{hook} after {what}, which failed unseen"
+    )
     assert error.cure, f"{error} names no cure"
-    rig.model.block[...], rig.model.leavers = before, leavers  # the model of save_output cleans up at every call
-    rig.check(f"{hook} raised that {what} had failed")
-    now = rig.state.updates, len(rig.sink.records)
+    fixture.model.block[...], fixture.model.leavers = (
+        before,
+        leavers,
+    )  # the model of save_output cleans up at every call
+    fixture.check(f"{hook} raised that {what} had failed")
+    now = fixture.state.updates, len(fixture.sink.records)
     assert now == done, f"{hook} raised that {what} had failed, but did its work: {now}, before {done}"
-    assert_no_error(lambda: next_call(rig, hook), f"{hook} once more: the error was already raised")
+    assert_no_error(lambda: next_call(fixture, hook), f"{hook} once more: the error was already raised")
 
 
 @guarantee(26, also=TELLS)
@@ -131,29 +138,31 @@ def check_next_call(rig: StateFixture, fuse: faults.Fuse, what: str, hook: str) 
 @pytest.mark.parametrize("what", LATE)
 def test_g26_what_nobody_waited_for_is_told_by_closing(kit: Kit, what: str, ended: bool) -> None:
     with under(kit, faults.LateWrites) as (laid, fuse):
-        rig = hook_calls.working(laid)
-        call_failing_late(rig, fuse, what)
+        fixture = hook_calls.working(laid)
+        call_failing_late(fixture, fuse, what)
         if ended:
-            rig.stream.synchronize(PATIENCE)
+            fixture.stream.synchronize(PATIENCE)
         assert_raises(faults.CopyFailed, laid.bound.close, f"closing after {what}, which failed unseen")
         assert_no_error(laid.bound.close, "closing once more")
-        assert_raises(DeviceClosed, lambda: hook_calls.scalar(rig), "a call on a device whose closing raised an error")
+        assert_raises(
+            DeviceClosed, lambda: hook_calls.scalar(fixture), "a call on a device whose closing raised an error"
+        )
 
 
 @guarantee(26, also=TELLS)
 def test_g26_of_several_errors_none_is_lost(kit: Kit) -> None:
     with under(kit, faults.LateWrites) as (laid, fuse):
-        rig = hook_calls.working(laid)
+        fixture = hook_calls.working(laid)
         fuse.ripe.clear()
         for what in LATE:
-            call_failing_late(rig, fuse, what)
+            call_failing_late(fixture, fuse, what)
         first = fuse.met - len(LATE) + 1
         fuse.ripe.set()
-        rig.stream.synchronize(PATIENCE)
+        fixture.stream.synchronize(PATIENCE)
         told = ""
         for _ in LATE:
             try:
-                rig.bound.open_group(state=rig.state, group=ALONE)
+                fixture.bound.open_group(state=fixture.state, group=ALONE)
                 break
             except HalError as error:
                 told += "\n".join([str(error), *getattr(error, "__notes__", ()), ""])
@@ -168,50 +177,50 @@ def test_g26_of_several_errors_none_is_lost(kit: Kit) -> None:
 @pytest.mark.parametrize("way", ["ticket", "next call", "closing", "sink"])
 def test_g26_a_copy_of_output_that_fails_is_told(kit: Kit, way: str, late: bool) -> None:
     with under(kit, faults.FailingCopies) as (laid, fuse):
-        rig = hook_calls.working(laid)
-        hook_calls.leave(rig).wait(PATIENCE)
-        hook_calls.update_inputs(rig).wait(PATIENCE)
+        fixture = hook_calls.working(laid)
+        hook_calls.leave(fixture).wait(PATIENCE)
+        hook_calls.update_inputs(fixture).wait(PATIENCE)
         laid.device.late = late  # type: ignore[attr-defined]  # the fault's
         fuse.at = 1
         sink = KeepingSink()
 
         def tell() -> None:
-            ticket = hook_calls.save(rig, sink if way == "sink" else rig.sink)
+            ticket = hook_calls.save(fixture, sink if way == "sink" else fixture.sink)
             if way == "ticket":
                 ticket.wait(PATIENCE)
             elif way == "next call":
-                hook_calls.array(rig)
+                hook_calls.array(fixture)
             elif way == "closing":
-                rig.bound.close()
+                fixture.bound.close()
             else:
                 sink.resolve_all()
 
-        sent = len(rig.sink.records)
+        sent = len(fixture.sink.records)
         assert_raises(faults.CopyFailed, tell, f"output whose copy failed, by its {way}")
         assert fuse.met == 1, f"{fuse.met} copies failed, should be 1"
-        given = [*rig.sink.records[sent:], *sink.records]
+        given = [*fixture.sink.records[sent:], *sink.records]
         assert not given, f"output was delivered though its copy failed: {given}"
         if way != "closing":
-            rig.check("the output of a step could not be copied")
+            fixture.check("the output of a step could not be copied")
 
 
 @guarantee(26, also=TELLS)
 @pytest.mark.parametrize("what", hook_calls.WRITES)
 def test_g26_a_write_refused_by_the_driver_raises_and_is_not_booked(kit: Kit, what: str) -> None:
     with under(kit, faults.FailingWrites) as (laid, fuse):
-        rig = hook_calls.working(laid)
-        before = rig.model.block.copy()
-        booked = rig.state.host_table.table.copy(), dict(rig.state.host_table.live)
+        fixture = hook_calls.working(laid)
+        before = fixture.model.block.copy()
+        booked = fixture.state.host_table.table.copy(), dict(fixture.state.host_table.live)
         fuse.at = 1
         error = assert_raises(
-            faults.CopyFailed, lambda: hook_calls.WRITES[what](rig).wait(PATIENCE), f"{what}, refused"
+            faults.CopyFailed, lambda: hook_calls.WRITES[what](fixture).wait(PATIENCE), f"{what}, refused"
         )
         hook = "insert_tasks" if what in ("insert", "leave") else "async_set_value"
         assert_says(error, device=laid.bound.name, hook=hook)
-        rig.model.block[...] = before
-        rig.check(f"{what} was refused")
-        assert (rig.state.host_table.table == booked[0]).all(), f"{what} was refused, and booked all the same"
-        assert rig.state.host_table.live == booked[1], f"{what} was refused, and booked all the same"
+        fixture.model.block[...] = before
+        fixture.check(f"{what} was refused")
+        assert (fixture.state.host_table.table == booked[0]).all(), f"{what} was refused, and booked all the same"
+        assert fixture.state.host_table.live == booked[1], f"{what} was refused, and booked all the same"
 
 
 @guarantee(26, also=TELLS)
@@ -221,18 +230,18 @@ def test_g26_a_call_that_finds_no_memory_says_so_and_does_nothing(kit: Kit, what
     """Most calls need no memory; those that allocate (maps, scratch, staging) must survive a failed allocation."""
     with under(kit, faults.OutOfRoom) as (laid, fuse):
         laid.device.raw = sort != "the contract's"  # type: ignore[attr-defined]  # the fault's
-        rig = hook_calls.working(laid)
+        fixture = hook_calls.working(laid)
         fuse.at = 1
-        before = rig.model.block.copy()
+        before = fixture.model.block.copy()
         try:
-            hook_calls.CALLS[what](rig).wait(PATIENCE)
+            hook_calls.CALLS[what](fixture).wait(PATIENCE)
         except MemoryError:
             assert fuse.met, f"{what} ran out of memory, but every allocation was granted"
-            rig.model.block[...] = before
+            fixture.model.block[...] = before
         else:
             assert not fuse.met, f"{what} found no memory, but raised no error"
         fuse.at = 0
-        rig.check(f"{what}, when there was no memory")
+        fixture.check(f"{what}, when there was no memory")
 
 
 def _makes_a_state(laid: Kit, name: str) -> bool:
@@ -252,7 +261,7 @@ def _makes_a_state(laid: Kit, name: str) -> bool:
 def test_g26_a_state_that_finds_no_memory_leaves_nothing_behind(kit: Kit, sort: str) -> None:
     with under(kit, faults.OutOfRoom) as (laid, fuse):
         laid.device.raw = sort != "the contract's"  # type: ignore[attr-defined]  # the fault's
-        rig = hook_calls.working(laid)
+        fixture = hook_calls.working(laid)
         tries = 0
         while fuse.met == tries:
             tries += 1
@@ -268,5 +277,5 @@ def test_g26_a_state_that_finds_no_memory_leaves_nothing_behind(kit: Kit, sort: 
             assert not left, f"allocation {tries} of a state failed, and {len(left)} blocks of it are still held"
         assert fuse.met, "no allocation of a state can fail: the device does not ask its own allocate() for memory"
         fuse.at = 0
-        rig.check("another state found no memory")
+        fixture.check("another state found no memory")
         assert_no_error(lambda: hook_calls.working(laid, name="after"), "a state, once there is memory again")

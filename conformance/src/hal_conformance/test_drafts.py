@@ -28,79 +28,79 @@ SIZES = StateConfig(num_slots=4, max_model_len=24, block_size=4, max_draft_token
 @guarantee(12)
 @examples()
 def test_g12_drafts_handed_over_are_what_the_next_step_feeds(kit: Kit, draw: Draw) -> None:
-    rig = StateFixture(kit, draw(sizes(drafts=True), "sizes"))
-    rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
+    fixture = StateFixture(kit, draw(sizes(drafts=True), "sizes"))
+    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
     for _ in range(3):
-        step = draw_step(draw, rig)
-        draw_sampling(draw, rig, step)
-        rig.update_inputs(step).wait(PATIENCE)
+        step = draw_step(draw, fixture)
+        draw_sampling(draw, fixture, step)
+        fixture.update_inputs(step).wait(PATIENCE)
         early = draw(st.booleans(), "drafts before the output")
         if early:
-            draw_proposal(draw, rig)
-            rig.check("drafts handed over before the output")
-        rig.output(step)
-        free_ended(rig)
-        rig.insert(draw_batch(draw, rig)).wait(PATIENCE)
-        if not early and not any(request.role is SplitRole.PREFILL for request in held(rig)):
-            draw_proposal(draw, rig)
-        rig.check("drafts handed over")
+            draw_proposal(draw, fixture)
+            fixture.check("drafts handed over before the output")
+        fixture.output(step)
+        free_ended(fixture)
+        fixture.insert(draw_batch(draw, fixture)).wait(PATIENCE)
+        if not early and not any(request.role is SplitRole.PREFILL for request in held(fixture)):
+            draw_proposal(draw, fixture)
+        fixture.check("drafts handed over")
 
 
-def held(rig: StateFixture) -> list[Request]:
+def held(fixture: StateFixture) -> list[Request]:
     """Return the requests in the slots."""
-    return [resident.request for resident in rig.model.residents.values()]
+    return [resident.request for resident in fixture.model.residents.values()]
 
 
 def running(kit: Kit) -> tuple[StateFixture, Step]:
     """Return a state after its first step: slots 0 and 1 decode, slot 2 is half prefilled, slot 3 is free."""
-    rig = StateFixture(kit, SIZES)
+    fixture = StateFixture(kit, SIZES)
     params = SamplingParams(max_tokens=20)
-    requests = [rig.admit(Request(f"r{slot}", [1, 2, 3, 4], params)) for slot in range(3)]
-    rig.insert([Task(TaskKind.PREFILL, s, r, 0, 2 if s == 2 else 4, [s]) for s, r in enumerate(requests)])
-    return rig, stepped(rig)
+    requests = [fixture.admit(Request(f"r{slot}", [1, 2, 3, 4], params)) for slot in range(3)]
+    fixture.insert([Task(TaskKind.PREFILL, s, r, 0, 2 if s == 2 else 4, [s]) for s, r in enumerate(requests)])
+    return fixture, stepped(fixture)
 
 
-def stepped(rig: StateFixture, *, speculative: bool = False) -> Step:
+def stepped(fixture: StateFixture, *, speculative: bool = False) -> Step:
     """Run one more step over slots 0 to 2, which accepts a token each."""
-    step = rig.step([0, 1, 2], speculative=speculative)
-    counts = rig.model.cells["accept_num"].copy()
+    step = fixture.step([0, 1, 2], speculative=speculative)
+    counts = fixture.model.cells["accept_num"].copy()
     counts[...] = 1
-    accepted = rig.model.cells["accept_tokens"].copy()
+    accepted = fixture.model.cells["accept_tokens"].copy()
     accepted[...] = 50
-    sampled = rig.model.cells["sampled_token_ids"].copy()
+    sampled = fixture.model.cells["sampled_token_ids"].copy()
     sampled[...] = 50
-    rig.poke({"accept_num": counts, "accept_tokens": accepted, "sampled_token_ids": sampled}).wait(PATIENCE)
-    rig.update_inputs(step).wait(PATIENCE)
+    fixture.poke({"accept_num": counts, "accept_tokens": accepted, "sampled_token_ids": sampled}).wait(PATIENCE)
+    fixture.update_inputs(step).wait(PATIENCE)
     return step
 
 
-def hand(rig: StateFixture, step: Step, drafts: object = None) -> Any:  # noqa: ANN401 (a ticket)
+def hand(fixture: StateFixture, step: Step, drafts: object = None) -> Any:  # noqa: ANN401 (a ticket)
     """Make only the call, without the model."""
     chosen: Any = {0: [5]} if drafts is None else drafts
-    return rig.bound.set_drafts(state=rig.state, step=step, drafts=chosen, stream=rig.stream)
+    return fixture.bound.set_drafts(state=fixture.state, step=step, drafts=chosen, stream=fixture.stream)
 
 
-def before_its_advance(rig: StateFixture, last: Step) -> Step:
+def before_its_advance(fixture: StateFixture, last: Step) -> Step:
     """Call before the step has advanced the state."""
-    return rig.step([0, 1, 2])
+    return fixture.step([0, 1, 2])
 
 
-def after_the_next_advance(rig: StateFixture, last: Step) -> Step:
+def after_the_next_advance(fixture: StateFixture, last: Step) -> Step:
     """Call after another step has advanced the state."""
-    stepped(rig)
+    stepped(fixture)
     return last
 
 
-def twice(rig: StateFixture, last: Step) -> Step:
+def twice(fixture: StateFixture, last: Step) -> Step:
     """Call a second time for the same step."""
-    rig.propose({1: [6]}).wait(PATIENCE)
+    fixture.propose({1: [6]}).wait(PATIENCE)
     return last
 
 
-def before_any_step(rig: StateFixture, last: Step) -> Step:
+def before_any_step(fixture: StateFixture, last: Step) -> Step:
     """Call for a state that never advanced, with another state's step."""
-    fresh = StateFixture(rig.kit, SIZES, name="fresh")
-    rig.state, rig.model = fresh.state, fresh.model
+    fresh = StateFixture(fixture.kit, SIZES, name="fresh")
+    fixture.state, fixture.model = fresh.state, fresh.model
     return Step(last.number, {"fresh": [0]})  # type: ignore[dict-item]
 
 
@@ -117,36 +117,36 @@ OUT_OF_ORDER: Sequence[Callable[[StateFixture, Step], Step]] = (
 def test_g12_drafts_out_of_order_are_refused_and_change_nothing(
     kit: Kit, when: Callable[[StateFixture, Step], Step]
 ) -> None:
-    rig, last = running(kit)
-    step = when(rig, last)
-    error = assert_raises(InvalidValue, lambda: hand(rig, step), f"drafts {when.__name__.replace('_', ' ')}")
-    assert_says(error, device=rig.bound.name, hook="set_drafts", argument="step")
-    rig.check("drafts that were refused")
+    fixture, last = running(kit)
+    step = when(fixture, last)
+    error = assert_raises(InvalidValue, lambda: hand(fixture, step), f"drafts {when.__name__.replace('_', ' ')}")
+    assert_says(error, device=fixture.bound.name, hook="set_drafts", argument="step")
+    fixture.check("drafts that were refused")
 
 
 @guarantee(12)
 def test_g12_a_plain_step_over_unverified_drafts_is_refused(kit: Kit) -> None:
-    rig, _ = running(kit)
-    rig.propose({0: [5, 6]}).wait(PATIENCE)
-    plain = rig.step([0, 1, 2])
-    call = {"state": rig.state, "step": plain, "stream": rig.stream}
-    error = assert_raises(InvalidValue, lambda: rig.bound.update_inputs(**call), "a plain step that drops drafts")  # type: ignore[arg-type]
-    assert_says(error, device=rig.bound.name, hook="update_inputs", argument="step")
-    rig.check("a step that was refused")
-    stepped(rig, speculative=True)
-    rig.check("a step that verified them")
-    stepped(rig)
-    rig.check("a plain step after it")
+    fixture, _ = running(kit)
+    fixture.propose({0: [5, 6]}).wait(PATIENCE)
+    plain = fixture.step([0, 1, 2])
+    call = {"state": fixture.state, "step": plain, "stream": fixture.stream}
+    error = assert_raises(InvalidValue, lambda: fixture.bound.update_inputs(**call), "a plain step that drops drafts")  # type: ignore[arg-type]
+    assert_says(error, device=fixture.bound.name, hook="update_inputs", argument="step")
+    fixture.check("a step that was refused")
+    stepped(fixture, speculative=True)
+    fixture.check("a step that verified them")
+    stepped(fixture)
+    fixture.check("a plain step after it")
 
 
 @guarantee(12)
 def test_g12_drafts_that_left_with_their_request_bind_nobody(kit: Kit) -> None:
-    rig, _ = running(kit)
-    rig.propose({0: [5, 6], 1: [7]}).wait(PATIENCE)
-    rig.insert([Task(TaskKind.PREEMPTED, 0, rig.model.residents[0].admitted)]).wait(PATIENCE)
-    rig.release([1])
-    stepped(rig)
-    rig.check("a plain step after the slots with drafts were freed")
+    fixture, _ = running(kit)
+    fixture.propose({0: [5, 6], 1: [7]}).wait(PATIENCE)
+    fixture.insert([Task(TaskKind.PREEMPTED, 0, fixture.model.residents[0].admitted)]).wait(PATIENCE)
+    fixture.release([1])
+    stepped(fixture)
+    fixture.check("a plain step after the slots with drafts were freed")
 
 
 UNFIT: Mapping[str, object] = {
@@ -166,24 +166,24 @@ UNFIT: Mapping[str, object] = {
 @guarantee(12)
 @pytest.mark.parametrize("what", UNFIT)
 def test_g12_drafts_that_do_not_fit_are_refused_and_none_is_written(kit: Kit, what: str) -> None:
-    rig, last = running(kit)
+    fixture, last = running(kit)
     given = UNFIT[what]
     mixed = {0: [5], 1: [6], **given} if isinstance(given, dict) else given
-    error = assert_raises(InvalidValue, lambda: hand(rig, last, mixed), f"drafts for {what}")
-    assert_says(error, device=rig.bound.name, hook="set_drafts", argument="drafts")
-    rig.check("drafts that were refused")
-    rig.propose({0: [5, 6], 1: []}).wait(PATIENCE)
-    rig.check("valid drafts after refused ones")
+    error = assert_raises(InvalidValue, lambda: hand(fixture, last, mixed), f"drafts for {what}")
+    assert_says(error, device=fixture.bound.name, hook="set_drafts", argument="drafts")
+    fixture.check("drafts that were refused")
+    fixture.propose({0: [5, 6], 1: []}).wait(PATIENCE)
+    fixture.check("valid drafts after refused ones")
 
 
 @guarantee(12)
 def test_g12_a_slot_that_changed_after_the_step_takes_no_drafts_of_it(kit: Kit) -> None:
-    rig, last = running(kit)
-    new = rig.admit(Request("new", [9], SamplingParams(max_tokens=4)))
-    left, more = rig.model.residents[0].admitted, rig.model.residents[1].admitted
-    rig.insert([Task(TaskKind.ABORTED, 0, left), Task(TaskKind.PREFILL, 0, new, 0, 1, [0])]).wait(PATIENCE)
-    rig.insert([Task(TaskKind.MORE_BLOCKS, 1, more, blocks=[8], first_block=1)]).wait(PATIENCE)
-    error = assert_raises(InvalidValue, lambda: hand(rig, last, {0: [5]}), "drafts for a request that came later")
-    assert_says(error, device=rig.bound.name, hook="set_drafts", argument="drafts")
-    rig.propose({1: [5, 6]}).wait(PATIENCE)  # more blocks are not another request
-    rig.check("drafts for a slot that got blocks")
+    fixture, last = running(kit)
+    new = fixture.admit(Request("new", [9], SamplingParams(max_tokens=4)))
+    left, more = fixture.model.residents[0].admitted, fixture.model.residents[1].admitted
+    fixture.insert([Task(TaskKind.ABORTED, 0, left), Task(TaskKind.PREFILL, 0, new, 0, 1, [0])]).wait(PATIENCE)
+    fixture.insert([Task(TaskKind.MORE_BLOCKS, 1, more, blocks=[8], first_block=1)]).wait(PATIENCE)
+    error = assert_raises(InvalidValue, lambda: hand(fixture, last, {0: [5]}), "drafts for a request that came later")
+    assert_says(error, device=fixture.bound.name, hook="set_drafts", argument="drafts")
+    fixture.propose({1: [5, 6]}).wait(PATIENCE)  # more blocks are not another request
+    fixture.check("drafts for a slot that got blocks")

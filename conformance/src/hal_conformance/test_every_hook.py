@@ -37,10 +37,10 @@ A_MOMENT = 0.1
 CORE = Path(hal_core.__file__).parent
 
 
-def misuses(rig: StateFixture, block: Block) -> dict[str, tuple[str, Callable[[], object]]]:
+def misuses(fixture: StateFixture, block: Block) -> dict[str, tuple[str, Callable[[], object]]]:
     """Return the misuses: description to the hook and the call."""
-    bound, stream, state = rig.bound, rig.stream, rig.state
-    one = Step(1, {rig.name: np.array([0])})
+    bound, stream, state = fixture.bound, fixture.stream, fixture.state
+    one = Step(1, {fixture.name: np.array([0])})
     stranger = admit(Request("stranger", [1]), state.layout)
     target = block.view((4,), dtype_of("int32"))
     target2 = state.view("top_k")
@@ -49,7 +49,7 @@ def misuses(rig: StateFixture, block: Block) -> dict[str, tuple[str, Callable[[]
         return lambda: bound.async_set_value(target=target, value=value, stream=stream)
 
     def save(step: Step) -> Callable[[], object]:
-        return lambda: bound.save_output(state=state, step=step, sink=rig.sink, stream=stream)
+        return lambda: bound.save_output(state=state, step=step, sink=fixture.sink, stream=stream)
 
     return {
         "a value of another class": ("async_set_value", set_value(target, 1.5)),
@@ -70,20 +70,20 @@ def misuses(rig: StateFixture, block: Block) -> dict[str, tuple[str, Callable[[]
         ),
         "a state that is none, saved": (
             "save_output",
-            lambda: bound.save_output(state=None, step=one, sink=rig.sink, stream=stream),  # type: ignore[arg-type]
+            lambda: bound.save_output(state=None, step=one, sink=fixture.sink, stream=stream),  # type: ignore[arg-type]
         ),
         "a step of another state": ("save_output", save(Step(1, {"another": np.array([0])}))),
-        "a step over a slot that does not exist": ("save_output", save(Step(1, {rig.name: np.array([99])}))),
-        "too many log-probabilities": ("save_output", save(Step(1, {rig.name: np.array([0])}, logprobs=999))),
+        "a step over a slot that does not exist": ("save_output", save(Step(1, {fixture.name: np.array([99])}))),
+        "too many log-probabilities": ("save_output", save(Step(1, {fixture.name: np.array([0])}, logprobs=999))),
     }
 
 
 @guarantee(26)
 def test_g26_errors_name_device_hook_argument_and_cure(kit: Kit) -> None:
-    rig, block = StateFixture(kit, StateConfig(num_slots=2, max_model_len=8)), Block(kit)
-    for why, (hook, call) in misuses(rig, block).items():
+    fixture, block = StateFixture(kit, StateConfig(num_slots=2, max_model_len=8)), Block(kit)
+    for why, (hook, call) in misuses(fixture, block).items():
         assert_says(assert_raises(HalError, call, why), device=kit.bound.name, hook=hook)
-    rig.check("every misuse was refused")
+    fixture.check("every misuse was refused")
     block.check("every misuse was refused")
 
 
@@ -162,20 +162,20 @@ def test_g27_a_device_by_another_name_behaves_alike(kit: Kit, draw: Draw) -> Non
     true_name = device.name
     device.name = draw(st.sampled_from(["", "renamed", "npu", "cpu"]), "name")
     try:
-        rig = StateFixture(kit, draw(sizes(), "sizes"))
-        rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
-        rig.check("insert_tasks")
-        rig.output(run_step(draw, rig))
+        fixture = StateFixture(kit, draw(sizes(), "sizes"))
+        fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+        fixture.check("insert_tasks")
+        fixture.output(run_step(draw, fixture))
     finally:
         device.name = true_name
 
 
 @guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
 def test_g28_a_step_is_put_on_its_stream_and_not_waited_for(kit: Kit) -> None:
-    rig = StateFixture(kit, StateConfig(num_slots=2, max_model_len=8))
-    rig.insert([Task(TaskKind.PREFILL, 0, rig.admit(Request("r", [1, 2])), 0, 2, [0])]).wait(PATIENCE)
-    with kit.held(rig.stream) as latch:
-        stepped = update_held(rig, latch, (0,))
+    fixture = StateFixture(kit, StateConfig(num_slots=2, max_model_len=8))
+    fixture.insert([Task(TaskKind.PREFILL, 0, fixture.admit(Request("r", [1, 2])), 0, 2, [0])]).wait(PATIENCE)
+    with kit.held(fixture.stream) as latch:
+        stepped = update_held(fixture, latch, (0,))
         assert not stepped.done(), "the ticket of update_inputs is done, but its stream is held"
     stepped.wait(PATIENCE)
 
@@ -184,41 +184,43 @@ def test_g28_a_step_is_put_on_its_stream_and_not_waited_for(kit: Kit) -> None:
 @pytest.mark.parametrize("how", [TaskKind.PREEMPTED, TaskKind.ABORTED], ids=["preempted", "aborted"])
 @pytest.mark.parametrize("slot", range(3))
 def test_g28_a_slot_is_not_written_before_its_last_reader_has_passed(kit: Kit, slot: int, how: TaskKind) -> None:
-    rig = StateFixture(kit, StateConfig(num_slots=3, max_model_len=16, block_size=2))
+    fixture = StateFixture(kit, StateConfig(num_slots=3, max_model_len=16, block_size=2))
     tasks = []
     for each in range(3):
-        request = rig.admit(Request(f"r{each}", [1, 2], SamplingParams(max_tokens=9)))
+        request = fixture.admit(Request(f"r{each}", [1, 2], SamplingParams(max_tokens=9)))
         tasks.append(Task(TaskKind.PREFILL, each, request, 0, 2, [each]))
-    rig.insert(tasks).wait(PATIENCE)
-    rig.poke({"sampled_token_ids": np.arange(10, 13)}).wait(PATIENCE)
-    compute, other = rig.stream, kit.device.stream()
+    fixture.insert(tasks).wait(PATIENCE)
+    fixture.poke({"sampled_token_ids": np.arange(10, 13)}).wait(PATIENCE)
+    compute, other = fixture.stream, kit.device.stream()
     with kit.held(compute) as latch:
-        stepped = update_held(rig, latch, (0, 1, 2))
-        rig.stream = other
-        new = rig.admit(Request("new", [7, 8, 9], SamplingParams(max_tokens=9)))
-        entered = rig.insert([Task(how, slot, tasks[slot].request), Task(TaskKind.PREFILL, slot, new, 0, 3, [5, 6])])
+        stepped = update_held(fixture, latch, (0, 1, 2))
+        fixture.stream = other
+        new = fixture.admit(Request("new", [7, 8, 9], SamplingParams(max_tokens=9)))
+        entered = fixture.insert(
+            [Task(how, slot, tasks[slot].request), Task(TaskKind.PREFILL, slot, new, 0, 3, [5, 6])]
+        )
         error = assert_raises(
             HalError, lambda: entered.wait(A_MOMENT), f"slot {slot}, whose reader is held, is written"
         )
         assert isinstance(error, TimeoutError), f"waiting for a write behind a held step raised {error!r}"
     for ticket in (stepped, entered):
         ticket.wait(PATIENCE)
-    rig.check("a slot was left and entered on another stream than its step")
+    fixture.check("a slot was left and entered on another stream than its step")
 
 
 @guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
 def test_g28_a_value_is_not_set_before_the_slots_last_reader_has_passed(kit: Kit) -> None:
-    rig = StateFixture(kit, StateConfig(num_slots=2, max_model_len=8))
-    request = rig.admit(Request("r", [1, 2]))
-    rig.insert([Task(TaskKind.PREFILL, 0, request, 0, 2, [0])]).wait(PATIENCE)
+    fixture = StateFixture(kit, StateConfig(num_slots=2, max_model_len=8))
+    request = fixture.admit(Request("r", [1, 2]))
+    fixture.insert([Task(TaskKind.PREFILL, 0, request, 0, 2, [0])]).wait(PATIENCE)
     other = kit.device.stream()
-    with kit.held(rig.stream) as latch:
-        stepped = update_held(rig, latch, (0,))
-        view = rig.state.view("next_tokens")
+    with kit.held(fixture.stream) as latch:
+        stepped = update_held(fixture, latch, (0,))
+        view = fixture.state.view("next_tokens")
         written = kit.bound.async_set_value(target=view, value=5, stream=other)
         error = assert_raises(HalError, lambda: written.wait(A_MOMENT), "a field, whose reader is held, is written")
         assert isinstance(error, TimeoutError), f"waiting for a write behind a held step raised {error!r}"
     stepped.wait(PATIENCE)
     written.wait(PATIENCE)
-    rig.model.cells["next_tokens"][...] = 5
-    rig.check("a field was set on another stream than the step that reads it")
+    fixture.model.cells["next_tokens"][...] = 5
+    fixture.check("a field was set on another stream than the step that reads it")

@@ -68,14 +68,14 @@ def sampling(turn: int) -> SamplingParams:
 @pytest.mark.parametrize("count", [3, 40])
 @pytest.mark.parametrize("kind", [TaskKind.PREFILL, TaskKind.REMOTE_PREFILL], ids=lambda kind: kind.name.lower())
 def test_g09_parameters_and_rows_arrive_bit_for_bit(kit: Kit, kind: TaskKind, count: int) -> None:
-    rig, turns = StateFixture(kit, SMALL), 2 * len(SIGNED) * len(SHARES) // 3
+    fixture, turns = StateFixture(kit, SMALL), 2 * len(SIGNED) * len(SHARES) // 3
     reached, seen = Reached(("zero", "denormal", "finite")), {name: set[int]() for name in REAL}
     for first in range(0, turns, count) if count > 3 else range(0, 60, count):
         tasks = []
         for slot in range(count):
             params = sampling(first + slot)
             tokens = [2**31 - 1, 0, 2**24 + 1, 2**16, first + slot][: 1 + (first + slot) % 5]
-            request = rig.admit(Request(rig.new_name(), tokens, params))
+            request = fixture.admit(Request(fixture.new_name(), tokens, params))
             ids = [2**31 - 1, 2**24 + 1, 0][:2]
             if kind is TaskKind.REMOTE_PREFILL:
                 drafts = [2**31 - 1] * (slot % 2)
@@ -83,16 +83,16 @@ def test_g09_parameters_and_rows_arrive_bit_for_bit(kit: Kit, kind: TaskKind, co
                 tasks.append(Task(kind, slot, request, request.total, 0, ids, first_token=first_token, drafts=drafts))
             else:
                 tasks.append(Task(kind, slot, request, 0, request.total, ids))
-        arrive(rig.insert(tasks))
-        rig.check(f"{count} requests with parameters at the ends of their types")
+        arrive(fixture.insert(tasks))
+        fixture.check(f"{count} requests with parameters at the ends of their types")
         for name in REAL:
-            found = rig.model.cells[name][:count].view(np.uint32).reshape(-1)
+            found = fixture.model.cells[name][:count].view(np.uint32).reshape(-1)
             seen[name] |= set(found.tolist())
             for what, number in classes(found, dtype_of("float32")).items():
                 if number:
                     reached.note(what)
-        arrive(rig.insert([Task(TaskKind.ABORTED, task.slot, task.request) for task in tasks]))
-        rig.output(rig.step(range(count)))
+        arrive(fixture.insert([Task(TaskKind.ABORTED, task.slot, task.request) for task in tasks]))
+        fixture.output(fixture.step(range(count)))
     reached.check()
     if count > 3:
         assert {0, 1 << 31, 1} <= seen["frequency_penalty"], f"too few values were inserted: {seen}"
@@ -109,53 +109,53 @@ def odd_words(count: int, start: int = 0) -> Array:
 
 @guarantee(9)
 def test_g09_other_slots_keep_the_bits_of_whatever_they_hold(kit: Kit) -> None:
-    rig = StateFixture(kit, SMALL)
-    names = [name for name, place in rig.state.layout.fields.items() if place.field.dtype.name == "float32"]
-    wide = {name: rig.model.cells[name].size for name in names}
-    rig.poke({name: odd_words(size, at).view(np.float32) for at, (name, size) in enumerate(wide.items())}).wait(
+    fixture = StateFixture(kit, SMALL)
+    names = [name for name, place in fixture.state.layout.fields.items() if place.field.dtype.name == "float32"]
+    wide = {name: fixture.model.cells[name].size for name in names}
+    fixture.poke({name: odd_words(size, at).view(np.float32) for at, (name, size) in enumerate(wide.items())}).wait(
         PATIENCE
     )
-    rig.check("fields were set to NaNs, infinities, denormals and zeros")
+    fixture.check("fields were set to NaNs, infinities, denormals and zeros")
     for slots in ([7], [*range(8, 20)]):
         tasks = []
         for slot in slots:
-            request = rig.admit(Request(rig.new_name(), [slot], sampling(slot)))
+            request = fixture.admit(Request(fixture.new_name(), [slot], sampling(slot)))
             tasks.append(Task(TaskKind.PREFILL, slot, request, 0, 1, [slot]))
-        arrive(rig.insert(tasks))
-        rig.check(f"requests entered slots {slots}, beside fields of odd bits")
-    step = rig.step([7, *range(8, 20)])
-    arrive(rig.update_inputs(step))
-    rig.check("a step beside fields of odd bits")
-    rig.output(step)
-    rig.check("the output of a step beside fields of odd bits")
-    view = rig.state.view("topk_logprobs")
+        arrive(fixture.insert(tasks))
+        fixture.check(f"requests entered slots {slots}, beside fields of odd bits")
+    step = fixture.step([7, *range(8, 20)])
+    arrive(fixture.update_inputs(step))
+    fixture.check("a step beside fields of odd bits")
+    fixture.output(step)
+    fixture.check("the output of a step beside fields of odd bits")
+    view = fixture.state.view("topk_logprobs")
     odd = odd_words(view.size, 5).reshape(view.shape)
-    arrive(rig.bound.async_set_value(target=view, value=odd.view(np.float32), stream=rig.stream))
-    rig.model.cells["topk_logprobs"].view(np.uint32)[...] = odd
-    rig.check("async_set_value of odd bits into a field of the state")
+    arrive(fixture.bound.async_set_value(target=view, value=odd.view(np.float32), stream=fixture.stream))
+    fixture.model.cells["topk_logprobs"].view(np.uint32)[...] = odd
+    fixture.check("async_set_value of odd bits into a field of the state")
 
 
 @guarantee(24)
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 def test_g24_log_probabilities_leave_bit_for_bit(kit: Kit, speculative: bool) -> None:
-    rig, reached = StateFixture(kit, SMALL), Reached(CLASSES)
+    fixture, reached = StateFixture(kit, SMALL), Reached(CLASSES)
     slots, accept, columns = SMALL.num_slots, SMALL.max_accept, SMALL.max_logprobs + 1
     tasks = []
     for slot in range(slots):
-        request = rig.admit(Request(f"r{slot}", [1, 2], SamplingParams(max_tokens=9, logprobs=2)))
+        request = fixture.admit(Request(f"r{slot}", [1, 2], SamplingParams(max_tokens=9, logprobs=2)))
         tasks.append(Task(TaskKind.PREFILL, slot, request, 0, 2, [slot]))
-    arrive(rig.insert(tasks))
+    arrive(fixture.insert(tasks))
     ids = (np.arange(slots * accept * columns, dtype=np.int64) * 7 + 2**32).reshape(slots, accept, columns)
     counts = np.full(slots, accept if speculative else 1, np.int32)
     for turn in range(3):
         odd = odd_words(slots * accept * columns, turn).reshape(slots, accept, columns)
-        rig.poke({"topk_token_ids": ids, "topk_logprobs": odd.view(np.float32), "sampled_token_ids": ids[:, 0, 0],
+        fixture.poke({"topk_token_ids": ids, "topk_logprobs": odd.view(np.float32), "sampled_token_ids": ids[:, 0, 0],
                   "accept_tokens": ids[:, :, 0], "accept_num": counts}).wait(PATIENCE)  # fmt: skip
         order = np.random.default_rng(turn).permutation(slots)
-        step = rig.step(order.tolist(), speculative=speculative, logprobs=turn % columns)
-        arrive(rig.update_inputs(step))
+        step = fixture.step(order.tolist(), speculative=speculative, logprobs=turn % columns)
+        arrive(fixture.update_inputs(step))
         sink = MemorySink()
-        ticket = cast(OutputTicket, rig.save(step, sink))
+        ticket = cast(OutputTicket, fixture.save(step, sink))
         arrive(ticket)
         got = sink.records[0].logprobs
         should = odd[order, : counts[0], : turn % columns + 1].reshape(-1, turn % columns + 1)
@@ -167,7 +167,7 @@ def test_g24_log_probabilities_leave_bit_for_bit(kit: Kit, speculative: bool) ->
             f"log-probability {wrong[0].tolist()} is {got.view(np.uint32)[tuple(wrong[0])]:#010x}, but should be"
             f" {should[tuple(wrong[0])]:#010x}"
         )
-        rig.check("save_output of log-probabilities of odd bits")
+        fixture.check("save_output of log-probabilities of odd bits")
         for what, number in classes(should.reshape(-1), dtype_of("float32")).items():
             if number:
                 reached.note(what)

@@ -51,80 +51,82 @@ def attempt(call: Callable[[], object]) -> HalError | None:
     return None
 
 
-def works(draw: Draw, rig: StateFixture, after: str) -> None:
+def works(draw: Draw, fixture: StateFixture, after: str) -> None:
     """Insert a request, run a step, and compare its output."""
     __tracebackhide__ = True
-    rig.insert(draw_batch(draw, rig, ENTER)).wait(PATIENCE)
-    rig.output(run_step(draw, rig))
-    rig.check(f"a step after {after}")
+    fixture.insert(draw_batch(draw, fixture, ENTER)).wait(PATIENCE)
+    fixture.output(run_step(draw, fixture))
+    fixture.check(f"a step after {after}")
 
 
 @guarantee(8)
 @examples(0.5)
 def test_g08_a_write_that_fails_leaves_nothing_half_applied(kit: Kit, draw: Draw) -> None:
     with under(kit, faults.FailingWrites) as (laid, fuse):
-        rig = StateFixture(laid, draw(sizes(), "sizes"))
-        rig.insert(draw_batch(draw, rig, ENTER)).wait(PATIENCE)
-        tasks = draw_batch(draw, rig, least=1)
+        fixture = StateFixture(laid, draw(sizes(), "sizes"))
+        fixture.insert(draw_batch(draw, fixture, ENTER)).wait(PATIENCE)
+        tasks = draw_batch(draw, fixture, least=1)
         fuse.at = draw(st.integers(1, 2), "the write that fails")
-        booked = rig.state.host_table.admission_ids.copy()
+        booked = fixture.state.host_table.admission_ids.copy()
 
         def insert() -> None:
-            rig.bound.insert_tasks(state=rig.state, tasks=[*tasks], stream=rig.stream).wait(PATIENCE)
+            fixture.bound.insert_tasks(state=fixture.state, tasks=[*tasks], stream=fixture.stream).wait(PATIENCE)
 
         error = attempt(insert)
         if error is None:
             assert not fuse.met, f"insert_tasks({told(tasks)}) hid that its write was refused"
-            rig.model.insert(tasks)
+            fixture.model.insert(tasks)
         else:
             assert_says(error, device=laid.bound.name, hook="insert_tasks")
             assert fuse.met == 1, f"insert_tasks raised {error}, but no write has failed"
-            now = rig.state.host_table.admission_ids.tolist()
+            now = fixture.state.host_table.admission_ids.tolist()
             assert now == booked.tolist(), f"the host has booked {now}, though the write was refused"
-            rig.check(f"the refused insert_tasks({told(tasks)})")
+            fixture.check(f"the refused insert_tasks({told(tasks)})")
             fuse.at = 0
-            assert_no_error(lambda: rig.insert(tasks).wait(PATIENCE), "the same batch once more")
+            assert_no_error(lambda: fixture.insert(tasks).wait(PATIENCE), "the same batch once more")
         fuse.at = 0
-        rig.check(f"insert_tasks({told(tasks)})")
-        works(draw, rig, "a write that failed")
+        fixture.check(f"insert_tasks({told(tasks)})")
+        works(draw, fixture, "a write that failed")
 
 
 @guarantee(26)
 @examples(0.5)
 def test_g26_an_unwritable_value_raises_and_leaves_the_target_unchanged(kit: Kit, draw: Draw) -> None:
     with under(kit, faults.FailingWrites) as (laid, fuse):
-        rig = StateFixture(laid, draw(sizes(), "sizes"))
+        fixture = StateFixture(laid, draw(sizes(), "sizes"))
         fuse.at = 1
-        view = rig.state.view(draw(st.sampled_from(["seed", "next_tokens", "block_tables"]), "field"))
+        view = fixture.state.view(draw(st.sampled_from(["seed", "next_tokens", "block_tables"]), "field"))
         values = np.full(view.shape, draw(st.integers(0, 99), "value"))
 
         def write() -> None:
-            rig.bound.async_set_value(target=view, value=values, stream=rig.stream).wait(PATIENCE)
+            fixture.bound.async_set_value(target=view, value=values, stream=fixture.stream).wait(PATIENCE)
 
         error = assert_raises(faults.CopyFailed, write, "async_set_value whose copy the driver refused")
         assert_says(error, device=laid.bound.name, hook="async_set_value")
-        rig.check("a refused async_set_value")
+        fixture.check("a refused async_set_value")
         assert_no_error(write, "the same value once more")
-        works(draw, StateFixture(laid, rig.sizes, name="another"), "a refused async_set_value")
+        works(draw, StateFixture(laid, fixture.sizes, name="another"), "a refused async_set_value")
 
 
 @guarantee(18)
 @examples(0.5)
 def test_g18_the_clean_up_happens_where_the_copy_out_fails(kit: Kit, draw: Draw) -> None:
     with under(kit, faults.FailingCopies) as (laid, fuse):
-        rig = StateFixture(laid, draw(sizes(), "sizes"))
-        rig.insert(draw_batch(draw, rig, (TaskKind.PREFILL,), least=1)).wait(PATIENCE)
-        rig.insert(draw_batch(draw, rig, LEAVE)).wait(PATIENCE)
-        step = draw_step(draw, rig)
-        draw_sampling(draw, rig, step)
-        rig.update_inputs(step).wait(PATIENCE)
+        fixture = StateFixture(laid, draw(sizes(), "sizes"))
+        fixture.insert(draw_batch(draw, fixture, (TaskKind.PREFILL,), least=1)).wait(PATIENCE)
+        fixture.insert(draw_batch(draw, fixture, LEAVE)).wait(PATIENCE)
+        step = draw_step(draw, fixture)
+        draw_sampling(draw, fixture, step)
+        fixture.update_inputs(step).wait(PATIENCE)
         laid.device.late = draw(st.booleans(), "it fails late")  # type: ignore[attr-defined]  # the fault's
         fuse.at = 1
-        error = assert_raises(faults.CopyFailed, lambda: rig.save(step).wait(PATIENCE), "save_output whose copy failed")
+        error = assert_raises(
+            faults.CopyFailed, lambda: fixture.save(step).wait(PATIENCE), "save_output whose copy failed"
+        )
         assert error.cure, f"{error} names no cure"
-        assert not rig.sink.records, f"{len(rig.sink.records)} records were delivered of a copy that failed"
-        rig.check("save_output whose copy failed")
-        works(draw, rig, "a copy that failed")
+        assert not fixture.sink.records, f"{len(fixture.sink.records)} records were delivered of a copy that failed"
+        fixture.check("save_output whose copy failed")
+        works(draw, fixture, "a copy that failed")
 
 
 @guarantee(26)
@@ -142,8 +144,8 @@ def test_g26_whichever_allocation_fails_the_device_goes_on(kit: Kit, draw: Draw)
                 assert isinstance(error, OutOfMemory), f"an allocation without room raised {error!r}"
                 assert error.cure, f"{error} names no cure"
         fuse.at = 0
-        for rig in fixtures:
-            rig.check("another state found no memory")
+        for fixture in fixtures:
+            fixture.check("another state found no memory")
         works(draw, StateFixture(laid, size, name="after"), "an allocation that failed")
 
 
@@ -151,16 +153,16 @@ def test_g26_whichever_allocation_fails_the_device_goes_on(kit: Kit, draw: Draw)
 @examples(0.5)
 def test_g16_a_lost_peer_is_told_and_nothing_of_its_step_is_sent(kit: Kit, draw: Draw) -> None:
     with under(kit, faults.LostPeer) as (laid, fuse):
-        rig = StateFixture(laid, draw(sizes(), "sizes"))
-        rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
-        rig.bound.open_group(state=rig.state, group=PAIR)
+        fixture = StateFixture(laid, draw(sizes(), "sizes"))
+        fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+        fixture.bound.open_group(state=fixture.state, group=PAIR)
         fuse.at = 1
-        step = draw_step(draw, rig, group=PAIR)
-        draw_sampling(draw, rig, step)
+        step = draw_step(draw, fixture, group=PAIR)
+        draw_sampling(draw, fixture, step)
 
         def broadcast() -> Ticket:
             with in_time("a broadcast with a lost peer", kit.effort.hang):
-                return rig.bound.broadcast_tokens(state=rig.state, group=PAIR, stream=rig.stream)
+                return fixture.bound.broadcast_tokens(state=fixture.state, group=PAIR, stream=fixture.stream)
 
         told_first = draw(st.booleans(), "the broadcast is waited for")
         if told_first:
@@ -170,30 +172,30 @@ def test_g16_a_lost_peer_is_told_and_nothing_of_its_step_is_sent(kit: Kit, draw:
                 assert_says(error, device=laid.bound.name, hook="broadcast_tokens", argument="group")
         else:
             broadcast()
-        assert_raises(GroupLost, lambda: saved(rig, step), "saving the output of a step whose group is lost")
-        assert not rig.sink.records, "tokens that the ranks may not agree on were sent"
-        works(draw, StateFixture(laid, rig.sizes, name="another"), "its peer was lost")
+        assert_raises(GroupLost, lambda: saved(fixture, step), "saving the output of a step whose group is lost")
+        assert not fixture.sink.records, "tokens that the ranks may not agree on were sent"
+        works(draw, StateFixture(laid, fixture.sizes, name="another"), "its peer was lost")
 
 
-def saved(rig: StateFixture, step: Step) -> OutputRecord:
+def saved(fixture: StateFixture, step: Step) -> OutputRecord:
     """Advance, save and wait, as a worker that checks only the last ticket."""
-    rig.update_inputs(step)
-    rig.save(step).wait(PATIENCE)
-    return rig.sink.records[-1]
+    fixture.update_inputs(step)
+    fixture.save(step).wait(PATIENCE)
+    return fixture.sink.records[-1]
 
 
 @guarantee(23)
 @examples(0.5)
 def test_g23_after_a_full_or_dead_sink_the_device_goes_on(kit: Kit, draw: Draw) -> None:
-    rig = StateFixture(kit, draw(sizes(), "sizes"))
-    rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
-    step = run_step(draw, rig)
-    should = rig.rows_of(step)
+    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+    step = run_step(draw, fixture)
+    should = fixture.rows_of(step)
     kind = draw(st.sampled_from([FullSink, DeadSink]), "sink")
     sink = kind()
-    error = assert_raises(HalError, lambda: rig.save(step, sink), f"save_output into a {kind.__name__}")
-    assert_says(error, device=rig.bound.name, hook="save_output", argument="sink")
-    works(draw, rig, f"a {kind.__name__}")
+    error = assert_raises(HalError, lambda: fixture.save(step, sink), f"save_output into a {kind.__name__}")
+    assert_says(error, device=fixture.bound.name, hook="save_output", argument="sink")
+    works(draw, fixture, f"a {kind.__name__}")
     kept = sink.resolve_all()
     assert len(kept) == (kind is FullSink), f"a {kind.__name__} kept {len(kept)} records of one step"
     if kept:
@@ -204,13 +206,13 @@ def test_g23_after_a_full_or_dead_sink_the_device_goes_on(kit: Kit, draw: Draw) 
 @examples(0.5)
 def test_g19_copies_that_come_late_lose_no_token(kit: Kit, draw: Draw) -> None:
     with under(kit, faults.DelayedCopies) as (laid, _):
-        rig = StateFixture(laid, draw(sizes(), "sizes"))
-        rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
+        fixture = StateFixture(laid, draw(sizes(), "sizes"))
+        fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
         sink, rows = KeepingSink(), []
         for _ in range(draw(st.integers(1, 3), "steps")):
-            step = run_step(draw, rig)
-            rows.append(rig.rows_of(step))
-            rig.save(step, sink)
+            step = run_step(draw, fixture)
+            rows.append(fixture.rows_of(step))
+            fixture.save(step, sink)
         records = sink.resolve_all()
         assert len(records) == len(rows), f"{len(rows)} steps were saved, but {len(records)} records came"
         for record, should in zip(records, rows, strict=True):

@@ -22,20 +22,20 @@ OVERLAP = ("async_h2d", "can_hold_stream", "overlapped_update")
 @guarantee(28, requires=OVERLAP, also=(12,))
 def test_g28_drafts_on_another_stream_come_after_their_held_step(kit: Kit) -> None:
     """The step resets drafts, and what the next one feeds: drafts written before it would be gone."""
-    rig, _ = running(kit)
+    fixture, _ = running(kit)
     first, second = kit.device.stream(), kit.device.stream()
-    rig.stream = first
+    fixture.stream = first
     with kit.held(first, "set_drafts on another stream than its step's") as latch:
-        advanced = update_held(rig, latch, (0, 1, 2))
-        rig.stream = second
-        written = rig.propose({0: [5, 6], 1: []})
+        advanced = update_held(fixture, latch, (0, 1, 2))
+        fixture.stream = second
+        written = fixture.propose({0: [5, 6], 1: []})
         assert not advanced.done(), "a step on a held stream is done"
         why = "synchronize of the stream of drafts whose step is held"
         assert_raises(TicketTimeout, lambda: second.synchronize(A_WHILE), why)
         assert not written.done(), "drafts are done, but the step that they follow is held"
     arrive(advanced)
     arrive(written)
-    rig.check("drafts that were handed over on another stream while their step was held")
+    fixture.check("drafts that were handed over on another stream while their step was held")
 
 
 @guarantee(12, also=(8, 26))
@@ -43,30 +43,30 @@ def test_g12_drafts_that_the_driver_refuses_leave_no_trace(kit: Kit) -> None:
     """They may be handed over again, or left out: a plain step has nothing to verify."""
     for again in (True, False):
         with under(kit, faults.FailingWrites) as (laid, fuse):
-            rig, last = running(laid)
+            fixture, last = running(laid)
             fuse.at = 1
-            assert_raises(faults.CopyFailed, lambda: hand(rig, last, {0: [5, 6], 1: [7]}), "drafts, refused")  # noqa: B023
-            rig.check("drafts that the driver refused")
+            assert_raises(faults.CopyFailed, lambda: hand(fixture, last, {0: [5, 6], 1: [7]}), "drafts, refused")  # noqa: B023
+            fixture.check("drafts that the driver refused")
             if again:
-                assert_no_error(lambda: arrive(rig.propose({0: [8], 1: [9, 4]})), "drafts handed over again")  # noqa: B023
-                rig.check("drafts handed over after the driver refused them once")
-                stepped(rig, speculative=True)
+                assert_no_error(lambda: arrive(fixture.propose({0: [8], 1: [9, 4]})), "drafts handed over again")  # noqa: B023
+                fixture.check("drafts handed over after the driver refused them once")
+                stepped(fixture, speculative=True)
             else:
-                assert_no_error(lambda: stepped(rig), "a plain step after drafts that were refused")  # noqa: B023
-            rig.check("the step after drafts that the driver refused")
+                assert_no_error(lambda: stepped(fixture), "a plain step after drafts that were refused")  # noqa: B023
+            fixture.check("the step after drafts that the driver refused")
 
 
 @guarantee(12, also=(11,))
 def test_g12_a_slot_that_is_used_again_has_drafts_of_its_own_request_alone(kit: Kit) -> None:
-    rig, _ = running(kit)
-    arrive(rig.propose({0: [5, 6], 1: [7]}))
-    new = rig.admit(Request("new", [9, 8], SamplingParams(max_tokens=20)))
-    gone = Task(TaskKind.PREEMPTED, 0, rig.model.residents[0].admitted)
-    arrive(rig.insert([gone, Task(TaskKind.PREFILL, 0, new, 0, 2, [0])]))
-    rig.check("a request in a slot whose former one held drafts")
-    stepped(rig, speculative=True)
-    rig.check("a step that verifies the other slot's drafts")
-    arrive(rig.propose({0: [3], 1: []}))
-    rig.check("drafts of the new request")
-    stepped(rig, speculative=True)
-    rig.check("a step that verifies them")
+    fixture, _ = running(kit)
+    arrive(fixture.propose({0: [5, 6], 1: [7]}))
+    new = fixture.admit(Request("new", [9, 8], SamplingParams(max_tokens=20)))
+    gone = Task(TaskKind.PREEMPTED, 0, fixture.model.residents[0].admitted)
+    arrive(fixture.insert([gone, Task(TaskKind.PREFILL, 0, new, 0, 2, [0])]))
+    fixture.check("a request in a slot whose former one held drafts")
+    stepped(fixture, speculative=True)
+    fixture.check("a step that verifies the other slot's drafts")
+    arrive(fixture.propose({0: [3], 1: []}))
+    fixture.check("drafts of the new request")
+    stepped(fixture, speculative=True)
+    fixture.check("a step that verifies them")

@@ -24,7 +24,7 @@ CALLS = (*hook_calls.VALUES, "submit", "copy_out", "insert and leave", "a step")
 def test_g26_calls_keep_no_device_memory_and_no_native_object(kit: Kit, what: str) -> None:
     """Counted where the device allocates, and where it asks its primitives: a process shows no loss of 64 bytes."""
     with under(kit, faults.OutOfRoom) as (laid, _):
-        rig, own = hook_calls.working(laid), laid.device
+        fixture, own = hook_calls.working(laid), laid.device
         below = counted(own) if hasattr(own, "primitives") else {}
 
         def held() -> dict[str, int]:
@@ -34,12 +34,12 @@ def test_g26_calls_keep_no_device_memory_and_no_native_object(kit: Kit, what: st
             return {"blocks of allocate()": sum(one() is not None for one in blocks), **below}
 
         for _ in range(ROUNDS):
-            hook_calls.again(rig, what)
+            hook_calls.again(fixture, what)
         kept, after = {}, held()
         for _ in range(WINDOWS):
             before = after
             for _ in range(ROUNDS):
-                hook_calls.again(rig, what)
+                hook_calls.again(fixture, what)
             after = held()
             kept = {name: count - before.get(name, 0) for name, count in after.items()}
             kept = {name: more for name, more in kept.items() if more > ROUNDS // 4}

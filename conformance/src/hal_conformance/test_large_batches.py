@@ -27,24 +27,24 @@ COUNTS = (1, 8, 9, 64, 65, 257)
 
 @guarantee(9)
 def test_g09_512_slots_are_entered_left_and_stepped_at_once(kit: Kit) -> None:
-    rig = filled(kit)
-    rig.check("512 requests entered at once")
-    stepped(rig, 0)
-    slots = [*rig.model.residents]
+    fixture = filled(kit)
+    fixture.check("512 requests entered at once")
+    stepped(fixture, 0)
+    slots = [*fixture.model.residents]
     by = {
-        turn: [slot for slot in slots if slot % 6 == turn and not rig.model.get("stop_flags", slot)]
+        turn: [slot for slot in slots if slot % 6 == turn and not fixture.model.get("stop_flags", slot)]
         for turn in range(6)
     }
-    tasks = leaving(rig, [*by[0], *by[1]], TaskKind.PREEMPTED) + leaving(rig, by[2], TaskKind.ABORTED)
-    tasks += [prefill(rig, slot, request(rig, slot + 1000, output=2)) for slot in by[0]]
-    tasks += [handoff(rig, slot, request(rig, slot + 2000)) for slot in by[2]]
+    tasks = leaving(fixture, [*by[0], *by[1]], TaskKind.PREEMPTED) + leaving(fixture, by[2], TaskKind.ABORTED)
+    tasks += [prefill(fixture, slot, request(fixture, slot + 1000, output=2)) for slot in by[0]]
+    tasks += [handoff(fixture, slot, request(fixture, slot + 2000)) for slot in by[2]]
     for slot in (*by[3], *by[4], *by[5]):
-        resident = rig.model.residents[slot]
-        more = blocks(rig.sizes, 4 * (slot % 3), slot)
+        resident = fixture.model.residents[slot]
+        more = blocks(fixture.sizes, 4 * (slot % 3), slot)
         if resident.prefilled < resident.total:
             left = resident.total - resident.prefilled
-            needed = -(-resident.total // rig.sizes.block_size) - resident.blocks
-            ids = blocks(rig.sizes, max(0, needed) * rig.sizes.block_size, slot)
+            needed = -(-resident.total // fixture.sizes.block_size) - resident.blocks
+            ids = blocks(fixture.sizes, max(0, needed) * fixture.sizes.block_size, slot)
             tasks.append(
                 Task(TaskKind.PREFILL_CHUNK, slot, resident.admitted, resident.prefilled, left, ids, resident.blocks)
             )
@@ -52,23 +52,23 @@ def test_g09_512_slots_are_entered_left_and_stepped_at_once(kit: Kit) -> None:
             tasks.append(Task(TaskKind.MORE_BLOCKS, slot, resident.admitted, blocks=more, first_block=resident.blocks))
     kinds = {kind.name: sum(task.kind is kind for task in tasks) for kind in TaskKind}
     assert min(kinds.values()) > 64, f"the batch has too few of a kind: {kinds}"
-    arrive(rig.insert(tasks))
-    rig.check(f"one batch of {kinds}")
-    stepped(rig, 1)
+    arrive(fixture.insert(tasks))
+    fixture.check(f"one batch of {kinds}")
+    stepped(fixture, 1)
 
 
 @guarantee(9)
 @pytest.mark.parametrize("kind", [TaskKind.PREFILL, TaskKind.REMOTE_PREFILL], ids=lambda kind: kind.name.lower())
 def test_g09_batches_of_every_count_enter_and_leave(kit: Kit, kind: TaskKind) -> None:
-    rig, reached = StateFixture(kit, MANY), Reached(map(str, COUNTS))
+    fixture, reached = StateFixture(kit, MANY), Reached(map(str, COUNTS))
     make: Callable[[StateFixture, int, AdmittedRequest], Task] = prefill if kind is TaskKind.PREFILL else handoff
     for turn, count in enumerate(COUNTS):
         slots = np.random.default_rng(turn).permutation(MANY.num_slots)[:count].tolist()
-        arrive(rig.insert([make(rig, slot, request(rig, slot + turn)) for slot in slots]))
-        rig.check(f"{count} requests entered by {kind.name}")
-        arrive(rig.insert(leaving(rig, slots, TaskKind.ABORTED if turn % 2 else TaskKind.PREEMPTED)))
-        rig.check(f"{count} requests left")
-        rig.output(rig.step(slots))
+        arrive(fixture.insert([make(fixture, slot, request(fixture, slot + turn)) for slot in slots]))
+        fixture.check(f"{count} requests entered by {kind.name}")
+        arrive(fixture.insert(leaving(fixture, slots, TaskKind.ABORTED if turn % 2 else TaskKind.PREEMPTED)))
+        fixture.check(f"{count} requests left")
+        fixture.output(fixture.step(slots))
         reached.note(str(count))
     reached.check()
 
@@ -78,29 +78,29 @@ def test_g09_slots_past_16_bits_are_their_own(kit: Kit) -> None:
     size = StateConfig(
         66_000, 6, 4, max_logprobs=0, max_eos=1, max_stop_sequences=1, max_stop_length=1, max_bad_words=1
     )
-    rig = StateFixture(kit, size)
+    fixture = StateFixture(kit, size)
     edges = [0, 1, 127, 128, 255, 256, 257, 32_767, 32_768, 65_535, 65_536, 65_537, 65_791, 65_792, 65_999]
     order = np.random.default_rng(23).permutation(edges).tolist()
     params = [
         replace(varied(at % 1000), stop_sequences=(), bad_words=(at,), eos_token_ids=(at,), logprobs=0) for at in order
     ]
     admitted = [
-        rig.admit(Request(rig.new_name(), prompt(slot, 1 + slot % 4), param))
+        fixture.admit(Request(fixture.new_name(), prompt(slot, 1 + slot % 4), param))
         for slot, param in zip(order, params, strict=True)
     ]
-    arrive(rig.insert([prefill(rig, slot, one) for slot, one in zip(order, admitted, strict=True)]))
-    rig.check(f"requests entered slots {order}")
-    step = rig.step(order)
-    rig.poke({"sampled_token_ids": np.arange(size.num_slots, dtype=np.int64) + 2**40})
-    arrive(rig.update_inputs(step))
-    rig.check(f"a step over slots {order}")
-    rig.output(step)
+    arrive(fixture.insert([prefill(fixture, slot, one) for slot, one in zip(order, admitted, strict=True)]))
+    fixture.check(f"requests entered slots {order}")
+    step = fixture.step(order)
+    fixture.poke({"sampled_token_ids": np.arange(size.num_slots, dtype=np.int64) + 2**40})
+    arrive(fixture.update_inputs(step))
+    fixture.check(f"a step over slots {order}")
+    fixture.output(step)
     gone = order[::2]
-    again = rig.admit(Request(rig.new_name(), prompt(5, 5)))
-    arrive(rig.insert([*leaving(rig, gone, TaskKind.PREEMPTED), prefill(rig, gone[0], again)]))
-    rig.check(f"requests left slots {gone}")
-    rig.output(rig.step(gone))
-    rig.check(f"the output of slots {gone}")
+    again = fixture.admit(Request(fixture.new_name(), prompt(5, 5)))
+    arrive(fixture.insert([*leaving(fixture, gone, TaskKind.PREEMPTED), prefill(fixture, gone[0], again)]))
+    fixture.check(f"requests left slots {gone}")
+    fixture.output(fixture.step(gone))
+    fixture.check(f"the output of slots {gone}")
 
 
 WIDE = StateConfig(
@@ -117,13 +117,13 @@ WIDE = StateConfig(
 """Every row, and the record, longer than a 16-bit number can count, in bytes or elements."""
 
 
-def wide(rig: StateFixture, at: int, share: float) -> AdmittedRequest:
+def wide(fixture: StateFixture, at: int, share: float) -> AdmittedRequest:
     """Return a request that fills so large a share of every row."""
 
     def part(most: int) -> int:
         return max(1, int(most * share))
 
-    sizes = rig.sizes
+    sizes = fixture.sizes
     stops = tuple(
         tuple(prompt(at + k, 1 + (k + at) % sizes.max_stop_length)) for k in range(part(sizes.max_stop_sequences))
     )
@@ -134,43 +134,43 @@ def wide(rig: StateFixture, at: int, share: float) -> AdmittedRequest:
         eos_token_ids=tuple(prompt(at + 2, part(sizes.max_eos))),
         seed=2**63 - 1 - at,
     )
-    return rig.admit(Request(rig.new_name(), prompt(at, part(sizes.max_model_len - 2)), params))
+    return fixture.admit(Request(fixture.new_name(), prompt(at, part(sizes.max_model_len - 2)), params))
 
 
 @guarantee(11)
 def test_g11_rows_of_megabytes_are_written_and_reset_to_their_last_element(kit: Kit) -> None:
-    rig, first = full_of_rows(kit)
-    shorter = wide(rig, 2, 0.4)
-    arrive(rig.insert([Task(TaskKind.ABORTED, 1, first), prefill(rig, 1, shorter)]))
-    rig.check("a request of two fifths took its slot in one batch")
-    tiny = rig.admit(Request(rig.new_name(), [1]))
-    arrive(rig.insert([Task(TaskKind.PREEMPTED, 1, shorter), prefill(rig, 1, tiny)]))
-    rig.check("a request of one token followed it")
+    fixture, first = full_of_rows(kit)
+    shorter = wide(fixture, 2, 0.4)
+    arrive(fixture.insert([Task(TaskKind.ABORTED, 1, first), prefill(fixture, 1, shorter)]))
+    fixture.check("a request of two fifths took its slot in one batch")
+    tiny = fixture.admit(Request(fixture.new_name(), [1]))
+    arrive(fixture.insert([Task(TaskKind.PREEMPTED, 1, shorter), prefill(fixture, 1, tiny)]))
+    fixture.check("a request of one token followed it")
 
 
 @guarantee(9)
 def test_g09_rows_of_megabytes_are_written_to_their_last_element(kit: Kit) -> None:
-    rig, first = full_of_rows(kit)
-    one, other = wide(rig, 3, 0.7), rig.admit(Request(rig.new_name(), [5]))
+    fixture, first = full_of_rows(kit)
+    one, other = wide(fixture, 3, 0.7), fixture.admit(Request(fixture.new_name(), [5]))
     ids = blocks(WIDE, one.total, 3)
     handed = Task(TaskKind.REMOTE_PREFILL, 2, one, one.total, 0, ids, first_token=4, drafts=prompt(9, 300))
-    arrive(rig.insert([handed, prefill(rig, 0, other)]))
-    rig.check("a long handoff with 300 drafts, and a short request beside it")
-    arrive(rig.insert([Task(TaskKind.PREEMPTED, 2, one), Task(TaskKind.ABORTED, 1, first)]))
-    rig.check("both long requests left")
+    arrive(fixture.insert([handed, prefill(fixture, 0, other)]))
+    fixture.check("a long handoff with 300 drafts, and a short request beside it")
+    arrive(fixture.insert([Task(TaskKind.PREEMPTED, 2, one), Task(TaskKind.ABORTED, 1, first)]))
+    fixture.check("both long requests left")
 
 
 def full_of_rows(kit: Kit) -> tuple[StateFixture, AdmittedRequest]:
     """Return a state with a request in slot 1 that fills every row, and the request."""
-    rig = StateFixture(kit, WIDE)
+    fixture = StateFixture(kit, WIDE)
     reached = Reached(
         f"{what} past 16 bits" for what in ("tokens", "blocks", "bad words", "stop tokens", "record bytes")
     )
-    first = wide(rig, 1, 1.0)
-    task = prefill(rig, 1, first)
-    arrive(rig.insert([task]))
-    rig.check("a request that fills every row")
-    record = rig.state.layout.record_dtype.itemsize
+    first = wide(fixture, 1, 1.0)
+    task = prefill(fixture, 1, first)
+    arrive(fixture.insert([task]))
+    fixture.check("a request that fills every row")
+    record = fixture.state.layout.record_dtype.itemsize
     lengths = zip(
         reached.counts, (first.total, len(task.blocks), first.row_lengths[0], first.row_lengths[2], record), strict=True
     )
@@ -178,4 +178,4 @@ def full_of_rows(kit: Kit) -> tuple[StateFixture, AdmittedRequest]:
         if length > 0xFFFF:
             reached.note(what)
     reached.check()
-    return rig, first
+    return fixture, first

@@ -23,28 +23,28 @@ from .oracle.output import expected_rows
 
 def sampled(kit: Kit) -> StateFixture:
     """A state of three requests whose next step has sampled, and stopped the request of slot 1."""
-    rig = hook_calls.working(kit)
-    arrive(hook_calls.submit(rig))
-    rig.poke_cell("stop_flags", 1, True)
-    return rig
+    fixture = hook_calls.working(kit)
+    arrive(hook_calls.submit(fixture))
+    fixture.poke_cell("stop_flags", 1, True)
+    return fixture
 
 
 @guarantee(19, also=(24,))
 def test_g19_late_errors_are_read_when_the_output_is_on_the_host(kit: Kit) -> None:
-    rig, asked = sampled(kit), list[int]()
+    fixture, asked = sampled(kit), list[int]()
     message = "logits that are no numbers"
 
     def late() -> Mapping[int, str]:
         asked.append(1)
         return {1: message}
 
-    step = rig.step(range(hook_calls.ENTERED), late_errors=late)
-    arrive(rig.update_inputs(step))
-    should, sink = expected_rows(rig.model, [0, 1, 2], errors={1: message}), KeepingSink()
+    step = fixture.step(range(hook_calls.ENTERED), late_errors=late)
+    arrive(fixture.update_inputs(step))
+    should, sink = expected_rows(fixture.model, [0, 1, 2], errors={1: message}), KeepingSink()
     with ExitStack() as held:
         if kit.can_hold and kit.capabilities.async_d2h:
-            held.enter_context(kit.held(rig.stream, "save_output of a step with late errors"))
-        ticket = rig.save(step, sink)
+            held.enter_context(kit.held(fixture.stream, "save_output of a step with late errors"))
+        ticket = fixture.save(step, sink)
         early = len(asked) if kit.can_hold and kit.capabilities.async_d2h else 0
         assert not early, "late_errors was called while the step's output was not on the host"
     (record,) = sink.resolve_all()
@@ -55,15 +55,15 @@ def test_g19_late_errors_are_read_when_the_output_is_on_the_host(kit: Kit) -> No
 
 @guarantee(19, also=(24,))
 def test_g19_a_recovered_request_is_reported_once_with_its_message(kit: Kit) -> None:
-    rig = sampled(kit)
+    fixture = sampled(kit)
     message = "the worker was restarted"
-    step = rig.step(range(hook_calls.ENTERED), recovered={1: message})
-    arrive(rig.update_inputs(step))
-    should = expected_rows(rig.model, [0, 1, 2], errors={1: message})
+    step = fixture.step(range(hook_calls.ENTERED), recovered={1: message})
+    arrive(fixture.update_inputs(step))
+    should = expected_rows(fixture.model, [0, 1, 2], errors={1: message})
     should[1].status = SlotStatus.RECOVERED
     assert should[1].finish is FinishReason.ERROR, "the kit's own row of a recovered request ends"
     sink = KeepingSink()
-    ticket = rig.save(step, sink)
+    ticket = fixture.save(step, sink)
     (record,) = sink.resolve_all()
     arrive(ticket)
     assert_rows(record, should)

@@ -26,46 +26,48 @@ FREE = hook_calls.SIZES.num_slots - 1
 LEFT = (SlotStatus.PREEMPTED, SlotStatus.ABORTED)
 
 
-def of_another(rig: StateFixture, kind: TaskKind) -> Task:
+def of_another(fixture: StateFixture, kind: TaskKind) -> Task:
     """Return a leaving task for a slot held by another request."""
-    return Task(kind, 0, rig.model.residents[1].admitted)
+    return Task(kind, 0, fixture.model.residents[1].admitted)
 
 
-def never_entered(rig: StateFixture, kind: TaskKind) -> Task:
+def never_entered(fixture: StateFixture, kind: TaskKind) -> Task:
     """Return a leaving task for a free slot, with a request that was admitted but never inserted."""
-    return replace(hook_calls.entering(rig, FREE), kind=kind, num_computed_tokens=0, num_scheduled_tokens=0, blocks=())
+    return replace(
+        hook_calls.entering(fixture, FREE), kind=kind, num_computed_tokens=0, num_scheduled_tokens=0, blocks=()
+    )
 
 
-def never_held(rig: StateFixture, kind: TaskKind) -> Task:
+def never_held(fixture: StateFixture, kind: TaskKind) -> Task:
     """Return a leaving task with a running request, for a slot that it does not hold."""
-    return Task(kind, FREE, rig.model.residents[1].admitted)
+    return Task(kind, FREE, fixture.model.residents[1].admitted)
 
 
-def gone_already(rig: StateFixture, kind: TaskKind) -> Task:
+def gone_already(fixture: StateFixture, kind: TaskKind) -> Task:
     """Return a leaving task for a request that has left and was reported."""
-    task = hook_calls.leaving(rig, 2, kind)
-    rig.insert([task]).wait(PATIENCE)
-    rig.output(rig.step(range(hook_calls.SIZES.num_slots)))
+    task = hook_calls.leaving(fixture, 2, kind)
+    fixture.insert([task]).wait(PATIENCE)
+    fixture.output(fixture.step(range(hook_calls.SIZES.num_slots)))
     return task
 
 
-def released(rig: StateFixture, kind: TaskKind) -> Task:
+def released(fixture: StateFixture, kind: TaskKind) -> Task:
     """Return a leaving task for a slot that was released, as if its request had ended."""
-    task = hook_calls.leaving(rig, 2, kind)
-    rig.release([2])
+    task = hook_calls.leaving(fixture, 2, kind)
+    fixture.release([2])
     return task
 
 
-def replaced(rig: StateFixture, kind: TaskKind) -> Task:
+def replaced(fixture: StateFixture, kind: TaskKind) -> Task:
     """Return a leaving task for a slot that another request has entered meanwhile."""
-    task = hook_calls.leaving(rig, 2, kind)
-    rig.insert([hook_calls.leaving(rig, 2), hook_calls.entering(rig, 2)]).wait(PATIENCE)
+    task = hook_calls.leaving(fixture, 2, kind)
+    fixture.insert([hook_calls.leaving(fixture, 2), hook_calls.entering(fixture, 2)]).wait(PATIENCE)
     return task
 
 
-def outside(rig: StateFixture, kind: TaskKind) -> Task:
+def outside(fixture: StateFixture, kind: TaskKind) -> Task:
     """Return a leaving task for a slot that does not exist: counted from the end, it would be a held one."""
-    return Task(kind, 2 - hook_calls.SIZES.num_slots, rig.model.residents[2].admitted)
+    return Task(kind, 2 - hook_calls.SIZES.num_slots, fixture.model.residents[2].admitted)
 
 
 NOT_HELD: dict[str, Callable[[StateFixture, TaskKind], Task]] = {
@@ -84,47 +86,51 @@ NOT_HELD: dict[str, Callable[[StateFixture, TaskKind], Task]] = {
 @pytest.mark.parametrize("why", NOT_HELD)
 @pytest.mark.parametrize("kind", LEAVE, ids=lambda kind: kind.name.lower())
 def test_g19_a_request_that_is_not_in_the_slot_does_not_leave_it(kit: Kit, kind: TaskKind, why: str) -> None:
-    rig = hook_calls.working(kit)
-    bad = NOT_HELD[why](rig, kind)
-    booked = rig.state.host_table.table.copy(), dict(rig.state.host_table.live), [*rig.state.host_table.requests]
+    fixture = hook_calls.working(kit)
+    bad = NOT_HELD[why](fixture, kind)
+    booked = (
+        fixture.state.host_table.table.copy(),
+        dict(fixture.state.host_table.live),
+        [*fixture.state.host_table.requests],
+    )
     for tasks in (
         [bad],
-        [hook_calls.leaving(rig, 0), bad] if bad.slot else [hook_calls.leaving(rig, 1), bad],
-        [bad, hook_calls.entering(rig, 3)],
+        [hook_calls.leaving(fixture, 0), bad] if bad.slot else [hook_calls.leaving(fixture, 1), bad],
+        [bad, hook_calls.entering(fixture, 3)],
     ):
         error = assert_raises(
             InvalidBatch,
-            lambda tasks=tasks: rig.bound.insert_tasks(state=rig.state, tasks=tasks, stream=rig.stream),  # type: ignore[misc]
+            lambda tasks=tasks: fixture.bound.insert_tasks(state=fixture.state, tasks=tasks, stream=fixture.stream),  # type: ignore[misc]
             f"a leaving of slot {bad.slot} ({why})",
         )
-        assert_says(error, device=rig.bound.name, hook="insert_tasks", argument="tasks")
+        assert_says(error, device=fixture.bound.name, hook="insert_tasks", argument="tasks")
         named = [text for text in error.problems if f"task {tasks.index(bad)} " in text]
         assert named, f"the problems {error.problems} do not name task {tasks.index(bad)}, a leaving ({why})"
-        rig.check(f"a leaving ({why}) was refused")
-    now = rig.state.host_table.table, dict(rig.state.host_table.live), [*rig.state.host_table.requests]
+        fixture.check(f"a leaving ({why}) was refused")
+    now = fixture.state.host_table.table, dict(fixture.state.host_table.live), [*fixture.state.host_table.requests]
     assert (now[0] == booked[0]).all(), f"a leaving ({why}) was refused, and booked all the same"
     assert now[1:] == booked[1:], f"a leaving ({why}) was refused, and booked all the same"
-    rig.output(rig.step(range(hook_calls.SIZES.num_slots)))
-    rig.check("a step after a leaving that was refused")
+    fixture.output(fixture.step(range(hook_calls.SIZES.num_slots)))
+    fixture.check("a step after a leaving that was refused")
 
 
 @guarantee(19, also=(9, 11, 18))
 def test_g19_releasing_what_is_free_or_wrong_changes_nothing_else(kit: Kit) -> None:
-    rig = hook_calls.working(kit)
+    fixture = hook_calls.working(kit)
     for free in ([FREE], [], [FREE, FREE]):
-        rig.state.release(free)
-    table = rig.state.host_table.table.copy()
+        fixture.state.release(free)
+    table = fixture.state.host_table.table.copy()
     for wrong in ([0, hook_calls.SIZES.num_slots], [1, -1], [2**40], ["0"]):
-        error = assert_raises(HalError, lambda wrong=wrong: rig.state.release(wrong), f"releasing slots {wrong}")  # type: ignore[misc]
+        error = assert_raises(HalError, lambda wrong=wrong: fixture.state.release(wrong), f"releasing slots {wrong}")  # type: ignore[misc]
         assert error.cure, f"{error} names no cure"
-    assert (rig.state.host_table.table == table).all(), "a release that was refused has freed a slot all the same"
-    rig.output(rig.step(range(hook_calls.SIZES.num_slots)))
-    rig.release([1])
-    rig.check("slot 1 was released")
-    rows = rig.output(rig.step(range(hook_calls.SIZES.num_slots)))
+    assert (fixture.state.host_table.table == table).all(), "a release that was refused has freed a slot all the same"
+    fixture.output(fixture.step(range(hook_calls.SIZES.num_slots)))
+    fixture.release([1])
+    fixture.check("slot 1 was released")
+    rows = fixture.output(fixture.step(range(hook_calls.SIZES.num_slots)))
     assert len(rows) == 2, f"one of three requests was released, and {len(rows)} rows are reported"
-    hook_calls.insert(rig).wait(PATIENCE)
-    rig.check("a slot that was released was entered")
+    hook_calls.insert(fixture).wait(PATIENCE)
+    fixture.check("a slot that was released was entered")
 
 
 def told(records: list[OutputRecord]) -> Counter[tuple[str, SlotStatus]]:
@@ -137,10 +143,10 @@ def told(records: list[OutputRecord]) -> Counter[tuple[str, SlotStatus]]:
     return found
 
 
-def departed(rig: StateFixture) -> Counter[tuple[str, SlotStatus]]:
+def departed(fixture: StateFixture) -> Counter[tuple[str, SlotStatus]]:
     """Let one request be preempted and one aborted; return the expected reports, once each."""
-    rig.insert([hook_calls.leaving(rig, 0), hook_calls.leaving(rig, 2, TaskKind.ABORTED)]).wait(PATIENCE)
-    names = {slot: leavers[-1].request_id for slot, leavers in rig.model.leavers.items()}
+    fixture.insert([hook_calls.leaving(fixture, 0), hook_calls.leaving(fixture, 2, TaskKind.ABORTED)]).wait(PATIENCE)
+    names = {slot: leavers[-1].request_id for slot, leavers in fixture.model.leavers.items()}
     return Counter({(names[0], SlotStatus.PREEMPTED): 1, (names[2], SlotStatus.ABORTED): 1})
 
 
@@ -151,17 +157,17 @@ SINKS = ("full", "full twice", "dead", "late", "good")
 @pytest.mark.parametrize("kind", SINKS)
 @pytest.mark.parametrize("again", [False, True], ids=["left free", "entered again"])
 def test_g19_a_leaving_is_told_once_whatever_its_sink_does(kit: Kit, kind: str, again: bool) -> None:
-    rig = hook_calls.working(kit)
+    fixture = hook_calls.working(kit)
     everything = range(hook_calls.SIZES.num_slots)
-    should = departed(rig)
+    should = departed(fixture)
     records: list[OutputRecord] = []
     for attempt in range(2 if kind == "full twice" else 1):
         sink = {"dead": DeadSink, "late": KeepingSink, "good": MemorySink}.get(kind, FullSink)()
-        step = rig.step(everything)
-        rows = rig.rows_of(step)
+        step = fixture.step(everything)
+        rows = fixture.rows_of(step)
         error = None
         try:
-            rig.save(step, sink)
+            fixture.save(step, sink)
         except HalError as raised:
             error = raised
         assert (error is None) == (kind in ("late", "good")), f"save_output into a {kind} sink raised {error!r}"
@@ -172,36 +178,36 @@ def test_g19_a_leaving_is_told_once_whatever_its_sink_does(kit: Kit, kind: str, 
         else:
             records += sink.resolve_all()
         assert_rows(records[-1], rows)
-        rig.check(f"save_output of leavings into a {kind} sink")
+        fixture.check(f"save_output of leavings into a {kind} sink")
         if kind == "full twice" and attempt == 0:
-            hook_calls.update_inputs(rig).wait(PATIENCE)
+            hook_calls.update_inputs(fixture).wait(PATIENCE)
     if again:
-        rig.insert([hook_calls.entering(rig, 0), hook_calls.entering(rig, 2)]).wait(PATIENCE)
+        fixture.insert([hook_calls.entering(fixture, 0), hook_calls.entering(fixture, 2)]).wait(PATIENCE)
     for _ in range(3):
-        rig.poke({"sampled_token_ids": np.arange(hook_calls.SIZES.num_slots)})
-        hook_calls.update_inputs(rig).wait(PATIENCE)
-        rig.output(rig.step(everything))
-    found = told([*records, *rig.sink.records])
+        fixture.poke({"sampled_token_ids": np.arange(hook_calls.SIZES.num_slots)})
+        hook_calls.update_inputs(fixture).wait(PATIENCE)
+        fixture.output(fixture.step(everything))
+    found = told([*records, *fixture.sink.records])
     assert found == should, f"departures were reported {dict(found)} times, but should be {dict(should)} (sink: {kind})"
-    assert not rig.state.host_table.preempted, f"the host still has {rig.state.host_table.preempted} to report"
-    assert not rig.state.host_table.aborted, f"the host still has {rig.state.host_table.aborted} to report"
+    assert not fixture.state.host_table.preempted, f"the host still has {fixture.state.host_table.preempted} to report"
+    assert not fixture.state.host_table.aborted, f"the host still has {fixture.state.host_table.aborted} to report"
 
 
 @guarantee(18, also=(19, 20))
 @pytest.mark.parametrize("follower", [False, True], ids=["first rank", "follower"])
 def test_g18_a_leaving_waits_for_the_step_that_names_its_slot(kit: Kit, follower: bool) -> None:
-    rig = hook_calls.working(kit)
-    should = departed(rig)
+    fixture = hook_calls.working(kit)
+    should = departed(fixture)
     records = []
     for order in ([1], [1, 2], [FREE, 1], [0, 1], [2, 1, 0]):
-        step = rig.step(order, **({"group": FOLLOWER} if follower else {}))
-        rows = rig.rows_of(step)
-        ticket = rig.save(step)
+        step = fixture.step(order, **({"group": FOLLOWER} if follower else {}))
+        rows = fixture.rows_of(step)
+        ticket = fixture.save(step)
         ticket.wait(PATIENCE)
-        record: OutputRecord = rig.state.take(ticket)  # type: ignore[arg-type]  # save_output's
+        record: OutputRecord = fixture.state.take(ticket)  # type: ignore[arg-type]  # save_output's
         assert_rows(record, rows)
         records.append(record)
-        rig.check(f"save_output of slots {order}")
+        fixture.check(f"save_output of slots {order}")
     assert told(records) == should, (
         f"departures were reported {dict(told(records))} times, but should be {dict(should)}"
     )
@@ -209,21 +215,23 @@ def test_g18_a_leaving_waits_for_the_step_that_names_its_slot(kit: Kit, follower
 
 @guarantee(18, also=(19,))
 def test_g18_who_leaves_and_who_enters_one_slot_are_both_told(kit: Kit) -> None:
-    rig = hook_calls.working(kit)
+    fixture = hook_calls.working(kit)
     should: Counter[tuple[str, SlotStatus]] = Counter()
     for kind, status in ((TaskKind.PREEMPTED, LEFT[0]), (TaskKind.ABORTED, LEFT[1])):
-        should[rig.model.residents[1].request.request_id, status] += 1
-        rig.insert([hook_calls.leaving(rig, 1, kind), hook_calls.entering(rig, 1)]).wait(PATIENCE)
-        rig.check(f"{kind.name.lower()} and entered in one batch")
-    hook_calls.submit(rig)
-    hook_calls.update_inputs(rig).wait(PATIENCE)
-    before = len(rig.sink.records)
-    rows = rig.output(rig.step([1, 0, FREE]))
+        should[fixture.model.residents[1].request.request_id, status] += 1
+        fixture.insert([hook_calls.leaving(fixture, 1, kind), hook_calls.entering(fixture, 1)]).wait(PATIENCE)
+        fixture.check(f"{kind.name.lower()} and entered in one batch")
+    hook_calls.submit(fixture)
+    hook_calls.update_inputs(fixture).wait(PATIENCE)
+    before = len(fixture.sink.records)
+    rows = fixture.output(fixture.step([1, 0, FREE]))
     assert len(rows) == 4, (
         f"two requests have left slot 1, one is in it and one in slot 0, but {len(rows)} are reported"
     )
-    rig.output(rig.step([1, 0, FREE]))
-    assert told(rig.sink.records[before:]) == should, f"departures of one slot: {told(rig.sink.records[before:])}"
-    assert np.array_equal(rig.state.host_table.admission_ids != 0, [True, True, True, False, False]), (
+    fixture.output(fixture.step([1, 0, FREE]))
+    assert told(fixture.sink.records[before:]) == should, (
+        f"departures of one slot: {told(fixture.sink.records[before:])}"
+    )
+    assert np.array_equal(fixture.state.host_table.admission_ids != 0, [True, True, True, False, False]), (
         "the requests in the slots"
     )

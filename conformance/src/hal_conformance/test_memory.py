@@ -60,16 +60,16 @@ def test_g26_memory_is_aligned_large_enough_and_nobody_elses(kit: Kit) -> None:
 @guarantee(26, also=(9, 13, 14))
 def test_g26_states_are_aligned_and_apart(kit: Kit) -> None:
     fixtures = [hook_calls.working(kit, name=name) for name in ("target", "proposer", "third")]
-    for rig in fixtures:
-        places = {name: place.offset for name, place in rig.state.layout.fields.items()}
-        places |= {f"header of {name}": part.offset for name, part in rig.state.layout.headers.items()}
+    for fixture in fixtures:
+        places = {name: place.offset for name, place in fixture.state.layout.fields.items()}
+        places |= {f"header of {name}": part.offset for name, part in fixture.state.layout.headers.items()}
         for name, offset in places.items():
-            off = (rig.state.memory.address + offset) % ALIGNMENT
+            off = (fixture.state.memory.address + offset) % ALIGNMENT
             assert off == 0, f"{name} begins {off} bytes past a boundary of {ALIGNMENT} bytes"
-    for rig in fixtures:
-        hook_calls.update_inputs(rig)
+    for fixture in fixtures:
+        hook_calls.update_inputs(fixture)
         for one in fixtures:
-            one.check(f"a step of state {rig.name!r}")
+            one.check(f"a step of state {fixture.name!r}")
 
 
 class Held(NamedTuple):
@@ -149,65 +149,67 @@ def kept(once: Callable[[], None], rounds: int, blocks: int = BLOCKS) -> str:
     return told
 
 
-def wrap(rig: StateFixture, large: View) -> None:
+def wrap(fixture: StateFixture, large: View) -> None:
     """Write a large value, so that a staging ring wraps and drops the entries of small writes."""
-    rig.bound.async_set_value(target=large, value=np.ones(large.shape, np.int64), stream=rig.stream).wait(PATIENCE)
+    fixture.bound.async_set_value(target=large, value=np.ones(large.shape, np.int64), stream=fixture.stream).wait(
+        PATIENCE
+    )
 
 
-def hooks(rig: StateFixture) -> None:
+def hooks(fixture: StateFixture) -> None:
     """Call every hook and primitive once, and return to the initial state."""
     for act in hook_calls.VALUES.values():
-        act(rig)
-    hook_calls.submit(rig)
-    rig.insert([hook_calls.leaving(rig, 0), hook_calls.entering(rig, 0)])
-    hook_calls.broadcast(rig)
-    hook_calls.update_inputs(rig)
+        act(fixture)
+    hook_calls.submit(fixture)
+    fixture.insert([hook_calls.leaving(fixture, 0), hook_calls.entering(fixture, 0)])
+    hook_calls.broadcast(fixture)
+    hook_calls.update_inputs(fixture)
     sink = MemorySink()
-    rig.state.take(hook_calls.save(rig, sink))  # type: ignore[arg-type]  # save_output's
-    hook_calls.copy_out(rig).wait(PATIENCE)
-    rig.device.event(rig.stream).wait(PATIENCE)
-    rig.model.requests.clear()
-    rig.model.loose.clear()
-    rig.model.bound[:] = [0] * hook_calls.SIZES.num_slots  # every round enters the slot again
+    fixture.state.take(hook_calls.save(fixture, sink))  # type: ignore[arg-type]  # save_output's
+    hook_calls.copy_out(fixture).wait(PATIENCE)
+    fixture.device.event(fixture.stream).wait(PATIENCE)
+    fixture.model.requests.clear()
+    fixture.model.loose.clear()
+    fixture.model.bound[:] = [0] * hook_calls.SIZES.num_slots  # every round enters the slot again
 
 
-def tickets_nobody_waits_for(rig: StateFixture) -> None:
+def tickets_nobody_waits_for(fixture: StateFixture) -> None:
     """Make calls whose tickets are dropped."""
     for act in (hook_calls.scalar, hook_calls.array, hook_calls.submit, hook_calls.update_inputs):
-        act(rig)
-    rig.stream.synchronize(PATIENCE)
+        act(fixture)
+    fixture.stream.synchronize(PATIENCE)
 
 
-def refusals(rig: StateFixture) -> None:
+def refusals(fixture: StateFixture) -> None:
     """Make calls that the host and a sink refuse."""
-    bound, stream, state = rig.bound, rig.stream, rig.state
+    bound, stream, state = fixture.bound, fixture.stream, fixture.state
     wrong: list[Callable[[], object]] = [
         lambda: bound.async_set_value(target=state.view("seed"), value=1.5, stream=stream),
         lambda: bound.async_set_value(target=state.view("seed"), value=[1, 2], stream=stream),
         lambda: bound.insert_tasks(
-            state=state, tasks=[Task(TaskKind.PREFILL, 99, rig.model.residents[0].admitted)], stream=stream
+            state=state, tasks=[Task(TaskKind.PREFILL, 99, fixture.model.residents[0].admitted)], stream=stream
         ),
-        lambda: bound.save_output(state=state, step=rig.step([99]), sink=rig.sink, stream=stream),
-        lambda: hook_calls.save(rig, FullSink()),
+        lambda: bound.save_output(state=state, step=fixture.step([99]), sink=fixture.sink, stream=stream),
+        lambda: hook_calls.save(fixture, FullSink()),
         lambda: state.admit(Request("too long", [1] * 999)),
     ]
     for call in wrong:
         assert_raises(HalError, call, "a call that must be refused")
-    hook_calls.scalar(rig)
+    hook_calls.scalar(fixture)
 
 
-def memory(rig: StateFixture) -> None:
+def memory(fixture: StateFixture) -> None:
     """Allocate and free device memory."""
-    block = rig.device.allocate(1 << 18)
-    backdoor.write(rig.device, block, 0, np.full(1 << 18, 3, np.uint8), rig.stream)
+    block = fixture.device.allocate(1 << 18)
+    backdoor.write(fixture.device, block, 0, np.full(1 << 18, 3, np.uint8), fixture.stream)
 
 
-def states(rig: StateFixture) -> None:
+def states(fixture: StateFixture) -> None:
     """Create, use and drop states."""
-    state = rig.bound.state(hook_calls.SIZES, name="short-lived")
+    state = fixture.bound.state(hook_calls.SIZES, name="short-lived")
     request = state.admit(Request("r", [1, 2, 3]))
     task = Task(TaskKind.PREFILL, 0, request, 0, 3, [0])
-    rig.bound.insert_tasks(state=state, tasks=[task], stream=rig.stream).wait(PATIENCE)
+    fixture.bound.insert_tasks(state=state, tasks=[task], stream=fixture.stream).wait(PATIENCE)
 
 
 COPIED, WARM = 4096, 200
@@ -219,12 +221,12 @@ window."""
 def test_g26_copies_out_without_a_write_keep_nothing(kit: Kit) -> None:
     """Nothing is written in between: a device that only then forgets its running reads remembers each."""
     one = Kit(kit.subject, kit.effort)
-    rig, at = hook_calls.working(one), itertools.count()
-    source = rig.device.allocate(COPIED * 8 + 64)
+    fixture, at = hook_calls.working(one), itertools.count()
+    source = fixture.device.allocate(COPIED * 8 + 64)
 
     def copy() -> None:
         part = ByteRange(next(at) % COPIED * 8, 64)
-        rig.bound.copy_out(memory=source, parts=[part], stream=rig.stream).wait(PATIENCE)
+        fixture.bound.copy_out(memory=source, parts=[part], stream=fixture.stream).wait(PATIENCE)
 
     for _ in range(WARM):
         copy()
@@ -248,12 +250,12 @@ ROUNDS: dict[str, tuple[Callable[[StateFixture], None], int]] = {
 def test_g26_hundreds_of_calls_keep_nothing(kit: Kit, what: str) -> None:
     once, rounds = ROUNDS[what]
     one = Kit(kit.subject, kit.effort)
-    rig = hook_calls.working(one)
+    fixture = hook_calls.working(one)
     large = View.contiguous(one.device.allocate(LARGE), 0, (LARGE // 8,), dtype_of("int64"))
 
     def again() -> None:
-        once(rig)
-        wrap(rig, large)
+        once(fixture)
+        wrap(fixture, large)
 
     for _ in range(10):
         again()
@@ -266,8 +268,8 @@ def test_g26_hundreds_of_calls_keep_nothing(kit: Kit, what: str) -> None:
 def test_g26_opening_and_closing_keeps_nothing(kit: Kit) -> None:
     def once() -> None:
         one = Kit(kit.subject, kit.effort)
-        rig = hook_calls.working(one)
-        hook_calls.array(rig)
+        fixture = hook_calls.working(one)
+        hook_calls.array(fixture)
         one.bound.close()
 
     found = kept(once, 10, 20 * BLOCKS + CALLS * kit.subject.support.keeps)

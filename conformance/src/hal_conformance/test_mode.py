@@ -22,7 +22,7 @@ COPIES = ("save_output", "copy_out")
 WORKS = [name for name in hook_calls.CALLS if name != "broadcast"]  # which in a group of one does no work
 
 
-def check_told(rig: StateFixture, ticket: Ticket, what: str) -> None:
+def check_told(fixture: StateFixture, ticket: Ticket, what: str) -> None:
     """Assert that a ticket with mode "sync" is done, and that an independent stream sees its work."""
     __tracebackhide__ = True
     assert ticket.mode in ("async", "sync"), f"{what}: the ticket's mode is {ticket.mode!r}"
@@ -32,21 +32,21 @@ def check_told(rig: StateFixture, ticket: Ticket, what: str) -> None:
         return
     if what != "save_output":  # its work on the device is the copy; it is done when its sink has the record
         assert ticket.done(), f'{what}: the ticket says "sync", but it is not done'
-    mine, rig.stream = rig.stream, rig.device.stream()
+    mine, fixture.stream = fixture.stream, fixture.device.stream()
     try:
-        rig.check(f'{what}, whose ticket says "sync"')
+        fixture.check(f'{what}, whose ticket says "sync"')
     finally:
-        rig.stream = mine
+        fixture.stream = mine
 
 
 @guarantee(7, also=(1, 3, 23))
 @pytest.mark.parametrize("what", hook_calls.CALLS)
 def test_g07_a_ticket_that_says_sync_is_done_and_its_work_is_there(kit: Kit, what: str) -> None:
-    rig = hook_calls.working(kit)
+    fixture = hook_calls.working(kit)
     for _ in range(2):
-        hook_calls.submit(rig)  # work that a careless device may still be executing
-    ticket = hook_calls.CALLS[what](rig)
-    check_told(rig, ticket, what)
+        hook_calls.submit(fixture)  # work that a careless device may still be executing
+    ticket = hook_calls.CALLS[what](fixture)
+    check_told(fixture, ticket, what)
     said = ticket.mode
     if not (kit.capabilities.async_d2h if what in COPIES else kit.capabilities.async_h2d):
         assert said == "sync" or what == "update_inputs", (
@@ -55,7 +55,7 @@ def test_g07_a_ticket_that_says_sync_is_done_and_its_work_is_there(kit: Kit, wha
     assert_no_error(lambda: ticket.wait(PATIENCE), what)
     assert ticket.done(), f"{what}: the ticket was waited for, but is not done"
     assert ticket.mode == said, f"{what}: the ticket said {said!r} first, then {ticket.mode!r}"
-    rig.check(what)
+    fixture.check(what)
 
 
 @guarantee(7, requires=HELD, also=(1, 3, 10, 23))
@@ -63,10 +63,10 @@ def test_g07_a_ticket_that_says_sync_is_done_and_its_work_is_there(kit: Kit, wha
 def test_g07_behind_a_held_stream_every_call_returns_and_says_async(kit: Kit, what: str) -> None:
     if what == "update_inputs" and kit.missing(("overlapped_update",)):
         pytest.skip("needs overlapped_update")
-    rig = hook_calls.working(kit)
-    with kit.held(rig.stream):
-        ticket = hook_calls.CALLS[what](rig)
-        check_told(rig, ticket, f"{what} on a held stream")
+    fixture = hook_calls.working(kit)
+    with kit.held(fixture.stream):
+        ticket = hook_calls.CALLS[what](fixture)
+        check_told(fixture, ticket, f"{what} on a held stream")
         assert ticket.mode == "async", f"{what}: the ticket says {ticket.mode!r}, but its stream is held"
         assert not ticket.done(), f"{what}: the ticket is done, but its stream is held"
         error = assert_raises(HalError, lambda: ticket.wait(0), f"wait(0) for {what} on a held stream")
@@ -75,7 +75,7 @@ def test_g07_behind_a_held_stream_every_call_returns_and_says_async(kit: Kit, wh
         assert not isinstance(ticket, CopyTicket) or ticket.failure() is None, f"{what} failed: {ticket.failure()!r}"
     assert_no_error(lambda: ticket.wait(PATIENCE), what)
     assert ticket.mode == "async", f"{what}: the ticket said 'async' first, then {ticket.mode!r}"
-    rig.check(what)
+    fixture.check(what)
 
 
 BACKLOG, LARGE, TRIES = 64, 1 << 22, 8

@@ -27,20 +27,20 @@ PROMPT = 300
 
 def entered(kit: Kit, sizes: StateConfig, requests: Sequence[tuple[Sequence[int], SamplingParams]]) -> StateFixture:
     """A state in whose slots these prompts were prefilled whole."""
-    rig = StateFixture(kit, sizes)
+    fixture = StateFixture(kit, sizes)
     tasks = []
     for slot, (prompt, params) in enumerate(requests):
-        request = rig.admit(Request(f"r{slot}", list(prompt), params))
+        request = fixture.admit(Request(f"r{slot}", list(prompt), params))
         blocks = [*range(-(-len(prompt) // sizes.block_size))]
         tasks.append(Task(TaskKind.PREFILL, slot, request, 0, len(prompt), blocks))
-    arrive(rig.insert(tasks))
-    return rig
+    arrive(fixture.insert(tasks))
+    return fixture
 
 
-def accept(rig: StateFixture, given: Sequence[Sequence[int]], told: str) -> list[Any]:
+def accept(fixture: StateFixture, given: Sequence[Sequence[int]], told: str) -> list[Any]:
     """A speculative step that gives each slot these tokens; compare every byte, and return the model's rows."""
     __tracebackhide__ = True
-    sizes = rig.sizes
+    sizes = fixture.sizes
     tokens = np.full((sizes.num_slots, sizes.max_accept), 5, np.int64)
     for slot, row in enumerate(given):
         tokens[slot, : len(row)] = row
@@ -50,7 +50,7 @@ def accept(rig: StateFixture, given: Sequence[Sequence[int]], told: str) -> list
     logprobs = -alternatives.astype(np.float32) / 8
     alternatives[:, :, 0] = tokens
     arrive(
-        rig.poke(
+        fixture.poke(
             {
                 "accept_tokens": tokens,
                 "accept_num": counts,
@@ -60,10 +60,10 @@ def accept(rig: StateFixture, given: Sequence[Sequence[int]], told: str) -> list
             }
         )
     )
-    step = rig.step(range(len(given)), speculative=True, logprobs=sizes.max_logprobs)
-    arrive(rig.update_inputs(step))
-    rig.check(told)
-    return rig.output(step)
+    step = fixture.step(range(len(given)), speculative=True, logprobs=sizes.max_logprobs)
+    arrive(fixture.update_inputs(step))
+    fixture.check(told)
+    return fixture.output(step)
 
 
 @guarantee(9, also=(12, 24, 25))
@@ -71,13 +71,13 @@ def test_g09_many_accepted_tokens_end_where_the_first_stop_ends(kit: Kit) -> Non
     prompt, most = list(range(3, PROMPT + 3)), LONG.max_accept
     stops = SamplingParams(max_tokens=40, stop_sequences=(*OTHERS, STOP), logprobs=12)
     ends = SamplingParams(max_tokens=60, eos_token_ids=(*range(100, 99 + LONG.max_eos), 4), logprobs=12)
-    rig = entered(kit, LONG, [
+    fixture = entered(kit, LONG, [
         (prompt, stops), ([*prompt, *STOP[:4]], stops), (prompt, SamplingParams(max_tokens=most - 1)),
         (prompt, SamplingParams(max_tokens=60)), (prompt, ends), ([7] * (LONG.max_model_len - 6), stops),
     ])  # fmt: skip
-    accept(rig, [[8], [STOP[4]], [8], [8], [8], [8]], "a step that ends the prefill of long prompts")
+    accept(fixture, [[8], [STOP[4]], [8], [8], [8], [8]], "a step that ends the prefill of long prompts")
     first = accept(
-        rig,
+        fixture,
         [STOP[:most], STOP[5:], [9] * most, [9] * most, [9] * (most - 2) + [4, 9], [9] * most],
         f"a step of up to {most} accepted tokens",
     )
@@ -85,7 +85,7 @@ def test_g09_many_accepted_tokens_end_where_the_first_stop_ends(kit: Kit) -> Non
     assert lengths == [most, len(STOP) - 5, most - 2, most, most - 1, 5], f"the kit's own rows: {lengths}"
     assert first[1].finish is FinishReason.NONE, "the kit's own row ends with a sequence that begins in the prompt"
     second = accept(
-        rig,
+        fixture,
         [[*STOP[most:], 9, 9], [9], [], [9] * most, [], []],
         "a step that ends a stop sequence of the greatest length",
     )
@@ -102,13 +102,15 @@ FAR = StateConfig(
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 def test_g09_positions_past_16_bits_are_stepped(kit: Kit, speculative: bool) -> None:
     params = SamplingParams(max_tokens=9)
-    rig = entered(kit, FAR, [([11] * 65_534, params), ([12] * 65_990, params)])
+    fixture = entered(kit, FAR, [([11] * 65_534, params), ([12] * 65_990, params)])
     for at in range(3):
-        cells = {name: rig.model.cells[name].copy() for name in ("sampled_token_ids", "accept_tokens", "accept_num")}
+        cells = {
+            name: fixture.model.cells[name].copy() for name in ("sampled_token_ids", "accept_tokens", "accept_num")
+        }
         for name, value in (("sampled_token_ids", 70 + at), ("accept_tokens", 70 + at), ("accept_num", 2)):
             cells[name][...] = value
-        arrive(rig.poke(cells))
-        step = rig.step([0, 1], speculative=speculative)
-        arrive(rig.update_inputs(step))
-        rig.check(f"step {at} at positions past 65,536")
-        rig.output(step)
+        arrive(fixture.poke(cells))
+        step = fixture.step([0, 1], speculative=speculative)
+        arrive(fixture.update_inputs(step))
+        fixture.check(f"step {at} at positions past 65,536")
+        fixture.output(step)

@@ -31,32 +31,32 @@ LEFT, NAMED, EMPTY = 1, (0, 1, 2), 4
 Write = Callable[[StateFixture, list[Task]], "Ticket"]
 
 
-def _leave(rig: StateFixture, tasks: list[Task]) -> Ticket:
-    return rig.insert([Task(TaskKind.PREEMPTED, LEFT, tasks[LEFT].request)])
+def _leave(fixture: StateFixture, tasks: list[Task]) -> Ticket:
+    return fixture.insert([Task(TaskKind.PREEMPTED, LEFT, tasks[LEFT].request)])
 
 
-def _leave_and_enter(rig: StateFixture, tasks: list[Task]) -> Ticket:
-    return rig.insert([Task(TaskKind.ABORTED, LEFT, tasks[LEFT].request), *new_tasks(rig, [LEFT])])
+def _leave_and_enter(fixture: StateFixture, tasks: list[Task]) -> Ticket:
+    return fixture.insert([Task(TaskKind.ABORTED, LEFT, tasks[LEFT].request), *new_tasks(fixture, [LEFT])])
 
 
-def _grow(rig: StateFixture, tasks: list[Task]) -> Ticket:
-    return rig.insert([Task(TaskKind.MORE_BLOCKS, LEFT, tasks[LEFT].request, blocks=[55], first_block=2)])
+def _grow(fixture: StateFixture, tasks: list[Task]) -> Ticket:
+    return fixture.insert([Task(TaskKind.MORE_BLOCKS, LEFT, tasks[LEFT].request, blocks=[55], first_block=2)])
 
 
-def _enter_elsewhere(rig: StateFixture, tasks: list[Task]) -> Ticket:
-    return rig.insert(new_tasks(rig, [EMPTY]))
+def _enter_elsewhere(fixture: StateFixture, tasks: list[Task]) -> Ticket:
+    return fixture.insert(new_tasks(fixture, [EMPTY]))
 
 
-def _set_slot(rig: StateFixture, tasks: list[Task]) -> Ticket:
-    rig.model.set("next_tokens", LEFT, 777)
-    view = rig.state.view("next_tokens")[LEFT]
-    return rig.bound.async_set_value(target=view, value=777, stream=rig.stream)
+def _set_slot(fixture: StateFixture, tasks: list[Task]) -> Ticket:
+    fixture.model.set("next_tokens", LEFT, 777)
+    view = fixture.state.view("next_tokens")[LEFT]
+    return fixture.bound.async_set_value(target=view, value=777, stream=fixture.stream)
 
 
-def _set_all(rig: StateFixture, tasks: list[Task]) -> Ticket:
-    view, cells = rig.state.view("sampled_token_ids"), rig.model.cells["sampled_token_ids"]
+def _set_all(fixture: StateFixture, tasks: list[Task]) -> Ticket:
+    view, cells = fixture.state.view("sampled_token_ids"), fixture.model.cells["sampled_token_ids"]
     cells[...] = 900 + np.arange(len(cells))[:, None]
-    return rig.bound.async_set_value(target=view, value=cells.copy(), stream=rig.stream)
+    return fixture.bound.async_set_value(target=view, value=cells.copy(), stream=fixture.stream)
 
 
 WRITES: dict[str, Write] = {
@@ -99,10 +99,10 @@ def step_held(kit: Kit, latch: Latch, step: Callable[[], Ticket]) -> Ticket:
     return ticket
 
 
-def update_held(rig: StateFixture, latch: Latch, order: tuple[int, ...]) -> Ticket:
-    """Run a step of the rig's state on the held stream."""
+def update_held(fixture: StateFixture, latch: Latch, order: tuple[int, ...]) -> Ticket:
+    """Run a step of the fixture's state on the held stream."""
     __tracebackhide__ = True
-    return step_held(rig.kit, latch, lambda: rig.update_inputs(rig.step(order)))
+    return step_held(fixture.kit, latch, lambda: fixture.update_inputs(fixture.step(order)))
 
 
 def still_waits(told: str, ticket: Ticket) -> None:
@@ -117,17 +117,17 @@ def still_waits(told: str, ticket: Ticket) -> None:
 @pytest.mark.parametrize("what", WRITES)
 def test_g28_a_write_comes_after_a_step_on_another_stream(kit: Kit, what: str, which: str) -> None:
     reader, writer = streams(kit, which)
-    rig, tasks = filled(kit, NAMED)
+    fixture, tasks = filled(kit, NAMED)
     told = f"{what}, {which},"
     with kit.held(reader, told) as latch:
-        rig.stream = reader
-        stepped = update_held(rig, latch, NAMED)
-        rig.stream = writer
-        written = WRITES[what](rig, tasks)
+        fixture.stream = reader
+        stepped = update_held(fixture, latch, NAMED)
+        fixture.stream = writer
+        written = WRITES[what](fixture, tasks)
         still_waits(told, written)
     for ticket in (stepped, written):
         arrive(ticket)
-    rig.check(f"{told} behind a step")
+    fixture.check(f"{told} behind a step")
 
 
 @guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
@@ -136,17 +136,17 @@ def test_g28_a_write_comes_after_a_step_on_another_stream(kit: Kit, what: str, w
 def test_g28_a_write_comes_after_every_step_not_only_first_or_last(kit: Kit, what: str, last_first: bool) -> None:
     """Three steps on two streams, the second of which waits for the first; they are released one by one."""
     device, held, writer = kit.device, [kit.device.stream(), kit.device.stream()], kit.device.stream()
-    rig, tasks = filled(kit, NAMED)
+    fixture, tasks = filled(kit, NAMED)
     told = f"{what} behind three steps on two streams"
     latches = [kit.held(stream, told) for stream in held]
     with latches[0], latches[1]:
-        rig.stream = held[0]
-        steps = [update_held(rig, latches[0], order) for order in ((0, 1), (1, 2))]
+        fixture.stream = held[0]
+        steps = [update_held(fixture, latches[0], order) for order in ((0, 1), (1, 2))]
         held[1].wait(device.event(held[0]))
-        rig.stream = held[1]
-        steps.append(update_held(rig, latches[1], (2, 0, 1)))
-        rig.stream = writer
-        written = WRITES[what](rig, tasks)
+        fixture.stream = held[1]
+        steps.append(update_held(fixture, latches[1], (2, 0, 1)))
+        fixture.stream = writer
+        written = WRITES[what](fixture, tasks)
         still_waits(told, written)
         latches[last_first].release()
         if not last_first:
@@ -155,7 +155,7 @@ def test_g28_a_write_comes_after_every_step_not_only_first_or_last(kit: Kit, wha
         still_waits(f"{told}, of which {'the first two are' if last_first else 'the last is'} held,", written)
     for ticket in (*steps, written):
         arrive(ticket)
-    rig.check(told)
+    fixture.check(told)
 
 
 @guarantee(28, requires=("async_h2d", "async_d2h", "can_hold_stream"))
@@ -166,14 +166,14 @@ def test_g28_what_a_reader_sees_is_not_written_over(kit: Kit, what: str, which: 
     reader, writer = streams(kit, which)
     if what == "a request that enters a slot the step does not name":
         return  # this reader names its slots
-    rig, tasks = filled(kit, NAMED)
-    should, told = rig.model.block.copy(), f"{what}, {which},"
+    fixture, tasks = filled(kit, NAMED)
+    should, told = fixture.model.block.copy(), f"{what}, {which},"
     with kit.held(reader, told):
         busy = Busy(kit, reader, 3)
-        seen = copied(kit, rig.state.memory, reader)
-        rig.state.add_reader(np.array(NAMED, np.int32), kit.device.event(reader))
-        rig.stream = writer
-        written = WRITES[what](rig, tasks)
+        seen = copied(kit, fixture.state.memory, reader)
+        fixture.state.add_reader(np.array(NAMED, np.int32), kit.device.event(reader))
+        fixture.stream = writer
+        written = WRITES[what](fixture, tasks)
         still_waits(told, written)
         behind = backdoor.put(kit.device, kit.device.allocate(64), [(0, bytes(64))], writer)
         still_waits(f"work behind {told}", behind)
@@ -181,7 +181,7 @@ def test_g28_what_a_reader_sees_is_not_written_over(kit: Kit, what: str, which: 
         arrive(ticket)
     wrong = unlike(seen.data[0], should)
     assert not wrong, f"a reader saw {told} which came after it: {wrong}"
-    rig.check(f"{told} behind a reader")
+    fixture.check(f"{told} behind a reader")
     busy.check()
 
 
@@ -189,17 +189,20 @@ def test_g28_what_a_reader_sees_is_not_written_over(kit: Kit, what: str, which: 
 def test_g28_a_write_comes_after_each_of_several_readers(kit: Kit) -> None:
     """Independent readers on three streams, released in different orders."""
     for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
-        rig, tasks = filled(kit, NAMED)
-        should = rig.model.block.copy()
-        readers, rig.stream = [kit.device.default_stream, kit.device.stream(), kit.device.stream()], kit.device.stream()
+        fixture, tasks = filled(kit, NAMED)
+        should = fixture.model.block.copy()
+        readers, fixture.stream = (
+            [kit.device.default_stream, kit.device.stream(), kit.device.stream()],
+            kit.device.stream(),
+        )
         told = "a write behind three readers"
         latches = [kit.held(reader, told) for reader in readers]
         with latches[0], latches[1], latches[2]:
             seen = []
             for slots, reader in zip(((0, 1), (1,), (1, 2)), readers, strict=True):
-                seen.append(copied(kit, rig.state.memory, reader))
-                rig.state.add_reader(np.array(slots, np.int32), kit.device.event(reader))
-            written = _leave_and_enter(rig, tasks)
+                seen.append(copied(kit, fixture.state.memory, reader))
+                fixture.state.add_reader(np.array(slots, np.int32), kit.device.event(reader))
+            written = _leave_and_enter(fixture, tasks)
             for at, stream_case in enumerate(order):
                 still_waits(f"{told}, of which {3 - at} are held", written)
                 latches[stream_case].release()
@@ -208,18 +211,18 @@ def test_g28_a_write_comes_after_each_of_several_readers(kit: Kit) -> None:
         for copy in seen:
             wrong = unlike(copy.data[0], should)
             assert not wrong, f"a reader saw a write that came after it: {wrong}"
-        rig.check(told)
+        fixture.check(told)
 
 
 @guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
 def test_g28_a_step_holds_up_no_other_state_and_no_host(kit: Kit) -> None:
     """The step of one state is held. Another state is written at once, and so is the first once its step has passed."""
     held, writer = kit.device.stream(), kit.device.stream()
-    rig, tasks = filled(kit, NAMED)
+    fixture, tasks = filled(kit, NAMED)
     other = StateFixture(kit, SIZES, name="other")
     with kit.held(held, "a write to a state that no held step reads") as latch:
-        rig.stream = held
-        stepped = update_held(rig, latch, NAMED)
+        fixture.stream = held
+        stepped = update_held(fixture, latch, NAMED)
         other.stream = writer
         arrive(other.insert(new_tasks(other, [0, 3])))
         arrive(_set_all(other, []))
@@ -227,7 +230,7 @@ def test_g28_a_step_holds_up_no_other_state_and_no_host(kit: Kit) -> None:
     arrive(stepped)
     with kit.held(held, "a write behind a step that has passed"):
         busy = Busy(kit, held, 1)
-        rig.stream = writer
-        arrive(_leave_and_enter(rig, tasks))
-        rig.check("a write behind a step that has passed")
+        fixture.stream = writer
+        arrive(_leave_and_enter(fixture, tasks))
+        fixture.check("a write behind a step that has passed")
     busy.check()

@@ -54,27 +54,27 @@ def test_g26_a_full_rings_refusals_are_the_contracts_and_not_booked(small: Kit) 
     """Every call that writes; calls that need no room in the ring may succeed."""
     refused = 0
     for what, act in hook_calls.WRITES.items():
-        rig = hook_calls.working(small)
-        writes, before = RingWrites(small, 3 * RING), rig.model.block.copy()
-        booked = rig.state.host_table.table.copy(), dict(rig.state.host_table.live)
-        with small.held(rig.stream), impatient(small):
+        fixture = hook_calls.working(small)
+        writes, before = RingWrites(small, 3 * RING), fixture.model.block.copy()
+        booked = fixture.state.host_table.table.copy(), dict(fixture.state.host_table.live)
+        with small.held(fixture.stream), impatient(small):
             for nbytes in (RING // 8, 4096, 1):  # the last of them leaves no room at all
-                writes.until_refused([nbytes], rig.stream)
+                writes.until_refused([nbytes], fixture.stream)
             ticket = None
             try:
-                ticket = act(rig)
+                ticket = act(fixture)
             except Exception as error:  # noqa: BLE001 (whatever it is, it must be the contract's)
                 refusal(small, error, "insert_tasks" if what in ("insert", "leave") else "async_set_value")
                 refused += 1
         if ticket is not None:
             arrive(ticket)
         else:
-            rig.model.block[...] = before
-            now = rig.state.host_table.table, rig.state.host_table.live
+            fixture.model.block[...] = before
+            now = fixture.state.host_table.table, fixture.state.host_table.live
             assert (now[0] == booked[0]).all(), f"{what} was refused by a full ring, and booked all the same"
             assert now[1] == booked[1], f"{what} was refused by a full ring, and booked all the same"
         writes.check(f"what filled the ring before {what}")
-        rig.check(f"{what}, when the ring was full")
+        fixture.check(f"{what}, when the ring was full")
     assert refused, "no call was refused by a ring that had no room"
 
 
@@ -116,24 +116,26 @@ def test_g03_a_value_larger_than_the_ring_does_not_wait_for_its_stream(small: Ki
 
 @guarantee(3, requires=NEEDS)
 def test_g03_an_insertion_refused_by_a_full_ring_can_be_repeated(small: Kit) -> None:
-    rig = StateFixture(small, StateConfig(num_slots=40, max_model_len=16_384, block_size=16, max_logprobs=0))
+    fixture = StateFixture(small, StateConfig(num_slots=40, max_model_len=16_384, block_size=16, max_logprobs=0))
     waiting: list[Task] = []
-    with small.held(rig.stream), impatient(small):
+    with small.held(fixture.stream), impatient(small):
         for slot in range(40):
-            request = rig.state.admit(Request(f"r{slot}", (noise(slot, 4 * 16_000).view(np.uint32) % 2**31).tolist()))
-            rig.model.requests[request.admission_id] = Request(f"r{slot}", request.tokens.tolist())
+            request = fixture.state.admit(
+                Request(f"r{slot}", (noise(slot, 4 * 16_000).view(np.uint32) % 2**31).tolist())
+            )
+            fixture.model.requests[request.admission_id] = Request(f"r{slot}", request.tokens.tolist())
             task = Task(TaskKind.PREFILL, slot, request, 0, request.total, list(range(1000)))
             try:
-                rig.insert([task])
+                fixture.insert([task])
             except Exception as error:  # noqa: BLE001 (whatever it is, it must be the contract's)
                 refusal(small, error, "insert_tasks")
                 waiting.append(task)
         assert waiting or not staged_by_the_ring(small), "40 rows of 128 KB went into a held ring of 1 MiB"
-    rig.stream.synchronize(PATIENCE)
-    rig.check(f"{40 - len(waiting)} insertions were taken, {len(waiting)} refused")
+    fixture.stream.synchronize(PATIENCE)
+    fixture.check(f"{40 - len(waiting)} insertions were taken, {len(waiting)} refused")
     for task in waiting:
-        arrive(rig.insert([task]))
-    rig.check("what had been refused was inserted")
+        arrive(fixture.insert([task]))
+    fixture.check("what had been refused was inserted")
 
 
 def staged_by_the_ring(kit: Kit) -> bool:
@@ -146,10 +148,10 @@ def staged_by_the_ring(kit: Kit) -> bool:
 
 @guarantee(3, requires=NEEDS)
 def test_g03_a_batch_larger_than_the_ring_arrives_whole(small: Kit) -> None:
-    rig = StateFixture(small, StateConfig(num_slots=70, max_model_len=8192, block_size=16, max_logprobs=0))
+    fixture = StateFixture(small, StateConfig(num_slots=70, max_model_len=8192, block_size=16, max_logprobs=0))
     tasks = []
     for slot in range(70):
-        request = rig.admit(Request(f"r{slot}", (noise(slot, 4 * 8000).view(np.uint32) % 2**31).tolist()))
+        request = fixture.admit(Request(f"r{slot}", (noise(slot, 4 * 8000).view(np.uint32) % 2**31).tolist()))
         tasks.append(Task(TaskKind.PREFILL, slot, request, 0, request.total, [slot] * 500))
-    arrive(rig.insert(tasks))
-    rig.check("70 rows of 64 KB through a ring of 1 MiB")
+    arrive(fixture.insert(tasks))
+    fixture.check("70 rows of 64 KB through a ring of 1 MiB")

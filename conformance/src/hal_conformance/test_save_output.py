@@ -28,19 +28,19 @@ from .kit import Draw, Kit, examples
 
 def working(kit: Kit, draw: Draw, *, drafts: bool | None = None, role: SplitRole | None = None) -> StateFixture:
     """Return a state with requests in it, some of which have left again."""
-    rig = StateFixture(kit, draw(sizes(drafts=drafts), "sizes"))
-    rig.insert(draw_batch(draw, rig, ENTER, least=1, role=role)).wait(PATIENCE)
+    fixture = StateFixture(kit, draw(sizes(drafts=drafts), "sizes"))
+    fixture.insert(draw_batch(draw, fixture, ENTER, least=1, role=role)).wait(PATIENCE)
     if draw(st.booleans(), "some leave again"):
-        rig.insert(draw_batch(draw, rig, LEAVE)).wait(PATIENCE)
-    return rig
+        fixture.insert(draw_batch(draw, fixture, LEAVE)).wait(PATIENCE)
+    return fixture
 
 
-def advanced(draw: Draw, rig: StateFixture, group: Group, *, speculative: bool | None = None) -> Step:
+def advanced(draw: Draw, fixture: StateFixture, group: Group, *, speculative: bool | None = None) -> Step:
     """Return a step that has run, with drafts for the next one, and whose output is not saved yet."""
-    step = draw_step(draw, rig, speculative=speculative, group=group)
-    draw_sampling(draw, rig, step)
-    rig.update_inputs(step).wait(PATIENCE)
-    draw_proposal(draw, rig)
+    step = draw_step(draw, fixture, speculative=speculative, group=group)
+    draw_sampling(draw, fixture, step)
+    fixture.update_inputs(step).wait(PATIENCE)
+    draw_proposal(draw, fixture)
     return step
 
 
@@ -48,26 +48,26 @@ def advanced(draw: Draw, rig: StateFixture, group: Group, *, speculative: bool |
 @examples()
 def test_g17_a_rank_that_is_not_the_first_sends_nothing(kit: Kit, draw: Draw) -> None:
     role = draw(st.sampled_from([None, SplitRole.PREFILL]), "role")
-    rig = working(kit, draw, role=role)
+    fixture = working(kit, draw, role=role)
     sink = KeepingSink()
-    step = advanced(draw, rig, FOLLOWER)
-    should = rig.rows_of(step)
-    ticket = rig.save(step, sink)
+    step = advanced(draw, fixture, FOLLOWER)
+    should = fixture.rows_of(step)
+    ticket = fixture.save(step, sink)
     assert not sink.pending, f"rank 1 of {FOLLOWER.ranks} gave {len(sink.pending)} outputs to its sink, not 0"
     ticket.wait(PATIENCE)
-    record = rig.state.take(cast(OutputTicket, ticket))
+    record = fixture.state.take(cast(OutputTicket, ticket))
     assert_rows(record, should)
 
 
 @guarantee(17)
 @examples(0.5)
 def test_g17_the_first_rank_sends_once_whatever_its_number(kit: Kit, draw: Draw) -> None:
-    rig = working(kit, draw)
+    fixture = working(kit, draw)
     first = draw(st.integers(0, 5), "the group's first rank")
     sink = KeepingSink()
-    step = advanced(draw, rig, Group((first, 9, 7), first))
-    should = rig.rows_of(step)
-    rig.save(step, sink)
+    step = advanced(draw, fixture, Group((first, 9, 7), first))
+    should = fixture.rows_of(step)
+    fixture.save(step, sink)
     assert len(sink.pending) == 1, f"the first rank gave {len(sink.pending)} outputs to its sink, but should give 1"
     (record,) = sink.resolve_all()
     assert_rows(record, should)
@@ -76,50 +76,50 @@ def test_g17_the_first_rank_sends_once_whatever_its_number(kit: Kit, draw: Draw)
 @guarantee(18)
 @examples()
 def test_g18_every_rank_cleans_up_also_where_nothing_is_sent(kit: Kit, draw: Draw) -> None:
-    rig = working(kit, draw)
+    fixture = working(kit, draw)
     group = draw(st.sampled_from([Group(), FOLLOWER]), "group")
-    step = advanced(draw, rig, group)
-    rig.save(step).wait(PATIENCE)
-    rig.check(f"save_output on rank {group.rank} of {group.ranks}")
-    again = rig.step(step.orders[rig.name].tolist(), speculative=step.speculative)
-    left = [row.status.name for row in rig.output(again) if row.status.name in ("PREEMPTED", "ABORTED")]
+    step = advanced(draw, fixture, group)
+    fixture.save(step).wait(PATIENCE)
+    fixture.check(f"save_output on rank {group.rank} of {group.ranks}")
+    again = fixture.step(step.orders[fixture.name].tolist(), speculative=step.speculative)
+    left = [row.status.name for row in fixture.output(again) if row.status.name in ("PREEMPTED", "ABORTED")]
     assert not left, f"reported again: {left}"
 
 
 @guarantee(18)
 @examples()
 def test_g18_the_clean_up_happens_where_sending_fails(kit: Kit, draw: Draw) -> None:
-    rig = working(kit, draw)
+    fixture = working(kit, draw)
     kind, sink = draw(st.sampled_from([(SinkFull, FullSink), (SinkClosed, DeadSink)]), "sink")
-    step = advanced(draw, rig, Group())
-    assert_raises(kind, lambda: rig.save(step, sink()), f"save_output into a {sink.__name__}")
-    rig.check(f"sending failed with {kind.__name__}")
+    step = advanced(draw, fixture, Group())
+    assert_raises(kind, lambda: fixture.save(step, sink()), f"save_output into a {sink.__name__}")
+    fixture.check(f"sending failed with {kind.__name__}")
 
 
 @guarantee(18)
 @examples(0.5)
 def test_g18_the_clean_up_comes_after_the_copy(kit: Kit, draw: Draw) -> None:
-    rig = working(kit, draw)
+    fixture = working(kit, draw)
     sink = KeepingSink()
-    step = advanced(draw, rig, Group())
-    should = rig.rows_of(step)
-    preempted = rig.model.cells["last_preempted"].copy()
-    with kit.held(rig.stream):
-        ticket = rig.save(step, sink)
+    step = advanced(draw, fixture, Group())
+    should = fixture.rows_of(step)
+    preempted = fixture.model.cells["last_preempted"].copy()
+    with kit.held(fixture.stream):
+        ticket = fixture.save(step, sink)
     (record,) = sink.resolve_all()
     assert_rows(record, should)
-    rig.state.take(cast(OutputTicket, ticket))
-    copied = rig.state.mirror["last_preempted"]
+    fixture.state.take(cast(OutputTicket, ticket))
+    copied = fixture.state.mirror["last_preempted"]
     assert (copied == preempted).all(), f"last_preempted was copied out as {copied}, but should be {preempted}"
-    rig.check("save_output")
+    fixture.check("save_output")
 
 
 @guarantee(20)
 @examples()
 def test_g20_rows_are_in_batch_id_order(kit: Kit, draw: Draw) -> None:
-    rig = working(kit, draw)
+    fixture = working(kit, draw)
     for _ in range(draw(st.integers(1, 3), "steps")):
-        rig.output(run_step(draw, rig))
+        fixture.output(run_step(draw, fixture))
 
 
 @guarantee(20)
@@ -130,41 +130,41 @@ def test_g20_a_step_names_its_order_for_each_state(kit: Kit, draw: Draw) -> None
     one = run_step(draw, target, speculative=False)
     other = run_step(draw, proposer, speculative=False)
     both = Step(9, {**one.orders, **other.orders})
-    for rig in (target, proposer):
-        rig.output(both)
+    for fixture in (target, proposer):
+        fixture.output(both)
 
 
 @guarantee(22)
 @examples()
 def test_g22_nothing_of_an_earlier_step_is_in_a_record(kit: Kit, draw: Draw) -> None:
-    rig = working(kit, draw)
+    fixture = working(kit, draw)
     for _ in range(draw(st.integers(2, 4), "steps")):
-        rig.output(run_step(draw, rig))
-        free_ended(rig)
-        rig.insert(draw_batch(draw, rig)).wait(PATIENCE)
+        fixture.output(run_step(draw, fixture))
+        free_ended(fixture)
+        fixture.insert(draw_batch(draw, fixture)).wait(PATIENCE)
 
 
 @guarantee(22)
 @examples(0.5)
 def test_g22_a_record_does_not_change_when_later_steps_run(kit: Kit, draw: Draw) -> None:
-    rig = working(kit, draw)
+    fixture = working(kit, draw)
     kept = []
     for _ in range(3):
-        step = run_step(draw, rig)
-        kept.append(rig.output(step))
-    for record, rows in zip(rig.sink.records, kept, strict=True):
+        step = run_step(draw, fixture)
+        kept.append(fixture.output(step))
+    for record, rows in zip(fixture.sink.records, kept, strict=True):
         assert_rows(record, rows)
 
 
 @guarantee(22)
 @examples(0.5)
 def test_g22_outputs_that_wait_do_not_share_memory(kit: Kit, draw: Draw) -> None:
-    rig = working(kit, draw)
+    fixture = working(kit, draw)
     sink, should = KeepingSink(), []
     for _ in range(3):
-        step = advanced(draw, rig, Group())
-        should.append(rig.rows_of(step))
-        rig.save(step, sink)
+        step = advanced(draw, fixture, Group())
+        should.append(fixture.rows_of(step))
+        fixture.save(step, sink)
     for record, rows in zip(sink.resolve_all(), should, strict=True):
         assert_rows(record, rows)
 
@@ -172,28 +172,28 @@ def test_g22_outputs_that_wait_do_not_share_memory(kit: Kit, draw: Draw) -> None
 @guarantee(24)
 @examples()
 def test_g24_a_prefill_node_reports_first_token_and_drafts_aligned(kit: Kit, draw: Draw) -> None:
-    rig = working(kit, draw, drafts=True, role=SplitRole.PREFILL)
+    fixture = working(kit, draw, drafts=True, role=SplitRole.PREFILL)
     for _ in range(2):
-        step = advanced(draw, rig, Group())
-        rig.output(step)
-        record = rig.sink.records[-1]
+        step = advanced(draw, fixture, Group())
+        fixture.output(step)
+        record = fixture.sink.records[-1]
         counted = int(record.counts.sum())
         assert counted == len(record.tokens), f"counts add up to {counted}, but there are {len(record.tokens)} tokens"
 
 
 def accepting(kit: Kit, role: SplitRole) -> StateFixture:
     """Return a state whose three slots have accepted one, two and three tokens, with their alternatives."""
-    rig = StateFixture(
+    fixture = StateFixture(
         kit, StateConfig(num_slots=3, max_model_len=16, block_size=4, max_draft_tokens=2, max_logprobs=2)
     )
     tasks = []
     for slot in range(3):
         params = SamplingParams(max_tokens=9, logprobs=2)
-        request = rig.admit(Request(f"r{slot}", [1, 2], params, role=role))
+        request = fixture.admit(Request(f"r{slot}", [1, 2], params, role=role))
         tasks.append(Task(TaskKind.PREFILL, slot, request, 0, 2, [slot]))
-    rig.insert(tasks).wait(PATIENCE)
+    fixture.insert(tasks).wait(PATIENCE)
     ids = np.arange(27, dtype=np.int64).reshape(3, 3, 3)
-    rig.poke(
+    fixture.poke(
         {
             "accept_tokens": ids[:, :, 0],
             "accept_num": np.array([1, 2, 3], np.int32),
@@ -202,35 +202,35 @@ def accepting(kit: Kit, role: SplitRole) -> StateFixture:
             "topk_ranks": np.arange(9, dtype=np.int32),
         }
     ).wait(PATIENCE)
-    return rig
+    return fixture
 
 
 @guarantee(24)
 @pytest.mark.parametrize("logprobs", [None, 1])
 def test_g24_first_tokens_leave_with_every_count_of_drafts(kit: Kit, logprobs: int | None) -> None:
-    rig = accepting(kit, SplitRole.PREFILL)
-    step = rig.step([2, 0, 1], speculative=True, logprobs=logprobs)
-    rig.update_inputs(step).wait(PATIENCE)
-    rig.propose({0: [], 1: [7], 2: [8, 9]}).wait(PATIENCE)
-    drafted = [(row.first, row.drafts) for row in rig.output(step)]
+    fixture = accepting(kit, SplitRole.PREFILL)
+    step = fixture.step([2, 0, 1], speculative=True, logprobs=logprobs)
+    fixture.update_inputs(step).wait(PATIENCE)
+    fixture.propose({0: [], 1: [7], 2: [8, 9]}).wait(PATIENCE)
+    drafted = [(row.first, row.drafts) for row in fixture.output(step)]
     assert drafted == [(True, [8, 9]), (True, []), (True, [7])], f"the kit's own rows have {drafted}"
 
 
 @guarantee(24)
 def test_g24_log_probabilities_belong_to_their_tokens(kit: Kit) -> None:
-    rig = accepting(kit, SplitRole.PREFILL)
-    step = rig.step([2, 0, 1], speculative=True, logprobs=1)
-    rig.update_inputs(step).wait(PATIENCE)
-    rig.output(step)
+    fixture = accepting(kit, SplitRole.PREFILL)
+    step = fixture.step([2, 0, 1], speculative=True, logprobs=1)
+    fixture.update_inputs(step).wait(PATIENCE)
+    fixture.output(step)
 
 
 @guarantee(24)
 @pytest.mark.parametrize("logprobs", [None, 1])
 def test_g24_a_count_counts_the_tokens_of_its_row(kit: Kit, logprobs: int | None) -> None:
-    rig = accepting(kit, SplitRole.MIXED)
-    step = rig.step([2, 0, 1], speculative=True, logprobs=logprobs)
-    rig.update_inputs(step).wait(PATIENCE)
-    counted = [len(row.tokens) for row in rig.output(step)]
+    fixture = accepting(kit, SplitRole.MIXED)
+    step = fixture.step([2, 0, 1], speculative=True, logprobs=logprobs)
+    fixture.update_inputs(step).wait(PATIENCE)
+    counted = [len(row.tokens) for row in fixture.output(step)]
     assert counted == [3, 1, 2], f"the kit's own rows have {counted} tokens"
 
 
@@ -257,22 +257,22 @@ def test_g25_every_mode_of_decoding_gives_the_same_record(kit: Kit, draw: Draw) 
         max_draft_tokens=max_draft_tokens,
         max_logprobs=1,
     )
-    rig = StateFixture(kit, size)
-    rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
+    fixture = StateFixture(kit, size)
+    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
     for _ in range(2):
-        step = draw_step(draw, rig, speculative=speculative)
-        draw_sampling(draw, rig, step)
-        rig.update_inputs(step).wait(PATIENCE)
+        step = draw_step(draw, fixture, speculative=speculative)
+        draw_sampling(draw, fixture, step)
+        fixture.update_inputs(step).wait(PATIENCE)
         if proposes:
-            draw_proposal(draw, rig)
-        rig.output(step)
-        rig.check(f"a step of mode {mode!r}")
+            draw_proposal(draw, fixture)
+        fixture.output(step)
+        fixture.check(f"a step of mode {mode!r}")
 
 
 @guarantee(25)
 def test_g25_a_plain_step_of_a_speculative_state_reports_its_tokens(kit: Kit) -> None:
-    rig = accepting(kit, SplitRole.MIXED)
-    rig.poke({"sampled_token_ids": np.array([7, 8, 9])}).wait(PATIENCE)
-    step = rig.step([2, 0, 1])
-    rig.update_inputs(step).wait(PATIENCE)
-    rig.output(step)
+    fixture = accepting(kit, SplitRole.MIXED)
+    fixture.poke({"sampled_token_ids": np.array([7, 8, 9])}).wait(PATIENCE)
+    step = fixture.step([2, 0, 1])
+    fixture.update_inputs(step).wait(PATIENCE)
+    fixture.output(step)

@@ -40,11 +40,11 @@ OUTPUTS = 70
 
 def stepped(kit: Kit) -> tuple[StateFixture, Step]:
     """Return a state whose step has run on the default stream, and has reported log-probabilities."""
-    rig, _ = filled(kit)
-    step = rig.step([3, 1, 5, 0, 2, 4], logprobs=1)
-    rig.poke(sampled(0))
-    arrive(rig.update_inputs(step))
-    return rig, step
+    fixture, _ = filled(kit)
+    step = fixture.step([3, 1, 5, 0, 2, 4], logprobs=1)
+    fixture.poke(sampled(0))
+    arrive(fixture.update_inputs(step))
+    return fixture, step
 
 
 def sampled(at: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -59,13 +59,13 @@ def sampled(at: int) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-def save_many(rig: StateFixture, step: Step) -> tuple[KeepingSink, list[OutputTicket], list[list[Row]]]:
+def save_many(fixture: StateFixture, step: Step) -> tuple[KeepingSink, list[OutputTicket], list[list[Row]]]:
     """Save outputs with different tokens, and read none of them."""
     sink, tickets, rows = KeepingSink(), [], []
     for at in range(OUTPUTS):
-        rig.poke(sampled(at))
-        rows.append(rig.rows_of(step))
-        tickets.append(cast(OutputTicket, rig.save(step, sink)))
+        fixture.poke(sampled(at))
+        rows.append(fixture.rows_of(step))
+        tickets.append(cast(OutputTicket, fixture.save(step, sink)))
     return sink, tickets, rows
 
 
@@ -75,20 +75,20 @@ def test_g22_many_outputs_that_wait_are_each_of_their_own_step(kit: Kit, held: b
     if held and kit.can_hold and not (kit.capabilities.async_d2h and kit.capabilities.async_h2d):
         return
     for told, stream in stream_cases(kit):
-        rig, step = stepped(kit)
-        rig.stream = stream
+        fixture, step = stepped(kit)
+        fixture.stream = stream
         with kit.held(stream, f"save_output on {told}") if held else nullcontext():
-            sink, tickets, rows = save_many(rig, step)
+            sink, tickets, rows = save_many(fixture, step)
         marks: list[tuple[np.ndarray[Any, Any], bytes]] = []
         for ticket in tickets[::7]:  # the worker takes some before the sink does
-            assert_no_error(partial(rig.state.take, ticket), f"taking an output on {told}")
-            marks += [(array, array.tobytes()) for array in rig.state.mirror.values()]
+            assert_no_error(partial(fixture.state.take, ticket), f"taking an output on {told}")
+            marks += [(array, array.tobytes()) for array in fixture.state.mirror.values()]
         assert_no_error(sink.resolve_all, f"resolving {OUTPUTS} outputs on {told}")
         records = sink.records
         compare_records(records, rows, told)
         del tickets, ticket
         gc.collect()
-        later, _, others = save_many(rig, step)
+        later, _, others = save_many(fixture, step)
         compare_records(later.resolve_all(), others, told)
         compare_records(records, rows, f"{told}, after {OUTPUTS} others")
         for array, was in marks:
@@ -103,30 +103,30 @@ def compare_records(records: Sequence[OutputRecord], rows: Sequence[list[Row]], 
         assert_rows(record, should)
 
 
-def later(rig: StateFixture, step: Step, hook: str) -> None:
+def later(fixture: StateFixture, step: Step, hook: str) -> None:
     """Make a call that writes to the fields just saved."""
     if hook == "async_set_value":
         for name in ("sampled_token_ids", "step_idx", "accept_num", "stop_flags", "draft_num"):
-            rig.bound.async_set_value(target=rig.state.view(name), value=1, stream=rig.stream)
+            fixture.bound.async_set_value(target=fixture.state.view(name), value=1, stream=fixture.stream)
     elif hook == "insert_tasks":
-        gone = [Task(TaskKind.ABORTED, slot, one.admitted) for slot, one in rig.model.residents.items()]
-        rig.insert([*gone, *new_tasks(rig, range(SIZES.num_slots))])
+        gone = [Task(TaskKind.ABORTED, slot, one.admitted) for slot, one in fixture.model.residents.items()]
+        fixture.insert([*gone, *new_tasks(fixture, range(SIZES.num_slots))])
     elif hook == "update_inputs":
-        rig.update_inputs(rig.step(step.orders[rig.name].tolist(), logprobs=1))
+        fixture.update_inputs(fixture.step(step.orders[fixture.name].tolist(), logprobs=1))
     elif hook == "broadcast_tokens":
-        with fake_source(rig):
-            rig.bound.broadcast_tokens(state=rig.state, group=PAIR, stream=rig.stream)
+        with fake_source(fixture):
+            fixture.bound.broadcast_tokens(state=fixture.state, group=PAIR, stream=fixture.stream)
     elif hook == "save_output":
-        rig.save(step, KeepingSink())
-        overwrite(rig)
+        fixture.save(step, KeepingSink())
+        overwrite(fixture)
     else:
-        overwrite(rig)
+        overwrite(fixture)
 
 
-def overwrite(rig: StateFixture) -> None:
+def overwrite(fixture: StateFixture) -> None:
     """Overwrite every byte of the state."""
-    data = noise(7, rig.model.block.nbytes)
-    backdoor.put(rig.device, rig.state.memory, [(0, data.tobytes())], rig.stream)
+    data = noise(7, fixture.model.block.nbytes)
+    backdoor.put(fixture.device, fixture.state.memory, [(0, data.tobytes())], fixture.stream)
 
 
 def check_later(kit: Kit, hook: str) -> None:
@@ -135,17 +135,17 @@ def check_later(kit: Kit, hook: str) -> None:
     if hook == "broadcast_tokens" and not can_fake_group(kit):
         return
     for told, stream in stream_cases(kit):
-        rig, step = stepped(kit)
+        fixture, step = stepped(kit)
         if hook == "broadcast_tokens":
-            with fake_source(rig):
-                rig.bound.open_group(state=rig.state, group=PAIR)
-        rig.stream, should, sink = stream, rig.rows_of(step), KeepingSink()
-        whole = rig.model.block.copy()
+            with fake_source(fixture):
+                fixture.bound.open_group(state=fixture.state, group=PAIR)
+        fixture.stream, should, sink = stream, fixture.rows_of(step), KeepingSink()
+        whole = fixture.model.block.copy()
         holding = overlaps(kit, hook) and kit.capabilities.async_d2h
         with kit.held(stream, f"save_output and then {hook} on {told}") if holding else nullcontext():
-            ticket = cast(OutputTicket, rig.save(step, sink))
-            copy = copied(kit, rig.state.memory, stream)
-            later(rig, step, hook)
+            ticket = cast(OutputTicket, fixture.save(step, sink))
+            copy = copied(kit, fixture.state.memory, stream)
+            later(fixture, step, hook)
         told = f"{hook} on {told}"
         assert_no_error(partial(ticket.record, PATIENCE), f"reading the output saved before {told}")
         compare_records(sink.resolve_all(), [should], f"the output saved before {told}")

@@ -22,57 +22,59 @@ KINDS = pytest.mark.parametrize("speculative", [False, True], ids=["plain", "spe
 def prefilling(kit: Kit) -> StateFixture:
     """Return a state: slots 0 and 1 have the prefill role, the prompt of slot 1 in two pieces; slot 2 has both
     roles."""
-    rig = StateFixture(kit, SIZES)
+    fixture = StateFixture(kit, SIZES)
     tasks = []
     for slot, role in enumerate((SplitRole.PREFILL, SplitRole.PREFILL, SplitRole.MIXED)):
-        request = rig.admit(Request(f"r{slot}", [1, 2, 3, 4], SamplingParams(max_tokens=20), role=role))
+        request = fixture.admit(Request(f"r{slot}", [1, 2, 3, 4], SamplingParams(max_tokens=20), role=role))
         tasks.append(Task(TaskKind.PREFILL, slot, request, 0, 2 if slot == 1 else 4, [slot]))
-    rig.insert(tasks).wait(PATIENCE)
-    return rig
+    fixture.insert(tasks).wait(PATIENCE)
+    return fixture
 
 
-def stepped(rig: StateFixture, speculative: bool) -> dict[str, list[int]]:
+def stepped(fixture: StateFixture, speculative: bool) -> dict[str, list[int]]:
     """Run one step that offers each slot as many tokens as allowed; return request to the tokens in its record."""
     n, most = SIZES.num_slots, SIZES.max_accept
-    tokens = 10 * rig.steps + np.arange(n * most).reshape(n, most)
-    rig.poke({"sampled_token_ids": tokens[:, 0], "accept_tokens": tokens, "accept_num": np.full(n, most)})
-    step = rig.step(range(n), speculative=speculative)
-    rig.update_inputs(step).wait(PATIENCE)
-    rig.check(f"step {step.number}")
-    return {row.request_id: row.tokens for row in rig.output(step)}
+    tokens = 10 * fixture.steps + np.arange(n * most).reshape(n, most)
+    fixture.poke({"sampled_token_ids": tokens[:, 0], "accept_tokens": tokens, "accept_num": np.full(n, most)})
+    step = fixture.step(range(n), speculative=speculative)
+    fixture.update_inputs(step).wait(PATIENCE)
+    fixture.check(f"step {step.number}")
+    return {row.request_id: row.tokens for row in fixture.output(step)}
 
 
 @guarantee(12)
 @KINDS
 def test_g12_the_prefill_role_stops_after_its_first_token(kit: Kit, speculative: bool) -> None:
-    rig = prefilling(kit)
-    given = stepped(rig, speculative)
+    fixture = prefilling(kit)
+    given = stepped(fixture, speculative)
     assert len(given["r0"]) == 1, f"a prefill node gave {given['r0']} for r0, but should give the first token alone"
     assert given["r1"] == [], f"half a prompt gave {given['r1']}"
-    rig.insert([Task(TaskKind.PREFILL_CHUNK, 1, rig.model.residents[1].admitted, 2, 2, (), 1)]).wait(PATIENCE)
-    later = stepped(rig, speculative)
+    fixture.insert([Task(TaskKind.PREFILL_CHUNK, 1, fixture.model.residents[1].admitted, 2, 2, (), 1)]).wait(PATIENCE)
+    later = stepped(fixture, speculative)
     assert later["r0"] == [], f"r0 continued with {later['r0']} after its first token"
     assert len(later["r1"]) == 1, f"the rest of a prompt gave {later['r1']}, but should give the first token alone"
-    last = stepped(rig, speculative)
+    last = stepped(fixture, speculative)
     assert [last["r0"], last["r1"]] == [[], []], f"a prefill node continued to decode: {last}"
     assert len(last["r2"]) == (SIZES.max_accept if speculative else 1), f"r2, which plays both parts, gave {last}"
-    rig.release([0, 1])
-    rig.insert([Task(TaskKind.PREFILL, 0, rig.admit(Request("next", [5])), 0, 1, [0])]).wait(PATIENCE)
-    assert len(stepped(rig, speculative)["next"]) >= 1, "the slot of a prefill node that is done gives its next nothing"
+    fixture.release([0, 1])
+    fixture.insert([Task(TaskKind.PREFILL, 0, fixture.admit(Request("next", [5])), 0, 1, [0])]).wait(PATIENCE)
+    assert len(stepped(fixture, speculative)["next"]) >= 1, (
+        "the slot of a prefill node that is done gives its next nothing"
+    )
 
 
 @guarantee(12)
 def test_g12_drafts_of_the_prefill_role_travel_only_with_its_output(kit: Kit) -> None:
-    rig = prefilling(kit)
-    rig.poke({"accept_tokens": np.full((3, 3), 7), "accept_num": np.ones(3)})
-    step = rig.step(range(3), speculative=True)
-    rig.update_inputs(step).wait(PATIENCE)
-    rig.output(step)
-    call = {"state": rig.state, "step": step, "drafts": {0: [5]}, "stream": rig.stream}
-    error = assert_raises(InvalidValue, lambda: rig.bound.set_drafts(**call), "drafts that no output takes along")  # type: ignore[arg-type]
-    assert_says(error, device=rig.bound.name, hook="set_drafts", argument="drafts")
-    rig.propose({2: [5, 6]}).wait(PATIENCE)
-    rig.check("drafts of a slot that plays both parts, after the output")
+    fixture = prefilling(kit)
+    fixture.poke({"accept_tokens": np.full((3, 3), 7), "accept_num": np.ones(3)})
+    step = fixture.step(range(3), speculative=True)
+    fixture.update_inputs(step).wait(PATIENCE)
+    fixture.output(step)
+    call = {"state": fixture.state, "step": step, "drafts": {0: [5]}, "stream": fixture.stream}
+    error = assert_raises(InvalidValue, lambda: fixture.bound.set_drafts(**call), "drafts that no output takes along")  # type: ignore[arg-type]
+    assert_says(error, device=fixture.bound.name, hook="set_drafts", argument="drafts")
+    fixture.propose({2: [5, 6]}).wait(PATIENCE)
+    fixture.check("drafts of a slot that plays both parts, after the output")
 
 
 @guarantee(12)
@@ -81,29 +83,29 @@ def test_g12_drafts_of_the_prefill_role_travel_only_with_its_output(kit: Kit) ->
 def test_g12_a_handoff_waits_until_its_blocks_are_declared_present(
     kit: Kit, declared: int, drafts: tuple[int, ...]
 ) -> None:
-    rig = StateFixture(kit, SIZES)
-    request = rig.admit(Request("r", [1, 2, 3, 4], SamplingParams(max_tokens=9), role=SplitRole.DECODE))
+    fixture = StateFixture(kit, SIZES)
+    request = fixture.admit(Request("r", [1, 2, 3, 4], SamplingParams(max_tokens=9), role=SplitRole.DECODE))
 
     def handoff(start: int) -> Task:
         return Task(TaskKind.REMOTE_PREFILL, 1, request, start, 0, [6], first_token=8, drafts=drafts)
 
     why = f"a handoff with the keys of {declared} of 4 tokens"
-    refuse(rig, handoff(declared), why)
-    rig.insert([handoff(4)]).wait(PATIENCE)
-    rig.check("the handoff, once its blocks were there")
+    refuse(fixture, handoff(declared), why)
+    fixture.insert([handoff(4)]).wait(PATIENCE)
+    fixture.check("the handoff, once its blocks were there")
 
 
 @guarantee(12)
 def test_g12_a_handoff_of_the_prefill_role_is_refused(kit: Kit) -> None:
-    rig = StateFixture(kit, SIZES)
-    request = rig.admit(Request("r", [1, 2], SamplingParams(max_tokens=9), role=SplitRole.PREFILL))
+    fixture = StateFixture(kit, SIZES)
+    request = fixture.admit(Request("r", [1, 2], SamplingParams(max_tokens=9), role=SplitRole.PREFILL))
     task = Task(TaskKind.REMOTE_PREFILL, 0, request, 2, 0, [6], first_token=8)
-    refuse(rig, task, "a handoff of a request whose role is PREFILL")
+    refuse(fixture, task, "a handoff of a request whose role is PREFILL")
 
 
-def refuse(rig: StateFixture, task: Task, why: str) -> None:
+def refuse(fixture: StateFixture, task: Task, why: str) -> None:
     """Assert that the task is refused with a reason, and changes nothing."""
     __tracebackhide__ = True
-    act = lambda: rig.bound.insert_tasks(state=rig.state, tasks=[task], stream=rig.stream)  # noqa: E731
-    assert_says(assert_raises(InvalidBatch, act, why), device=rig.bound.name, hook="insert_tasks", argument="tasks")
-    rig.check(why)
+    act = lambda: fixture.bound.insert_tasks(state=fixture.state, tasks=[task], stream=fixture.stream)  # noqa: E731
+    assert_says(assert_raises(InvalidBatch, act, why), device=fixture.bound.name, hook="insert_tasks", argument="tasks")
+    fixture.check(why)

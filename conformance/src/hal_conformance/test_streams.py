@@ -164,39 +164,39 @@ def test_g04_hooks_on_one_state_take_effect_in_the_order_of_their_calls(kit: Kit
     """Requests enter, a field is set, a step runs, its output is saved, some leave: on one stream, without waits."""
     if stream_case in HELD and kit.can_hold and not overlaps(kit, "update_inputs"):
         return
-    rig, sink = StateFixture(kit, SIZES), KeepingSink()
+    fixture, sink = StateFixture(kit, SIZES), KeepingSink()
     rows = []
     with beside(kit, stream_case, f"one of the hooks on {stream_case}") as stream:
-        rig.stream = stream
-        tasks = new_tasks(rig, range(6))
-        rig.insert(tasks)
+        fixture.stream = stream
+        tasks = new_tasks(fixture, range(6))
+        fixture.insert(tasks)
         for number in range(3):
             sampled = 1000 * number + np.arange(SIZES.num_slots, dtype=np.int64)
-            view = rig.state.view("sampled_token_ids")
+            view = fixture.state.view("sampled_token_ids")
             kit.bound.async_set_value(target=view, value=sampled.reshape(view.shape), stream=stream)
-            rig.model.cells["sampled_token_ids"][...] = sampled[:, None]
-            step = rig.step([5, 3, 0, 4, 2, 1])
-            rig.update_inputs(step)
-            rows.append(rig.rows_of(step))
-            rig.save(step, sink)
-            gone = [Task(TaskKind.PREEMPTED, number, tasks[number].request), *new_tasks(rig, [number])]
-            rig.insert(gone)
-        state = copied(kit, rig.state.memory, stream)
+            fixture.model.cells["sampled_token_ids"][...] = sampled[:, None]
+            step = fixture.step([5, 3, 0, 4, 2, 1])
+            fixture.update_inputs(step)
+            rows.append(fixture.rows_of(step))
+            fixture.save(step, sink)
+            gone = [Task(TaskKind.PREEMPTED, number, tasks[number].request), *new_tasks(fixture, [number])]
+            fixture.insert(gone)
+        state = copied(kit, fixture.state.memory, stream)
         if stream_case in FREE:
-            compare_state(rig, state, sink, rows, stream_case)
+            compare_state(fixture, state, sink, rows, stream_case)
     if stream_case in HELD:
-        compare_state(rig, state, sink, rows, stream_case)
+        compare_state(fixture, state, sink, rows, stream_case)
 
 
 def compare_state(
-    rig: StateFixture, state: CopyTicket, sink: KeepingSink, rows: Sequence[Sequence[Row]], stream_case: str
+    fixture: StateFixture, state: CopyTicket, sink: KeepingSink, rows: Sequence[Sequence[Row]], stream_case: str
 ) -> None:
     """Compare every record and every byte."""
     __tracebackhide__ = True
     for record, should in zip(sink.resolve_all(), rows, strict=True):
         assert_rows(record, should)
     arrive(state)
-    wrong = difference(rig.model, state.data[0])
+    wrong = difference(fixture.model, state.data[0])
     assert not wrong, f"after three steps on {stream_case}: {wrong}"
 
 

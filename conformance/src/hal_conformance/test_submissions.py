@@ -25,58 +25,58 @@ A_CALL = 2
 """Submissions (copies plus launches) that one call may make for each staging block that it fills."""
 
 
-def entering(rig: StateFixture, slots: range, *, rich: bool) -> list[Task]:
+def entering(fixture: StateFixture, slots: range, *, rich: bool) -> list[Task]:
     """Return a task with a request for each slot; rich ones use every field."""
     params = SamplingParams(max_tokens=9)
     if rich:
         params = SamplingParams(0.5, 3, 0.9, 0.1, 7, 1.1, 0.2, 0.3, 1, 9, ((1, 2), (3,)), (4, 5), (6,), 1)
-    requests = [rig.admit(Request(rig.new_name(), [1, 2, 3], params, [4] if rich else [])) for _ in slots]
+    requests = [fixture.admit(Request(fixture.new_name(), [1, 2, 3], params, [4] if rich else [])) for _ in slots]
     return [Task(TaskKind.PREFILL, slot, request, 0, 3, [0, 1]) for slot, request in zip(slots, requests, strict=True)]
 
 
-def spent(rig: StateFixture, tasks: list[Task]) -> Counters:
+def spent(fixture: StateFixture, tasks: list[Task]) -> Counters:
     """Return the cost of one insertion, by the device's own counters."""
-    before = rig.bound.counters()
-    ticket = rig.insert(tasks)
-    counted = rig.bound.counters() - before
+    before = fixture.bound.counters()
+    ticket = fixture.insert(tasks)
+    counted = fixture.bound.counters() - before
     ticket.wait(PATIENCE)
     return counted
 
 
 @guarantee(10, requires="fused_scatter")
 def test_g10_submissions_grow_with_neither_requests_nor_fields(kit: Kit) -> None:
-    rig = StateFixture(kit, StateConfig(num_slots=64, max_model_len=32, block_size=2))
+    fixture = StateFixture(kit, StateConfig(num_slots=64, max_model_len=32, block_size=2))
     costs = {
-        "one plain request": spent(rig, entering(rig, range(1), rich=False)),
-        "one request that uses every field": spent(rig, entering(rig, range(1, 2), rich=True)),
-        "60 plain requests": spent(rig, entering(rig, range(2, 62), rich=False)),
+        "one plain request": spent(fixture, entering(fixture, range(1), rich=False)),
+        "one request that uses every field": spent(fixture, entering(fixture, range(1, 2), rich=True)),
+        "60 plain requests": spent(fixture, entering(fixture, range(2, 62), rich=False)),
     }
     told = {what: cost.submissions for what, cost in costs.items()}
     assert max(told.values()) <= A_CALL, f"submissions a call: {told}, but each should be at most {A_CALL}"
     waits = {what: cost.host_waits for what, cost in costs.items()}
     assert not any(waits.values()), f"host waits a call: {waits}, but each should be 0"
-    rig.check("insertions of one and of many requests")
+    fixture.check("insertions of one and of many requests")
 
 
 @guarantee(10, requires="fused_scatter")
 @examples(0.5)
 def test_g10_any_batch_is_at_most_two_submissions(kit: Kit, draw: Draw) -> None:
-    rig = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = StateFixture(kit, draw(sizes(), "sizes"))
     for _ in range(2):
-        cost = spent(rig, draw_batch(draw, rig, ALL))
+        cost = spent(fixture, draw_batch(draw, fixture, ALL))
         assert cost.submissions <= A_CALL, f"{cost.submissions} submissions for one batch, but at most {A_CALL} are due"
         assert cost.host_waits == 0, f"the host waited {cost.host_waits} times for the device during one insertion"
-        rig.output(run_step(draw, rig))
+        fixture.output(run_step(draw, fixture))
 
 
 @guarantee(10, requires="probe_counts")
 @examples(0.5)
 def test_g10_the_devices_own_counters_agree_with_a_count_below_it(kit: Kit, draw: Draw) -> None:
-    rig = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = StateFixture(kit, draw(sizes(), "sizes"))
     below = kit.device.probe_counts()  # type: ignore[attr-defined]  # the seam that `requires` asks for
     own = kit.bound.counters()
-    rig.insert(draw_batch(draw, rig, least=1)).wait(PATIENCE)
-    rig.save(run_step(draw, rig)).wait(PATIENCE)
+    fixture.insert(draw_batch(draw, fixture, least=1)).wait(PATIENCE)
+    fixture.save(run_step(draw, fixture)).wait(PATIENCE)
     seen = kit.device.probe_counts() - below  # type: ignore[attr-defined]
     said = kit.bound.counters() - own
     for name in ("submissions", "uploads", "launches", "copies_out"):
@@ -87,28 +87,28 @@ def test_g10_the_devices_own_counters_agree_with_a_count_below_it(kit: Kit, draw
 @guarantee(10, requires=("fused_scatter", "async_h2d", "can_hold_stream"))
 @examples(0.5)
 def test_g10_an_insertion_does_not_wait_for_the_device(kit: Kit, draw: Draw) -> None:
-    rig = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = StateFixture(kit, draw(sizes(), "sizes"))
     size = draw(st.integers(1, 3), "batches")
     tickets = []
-    with kit.held(rig.stream):
+    with kit.held(fixture.stream):
         for _ in range(size):
-            tickets.append(rig.insert(draw_batch(draw, rig, (TaskKind.PREFILL, TaskKind.MORE_BLOCKS))))
+            tickets.append(fixture.insert(draw_batch(draw, fixture, (TaskKind.PREFILL, TaskKind.MORE_BLOCKS))))
     for ticket in tickets:
         ticket.wait(PATIENCE)
-    rig.check("insertions into a held stream")
+    fixture.check("insertions into a held stream")
 
 
 # -- at the sizes of production ----------------------------------------------------------------------------------------
 
 
-def cost(rig: StateFixture, tasks: Sequence[Task], what: str) -> Counters:
+def cost(fixture: StateFixture, tasks: Sequence[Task], what: str) -> Counters:
     """Return the cost of an insertion by the device's own counters, which must have counted it."""
     __tracebackhide__ = True
-    before = rig.bound.counters()
-    ticket = rig.insert(tasks)
-    spent = rig.bound.counters() - before
+    before = fixture.bound.counters()
+    ticket = fixture.insert(tasks)
+    spent = fixture.bound.counters() - before
     arrive(ticket)
-    later = rig.bound.counters() - before
+    later = fixture.bound.counters() - before
     assert spent.submissions >= 1, f"{what} wrote to the device, but counters() has {spent.submissions} submissions"
     assert spent.submissions <= A_CALL, f"{what}: {spent.submissions} submissions, but at most {A_CALL} are due"
     assert spent.uploads + spent.launches == spent.submissions, (
@@ -123,54 +123,61 @@ def cost(rig: StateFixture, tasks: Sequence[Task], what: str) -> Counters:
 
 @guarantee(10, requires="fused_scatter")
 def test_g10_every_kind_of_batch_is_counted_and_large_ones_cost_the_same(kit: Kit) -> None:
-    rig, reached = StateFixture(kit, MANY), Reached(kind.name for kind in TaskKind)
+    fixture, reached = StateFixture(kit, MANY), Reached(kind.name for kind in TaskKind)
     for turn, count in enumerate((1, 9, 130)):
         slots = np.random.default_rng(turn).permutation(MANY.num_slots)[:count].tolist()
-        entering = [request(rig, slot) for slot in slots]
-        halves = [prefill(rig, slot, one, max(1, one.total // 2)) for slot, one in zip(slots, entering, strict=True)]
-        cost(rig, halves, f"{count} requests entering")
+        entering = [request(fixture, slot) for slot in slots]
+        halves = [
+            prefill(fixture, slot, one, max(1, one.total // 2)) for slot, one in zip(slots, entering, strict=True)
+        ]
+        cost(fixture, halves, f"{count} requests entering")
         chunks = [
             Task(TaskKind.PREFILL_CHUNK, slot, one, half.num_scheduled_tokens, one.total - half.num_scheduled_tokens,
                  blocks(MANY, 4 * (-(-one.total // 4) - len(half.blocks)), slot), len(half.blocks))
             for slot, one, half in zip(slots, entering, halves, strict=True) if one.total > half.num_scheduled_tokens
         ]  # fmt: skip
-        arrive(rig.poke({"seq_lens_this_time": np.zeros(MANY.num_slots), "seq_lens_encoder": np.zeros(MANY.num_slots)}))
+        arrive(
+            fixture.poke({"seq_lens_this_time": np.zeros(MANY.num_slots), "seq_lens_encoder": np.zeros(MANY.num_slots)})
+        )
         if chunks:
-            cost(rig, chunks, f"{len(chunks)} chunks")
-        going = [Task(TaskKind.MORE_BLOCKS, slot, rig.model.residents[slot].admitted, blocks=[1, 2],
-                      first_block=rig.model.residents[slot].blocks) for slot in slots]  # fmt: skip
-        cost(rig, going, f"{count} requests with more blocks")
+            cost(fixture, chunks, f"{len(chunks)} chunks")
+        going = [Task(TaskKind.MORE_BLOCKS, slot, fixture.model.residents[slot].admitted, blocks=[1, 2],
+                      first_block=fixture.model.residents[slot].blocks) for slot in slots]  # fmt: skip
+        cost(fixture, going, f"{count} requests with more blocks")
         kind = TaskKind.PREEMPTED if turn % 2 else TaskKind.ABORTED
-        cost(rig, leaving(rig, slots, kind), f"{count} requests leaving")
-        rig.output(rig.step(slots))
-        cost(rig, [handoff(rig, slot, request(rig, slot)) for slot in slots], f"{count} handoffs")
+        cost(fixture, leaving(fixture, slots, kind), f"{count} requests leaving")
+        fixture.output(fixture.step(slots))
+        cost(fixture, [handoff(fixture, slot, request(fixture, slot)) for slot in slots], f"{count} handoffs")
         kind = TaskKind.ABORTED if turn % 2 else TaskKind.PREEMPTED
-        mixed = [*leaving(rig, slots, kind), *(prefill(rig, slot, request(rig, slot + 1)) for slot in slots)]
-        cost(rig, mixed, f"{count} requests leaving and as many entering")
+        mixed = [
+            *leaving(fixture, slots, kind),
+            *(prefill(fixture, slot, request(fixture, slot + 1)) for slot in slots),
+        ]
+        cost(fixture, mixed, f"{count} requests leaving and as many entering")
         cost(
-            rig,
-            leaving(rig, slots, TaskKind.ABORTED if kind is TaskKind.PREEMPTED else TaskKind.PREEMPTED),
+            fixture,
+            leaving(fixture, slots, TaskKind.ABORTED if kind is TaskKind.PREEMPTED else TaskKind.PREEMPTED),
             "all leave",
         )
-        rig.output(rig.step(slots))
+        fixture.output(fixture.step(slots))
         for task in (*halves, *chunks, *going, *mixed):
             reached.note(task.kind.name)
         reached.note("REMOTE_PREFILL")
-        rig.check(f"batches of {count}")
+        fixture.check(f"batches of {count}")
     reached.check()
 
 
 @guarantee(10, requires=("fused_scatter", "async_h2d", "can_hold_stream"))
 def test_g10_a_large_insertion_does_not_wait_for_the_device(kit: Kit) -> None:
-    rig = StateFixture(kit, MANY)
-    tasks = [prefill(rig, slot, request(rig, slot)) for slot in range(512)]
-    with kit.held(rig.stream):
-        before = rig.bound.counters()
-        tickets = [rig.insert(tasks[low:high]) for low, high in ((0, 1), (1, 66), (66, 512))]
-        waited = (rig.bound.counters() - before).host_waits
+    fixture = StateFixture(kit, MANY)
+    tasks = [prefill(fixture, slot, request(fixture, slot)) for slot in range(512)]
+    with kit.held(fixture.stream):
+        before = fixture.bound.counters()
+        tickets = [fixture.insert(tasks[low:high]) for low, high in ((0, 1), (1, 66), (66, 512))]
+        waited = (fixture.bound.counters() - before).host_waits
         done = [ticket.done() for ticket in tickets]
     assert not waited, f"the host waited {waited} times for the device"
     assert not any(done), f"tickets answer done={done} while their stream is held"
     for ticket in tickets:
         arrive(ticket)
-    rig.check("512 requests entered on a held stream")
+    fixture.check("512 requests entered on a held stream")

@@ -18,29 +18,29 @@ from .kit import Kit
 Call = Callable[[StateFixture], Any]
 
 
-def drafts(rig: StateFixture) -> Any:  # noqa: ANN401 (a ticket)
+def drafts(fixture: StateFixture) -> Any:  # noqa: ANN401 (a ticket)
     """Run a step, and hand over drafts of its slots."""
-    arrive(rig.update_inputs(rig.step(range(hook_calls.ENTERED))))
-    return rig.propose({0: [4]})
+    arrive(fixture.update_inputs(fixture.step(range(hook_calls.ENTERED))))
+    return fixture.propose({0: [4]})
 
 
-def taken(rig: StateFixture) -> None:
+def taken(fixture: StateFixture) -> None:
     """Save a step's output, and take its record."""
-    rig.output(rig.step(range(hook_calls.ENTERED)))
+    fixture.output(fixture.step(range(hook_calls.ENTERED)))
 
 
 CALLS: Mapping[str, Call] = {
     **hook_calls.CALLS,
     "set_drafts": drafts,
     "take": taken,
-    "a state": lambda rig: hook_calls.working(rig.kit, name="another"),
-    "admit": lambda rig: hook_calls.entering(rig, hook_calls.ENTERED),
-    "memory": lambda rig: rig.device.allocate(1 << 16),
-    "a stream": lambda rig: rig.device.stream().synchronize(PATIENCE),
-    "an event": lambda rig: rig.device.event(rig.stream).wait(PATIENCE),
-    "open_group": lambda rig: rig.bound.open_group(state=rig.state, group=ALONE),
-    "release": lambda rig: rig.release([0]),
-    "counters": lambda rig: rig.bound.counters(),
+    "a state": lambda fixture: hook_calls.working(fixture.kit, name="another"),
+    "admit": lambda fixture: hook_calls.entering(fixture, hook_calls.ENTERED),
+    "memory": lambda fixture: fixture.device.allocate(1 << 16),
+    "a stream": lambda fixture: fixture.device.stream().synchronize(PATIENCE),
+    "an event": lambda fixture: fixture.device.event(fixture.stream).wait(PATIENCE),
+    "open_group": lambda fixture: fixture.bound.open_group(state=fixture.state, group=ALONE),
+    "release": lambda fixture: fixture.release([0]),
+    "counters": lambda fixture: fixture.bound.counters(),
 }
 """Every public call of an opened device and of a state."""
 
@@ -69,13 +69,13 @@ def on_another_thread(call: Callable[[], Any], what: str) -> Any:  # noqa: ANN40
 @guarantee(26, also=(1, 9, 19))
 @pytest.mark.parametrize("what", CALLS)
 def test_g26_every_call_works_on_another_thread_than_the_openers(kit: Kit, what: str) -> None:
-    rig = hook_calls.working(kit)
-    ticket = on_another_thread(lambda: CALLS[what](rig), what)
+    fixture = hook_calls.working(kit)
+    ticket = on_another_thread(lambda: CALLS[what](fixture), what)
     if hasattr(ticket, "wait"):
         on_another_thread(lambda: ticket.wait(PATIENCE), f"the wait for {what}")
     if what != "release":
-        rig.check(f"{what} on another thread than the opener's")
-    arrive(hook_calls.array(rig), "a call on the opener's thread")
+        fixture.check(f"{what} on another thread than the opener's")
+    arrive(hook_calls.array(fixture), "a call on the opener's thread")
 
 
 @guarantee(26)
@@ -84,7 +84,7 @@ def test_g26_a_device_may_be_used_and_closed_on_another_thread(kit: Kit) -> None
     bound = one.bound
 
     def use() -> None:
-        rig = hook_calls.working(one)
+        fixture = hook_calls.working(one)
         for act in (
             hook_calls.scalar,
             hook_calls.strided,
@@ -92,8 +92,8 @@ def test_g26_a_device_may_be_used_and_closed_on_another_thread(kit: Kit) -> None
             hook_calls.update_inputs,
             hook_calls.copy_out,
         ):
-            arrive(act(rig))
-        rig.check("calls on one thread that is not the opener's")
+            arrive(act(fixture))
+        fixture.check("calls on one thread that is not the opener's")
 
     on_another_thread(use, "every call of a device")
     on_another_thread(bound.close, "close()")

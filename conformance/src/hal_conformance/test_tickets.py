@@ -124,22 +124,22 @@ def test_g03_a_ticket_that_nobody_asked_is_done_with_its_work(kit: Kit, which: s
 
 def saved(kit: Kit, stream: Stream) -> tuple[StateFixture, Step, KeepingSink]:
     """Return a step that has run, on its stream."""
-    rig, _ = filled(kit)
-    step = rig.step([5, 4, 3, 2, 1, 0])
-    arrive(rig.update_inputs(step))
-    rig.stream = stream
-    return rig, step, KeepingSink()
+    fixture, _ = filled(kit)
+    step = fixture.step([5, 4, 3, 2, 1, 0])
+    arrive(fixture.update_inputs(step))
+    fixture.stream = stream
+    return fixture, step, KeepingSink()
 
 
 def check_output(kit: Kit, which: str) -> None:
     """Check that an output's ticket is pending until its sink has completed it, also on a synchronous device."""
     __tracebackhide__ = True
     stream = stream_of(kit, which)
-    rig, step, sink = saved(kit, stream)
+    fixture, step, sink = saved(kit, stream)
     holding = kit.held(stream) if kit.can_hold else nullcontext()
     with ExitStack() as stack:
         stack.enter_context(holding)
-        ticket = cast(OutputTicket, rig.save(step, sink))
+        ticket = cast(OutputTicket, fixture.save(step, sink))
         tickets: Mapping[str, Ticket] = {f"save_output on {which}": ticket}
         if kit.can_hold and kit.capabilities.async_d2h:
             assert not ticket.ready(), "the copy of an output is ready, but its stream is held"
@@ -169,12 +169,12 @@ def test_g23_an_output_is_waited_for_by_as_many_as_like(kit: Kit, which: str) ->
 
 @guarantee(19, also=(21,))
 def test_g19_an_outputs_error_is_raised_only_by_its_waits(kit: Kit) -> None:
-    rig, _ = filled(kit)
-    step = rig.step(range(SIZES.num_slots), speculative=True)
-    rig.poke_cell("accept_num", 2, SIZES.max_accept + 3)
-    arrive(rig.update_inputs(step))
+    fixture, _ = filled(kit)
+    step = fixture.step(range(SIZES.num_slots), speculative=True)
+    fixture.poke_cell("accept_num", 2, SIZES.max_accept + 3)
+    arrive(fixture.update_inputs(step))
     sink = KeepingSink()
-    ticket = rig.save(step, sink)
+    ticket = fixture.save(step, sink)
     waiters = [Waiter(ticket, PATIENCE), Waiter(ticket), Waiter(ticket, PATIENCE)]
     sink.resolve_all()
     for waiter in waiters:
@@ -185,7 +185,9 @@ def test_g19_an_outputs_error_is_raised_only_by_its_waits(kit: Kit) -> None:
     for waiter in waiters:
         assert isinstance(waiter.error, InvalidValue), f"{waiter} of a failed ticket ended with {waiter.error!r}"
         assert ticket.done(), "a ticket that failed is not done"
-    assert_no_error(lambda: rig.bound.insert_tasks(state=rig.state, tasks=[], stream=rig.stream), "the next call")
+    assert_no_error(
+        lambda: fixture.bound.insert_tasks(state=fixture.state, tasks=[], stream=fixture.stream), "the next call"
+    )
 
 
 @guarantee(19)
@@ -193,26 +195,26 @@ def test_g19_an_outputs_error_is_raised_only_by_its_waits(kit: Kit) -> None:
 def test_g19_an_outputs_unobserved_error_is_raised_once_by_the_next_call(kit: Kit, by: str) -> None:
     apart = Kit(kit.subject, kit.effort)
     try:
-        rig, _ = filled(apart)
-        step = rig.step(range(SIZES.num_slots), speculative=True)
-        rig.poke_cell("accept_num", 2, SIZES.max_accept + 3)
-        arrive(rig.update_inputs(step))
+        fixture, _ = filled(apart)
+        step = fixture.step(range(SIZES.num_slots), speculative=True)
+        fixture.poke_cell("accept_num", 2, SIZES.max_accept + 3)
+        arrive(fixture.update_inputs(step))
         sink = KeepingSink()
-        rig.save(step, sink)
+        fixture.save(step, sink)
         sink.resolve_all()
-        view = rig.state.view("seed")
+        view = fixture.state.view("seed")
 
         def write() -> None:
-            rig.bound.async_set_value(target=view, value=4, stream=rig.stream).wait(PATIENCE)
+            fixture.bound.async_set_value(target=view, value=4, stream=fixture.stream).wait(PATIENCE)
 
-        call = rig.bound.close if by == "close()" else write
+        call = fixture.bound.close if by == "close()" else write
         assert_raises(InvalidValue, call, f"{by} after an output whose error was never waited for")
         if by == "close()":
             assert_raises(DeviceClosed, write, "a call on a device whose close() raised an error of an earlier call")
             return
-        rig.check("a call that raised an earlier one's error, and had no effect")
+        fixture.check("a call that raised an earlier one's error, and had no effect")
         assert_no_error(write, "the same call once more")
-        rig.model.cells["seed"][...] = 4
-        rig.check("the same call once more")
+        fixture.model.cells["seed"][...] = 4
+        fixture.check("the same call once more")
     finally:
         apart.renew()

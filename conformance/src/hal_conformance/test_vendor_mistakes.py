@@ -121,8 +121,8 @@ def test_g07_locked_host_memory_comes_from_the_runtime(kit: Kit) -> None:
 def prepared(kit: Kit, what: str) -> Callable[[], Ticket]:
     """A prepared hook call, or a prepared form of a value."""
     if what in hook_calls.CALLS:
-        rig = hook_calls.working(kit)
-        return lambda: hook_calls.CALLS[what](rig)
+        fixture = hook_calls.working(kit)
+        return lambda: hook_calls.CALLS[what](fixture)
     call, stream = VALUES[what].call(kit), kit.device.default_stream
     for memory, data in ((call.memory, call.before), *call.sources):
         backdoor.write(kit.device, memory, 0, data, stream)
@@ -146,7 +146,7 @@ def test_g10_each_call_counts_what_reached_the_driver(kit: Kit, what: str) -> No
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 def test_g11_a_stop_reason_leaves_with_its_request(kit: Kit, speculative: bool) -> None:
     """A slot whose request ended by length, by a stop and by an abort takes a new one that has not ended."""
-    rig = StateFixture(
+    fixture = StateFixture(
         kit, StateConfig(num_slots=3, max_model_len=16, block_size=4, max_draft_tokens=2, max_logprobs=0)
     )
     ends = [
@@ -154,31 +154,31 @@ def test_g11_a_stop_reason_leaves_with_its_request(kit: Kit, speculative: bool) 
         SamplingParams(max_tokens=9, eos_token_ids=(7,)),
         SamplingParams(max_tokens=9),
     ]
-    first = [rig.admit(Request(f"old{slot}", [1, 2], params)) for slot, params in enumerate(ends)]
-    arrive(rig.insert([Task(TaskKind.PREFILL, slot, one, 0, 2, [slot]) for slot, one in enumerate(first)]))
-    _step(rig, speculative)
-    reasons = rig.model.cells["stop_reason"].reshape(-1).tolist()
+    first = [fixture.admit(Request(f"old{slot}", [1, 2], params)) for slot, params in enumerate(ends)]
+    arrive(fixture.insert([Task(TaskKind.PREFILL, slot, one, 0, 2, [slot]) for slot, one in enumerate(first)]))
+    _step(fixture, speculative)
+    reasons = fixture.model.cells["stop_reason"].reshape(-1).tolist()
     assert reasons == [FinishReason.LENGTH, FinishReason.STOP, 0], f"the kit's own reasons are {reasons}"
-    arrive(rig.insert([Task(TaskKind.ABORTED, 2, first[2])]))
-    rig.output(rig.step([0, 1, 2], speculative=speculative))
-    rig.release([0, 1])
-    new = [rig.admit(Request(f"new{slot}", [3, 4, 5], SamplingParams(max_tokens=9))) for slot in range(3)]
-    arrive(rig.insert([Task(TaskKind.PREFILL, slot, one, 0, 3, [slot]) for slot, one in enumerate(new)]))
-    rig.check("requests that took the slots of ended ones")
-    rows = rig.output(_step(rig, speculative))
+    arrive(fixture.insert([Task(TaskKind.ABORTED, 2, first[2])]))
+    fixture.output(fixture.step([0, 1, 2], speculative=speculative))
+    fixture.release([0, 1])
+    new = [fixture.admit(Request(f"new{slot}", [3, 4, 5], SamplingParams(max_tokens=9))) for slot in range(3)]
+    arrive(fixture.insert([Task(TaskKind.PREFILL, slot, one, 0, 3, [slot]) for slot, one in enumerate(new)]))
+    fixture.check("requests that took the slots of ended ones")
+    rows = fixture.output(_step(fixture, speculative))
     finished = [(row.request_id, row.finish.name) for row in rows if row.finish]
     assert not finished, f"the kit's own rows have {finished}"
-    rig.check("a step after them")
+    fixture.check("a step after them")
 
 
-def _step(rig: StateFixture, speculative: bool) -> Any:  # noqa: ANN401 (a Step)
+def _step(fixture: StateFixture, speculative: bool) -> Any:  # noqa: ANN401 (a Step)
     """A step that gives each slot token 7."""
-    step = rig.step([0, 1, 2], speculative=speculative)
-    cells = {name: rig.model.cells[name].copy() for name in ("sampled_token_ids", "accept_tokens", "accept_num")}
+    step = fixture.step([0, 1, 2], speculative=speculative)
+    cells = {name: fixture.model.cells[name].copy() for name in ("sampled_token_ids", "accept_tokens", "accept_num")}
     for name, value in (("sampled_token_ids", 7), ("accept_tokens", 7), ("accept_num", 1)):
         cells[name][...] = value
-    arrive(rig.poke(cells))
-    arrive(rig.update_inputs(step))
+    arrive(fixture.poke(cells))
+    arrive(fixture.update_inputs(step))
     return step
 
 
@@ -186,12 +186,12 @@ def _step(rig: StateFixture, speculative: bool) -> Any:  # noqa: ANN401 (a Step)
 @pytest.mark.parametrize("what", [*hook_calls.VALUES, "insert and leave", "a step", "copy_out"])
 def test_g26_calls_keep_no_object_of_the_driver(kit: Kit, what: str) -> None:
     """Handles that are no objects of Python's: the plugin counts those that it has made and not given back."""
-    rig, support = hook_calls.working(kit), kit.subject.support
+    fixture, support = hook_calls.working(kit), kit.subject.support
     for _ in range(WARM):
-        hook_calls.again(rig, what)
+        hook_calls.again(fixture, what)
     before = dict(support.native_objects(kit.device))
     for _ in range(ROUNDS):
-        hook_calls.again(rig, what)
+        hook_calls.again(fixture, what)
     after = dict(support.native_objects(kit.device))
     kept = {name: after[name] - before[name] for name in after if after[name] - before[name] > ROUNDS // 4}
     assert not kept, f"{ROUNDS} rounds of {what} left {kept} more objects of the driver"

@@ -43,7 +43,7 @@ class Case:
         """The field of the step's tokens."""
         return "accept_tokens" if self.speculative else "sampled_token_ids"
 
-    def sample(self, rig: StateFixture) -> None:
+    def sample(self, fixture: StateFixture) -> None:
         """Write the fields that the step's kernels write before it advances."""
         ids = np.arange(18, dtype=np.int64).reshape(3, 3, 2)
         if self.place == self.source:
@@ -51,7 +51,7 @@ class Case:
         elif self.place == "topk_token_ids":
             ids[self.slot, 0, 1] = self.strange
         tokens = ids[:, :, 0] if self.speculative else ids[:, :1, 0]
-        rig.poke(
+        fixture.poke(
             {
                 self.source: tokens.copy(),
                 "accept_num": np.ones(3, np.int32),
@@ -61,11 +61,11 @@ class Case:
             }
         ).wait(PATIENCE)
 
-    def draft(self, rig: StateFixture) -> None:
+    def draft(self, fixture: StateFixture) -> None:
         """Write the drafts of a prefill node, one for each request."""
         drafts = np.full((3, 2), 5, np.int64)
         drafts[self.slot] = self.strange
-        rig.poke({"draft_num": np.ones(3, np.int32), "draft_tokens": drafts}).wait(PATIENCE)
+        fixture.poke({"draft_num": np.ones(3, np.int32), "draft_tokens": drafts}).wait(PATIENCE)
 
 
 def draw_case(draw: Draw) -> Case:
@@ -82,33 +82,35 @@ def draw_case(draw: Draw) -> Case:
 
 def filled(kit: Kit, role: SplitRole) -> StateFixture:
     """Return a state with three requests whose prompts the next step ends."""
-    rig, params = StateFixture(kit, SIZES), SamplingParams(max_tokens=9, logprobs=1)
-    requests = [rig.admit(Request(f"r{slot}", [1, 2], params, role=role)) for slot in range(3)]
-    rig.insert([Task(TaskKind.PREFILL, at, request, 0, 2, [at]) for at, request in enumerate(requests)]).wait(PATIENCE)
-    return rig
+    fixture, params = StateFixture(kit, SIZES), SamplingParams(max_tokens=9, logprobs=1)
+    requests = [fixture.admit(Request(f"r{slot}", [1, 2], params, role=role)) for slot in range(3)]
+    fixture.insert([Task(TaskKind.PREFILL, at, request, 0, 2, [at]) for at, request in enumerate(requests)]).wait(
+        PATIENCE
+    )
+    return fixture
 
 
-def save(rig: StateFixture, step: Step, should: list[Row]) -> None:
+def save(fixture: StateFixture, step: Step, should: list[Row]) -> None:
     """Assert that the ticket raises no error, and that the record is right."""
     __tracebackhide__ = True
-    rig.save(step).wait(PATIENCE)
-    assert_rows(rig.sink.records[-1], should)
+    fixture.save(step).wait(PATIENCE)
+    assert_rows(fixture.sink.records[-1], should)
 
 
 @guarantee(21)
 @examples()
 def test_g21_a_token_outside_the_vocabulary_is_its_requests_error(kit: Kit, draw: Draw) -> None:
     case = draw_case(draw)
-    rig = filled(kit, case.role)
-    case.sample(rig)
-    step = rig.step(ORDER, speculative=case.speculative, logprobs=case.logprobs)
-    rig.update_inputs(step).wait(PATIENCE)
+    fixture = filled(kit, case.role)
+    case.sample(fixture)
+    step = fixture.step(ORDER, speculative=case.speculative, logprobs=case.logprobs)
+    fixture.update_inputs(step).wait(PATIENCE)
     if case.place == "draft_tokens":
-        case.draft(rig)
-    should = rig.rows_of(step)
+        case.draft(fixture)
+    should = fixture.rows_of(step)
     told = [row.request_id for row in should if row.status is SlotStatus.ERROR]
     assert told == [f"r{case.slot}"], f"the kit's own rows report errors of {told}"
-    save(rig, step, should)
+    save(fixture, step, should)
 
 
 @guarantee(21)
@@ -118,14 +120,14 @@ def test_g21_nothing_more_is_told_of_a_request_after_that_error(kit: Kit, draw: 
     speculative, slot = draw(st.booleans(), "speculative"), draw(st.integers(0, 2), "slot")
     case = Case(SplitRole.MIXED, speculative, None, "", slot, draw(st.sampled_from(STRANGE), "token"))
     case.place = case.source
-    rig = filled(kit, case.role)
-    case.sample(rig)
-    first = rig.step(ORDER, speculative=speculative)
-    rig.update_inputs(first).wait(PATIENCE)
-    save(rig, first, rig.rows_of(first))
+    fixture = filled(kit, case.role)
+    case.sample(fixture)
+    first = fixture.step(ORDER, speculative=speculative)
+    fixture.update_inputs(first).wait(PATIENCE)
+    save(fixture, first, fixture.rows_of(first))
     case.place = ""
-    case.sample(rig)
-    second = rig.step(ORDER, speculative=speculative)
-    rig.update_inputs(second).wait(PATIENCE)
-    silent = Row(f"r{slot}", position=rig.model.get("step_idx", slot))
-    save(rig, second, [silent if row.request_id == silent.request_id else row for row in rig.rows_of(second)])
+    case.sample(fixture)
+    second = fixture.step(ORDER, speculative=speculative)
+    fixture.update_inputs(second).wait(PATIENCE)
+    silent = Row(f"r{slot}", position=fixture.model.get("step_idx", slot))
+    save(fixture, second, [silent if row.request_id == silent.request_id else row for row in fixture.rows_of(second)])

@@ -52,7 +52,7 @@ class Played:
     ``late``: slot to message, of errors that only the device knew when the step was launched.
     """
 
-    rig: StateFixture
+    fixture: StateFixture
     saved: dict[int, Saved] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
     late: dict[int, str] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Player:
     def _compare(self, after: str) -> None:
         for played in self.states:
             try:
-                played.rig.check(after)
+                played.fixture.check(after)
             except AssertionError as wrong:
                 raise Differs(self.calls, str(wrong)) from wrong
 
@@ -119,8 +119,8 @@ class Player:
     def _state(self, frame: frames.State) -> None:
         fields = [StateField(*row) for row in frame.fields]
         beside = [Companion(name, [StateField(*row) for row in rows], same) for name, rows, same in frame.companions]
-        rig = StateFixture(self.kit, StateConfig(**frame.sizes), name=frame.name, beside=beside, fields=fields)
-        self.states.append(Played(rig))
+        fixture = StateFixture(self.kit, StateConfig(**frame.sizes), name=frame.name, beside=beside, fields=fields)
+        self.states.append(Played(fixture))
 
     def _admitted(self, frame: frames.Admitted) -> None:
         tokens = np.frombuffer(frame.tokens, np.int64).tolist()
@@ -129,12 +129,12 @@ class Player:
         self.requests[frame.number] = Request(frame.request_id, prompt, frame.params, output, role, extra)
 
     def _release(self, frame: frames.Release) -> None:
-        self.states[frame.state].rig.release(frame.slots)
+        self.states[frame.state].fixture.release(frame.slots)
 
     def _record(self, frame: frames.Record) -> None:
         played = self.states[frame.state]
         call, ticket, given, should = played.saved.pop(frame.number)
-        got = played.rig.state.take(ticket) if frame.taken else ticket.record()
+        got = played.fixture.state.take(ticket) if frame.taken else ticket.record()
         for pending in given:
             pending.complete(None)
         self.records += 1
@@ -149,23 +149,25 @@ class Player:
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def _insert(self, frame: frames.Insert) -> None:
-        rig = self.states[frame.state].rig
-        rig.insert([Task(TaskKind(row[0]), row[1], self._request(rig, row[2]), *row[3:]) for row in frame.tasks])
+        fixture = self.states[frame.state].fixture
+        fixture.insert(
+            [Task(TaskKind(row[0]), row[1], self._request(fixture, row[2]), *row[3:]) for row in frame.tasks]
+        )
 
     def _setvalue(self, frame: frames.SetValue) -> None:
         if frame.value is None or frame.state < 0:
             self.skipped += 1
             return
         played, dtype = self.states[frame.state], dtype_of(frame.dtype)
-        rig, shape, strides = played.rig, tuple(frame.shape), tuple(frame.strides)
+        fixture, shape, strides = played.fixture, tuple(frame.shape), tuple(frame.strides)
         bits = np.frombuffer(frame.value, dtype.storage)
         value: Any = bits[0] if frame.fills else bits.reshape(shape)
-        if 0 <= frame.offset < rig.state.layout.nbytes:  # else it is a companion's, which has no model
-            np.ndarray(shape, dtype.storage, rig.model.block, frame.offset, strides)[...] = value
-            played.written |= _source_slots(rig, frame.offset, shape, strides)
+        if 0 <= frame.offset < fixture.state.layout.nbytes:  # else it is a companion's, which has no model
+            np.ndarray(shape, dtype.storage, fixture.model.block, frame.offset, strides)[...] = value
+            played.written |= _source_slots(fixture, frame.offset, shape, strides)
         given = bfloat16_to_float32(np.asarray(value)) if dtype.name == "bfloat16" else value
-        target = View(rig.state.memory, frame.offset, shape, strides, dtype, rig.state)
-        rig.bound.async_set_value(target=target, value=given, stream=rig.stream)
+        target = View(fixture.state.memory, frame.offset, shape, strides, dtype, fixture.state)
+        fixture.bound.async_set_value(target=target, value=given, stream=fixture.stream)
 
     def _broadcast(self, frame: frames.Broadcast) -> None:
         self.skipped += 1
@@ -174,37 +176,37 @@ class Player:
     def _update(self, frame: frames.Update) -> None:
         played, step = self.states[frame.state], _step(frame.step)
         self._model_wrote(frame.state, played, step)
-        played.rig.update_inputs(step)
+        played.fixture.update_inputs(step)
         played.written.clear()
 
     def _drafts(self, frame: frames.Drafts) -> None:
-        self.states[frame.state].rig.propose(frame.drafts)
+        self.states[frame.state].fixture.propose(frame.drafts)
 
     def _save(self, frame: frames.Save) -> None:
         played, self.steps = self.states[frame.state], self.steps + 1
         step = _step(frame.step, played.late)
         rows, sink = _rows(played, step), KeepingSink()
-        played.saved[step.number] = self.calls, played.rig.save(step, sink), sink.pending, rows
+        played.saved[step.number] = self.calls, played.fixture.save(step, sink), sink.pending, rows
 
     def _reads(self, frame: frames.Reads) -> None:
-        rig = self.states[frame.state].rig
-        rig.bound.order_after_reads(memory=rig.state.memory, stream=rig.stream)
+        fixture = self.states[frame.state].fixture
+        fixture.bound.order_after_reads(memory=fixture.state.memory, stream=fixture.stream)
 
     # -- the parts of a step ------------------------------------------------------------------------------------------
 
-    def _request(self, rig: StateFixture, number: int) -> AdmittedRequest:
+    def _request(self, fixture: StateFixture, number: int) -> AdmittedRequest:
         """Return a request, admitted when it is first inserted."""
         found = self.requests[number]
         if isinstance(found, AdmittedRequest):
             return found
-        admitted = self.requests[number] = rig.state.admit(found)
-        rig.model.requests[admitted.admission_id] = found
+        admitted = self.requests[number] = fixture.state.admit(found)
+        fixture.model.requests[admitted.admission_id] = found
         return admitted
 
     def _model_wrote(self, state: int, played: Played, step: Step) -> None:
         """Write the recorded tokens where the model has written them: in slots whose tokens the host did not write."""
-        rig, played.late = played.rig, {}
-        own = set(rig.model.residents) - played.written
+        fixture, played.late = played.fixture, {}
+        own = set(fixture.model.residents) - played.written
         record = self._record_of(state, step.number) if own else None
         if record is None:
             return
@@ -212,18 +214,18 @@ class Player:
         runs: list[tuple[int, bytes]] = []
 
         def put(name: str, slot: int, values: Any) -> None:  # noqa: ANN401 (a scalar or a row)
-            rig.model.set(name, slot, values)
-            place = rig.state.layout.fields[name]
-            runs.append((place.offset + slot * place.stride, rig.model.cells[name][slot].tobytes()))
+            fixture.model.set(name, slot, values)
+            place = fixture.state.layout.fields[name]
+            runs.append((place.offset + slot * place.stride, fixture.model.cells[name][slot].tobytes()))
 
         for slot in sorted(own):
-            resident = rig.model.residents[slot]
+            resident = fixture.model.residents[slot]
             row = rows.get(resident.request.request_id)
             if row is None or (not row.tokens and row.status is not SlotStatus.ERROR):
                 continue
             tokens = row.tokens
             if row.status is SlotStatus.ERROR and slot not in step.errors:
-                if row.position == rig.model.get("step_idx", slot):  # known late: the request has stopped before
+                if row.position == fixture.model.get("step_idx", slot):  # known late: the request has stopped before
                     played.late[slot] = row.message or ""
                     put("stop_flags", slot, [True])
                     continue
@@ -234,9 +236,9 @@ class Player:
             else:
                 put("sampled_token_ids", slot, tokens)
             if row.logprobs:
-                _put_alternatives(rig, slot, row, put)
+                _put_alternatives(fixture, slot, row, put)
         if runs:
-            backdoor.put(rig.device, rig.state.memory, runs, rig.stream)
+            backdoor.put(fixture.device, fixture.state.memory, runs, fixture.stream)
 
     def _record_of(self, state: int, number: int) -> OutputRecord | None:
         """Return the record of a step, which comes later in the file; None if it has none."""
@@ -262,9 +264,9 @@ def _step(row: frames.StepRow, late: Mapping[int, str] | None = None) -> Step:
 
 def _rows(played: Played, step: Step) -> list[Row]:
     """Return the rows of a step by the model, slot by slot."""
-    model, rows = played.rig.model, list[Row]()
+    model, rows = played.fixture.model, list[Row]()
     options = {"speculative": step.speculative, "logprobs": step.logprobs, "errors": {**step.errors, **step.recovered}}
-    for slot in step.orders[played.rig.name].tolist():
+    for slot in step.orders[played.fixture.name].tolist():
         found = expected_rows(model, [slot], **options)  # type: ignore[arg-type]
         if (resident := model.residents.get(slot)) is not None:
             if played.failed.get(slot) == resident.admission_id:
@@ -277,23 +279,23 @@ def _rows(played: Played, step: Step) -> list[Row]:
     return rows
 
 
-def _source_slots(rig: StateFixture, offset: int, shape: Sequence[int], strides: Sequence[int]) -> set[int]:
+def _source_slots(fixture: StateFixture, offset: int, shape: Sequence[int], strides: Sequence[int]) -> set[int]:
     """Return the slots whose tokens of the step a view shows."""
     at = np.array(offset)
     for count, stride in zip(shape, strides, strict=True):
         at = np.add.outer(at, np.arange(count) * stride)
     slots = set[int]()
-    for place in (rig.state.layout.fields[name] for name in SOURCES):
-        inside = at[(at >= place.offset) & (at < place.offset + place.stride * rig.sizes.num_slots)]
+    for place in (fixture.state.layout.fields[name] for name in SOURCES):
+        inside = at[(at >= place.offset) & (at < place.offset + place.stride * fixture.sizes.num_slots)]
         slots.update(((inside - place.offset) // place.stride).tolist())
     return slots
 
 
-def _put_alternatives(rig: StateFixture, slot: int, row: Row, put: Callable[[str, int, Any], None]) -> None:
+def _put_alternatives(fixture: StateFixture, slot: int, row: Row, put: Callable[[str, int, Any], None]) -> None:
     """Write the log-probabilities of a row."""
-    shape = (rig.sizes.max_accept, rig.sizes.max_logprobs + 1)
+    shape = (fixture.sizes.max_accept, fixture.sizes.max_logprobs + 1)
     for name, values in (("topk_token_ids", row.alternatives), ("topk_logprobs", row.logprobs)):
-        cells = rig.model.cells[name][slot].reshape(shape).copy()
+        cells = fixture.model.cells[name][slot].reshape(shape).copy()
         cells[: len(values), : len(values[0])] = values
         put(name, slot, cells.reshape(-1))
     put("topk_ranks", slot, row.ranks)
