@@ -1,6 +1,7 @@
 """Proofs that liars about the staging ring and about streams lie."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -215,6 +216,34 @@ def _(bound):
         event = bound.device.event(stream)
         bound.default_stream.synchronize(PATIENCE)
         return not event.done()
+
+
+def seconds_held(bound):
+    """The device's seconds between two events, between which a stream was held for longer than the host takes to record
+    them."""
+    stream = bound.device.stream()
+    first = bound.timed_event(stream=stream)
+    assert first.wait(PATIENCE)
+    with bound.device.hold_stream(stream):
+        write(bound, flat(bound.device.allocate(64), 0, 64), 1, stream)
+        second = bound.timed_event(stream=stream)
+        recorded = time.monotonic()
+        assert not second.wait(A_WHILE)
+        held = time.monotonic() - recorded
+    assert second.wait(PATIENCE)
+    return held, second.seconds_since(first)
+
+
+@proof("TimesOfTheHost", accelerated)
+def _(bound):
+    held, seconds = seconds_held(bound)
+    return seconds >= held / 2
+
+
+@proof("MillisecondsAsSeconds", accelerated)
+def _(bound):
+    held, seconds = seconds_held(bound)
+    return seconds < 100 * held
 
 
 @proof("TicketsOfTheDefaultStream", queued)

@@ -111,6 +111,7 @@ def command(
             speculate=speculate,
             drafts=drafts,
             acceptance=acceptance,
+            timed=True,
         )
     settings = Settings(model=name or model or "default", api_key=api_key, lenient=lenient)
     failures: list[HalError] = []

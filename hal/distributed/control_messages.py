@@ -138,7 +138,8 @@ class Up(_Message):
 
 class Stats(_Message):
     """Load of an engine: requests in slots and waiting, and the part of KV blocks in use (0 to 1). Since its start:
-    preemptions, steps, their processor time and elapsed time in seconds, drafts fed and accepted."""
+    preemptions, steps, their processor time and elapsed time in seconds, drafts fed and accepted, and the device's
+    time in seconds, or None if it is not measured."""
 
     running: int
     waiting: int
@@ -149,6 +150,7 @@ class Stats(_Message):
     step_seconds: float
     drafted: int
     accepted: int
+    device_seconds: float | None = None
 
 
 class Down(_Message):
@@ -278,6 +280,7 @@ class Serve(_Message):
 
     ``records``: address for its records. ``ranks``: None for one worker in the process itself. ``speculate``: the
     proposer. ``rejection``: how its drafts are accepted. ``sizes`` has the number of drafts that a step verifies.
+    ``timed``: measure the device's time of steps.
     """
 
     model: str
@@ -295,6 +298,7 @@ class Serve(_Message):
     ranks: Ranks | None = None
     speculate: str = "none"
     rejection: bool = False
+    timed: bool = False
 
 
 class Submit(_Message):

@@ -58,6 +58,9 @@ _Said = TypeVar("_Said", Hello, Ready, Up)
 class RankExecutor:
     """The ranks of one run, the executor of their engine (:class:`hal.engine.Executor`). One thread uses it."""
 
+    device_seconds: float | None = None
+    """Ranks do not measure it."""
+
     def __init__(
         self,
         setup: Setup,

@@ -24,6 +24,10 @@ class Executor(Protocol):
     def drafts(self) -> tuple[int, ...]:
         """Drafts that were fed and accepted, and turns of a slot that decodes, so far."""
 
+    @property
+    def device_seconds(self) -> float | None:
+        """The device's time in steps so far; None if it is not measured."""
+
     def order(self, group: int, tasks: Sequence[Task], taken: int) -> SinkFull | SinkClosed | None:
         """Start a group's next step. ``taken``: how many of its steps were received when ``tasks`` were made.
 

@@ -63,6 +63,8 @@ def _worker(serve: Serve, take: Take) -> Iterator[tuple[Engine, Any]]:
             check_drafts(name, runner, drafts)
             worker = Stepper(device, state, runner, sink, blocks=serve.blocks)
         overlap, _ = overlap_of(serve.overlap, device, name, worker.runner.needs_host)
+        if serve.timed:
+            worker.measure()
         sink.to = take
         try:
             engine = Engine(

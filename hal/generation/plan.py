@@ -151,11 +151,12 @@ class ModelPlan:
         speculate: str = NONE,
         drafts: int | None = None,
         acceptance: str = "exact",
+        timed: bool = False,
     ) -> Serve:
         """Return everything that an engine is made of. Options are those of ``hal run`` of these names.
 
-        ``blocks``: by default enough for 512 tokens a slot and one longest request. Raises :class:`InvalidValue` that
-        names the option.
+        ``blocks``: by default enough for 512 tokens a slot and one longest request. ``timed``: measure the
+        device's time of steps, on a device that can. Raises :class:`InvalidValue` that names the option.
         """
         check_overlap(overlap)
         check_runner_name(runner)
@@ -207,4 +208,5 @@ class ModelPlan:
             ranks=ranks,
             speculate=speculate,
             rejection=acceptance == REJECTION,
+            timed=timed,
         )

@@ -77,7 +77,16 @@ class _Gauge:
         told, self._told = (
             self._told,
             Stats(
-                running, waiting, cache, self._engine.preemptions, self._steps, self._host, self._elapsed, fed, accepted
+                running,
+                waiting,
+                cache,
+                self._engine.preemptions,
+                self._steps,
+                self._host,
+                self._elapsed,
+                fed,
+                accepted,
+                self._engine.worker.device_seconds,
             ),
         )
         same = told is not None and (told.running, told.waiting) == (0, 0) == (running, waiting)

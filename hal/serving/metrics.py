@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 40.0)
 _LONG = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0)
+_COUNTED = ("preemptions", "steps", "host_seconds", "step_seconds", "wait_seconds", "drafted", "accepted")
 _REASONS = ("stop", "length", "abort", "error")
 
 
@@ -18,6 +19,7 @@ class Metrics:
     def __init__(self, model: str) -> None:
         self.registry = registry = CollectorRegistry()
         names, label = ("model_name",), {"model_name": model}
+        self._label = label
 
         def gauge(name: str, about: str) -> Gauge:
             return Gauge(name, about, names, registry=registry).labels(**label)
@@ -38,6 +40,8 @@ class Metrics:
         self.wait_seconds = counter(
             "hal:engine_wait_seconds", "Time in steps in which the engine's thread waited for the device, or for ranks."
         )
+        device = "Time of the device in steps, with its gaps between a step's first work and its last."
+        self._device_seconds = Counter("hal:engine_device_seconds", device, names, registry=registry)
         self.drafted = counter("hal:spec_decode_num_draft_tokens", "Drafts fed.")
         self.accepted = counter("hal:spec_decode_num_accepted_tokens", "Drafts accepted.")
         self.prompt_tokens = counter("hal:prompt_tokens", "Tokens of prompts.")
@@ -56,10 +60,13 @@ class Metrics:
         for name in ("running", "waiting", "cache"):
             getattr(self, name).set(stats[name])
         totals = {**stats, "wait_seconds": stats["step_seconds"] - stats["host_seconds"]}
-        for name in ("preemptions", "steps", "host_seconds", "step_seconds", "wait_seconds", "drafted", "accepted"):
+        counters = {name: getattr(self, name) for name in _COUNTED}
+        if stats["device_seconds"] is not None:
+            counters["device_seconds"] = self._device_seconds.labels(**self._label)  # without it there is no sample
+        for name, found in counters.items():
             more = totals[name] - self._counted.get(name, 0.0)
             self._counted[name] = totals[name]
-            getattr(self, name).inc(max(0.0, more))
+            found.inc(max(0.0, more))
 
     def request(self, prompt_tokens: int) -> Timing:
         """Return what times one answer."""

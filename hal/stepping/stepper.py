@@ -38,7 +38,7 @@ from .runner import HostRunner, RunnerFailed
 from .step_plan import Int32s, PlannedStep, StepPlanner
 
 if TYPE_CHECKING:
-    from hal_core import AdmittedRequest, BoundDevice, OutputRecord, Request, Sink, SlotState, StateLayout
+    from hal_core import AdmittedRequest, BoundDevice, OutputRecord, Request, Sink, SlotState, StateLayout, TimedEvent
 
     from .runner import Runner
 
@@ -54,7 +54,7 @@ class Launched:
 
     ``trouble``: the sink's error for its output: :class:`SinkFull` (the record is kept, and sent when there is room) or
     :class:`SinkClosed` (it will not be sent). The step is done all the same. ``failed``: the runner raised in
-    ``launch``, and the step's requests end with that error.
+    ``launch``, and the step's requests end with that error. ``span``: around the step's work, if its time is measured.
     """
 
     planned: PlannedStep
@@ -62,6 +62,7 @@ class Launched:
     ticket: OutputTicket
     trouble: SinkFull | SinkClosed | None = None
     failed: bool = False
+    span: tuple[TimedEvent, TimedEvent] | None = None
 
 
 class Stepper:
@@ -79,6 +80,8 @@ class Stepper:
     - ``last``: the record of the last step that was taken; ``steps``: how many were launched.
     - ``acceptance``: draft counts so far, on a state with room for drafts.
     - ``in_flight``: steps of :meth:`order` that were not received, oldest first.
+    - ``device_seconds``: the device's time in the steps that were taken, with the gaps in which it waited for the host
+      between a step's first work and its last; None unless it is measured (:meth:`measure`).
     - ``on_raised``: called with the runner's exception in a step whose requests end with it.
 
     If the runner raises in ``launch`` or ``propose``, the requests of that step end. In a group of several ranks it
@@ -96,6 +99,7 @@ class Stepper:
         self.steps, self.in_flight = 0, deque[Launched]()
         self.last: OutputRecord | None = None
         self.acceptance = Acceptance()
+        self.device_seconds: float | None = None
         self.on_raised: Callable[[Exception], object] = lambda error: None
         self._planner = StepPlanner(state, group)
         self._every_slot = _every_slot(state, sink)
@@ -118,6 +122,11 @@ class Stepper:
         """Drafts that were fed and accepted, and turns of a slot that decodes, so far."""
         return self.acceptance.drafted, self.acceptance.accepted, self.acceptance.turns
 
+    def measure(self) -> None:
+        """Measure the device's time of all later steps, if the device has ``timed_events``."""
+        if self.device.capabilities.timed_events:
+            self.device_seconds = 0.0
+
     def admit(self, request: Request) -> AdmittedRequest:
         """Check a request and pack it for the state. Raises :class:`hal_core.errors.InvalidValue`. From any thread."""
         self.runner.check(request)
@@ -135,6 +144,7 @@ class Stepper:
         device, state, stream = self.device, self.state, self.stream
         self._check_drafts(batch)
         self._make_way(batch)
+        began = self._timed()
         device.insert_tasks(state=state, tasks=batch, stream=stream)
         planned = self._planner.plan(self.steps, batch, set(self._ended))
         self.steps += 1
@@ -147,13 +157,18 @@ class Stepper:
         device.update_inputs(state=state, step=step, stream=stream)
         if state.speculative and not failed:
             step = self._propose(planned, step)
+        ended = self._timed()
         trouble: SinkFull | SinkClosed | None = None
         try:
             ticket: object = device.save_output(state=state, step=self._saved(step), sink=self.sink, stream=stream)
         except (SinkFull, SinkClosed) as error:
             trouble, ticket = error, error.ticket
         assert isinstance(ticket, OutputTicket)
-        return Launched(planned, step, ticket, trouble, failed)
+        return Launched(planned, step, ticket, trouble, failed, (began, ended) if began and ended else None)
+
+    def _timed(self) -> TimedEvent | None:
+        """Return a timed event after all work that is now on the stream, if the step's time is measured."""
+        return None if self.device_seconds is None else self.device.timed_event(stream=self.stream)
 
     def take(self, launched: Launched) -> OutputRecord:
         """Wait for a step's output and take it: the record, the mirror, and the slots whose requests ended.
@@ -165,6 +180,8 @@ class Stepper:
         state, number = self.state, launched.step.number
         record = self.last = state.take(launched.ticket)
         self._taken = number + 1
+        if launched.span is not None and self.device_seconds is not None:
+            self.device_seconds += launched.span[1].seconds_since(launched.span[0])
         if state.speculative:
             self.acceptance.count(launched.planned, state)
         mirror, order, ended = state.mirror, launched.step.places[state.name], []

@@ -57,6 +57,8 @@ class PaperWorker:
     def admit(self, request):
         return self.state.admit(request, vocab_size=self.vocab_size)
 
+    device_seconds = None
+
     def order(self, group, tasks, taken):
         self.came = group, self.step(tasks)
 

@@ -273,17 +273,25 @@ def test_the_dashboard_shows_metrics_that_there_are():
     assert plain
     assert plain <= names
     (step,) = [panel for panel in panels if panel["title"] == "Time of a step"]
-    assert [target["legendFormat"] for target in step["targets"]] == ["elapsed", "host", "waiting for the device"]
+    shown = [target["legendFormat"] for target in step["targets"]]
+    assert shown == ["elapsed", "host", "waiting for the device", "device"]
 
 
 def test_a_steps_time_is_the_hosts_and_what_it_waits():
     metrics = Metrics("x")
     stats = dict.fromkeys(("running", "waiting", "cache", "preemptions", "drafted", "accepted"), 0)
     for steps, host, elapsed in ((2, 0.5, 2.0), (5, 0.75, 4.0)):
-        metrics.take(stats | {"steps": steps, "host_seconds": host, "step_seconds": elapsed})
-    text = metrics.text().decode()
-    found = {name: float(value) for name, value in re.findall(r"^hal:engine_(\w+)_total{.*} (.*)$", text, re.MULTILINE)}
-    assert found == {"steps": 5, "host_seconds": 0.75, "step_seconds": 4.0, "wait_seconds": 3.25}
+        metrics.take(stats | {"steps": steps, "host_seconds": host, "step_seconds": elapsed, "device_seconds": None})
+    wanted = {"steps": 5, "host_seconds": 0.75, "step_seconds": 4.0, "wait_seconds": 3.25}
+    assert engine_counters(metrics) == wanted, "what is not measured is absent, not 0"
+    for device in (1.5, 2.25):
+        metrics.take(stats | {"steps": 5, "host_seconds": 0.75, "step_seconds": 4.0, "device_seconds": device})
+    assert engine_counters(metrics) == wanted | {"device_seconds": 2.25}
+
+
+def engine_counters(metrics):
+    found = re.findall(r"^hal:engine_(\w+)_total{.*} (.*)$", metrics.text().decode(), re.MULTILINE)
+    return {name: float(value) for name, value in found}
 
 
 def test_a_slow_reader_delays_nobody(server):

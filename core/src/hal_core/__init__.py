@@ -39,7 +39,7 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.slots.state": "SlotState",
         "hal_core.slots.step": "Step predict_launch_tokens",
         "hal_core.slots.tasks": "ENTERING FEEDING LEAVING Task TaskBatch TaskKind",
-        "hal_core.streams": "Event Stream",
+        "hal_core.streams": "Event Stream TimedEvent",
         "hal_core.tickets": "DONE Ticket",
         "hal_core.timeouts": "CoreTimeouts Seconds TIMEOUTS",
     },

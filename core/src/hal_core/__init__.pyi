@@ -64,6 +64,7 @@ from .slots.tasks import TaskBatch as TaskBatch
 from .slots.tasks import TaskKind as TaskKind
 from .streams import Event as Event
 from .streams import Stream as Stream
+from .streams import TimedEvent as TimedEvent
 from .tickets import DONE as DONE
 from .tickets import Ticket as Ticket
 from .timeouts import TIMEOUTS as TIMEOUTS

@@ -15,6 +15,16 @@ class Event(Protocol):
         """Block the host for at most ``timeout`` seconds; True when done."""
 
 
+class TimedEvent(Event, Protocol):
+    """An event that notes the device's time when it passes."""
+
+    def seconds_since(self, earlier: TimedEvent) -> float:
+        """Return the seconds that passed on the device from ``earlier``, an event of the same device, to this one.
+
+        Raises :class:`hal_core.errors.InvalidValue` unless both have passed.
+        """
+
+
 class Stream(Protocol):
     """A queue of device work, executed in order. ``handle`` is the device's own number for it."""
 

@@ -15,7 +15,8 @@ enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_CONTEXT = 201, NOT_READY = 600, TO
 enum { COPY, SET, LAUNCH, RECORD, WAIT, CALL };
 enum { PATIENCE = 20, NOTED = 1 << 14, PIECE = 16384 };
 
-typedef struct { volatile int *passed; int captured; } Event; /* of its last record; each record has its own, never freed */
+typedef struct { volatile int *passed; int captured; u32 flags; } Event; /* of its last record; each record has its own, never freed */
+typedef struct { int passed; double at; } Mark;
 typedef struct Op {
   struct Op *next;
   int kind;
@@ -163,7 +164,12 @@ static void execute(Op *op) {
   if (op->kind == SET) for (u64 i = 0; i < op->nbytes; i++) ((u32 *)op->to)[i] = op->blocks;
   if (op->kind == LAUNCH) launch(op);
   if (op->kind == CALL) op->call(op->to);
-  if (op->kind == RECORD) *op->passed = 1;
+  if (op->kind == RECORD) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    ((Mark *)op->passed)->at = (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
+    *op->passed = 1;
+  }
 }
 static void pump(void) {
   stream_of(NULL);
@@ -238,15 +244,14 @@ int cuLaunchKernel(void *f, u32 x, u32 y, u32 z, u32 tx, u32 ty, u32 tz, u32 sha
   LOCKED(put(f, s, op));
 }
 int cuEventCreate(void **event, u32 flags) {
-  (void)flags;
-  return !current() ? NO_CONTEXT : (*event = calloc(1, sizeof(Event)), live++, OK);
+  return !current() ? NO_CONTEXT : (((Event *)(*event = calloc(1, sizeof(Event))))->flags = flags, live++, OK);
 }
 int cuEventDestroy_v2(void *event) { return free(event), live--, OK; }
 static int record(Event *e, void *s) {
   if (bare(s)) return NO_CONTEXT;
   e->captured = stream_of(s)->capturing;
   if (e->captured) return nodes++, OK;
-  e->passed = calloc(1, sizeof(int));
+  e->passed = calloc(1, sizeof(Mark));
   return enqueue(s, (Op){.kind = RECORD, .passed = e->passed});
 }
 int cuEventRecord(void *e, void *s) { LOCKED(record(e, s)); }
@@ -256,6 +261,12 @@ int cuEventQuery(void *event) {
   if (e->captured) return CAPTURED;
   LOCKED((pump(), !e->passed || *e->passed ? OK : NOT_READY));
 }
+static int elapsed(float *milliseconds, Event *from, Event *to) {
+  if ((from->flags | to->flags) & 2 || !from->passed || !to->passed) return INVALID; /* CU_EVENT_DISABLE_TIMING */
+  if (!*from->passed || !*to->passed) return NOT_READY;
+  return *milliseconds = (float)(((Mark *)to->passed)->at - ((Mark *)from->passed)->at), OK;
+}
+int cuEventElapsedTime(float *milliseconds, void *from, void *to) { LOCKED(elapsed(milliseconds, from, to)); }
 static int synchronize(Event *e) {
   while (pump(), e->passed && !*e->passed) {
     struct timespec soon = later(1000000); /* a held kernel's flag changes without a call */

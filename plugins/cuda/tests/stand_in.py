@@ -285,6 +285,11 @@ class Library:
     def cuEventCreate(self, flags):
         return self._made("cuEventCreate", flags)
 
+    def cuEventElapsedTime(self, earlier, event):
+        out = ctypes.c_float()
+        status = self.library.cuEventElapsedTime(ctypes.byref(out), P(earlier), P(event))
+        return CUresult(status), out.value
+
     def cuModuleLoadData(self, code):
         if not self.library.stand_in_current():
             return CUresult.CUDA_ERROR_INVALID_CONTEXT, 0

@@ -37,7 +37,9 @@ def test_g07_the_fallback_is_declared_with_its_reason(fallback, opened):
     assert fallback().note.startswith("path: fallback; ")
     native = opened().capabilities
     assert native.fallbacks == {}
-    for name in ("async_h2d", "async_d2h", "fused_scatter", "async_update", "several_memories", "can_hold_stream"):
+    for name in (
+        "async_h2d", "async_d2h", "fused_scatter", "async_update", "several_memories", "can_hold_stream", "timed_events"
+    ):  # fmt: skip
         assert getattr(able, name) is getattr(native, name) is True
 
 

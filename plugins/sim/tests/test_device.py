@@ -314,3 +314,33 @@ def test_closing_waits_for_the_copies_of_every_stream():
         assert all(copy.done() for copy in copies)
         device.accelerator.synchronize()
         device.accelerator.reset()
+
+
+def test_timed_events_are_used_again_and_need_both_to_have_passed(bound):
+    stream, memory = bound.device.stream(), SimTensor.of(bound.device, np.zeros(8, np.uint8))
+    first = bound.timed_event(stream=stream)
+    assert first.wait(5)
+    with bound.device.hold_stream(stream):
+        bound.async_set_value(target=memory, value=1, stream=stream)
+        second = bound.timed_event(stream=stream)
+        with pytest.raises(InvalidValue, match="has not passed"):
+            second.seconds_since(first)
+    assert second.wait(5)
+    assert second.seconds_since(first) >= 0 >= first.seconds_since(second)
+    with bind(SimPlugin.open(0, {})) as other, pytest.raises(InvalidValue, match="no timed event of this device"):
+        second.seconds_since(other.timed_event(stream=other.default_stream))
+    for wrong in (stream.record(), None):
+        with pytest.raises(InvalidValue, match="no timed event of this device"):
+            second.seconds_since(wrong)
+    raw = {second.raw.handle, first.raw.handle}
+    del first, second
+    again = [bound.timed_event(stream=stream) for _ in range(2)]
+    assert {one.raw.handle for one in again} == raw, "an event is made for each use"
+
+
+def test_a_closed_device_gives_no_timed_event():
+    device = bind(SimPlugin.open(0, {}))
+    stream = device.default_stream
+    device.close()
+    with pytest.raises(DeviceClosed):
+        device.timed_event(stream=stream)

@@ -16,6 +16,10 @@ PAIRS = {
 }  # fmt: skip
 
 
+ALSO = {"event_create_timed": "event_create"}
+"""Calls that make the same as another one."""
+
+
 class Counted(ABC):  # noqa: B024 (an ABC for its layout, as Lie)
     """A mixin over primitives: what was made and not given back since it was laid."""
 
@@ -38,6 +42,10 @@ def _counting(name: str, by: int, kind: str) -> Any:  # noqa: ANN401 (a method)
 for _make, _free in PAIRS.items():
     setattr(Counted, _make, _counting(_make, 1, _make))
     setattr(Counted, _free, _counting(_free, -1, _make))
+
+
+for _make, _same in ALSO.items():
+    setattr(Counted, _make, _counting(_make, 1, _same))
 
 
 def counted(device: Device) -> Counter[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from hal_core.memory.views import View
 from hal_core.tickets import Ticket
 
 from . import Lie, liar
-from .proxies import HELD, HELD_COPIES, EventTicket, given
+from .proxies import HELD, HELD_COPIES, EventTicket, ProxyEvent, given
 
 if TYPE_CHECKING:
     from hal_core.contract.device import Device
@@ -70,6 +71,38 @@ class EventsOfTheDefaultStream(Lie):
     def event(self, stream: Stream) -> Event:
         """Record on the other stream."""
         return super().event(self.default_stream)  # type: ignore[misc,attr-defined,no-any-return]
+
+
+class _TimedOnTheHost(ProxyEvent):
+    def __init__(self, true: Event) -> None:
+        super().__init__(true)
+        self.at = time.monotonic()
+
+    def seconds_since(self, earlier: _TimedOnTheHost) -> float:
+        return self.at - earlier.at
+
+
+@liar(4, "timed events note when they were recorded, on the host's clock", requires=("timed_events", "can_hold_stream"))
+class TimesOfTheHost(Lie):
+    """A step's time that is the time of its launches."""
+
+    def timed_event(self, stream: Stream) -> _TimedOnTheHost:
+        """Note the time now."""
+        return _TimedOnTheHost(super().timed_event(stream))  # type: ignore[misc]
+
+
+class _InMilliseconds(ProxyEvent):
+    def seconds_since(self, earlier: _InMilliseconds) -> float:
+        return 1e3 * self.true.seconds_since(earlier.true)  # type: ignore[attr-defined,no-any-return]
+
+
+@liar(4, "the time between timed events is in milliseconds", requires="timed_events", seen="cudaEventElapsedTime")
+class MillisecondsAsSeconds(Lie):
+    """The driver's number as it comes."""
+
+    def timed_event(self, stream: Stream) -> _InMilliseconds:
+        """Record an event with another unit."""
+        return _InMilliseconds(super().timed_event(stream))  # type: ignore[misc]
 
 
 @liar(1, f"the ticket of a write asks {DEFAULT}", requires=HELD)

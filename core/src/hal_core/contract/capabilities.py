@@ -29,6 +29,7 @@ class Capabilities:
       (G28).
     - ``several_memories``: one plan writes any number of memories (``device.write``), since kernels take addresses. If
       false, each memory has a plan of its own.
+    - ``timed_events``: ``timed_event(stream)`` gives events with the device's time; if false, None.
     """
 
     async_h2d: bool
@@ -41,6 +42,7 @@ class Capabilities:
     substituted: str = ""
     async_update: bool = False
     several_memories: bool = False
+    timed_events: bool = False
 
     def __post_init__(self) -> None:
         unknown = [hook for hook in self.fallbacks if hook not in HOOKS]

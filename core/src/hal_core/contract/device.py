@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..slots.state import SlotState
     from ..slots.step import Step
     from ..slots.tasks import TaskBatch
-    from ..streams import Event, Stream
+    from ..streams import Event, Stream, TimedEvent
     from ..tickets import Ticket
     from .counters import Counters
 
@@ -196,6 +196,10 @@ class Device(Hooks, Protocol):
 
     def event(self, stream: Stream) -> Event:
         """Return an event after all work that is now on ``stream``."""
+
+    def timed_event(self, stream: Stream) -> TimedEvent | None:
+        """Return an event after all work that is now on ``stream`` and that notes the device's time; None without
+        ``timed_events``."""
 
     def communicator(self, group: Group) -> Communicator:
         """Open a group; all its ranks call this in the same order. Raises if the device has no collectives.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..slots.state import SlotState
     from ..slots.step import Step
     from ..slots.tasks import TaskBatch
-    from ..streams import Event, Stream
+    from ..streams import Event, Stream, TimedEvent
 
 
 class DeviceBase(ABC):
@@ -140,6 +140,10 @@ class DeviceBase(ABC):
     def event(self, stream: Stream) -> Event:
         """Return an event after all work that is now on ``stream``."""
         return stream.record()
+
+    def timed_event(self, stream: Stream) -> TimedEvent | None:
+        """Return None: by default a device has no clock."""
+        return None
 
     def communicator(self, group: Group) -> Communicator:
         """Return the group's collectives, opened once. A group whose opening was lost stays lost for this device (G16).

@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any
 
 from ..errors import InvalidValue, TicketTimeout
-from ..streams import Event
+from ..streams import Event, TimedEvent
 from .health import Health
 from .primitives import RawEvent, RawStream, StreamPrimitives
 from .retired_memory import Retired
@@ -24,6 +24,7 @@ class EventPool:
         self.error = primitives.event_error
         self._record, self._rerecords = primitives.event_record, primitives.rerecords
         self.free: deque[RawEvent] = deque()
+        self.free_timed: deque[RawEvent] = deque()
         self.made = 0
 
     def record(self, stream: AsyncStream) -> RecordedEvent:
@@ -41,10 +42,20 @@ class EventPool:
         self.made += 1
         return RecordedEvent(self, self.primitives.event_create(), stream.stream_key)
 
+    def record_timed(self, stream: AsyncStream) -> ClockedEvent:
+        """Return a timed event after all work that is now on ``stream``."""
+        free = self.free_timed
+        reused = bool(free) and (self._rerecords or self.query(free[0]))
+        raw = free.popleft() if reused else self.primitives.event_create_timed()
+        event = ClockedEvent(self, raw, stream.stream_key)
+        self._record(raw, stream.raw)
+        return event
+
     def close(self) -> None:
         """Destroy the unreferenced events."""
-        while self.free:
-            self.primitives.event_destroy(self.free.popleft())
+        for free in (self.free, self.free_timed):
+            while free:
+                self.primitives.event_destroy(free.popleft())
 
 
 class RecordedEvent:
@@ -75,6 +86,28 @@ class RecordedEvent:
 
     def __del__(self) -> None:
         self.pool.free.append(self.raw)
+
+
+class ClockedEvent(RecordedEvent):
+    """A recorded event with the device's time (:class:`hal_core.streams.TimedEvent`)."""
+
+    __slots__ = ()
+
+    def seconds_since(self, earlier: TimedEvent) -> float:
+        """Return the device's seconds from ``earlier`` to this event.
+
+        :raises InvalidValue: for an event of another device, and unless both have passed.
+        """
+        device = self.pool.health.device
+        if not isinstance(earlier, ClockedEvent) or earlier.pool is not self.pool:
+            what, cure = f"{type(earlier).__name__} is no timed event of this device", "give one of its timed_event()"
+            raise InvalidValue(what, cure=cure, device=device, argument="earlier")
+        if not (earlier.done() and self.done()):
+            raise InvalidValue("one of the events has not passed", cure="wait for both", device=device)
+        return self.pool.primitives.event_seconds(earlier.raw, self.raw)
+
+    def __del__(self) -> None:
+        self.pool.free_timed.append(self.raw)
 
 
 class AsyncStream:

@@ -116,6 +116,13 @@ class StreamPrimitives(ABC):
     def event_record(self, event: RawEvent, stream: RawStream) -> None:
         """Make the event pass when all work that is now on ``stream`` has been executed."""
 
+    def event_create_timed(self) -> RawEvent:
+        """Create an event that notes the device's time when it passes.
+
+        :raises CapabilityMissing: by default; not called on a device without ``timed_events``.
+        """
+        raise CapabilityMissing("has no timed events", cure="leave timed_events off, or write event_create_timed()")
+
     # -- events, from any thread --------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -130,6 +137,13 @@ class StreamPrimitives(ABC):
         Raises the device's error if waiting reports one. By default the event is queried repeatedly.
         """
         return poll(lambda: self.event_query(event), timeout)
+
+    def event_seconds(self, earlier: RawEvent, event: RawEvent) -> float:
+        """Return the device's seconds between two timed events that have passed.
+
+        :raises CapabilityMissing: by default; not called on a device without ``timed_events``.
+        """
+        raise CapabilityMissing("has no timed events", cure="leave timed_events off, or write event_seconds()")
 
     def event_error(self, event: RawEvent) -> Exception | None:
         """Return the error of the work before a passed event; for runtimes whose events pass even if the work failed.

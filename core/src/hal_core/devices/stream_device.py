@@ -24,7 +24,7 @@ from .tickets import AsyncCopy, AsyncTicket, QuietCopy, QuietTicket, ReadsInFlig
 if TYPE_CHECKING:
     from ..memory.copies import CopyTicket
     from ..memory.views import ByteRange, Memory
-    from ..streams import Stream
+    from ..streams import Stream, TimedEvent
     from .staging import StagingRing
 
 P = ParamSpec("P")
@@ -141,6 +141,11 @@ class StreamDevice(DeviceBase):
         """Return the ticket of the work just queued on ``stream``; for the device's own kernels."""
         event = self.last[stream.stream_key] = self.events.record(stream)
         return self.ticket_type(event)
+
+    def timed_event(self, stream: Stream) -> TimedEvent | None:
+        """Return a timed event after all work that is now on ``stream``; None without ``timed_events``."""
+        self.check_open()
+        return self.events.record_timed(self.own(stream)) if self.capabilities.timed_events else None
 
     def order_after_reads(self, stream: Stream, memory: Memory | None = None) -> None:
         """Make ``stream`` wait for copies out that still read ``memory`` (None: any), before kernels write there."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..slots.state import SlotState
     from ..slots.step import Step
     from ..slots.tasks import Task, TaskBatch
-    from ..streams import Stream
+    from ..streams import Stream, TimedEvent
 
 log = logging.getLogger("hal")
 T = TypeVar("T")
@@ -225,6 +225,15 @@ class BoundDevice:
         """Make ``stream`` wait for copies out that still read ``memory``, before the caller's own work (a model's)
         writes there. The host does not wait. Writes of the hooks are already ordered so."""
         self._call("order_after_reads", stream, self.device.order_after_reads, (stream, memory))
+
+    def timed_event(self, *, stream: Stream) -> TimedEvent | None:
+        """Return an event after all work that is now on ``stream`` and that notes the device's time.
+
+        The device's seconds between two that have passed: ``later.seconds_since(earlier)``.
+
+        :return: None on a device without ``timed_events``.
+        """
+        return self._call("timed_event", stream, self.device.timed_event, (stream,))
 
     def launch_graphs(self, *, graphs: Sequence[int], stream: Stream) -> None:
         """Launch graphs of the caller's own (a model's) on ``stream``, one after the other.

@@ -61,6 +61,7 @@ class CudaDevice(OnGpu):
         collective="nccl",
         async_update=True,
         several_memories=True,
+        timed_events=True,
     )
     dlpack_type = DLPACK_CUDA
     raises_faults = True  # device errors are sticky: the next call raises them

@@ -88,10 +88,18 @@ class CudaPrimitives(Primitives):
         self.check_capture(stream)
         self.driver.ok(self.driver.on.cuStreamWaitEvent(stream, event, 0), "cuStreamWaitEvent")
 
-    # -- events: CUevents, without timing ------------------------------------------------------------------------
+    # -- events: CUevents, without timing unless asked ------------------------------------------------------------
 
     def event_create(self) -> Any:  # noqa: ANN401
         return self.driver.ok(self.driver.on.cuEventCreate(self._event_flags), "cuEventCreate")
+
+    def event_create_timed(self) -> Any:  # noqa: ANN401
+        return self.driver.ok(self.driver.on.cuEventCreate(0), "cuEventCreate")
+
+    def event_seconds(self, earlier: Any, event: Any) -> float:  # noqa: ANN401
+        with self.driver.beside_captures():
+            found = self.driver.api.cuEventElapsedTime(earlier, event)
+        return float(self.driver.ok(found, "cuEventElapsedTime")) / 1e3
 
     def event_destroy(self, event: Any) -> None:  # noqa: ANN401
         self.driver.api.cuEventDestroy(event)
@@ -254,6 +262,9 @@ class NativePrimitives(CudaPrimitives):
 
     def event_create(self) -> int:
         return int(super().event_create())
+
+    def event_create_timed(self) -> int:
+        return int(super().event_create_timed())
 
     def room(self, stream: int) -> None:
         self._calls.room(stream)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from hal_core import HalError
 
 COMPLETE, EXECUTION_STATUS = 0, 0x11D3
+QUEUE_PROFILING, PROFILING_END = 1 << 1, 0x1283
 READ_WRITE, ALLOC_HOST_PTR = 1 << 0, 1 << 4
 MAP_READ, MAP_WRITE, BLOCKING = 1 << 0, 1 << 1, 1
 PLATFORM_NAME = 0x0902
@@ -38,6 +39,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "clGetProgramBuildInfo": (_PTR, _PTR, _UINT, _SIZE, _PTR, _PTR),
     "clSetKernelArg": (_PTR, _UINT, _SIZE, _PTR),
     "clGetEventInfo": (_PTR, _UINT, _SIZE, _PTR, _PTR),
+    "clGetEventProfilingInfo": (_PTR, _UINT, _SIZE, _PTR, _PTR),
     "clSetUserEventStatus": (_PTR, c.c_int),
     "clRetainCommandQueue": (_PTR,),
     "clFlush": (_PTR,),

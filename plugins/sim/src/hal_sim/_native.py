@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_long, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_long, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -129,6 +129,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "event_create": (c_int, (POINTER(c_void_p),)),
     "event_destroy": (c_int, (c_void_p,)),
     "event_record": (c_int, (c_void_p, c_void_p)),
+    "event_timed": (c_int, (c_void_p,)),
+    "event_seconds": (c_int, (c_void_p, c_void_p, POINTER(c_double))),
     "event_query": (c_int, (c_void_p, POINTER(c_int))),
     "event_wait": (c_int, (c_void_p, c_long)),
     "stream_wait_event": (c_int, (c_void_p, c_void_p)),

@@ -40,6 +40,7 @@ class SimDevice(OnAccelerator):
         collective="shared memory",
         async_update=True,
         several_memories=True,
+        timed_events=True,
     )
 
     fault_cure = "fix the failed work (see Accelerator.races()), and open the device again"

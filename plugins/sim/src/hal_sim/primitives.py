@@ -53,6 +53,12 @@ class SimPrimitives(Primitives):
     def event_create(self) -> Event:
         return Event()
 
+    def event_create_timed(self) -> Event:
+        return Event(timed=True)
+
+    def event_seconds(self, earlier: Event, event: Event) -> float:
+        return event.seconds_since(earlier)
+
     def event_destroy(self, event: Event) -> None:
         event.close()
 

@@ -28,13 +28,16 @@ class Closing:
 
 
 class Event(Closing):
-    """A point on a stream, to wait for or to query. One that was never recorded counts as done."""
+    """A point on a stream, to wait for or to query. One that was never recorded counts as done. ``timed``: it notes the
+    time at which it passes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, timed: bool = False) -> None:
         self._native = native()
         handle = ctypes.c_void_p()
         self._native.check(self._native.event_create(ctypes.byref(handle)))
         self.handle: int = handle.value or 0
+        if timed:
+            self._native.check(self._native.event_timed(self.handle))
 
     def record(self, stream: Stream) -> Self:
         self._native.check(self._native.event_record(self.handle, stream.handle))
@@ -44,6 +47,12 @@ class Event(Closing):
         done = ctypes.c_int()
         self._native.check(self._native.event_query(self.handle, ctypes.byref(done)))
         return bool(done.value)
+
+    def seconds_since(self, earlier: Event) -> float:
+        """Return the time from an earlier timed event to this one; both have passed."""
+        seconds = ctypes.c_double()
+        self._native.check(self._native.event_seconds(earlier.handle, self.handle, ctypes.byref(seconds)))
+        return seconds.value
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Make the host wait; None: as long as the option ``wait_limit_ms``."""

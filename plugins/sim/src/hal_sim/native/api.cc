@@ -110,6 +110,10 @@ HALSIM_API int halsim_stream_info(Stream* stream, int* device, int* id) {
 HALSIM_API int halsim_event_create(Event** out) { return code(create_event(out)); }
 HALSIM_API int halsim_event_destroy(Event* event) { return code(destroy_event(event)); }
 HALSIM_API int halsim_event_record(Event* event, Stream* stream) { return code(record_event(event, stream)); }
+HALSIM_API int halsim_event_timed(Event* event) { return code(time_event(event)); }
+HALSIM_API int halsim_event_seconds(Event* earlier, Event* event, double* out) {
+  return code(event_seconds(earlier, event, out));
+}
 HALSIM_API int halsim_event_query(Event* event, int* done) {
   bool answer = false;
   const Status status = query_event(event, &answer);

@@ -46,7 +46,32 @@ Status record_event(Event* e, Stream* s) {
   e->upto = s->submitted;
   e->clock = op->after;
   e->polls = 0;
+  if (e->timed) {
+    e->passed_at = std::make_shared<std::atomic<int64_t>>(s->done >= e->upto ? device_time() : 0);
+    if (s->done < e->upto) s->stamps.push_back({e->upto, e->passed_at});
+  }
   has_run(*op);
+  return Status::ok;
+}
+
+Status time_event(Event* e) {
+  Status status = check_event(e);
+  if (status == Status::ok) e->timed = true;
+  return status;
+}
+
+static int64_t passed_at(Event* e) {
+  std::lock_guard<std::mutex> guard(e->mutex);
+  return e->passed_at ? e->passed_at->load() : 0;
+}
+
+Status event_seconds(Event* earlier, Event* e, double* out) {
+  Status status = check_event(earlier);
+  if (status == Status::ok) status = check_event(e);
+  if (status != Status::ok) return status;
+  const int64_t from = passed_at(earlier), to = passed_at(e);
+  if (!from || !to) return fail(Status::invalid, "%s", "an event without timing, or one that has not passed");
+  *out = static_cast<double>(to - from) * 1e-9;
   return Status::ok;
 }
 

@@ -50,6 +50,10 @@ void run_tasks(Stream* s) {
     // Only now: a stream whose last operation still runs is not done, although nothing is queued on it.
     s->running = nullptr;
     ++s->done;
+    while (!s->stamps.empty() && s->stamps.front().upto <= s->done) {
+      *s->stamps.front().at = device_time();
+      s->stamps.pop_front();
+    }
     --pending;
     s->changed.notify_all();
   }
@@ -127,6 +131,10 @@ Status submit_wait_locked(Stream* s, std::unique_lock<std::mutex>& guard, Operat
                           uint64_t upto) {
   return enqueue_locked(s, guard,
                         {std::move(op), [s, other, upto](const OperationRef&) { await_other(s, other, upto); }});
+}
+
+int64_t device_time() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 long pending_tasks() { return pending; }

@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 
 #include "journal.h"
@@ -15,12 +16,19 @@ struct Task {
   std::function<void(const OperationRef&)> run;
 };
 
+// The time at which a stream has done so many operations, for a timed event.
+struct Stamp {
+  uint64_t upto;
+  std::shared_ptr<std::atomic<int64_t>> at;
+};
+
 // Never deleted, since events may still name it; its thread ends when it is destroyed and its work is done.
 struct Stream {
   int device = 0, id = 0;
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Task> queue;
+  std::deque<Stamp> stamps;
   OperationRef running;
   uint64_t submitted = 0, done = 0;
   uint64_t demand = 0;  // lazy: somebody waits for the work up to here
@@ -31,6 +39,8 @@ struct Stream {
 
 struct Event {
   std::mutex mutex;
+  bool timed = false;
+  std::shared_ptr<std::atomic<int64_t>> passed_at;  // of a timed event: nanoseconds, 0 until it passes
   Stream* stream = nullptr;  // nullptr: never recorded, which counts as done
   uint64_t upto = 0;
   Clock clock;
@@ -51,6 +61,8 @@ Status create_event(Event** out);
 Status destroy_event(Event* event);
 Status check_event(const Event* event);
 Status record_event(Event* event, Stream* stream);
+Status time_event(Event* event);  // it notes the time at which it passes, from its next record on
+Status event_seconds(Event* earlier, Event* event, double* out);
 Status query_event(Event* event, bool* done);
 Status wait_event(Event* event, long timeout_ms);
 Status stream_wait_event(Stream* stream, Event* event);
@@ -63,6 +75,8 @@ Status submit(Stream* stream, Kind kind, uint64_t dst, uint64_t src, uint64_t by
 Status wait_reached(Stream* stream, uint64_t upto, long timeout_ms);
 Status submit_wait_locked(Stream* stream, std::unique_lock<std::mutex>& guard, OperationRef op, Stream* other,
                           uint64_t upto);
+
+int64_t device_time();  // nanoseconds of a clock that never goes back
 
 long pending_tasks();  // on all streams
 std::vector<OperationRef> pending_on(uintptr_t begin, size_t bytes);
