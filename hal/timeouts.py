@@ -118,4 +118,4 @@ TIMEOUTS = Timeouts()
 
 
 if __name__ == "__main__":
-    print(Timeouts.table())
+    Timeouts.print_table()

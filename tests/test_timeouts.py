@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -121,3 +124,12 @@ def test_a_wrong_one_is_refused_by_name_before_anything_starts(given, monkeypatc
         main(["devices"])
     assert end.value.code == 2
     assert f"HAL_RANKS_STEP: '{given}' (give seconds above 0, as 30)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["hal.timeouts", "hal_core.timeouts"])
+def test_a_reader_that_has_gone_is_no_error(module):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, "-m", module], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -210,6 +210,7 @@ class RankOptions:
     )
 
     def __post_init__(self) -> None:
+        self._check_launcher()
         ranks = self.ranks()
         if self.sampling not in ("first", "every-rank"):
             raise InvalidValue(f"{self.sampling!r}", cure="give first or every-rank", argument="--sampling")
@@ -231,13 +232,22 @@ class RankOptions:
                 what = why if several else idle
                 raise InvalidValue(what, cure=f"leave it out, or give {needs} as well", argument=name)
 
+    def _check_launcher(self) -> None:
+        """Raise :class:`InvalidValue` for options of another launcher than the one given."""
+        placed = self.ray_placement != "strict-pack"
+        for name, given in (("--ray-address", self.ray_address is not None), ("--ray-placement", placed)):
+            if given and self.launcher != "ray":
+                raise InvalidValue("needs --launcher ray", cure="leave it out, or give that too", argument=name)
+        if self.share_devices and self.launcher == "ray":
+            cure = "leave it out: Ray starts the ranks and assigns their devices"
+            raise InvalidValue("it does not go with --launcher ray", cure=cure, argument=SHARED)
+
     def ranks(self) -> Ranks:
         """Return the ranks. Raises :class:`InvalidValue`, which names the option."""
         try:
             return Ranks(**{name: getattr(self, name) for name in Ranks.__struct_fields__})
         except InvalidValue as error:
             error.argument = _typed(error.argument)
-            error.what = error.what.replace("launcher ray", "--launcher ray")
             raise
 
     @property

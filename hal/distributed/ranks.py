@@ -45,14 +45,14 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.launcher == "ray":
             if self.share_devices:
                 cure = "leave it out: Ray starts the ranks and assigns their devices"
-                raise InvalidValue("it does not go with launcher ray", cure=cure, argument="share_devices")
+                raise InvalidValue('it does not go with launcher="ray"', cure=cure, argument="share_devices")
             return
         for name, asked in (
             ("ray_address", self.ray_address is not None),
             ("ray_placement", self.ray_placement != "strict-pack"),
         ):
             if asked:
-                raise InvalidValue("needs launcher ray", cure="leave it out, or give that too", argument=name)
+                raise InvalidValue('needs launcher="ray"', cure="leave it out, or give that too", argument=name)
 
     @property
     def size(self) -> int:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from .draw.requests import sizes
 from .fixtures.batches import ALL, draw_batch
+from .fixtures.hook_cases import RICH
 from .fixtures.many import MANY, blocks, handoff, leaving, prefill, request
 from .fixtures.state import StateFixture
 from .fixtures.stepping import run_step
@@ -27,9 +28,7 @@ A_CALL = 2
 
 def entering(fixture: StateFixture, slots: range, *, rich: bool) -> list[Task]:
     """Return a task with a request for each slot; rich ones use every field."""
-    params = SamplingParams(max_tokens=9)
-    if rich:
-        params = SamplingParams(0.5, 3, 0.9, 0.1, 7, 1.1, 0.2, 0.3, 1, 9, ((1, 2), (3,)), (4, 5), (6,), 1)
+    params = RICH if rich else SamplingParams(max_tokens=9)
     requests = [fixture.admit(Request(fixture.new_name(), [1, 2, 3], params, [4] if rich else [])) for _ in slots]
     return [Task(TaskKind.PREFILL, slot, request, 0, 3, [0, 1]) for slot, request in zip(slots, requests, strict=True)]
 

@@ -97,8 +97,16 @@ class CoreTimeouts:
         rows = [f"| `{one.variable}` | {one.default:g} | {one.what} |" for one in own]
         return "\n".join(["| variable | seconds | what it limits |", "|---|---|---|", *rows])
 
+    @classmethod
+    def print_table(cls) -> None:
+        """Print the table. A reader that has closed the pipe is no error (``| head``)."""
+        try:
+            print(cls.table(), flush=True)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes again when it exits
+
 
 TIMEOUTS = CoreTimeouts()
 
 if __name__ == "__main__":
-    print(CoreTimeouts.table())
+    CoreTimeouts.print_table()

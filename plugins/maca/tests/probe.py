@@ -22,7 +22,11 @@ import hal
 
 def insertion(device: Any, state: Any, count: int, name: str) -> dict[str, Any]:
     """The cost of inserting ``count`` requests, by the device's own counters and by the simulator's."""
-    params = SamplingParams(0.5, 3, 0.9, 0.1, 7, 1.1, 0.2, 0.3, 1, 9, ((1, 2), (3,)), (4, 5), (6,), 1)
+    params = SamplingParams(
+        temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=7, repetition_penalty=1.1, frequency_penalty=0.2,
+        presence_penalty=0.3, min_tokens=1, max_tokens=9, stop_sequences=((1, 2), (3,)), bad_words=(4, 5),
+        eos_token_ids=(6,), logprobs=1,
+    )  # fmt: skip
     requests = [admit(Request(f"{name}{i}", [5, 6, 7], params), state.layout) for i in range(count)]
     tasks = [
         Task(TaskKind.PREFILL, i, request, num_scheduled_tokens=3, blocks=[9]) for i, request in enumerate(requests)

@@ -31,7 +31,11 @@ PATIENCE = 60.0
 
 
 def insertion(device, state, count):
-    params = SamplingParams(0.5, 3, 0.9, 0.1, 7, 1.1, 0.2, 0.3, 1, 9, ((1, 2), (3,)), (4, 5), (6,), 1)
+    params = SamplingParams(
+        temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=7, repetition_penalty=1.1, frequency_penalty=0.2,
+        presence_penalty=0.3, min_tokens=1, max_tokens=9, stop_sequences=((1, 2), (3,)), bad_words=(4, 5),
+        eos_token_ids=(6,), logprobs=1,
+    )  # fmt: skip
     tasks = []
     for slot in range(count):
         request = state.admit(Request(f"r{count}-{slot}", [5, 6, 7 + slot], params))
