@@ -62,16 +62,20 @@ def draw_writes(draw: Draw, blocks: Blocks) -> Writes:
             writes.set(view[some[0]], cells.dtype.type(1).item())
             cells[some[0]] = 1
         elif kind == "fill":
-            begin = draw(st.integers(0, width - 1), "first element")
-            writes.fill(view, some, cells.dtype.type(1).item(), begin)
-            cells[some, begin:] = 1
+            begins = [draw(st.integers(0, width), "first element") for _ in some]
+            if draw(st.booleans(), "one first element for all"):
+                begins = begins[:1] * len(some)
+            same = begins[0] if len({*begins}) == 1 else np.array(begins)
+            writes.fill(view, some, cells.dtype.type(1).item(), same)
+            for slot, begin in zip(some, begins, strict=True):
+                cells[slot, begin:] = 1
         elif kind == "rows":
             values = (np.arange(len(some) * width) % 2).astype(cells.dtype).reshape(len(some), width)
             writes.rows(view, some, values)
             cells[some] = values
         else:
             rows = [np.ones(draw(st.integers(0, width), "length"), cells.dtype) for _ in some]
-            writes.ragged(view, some, rows)
+            writes.ragged(view, some, np.concatenate(rows), [*map(len, rows)])
             for slot, row in zip(some, rows, strict=True):
                 cells[slot, : len(row)] = row
     return writes

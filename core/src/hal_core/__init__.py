@@ -25,7 +25,7 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.group": "ALONE Group",
         "hal_core.memory.dtypes": "DType",
         "hal_core.memory.views": "ByteRange View",
-        "hal_core.memory.writes": "Writes",
+        "hal_core.memory.writes": "SlotRuns Writes",
         "hal_core.output.records": "OutputRecord OutputRow SlotStatus",
         "hal_core.output.sinks": "MemorySink Sink",
         "hal_core.output.ticket": "OutputTicket",

@@ -31,6 +31,7 @@ from .group import Group as Group
 from .memory.dtypes import DType as DType
 from .memory.views import ByteRange as ByteRange
 from .memory.views import View as View
+from .memory.writes import SlotRuns as SlotRuns
 from .memory.writes import Writes as Writes
 from .output.records import OutputRecord as OutputRecord
 from .output.records import OutputRow as OutputRow

@@ -29,6 +29,9 @@ WRITE = np.dtype([("dst", "<u8"), ("source", "<u8"), ("nbytes", "<u4"), ("patter
 of the payload. ``pattern`` 1, 2, 4 or 8: fill ``nbytes`` with a pattern of that many bytes, which ``source`` holds
 repeated to 8 bytes (so that a device may write 8 bytes at a time at any aligned address)."""
 
+LONGEST = 2**32 - 1
+"""Bytes of the longest write that a descriptor holds."""
+
 SCATTER_MAP = np.dtype([("base", "<u8"), ("stride", "<u8"), ("source", "<u4"), ("nbytes", "<u4")])
 """One field of a record: ``nbytes`` from byte ``source`` of the record go to ``base + slot * stride``."""
 
@@ -116,7 +119,8 @@ class PlanBuilder:
         """
         if len(offsets) == 0:
             return
-        together = int(_run_lengths(offsets, lengths).sum())
+        check_lengths(lengths)
+        together = lengths * len(offsets) if isinstance(lengths, int) else int(lengths.sum())
         if together != data.nbytes:
             raise InvalidValue(f"{data.nbytes} bytes for runs of {together} bytes in total", argument="data")
         self.runs(offsets, lengths, [data])
@@ -125,48 +129,52 @@ class PlanBuilder:
         """Fill ``lengths`` bytes at each of ``offsets`` with the element ``value`` (its own bytes, repeated)."""
         if len(offsets) == 0:
             return
+        check_lengths(lengths)
         pattern = value.tobytes()
         cycle = int.from_bytes(pattern * (8 // len(pattern)), "little", signed=True)
         rows = np.empty((len(offsets), 3), np.int64)
-        rows[:, 0], rows[:, 1], rows[:, 2] = offsets, cycle, (len(pattern) << 32) | _run_lengths(offsets, lengths)
+        rows[:, 0], rows[:, 1], rows[:, 2] = offsets, cycle, (len(pattern) << 32) | lengths
         self._rows.append(rows)
 
     def runs(self, dst: Ints, nbytes: Ints | int, pieces: Sequence[Buffer]) -> None:
         """Copy consecutive pieces in runs of ``nbytes`` to ``dst``."""
         rows = np.empty((len(dst), 3), np.int64)
         rows[:, 0], rows[:, 2] = dst, nbytes
-        ends = rows[:, 2].cumsum() + self._size
-        rows[:, 1] = ends - rows[:, 2]
-        self._size = int(ends[-1])
+        if len(rows) == 1:
+            rows[0, 1] = self._size
+            self._size += int(rows[0, 2])
+        else:
+            ends = rows[:, 2].cumsum() + self._size
+            rows[:, 1] = ends - rows[:, 2]
+            self._size = int(ends[-1])
         self._rows.append(rows)
         self._pieces += pieces
 
-    def build(self, *, disjoint: bool = False) -> WritePlan:
+    def build(self, *, inside: bool = False, disjoint: bool = False) -> WritePlan:
         """Return the plan; of two overlapping writes the last wins (G4).
 
-        ``disjoint``: the caller guarantees that the writes lie inside the memory, do not overlap and are not empty.
+        ``inside``: the caller guarantees that the writes lie inside the memory and are not empty. ``disjoint``: that
+        they do not overlap either.
 
         :raises InvalidValue: for a write that ends outside the memory.
         """
         rows = self._rows[0] if len(self._rows) == 1 else np.concatenate([_NO_ROWS, *self._rows])
         writes: np.ndarray[Any, np.dtype[np.void]] = rows.reshape(-1).view(WRITE)
-        if disjoint:
-            return WritePlan(self.memory, writes, self._pieces)
-        writes = writes[writes["nbytes"] > 0]
-        if len(writes) and int((writes["dst"] + writes["nbytes"]).max()) > self.memory.nbytes:
-            raise InvalidValue("a write ends outside the memory", argument="plan")
-        return WritePlan(self.memory, last_wins(writes), self._pieces)
+        if not inside and not disjoint:
+            writes = writes[writes["nbytes"] > 0]
+            if len(writes) and int((writes["dst"] + writes["nbytes"]).max()) > self.memory.nbytes:
+                raise InvalidValue("a write ends outside the memory", argument="plan")
+        return WritePlan(self.memory, writes if disjoint else last_wins(writes), self._pieces)
 
 
 _NO_ROWS = np.zeros((0, 3), np.int64)
 
 
-def _run_lengths(offsets: Ints, lengths: Ints | int) -> Ints:
-    """Return the bytes of each run. Raises :class:`InvalidValue` for more than a descriptor holds."""
-    runs = np.broadcast_to(np.asarray(lengths, np.int64), len(offsets))
-    if int(runs.max()) >= 2**32:
-        raise InvalidValue(f"a write of {int(runs.max())} bytes", cure="give less than 4 GiB at once", argument="plan")
-    return runs
+def check_lengths(lengths: Ints | int) -> None:
+    """Raise :class:`InvalidValue` for a run of more bytes than a descriptor holds."""
+    longest = lengths if isinstance(lengths, int) else int(lengths.max(initial=0))
+    if longest > LONGEST:
+        raise InvalidValue(f"a write of {longest} bytes", cure="give less than 4 GiB at once", argument="plan")
 
 
 def last_wins(writes: np.ndarray[Any, np.dtype[np.void]]) -> np.ndarray[Any, np.dtype[np.void]]:

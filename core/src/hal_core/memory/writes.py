@@ -14,11 +14,39 @@ import numpy as np
 
 from ..errors import InvalidValue, ShapeMismatch
 from .dtypes import SCALAR_MAKERS
-from .plan import Buffer, PlanBuilder, WritePlan
+from .plan import LONGEST, Buffer, PlanBuilder, WritePlan, check_lengths
 from .values import host_array, prepare, prepare_array
 from .views import Memory, View
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class SlotRuns:
+    """Rows of tensors for many writes. Neighbours are found once; their whole rows are written as one run."""
+
+    __slots__ = ("begins", "counts", "highest", "longest", "lowest", "numbers")
+
+    def __init__(self, slots: Sequence[int] | Ints) -> None:
+        self.numbers = numbers = np.asarray(slots, np.int64)
+        edges = np.flatnonzero(numbers[1:] - numbers[:-1] != 1) + 1
+        if len(edges):
+            edges = np.concatenate([[0], edges, [len(numbers)]])
+            self.begins, self.counts = numbers[edges[:-1]], edges[1:] - edges[:-1]
+        else:
+            self.begins, self.counts = numbers[:1], np.array([len(numbers)][: len(numbers)], np.int64)
+        self.longest = int(self.counts.max(initial=0))
+        self.lowest, self.highest = int(numbers.min(initial=0)), int(numbers.max(initial=0))
+
+    @classmethod
+    def of(cls, slots: Slots) -> SlotRuns:
+        """Return the slots, unchanged if their neighbours were found before."""
+        return slots if isinstance(slots, cls) else cls(slots)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+Slots = Sequence[int] | Ints | SlotRuns
 
 
 class Writes:
@@ -45,39 +73,50 @@ class Writes:
         else:
             self._builder(target).fill(offsets, nbytes, prepared)
 
-    def fill(self, target: View, slots: Sequence[int], value: object, begin: int = 0, end: int | None = None) -> None:
-        """Write one scalar to the elements ``[begin, end)`` of each of ``slots``, the rows of ``target``."""
+    def fill(
+        self, target: View, slots: Slots, value: object, begin: int | Ints = 0, end: int | Ints | None = None
+    ) -> None:
+        """Write one scalar to the elements ``[begin, end)`` of each of ``slots``, the rows of ``target``.
+
+        ``begin``, ``end``: one number for all slots, or int64 ``[slots]``.
+        """
         maker = SCALAR_MAKERS.get((target.dtype, type(value)))
         element = prepare(target, value) if maker is None else maker(value)
         if not isinstance(element, np.generic):
             raise ShapeMismatch("the value is no scalar", cure="give one number, or use set", argument="value")
-        width = _width(target) if end is None else end
-        if width > begin and len(slots):
-            offsets = _places(target, slots, begin, width)
-            self._builder(target).fill(offsets, (width - begin) * target.dtype.itemsize, element)
+        if len(slots):
+            offsets, nbytes = _places(target, SlotRuns.of(slots), begin, _width(target) if end is None else end)
+            if not isinstance(nbytes, int):
+                offsets, nbytes = offsets[some := nbytes > 0], nbytes[some]
+            elif nbytes == 0:
+                return
+            self._builder(target).fill(offsets, nbytes, element)
 
-    def rows(self, target: View, slots: Sequence[int], values: np.ndarray[Any, Any], begin: int = 0) -> None:
+    def rows(self, target: View, slots: Slots, values: np.ndarray[Any, Any], begin: int = 0) -> None:
         """Write row i of ``values`` ``[slots, n]``, of the target's dtype, into row ``slots[i]`` from ``begin`` on."""
         values = np.ascontiguousarray(values).reshape(len(slots), -1)
-        if values.dtype != target.dtype.storage:
-            raise InvalidValue(f"{values.dtype} for a target of {target.dtype}", cure="convert first", argument="value")
+        _check_dtype(target, values)
         if values.size:
-            offsets = _places(target, slots, begin, begin + values.shape[1])
-            self._builder(target).copy(
-                offsets, values.shape[1] * target.dtype.itemsize, values.reshape(-1).view(np.uint8)
-            )
+            offsets, nbytes = _places(target, SlotRuns.of(slots), begin, begin + values.shape[1])
+            self._builder(target).runs(offsets, nbytes, [values.reshape(-1).view(np.uint8)])
 
-    def ragged(self, target: View, slots: Sequence[int], rows: Sequence[np.ndarray[Any, Any]], begin: int = 0) -> None:
-        """Write each of ``rows``, arrays of the target's dtype, into row ``slots[i]`` from ``begin`` on."""
-        lengths = np.array([*map(len, rows)], np.int64)
-        if strange := {row.dtype for row in rows} - {target.dtype.storage}:
-            raise InvalidValue(f"{strange} for a target of {target.dtype}", cure="convert first", argument="value")
-        if not lengths.any():
-            return
-        offsets, nbytes = _places(target, slots, begin, begin + int(lengths.max())), lengths * target.dtype.itemsize
-        some = lengths > 0
-        pieces = [np.ascontiguousarray(row).view(np.uint8) for row in rows if len(row)]
-        self._builder(target).runs(offsets[some], nbytes[some], pieces)
+    def ragged(
+        self, target: View, slots: Slots, values: np.ndarray[Any, Any], lengths: Sequence[int] | Ints, begin: int = 0
+    ) -> None:
+        """Write the next ``lengths[i]`` elements of ``values`` into row ``slots[i]`` from ``begin`` on.
+
+        ``values``: flat, of the target's dtype, as long as ``lengths`` together.
+        """
+        counts = np.asarray(lengths, np.int64)
+        _check_dtype(target, values)
+        if values.ndim != 1 or len(counts) != len(slots) or int(counts.sum()) != len(values):
+            what = f"{values.shape} values and {len(counts)} lengths of {int(counts.sum())} for {len(slots)} slots"
+            raise ShapeMismatch(what, cure="give the rows one after another, and a length each", argument="values")
+        if len(values):
+            offsets, nbytes = _places(target, SlotRuns.of(slots), begin, begin + counts)
+            assert not isinstance(nbytes, int)
+            some = nbytes > 0
+            self._builder(target).runs(offsets[some], nbytes[some], [np.ascontiguousarray(values).view(np.uint8)])
 
     def plans(self) -> list[WritePlan]:
         """One plan for each memory. Raises :class:`InvalidValue` if two of them overlap."""
@@ -86,7 +125,7 @@ class Writes:
             if begin < end:
                 cure = "resolve the tensor once, and slice the view"
                 raise InvalidValue("two targets share memory", cure=cure, argument="writes")
-        return [plan for one in self._builders.values() if not (plan := one.build()).empty]
+        return [plan for one in self._builders.values() if not (plan := one.build(inside=True)).empty]
 
     def _builder(self, target: View) -> PlanBuilder:
         found = self._builders.get(id(target.memory))
@@ -115,17 +154,31 @@ def _width(target: View) -> int:
     return target.shape[1] if len(target.shape) > 1 else 1
 
 
-def _places(target: View, slots: Sequence[int], begin: int, end: int) -> Ints:
-    """The byte at which element ``begin`` of each slot lies. The elements ``[begin, end)`` must lie side by side."""
-    rows, width = target.shape[0], _width(target)
-    numbers = np.asarray(slots, np.int64)
-    if len(target.shape) > 2 or not 0 <= begin <= end <= width or int(numbers.min()) < 0 or int(numbers.max()) >= rows:
+def _check_dtype(target: View, values: np.ndarray[Any, Any]) -> None:
+    if values.dtype != target.dtype.storage:
+        raise InvalidValue(f"{values.dtype} for a target of {target.dtype}", cure="convert first", argument="value")
+
+
+def _places(target: View, slots: SlotRuns, begin: int | Ints, end: int | Ints) -> tuple[Ints, Ints | int]:
+    """Where the elements ``[begin, end)`` of the slots lie, and the bytes of each: whole neighbouring rows are one run.
+
+    The elements of a row must lie side by side.
+    """
+    rows, width, item = target.shape[0], _width(target), target.dtype.itemsize
+    low = begin if isinstance(begin, int) else int(begin.min())
+    high = end if isinstance(end, int) else int(end.max())
+    if len(target.shape) > 2 or not 0 <= low <= high <= width or slots.lowest < 0 or slots.highest >= rows:
         raise ShapeMismatch(
-            f"elements {begin} to {end} of slots {int(numbers.min())} to {int(numbers.max())} in a view of shape "
-            f"{target.shape}",
+            f"elements {low} to {high} of slots {slots.lowest} to {slots.highest} in a view of shape {target.shape}",
             cure="give what lies in it: [slots, width] or [slots]",
             argument="writes",
         )
-    if len(target.shape) > 1 and width > 1 and target.strides[1] != target.dtype.itemsize:
+    if len(target.shape) > 1 and width > 1 and target.strides[1] != item:
         raise InvalidValue("a row's elements lie apart", cure="use set", argument="writes")
-    return target.offset + numbers * target.strides[0] + begin * target.dtype.itemsize
+    stride = target.strides[0]
+    whole = type(begin) is type(end) is int and (begin, end) == (0, width) and stride == width * item
+    if whole and slots.longest * stride <= LONGEST:
+        return target.offset + slots.begins * stride, slots.counts * stride
+    nbytes = (end - begin) * item
+    check_lengths(nbytes)
+    return target.offset + slots.numbers * stride + begin * item, nbytes

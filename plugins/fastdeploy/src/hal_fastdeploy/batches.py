@@ -5,13 +5,14 @@ Each tensor is resolved once. Captured graphs hold the addresses, so a tensor th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hal_core import BoundDevice, InvalidValue, View, Writes
+import numpy as np
+from hal_core import BoundDevice, InvalidValue, SlotRuns, View, Writes
 
-from .values import scalars
+from .values import Array, Ragged, scalars
 
 #: Name to dtype and shape of the tensors that an insertion writes; letters are sizes (:class:`Sizes`).
 TARGET: Mapping[str, tuple[str, str]] = {
@@ -96,18 +97,16 @@ class Places:
     def __contains__(self, name: str) -> bool:
         return name in self.found
 
-    def column(self, writes: Writes, name: str, slots: Sequence[int], values: list[Any]) -> None:
-        """Write one number for each slot, with upstream's conversions."""
+    def column(self, writes: Writes, name: str, slots: SlotRuns, values: list[Any] | Array) -> None:
+        """Write one number for each slot: an int64 array, or a list with upstream's conversions."""
         view = self[name]
-        writes.rows(view, slots, scalars(values, view.dtype, name))
+        if not isinstance(values, np.ndarray):
+            values = scalars(values, view.dtype, name)
+        writes.rows(view, slots, values.astype(view.dtype.storage, copy=False))
 
-    def fill_behind(self, writes: Writes, name: str, slots: Sequence[int], begins: Sequence[int], value: int) -> None:
-        """Fill each row from its own element on."""
-        by_begin: dict[int, list[int]] = {}
-        for slot, begin in zip(slots, begins, strict=True):
-            by_begin.setdefault(begin, []).append(slot)
-        for begin, some in by_begin.items():
-            writes.fill(self[name], some, value, begin)
+    def ragged(self, writes: Writes, name: str, slots: SlotRuns, rows: Ragged) -> None:
+        """Write rows of different lengths."""
+        writes.ragged(self[name], slots, rows.values, rows.lengths)
 
     def check(self) -> None:
         """Raise :class:`InvalidValue` for a tensor that was replaced since it was mounted."""

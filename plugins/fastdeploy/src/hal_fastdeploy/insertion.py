@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
-from hal_core import DONE, BoundDevice, ByteRange, InvalidBatch, Stream, Ticket, Writes
+from hal_core import DONE, BoundDevice, ByteRange, InvalidBatch, SlotRuns, Stream, Ticket, Writes
 
 from .batches import DRAFTED, PROPOSER, Places
-from .requests import DECODE, PREFILL, SAMPLING, Task, check_values, is_served, read_task, stops_of
-from .runners import GpuRunner, XpuRunner, method_of
-from .values import integers
+from .columns import Prefills, Round
+from .requests import DECODE, PREFILL, SAMPLING, Task, check_values, is_served, read_task
+from .runners import GpuRunner, XpuRunner, method_of, set_slots
+from .values import INT32, INT64, Ints, Ragged, integers
 
 log = logging.getLogger("hal")
 
@@ -56,9 +58,12 @@ class Insertion:
         - ``_map``: the map of slots after the last call; another map shows such a reordering.
         - ``_holders``: the request of each batch id.
         """
-        self._words = [self.target.sizes["V"]] * self.target.sizes["n"]
+        self._words = self._unknown_words()
         self._map = dict(self.kind.slots)
         self._holders = dict[int, str]()
+
+    def _unknown_words(self) -> Ints:
+        return np.full(self.target.sizes["n"], self.target.sizes["V"], np.int64)
 
     def __call__(self, req_dicts: Sequence[Any], num_running_requests: int) -> Ticket:
         """Insert the requests. The ticket completes with the writes.
@@ -75,9 +80,10 @@ class Insertion:
             self.proposer.check()
         slots = self.kind.slots
         kept, holders = dict(slots), dict(self._holders)
-        words = [*self._words] if kept == self._map else [self.target.sizes["V"]] * self.target.sizes["n"]
+        words = self._words.copy() if kept == self._map else self._unknown_words()
         try:
-            tasks = self._checked(req_dicts, lambda request: self._task(request, holders))
+            find = self.kind.finder()
+            tasks = self._checked(req_dicts, lambda request: self._task(request, find, holders))
             writes = self._planned(tasks, words)
             restarts = self.kind.restarts(tasks, self._read)
             ticket = self.device.write(writes=writes, stream=self.stream)
@@ -95,7 +101,7 @@ class Insertion:
                 return name
         return next(filter(None, map(is_served, requests)), "")
 
-    def _task(self, request: Any, holders: dict[int, str]) -> Task:  # noqa: ANN401
+    def _task(self, request: Any, find: Callable[[int], int], holders: dict[int, str]) -> Task:  # noqa: ANN401
         drafts = 0
         if request.task_type.value == PREFILL:
             holders[request.idx] = request.request_id
@@ -103,7 +109,7 @@ class Insertion:
                 drafts = self.kind.drafts_of(int(request.prefill_end_index) - int(request.prefill_start_index))
         elif (holder := holders.setdefault(request.idx, request.request_id)) != request.request_id:
             raise ValueError(f"the slot of batch id {request.idx} holds {holder!r}")
-        return read_task(request, self.kind.slot_of(request.idx), self.target, drafts)
+        return read_task(request, find(request.idx), self.target, drafts)
 
     def _checked(self, given: Sequence[Any], check: Callable[[Any], Task]) -> list[Task]:
         """Check each of the requests or tasks. Raises :class:`InvalidBatch` naming every wrong one."""
@@ -118,11 +124,11 @@ class Insertion:
             raise InvalidBatch(found)
         return tasks
 
-    def _planned(self, tasks: Sequence[Task], words: list[int]) -> Writes:
+    def _planned(self, tasks: Sequence[Task], words: Ints) -> Writes:
         """Return all writes of the call. Raises :class:`InvalidBatch` for a number that its tensor cannot hold."""
         writes = Writes()
         try:
-            for round_ in _rounds(tasks):
+            for round_ in map(Round.of, _rounds(tasks)):
                 self._write_target(writes, round_, words)
                 if self.proposer is not None:
                     self._write_proposer(writes, round_, self.proposer)
@@ -141,110 +147,110 @@ class Insertion:
 
     # -- the target ---------------------------------------------------------------------------------------------------
 
-    def _write_target(self, writes: Writes, tasks: Sequence[Task], words: list[int]) -> None:
-        target = self.target
-        new = self._write_common(writes, target, tasks, self.kind.lengths)
-        if not new:
+    def _write_target(self, writes: Writes, round_: Round, words: Ints) -> None:
+        target, new = self.target, round_.new
+        self._write_common(writes, target, round_, self.kind.lengths)
+        if new is None:
             return
-        slots, lengths = [task.slot for task in new], [task.length for task in new]
-        writes.ragged(target["input_ids"], slots, [task.piece for task in new])
-        target.column(writes, "prompt_lens", slots, [len(task.tokens) for task in new])
-        writes.fill(target["is_block_step"], slots, False)
-        writes.fill(target["step_seq_lens_decoder"], slots, 0)
-        fed = lengths
+        target.ragged(writes, "input_ids", new.slots, new.pieces)
+        target.column(writes, "prompt_lens", new.slots, new.tokens.lengths)
+        writes.fill(target["is_block_step"], new.slots, False)
+        writes.fill(target["step_seq_lens_decoder"], new.slots, 0)
+        fed = new.lengths
         if self.decodes and self.drafts:
-            fed = [self.kind.drafts_of(length) for length in lengths]
-            drafts = [
-                np.array(task.request.draft_token_ids[:count], np.int64) for task, count in zip(new, fed, strict=True)
-            ]
-            writes.ragged(target["draft_tokens"], slots, drafts)
-        target.column(writes, self.kind.lengths, slots, fed)
-        self.kind.write(writes, target, new, slots)
-        self._write_sampling(writes, new, slots, words)
+            fed = np.array([self.kind.drafts_of(task.length) for task in new.tasks], np.int64)
+            drafts = [task.request.draft_token_ids[:count] for task, count in zip(new.tasks, fed, strict=True)]
+            target.ragged(writes, "draft_tokens", new.slots, Ragged.of(drafts, INT64, "draft_token_ids"))
+        target.column(writes, self.kind.lengths, new.slots, fed)
+        self.kind.write(writes, target, new)
+        self._write_sampling(writes, new)
+        self._write_bad_words(writes, new, words)
+        self._write_stops(writes, new)
 
-    def _write_common(self, writes: Writes, places: Places, tasks: Sequence[Task], lengths: str) -> list[Task]:
-        """Write the fields that the target and the proposer share, and return the prefills."""
-        new = [task for task in tasks if task.kind == PREFILL]
-        grown = [task for task in tasks if task.kind == DECODE]
-        left = [task.slot for task in tasks if task.kind not in (PREFILL, DECODE)]
-        _write_blocks(writes, places, [*new, *grown], left)
-        writes.fill(places["stop_flags"], left, True)
-        for name in (lengths, "seq_lens_decoder", "seq_lens_encoder"):
-            writes.fill(places[name], left, 0)
-        writes.fill(places["is_block_step"], left, False)
-        if new:
-            slots = [task.slot for task in new]
-            writes.fill(places["stop_flags"], slots, False)
-            places.column(writes, "seq_lens_decoder", slots, [task.start for task in new])
-            places.column(writes, "step_idx", slots, [task.step for task in new])
-            encoded = [0 if self.decodes else task.length for task in new]
-            places.column(writes, "seq_lens_encoder", slots, encoded)
-        return new
+    def _write_common(self, writes: Writes, places: Places, round_: Round, lengths: str) -> None:
+        """Write the fields that the target and the proposer share."""
+        new, left = round_.new, round_.left
+        if len(round_.grown):  # block tables are replaced: ids from column 0 on, and -1 behind them
+            places.ragged(writes, "block_tables", round_.grown, round_.blocks)
+            writes.fill(places["block_tables"], round_.grown, -1, round_.blocks.lengths)
+            places.column(writes, "encoder_block_lens", round_.grown, round_.blocks.lengths)
+        if len(left):
+            writes.fill(places["block_tables"], left, -1)
+            writes.fill(places["stop_flags"], left, True)
+            for name in (lengths, "seq_lens_decoder", "seq_lens_encoder"):
+                writes.fill(places[name], left, 0)
+            writes.fill(places["is_block_step"], left, False)
+        if new is not None:
+            writes.fill(places["stop_flags"], new.slots, False)
+            places.column(writes, "seq_lens_decoder", new.slots, new.starts)
+            places.column(writes, "step_idx", new.slots, new.steps)
+            encoded = np.zeros_like(new.lengths) if self.decodes else new.lengths
+            places.column(writes, "seq_lens_encoder", new.slots, encoded)
 
-    def _write_sampling(self, writes: Writes, new: Sequence[Task], slots: Sequence[int], words: list[int]) -> None:
+    def _write_sampling(self, writes: Writes, new: Prefills) -> None:
         target = self.target
-        requests = [task.request for task in new]
-        ends = [integers(request.eos_token_ids, np.int64, "eos_token_ids") for request in requests]
-        writes.set(target["eos_token_id"], ends[-1])  # global: the last one's
+        requests = [task.request for task in new.tasks]
+        ends = integers([*chain.from_iterable([one.eos_token_ids for one in requests])], INT64, "eos_token_ids")
+        writes.set(target["eos_token_id"], ends[-target.sizes["E"] :])  # global: the last one's
         for tensor, name, default in SAMPLING:
             if tensor in target:
                 given = target.sizes["L"] if default is None else default
-                target.column(writes, tensor, slots, [request.get(name, given) for request in requests])
-        seeds = {task.slot: seed for task in new if (seed := task.request.get("seed")) is not None}
+                target.column(writes, tensor, new.slots, [request.get(name, given) for request in requests])
+        seeds = {task.slot: seed for task in new.tasks if (seed := task.request.get("seed")) is not None}
         if seeds:
-            target.column(writes, "infer_seed", [*seeds], [*seeds.values()])
-        name = "bad_words_token_ids"
-        rows = [integers(request.get(name) or (), np.int64, name) for request in requests]
-        target.column(writes, "bad_tokens_len", slots, [len(row) or 1 for row in rows])
-        writes.ragged(target["bad_tokens"], slots, rows)
-        for slot, row in zip(slots, rows, strict=True):
-            if not len(row) and words[slot]:
-                writes.fill(target["bad_tokens"], [slot], -1, end=words[slot])
-            words[slot] = max(len(row), words[slot]) if len(row) else 0
-        self._write_stops(writes, new, slots)
+            target.column(writes, "infer_seed", SlotRuns([*seeds]), [*seeds.values()])
 
-    def _write_stops(self, writes: Writes, new: Sequence[Task], slots: Sequence[int]) -> None:
+    def _write_bad_words(self, writes: Writes, new: Prefills, words: Ints) -> None:
+        """Write each request's words; -1 for one without, as far as its row may differ."""
+        target, slots = self.target, new.slots.numbers
+        given = Ragged.of([task.bad_words for task in new.tasks], INT64, "bad_words_token_ids")
+        target.column(writes, "bad_tokens_len", new.slots, np.maximum(given.lengths, 1))
+        target.ragged(writes, "bad_tokens", new.slots, given)
+        bare = slots[(given.lengths == 0) & (words[slots] > 0)]
+        if len(bare):
+            writes.fill(target["bad_tokens"], bare, -1, 0, words[bare])
+        words[slots] = np.where(given.lengths, np.maximum(given.lengths, words[slots]), 0)
+
+    def _write_stops(self, writes: Writes, new: Prefills) -> None:
         """Write lengths padded with 0 and, for requests with stop sequences, their tokens as a whole block."""
         target, sizes = self.target, self.target.sizes
-        lengths = np.zeros((len(new), sizes["Q"]), np.int32)
-        for row, task in zip(lengths, new, strict=True):
-            if stops := stops_of(task.request):
-                row[: len(stops)] = integers(task.request.get("stop_seqs_len"), np.int32, "stop_seqs_len")
+        lengths = np.zeros((len(new.tasks), sizes["Q"]), np.int32)
+        for row, task in zip(lengths, new.tasks, strict=True):
+            if task.stops:
+                row[: len(task.stops)] = integers(task.request.get("stop_seqs_len"), INT32, "stop_seqs_len")
                 block = np.full((sizes["Q"], sizes["q"]), -1, np.int64)
-                for at, stop in enumerate(stops):
-                    block[at, : len(stop)] = integers(stop, np.int64, "stop_token_ids")
+                for at, stop in enumerate(task.stops):
+                    block[at, : len(stop)] = integers(stop, INT64, "stop_token_ids")
                 writes.set(target["stop_seqs"][task.slot], block)
-        writes.rows(target["stop_seqs_len"], slots, lengths)
+        writes.rows(target["stop_seqs_len"], new.slots, lengths)
 
     # -- the proposer -------------------------------------------------------------------------------------------------
 
-    def _write_proposer(self, writes: Writes, tasks: Sequence[Task], places: Places) -> None:
-        new = self._write_common(writes, places, tasks, "seq_lens_this_time_buffer")
-        if not new:
+    def _write_proposer(self, writes: Writes, round_: Round, places: Places) -> None:
+        new = round_.new
+        self._write_common(writes, places, round_, "seq_lens_this_time_buffer")
+        if new is None:
             return
-        slots = [task.slot for task in new]
-        writes.fill(places["pre_ids"], slots, -1)
-        writes.ragged(places["input_ids"], slots, [task.piece[1:] for task in new])
-        writes.fill(places["batch_drop"], slots, False)
-        fed = [task.length + self.decodes for task in new]
-        places.column(writes, "seq_lens_this_time_buffer", slots, fed)
+        writes.fill(places["pre_ids"], new.slots, -1)
+        places.ragged(writes, "input_ids", new.slots, new.tokens.cut(new.starts + 1, new.lengths - 1))
+        writes.fill(places["batch_drop"], new.slots, False)
+        places.column(writes, "seq_lens_this_time_buffer", new.slots, new.lengths + self.decodes)
         if self.decodes:
-            writes.fill(places["recompute_token_num"], slots, 0)
-            writes.fill(places["mask_rollback"], slots, 1)
+            writes.fill(places["recompute_token_num"], new.slots, 0)
+            writes.fill(places["mask_rollback"], new.slots, 1)
 
     # -- the host -----------------------------------------------------------------------------------------------------
 
     def _book(self, tasks: Sequence[Task], num_running_requests: int, restarts: bool) -> None:
         """Write host lists and attributes, in the requests' order."""
         inputs = self.runner.share_inputs
-        for task in tasks:
-            slot = task.slot
-            inputs["preempted_idx"][slot : slot + 1] = 0 if task.kind in (PREFILL, DECODE) else 1
-            if task.kind == PREFILL:
-                inputs["top_k_list"][slot] = task.request.get("top_k", 0)
-                inputs["min_p_list"][slot] = task.request.get("min_p", 0.0)
-                if self.proposer is not None:
-                    self.proposer.batch["input_ids_len"][slot : slot + 1] = task.length - 1
+        top_k, min_p = inputs["top_k_list"], inputs["min_p_list"]
+        new = [task for task in tasks if task.kind == PREFILL]
+        for task in new:
+            top_k[task.slot], min_p[task.slot] = task.request.get("top_k", 0), task.request.get("min_p", 0.0)
+        set_slots(inputs["preempted_idx"], {task.slot: int(task.kind not in (PREFILL, DECODE)) for task in tasks})
+        if self.proposer is not None:
+            set_slots(self.proposer.batch["input_ids_len"], {task.slot: task.length - 1 for task in new})
         self.kind.book(tasks, num_running_requests, self.decodes, restarts)
         if self.proposer is not None:
             own = self.proposer.batch
@@ -266,14 +272,3 @@ def _rounds(tasks: Sequence[Task]) -> Iterator[list[Task]]:
         taken.add(task.slot)
     if round_:
         yield round_
-
-
-def _write_blocks(writes: Writes, places: Places, tasks: Sequence[Task], left: Sequence[int]) -> None:
-    """Replace block tables: the ids from column 0 on and -1 behind them; only -1 for slots of ``left``."""
-    slots = [task.slot for task in tasks]
-    rows = [task.blocks for task in tasks]
-    if tasks:
-        writes.ragged(places["block_tables"], slots, rows)
-        places.column(writes, "encoder_block_lens", slots, [*map(len, rows)])
-    begins = [*map(len, rows), *[0] * len(left)]
-    places.fill_behind(writes, "block_tables", [*slots, *left], begins, -1)

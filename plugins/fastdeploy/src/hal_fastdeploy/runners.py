@@ -7,12 +7,14 @@ The GPU's and the XPU's runner differ in what a prefill writes, and in their hos
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from hal_core import Writes
 
 from .batches import TARGET, XPU_TARGET, Places
+from .columns import Prefills
 from .requests import DECODE, PREFILL, Task
 
 Runner = Any
@@ -36,19 +38,27 @@ class GpuRunner:
         found: dict[int, int] = self.runner.share_inputs.index_to_batch_id
         return found
 
-    def slot_of(self, batch_id: int) -> int:
-        """Return the slot of a batch id."""
-        return int(self.runner.share_inputs.get_index_by_batch_id(batch_id))
+    def finder(self) -> Callable[[int], int]:
+        """Return a function from batch id to slot, for one call. Upstream's own, a search, serves new ids alone."""
+        search, slots = self.runner.share_inputs.get_index_by_batch_id, self.slots
+        known = {batch_id: slot for slot, batch_id in reversed(slots.items())}
+
+        def find(batch_id: int) -> int:
+            slot = known.get(batch_id)
+            if slot is None or slots.get(slot) != batch_id:  # a new id may have taken the slot
+                slot = known[batch_id] = int(search(batch_id))
+            return slot
+
+        return find
 
     def drafts_of(self, task_length: int) -> int:
         """Return how many draft tokens a prefill of the decode role brings: the first token and one draft."""
         return 2
 
-    def write(self, writes: Writes, target: Places, new: Sequence[Task], slots: Sequence[int]) -> None:
+    def write(self, writes: Writes, target: Places, new: Prefills) -> None:
         """Write prompts as the history, with -1 to the end of the row."""
-        prompts = [task.tokens[: task.prompt] for task in new]
-        writes.ragged(target["token_ids_all"], slots, prompts)
-        target.fill_behind(writes, "token_ids_all", slots, [*map(len, prompts)], -1)
+        target.ragged(writes, "token_ids_all", new.slots, new.history)
+        writes.fill(target["token_ids_all"], new.slots, -1, new.prompts)
 
     def restarts(self, tasks: Sequence[Task], read: Read) -> bool:
         """Return False: nothing depends on slots that a DECODE task restarts."""
@@ -57,30 +67,29 @@ class GpuRunner:
     def book(self, tasks: Sequence[Task], num_running_requests: int, decodes: bool, restarts: bool) -> None:
         """Write the host lists and attributes, in the requests' order."""
         runner, inputs = self.runner, self.runner.share_inputs
+        names, entered, arguments = inputs["req_ids"], runner.forward_batch_reqs_list, inputs["logits_processors_args"]
+        suffix, chunks, new = method_of(runner) == "suffix", dict[int, bool](), 0
         for task in tasks:
+            request, slot = task.request, task.slot
             if task.kind == PREFILL:
-                self._book_new(task, decodes)
+                new += 1
+                names[slot], entered[slot], chunks[slot] = request.request_id, request, not task.ends_prefill
+                arguments[slot] = request.get("logits_processors_args") or {}
+                if suffix:
+                    runner.proposer.start_request(slot, request.request_id, [*map(int, request.prompt_token_ids)])
+                runner.sampler.apply_logits_processor(slot, None, [])
             elif task.kind != DECODE:
-                for name in ("prompt_logprobs_reqs", "in_progress_prompt_logprobs"):
-                    getattr(runner, name).pop(task.request.request_id, None)
-                runner.forward_batch_reqs_list[task.slot] = None
-        inputs["seq_lens_this_time"] = inputs["seq_lens_this_time_buffer"][:num_running_requests]
-
-    def _book_new(self, task: Task, decodes: bool) -> None:
-        runner, inputs = self.runner, self.runner.share_inputs
-        request, slot = task.request, task.slot
-        inputs["req_ids"][slot] = request.request_id
-        inputs["is_chunk_step"][slot : slot + 1] = not task.ends_prefill
-        inputs["logits_processors_args"][slot] = request.get("logits_processors_args") or {}
-        runner.forward_batch_reqs_list[slot] = request
-        runner.exist_prefill_flag = not decodes
+                runner.prompt_logprobs_reqs.pop(request.request_id, None)
+                runner.in_progress_prompt_logprobs.pop(request.request_id, None)
+                entered[slot] = None
+        set_slots(inputs["is_chunk_step"], chunks)
+        if new:
+            runner.exist_prefill_flag = not decodes
         if decodes and runner._cached_launch_token_num != -1:
             drafts = int(runner.speculative_config.num_speculative_tokens) if runner.speculative_decoding else 0
-            runner._cached_launch_token_num += drafts + 1
-            runner._cached_real_bsz += 1
-        if method_of(runner) == "suffix":
-            runner.proposer.start_request(slot, request.request_id, [*map(int, request.prompt_token_ids)])
-        runner.sampler.apply_logits_processor(slot, None, [])
+            runner._cached_launch_token_num += (drafts + 1) * new
+            runner._cached_real_bsz += new
+        inputs["seq_lens_this_time"] = inputs["seq_lens_this_time_buffer"][:num_running_requests]
 
     def book_proposer(self, own: Any) -> None:  # noqa: ANN401 (a ProposerInputBatch)
         """Give the proposer the map of slots."""
@@ -98,20 +107,20 @@ class XpuRunner:
         self.runner = runner
         self.slots: dict[int, int] = {}
 
-    def slot_of(self, batch_id: int) -> int:
-        """Return the batch id, which is the slot."""
-        return int(batch_id)
+    def finder(self) -> Callable[[int], int]:
+        """Return a function from batch id to slot, which are the same."""
+        return int
 
     def drafts_of(self, task_length: int) -> int:
         """Return how many draft tokens a prefill of the decode role brings: one more than its tokens."""
         return task_length + 1
 
-    def write(self, writes: Writes, target: Places, new: Sequence[Task], slots: Sequence[int]) -> None:
+    def write(self, writes: Writes, target: Places, new: Prefills) -> None:
         """Write first tokens and lengths again, and take thinking limits off."""
-        target.column(writes, "first_token_ids", slots, [int(task.piece[0]) for task in new])
-        target.column(writes, "ori_seq_lens_encoder", slots, [task.length for task in new])
-        writes.fill(target["max_think_lens"], slots, -1)
-        writes.fill(target["limit_think_status"], slots, 0)
+        target.column(writes, "first_token_ids", new.slots, new.firsts)
+        target.column(writes, "ori_seq_lens_encoder", new.slots, new.lengths)
+        writes.fill(target["max_think_lens"], new.slots, -1)
+        writes.fill(target["limit_think_status"], new.slots, 0)
 
     def restarts(self, tasks: Sequence[Task], read: Read) -> bool:
         """Return whether a DECODE task restarts a blocked slot. The device is read only if that matters."""
@@ -137,6 +146,13 @@ class XpuRunner:
 
     def book_proposer(self, own: Any) -> None:  # noqa: ANN401
         """Leave the proposer's map of slots: this runner passes none."""
+
+
+def set_slots(tensor: Any, values: Mapping[int, Any]) -> None:  # noqa: ANN401 (a host array, or a framework's)
+    """Write one value for each slot; equal values of neighbouring slots by one slice."""
+    for _, run in groupby(enumerate(sorted(values)), lambda at: (at[1] - at[0], values[at[1]])):
+        slots = [slot for _, slot in run]
+        tensor[slots[0] : slots[-1] + 1] = values[slots[0]]
 
 
 def method_of(runner: Runner) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from hal_core import BoundDevice, DType, Stream, Ticket
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+INT64, INT32 = np.dtype("q"), np.dtype("i")
 
 
 def scalars(values: list[Any], dtype: DType, names: str) -> Array:
@@ -17,26 +20,82 @@ def scalars(values: list[Any], dtype: DType, names: str) -> Array:
 
     :raises ValueError: for None and any other object than a Python number, as upstream's function does.
     """
-    for value in values:
-        if type(value) not in (bool, int, float):
-            raise ValueError(f"{names}: {value!r} ({type(value).__name__}) is no int, float or bool")
-    if dtype.kind == "int":
+    kinds = set(map(type, values))
+    if not kinds <= {bool, int, float}:
+        value = next(value for value in values if type(value) not in (bool, int, float))
+        raise ValueError(f"{names}: {value!r} ({type(value).__name__}) is no int, float or bool")
+    if float in kinds and dtype.kind == "int":
         values = [int(value) for value in values]
     return np.array(values, dtype.storage)
 
 
-def integers(values: Sequence[int] | Array, dtype: type[np.signedinteger[Any]], name: str) -> Array:
+def integers(values: Sequence[int] | Array, dtype: np.dtype[Any], name: str) -> Array:
     """Return a list or array of whole numbers as an array of the dtype, int64 or int32; an array may be the caller's.
 
     :raises ValueError: for an element that is no whole number, or does not fit.
     """
-    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu":
-        return values.astype(dtype, copy=False)
-    try:
-        packed = struct.pack(f"{len(values)}{'q' if dtype is np.int64 else 'i'}", *values)  # a third of np.array's time
-    except (TypeError, struct.error):
-        raise ValueError(f"{name}: an element is no whole number of {np.dtype(dtype)}") from None
-    return np.frombuffer(packed, dtype)
+    if not isinstance(values, np.ndarray):
+        try:
+            packed = struct.pack(f"{len(values)}{dtype.char}", *values)  # a third of np.array's time
+        except (TypeError, struct.error):
+            raise _no_integers(dtype, name) from None
+        return np.frombuffer(packed, dtype)
+    if values.dtype == dtype and values.ndim == 1:
+        return values
+    fits = values.ndim == 1 and values.dtype.kind in "iu"
+    if fits and not np.can_cast(values.dtype, dtype) and len(values):
+        bounds = np.iinfo(dtype)
+        fits = int(values.min()) >= bounds.min and int(values.max()) <= bounds.max
+    if not fits:
+        raise _no_integers(dtype, name)
+    return values.astype(dtype)
+
+
+def _no_integers(dtype: np.dtype[Any], name: str) -> ValueError:
+    return ValueError(f"{name}: an element is no whole number of {dtype}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Rows of different lengths, one after another: ``values`` flat, ``lengths`` int64 ``[rows]``."""
+
+    values: Array
+    lengths: Ints
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int] | Array], dtype: np.dtype[Any], name: str) -> Ragged:
+        """Convert lists and arrays of whole numbers.
+
+        :raises ValueError: for an element that is no whole number, or does not fit.
+        """
+        lengths = np.array([*map(len, rows)], np.int64)
+        if len(rows) and all(isinstance(row, np.ndarray) for row in rows):
+            return cls(np.concatenate([integers(row, dtype, name) for row in rows]), lengths)
+        values, at, size = np.empty(int(lengths.sum()), dtype), 0, dtype.itemsize
+        memory: Any = values  # a buffer for type checkers from Python 3.12 on
+        try:
+            for row, length in zip(rows, lengths.tolist(), strict=True):
+                if isinstance(row, np.ndarray):
+                    values[at : at + length] = integers(row, dtype, name)
+                elif length:
+                    struct.pack_into(f"{length}{dtype.char}", memory, at * size, *row)
+                at += length
+        except (TypeError, struct.error):
+            raise _no_integers(dtype, name) from None
+        return cls(values, lengths)
+
+    @property
+    def begins(self) -> Ints:
+        """Where each row begins in ``values``."""
+        return self.lengths.cumsum() - self.lengths
+
+    def cut(self, begins: Ints, lengths: Ints) -> Ragged:
+        """Return ``lengths[i]`` elements of each row from ``begins[i]`` on; no copy if these are all elements."""
+        if not begins.any() and np.array_equal(lengths, self.lengths):
+            return self
+        starts = (self.begins + begins).tolist()
+        parts = [self.values[at : at + length] for at, length in zip(starts, lengths.tolist(), strict=True)]
+        return Ragged(np.concatenate(parts), lengths)
 
 
 class SetValue:
