@@ -89,7 +89,7 @@ def test_the_recordings_have_what_they_are_named_for(recordings, kind):
     for frame in frames.frames_of(recordings / kind):
         told.add(frames.tag_of(frame))
         if isinstance(frame, frames.Insert):
-            told |= {TaskKind(task[0]).name.lower() for task in frame.tasks}
+            told |= {TaskKind(row[0]).name.lower() for row in frames.task_rows(frame)}
     assert LAST[kind] in told
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import zlib
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,6 +33,7 @@ from hal_core import (
     bind,
 )
 from hal_core.devices.cpu.device import CpuDevice
+from hal_core.slots import tasks
 
 SIZES = StateConfig(num_slots=4, max_model_len=64, max_logprobs=2, max_draft_tokens=2, vocab_size=100)
 
@@ -311,12 +316,15 @@ def test_a_write_of_its_own_memory_is_named(tmp_path):
     ("damage", "said"),
     [
         (lambda data: b"def main(", "magic is b'def main(': not a recording (give a file of hal run --record FILE)"),
-        (lambda data: data.replace(b"g 1\n", b"g 2\n", 1), "version is 2, but this kit reads 1 (install the kit"),
+        (lambda data: data.replace(b"g 2\n", b"g 3\n", 1), "version is 3, but this kit reads 2 (install the kit"),
+        (lambda data: data.replace(b"g 2\n", b"g 1\n", 1), "version is 1, but this kit reads 2 (install the kit"),
         (lambda data: data[:-60], "end is missing: the file is truncated after call"),
         (lambda data: data[:40] + bytes([data[40] ^ 255]) + data[41:], "is damaged"),
         (lambda data: _with(data, b"\x91\xa6header"), "frame 0 is not valid: "),
         (lambda data: _with(data, b"\x92\xa7release"), "frame 0 is not valid: "),
         (lambda data: _with(data, b"\x91\xa3end"), "frame 0 is End, out of its order"),
+        (lambda data: _with(data, HEADER, b"\x93\xabsave_output\x00\xc0"), "frame 1 has no step, and no call of"),
+        (lambda data: _with(data, HEADER, b"\x94\xacinsert_tasks\x00\x91\x00\xc4\x04abcd"), "frame 1 has 1 numbers, "),
     ],
 )
 def test_what_cannot_be_replayed_is_refused_by_field(recorded, cpu, tmp_path, damage, said):
@@ -329,9 +337,82 @@ def test_what_cannot_be_replayed_is_refused_by_field(recorded, cpu, tmp_path, da
     assert raised.value.cure
 
 
-def _with(data, frame):
-    """A recording whose only frame is this one."""
-    return data[: data.index(b"\n") + 1] + zlib.compress(len(frame).to_bytes(4, "little") + frame)
+HEADER = b"\x93\xa6header\xa31.1\xa5cpu:0"
+
+
+def _with(data, *made):
+    """A recording with only these frames."""
+    return data[: data.index(b"\n") + 1] + zlib.compress(b"".join(len(one).to_bytes(4, "little") + one for one in made))
+
+
+def test_the_columns_of_tasks_are_those_of_the_format(recorded):
+    """Of others a recording would be misread: they are a new version of the format."""
+    first = ("kinds", "slots", "num_computed_tokens", "num_scheduled_tokens")
+    assert (*first, "block_counts", "first_blocks", "first_tokens", "draft_counts") == tasks.COLUMNS
+
+    def work(bound):
+        worker = SmallWorker(bound)
+        (request,) = [worker.state.admit(Request("r", [5, 6], SamplingParams(max_tokens=9)))]
+        told = Task(TaskKind.PREFILL, 3, request, 1, 1, [7, 8, 9], 0)
+        bound.insert_tasks(state=worker.state, tasks=[told], stream=worker.stream)
+        bound.insert_tasks(
+            state=worker.state, tasks=[Task(TaskKind.MORE_BLOCKS, 3, request, 0, 0, [4], 3)], stream=worker.stream
+        )
+
+    found = [frames.task_rows(one) for one in frames.frames_of(recorded(work)) if isinstance(one, frames.Insert)]
+    assert found == [
+        [(TaskKind.PREFILL, 3, 1, 1, [7, 8, 9], 0, -1, [])],
+        [(TaskKind.MORE_BLOCKS, 3, 0, 0, [4], 3, -1, [])],
+    ]
+
+
+@pytest.mark.parametrize("size", [0, 1, 70_000, 200_000])
+def test_a_files_bytes_do_not_depend_on_when_it_is_written(tmp_path, monkeypatch, size):
+    """Part of a piece that was written early is written over by the whole piece."""
+    data, files = np.random.default_rng(size).bytes(size), []
+    for period in (0, 1e6):
+        monkeypatch.setattr(frames, "PERIOD", period)
+        path = tmp_path / f"{period}.rec"
+        writer = frames.Writer(path)
+        writer.put(frames.Record(0, 1, True, data))
+        while period == 0 and not writer._end > 16 + min(size, 60_000):
+            assert writer._thread.is_alive()
+        writer.put(frames.Record(0, 2, True, data))
+        writer.close()
+        files.append(path.read_bytes())
+    assert files[0] == files[1]
+    assert [frames._decode(one).body for one in _raw(path)[:2]] == [data, data]
+
+
+def test_an_early_part_that_was_longer_is_cut_off(tmp_path):
+    path = tmp_path / "x.rec"
+    writer = frames.Writer(path)
+    while not writer._at:
+        assert writer._thread.is_alive()
+    writer._put_out(b"?" * 999, writer._at)
+    writer.close()
+    assert len(_raw(path)) == 1
+    assert path.stat().st_size < 99
+
+
+def test_the_file_of_a_killed_process_has_its_calls(tmp_path, cpu):
+    path = tmp_path / "x.rec"
+    opened = "import sys, test_replay as t; b = t.bind(t.CpuDevice(0, {})); r = t.CallRecorder(sys.argv[1], b)"
+    worker = [sys.executable, "-c", f"{opened}; t.from_host(b); sys.stdin.read()", path]
+    with subprocess.Popen(worker, stdin=subprocess.PIPE, cwd=Path(__file__).parent) as process:
+        while _calls(path) != 10:
+            assert process.poll() is None
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert replay(cpu, path, 10)[1].startswith("10 calls")
+
+
+def _calls(path):
+    """Return how many calls of an unfinished file can be read."""
+    try:
+        return sum(isinstance(one, frames.Call) for one in frames.frames_of(path, 99))
+    except frames.InvalidRecording as wrong:
+        return int(wrong.cure.split()[2]) if "--calls" in wrong.cure else 0
 
 
 def test_a_state_that_is_in_no_frame_is_refused(recorded, cpu, tmp_path):

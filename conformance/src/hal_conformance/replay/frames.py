@@ -1,25 +1,32 @@
 """The file format of a recording: a line with its version, then a zlib stream of MessagePack frames.
 
-Each frame is a tagged array with its length before it (4 bytes, little-endian). The stream is flushed at the end of
-each step, so the file of a killed run can be read up to its last whole step. The stream's checksum and its last frame
-show that a file is whole. A recording has no times, addresses or admission ids: equal runs give equal files.
+Each frame is a tagged array with its length before it (4 bytes, little-endian). The file of a killed run can be read,
+but for its last :data:`PERIOD`. The stream's checksum and its last frame show that a file is whole. A recording has no
+times, addresses or admission ids: equal runs give equal files.
 """
 
 from __future__ import annotations
 
+import os
 import zlib
+from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
-from typing import BinaryIO, Literal
+from threading import Event, Thread
+from typing import Any, BinaryIO, Literal
 
 import msgspec
+import numpy as np
 from hal_core.errors import InvalidValue
 from hal_core.slots.sampling_params import SamplingParams
 
-MAGIC, VERSION = b"hal recording ", 1
-_PIECE = 1 << 18
+MAGIC, VERSION = b"hal recording ", 2
+PERIOD = 0.1
+"""Seconds between two writes to the file."""
+COLUMNS = 8
+"""Columns of a batch's tasks in :class:`Insert`; a change of them is a new :data:`VERSION`."""
+_PIECE = 1 << 16
 OPTION = "--replay"
 
 
@@ -38,8 +45,6 @@ FieldRow = tuple[str, str, int, float, str, Literal["extra"] | None, bool]
 """A field that the worker declared: the arguments of :class:`hal_core.StateField`, its value "extra" or None."""
 CompanionRow = tuple[str, list[FieldRow], bool]
 """A state beside a state: the arguments of :class:`hal_core.Companion`."""
-TaskRow = tuple[int, int, int, int, int, list[int], int, int, list[int]]
-"""A task: the arguments of :class:`hal_core.Task`, the request by the number of its :class:`Admitted`."""
 StepRow = tuple[int, dict[str, bytes], bool, tuple[list[int], int], int | None, dict[int, str], dict[int, str]]
 """A step: the arguments of :class:`hal_core.Step`, its orders as bytes of int32, its group as ranks and rank."""
 
@@ -72,9 +77,10 @@ class Call(Frame):
 
 
 class Insert(Call, tag="insert_tasks"):
-    """A call of ``insert_tasks``."""
+    """A call of ``insert_tasks``: the numbers of the requests, and ``TaskBatch.ints``."""
 
-    tasks: list[TaskRow]
+    requests: list[int]
+    ints: bytes
 
 
 class SetValue(Call, tag="async_set_value"):
@@ -97,9 +103,9 @@ class Broadcast(Call, tag="broadcast_tokens"):
 
 
 class OfStep(Call):
-    """Base of calls for a step."""
+    """Base of calls for a step. ``step`` is None in the file if the state's call before had the same step."""
 
-    step: StepRow
+    step: StepRow | None
 
 
 class Update(OfStep, tag="update_inputs"):
@@ -107,7 +113,7 @@ class Update(OfStep, tag="update_inputs"):
 
 
 class Drafts(Call, tag="set_drafts"):
-    """A call of ``set_drafts`` after step ``number``."""
+    """A call of ``set_drafts`` after step ``number``: slot to its drafts."""
 
     number: int
     drafts: dict[int, list[int]]
@@ -145,8 +151,28 @@ class End(Frame, tag="end"):
 
 
 AnyFrame = Header | State | Admitted | AnyCall | Release | Record | End
-_encode = msgspec.msgpack.Encoder(enc_hook=lambda number: number.item()).encode  # parameters may be NumPy numbers
+
+
+def _plain(value: Any) -> object:  # noqa: ANN401 (a number or array of NumPy's, or another sequence)
+    return value.tolist() if hasattr(value, "tolist") else [*value]
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _decode = msgspec.msgpack.Decoder(AnyFrame).decode
+
+
+TaskRow = tuple[int, int, int, int, list[int], int, int, list[int]]
+"""A task: the arguments of :class:`hal_core.Task` without the request."""
+
+
+def task_rows(frame: Insert) -> list[TaskRow]:
+    """Return an insertion's tasks, by the columns of :class:`hal_core.TaskBatch`."""
+    n, flat = len(frame.requests), memoryview(frame.ints).cast("i").tolist()
+    columns = [flat[at * n : at * n + n] for at in range(COLUMNS)]
+    kinds, slots, computed, scheduled, counts, first_blocks, first_tokens, drafted = columns
+    rest = iter(flat[COLUMNS * n :])
+    blocks, drafts = ([[*islice(rest, count)] for count in column] for column in (counts, drafted))
+    return [*zip(kinds, slots, computed, scheduled, blocks, first_blocks, first_tokens, drafts, strict=True)]
 
 
 def tag_of(frame: Frame) -> str:
@@ -155,51 +181,70 @@ def tag_of(frame: Frame) -> str:
 
 
 class Writer:
-    """Writes frames into a file. A thread of its own compresses them, not the worker's."""
+    """Writes frames into a file. A thread of its own compresses and writes them every :data:`PERIOD`, not the worker's.
+
+    The stream is compressed in pieces of equal size, so that a file's bytes do not depend on when it was written. What
+    is shorter than a piece is written with a copy of the compressor, and written over by the next piece.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file: BinaryIO = path.open("wb", buffering=0)
-        self._zip, self._parts, self._queue = zlib.compressobj(1), list[bytes](), SimpleQueue[bytes | None]()
+        self._zip, self._given, self._rest = zlib.compressobj(1), deque[bytes](), b""
+        self._at = self._end = 0
         self._error: OSError | None = None
+        self._closing = Event()
         self._thread = Thread(target=self._write, name="hal-recording", daemon=True)
         self._thread.start()
 
     def put(self, frame: Frame) -> None:
-        """Append a frame; it reaches the file after the next :meth:`flush`."""
-        data = _encode(frame)
-        self._parts += len(data).to_bytes(4, "little"), data
-
-    def flush(self) -> None:
-        """Have everything appended so far written. Raises the :class:`OSError` that earlier writing has met."""
+        """Append a frame. Raises the :class:`OSError` that earlier writing has met."""
         if self._error is not None:
             raise self._error
-        self._queue.put(b"".join(self._parts))
-        self._parts.clear()
+        data = _encode(frame)
+        self._given += len(data).to_bytes(4, "little"), data
 
     def close(self, *, whole: bool = True) -> None:
         """Write the remaining frames, and the last one if the file is whole; then close it. Raises :class:`OSError`."""
-        if whole:
-            self.put(End())
-            self.flush()
-        self._queue.put(None)
-        self._thread.join()
         with self._file:
+            if whole:
+                self.put(End())
+            self._closing.set()
+            self._thread.join()
             if self._error is not None:
                 raise self._error
-            self._put_out(self._zip.flush() if whole else b"")
+            tail = self._zip.compress(self._rest) + self._zip.flush(zlib.Z_FINISH if whole else zlib.Z_SYNC_FLUSH)
+            end = self._put_out(tail, self._at)
+            if end < self._end:
+                self._file.truncate(end)
 
     def _write(self) -> None:
         try:
-            self._put_out(MAGIC + b"%d\n" % VERSION)
-            while (data := self._queue.get()) is not None:
-                self._put_out(self._zip.compress(data) + self._zip.flush(zlib.Z_SYNC_FLUSH))
-        except OSError as error:  # raised by flush or close
+            self._at = self._put_out(MAGIC + b"%d\n" % VERSION, 0)
+            while not self._closing.wait(PERIOD):
+                if self._given:
+                    self._write_given()
+                    tail = self._zip.copy()
+                    self._put_out(tail.compress(self._rest) + tail.flush(zlib.Z_SYNC_FLUSH), self._at)
+            self._write_given()
+        except OSError as error:  # raised by put or close
             self._error = error
 
-    def _put_out(self, data: bytes) -> None:
+    def _write_given(self) -> None:
+        """Write all whole pieces; keep what is left."""
+        given = b"".join([self._rest, *[self._given.popleft() for _ in range(len(self._given))]])
+        whole = len(given) - len(given) % _PIECE
+        for begin in range(0, whole, _PIECE):
+            self._at = self._put_out(self._zip.compress(given[begin : begin + _PIECE]), self._at)
+        self._rest = given[whole:]
+
+    def _put_out(self, data: bytes, at: int) -> int:
+        """Write at a place of the file; return the place after it."""
         left = memoryview(data)
         while left:
-            left = left[self._file.write(left) :]
+            done = os.pwrite(self._file.fileno(), left, at)
+            left, at = left[done:], at + done
+        self._end = max(self._end, at)
+        return at
 
 
 class InvalidRecording(InvalidValue):
@@ -219,7 +264,7 @@ def frames_of(path: Path, calls: int | None = None) -> Iterator[AnyFrame]:
 
     :raises InvalidRecording: naming the field, for a foreign, newer, damaged or truncated file.
     """
-    seen, ended = 0, False
+    seen, ended, steps = 0, False, dict[int, StepRow | None]()
     for number, data in enumerate(_unpacked(path, cut=calls is not None)):
         try:
             frame = _decode(data)
@@ -233,10 +278,26 @@ def frames_of(path: Path, calls: int | None = None) -> Iterator[AnyFrame]:
         if isinstance(frame, End):
             ended = True
             continue
+        if isinstance(frame, OfStep):
+            frame.step = steps[frame.state] = frame.step or steps.get(frame.state)
+        if problem := _problem_of(frame):
+            raise refused(path, f"frame {number}", problem, _AGAIN)
         yield frame
     if not ended and (calls is None or seen < calls):
         cure = f"give --calls {seen} to replay the calls that are whole, or {_AGAIN}"
         raise refused(path, "end", f"is missing: the file is truncated after call {seen}", cure)
+
+
+def _problem_of(frame: AnyFrame) -> str:
+    """Return what is wrong with a frame whose types are right, or ""."""
+    if isinstance(frame, OfStep) and frame.step is None:
+        return "has no step, and no call of its state before it has one"
+    if isinstance(frame, Insert):
+        n, given = len(frame.requests), np.frombuffer(frame.ints, np.int32)
+        counts = given[4 * n : 5 * n].sum() + given[7 * n : 8 * n].sum()  # of blocks and drafts
+        if len(given) < COLUMNS * n or len(given) != COLUMNS * n + counts:
+            return f"has {len(given)} numbers, which are not the columns of {n} tasks"
+    return ""
 
 
 def _unpacked(path: Path, *, cut: bool) -> Iterator[bytes]:

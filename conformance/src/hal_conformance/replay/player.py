@@ -104,11 +104,11 @@ class Player:
 
     def _named(self, frame: frames.AnyFrame) -> str:
         told = f"call {self.calls}, {frames.tag_of(frame)}"
-        if isinstance(frame, frames.OfStep):
+        if isinstance(frame, frames.OfStep) and frame.step is not None:
             return f"{told} of step {frame.step[0]}"
         if isinstance(frame, frames.Insert):
-            tasks = [f"{TaskKind(kind).name.lower()} -> slot {slot}" for kind, slot, *_ in frame.tasks[:8]]
-            return f"{told} ({', '.join(tasks)}{', …' * (len(frame.tasks) > 8)})"
+            tasks = [f"{TaskKind(row[0]).name.lower()} -> slot {row[1]}" for row in frames.task_rows(frame)[:8]]
+            return f"{told} ({', '.join(tasks)}{', …' * (len(frame.requests) > 8)})"
         return told
 
     # -- what is no call ----------------------------------------------------------------------------------------------
@@ -150,8 +150,9 @@ class Player:
 
     def _insert(self, frame: frames.Insert) -> None:
         fixture = self.states[frame.state].fixture
+        pairs = zip(frames.task_rows(frame), frame.requests, strict=True)
         fixture.insert(
-            [Task(TaskKind(row[0]), row[1], self._request(fixture, row[2]), *row[3:]) for row in frame.tasks]
+            [Task(TaskKind(row[0]), row[1], self._request(fixture, number), *row[2:]) for row, number in pairs]
         )
 
     def _setvalue(self, frame: frames.SetValue) -> None:
@@ -256,7 +257,8 @@ class Player:
 _LEFT = (SlotStatus.PREEMPTED, SlotStatus.ABORTED)
 
 
-def _step(row: frames.StepRow, late: Mapping[int, str] | None = None) -> Step:
+def _step(row: frames.StepRow | None, late: Mapping[int, str] | None = None) -> Step:
+    assert row is not None, "the reader of the file fills it in"
     number, orders, speculative, (ranks, rank), logprobs, errors, recovered = row
     slots = {name: np.frombuffer(order, np.int32) for name, order in orders.items()}
     return Step(number, slots, speculative, Group(tuple(ranks), rank), logprobs, {**(late or {}), **errors}, recovered)

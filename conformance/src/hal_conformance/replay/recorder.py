@@ -30,17 +30,19 @@ if TYPE_CHECKING:
 
 MOST_PENDING = 64
 """Steps whose records a worker has not taken; of more, those that are done are written."""
-_COLUMNS = ("num_computed_tokens", "num_scheduled_tokens", "first_blocks", "first_tokens")
+_MOVING = frozenset(ENTERING + LEAVING)
 _OURS = {field.name for field in STATE_TABLE}
 Watching = Generator[None, Any, object]
 
 
 class _Kept:
-    """A recorded state: its number, the requests in its slots, and the steps whose records are not written."""
+    """A recorded state: its number, the admission ids in its slots as bytes, its last recorded step, and the steps
+    whose records are not written."""
 
     def __init__(self, state: SlotState, number: int) -> None:
         self.state, self.number, self.mirror = state, number, state.mirror
-        self.held = np.zeros(state.sizes.num_slots, np.int64)
+        self.held = bytes(8 * state.sizes.num_slots)
+        self.step: Step | None = None
         self.pending: dict[int, OutputTicket] = {}
 
 
@@ -122,22 +124,19 @@ class CallRecorder:
         self._out.put(kind(self._sync(state).number, *given))
 
     def _insert(self, state: SlotState, tasks: TaskBatch) -> None:
-        kept, plain = self._sync(state), tasks.plain
+        kept = self._sync(state)
         for request in tasks.requests:
             if request.admission_id not in self._requests:
                 self._requests[request.admission_id] = number = len(self._requests)
                 self._out.put(_admitted(state, request, number))
         numbers = [self._requests[request.admission_id] for request in tasks.requests]
-        kinds, slots = [*map(int, plain["kinds"])], [*map(int, plain["slots"])]
-        columns = [plain[name] for name in _COLUMNS]
-        blocks, drafts = [*map(_ints, tasks.block_ids)], [*map(_ints, tasks.drafts)]
-        told = (kinds, slots, numbers, *columns[:2], blocks, *columns[2:], drafts)
-        self._out.put(frames.Insert(kept.number, [*zip(*told, strict=True)]))
-        for kind, slot, request in zip(kinds, slots, tasks.requests, strict=True):
-            if kind in LEAVING:
-                kept.held[slot] = 0
-            elif kind in ENTERING:
-                kept.held[slot] = request.admission_id
+        self._out.put(frames.Insert(kept.number, numbers, tasks.ints))
+        if not _MOVING.isdisjoint(kinds := tasks.plain["kinds"]):
+            held = np.frombuffer(bytearray(kept.held), np.int64)
+            for kind, slot, request in zip(kinds, tasks.plain["slots"], tasks.requests, strict=True):
+                if kind in _MOVING:
+                    held[slot] = request.admission_id if kind in ENTERING else 0
+            kept.held = held.tobytes()
 
     def _set(self, target: View, value: Value) -> None:
         kept, fills = self._of_memory(target), isinstance(value, np.generic)
@@ -146,41 +145,46 @@ class CallRecorder:
         self._out.put(frames.SetValue(-1 if kept is None else kept.number, *places, fills, data))
 
     def _save(self, state: SlotState, step: Step, ticket: OutputTicket) -> None:
-        self._call(frames.Save, state, _step_row(step))
-        kept = self._states[id(state)]
+        kept = self._of_step(frames.Save, state, step)
         kept.pending[step.number] = ticket
         if len(kept.pending) > MOST_PENDING:
             self._write_records(kept, [number for number, one in kept.pending.items() if one.done()], None)
-        self._out.flush()
 
     def _update_inputs(self, state: SlotState, step: Step, **_: object) -> None:
-        self._call(frames.Update, state, _step_row(step))
+        self._of_step(frames.Update, state, step)
+
+    def _of_step(self, kind: type[frames.OfStep], state: SlotState, step: Step) -> _Kept:
+        kept = self._sync(state)
+        self._out.put(kind(kept.number, None if step is kept.step else _step_row(step)))
+        kept.step = step
+        return kept
 
     def _set_drafts(self, state: SlotState, step: Step, drafts: Mapping[int, Any], **_: object) -> None:
-        self._call(frames.Drafts, state, step.number, {int(slot): _ints(row) for slot, row in drafts.items()})
+        self._call(frames.Drafts, state, step.number, dict(drafts))
 
     def _order_after_reads(self, memory: object, **_: object) -> None:
-        for state in [kept.state for kept in self._states.values() if kept.state.memory is memory]:
-            self._call(frames.Reads, state)
+        for kept in self._states.values():
+            if kept.state.memory is memory:
+                self._out.put(frames.Reads(kept.number))
 
     def _write(self, writes: Writes, **_: object) -> None:
         if any(isinstance(owner, SlotState) for owner in writes.owners.values()):
             raise InvalidValue("a write into a state is not recorded", cure="use async_set_value", argument="writes")
 
     def _sync(self, state: SlotState) -> _Kept:
-        """Write the records that the worker took and the slots that it released since the last call; return the state's
-        entry."""
-        kept = self._states.get(id(state)) or self._first_seen(state)
+        """Write the records that the worker took and the slots that it released since the last such call; return the
+        state's entry."""
+        kept = self._entry(state)
         if state.mirror is not kept.mirror:
             kept.mirror = state.mirror
             column = kept.mirror["step_idx"]
             found = [number for number, one in kept.pending.items() if one.columns.get("step_idx") is column]
             for taken in found:
                 self._write_records(kept, [number for number in kept.pending if number <= taken], taken)
-        held = state.host_table.admission_ids
-        if held.tobytes() != kept.held.tobytes():
-            released = np.flatnonzero(kept.held != held).tolist()
-            kept.held = held.copy()
+        held = state.host_table.admission_ids.tobytes()
+        if held != kept.held:
+            released = np.flatnonzero(np.frombuffer(held, np.int64) != np.frombuffer(kept.held, np.int64)).tolist()
+            kept.held = held
             self._out.put(frames.Release(kept.number, released))
         return kept
 
@@ -199,18 +203,17 @@ class CallRecorder:
         """Return the state whose memory a view shows, a companion's target for a companion."""
         shown = [kept.state for kept in self._states.values() if kept.state.memory is target.memory]
         owner = shown[0] if shown else target.owner
-        return self._sync(owner) if isinstance(owner, SlotState) else None
+        return self._entry(owner) if isinstance(owner, SlotState) else None
 
-    def _first_seen(self, state: SlotState) -> _Kept:
+    def _entry(self, state: SlotState) -> _Kept:
+        """Return a state's entry; write a new state."""
+        if (kept := self._states.get(id(state))) is not None:
+            return kept
         kept = self._states[id(state)] = _Kept(state, len(self._states))
         beside = [(one.name, _declared(one), one.same_slots) for one in state.companions]
         sizes = {name: getattr(state.sizes, name) for name in state.sizes.__slots__}
         self._out.put(frames.State(state.name, sizes, _declared(state), beside))
         return kept
-
-
-def _ints(values: Any) -> list[int]:  # noqa: ANN401 (a list, a tuple or an array)
-    return [*map(int, values)]
 
 
 def _step_row(step: Step) -> frames.StepRow:
