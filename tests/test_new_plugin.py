@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
-import sysconfig
-import venv
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ from hal_core import InvalidValue
 from hal.cli import main
 
 from .finished_plugins import MOST, RUNTIME, WRITTEN, finish
+from .vendors_environment import hal, install, make, run
 
 KINDS = scaffold.KINDS
 
@@ -26,28 +24,11 @@ KINDS = scaffold.KINDS
 def made(tmp_path_factory):
     """A fresh environment with an unfinished package of each kind, installed by pip. Offline."""
     folder = tmp_path_factory.mktemp("new")
-    venv.create(folder / "env", with_pip=False)
-    (libraries,) = (folder / "env").glob("lib/python*/site-packages")
-    (libraries / "here.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    shutil.copy(RUNTIME, libraries / "memory_runtime.py")
+    shutil.copy(RUNTIME, make(folder) / "memory_runtime.py")
     for kind in KINDS:
         scaffold.make(f"my_{kind}", kind, folder / kind)
-    install = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "-q"]
-    done = run(folder, "-m", "pip", "install", *install, *[str(folder / kind) for kind in KINDS])
-    assert done.returncode == 0, done.stderr
+    install(folder, *[folder / kind for kind in KINDS])
     return folder
-
-
-def run(folder, *arguments, **more):
-    ours = ("PYTHONPATH", "HAL_DEVICE", "HAL_PLUGINS")
-    variables = {key: value for key, value in os.environ.items() if key not in ours} | more
-    python = str(folder / "env/bin/python")
-    given = {"capture_output": True, "text": True, "timeout": 540, "check": False}
-    return subprocess.run([python, *arguments], env=variables, cwd=folder, **given)
-
-
-def hal(folder, *arguments, **more):
-    return run(folder, "-c", "from hal.cli import main; main()", *arguments, **more)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,9 @@
 import ast
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import hal_conformance
 import pytest
@@ -15,7 +17,7 @@ from hal_conformance.liars import Lie, faults, lay_over
 from hal_conformance.report.report import cause_of
 from hal_core.devices.cpu.device import CpuDevice
 from hal_core.memory.views import ByteRange
-from hypothesis import Phase, given, settings
+from hypothesis import Phase
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import engine
 
@@ -119,26 +121,31 @@ def test_a_class_of_sizes_never_drawn_fails_the_check_by_name(met):
         reached.note("huge")
 
 
-def test_shrinking_ends_in_time():
-    """With no time to shrink, the first failure is reported at once; with some, it is shrunk."""
-    tried = []
+def shrunk(monkeypatch, seconds):
+    """Run a property that fails, whose examples take so long; return the examples from the first failure on."""
+    clock, tried = count(step=seconds), []
+    monkeypatch.setattr(properties, "monotonic", lambda: next(clock))
 
-    def examples_until_reported(seconds):
-        tried.clear()
+    @kit.examples()
+    def test_sums(kit, draw):
+        tried.append(draw(st.lists(st.integers(0, 10**6), min_size=30), "numbers"))
+        assert sum(tried[-1]) < 1000
 
-        @settings(max_examples=50, database=None, deadline=None, derandomize=True)
-        @given(st.lists(st.integers(0, 10**6), min_size=5))
-        def fails(drawn):
-            tried.append(drawn)
-            assert sum(drawn) < 1000
+    with pytest.raises(AssertionError):
+        test_sums(SimpleNamespace(effort=kit.Effort("default", seed=3), bound=SimpleNamespace(name="none:0")))
+    first = next(at for at, numbers in enumerate(tried) if sum(numbers) >= 1000)
+    return tried[first:]
 
-        with pytest.raises(AssertionError), properties.bounded(seconds):
-            fails()
-        return len(tried)
 
-    assert examples_until_reported(-1.0) < 20 < examples_until_reported(20.0)
+def test_a_busy_machine_shrinks_to_the_same_example(monkeypatch):
+    """Shrinking ends after a number of examples, whatever each takes, unless it hangs."""
+    monkeypatch.setattr(properties, "SHRINKING", 20)
+    quiet, busy = shrunk(monkeypatch, 0.001), shrunk(monkeypatch, 4.9)
+    assert quiet == busy
+    assert 20 <= len(quiet) <= 25, "the budget has ended it"
+    assert sum(quiet[-1]) < sum(quiet[0])
+    assert len(shrunk(monkeypatch, 10.0)) <= 5
     assert engine.MAX_SHRINKING_SECONDS == 300
-    assert properties.SHRINKING == 20
     assert properties.CAN_BOUND
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
+from hal_conformance.kit import Effort
+from hal_conformance.report import reproduction
 from hal_conformance.report.outcomes import LONGEST, clipped
 
 pytestmark = pytest.mark.long(15)
@@ -50,3 +55,59 @@ def test_a_long_line_is_clipped_on_the_terminal():
     assert clipped("short") == "short"
     assert clipped("y" * 5000).endswith("(5000 characters, whole in --report FILE)")
     assert len(clipped("y" * 5000)) < LONGEST + 60
+
+
+def line_of(monkeypatch, arguments, ini="", environment=(), made=None):
+    """Return the reproduction line of a failed test of G5 in a run with these arguments of pytest."""
+    for name, value in environment:
+        monkeypatch.setenv(name, value)
+    options = {"plugins": ["no:cacheprovider", "hal_conformance.plugin"], "--hal-device": ""} | dict.fromkeys(
+        [f"--hal-{flag}" for flag in reproduction.FLAGS], ""
+    )
+    config = SimpleNamespace(getoption=(options | arguments).get, getini=lambda _: ini)
+    found = reproduction.Reproduction(config)
+    kit = made and SimpleNamespace(
+        device=SimpleNamespace(name=made[0]),
+        capabilities=SimpleNamespace(substituted=made[1]),
+        effort=Effort("default", seed=7),
+    )
+    monkeypatch.setenv("HALSIM_NAME", "set while it was opened")
+    return found.line(kit, "G5")
+
+
+def test_a_reproduction_line_has_the_variables_of_the_device_and_its_substitute(monkeypatch):
+    set_before = [("HAL_MACA_PLACE", "sim"), ("HALSIM_MODE", "2"), ("HAL_OTHER_MODE", "1"), ("HALSIM_DIR", "a b")]
+    line = line_of(monkeypatch, {"--hal-device": "maca"}, "", set_before, ("maca (substituted: sim)", "sim"))
+    assert line == (
+        "HALSIM_DIR='a b' HALSIM_MODE=2 HAL_MACA_PLACE=sim hal conform maca --only G5 --profile default --seed 7"
+    )
+
+
+def test_a_reproduction_line_has_the_folder_of_a_factory_that_only_this_run_finds(monkeypatch, tmp_path):
+    (tmp_path / "own_device.py").write_text("make = None\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    importlib.import_module("own_device")
+    factory = {"--hal-device-factory": "own_device:make"}
+    line = line_of(monkeypatch, factory, made=("own", ""))
+    monkeypatch.delitem(sys.modules, "own_device")
+    command = "hal conform --only G5 --device-factory own_device:make --profile default --seed 7"
+    assert line == f"PYTHONPATH={tmp_path} {command}"
+    installed = {"--hal-device-factory": "hal_core.devices.cpu:CpuPlugin"}
+    assert line_of(monkeypatch, installed, made=("own", "")).startswith("hal conform ")
+
+
+def test_a_reproduction_line_keeps_the_plugins_of_pytest(monkeypatch):
+    """hal conform takes none: a test that fails by a plugin would pass there."""
+    plugins = {"plugins": ["hal_sim.pytest_races"], "--hal-device": ""}
+    line = line_of(monkeypatch, plugins, "sim", made=("sim", ""), environment=[("HALSIM_STAGED", "0")])
+    assert line == (
+        "HALSIM_STAGED=0 python -m pytest -p hal_conformance.plugin -p hal_sim.pytest_races --pyargs hal_conformance "
+        "--hal-device sim --hal-only G5 --hal-profile default --hal-seed 7"
+    )
+
+
+def test_without_hal_the_kit_itself_is_the_command(monkeypatch):
+    monkeypatch.setattr(reproduction, "find_spec", lambda _: None)
+    assert line_of(monkeypatch, {"--hal-device": "cpu"}) == "python -m hal_conformance cpu --only G5"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 from hypothesis.errors import Flaky, HypothesisException
 from hypothesis.internal.conjecture import engine, providers
 from hypothesis.reporting import current_reporter, with_reporter
 
-SHRINKING = 20.0
-"""Seconds after which Hypothesis stops shrinking a failing example."""
+SHRINKING = 500
+"""Examples after which shrinking ends: counted, as a limit in seconds would give a busy machine another example."""
+SLOW, SLOW_COUNTS = 5.0, 200
+"""An example of at least so many seconds, as one in which a call hangs, counts as so many."""
 LIMIT = "MAX_SHRINKING_SECONDS"
 CAN_BOUND = hasattr(engine, LIMIT)
 """False with a Hypothesis without such a limit: then nothing is shrunk, as the time would be unbounded."""
@@ -19,16 +22,37 @@ LITERALS = "_get_local_constants"
 """The function of Hypothesis that collects the literals of imported modules."""
 
 
+class Budget:
+    """Examples left to shrinking. It stands for the seconds that Hypothesis adds to its clock when it begins to
+    shrink, and then compares with the clock after each example."""
+
+    def __init__(self) -> None:
+        self._left = SHRINKING
+
+    def spend(self, seconds: float) -> None:
+        """Count an example that took so long."""
+        self._left -= SLOW_COUNTS if seconds >= SLOW else 1
+
+    def __radd__(self, now: float) -> Budget:
+        self._left = SHRINKING
+        return self
+
+    def __lt__(self, now: float) -> bool:
+        return self._left < 0
+
+
 class Results:
-    """The outcomes of one property's examples: the failures, and the last result."""
+    """The outcomes of one property's examples: the failures, the last result, and what is left to shrinking."""
 
     def __init__(self) -> None:
         self.failed: list[str] = []
         self.last = ""
+        self.budget = Budget()
 
     @contextmanager
     def example(self) -> Iterator[None]:
         """Context around one example."""
+        began = monotonic()
         try:
             yield
         except HypothesisException:
@@ -38,6 +62,8 @@ class Results:
             if self.last not in self.failed[-1:]:
                 self.failed.append(self.last)
             raise
+        finally:
+            self.budget.spend(monotonic() - began)
         self.last = "every check held"
 
 
@@ -49,8 +75,8 @@ def told(error: BaseException) -> str:
 
 
 @contextmanager
-def bounded(seconds: float = SHRINKING) -> Iterator[None]:
-    """Let Hypothesis shrink for at most ``seconds``."""
+def bounded(budget: Budget) -> Iterator[None]:
+    """Let Hypothesis shrink as long as the budget lasts."""
     before, say = getattr(engine, LIMIT, None), current_reporter()
 
     def report(text: Any) -> None:  # noqa: ANN401 (a text, or what gives it)
@@ -60,7 +86,7 @@ def bounded(seconds: float = SHRINKING) -> Iterator[None]:
     if before is None:
         yield
         return
-    setattr(engine, LIMIT, seconds)
+    setattr(engine, LIMIT, budget)
     try:
         with with_reporter(report):
             yield
@@ -93,7 +119,7 @@ def explore(device: str, results: Results, run: Callable[[], None]) -> None:
     """Run a property. A flaky result becomes a failed assertion that names the device and both results."""
     __tracebackhide__ = True
     try:
-        with bounded(), own_draws():
+        with bounded(results.budget), own_draws():
             run()
     except Flaky as error:
         first = results.failed[-1] if results.failed else told(error)

@@ -17,6 +17,7 @@ from hal_core.errors import InvalidValue, trace_of
 
 from ..harness.guarantees import BY_NUMBER, GUARANTEES
 from .outcomes import NOT_RUN, Outcome, Report, clipped
+from .reproduction import Reproduction
 
 if TYPE_CHECKING:
     from ..kit import Effort, Kit
@@ -75,7 +76,7 @@ class Recorder:
     """Collects the outcomes of a session and makes its report. ``present``: names of all tests, chosen or not."""
 
     def __init__(self, config: pytest.Config, present: set[str]) -> None:
-        self.config, self.present = config, present
+        self.config, self.present, self.reproduction = config, present, Reproduction(config)
         self.kit: Kit | None = None
         self.device: dict[str, Any] = {}
         self.outcomes: dict[str, Outcome] = {}
@@ -120,7 +121,7 @@ class Recorder:
             entry.outcome, entry.reason = "expected", self.expected()[name]
             report.outcome, report.wasxfail = "skipped", entry.reason
         else:
-            entry.reproduce = self.command(f"--only G{entry.guarantee}")
+            entry.reproduce = self.reproduction.line(self.kit, f"G{entry.guarantee}")
             entry.cause = cause_of(call.excinfo.value)
             before = [one for one in self.outcomes.values() if one.cause == entry.cause and one is not entry]
             if before:
@@ -146,25 +147,6 @@ class Recorder:
     def expected(self) -> dict[str, str]:
         """Return the plugin's list of expected failures."""
         return dict(self.kit.subject.support.expected_failures) if self.kit else {}
-
-    def command(self, what: str) -> str:
-        """Return the command line that repeats a run."""
-        option = self.config.getoption
-        parts = [self._substitution(), "hal conform", option("--hal-device") or self.config.getini("hal_device"), what]
-        for flag in ("device-factory", "policy", "liar", "fault", "fields"):
-            if option(f"--hal-{flag}"):
-                parts.append(f"--{flag} {option(f'--hal-{flag}')}")
-        if self.kit is not None:
-            chosen = self.kit.effort
-            parts.append(f"--profile {chosen.profile} --seed {chosen.seed}")
-            parts += [f"--examples {chosen.examples}"] if chosen.examples else []
-        return " ".join(filter(None, parts))
-
-    def _substitution(self) -> str:
-        """The variables that put another place under the device's name, as a shell takes them."""
-        place = self.device["capabilities"]["substituted"] if self.device else ""
-        names = [name for name, value in os.environ.items() if place and name.startswith("HAL_") and value == place]
-        return " ".join(f"{name}={place}" for name in sorted(names))
 
     def finish(self, status: int | pytest.ExitCode) -> bool:
         """Make and write the report; return true if it must fail the session."""
@@ -207,7 +189,7 @@ class Recorder:
         """Return what ran, on which device, with which versions."""
         names = ("paddle-hal-core", "numpy", "pluggy", "hypothesis", "pytest")
         versions = {"python": platform.python_version()} | {name: _version(name) for name in names}
-        return {"versions": versions, **self.device, "reproduce": self.command("")}
+        return {"versions": versions, **self.device, "reproduce": self.reproduction.line(self.kit)}
 
     def _entry(self, number: int) -> dict[str, Any]:
         guarantee = BY_NUMBER[number]
