@@ -32,6 +32,8 @@ def test_g22_a_copys_source_may_be_dropped_while_it_is_pending(kit: Kit) -> None
     device = kit.device
     held, other = device.stream(), device.stream()
     should = [noise(seed, BLOCK) for seed in range(DROPPED)]
+    gc.collect()
+    gc.freeze()  # a dozen collections of everything would take a busy machine longer than a stream may be held
     sources = [device.allocate(BLOCK) for _ in should]
     for memory, data in zip(sources, should, strict=True):
         backdoor.write(device, memory, 0, data, held)
