@@ -36,7 +36,7 @@ from hal_core import (
 )
 from hal_core.devices import dtype_of
 from hal_core.devices.cpu import CpuPlugin
-from hal_cuda import CudaPlugin, admissions
+from hal_cuda import CudaPlugin, staged_requests
 from hal_cuda.driver import Driver
 
 SIZES = StateConfig(num_slots=8, max_model_len=700, block_size=16, max_draft_tokens=2)
@@ -100,7 +100,7 @@ def opened(path: str) -> BoundDevice:
 
 
 def contents(bound: BoundDevice, state: SlotState) -> dict[str, Any]:
-    """Return all fields but the numbers of admissions."""
+    """Return all fields but the numbers of staged_requests."""
     whole = ByteRange(0, state.layout.nbytes)
     copied = bound.copy_out(memory=state.memory, parts=[whole], stream=bound.default_stream)
     copied.wait(30)
@@ -149,8 +149,8 @@ def beside(path: str, mode: str, rounds: int, cpu: BoundDevice) -> str:
             wrong = captures.end(number) or wrong
             if wrong:
                 return f"round {number}: {wrong}"
-        staged = getattr(bound.device, "admissions", None)  # only the native path stages requests at admission
-        if staged is not None and staged.held <= admissions.CHUNK:
+        staged = getattr(bound.device, "staged_requests", None)  # only the native path stages requests at admission
+        if staged is not None and staged.held <= staged_requests.CHUNK:
             return "pinned memory did not grow"
     return ""
 
@@ -233,7 +233,7 @@ def replayed(path: str, steps: int, cpu: BoundDevice) -> str:
 def main(words: list[str]) -> int:
     """Run all cases and print a line for each."""
     rounds, failed = int(words[0]) if words else 20, 0
-    admissions.CHUNK = 1 << 14
+    staged_requests.CHUNK = 1 << 14
     with bind(CpuPlugin.open(0, {})) as cpu:
 
         def told(what: str, wrong: str) -> None:

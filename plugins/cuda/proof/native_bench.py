@@ -3,7 +3,7 @@
     python -m hal_cuda.building && python plugins/cuda/proof/native_bench.py [rounds] [--stand-in] [--native]
 
 Microseconds of host time, median and 99th percentile; insertions from the batch object to the ticket, right after their
-admissions. The device is idle between two calls. ``--stand-in`` replaces a GPU's driver by the tests' library with
+staged_requests. The device is idle between two calls. ``--stand-in`` replaces a GPU's driver by the tests' library with
 copies and kernels turned off, which leaves hal's own part. ``--native`` measures that path only.
 """
 

@@ -150,7 +150,7 @@ def main(words: list[str]) -> None:
         prefill = TaskBatch.prefill
         TaskBatch.prefill = parts.around(prefill, "TaskBatch.prefill")  # type: ignore[method-assign]
         TaskBatch.of = parts.around(TaskBatch.of, "TaskBatch.of")  # type: ignore[method-assign]
-        parts.put(native.Book, "sound", "commit")
+        parts.put(native.NativeHostTable, "sound", "commit")
         for case in cases:
             found = measured(case, parts, timer, rounds)
             print(f"{case[0]}: {found.pop('whole'):.1f} us", flush=True)

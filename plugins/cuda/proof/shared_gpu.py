@@ -31,7 +31,7 @@ def filled(bound: BoundDevice, sizes: StateConfig) -> SlotState:
 
 
 def fields(bound: BoundDevice, state: SlotState) -> dict[str, np.ndarray]:
-    """Return a state's fields, except the numbers of its admissions."""
+    """Return a state's fields, except the numbers of its staged_requests."""
     whole = ByteRange(0, state.layout.nbytes)
     copied = bound.copy_out(memory=state.memory, parts=[whole], stream=bound.default_stream)
     copied.wait(10)

@@ -11,7 +11,7 @@ from hal_core import InvalidValue, Request, SamplingParams, StateConfig
 from hal_core.slots import native_columns
 from hal_core.slots.admission import admit
 from hal_core.slots.layout import lay_out
-from hal_cuda.admissions import Admissions, Chunk
+from hal_cuda.staged_requests import Chunk, StagedRequests
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -106,7 +106,7 @@ def test_bytes_are_staged_whole_each_piece_on_16_bytes(requests):
 
 
 def test_a_chunk_that_is_full_is_left_for_another():
-    staged = Admissions(Block, nullcontext, limit=3 << 22, stage=NATIVE.stage)
+    staged = StagedRequests(Block, nullcontext, limit=3 << 22, stage=NATIVE.stage)
     state = SimpleNamespace()
     for number in range(3):
         request = admit(Request(f"r{number}", np.full(4000, number + 1, np.int32)), LAYOUT)

@@ -14,7 +14,7 @@ from hal_core import Group, MemorySink, Request, StateConfig, Step, Task, TaskBa
 from hal_core.devices import dtype_of
 from hal_core.errors import InvalidValue
 from hal_core.ranks.channel import BroadcastChannel
-from hal_cuda import admissions
+from hal_cuda import staged_requests
 from hal_cuda.driver import CudaError
 
 SIZES = StateConfig(num_slots=4, max_model_len=32, block_size=8)
@@ -188,12 +188,12 @@ def test_hooks_go_on_beside_a_capture_and_do_not_spoil_it(opened, mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_memory_grows_and_goes_beside_a_capture(opened, mode, monkeypatch):
     """The staging ring, the chunks of admission, blocks of copies out, states, streams; and all bytes are right."""
-    monkeypatch.setattr(admissions, "CHUNK", 1 << 12)
+    monkeypatch.setattr(staged_requests, "CHUNK", 1 << 12)
     bound = opened({"ring_start": 1 << 12})
     stream, library = bound.device.stream(), bound.device.driver.api.library
     with strict(bound, mode) as names:
         state = bound.state(StateConfig(num_slots=16, max_model_len=600, block_size=8))
-        held = bound.device.staging.held, bound.device.admissions.held
+        held = bound.device.staging.held, bound.device.staged_requests.held
         library.stand_in_hold(stream.handle, 1)
         for slot in range(16):
             bound.insert_tasks(state=state, tasks=prefill(state, [slot], 500), stream=stream)
@@ -203,7 +203,7 @@ def test_memory_grows_and_goes_beside_a_capture(opened, mode, monkeypatch):
             bound.async_set_value(target=state.view("token_ids")[slot, 300:500], value=again, stream=stream)
         library.stand_in_hold(stream.handle, 0)
         assert bound.device.staging.held > held[0]
-        assert bound.device.admissions.held > held[1]
+        assert bound.device.staged_requests.held > held[1]
         place = state.layout.fields["token_ids"]
         copied = bound.copy_out(memory=state.memory, parts=[state.layout.groups["step_input"]], stream=stream)
         copied.wait(30)

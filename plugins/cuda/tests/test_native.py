@@ -11,7 +11,7 @@ import pytest
 from hal_core import ByteRange, Request, StateConfig, Task, TaskBatch, TaskKind
 from hal_core.errors import InvalidBatch, InvalidValue, OutOfMemory
 from hal_cuda import building
-from hal_cuda.native import CALLS, Book
+from hal_cuda.native import CALLS, NativeHostTable
 
 SIZES = StateConfig(num_slots=8, max_model_len=64, block_size=8)
 
@@ -123,7 +123,7 @@ def test_g03_beside_a_hundred_busy_streams_a_full_queue_has_its_deadline(opened)
 
 
 def test_of_many_held_streams_none_is_taken_for_idle(opened):
-    """With more streams than the lanes can count, the GIL is released, as an uncounted queue may be full."""
+    """With more streams than the queues that it can count, the GIL is released, as an uncounted queue may be full."""
     bound = opened()
     library, calls = bound.device.driver.api.library, bound.device.driver.native.calls
     streams, target = [bound.device.stream() for _ in range(400)], bound.state(SIZES).view("temperature")[1]
@@ -154,7 +154,7 @@ def test_sources_that_do_not_compile_skip_no_test(opened, monkeypatch, tmp_path)
 def twins(bound):
     """Return a state whose checks exist natively and in Python."""
     state = bound.state(SIZES)
-    assert isinstance(state.host_table.twin, Book)
+    assert isinstance(state.host_table.twin, NativeHostTable)
     return state
 
 
@@ -208,7 +208,7 @@ def test_what_does_not_fit_is_refused_by_native_calls(opened):
     module = bound.device.driver.native.module
     for wrong in ((), (state.host_table.table, [], {}, 0, 8, 64, 8, 8), (np.zeros(3), [None] * 8, {}, 0, 8, 64, 8, 8)):
         with pytest.raises((TypeError, ValueError)):
-            module.Book(*wrong)
+            module.HostTable(*wrong)
     with pytest.raises(ValueError, match="missing"):
         module.Driver(None, None, (0,) * len(CALLS))
 

@@ -14,7 +14,7 @@ from hal_core.memory.views import ByteRange
 from hal_core.output.sinks import MemorySink
 from hal_core.runtime.bound import bind
 from hal_core.slots.step import Step
-from hal_cuda import CudaPlugin, admissions, insertion
+from hal_cuda import CudaPlugin, insertion, staged_requests
 from hal_cuda.structs import ENTRY
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -241,7 +241,7 @@ def test_g10_staged_requests_take_at_most_one_upload_and_one_launch(pair):
 
 def test_g10_chunks_of_staged_requests_are_used_again(pair, monkeypatch):
     """Many more requests than the pinned memory holds, in changing order: each slot gets its own request."""
-    monkeypatch.setattr(admissions, "CHUNK", 1 << 15)
+    monkeypatch.setattr(staged_requests, "CHUNK", 1 << 15)
     bound = bind(CudaPlugin.open(0, {"admission_limit": 1 << 17}))
     state, n, random = bound.state(SIZES), SIZES.num_slots, np.random.default_rng(0)
     waiting, staged = [], 0
@@ -251,7 +251,7 @@ def test_g10_chunks_of_staged_requests_are_used_again(pair, monkeypatch):
         ]
         random.shuffle(waiting)
         chosen, waiting = waiting[:n], waiting[n : 2 * n]
-        table = bound.device.admissions.table
+        table = bound.device.staged_requests.table
         staged += sum([table[one.admission_id % len(table)][0] == one.admission_id for one in chosen])
         batch = TaskBatch.prefill(range(n), chosen, [r.total for r in chosen], [range(150)] * n)
         bound.insert_tasks(state=state, tasks=batch, stream=bound.default_stream)
@@ -260,7 +260,7 @@ def test_g10_chunks_of_staged_requests_are_used_again(pair, monkeypatch):
             np.testing.assert_array_equal(tokens[slot, : request.total], request.tokens)
             assert (tokens[slot, request.total :] == -1).all()
         state.release(range(n))
-        assert bound.device.admissions.held <= 1 << 17
+        assert bound.device.staged_requests.held <= 1 << 17
     assert staged > 30 * n
     bound.close()
 

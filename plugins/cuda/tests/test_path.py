@@ -63,7 +63,7 @@ spec = importlib.util.spec_from_file_location("hal_cuda._native", made)
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 native.find_spec, native.import_module = lambda name: spec, lambda name: module
-module.Driver = module.Book = module.gather = None  # it is never called
+module.Driver = module.HostTable = module.gather = None  # it is never called
 print(*native.find())
 """
 

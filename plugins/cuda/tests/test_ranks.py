@@ -131,7 +131,7 @@ def tracked(kept):
 
 
 def is_staged(device, request):
-    table = device.admissions.table
+    table = device.staged_requests.table
     return table[request.admission_id % len(table)][0] == request.admission_id
 
 

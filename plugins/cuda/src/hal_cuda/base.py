@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from hal_core.devices import AsyncDevice, AsyncStream
 
-from .admissions import Admissions
 from .context import Context
 from .driver import Driver
 from .launching import Kernels
 from .native import Native
+from .staged_requests import StagedRequests
 
 
 class OnGpu(AsyncDevice):
@@ -36,4 +36,4 @@ class OnNative(OnGpu):
     """The same with the native part, and with staging at admission."""
 
     native: Native
-    admissions: Admissions
+    staged_requests: StagedRequests

@@ -1,4 +1,4 @@
-"""Insertion by one small entry per request, from the batch's columns to the event in one native call (entering.c).
+"""Insertion by one small entry per request, from the batch's columns to the event in one native call (insertion.c).
 
 A request's bytes were staged at admission, and the kernel does the rest: for each request the host writes 128 bytes and
 its block ids, whatever the length of the prompt. Hand-offs, pieces of prompts and additional blocks are part of the
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hal_core.devices import DYNAMIC, RecordedEvent
 
-from .native import Book
+from .native import NativeHostTable
 from .structs import ENTER, ENTRY, FEW_BYTES, HANDED
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Insertion:
         self._enter, self._free = device.native.calls.enter, device.events.free
         self._landed: RecordedEvent | None = device.events.take(self._uploads)  # recorded by each upload
         functions = device.kernels.enter.function, device.kernels.enter_few.function if FEW else 0
-        self._fixed = device.admissions.table, NEAR, self._uploads.raw, self._landed.raw, *functions
+        self._fixed = device.staged_requests.table, NEAR, self._uploads.raw, self._landed.raw, *functions
 
     @staticmethod
     def describe(state: SlotState, scatter_map: int) -> bytes:
@@ -65,7 +65,7 @@ class Insertion:
         """Insert the batch into its slots. Return None without any effect if a request leaves or is not staged, or the
         batch does not fit."""
         twin = state.host_table.twin
-        if type(twin) is not Book:
+        if type(twin) is not NativeHostTable:
             return None
         device = self._device
         if device.reads.under_way:
@@ -81,20 +81,22 @@ class Insertion:
         """Release the event of uploads, before the device's events are destroyed."""
         self._landed = None
 
-    def _enter_batch(self, twin: Book, tasks: TaskBatch, room: Room, stream: AsyncStream, event: RecordedEvent) -> int:
+    def _enter_batch(
+        self, twin: NativeHostTable, tasks: TaskBatch, room: Room, stream: AsyncStream, event: RecordedEvent
+    ) -> int:
         """Return the result of ``enter``; ``event`` is then recorded after the batch."""
-        device, admissions, key = self._device, self._device.admissions, event.stream_key
-        with admissions.lock:  # until the chunks are fenced: admitting threads must not overwrite them
+        device, staged_requests, key = self._device, self._device.staged_requests, event.stream_key
+        with staged_requests.lock:  # until the chunks are fenced: admitting threads must not overwrite them
             try:
-                fixed = twin.raw, twin.params, admissions.listed, *self._fixed
+                fixed = twin.raw, twin.params, staged_requests.listed, *self._fixed
                 done: int = self._enter(*fixed, *room, stream.raw, event.raw, tasks.ints, tasks.rows)
             except BaseException:  # part of the batch may be in flight
                 for late in device.mark(stream), device.mark(self._uploads):
-                    for one in admissions.chunks:
+                    for one in staged_requests.chunks:
                         one.fences[late.stream_key] = late
                 raise
             if done in (ENTERED, UPLOADED):
-                for one in admissions.chunks:  # finding the batch's own chunks would cost more
+                for one in staged_requests.chunks:  # finding the batch's own chunks would cost more
                     one.fences[key] = event
                 device.last[key] = event
                 counts = device._counts
@@ -103,7 +105,7 @@ class Insertion:
                 counts["submissions"] += 1 + (done == UPLOADED)
         return done
 
-    def _from_ring(self, twin: Book, tasks: TaskBatch, stream: AsyncStream, event: RecordedEvent) -> int:
+    def _from_ring(self, twin: NativeHostTable, tasks: TaskBatch, stream: AsyncStream, event: RecordedEvent) -> int:
         """Do the same with the entries in the ring, if waiting requests left no room for them in a chunk."""
         device = self._device
         span = self._span(len(tasks) * ENTRY.size + len(tasks.ints))

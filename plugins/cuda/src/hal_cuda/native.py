@@ -134,7 +134,7 @@ class Native:
         gather_with(module.gather, module.gather_tasks, module.ids)
 
 
-class Book:
+class NativeHostTable:
     """The native twin of a state's host table (:class:`hal_core.slots.host_table.Twin`). ``params``: the kernel
     parameters that describe the state to insertions."""
 
@@ -142,7 +142,7 @@ class Book:
         self.params = params
         table, sizes = state.host_table, state.sizes
         numbers = sizes.num_slots, sizes.max_model_len, sizes.max_blocks, sizes.block_size, sizes.max_draft_tokens
-        self.raw = native.module.Book(table.table, table.requests, table.live, state.layout.config_key, *numbers)
+        self.raw = native.module.HostTable(table.table, table.requests, table.live, state.layout.config_key, *numbers)
         self._sound, self._commit = self.raw.sound, self.raw.commit
 
     def sound(self, tasks: TaskBatch) -> bool:
@@ -151,6 +151,6 @@ class Book:
         return found
 
     def commit(self, tasks: TaskBatch) -> bool:
-        """Book the batch. Return False, without effect, if it has a leaving request."""
+        """NativeHostTable the batch. Return False, without effect, if it has a leaving request."""
         booked: bool = self._commit(tasks.ints, tasks.rows, tasks.requests)
         return booked

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from hal_core import Ticket, View
 from hal_core.devices import ADMISSION_ID, REQUEST_ROW, AsyncStream, MirroredBlock, plan_insert
 
-from .admissions import Admissions
 from .base import OnNative
 from .copies import Copies
 from .device import CudaDevice
 from .driver import Driver
 from .insertion import Insertion
-from .native import Book
+from .native import NativeHostTable
 from .primitives import NativePrimitives
+from .staged_requests import StagedRequests
 from .writing import Writer
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class NativeDevice(CudaDevice, OnNative):
         self.writer = Writer(self)
         make = partial(MirroredBlock, self._runtime)
         limit, stage = chosen.admission_limit, native.module.stage
-        self.admissions = Admissions(make, self.context.entered, limit=limit, stage=stage)
+        self.staged_requests = StagedRequests(make, self.context.entered, limit=limit, stage=stage)
         self.insertion = Insertion(self)
         self.copies: Copies | None = Copies(self)
 
@@ -54,11 +54,11 @@ class NativeDevice(CudaDevice, OnNative):
         """Describe the state to the kernels and to native code."""
         super().register_state(state)
         params = self.insertion.describe(state, self.table(state.scatter_map, state.sizes.num_slots).address)
-        state.host_table.twin = Book(self.native, state, params)
+        state.host_table.twin = NativeHostTable(self.native, state, params)
 
     def on_admit(self, state: SlotState, request: AdmittedRequest) -> None:
         """Stage the request's bytes in pinned memory for its insertion; from any thread."""
-        self.admissions.put(request, request.packed[REQUEST_ROW.itemsize :])
+        self.staged_requests.put(request, request.packed[REQUEST_ROW.itemsize :])
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Copy one part, such as an output, by one native call; copy several parts as the base does."""
@@ -89,8 +89,8 @@ class NativeDevice(CudaDevice, OnNative):
             if ticket is not None:
                 return ticket
         ticket = self.submit(plan_insert(state, tasks), own)
-        with self.admissions.lock:
-            self.admissions.inserted(tasks.request_row[:, ADMISSION_ID])
+        with self.staged_requests.lock:
+            self.staged_requests.inserted(tasks.request_row[:, ADMISSION_ID])
         return ticket
 
     @hookimpl
@@ -103,7 +103,7 @@ class NativeDevice(CudaDevice, OnNative):
 
     def release(self, *, whole: bool) -> None:
         """Release the parts of the native path first."""
-        self.admissions.close(release=whole and not self.driver.broken)
+        self.staged_requests.close(release=whole and not self.driver.broken)
         self.insertion.close()
         self.copies = None
         super().release(whole=whole)

@@ -1,4 +1,4 @@
-"""Number of calls in flight on each stream, on the fallback; the native path has native/lanes.c."""
+"""Number of calls in flight on each stream, on the fallback; the native path has native/queue_depth.c."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ ENTRY = Struct("<8q8q")
 HANDED = ("next_tokens", "step_idx", "draft_num", "draft_tokens")
 """Additional fields that a hand-off changes: ``handed`` of that file."""
 CHUNK_NUMBERS = 5
-"""Length of a chunk's ``numbers``: :class:`hal_cuda.admissions.Chunk`."""
+"""Length of a chunk's ``numbers``: :class:`hal_cuda.staged_requests.Chunk`."""
 PLACE = 4
-"""Columns of the table of staged requests: :class:`hal_cuda.admissions.Admissions`."""
+"""Columns of the table of staged requests: :class:`hal_cuda.staged_requests.StagedRequests`."""
 
 
 def struct(*fields: tuple[Any, ...]) -> np.dtype[np.void]:

@@ -1,4 +1,4 @@
-// Insertion of requests whose bytes are already in device memory (hal_cuda.admissions), or in pinned memory of the host. The
+// Insertion of requests whose bytes are already in device memory (hal_cuda.staged_requests), or in pinned memory of the host. The
 // values known only at insertion are passed as one small entry each. The same launch serves requests that keep their slots and
 // get a piece of their prompt or more blocks. Compiled by NVRTC after bytes.cuh; correct with any number of threads a block.
 // Host memory is slow to read: a block reads it twice, for its entry and for everything else.

@@ -1,4 +1,4 @@
-/* Admission: the token ids of a request, and its bytes into a chunk of pinned memory (hal_cuda.admissions). */
+/* Admission: the token ids of a request, and its bytes into a chunk of pinned memory (hal_cuda.staged_requests). */
 #include "native.h"
 
 #define MOST INT64_C(0x7fffffff)

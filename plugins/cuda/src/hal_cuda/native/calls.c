@@ -315,10 +315,10 @@ static PyObject *given_up(PyObject *self, PyObject *none) {
 static PyObject *forget(PyObject *self, PyObject *none) {
   Driver *driver = (Driver *)self;
   (void)none;
-  for (int i = 0; i < LANES; i++)
+  for (int i = 0; i < QUEUES; i++)
     for (int j = 0; j < MARKS; j++)
-      if (driver->lanes[i].marks[j].event) driver->destroy(driver->lanes[i].marks[j].event);
-  memset(driver->lanes, 0, sizeof driver->lanes);
+      if (driver->queues[i].marks[j].event) driver->destroy(driver->queues[i].marks[j].event);
+  memset(driver->queues, 0, sizeof driver->queues);
   memset(driver->near, 0, sizeof driver->near);
   driver->crowded = 0;
   Py_RETURN_NONE;
@@ -352,7 +352,7 @@ static PyObject *driver_new(PyTypeObject *type, PyObject *args, PyObject *named)
   return (PyObject *)driver;
 }
 
-static void driver_dealloc(PyObject *self) { /* the lanes' events went with forget(), or with the context */
+static void driver_dealloc(PyObject *self) { /* the queues' events went with forget(), or with the context */
   PyTypeObject *type = Py_TYPE(self);
   Py_XDECREF(((Driver *)self)->fail);
   Py_XDECREF(((Driver *)self)->full);
@@ -377,7 +377,7 @@ static PyMethodDef methods[] = {
     METHOD("capturing", capturing_within, "capturing(stream): True while a graph is captured on it"),
     METHOD("context", tell_context, "context(handle): the one that calls are made in"),
     METHOD("exchange", exchange, "exchange(mode): this thread's capture mode, for another; the one before"),
-    METHOD("enter", entered_within, "see entering.c"),
+    METHOD("enter", entered_within, "see insertion.c"),
     METHOD("broadcast", broadcast_within, "see broadcasting.c"),
     {"working", working, METH_NOARGS, "the thread that put work on a stream last"},
     {"given_up", given_up, METH_NOARGS, "how often the interpreter's lock was given up"},

@@ -6,9 +6,9 @@
 #endif
 
 static int setup(PyObject *module) {
-  PyObject *book = PyType_FromSpec(&book_spec), *driver = PyType_FromSpec(&driver_spec);
-  book_type = (PyTypeObject *)book; /* kept for the life of the process: calls compare with it */
-  if (!book || !driver || PyModule_AddObjectRef(module, "Book", book) || PyModule_AddObjectRef(module, "Driver", driver))
+  PyObject *host = PyType_FromSpec(&host_table_spec), *driver = PyType_FromSpec(&driver_spec);
+  host_table_type = (PyTypeObject *)host; /* kept for the life of the process: calls compare with it */
+  if (!host || !driver || PyModule_AddObjectRef(module, "HostTable", host) || PyModule_AddObjectRef(module, "Driver", driver))
     return -1;
   Py_DECREF(driver);
   return PyModule_AddStringConstant(module, "LAYOUT", LAYOUT) ||
@@ -18,7 +18,7 @@ static int setup(PyObject *module) {
 }
 
 static PyMethodDef methods[] = {
-    {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL, "the columns of a batch, or None: see gathering.c"},
+    {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL, "the columns of a batch, or None: see columns.c"},
     {"gather_tasks", (PyCFunction)(void (*)(void))gather_tasks, METH_FASTCALL, "the same of tasks, and their requests"},
     {"ids", (PyCFunction)(void (*)(void))ids, METH_FASTCALL, "the token ids of a request, or None: see admitting.c"},
     {"stage", (PyCFunction)(void (*)(void))stage, METH_FASTCALL, "a request's bytes into a chunk, see admitting.c"},

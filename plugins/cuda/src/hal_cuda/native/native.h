@@ -53,8 +53,8 @@ typedef uint64_t Address;
 typedef void *Handle; /* a CUstream, CUevent or CUfunction */
 
 #define CAPTURED_STREAM (-1) /* in place of a CUresult: `call` is the handle of a stream that is being captured */
-#define LANES 256 /* streams that are counted separately */
-#define NEAR 16   /* size of the table in which a stream's lane is looked up first */
+#define QUEUES 256 /* streams that are counted separately */
+#define NEAR 16   /* size of the table in which a stream's queue is looked up first */
 #define MARKS 4   /* events in flight for each stream, */
 #define APART 64  /* copies and launches apart */
 #define BOUND 256 /* of ours in flight on a stream, until the GIL is released; CUDA's launch queues hold 1,021, */
@@ -66,7 +66,7 @@ typedef struct {
   uint64_t issued, marked, passed; /* work submitted, up to the last mark, up to the last passed mark */
   int first, count;
   struct { Handle event; uint64_t at; } marks[MARKS];
-} Lane;
+} Queue;
 
 typedef struct {
   PyObject_HEAD
@@ -90,9 +90,9 @@ typedef struct {
   PyObject *full; /* full(stream, event) waits until a stream has room, or raises */
   unsigned long working;
   unsigned long long given_up; /* how often the GIL was released */
-  int crowded;    /* more than half of the lanes are busy */
-  Lane *near[NEAR];
-  Lane lanes[LANES];
+  int crowded;    /* more than half of the queues are busy */
+  Queue *near[NEAR];
+  Queue queues[QUEUES];
 } Driver;
 
 /* One upload, one wait for it, one launch, one event; each is omitted if its number is 0. */
@@ -105,12 +105,12 @@ typedef struct {
   Handle event;
 } Work;
 
-/* State around calls on a stream, which are counted (lanes.c). */
+/* State around calls on a stream, which are counted (queue_depth.c). */
 typedef struct {
-  Lane *lane;
+  Queue *queue;
   PyThreadState *saved; /* set while the GIL is released */
   Handle mark;          /* an event to record behind the work, */
-  int place;            /* which of the lane's marks */
+  int place;            /* which of the queue's marks */
 } Turn;
 int has_room(Driver *driver, Handle stream, uint64_t room); /* 0, or -1 with an exception */
 void mark_now(Driver *driver, Handle stream);
@@ -123,7 +123,7 @@ int failed(Driver *driver, Status status, const char *call);           /* raises
 PyObject *enter(Driver *driver, PyObject *const *args, Py_ssize_t count);
 PyObject *broadcast(PyObject *self, PyObject *const *args, Py_ssize_t count); /* broadcasting.c */
 
-/* -- a batch of tasks: the two buffers of hal_core.slots.tasks.TaskBatch (booking.c) -- */
+/* -- a batch of tasks: the two buffers of hal_core.slots.tasks.TaskBatch (host_table.c) -- */
 enum { KINDS, SLOTS, STARTS, LENGTHS, COUNTS, FIRSTS, FIRST_TOKENS, DRAFTED, COLUMNS }; /* its COLUMNS */
 typedef struct {
   Py_ssize_t n;
@@ -151,11 +151,11 @@ typedef struct {
   PyObject *requests, *live;
   int64_t key, slots, max_model_len, max_blocks, block_size, max_drafts;
   uint8_t *seen; /* [slots] zeros between calls */
-} Book;
-PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t count); /* gathering.c */
+} HostTable;
+PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t count); /* columns.c */
 PyObject *ids(PyObject *self, PyObject *const *args, Py_ssize_t count); /* admitting.c */
 PyObject *stage(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *gather_tasks(PyObject *self, PyObject *const *args, Py_ssize_t count);
-extern PyTypeObject *book_type;
-extern PyType_Spec book_spec, driver_spec;
+extern PyTypeObject *host_table_type;
+extern PyType_Spec host_table_spec, driver_spec;
 #endif

@@ -11,8 +11,8 @@ from hal_core.errors import OutOfMemory
 from hal_core.slots.admission import admit
 from hal_core.slots.fields import ROW_FIELDS
 from hal_core.slots.layout import REQUEST_ROW, lay_out
-from hal_cuda import admissions
-from hal_cuda.admissions import Admissions
+from hal_cuda import staged_requests
+from hal_cuda.staged_requests import StagedRequests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,14 +56,14 @@ class Event:
 
 @pytest.fixture
 def staging(monkeypatch):
-    monkeypatch.setattr(admissions, "CHUNK", CHUNK)
+    monkeypatch.setattr(staged_requests, "CHUNK", CHUNK)
     monkeypatch.setattr(Block, "made", 0)
     monkeypatch.setattr(Block, "released", 0)
     return staging_of(Block, 3 * CHUNK)
 
 
 def staging_of(allocate, limit):
-    return Admissions(allocate, nullcontext, limit=limit, stage=NATIVE.stage)
+    return StagedRequests(allocate, nullcontext, limit=limit, stage=NATIVE.stage)
 
 
 def has(staging, request):
@@ -117,9 +117,9 @@ def check(data, request):
 @settings(max_examples=share.of(40), deadline=None)
 @given(data=st.data())
 def test_g02_g11_every_staged_request_is_found_whole_until_it_was_inserted(data):
-    """No waiting request is overwritten, in any order of admissions, insertions, drops and ends."""
+    """No waiting request is overwritten, in any order of staged_requests, insertions, drops and ends."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(admissions, "CHUNK", CHUNK)
+        patch.setattr(staged_requests, "CHUNK", CHUNK)
         staging, waiting, events = staging_of(Block, 3 * CHUNK), [], []
         for turn in range(data.draw(st.integers(1, 40), label="turns")):
             act = data.draw(st.sampled_from(["admit", "admit", "insert", "drop", "finish"]), label="act")
@@ -130,7 +130,7 @@ def test_g02_g11_every_staged_request_is_found_whole_until_it_was_inserted(data)
                 if has(staging, request):
                     check(found_at(staging, request), request)
                     events.append(Event())
-                    for chunk in staging.chunks:  # as an insertion does: each in a lane of its own
+                    for chunk in staging.chunks:  # as an insertion does: each on a stream of its own
                         chunk.fences[len(events)] = events[-1]
             elif act == "drop" and waiting:
                 del waiting[data.draw(st.integers(0, len(waiting) - 1), label="which")]
@@ -190,7 +190,7 @@ def test_a_serial_of_an_emptied_chunk_finds_nothing(staging):
 
 
 def test_a_request_that_no_chunk_can_hold_is_not_staged(monkeypatch):
-    monkeypatch.setattr(admissions, "CHUNK", 64)
+    monkeypatch.setattr(staged_requests, "CHUNK", 64)
     none = staging_of(Block, 0)
     assert not has(none, staged(none, "a", [1] * 100))
     assert none.held == 0
@@ -218,8 +218,8 @@ def test_closing_releases_what_the_gpu_has_left(staging):
 
 def test_more_requests_wait_than_there_are_places(monkeypatch):
     """A place whose request still waits is not used for another request."""
-    monkeypatch.setattr(admissions, "PLACES", 8)
-    monkeypatch.setattr(admissions, "CHUNK", 1 << 16)
+    monkeypatch.setattr(staged_requests, "PLACES", 8)
+    monkeypatch.setattr(staged_requests, "CHUNK", 1 << 16)
     staging = staging_of(Block, 1 << 16)
     requests = [staged(staging, f"r{i}", [i]) for i in range(20)]
     held = [request for request in requests if has(staging, request)]
@@ -243,7 +243,7 @@ class NoMemory:
 
 
 def test_without_memory_for_another_chunk_staging_stays_as_it_is(monkeypatch, caplog):
-    monkeypatch.setattr(admissions, "CHUNK", CHUNK)
+    monkeypatch.setattr(staged_requests, "CHUNK", CHUNK)
     staging = staging_of(NoMemory(1), 9 * CHUNK)
     requests = fill(staging, "a")
     assert not has(staging, requests[-1])
@@ -256,7 +256,7 @@ def test_without_memory_for_another_chunk_staging_stays_as_it_is(monkeypatch, ca
 
 def test_a_chunk_that_leaves_is_not_filled_any_more(monkeypatch):
     """An idle chunk is too short for a request and occupies memory that the request needs: it is released."""
-    monkeypatch.setattr(admissions, "CHUNK", 2048)
+    monkeypatch.setattr(staged_requests, "CHUNK", 2048)
     monkeypatch.setattr(Block, "released", 0)
     staging = staging_of(Block, 4096)
     first = staged(staging, "first", [1] * 10)
@@ -279,13 +279,13 @@ def test_requests_inserted_by_the_general_way_wait_no_longer(staging):
 
 
 def test_a_limit_below_one_chunk_is_a_limit_still(monkeypatch):
-    monkeypatch.setattr(admissions, "CHUNK", 1 << 20)
+    monkeypatch.setattr(staged_requests, "CHUNK", 1 << 20)
     staging = staging_of(Block, CHUNK)
     assert has(staging, staged(staging, "a", [1] * 100))
     assert staging.held == CHUNK
 
 
 def test_a_forks_child_stages_nothing(staging, monkeypatch):
-    monkeypatch.setattr(admissions.os, "getpid", lambda: -1)
+    monkeypatch.setattr(staged_requests.os, "getpid", lambda: -1)
     assert not has(staging, staged(staging, "child", [1]))
     assert staging.held == 0

@@ -12,7 +12,7 @@ from hal_core.devices.cpu import CpuPlugin
 from hal_core.memory.views import ByteRange
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import admit
-from hal_cuda import admissions, insertion
+from hal_cuda import insertion, staged_requests
 from hal_cuda.driver import CudaError
 from hal_cuda.structs import ENTRY
 from hypothesis import HealthCheck, given, settings
@@ -49,7 +49,7 @@ def contents(bound, state):
 
 
 def is_staged(bound, request):
-    table = bound.device.admissions.table
+    table = bound.device.staged_requests.table
     return table[request.admission_id % len(table)][0] == request.admission_id
 
 
@@ -102,7 +102,7 @@ def test_without_room_for_staging_the_general_way_is_taken(opened):
     requests = [state.admit(Request(f"s{i}", [i] * 9)) for i in range(20)]
     bound.insert_tasks(state=state, tasks=prefill(range(20), requests), stream=bound.default_stream)
     assert contents(bound, state)["token_ids"][:, 0].tolist() == list(range(20))
-    assert bound.device.admissions.held == 0
+    assert bound.device.staged_requests.held == 0
 
 
 @pytest.mark.parametrize("count", [2, 20])
@@ -122,11 +122,11 @@ def test_g01_what_another_streams_batch_uploaded_is_waited_for(opened, count):
 
 @pytest.mark.parametrize("count", [1, 20])
 def test_bytes_not_uploaded_in_another_chunk_are_read_in_place(opened, monkeypatch, count):
-    monkeypatch.setattr(admissions, "CHUNK", 1 << 15)
+    monkeypatch.setattr(staged_requests, "CHUNK", 1 << 15)
     bound = opened()
     state = bound.state(SIZES)
     requests = [state.admit(Request(f"s{i}", [i] * 80)) for i in range(count)]
-    while len(bound.device.admissions.chunks) == 1:
+    while len(bound.device.staged_requests.chunks) == 1:
         late = state.admit(Request("late", [5] * 80))
     del bound.device.driver.api.calls[:]
     bound.insert_tasks(state=state, tasks=prefill(range(count), requests), stream=bound.default_stream)
@@ -154,7 +154,7 @@ def test_a_failed_call_leaves_the_slots_free_and_the_requests_usable(opened, cal
 def test_admission_from_other_threads_beside_insertions(opened, monkeypatch):
     """Threads admit while the device's thread inserts and chunks are reused all the time: each slot gets its
     request."""
-    monkeypatch.setattr(admissions, "CHUNK", 1 << 15)
+    monkeypatch.setattr(staged_requests, "CHUNK", 1 << 15)
     bound = opened({"admission_limit": 1 << 17})
     state, ready, condition = bound.state(SIZES), [], threading.Condition()
 
@@ -201,7 +201,7 @@ def test_threads_beside_the_one_that_works_look_now_and_then(opened, monkeypatch
 @pytest.mark.parametrize("count", [3, 20])
 def test_a_backlog_does_not_take_the_fast_way_from_staged_requests(opened, monkeypatch, count):
     """If waiting requests leave the entries no room, the kernel reads them from the ring."""
-    monkeypatch.setattr(admissions, "CHUNK", 1 << 15)
+    monkeypatch.setattr(staged_requests, "CHUNK", 1 << 15)
     bound = opened({"admission_limit": 1 << 15})
     state, waiting = bound.state(SIZES), []
     while not waiting or is_staged(bound, waiting[-1]):
@@ -227,9 +227,9 @@ def test_a_mixed_batch_gives_back_the_places_of_its_requests(opened):
         Task(TaskKind.MORE_BLOCKS, 0, first, blocks=[7], first_block=3),
         Task(TaskKind.PREFILL, 1, second, num_scheduled_tokens=9, blocks=[1, 2, 3]),
     ]
-    assert bound.device.admissions._waits.sum() == 1
+    assert bound.device.staged_requests._waits.sum() == 1
     bound.insert_tasks(state=state, tasks=tasks, stream=bound.default_stream)
-    assert bound.device.admissions._waits.sum() == 0
+    assert bound.device.staged_requests._waits.sum() == 0
 
 
 def test_memory_for_staging_is_no_condition(opened, caplog):
@@ -249,14 +249,14 @@ def test_a_closed_device_stages_nothing(opened):
     early = state.admit(Request("early", [1, 2]))
     bound.close()
     assert not is_staged(bound, early)
-    assert bound.device.admissions.listed.tolist() == [0], "nor does native code know of its chunks"
+    assert bound.device.staged_requests.listed.tolist() == [0], "nor does native code know of its chunks"
     assert not is_staged(bound, state.admit(Request("late", [1, 2])))
 
 
 def test_what_was_uploaded_is_read_on_the_device_and_not_uploaded_again(opened):
     """The one request's entry has its address on the device; the chunk's new bytes are those added since."""
     bound = opened()
-    state, staging = bound.state(SIZES), bound.device.admissions
+    state, staging = bound.state(SIZES), bound.device.staged_requests
     for turn in range(3):
         request = state.admit(Request(f"r{turn}", [turn] * 9))
         (chunk,) = staging.chunks
@@ -275,7 +275,7 @@ def test_what_was_uploaded_is_read_on_the_device_and_not_uploaded_again(opened):
 def native_calls(bound, work):
     """Return the names of the native part's functions called during some work, in order."""
     module, found = bound.device.driver.native.module, []
-    types = (module.Driver, module.Book)
+    types = (module.Driver, module.HostTable)
 
     def note(frame, event, called):
         if event == "c_call" and (called.__module__ == module.__name__ or isinstance(called.__self__, types)):

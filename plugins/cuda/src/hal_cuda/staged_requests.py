@@ -55,7 +55,7 @@ class Chunk:
 
     ``number``: its name in the table of requests. ``fences``: by stream, the last work that read or filled it.
     ``numbers``: host address, device address, ``nbytes``, ``used``, ``uploaded``; native code shares them as the struct
-    ``Chunk`` of native/entering.c.
+    ``Chunk`` of native/insertion.c.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Chunk:
         return all(event.done() for event in self.fences.values())
 
 
-class Admissions:
+class StagedRequests:
     """The chunks of one device. Call ``put`` from any thread, the rest from the device's thread with ``lock`` held.
 
     - ``allocate(nbytes)`` returns a pinned block with a mirror; ``entered()`` makes the device's context current, for

@@ -5,9 +5,9 @@
 #define FIXED 14 /* arguments before the batch */
 enum { NOT_STAGED, ENTERED, UPLOADED, NO_ROOM, CAPTURED }; /* as in hal_cuda.insertion */
 
-typedef struct { uint64_t address, mirror, nbytes, used, uploaded; } Chunk; /* numbers of a hal_cuda.admissions.Chunk */
+typedef struct { uint64_t address, mirror, nbytes, used, uploaded; } Chunk; /* numbers of a hal_cuda.staged_requests.Chunk */
 typedef struct {
-  PyObject *book;
+  PyObject *host;
   Py_buffer params, chunks, places; /* ENTER bytes; addresses of chunks, below; the table of staged requests, [places, PLACE] */
   unsigned long long room, mirror, nbytes; /* where entries go on the host, where the kernel reads them, how many fit */
   unsigned long long near; /* so few new bytes are read in place, from pinned memory: an upload would cost the host more */
@@ -38,11 +38,11 @@ static uint64_t source_of(const Call *call, uint64_t source) {
 }
 
 /* Whether all entering requests are staged, the slots exist, and no request leaves. */
-static int staged(const Call *call, const Book *book, const Batch *batch) {
+static int staged(const Call *call, const HostTable *host, const Batch *batch) {
   for (Py_ssize_t at = 0; at < batch->n; at++) {
     int64_t slot = batch->columns[SLOTS][at], id = row_of(batch, at, ID);
     int traits = traits_of(batch, at);
-    if (slot < 0 || slot >= book->slots || traits & LEAVES || (traits & ENTERS && place_of(call, id)[0] != id)) return 0;
+    if (slot < 0 || slot >= host->slots || traits & LEAVES || (traits & ENTERS && place_of(call, id)[0] != id)) return 0;
   }
   return batch->n > 0;
 }
@@ -77,14 +77,14 @@ static int take_room(Call *call, uint64_t need) {
 }
 
 /* Write entries, and each task's block ids and drafts. Returns the longest token row that is written or reset, in elements. */
-static int64_t fill(const Call *call, const Book *book, const Batch *batch) {
+static int64_t fill(const Call *call, const HostTable *host, const Batch *batch) {
   int64_t *entry = (int64_t *)(uintptr_t)call->room, longest = 0;
   int32_t *ids = (int32_t *)(uintptr_t)(call->room + (uint64_t)batch->n * ENTRY * 8), *end = ids;
   const int32_t *blocks = batch->blocks, *drafts = batch->drafts, *const *columns = batch->columns;
   for (Py_ssize_t at = 0; at < batch->n; at++, entry += ENTRY) {
     int traits = traits_of(batch, at);
     int32_t count = columns[COUNTS][at], drafted = columns[DRAFTED][at];
-    int64_t slot = columns[SLOTS][at], *written = book->rows + slot * TABLE;
+    int64_t slot = columns[SLOTS][at], *written = host->rows + slot * TABLE;
     memcpy(entry, written, TABLE * 8);
     entry[TABLE] = 0;
     entry[TABLE + 1] = slot;
@@ -118,8 +118,8 @@ static void close_call(Call *call) {
 static int open_call(Call *call, PyObject *const *args, Py_ssize_t count) {
   unsigned long long a[10]; /* near, up, arrival, function, few, room, mirror, nbytes, stream, event */
   memset(call, 0, sizeof *call);
-  if (count != FIXED || Py_TYPE(args[0]) != book_type) {
-    PyErr_SetString(PyExc_TypeError, "enter takes a book, 3 buffers and 10 whole numbers before the batch");
+  if (count != FIXED || Py_TYPE(args[0]) != host_table_type) {
+    PyErr_SetString(PyExc_TypeError, "enter takes a host, 3 buffers and 10 whole numbers before the batch");
     return -1;
   }
   for (int i = 0; i < 10; i++) {
@@ -128,7 +128,7 @@ static int open_call(Call *call, PyObject *const *args, Py_ssize_t count) {
   }
   Work work = {.up = (Handle)(uintptr_t)a[1], .arrival = (Handle)(uintptr_t)a[2], .function = (Handle)(uintptr_t)a[3],
                .stream = (Handle)(uintptr_t)a[8], .event = (Handle)(uintptr_t)a[9], .threads = THREADS};
-  call->book = args[0], call->work = work;
+  call->host = args[0], call->work = work;
   call->near = a[0], call->few = (Handle)(uintptr_t)a[4], call->room = a[5], call->mirror = a[6], call->nbytes = a[7];
   if (PyObject_GetBuffer(args[1], &call->params, PyBUF_SIMPLE) || PyObject_GetBuffer(args[2], &call->chunks, PyBUF_SIMPLE) ||
       PyObject_GetBuffer(args[3], &call->places, PyBUF_CONTIG))
@@ -142,7 +142,7 @@ static int open_call(Call *call, PyObject *const *args, Py_ssize_t count) {
 }
 
 /* Insert a batch whose requests are staged: the result of enter(), or -1 with an exception. */
-static int go(Driver *driver, Call *call, const Book *book, const Batch *batch) {
+static int go(Driver *driver, Call *call, const HostTable *host, const Batch *batch) {
   int state = 0;
   if (driver->capturing(call->work.stream, &state) || state) return CAPTURED; /* the next caller gets the error */
   uint64_t params[(ENTER + FEW) / 8], longest, need = (uint64_t)batch->n * ENTRY * 8;
@@ -153,7 +153,7 @@ static int go(Driver *driver, Call *call, const Book *book, const Batch *batch) 
   } else if (!take_room(call, need)) {
     return NO_ROOM;
   }
-  longest = (uint64_t)fill(call, book, batch);
+  longest = (uint64_t)fill(call, host, batch);
   void *pointers[] = {params};
   Chunk *chosen = call->chosen;
   memcpy(params, call->params.buf, ENTER);
@@ -171,15 +171,15 @@ static int go(Driver *driver, Call *call, const Book *book, const Batch *batch) 
   return chosen ? UPLOADED : ENTERED;
 }
 
-/* enter(book, params, chunks, places, near, up, arrival, function, few, room, mirror, nbytes, stream, event,
+/* enter(host, params, chunks, places, near, up, arrival, function, few, room, mirror, nbytes, stream, event,
          ints, rows): one of the names above. If room is 0, the entries follow the requests of the chunk being filled. */
 PyObject *enter(Driver *driver, PyObject *const *args, Py_ssize_t count) {
   Call call;
   Batch batch;
   PyObject *result = NULL;
   if (open_call(&call, args, count - 2) || batch_open(&batch, args[FIXED], args[FIXED + 1])) goto done;
-  const Book *book = (const Book *)call.book;
-  int how = staged(&call, book, &batch) ? go(driver, &call, book, &batch) : NOT_STAGED;
+  const HostTable *host = (const HostTable *)call.host;
+  int how = staged(&call, host, &batch) ? go(driver, &call, host, &batch) : NOT_STAGED;
   if (how >= 0) result = PyLong_FromLong(how);
   batch_close(&batch);
 done:

@@ -1,8 +1,8 @@
-/* Check whether a batch of requests that enter slots or keep them fits a state, and book it in the host's table. The twins of
+/* Check whether a batch of requests that enter slots or keep them fits a state, and host it in the host's table. The twins of
    hal_core.slots.checks.problems, which gives the reason, and hal_core.slots.host_table.HostSlotTable.commit. */
 #include "native.h"
 
-PyTypeObject *book_type;
+PyTypeObject *host_table_type;
 
 /* Whether kinds and counts fit the lengths of the buffers; finds block ids and drafts in them. */
 static int parts_fit(Batch *batch, Py_ssize_t numbers) {
@@ -61,32 +61,32 @@ static int ids_differ(const Batch *batch) {
 
 /* Whether one task fits: its slot is free, or holds the request, and occurs once in the batch; tokens, blocks and drafts are
    within their bounds. */
-static int task_fits(Book *book, const Batch *batch, Py_ssize_t at) {
+static int task_fits(HostTable *host, const Batch *batch, Py_ssize_t at) {
   int traits = traits_of(batch, at), enters = traits & ENTERS, continues = traits & CONTINUES;
   const int32_t *const *columns = batch->columns;
   int64_t slot = columns[SLOTS][at], start = columns[STARTS][at], length = columns[LENGTHS][at];
-  if (traits & LEAVES || row_of(batch, at, KEY) != book->key || slot < 0 || slot >= book->slots || book->seen[slot]) return 0;
-  book->seen[slot] = 1;
-  const int64_t *row = book->rows + slot * TABLE;
+  if (traits & LEAVES || row_of(batch, at, KEY) != host->key || slot < 0 || slot >= host->slots || host->seen[slot]) return 0;
+  host->seen[slot] = 1;
+  const int64_t *row = host->rows + slot * TABLE;
   int64_t end = start + length, total = row_of(batch, at, TOKENS), have = enters ? 0 : row[HELD];
-  int64_t count = have + columns[COUNTS][at], room = count * book->block_size;
-  if (row[SLOT_ADMISSION] != (enters ? 0 : row_of(batch, at, ID)) || total >= book->max_model_len || count > book->max_blocks ||
+  int64_t count = have + columns[COUNTS][at], room = count * host->block_size;
+  if (row[SLOT_ADMISSION] != (enters ? 0 : row_of(batch, at, ID)) || total >= host->max_model_len || count > host->max_blocks ||
       columns[FIRSTS][at] != have || (!continues && columns[FIRST_TOKENS][at] != -1) ||
-      columns[DRAFTED][at] > (continues ? book->max_drafts : 0))
+      columns[DRAFTED][at] > (continues ? host->max_drafts : 0))
     return 0;
   if (traits & FEEDS && !(start >= 0 && length >= 1 && end <= total && end <= room && (enters || start == row[PREFILLED])))
     return 0;
-  return !continues || (start == total && columns[FIRST_TOKENS][at] >= 0 && total + 1 < book->max_model_len && total <= room &&
+  return !continues || (start == total && columns[FIRST_TOKENS][at] >= 0 && total + 1 < host->max_model_len && total <= room &&
                         row_of(batch, at, LEFT) > 1);
 }
 
 /* Whether no entering request is in a slot already. -1: an exception. */
-static int none_lives(Book *book, const Batch *batch) {
+static int none_lives(HostTable *host, const Batch *batch) {
   int free = 1;
-  for (Py_ssize_t at = 0; free == 1 && at < batch->n && PyDict_Size(book->live); at++) {
+  for (Py_ssize_t at = 0; free == 1 && at < batch->n && PyDict_Size(host->live); at++) {
     if (!(traits_of(batch, at) & ENTERS)) continue;
     PyObject *id = PyLong_FromLongLong(row_of(batch, at, ID));
-    int lives = id ? PyDict_Contains(book->live, id) : -1;
+    int lives = id ? PyDict_Contains(host->live, id) : -1;
     Py_XDECREF(id);
     free = lives < 0 ? -1 : !lives;
   }
@@ -94,42 +94,42 @@ static int none_lives(Book *book, const Batch *batch) {
 }
 
 static PyObject *sound(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-  Book *book = (Book *)self;
+  HostTable *host = (HostTable *)self;
   Batch batch;
   if (count != 2) return PyErr_Format(PyExc_TypeError, "sound takes a batch's ints and rows, not %zd arguments", count);
   if (batch_open(&batch, args[0], args[1])) return NULL;
   int fits = 1;
   Py_ssize_t looked = 0;
-  while (fits && looked < batch.n) fits = task_fits(book, &batch, looked++);
+  while (fits && looked < batch.n) fits = task_fits(host, &batch, looked++);
   const int32_t *slots = batch.columns[SLOTS];
   for (Py_ssize_t at = 0; at < looked; at++)
-    if (slots[at] >= 0 && slots[at] < book->slots) book->seen[slots[at]] = 0;
+    if (slots[at] >= 0 && slots[at] < host->slots) host->seen[slots[at]] = 0;
   int32_t signs = 0;
   for (Py_ssize_t at = 0; at < batch.ids; at++) signs |= batch.blocks[at];
   for (Py_ssize_t at = 0; at < batch.drafts_in_all; at++) signs |= batch.drafts[at];
   fits = fits && signs >= 0;
   if (fits) fits = ids_differ(&batch);
-  if (fits == 1) fits = none_lives(book, &batch);
+  if (fits == 1) fits = none_lives(host, &batch);
   batch_close(&batch);
   return fits < 0 ? NULL : PyBool_FromLong(fits);
 }
 
 /* Store the request and the admission id of one task in the host's table. */
-static int hold(Book *book, int64_t slot, int64_t id, PyObject *request) {
+static int hold(HostTable *host, int64_t slot, int64_t id, PyObject *request) {
   PyObject *key = PyLong_FromLongLong(id), *place = PyLong_FromLongLong(slot);
-  int failed = !key || !place || PyDict_SetItem(book->live, key, place);
+  int failed = !key || !place || PyDict_SetItem(host->live, key, place);
   Py_XDECREF(key);
   Py_XDECREF(place);
   if (failed) return -1;
   Py_INCREF(request);
-  return PyList_SetItem(book->requests, (Py_ssize_t)slot, request); /* takes the reference, also on failure */
+  return PyList_SetItem(host->requests, (Py_ssize_t)slot, request); /* takes the reference, also on failure */
 }
 
 /* Whether the requests of a batch can be booked: 1; 0 if one leaves; -1 with an exception if they do not fit the table. */
-static int can_book(const Book *book, const Batch *batch, PyObject *requests) {
+static int can_book(const HostTable *host, const Batch *batch, PyObject *requests) {
   int leaves = 0, fits = PyTuple_Check(requests) && PyTuple_Size(requests) == batch->n;
   for (Py_ssize_t at = 0; fits && at < batch->n; at++) {
-    fits = batch->columns[SLOTS][at] >= 0 && batch->columns[SLOTS][at] < book->slots;
+    fits = batch->columns[SLOTS][at] >= 0 && batch->columns[SLOTS][at] < host->slots;
     leaves |= traits_of(batch, at) & LEAVES;
   }
   if (!fits) PyErr_SetString(PyExc_ValueError, "the batch does not fit the table");
@@ -137,16 +137,16 @@ static int can_book(const Book *book, const Batch *batch, PyObject *requests) {
 }
 
 static PyObject *commit(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-  Book *book = (Book *)self;
+  HostTable *host = (HostTable *)self;
   Batch batch;
   if (count != 3) return PyErr_Format(PyExc_TypeError, "commit takes 3 arguments, not %zd", count);
   PyObject *requests = args[2];
   if (batch_open(&batch, args[0], args[1])) return NULL;
-  int booked = can_book(book, &batch, requests);
+  int booked = can_book(host, &batch, requests);
   const int32_t *const *columns = batch.columns;
   for (Py_ssize_t at = 0; booked > 0 && at < batch.n; at++) {
     int traits = traits_of(&batch, at);
-    int64_t slot = columns[SLOTS][at], *row = book->rows + slot * TABLE;
+    int64_t slot = columns[SLOTS][at], *row = host->rows + slot * TABLE;
     if (!(traits & ENTERS)) {
       row[HELD] += columns[COUNTS][at];
       if (row[BLOCKS] < row[HELD]) row[BLOCKS] = row[HELD];
@@ -157,7 +157,7 @@ static PyObject *commit(PyObject *self, PyObject *const *args, Py_ssize_t count)
     row[BLOCKS] = row[HELD] = columns[COUNTS][at];
     row[PREFILLED] = columns[FIRST_TOKENS][at] >= 0 ? row[TOKENS]++ : (int64_t)columns[STARTS][at] + columns[LENGTHS][at];
     row[SLOT_ADMISSION] = row_of(&batch, at, ID);
-    if (hold(book, slot, row[SLOT_ADMISSION], PyTuple_GetItem(requests, at))) booked = -1;
+    if (hold(host, slot, row[SLOT_ADMISSION], PyTuple_GetItem(requests, at))) booked = -1;
   }
   batch_close(&batch);
   return booked < 0 ? NULL : PyBool_FromLong(booked);
@@ -171,36 +171,36 @@ static PyObject *book_new(PyTypeObject *type, PyObject *args, PyObject *named) {
                         numbers + 2, numbers + 3, numbers + 4, numbers + 5))
     return NULL;
   allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  Book *book = (Book *)make(type, 0);
-  if (!book) return NULL;
-  book->key = numbers[0], book->slots = numbers[1], book->max_model_len = numbers[2];
-  book->max_blocks = numbers[3], book->block_size = numbers[4], book->max_drafts = numbers[5];
-  if (PyObject_GetBuffer(table, &book->table, PyBUF_CONTIG)) goto failed;
-  book->rows = book->table.buf;
-  if (numbers[1] < 1 || numbers[1] > INT32_MAX || book->table.len != numbers[1] * TABLE * 8 ||
+  HostTable *host = (HostTable *)make(type, 0);
+  if (!host) return NULL;
+  host->key = numbers[0], host->slots = numbers[1], host->max_model_len = numbers[2];
+  host->max_blocks = numbers[3], host->block_size = numbers[4], host->max_drafts = numbers[5];
+  if (PyObject_GetBuffer(table, &host->table, PyBUF_CONTIG)) goto failed;
+  host->rows = host->table.buf;
+  if (numbers[1] < 1 || numbers[1] > INT32_MAX || host->table.len != numbers[1] * TABLE * 8 ||
       PyList_Size(requests) != numbers[1]) {
     PyErr_SetString(PyExc_ValueError, "the table does not fit so many slots");
     goto failed;
   }
-  if (!(book->seen = PyMem_Calloc((size_t)numbers[1], 1))) {
+  if (!(host->seen = PyMem_Calloc((size_t)numbers[1], 1))) {
     PyErr_NoMemory();
     goto failed;
   }
-  Py_INCREF(book->requests = requests);
-  Py_INCREF(book->live = live);
-  return (PyObject *)book;
+  Py_INCREF(host->requests = requests);
+  Py_INCREF(host->live = live);
+  return (PyObject *)host;
 failed:
-  Py_DECREF(book);
+  Py_DECREF(host);
   return NULL;
 }
 
 static void book_dealloc(PyObject *self) {
-  Book *book = (Book *)self;
+  HostTable *host = (HostTable *)self;
   PyTypeObject *type = Py_TYPE(self);
-  if (book->table.obj) PyBuffer_Release(&book->table);
-  Py_XDECREF(book->requests);
-  Py_XDECREF(book->live);
-  PyMem_Free(book->seen);
+  if (host->table.obj) PyBuffer_Release(&host->table);
+  Py_XDECREF(host->requests);
+  Py_XDECREF(host->live);
+  PyMem_Free(host->seen);
   freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
   release(self);
   Py_DECREF(type);
@@ -210,7 +210,7 @@ static PyMethodDef methods[] = {
     {"sound", (PyCFunction)(void (*)(void))sound, METH_FASTCALL,
      "sound(ints, rows): True when the batch can surely go in."},
     {"commit", (PyCFunction)(void (*)(void))commit, METH_FASTCALL,
-     "commit(ints, rows, requests): book what an insertion has put into slots; False, with nothing done, where one leaves."},
+     "commit(ints, rows, requests): host what an insertion has put into slots; False, with nothing done, where one leaves."},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot slots[] = {{Py_tp_new, book_new}, {Py_tp_dealloc, book_dealloc}, {Py_tp_methods, methods}, {0, NULL}};
-PyType_Spec book_spec = {"hal_cuda._native.Book", sizeof(Book), 0, Py_TPFLAGS_DEFAULT, slots};
+PyType_Spec host_table_spec = {"hal_cuda._native.HostTable", sizeof(HostTable), 0, Py_TPFLAGS_DEFAULT, slots};
