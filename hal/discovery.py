@@ -7,9 +7,12 @@ This is the one file that uses stevedore. Listing, the allow-list, contract rang
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 
@@ -17,7 +20,9 @@ from hal_core import HalError, InvalidValue, Plugin, PluginError, Probe, Unavail
 
 from . import contract
 from .contract import CORE, normalized
+from .timeouts import TIMEOUTS
 
+_LOG = logging.getLogger("hal")
 GROUP = "hal.devices"
 #: A device's priority, where code need not be imported to read it: ``name = "priority_100"``; no line: never
 #: automatic. (Not plain digits: setuptools accepts only values that could be the name of a module.)
@@ -264,6 +269,20 @@ def load_maker(entry: Entry) -> object:
     return _import(entry)
 
 
+@contextmanager
+def _named_if_slow(entry: Entry, what: str) -> Iterator[None]:
+    """Log which plugin is running if its code takes long: it runs in this process and may hang."""
+    seconds = TIMEOUTS.plugin_slow
+    line = "%s: %s: %s has run for %g s; it may hang (wait, or end this and run hal doctor; HAL_PLUGINS leaves it out)"
+    timer = threading.Timer(seconds, _LOG.warning, (line, entry.name, entry.who, what, seconds))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def _import(entry: Entry) -> object:
     from stevedore.driver import DriverManager
 
@@ -274,7 +293,8 @@ def _import(entry: Entry) -> object:
             return [entry.point] if entry.point else []
 
     try:
-        manager = Fresh(entry.group, entry.name)
+        with _named_if_slow(entry, f"importing {entry.target}"):
+            manager = Fresh(entry.group, entry.name)
         extension = manager.extensions[0]
     except KeyboardInterrupt:
         raise
@@ -291,7 +311,8 @@ def _import(entry: Entry) -> object:
 def probe(entry: Entry, plugin: type[Plugin]) -> Probe:
     """Return a loaded plugin's probe. Raises :class:`PluginError` if the probe fails."""
     try:
-        answer: object = plugin.probe()
+        with _named_if_slow(entry, "probe()"):
+            answer: object = plugin.probe()
     except Unavailable as error:
         return Probe.no(error.what, error.cure)
     except KeyboardInterrupt:

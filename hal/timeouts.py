@@ -37,6 +37,7 @@ class Timeouts(CoreTimeouts):
     interpreter_end: Seconds = Seconds(60.0, "the interpreter's own end, in which it answers no signal")
     look: Seconds = Seconds(0.1, "between two looks of a waiting command for signals, processes and ranks")
     device_open: Seconds = Seconds(120.0, "opening one device (`hal devices --open`, `--timeout`)")
+    plugin_slow: Seconds = Seconds(10.0, "a plugin's import or probe, before a line of the log names it")
     plugin_check: Seconds = Seconds(30.0, "the check of one plugin (`hal doctor`, `--timeout`)")
     shown: Seconds = Seconds(2.0, "showing what is left after a signal, where standard output takes nothing")
     sink_close: Seconds = Seconds(10.0, "sending what is left to the reader of `--sink` at the end of a run")

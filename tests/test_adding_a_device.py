@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -14,6 +15,10 @@ from pathlib import Path
 
 import pytest
 from hal_conformance.harness.isolated import KitProcess
+from hal_core import StateConfig
+from hal_core.devices import STEP_FIELDS
+
+import hal
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -138,6 +143,21 @@ def test_the_document_shows_the_primitives_of_the_asynchronous_example():
     text = (EXAMPLES / "queue/hal_example_queue/device.py").read_text(encoding="utf-8")
     begin, end = text.index("class QueuePrimitives"), text.index("class QueueDevice")
     assert text[begin:end].strip() in DOCUMENT.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_the_document_gives_type_and_width_of_each_field_of_a_step(drafts):
+    sizes = {"max_eos": 5, "max_stop_sequences": 6, "max_stop_length": 7, "max_draft_tokens": drafts}
+    row = re.compile(r"^\| ((?:`\w+`(?:, )?)+) \| (int32|int64|bool) \| `?([^`:,|]+)", re.MULTILINE)
+    with hal.open_device("cpu") as device:
+        state = device.state(StateConfig(num_slots=4, max_model_len=40, **sizes))
+        said = {
+            name: (dtype, math.prod(getattr(state.sizes, part, 1) for part in width.strip().split(" * ")))
+            for names, dtype, width in row.findall(DOCUMENT.read_text(encoding="utf-8"))
+            for name in re.findall(r"\w+", names)
+        }
+        views = {name: state.view(name) for name in STEP_FIELDS}
+        assert said == {name: (view.dtype.name, view.shape[1]) for name, view in views.items()}
 
 
 def test_the_support_page_is_what_the_reports_say():

@@ -3,7 +3,9 @@
 import importlib.metadata
 import re
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hal_core.errors import InvalidValue, PluginError
@@ -217,6 +219,29 @@ def test_a_probe_that_cannot_answer_is_a_broken_plugin(site, state, says):
     entry = only("alpha")
     with pytest.raises(PluginError, match=says):
         probe(entry, load(entry))
+
+
+@pytest.mark.parametrize(
+    ("state", "what"), [("import_slow", "importing hal_fixture"), ("probe_slow", "probe() has run for 0.01 s")]
+)
+def test_a_line_names_a_plugin_whose_code_takes_long(site, monkeypatch, caplog, state, what):
+    site.core()
+    site.device("alpha", state=state)
+    logged, lines = threading.Event(), []
+
+    def emit(record):
+        lines.append(record.getMessage())
+        if what in lines[-1]:
+            logged.set()
+
+    monkeypatch.setattr(caplog.handler, "emit", emit)
+    latch = SimpleNamespace(wait=lambda: logged.wait(60))  # the plugin's code ends once the line is there
+    monkeypatch.setitem(sys.modules, "a_latch", latch)
+    monkeypatch.setenv("HAL_SECONDS_PLUGIN_SLOW", "0.01")
+    entry = only("alpha")
+    probe(entry, load(entry))
+    assert logged.is_set()
+    assert all(line.startswith("alpha: paddle-hal-alpha 1.0: ") for line in lines)
 
 
 def test_the_listing_shows_every_plugin_whatever_its_state(site, monkeypatch):

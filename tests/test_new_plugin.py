@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from .finished_plugins import MOST, RUNTIME, WRITTEN, finish
 from .vendors_environment import hal, install, make, run
 
 KINDS = scaffold.KINDS
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +95,8 @@ def test_no_placeholder_is_left_and_the_code_is_formatted(tmp_path, kind):
     text = "".join((tmp_path / "new" / path).read_text(encoding="utf-8") for path in made)
     assert "MyChipPlugin" in text
     assert [line for line in text.splitlines() if "$" in line and "${{" not in line] == []
+    for page, section in re.findall(r'(docs/[\w-]+\.md), "([^"]+)"', text):
+        assert f"\n## {section}\n" in (ROOT / page).read_text(encoding="utf-8")
     ruff = [sys.executable, "-m", "ruff"]
     for check in (["format", "--check"], ["check", "--select=E,F,W,UP,B,SIM"]):
         command = [*ruff, *check, "--line-length=120", "--isolated", "--no-cache", str(tmp_path)]

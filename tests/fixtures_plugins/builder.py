@@ -45,6 +45,8 @@ STATES: dict[str, tuple[str, str]] = {
     "exits": ("# import", "raise SystemExit(3)"),
     "exits_at_once": ("# import", "import os; os._exit(3)"),
     "import_hangs": ("# import", "import threading; threading.Event().wait()"),
+    "import_slow": ("# import", "import a_latch; a_latch.wait()"),
+    "probe_slow": ("return Probe.yes()", "import a_latch; a_latch.wait(); return Probe.yes()"),
     "asserts": ("# import", "assert False, 'half built'"),
     "prints": ("# import", "print('noise of a plugin')"),
     "no_class": ("# end", "ToyPlugin = object()"),
