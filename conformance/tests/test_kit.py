@@ -135,8 +135,7 @@ def test_an_asynchronous_device_conforms_and_its_latches_are_used(report):
     left = len(entry(found, "G13")["tests"]) - 2  # two of them pass in a group of one
     assert entry(found, "G13")["note"] == f"{left} of {left + 2}: needs several_ranks"
     assert set(outcomes(found, "G3").values()) == {"passed"}
-    g10 = outcomes(found, "G10")  # the example makes one submission a memory
-    assert all(how == "passed" or "several_memories" in name for name, how in g10.items()), g10
+    assert set(outcomes(found, "G10").values()) == {"passed"}  # the example makes one submission a memory
 
 
 def test_a_skip_says_why_the_plugin_does_not_offer_what_is_needed(report):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hal_core.errors import InvalidBatch, InvalidValue, OutOfMemory
+from hal_fastdeploy.batches import PROPOSER
 from hal_fastdeploy.insertion import Insertion
 from hal_fastdeploy.runners import GpuRunner, XpuRunner
 
@@ -301,6 +303,20 @@ def test_one_call_is_one_submission_with_128_prefills_of_two_models(bound, monke
     ticket.wait()
     up.insert(pair.reference, [prefill(slot, range(10)) for slot in range(128)], 128)
     np.testing.assert_array_equal(pair.tensors.read()["token_ids_all"], pair.reference.share_inputs["token_ids_all"])
+
+
+def test_elsewhere_a_call_is_a_submission_a_tensor_and_the_log_says_it(bound, monkeypatch, caplog):
+    """Where kernels take no addresses of several memories. The capability is false, and ``hal devices --open`` shows it."""
+    alone = replace(bound.device.capabilities, several_memories=False)
+    monkeypatch.setattr(bound.device, "capabilities", alone)
+    with caplog.at_level("WARNING", "hal"):
+        pair = Pair(bound, "mtp")
+    tensors = len(pair.tensors.views) + len(pair.own.views)
+    assert f"has no several_memories: an insertion is a submission for each of {tensors} tensors" in caplog.text
+    before = bound.counters()
+    pair.insert([prefill(slot, range(10), stop_token_ids=[[1]], stop_seqs_len=[1], seed=1) for slot in range(4)])
+    assert len(PROPOSER) < (bound.counters() - before).submissions <= 2 * tensors
+    pair.check()
 
 
 def test_a_held_stream_does_not_delay_an_insertion(bound):

@@ -48,6 +48,10 @@ class Insertion:
         if method_of(runner) == "mtp":
             self.proposer = Places(device, runner.proposer.model_inputs, PROPOSER, "model_inputs")
         self.decodes = runner.scheduler_config.splitwise_role == "decode"
+        if not device.capabilities.several_memories:
+            count = len(self.target.found) + (0 if self.proposer is None else len(self.proposer.found))
+            what = "%s:%d has no several_memories: an insertion is a submission for each of %d tensors, not one for all"
+            log.warning(what, device.name, device.device.index, count)
         self._forget()
 
     def _forget(self) -> None:
