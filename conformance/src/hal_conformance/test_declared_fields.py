@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import pytest
 from hal_core.output.ticket import OutputTicket
-from hal_core.slots.declared import Companion
+from hal_core.slots.declared import Companion, StateField
 from hypothesis import strategies as st
 
 from .draw.fields import draw_fields
@@ -62,6 +63,25 @@ def test_g10_declared_fields_take_no_submission_of_their_own(kit: Kit, draw: Dra
     assert cost.submissions <= A_CALL, f"{cost.submissions} submissions, but at most {A_CALL} are due"
 
 
+@guarantee(9)
+@examples(0.5)
+def test_g09_declared_fields_are_copied_out_with_their_groups(kit: Kit, draw: Draw) -> None:
+    fixture = drawn(kit, draw)
+    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+    state, inputs = fixture.state, fixture.state.layout.groups["step_input"]
+    ranges = {"step_input": inputs, "output": state.output_range(topk=False)}
+    ranges["output_topk"] = state.output_range(topk=True)
+    copied = fixture.bound.copy_out(memory=state.memory, parts=[*ranges.values()], stream=fixture.stream)
+    copied.wait(PATIENCE)
+    for (group, part), data in zip(ranges.items(), copied.data, strict=True):
+        columns = state.columns(data, part)
+        for name in [field.name for field in fixture.fields if group in field.groups.split()]:
+            should = fixture.model.cells[name]
+            assert name in columns, f"{name} of {group} is not copied out with it, as {sorted(columns)} are"
+            got = columns[name]
+            assert got.tobytes() == should.tobytes(), f"{name} is copied out as {got.tolist()}, not {should.tolist()}"
+
+
 @guarantee(12)
 @examples(0.5)
 def test_g12_declared_fields_of_the_output_are_in_the_mirror(kit: Kit, draw: Draw) -> None:
@@ -102,9 +122,14 @@ def test_g13_declared_fields_of_broadcast_are_in_the_slice(kit: Kit, draw: Draw)
 @guarantee(9)
 @examples(0.5)
 def test_g09_a_companion_has_its_own_fields_and_may_have_the_targets_slots(kit: Kit, draw: Draw) -> None:
-    size, same = draw(sizes(), "sizes"), draw(st.booleans(), "the target's slots")
     fields = draw_fields(draw, groups=("", "step_input"))
-    fixture = StateFixture(kit, size, beside=[Companion("proposer", fields, same_slots=same)])
+    for same in (False, True):
+        check_companion(kit, draw, fields, same=same)
+
+
+def check_companion(kit: Kit, draw: Draw, fields: Sequence[StateField], *, same: bool) -> None:
+    """Compare a companion with declared fields, and with the target's slots if ``same``, with its model."""
+    fixture = StateFixture(kit, draw(sizes(), "sizes"), beside=[Companion("proposer", fields, same_slots=same)])
     fixture.extra = tuple([field for field in fields if field.value == "extra"])
     other = Beside(fixture, 0, fields)
     for _ in range(draw(st.integers(1, 3), "rounds")):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hal_core.output.records import SlotStatus
+from hal_core.slots.declared import StateField
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.layout import lay_out
 from hypothesis import strategies as st
@@ -103,6 +104,9 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
     "element type of another field": {"types": {"temperature": "int32"}},
     "order of broadcast fields": {"swap": ("accept_num", "step_idx")},
     "order of other fields": {"swap": ("seed", "min_p")},
+    "type of a declared field": {"fields": [StateField("bias", "int32", groups="step_input")]},
+    "reset value of a declared field": {"fields": [StateField("bias", "float32", reset=1, groups="step_input")]},
+    "place of a declared field": {"fields": [StateField("bias", "float32", groups="broadcast")]},
     "name": {"name": "mtp"},
     "source": {"ranks": (1, 0)},
 }

@@ -18,7 +18,8 @@ from hal_core.memory.dtypes import dtype_of
 from hal_core.output.sinks import MemorySink
 from hal_core.runtime.bound import BoundDevice, bind
 from hal_core.slots.admission import Request, SamplingParams, admit
-from hal_core.slots.fields import STATE_TABLE, SplitRole, StateConfig
+from hal_core.slots.declared import StateField, table_with
+from hal_core.slots.fields import SplitRole, StateConfig
 from hal_core.slots.state import SlotState
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
@@ -165,13 +166,17 @@ def alone(rank: Rank, recipe: Recipe, sizes: StateConfig) -> Seen:
     return agree(rank, recipe, [(rank.rank,)], (), sizes, 1, 1)
 
 
+DECLARED = [StateField("bias", "float32", groups="step_input")]
+"""The declared fields of ranks whose change names no others."""
+
+
 def disagree(
     rank: Rank, recipe: Recipe, sizes: StateConfig, changes: Mapping[int, Mapping[str, Any]]
 ) -> tuple[Any, ...]:
     """Open a state changed by ``changes[rank]``; return the error, whether the state is unchanged, and a later call's
     error."""
     change = changes.get(rank.rank, {})
-    table = list(STATE_TABLE)
+    table = list(table_with(sizes, change.get("fields", DECLARED)))
     if "swap" in change:
         a, b = ([one.name for one in table].index(name) for name in change["swap"])
         table[a], table[b] = table[b], table[a]
