@@ -306,7 +306,7 @@ def test_one_call_is_one_submission_with_128_prefills_of_two_models(bound, monke
 
 
 def test_elsewhere_a_call_is_a_submission_a_tensor_and_the_log_says_it(bound, monkeypatch, caplog):
-    """Where kernels take no addresses of several memories. The capability is false, and ``hal devices --open`` shows it."""
+    """Kernels there take no addresses. The capability is false, and ``hal devices --open`` shows it."""
     alone = replace(bound.device.capabilities, several_memories=False)
     monkeypatch.setattr(bound.device, "capabilities", alone)
     with caplog.at_level("WARNING", "hal"):
