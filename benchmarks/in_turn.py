@@ -1,15 +1,13 @@
 """Two trees of hal in turn, on the same machine in one run: does the newer one cost more?
 
-    python benchmarks/in_turn.py --old TREE [--new TREE] [--rounds 20] [--only cpu,engine,cuda,gaps,native,stand-in]
+    python benchmarks/in_turn.py --old TREE [--new TREE] [--rounds 20] [--only cpu,engine,native,stand-in]
 
 Three processes: the old tree twice (old against old is the error of the measurement) and the new one. Each round asks
 every process for every case, the order turning with the round; from time to time all three are restarted, because two
 processes of the same code differ by more than the effect to be measured. The table has medians over the rounds and the
-ratio of the medians, new to old and old to old. ``cuda`` needs torch, triton and a GPU. ``native`` is the cases of
-plugins/cuda/proof/native_bench.py on the native path of a GPU, ``stand-in`` the same over the tests' driver, without
-one; each tree needs its native part built. ``gaps`` is the decode gap, quiet and beside a thread that computes, on four
-cores: means, as a late step counts. A tree is a checkout, or its ``core/src``, ``plugins/cuda`` and ``benchmarks``; the
-names of contract 0.1 and of 1.0 are both known.
+ratio of the medians, new to old and old to old. ``native`` is the cases of plugins/cuda/proof/native_bench.py on the
+native path of a GPU, ``stand-in`` the same over the tests' driver, without one; each tree needs its native part built.
+A tree is a checkout, or its ``core/src``, ``plugins/cuda`` and ``benchmarks``.
 """
 
 from __future__ import annotations
@@ -28,29 +26,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SLOTS, WIDTH, PROMPT, TOKENS = 128, 8192, 64, 1024
-GAP_STEPS, GAP_INSERTS, DECODE_MS = 40, 16, 5.0
-FRESH = {"cpu": 1, "engine": 2, "cuda": 5, "gaps": 100, "native": 5, "stand-in": 5}
+SLOTS, WIDTH, PROMPT = 128, 8192, 64
+FRESH = {"cpu": 1, "engine": 2, "native": 5, "stand-in": 5}
 """Rounds after which the processes are restarted."""
-CORE, GAP_CORES = 1, {2, 3, 4, 5}
-"""All run on one core, in turn: cores differ too. Gaps have threads beside them, and some cores of their own."""
+CORE = 1
+"""All run on one core, in turn: cores differ too."""
 Case = Callable[[], float]
-
-
-def hal(name: str, old: str) -> Any:  # noqa: ANN401 (of either tree, so of no type)
-    """The module of this tree: by the newer name, or by the name that contract 0.1 had."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        return importlib.import_module(old)
-
-
-def config(slots: int, length: int) -> Any:  # noqa: ANN401 (as above)
-    """The sizes of a state."""
-    core = importlib.import_module("hal_core")
-    if hasattr(core, "StateConfig"):
-        return core.StateConfig(num_slots=slots, max_model_len=length)
-    return core.Sizes(slots=slots, max_tokens=length)
 
 
 def microseconds(call: Callable[[], object], inner: int) -> float:
@@ -63,16 +44,15 @@ def microseconds(call: Callable[[], object], inner: int) -> float:
 
 def cpu_cases() -> dict[str, Case]:
     """Each hook on the cpu device; microseconds a call."""
+    import hal_core as core
     import numpy as np
+    from hal_core.devices.cpu import CpuPlugin
+    from hal_core.output.sinks import MemorySink
+    from hal_core.runtime.bound import bind
 
-    core = importlib.import_module("hal_core")
-    bind = hal("hal_core.runtime.bound", "hal_core.bound").bind
-    plugin = hal("hal_core.devices.cpu", "hal_core.cpu").CpuPlugin
-    sinks = hal("hal_core.output.sinks", "hal_core.sinks")
-    bound = bind(plugin.open(0, {}))
-    state, stream = bound.state(config(SLOTS, WIDTH)), bound.default_stream
-    update = getattr(bound, "update_inputs", None) or bound.advance
-    sink, order, params = sinks.MemorySink(), np.arange(SLOTS), core.SamplingParams(seed=7, max_tokens=100)
+    bound = bind(CpuPlugin.open(0, {}))
+    state, stream = bound.state(core.StateConfig(num_slots=SLOTS, max_model_len=WIDTH)), bound.default_stream
+    sink, order, params = MemorySink(), np.arange(SLOTS), core.SamplingParams(seed=7, max_tokens=100)
     requests = [core.admit(core.Request(f"r{i}", list(range(PROMPT)), params), state.layout) for i in range(SLOTS)]
     cell, row = state.view("temperature")[3], state.view("token_ids")[3, :PROMPT]
     whole, tokens = state.view("token_ids"), np.arange(PROMPT)
@@ -109,7 +89,7 @@ def cpu_cases() -> dict[str, Case]:
             told = core.Step(number, {"target": order})
             bound.async_set_value(target=state.view("sampled_token_ids"), value=number + 5, stream=stream)
             calls = {
-                "update_inputs": lambda told=told: update(state=state, step=told, stream=stream),
+                "update_inputs": lambda told=told: bound.update_inputs(state=state, step=told, stream=stream),
                 "save_output": lambda told=told: bound.save_output(state=state, step=told, sink=sink, stream=stream),
             }
             for name, call in calls.items():
@@ -143,50 +123,6 @@ def engine_cases() -> dict[str, Case]:
     return found
 
 
-def cuda_cases() -> dict[str, Case]:
-    """Insertions (host, the GPU idle) and the overlapped gap between two decode steps; microseconds."""
-    rig = importlib.import_module("benchmarks.gpu.rig").Rig.open()
-    gap = importlib.import_module("benchmarks.gpu.gap")
-    insertions, loop = importlib.import_module("benchmarks.gpu.insertion").Insertions(rig), gap.Loop(rig, gap.alone)
-    cell = rig.state.view("temperature")[3]
-
-    def scalar() -> float:
-        taken = microseconds(lambda: rig.device.async_set_value(target=cell, value=0.5, stream=rig.stream), 200)
-        rig.stream.synchronize()
-        return taken
-
-    cases: dict[str, Case] = {"async_set_value, a scalar": scalar}
-    for count in (1, 8, SLOTS):
-        cases[f"insert_tasks, {count} x {TOKENS} tokens, one by one"] = lambda count=count: statistics.median(
-            insertions.one_by_one(count, TOKENS)
-        )
-        cases[f"insert_tasks, {count} x {TOKENS} tokens, after admission"] = lambda count=count: statistics.median(
-            [insertions.once("hal", count, TOKENS, 0.0)[0] for _ in range(10)][2:]
-        )
-    for mode in ("waits", "overlapped"):
-        cases[f"gap between steps, {mode}, {GAP_INSERTS} inserts"] = lambda mode=mode: (
-            loop.run("hal", DECODE_MS, GAP_INSERTS, waits=mode == "waits", steps=GAP_STEPS)["gap_ms"] * 1e3
-        )
-    return cases
-
-
-def gap_cases() -> dict[str, Case]:
-    """The gap of hal's turns, 16 inserts each; microseconds."""
-    gap = importlib.import_module("benchmarks.gpu.gap")
-    loop = gap.Loop(importlib.import_module("benchmarks.gpu.rig").Rig.open(), gap.alone)
-
-    def case(ms: float, steps: int, **more: bool) -> Case:
-        return lambda: loop.run("hal", ms, GAP_INSERTS, steps=steps, **more)["gap_mean_ms"] * 1e3
-
-    return {
-        "waits, 5 ms steps": case(5.0, 70, waits=True, busy=False),
-        "overlapped, 5 ms steps": case(5.0, 206, waits=False, busy=False),
-        "overlapped, 20 ms steps": case(20.0, 45, waits=False, busy=False),
-        "overlapped, 20 ms steps, beside a busy thread": case(20.0, 120, waits=False, busy=True),
-        "overlapped, 5 ms steps, beside a busy thread": case(5.0, 70, waits=False, busy=True),
-    }
-
-
 def native_cases(*, stand_in: bool) -> dict[str, Case]:
     """Each case of the tree's own bench of the native path; medians of 20 calls, in microseconds."""
     sys.path.insert(0, str(Path.cwd() / "plugins" / "cuda" / "proof"))
@@ -207,16 +143,14 @@ def native_cases(*, stand_in: bool) -> dict[str, Case]:
 
 def serve(kind: str) -> None:
     """Answer each line, a case's name, with its microseconds; the names first."""
-    os.sched_setaffinity(0, GAP_CORES & os.sched_getaffinity(0) if kind == "gaps" else {CORE})
+    os.sched_setaffinity(0, {CORE})
     made = {
         "cpu": cpu_cases,
         "engine": engine_cases,
-        "cuda": cuda_cases,
-        "gaps": gap_cases,
         "native": lambda: native_cases(stand_in=False),
     }
     cases = made.get(kind, lambda: native_cases(stand_in=True))()
-    for case in [*cases.values()][: 1 if kind == "gaps" else None]:
+    for case in cases.values():
         case()
     gc.collect()
     gc.freeze()
@@ -291,7 +225,7 @@ def main() -> None:
     parser.add_argument("--old", type=Path)
     parser.add_argument("--new", type=Path, default=Path(__file__).resolve().parents[1])
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--only", default="cpu,cuda")
+    parser.add_argument("--only", default="cpu,engine")
     parser.add_argument("--serve", default="")
     told = parser.parse_args()
     if told.serve:

@@ -1,5 +1,7 @@
 """Host and total time of a broadcast on several ranks: ``broadcast_tokens``, one collective, and one a field.
 
+    python -m benchmarks.gpu.broadcast [--device cuda] [--ranks 2] [--rounds 200] [--out docs/evidence]
+
 The ways are timed on the same state, in turns: over NCCL on the device cuda, over gloo on the device cpu, which shows
 that the measurement works where there is no GPU. Beside them the library's bare call (``ncclBroadcast`` by ctypes), and
 Paddle's process group over the same library where this Paddle has it, in turns of their own: what another library
@@ -8,12 +10,16 @@ leaves in the caches would count.
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
+import numpy as np
 from hal_conformance.harness.subject import Recipe
 from hal_conformance.opening import subject_of
 from hal_conformance.ranks import work as rank_work
@@ -22,6 +28,8 @@ from hal_core.devices.paddle.ranks.groups import opened
 from hal_core.group import Group
 from hal_core.memory.views import ByteRange
 from hal_core.slots.fields import StateConfig
+
+from .facts import facts
 
 SIZES = StateConfig(num_slots=128, max_model_len=64, max_draft_tokens=5)
 """128 slots with 5 drafts each."""
@@ -121,8 +129,6 @@ def _paddles(
 
 def run(device: str, ranks: int, rounds: int) -> dict[str, Any]:
     """Start the ranks, measure, end them. Raises a rank's error, with its output."""
-    from .rig import median, spread
-
     recipe = Recipe(device)
     support = subject_of(recipe).support
     if not support.ranks:
@@ -143,8 +149,18 @@ def run(device: str, ranks: int, rounds: int) -> dict[str, Any]:
         slowest = [max(values) for values in zip(*(a["times"][way][1] for a in answers.values()), strict=True)]
         row = {"way": way, "host_us": median(host), "host_p10_p90": spread(host), "total_us": median(total)}
         rows.append(row | {"total_slowest_rank_us": median(slowest)})
-    facts = {"device": device, "ranks": ranks, "rounds": rounds, "slots": SIZES.num_slots}
-    return facts | {"fields": first["fields"], "bytes": first["bytes"], "rows": rows}
+    measured = {"device": device, "ranks": ranks, "rounds": rounds, "slots": SIZES.num_slots}
+    return measured | {"fields": first["fields"], "bytes": first["bytes"], "rows": rows}
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median, to three digits after the point."""
+    return round(float(np.median(values)), 3)
+
+
+def spread(values: Sequence[float]) -> list[float]:
+    """Return the 10th and 90th percentile."""
+    return [round(float(value), 3) for value in np.percentile(values, [10, 90])]
 
 
 def table(found: Mapping[str, Any]) -> str:
@@ -156,3 +172,23 @@ def table(found: Mapping[str, Any]) -> str:
         host = f"{row['host_us']:9.1f} {row['host_p10_p90']!s:20}"
         lines.append(f"  {row['way']:20} {host} {row['total_us']:9.1f} {row['total_slowest_rank_us']:9.1f}")
     return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the table, and write ``gpu-broadcast.json``."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
+    chosen = parser.parse_args()
+    found = {"facts": facts("benchmarks.gpu.broadcast"), **run(chosen.device, chosen.ranks, chosen.rounds)}
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    (chosen.out / "gpu-broadcast.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(table(found))
+
+
+if __name__ == "__main__":
+    from benchmarks.gpu import broadcast  # ranks import `measure` by this module's name
+
+    broadcast.main()

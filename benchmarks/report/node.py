@@ -142,10 +142,3 @@ def beside(threads: int, interval: float | None = None) -> Iterator[None]:
             thread.join()
         sys.setswitchinterval(former)
         gc.unfreeze()
-
-
-def facts() -> dict[str, Any]:
-    """Command, date, card and versions."""
-    from benchmarks.gpu.bench import facts
-
-    return facts() | {"command": f"python -m benchmarks.report {' '.join(sys.argv[1:])}"}

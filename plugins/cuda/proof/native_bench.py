@@ -160,7 +160,7 @@ def decoding(bound: BoundDevice, state: Any, stream: Any) -> Iterator[Case]:  # 
 
 
 class Nothing:
-    """A replacement for NCCL, which benchmarks/gpu measures: a call of C without effect that returns 0."""
+    """A replacement for NCCL, which benchmarks/gpu/broadcast.py measures: a call of C without effect that returns 0."""
 
     def address(self, name: str) -> int:
         """Return the address of that call."""

@@ -110,7 +110,7 @@ def steps(out: Path) -> list[Step]:
     by_step, recorded, logits = str(HERE / "nccl_ranks.py"), str(HERE / "recorded_ranks.py"), str(out / "recorded")
     check = "compute-sanitizer --tool"
     exercise = str(HERE / "exercise.py")
-    bench = ["-m", "benchmarks.gpu.bench", "--only", "broadcast", "--rounds", "200", "--out", str(out)]
+    bench = ["-m", "benchmarks.gpu.broadcast", "--rounds", "200", "--out", str(out)]
     return [
         Step("ranks, step by step", [by_step], {}, no_pair),
         Step("recorded logits, cpu", [recorded, "record", logits], {}, no_ranks),

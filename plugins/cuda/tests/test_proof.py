@@ -175,18 +175,7 @@ def test_a_fault_that_is_back_is_told_and_fails_the_proof(opened, monkeypatch, c
 @pytest.mark.conform
 def test_the_broadcast_is_measured_on_two_ranks(tmp_path):
     pytest.importorskip("paddle")
-    command = [
-        "-m",
-        "benchmarks.gpu.bench",
-        "--only",
-        "broadcast",
-        "--device",
-        "cpu",
-        "--rounds",
-        "5",
-        "--out",
-        tmp_path,
-    ]
+    command = ["-m", "benchmarks.gpu.broadcast", "--device", "cpu", "--rounds", "5", "--out", tmp_path]
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
