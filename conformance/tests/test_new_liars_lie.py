@@ -21,6 +21,7 @@ from hal_conformance.liars import (
     streams,
     threads,
     values,
+    vendors,
     wraps,
 )
 
@@ -29,6 +30,7 @@ from tests.ranks import ForkedRanks
 sys.path.insert(0, str(Path(__file__).parent))
 import liar_proofs_life  # noqa: F401 (each registers its proofs)
 import liar_proofs_runtimes  # noqa: F401
+import liar_proofs_vendors  # noqa: F401
 import liar_proofs_waits  # noqa: F401
 import liar_proofs_writes  # noqa: F401
 import slice_actions
@@ -50,6 +52,7 @@ MODULES = (
     threads,
     lazy,
     nans,
+    vendors,
 )
 SINGLE = {
     *("CompanionsBookRefusals", "CompanionsBookInTurn", "SizesAreCompared", "OtherTypesLeftOut"),

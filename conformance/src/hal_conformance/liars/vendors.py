@@ -125,7 +125,7 @@ class OtherHostMemory(Lie):
         self.__dict__["primitives"] = found
 
     @staticmethod
-    def given(address: int) -> int | None:
+    def given(address: int, nbytes: int) -> int | None:
         """What is given in place of a block."""
         raise NotImplementedError
 
@@ -133,7 +133,7 @@ class OtherHostMemory(Lie):
 class _Before:
     """Primitives, but for ``allocate_host`` and ``free_host``."""
 
-    def __init__(self, true: Any, given: Callable[[int], int | None]) -> None:  # noqa: ANN401 (the vendor's)
+    def __init__(self, true: Any, given: Callable[[int, int], int | None]) -> None:  # noqa: ANN401 (the vendor's)
         self._true, self._given = true, given
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (the vendor's)
@@ -141,10 +141,10 @@ class _Before:
 
     def allocate_host(self, nbytes: int) -> int | None:
         """Something else than the runtime's block, which is lost."""
-        return self._given(self._true.allocate_host(nbytes))
+        return self._given(self._true.allocate_host(nbytes), nbytes)
 
     def free_host(self, address: int) -> None:
-        """Nothing that was given is the runtime's."""
+        """Give nothing back: some of it is not the runtime's."""
 
 
 @liar(7, "pinned_host is claimed, and the runtime gives no locked memory", requires=("pinned_host", "primitives"))
@@ -152,7 +152,7 @@ class PinnedInName(OtherHostMemory):
     """The capability was copied from another plugin."""
 
     @staticmethod
-    def given(address: int) -> int | None:
+    def given(address: int, nbytes: int) -> int | None:
         """None."""
         return None
 
@@ -162,9 +162,39 @@ class PinnedByMalloc(OtherHostMemory):
     """A C library's block, locked afterwards."""
 
     @staticmethod
-    def given(address: int) -> int | None:
+    def given(address: int, nbytes: int) -> int | None:
         """Not where a page or a line begins."""
         return address + 16
+
+
+PAGEABLE: list[np.ndarray[Any, Any]] = []
+"""Blocks that liars gave; they live as long as the process."""
+
+
+def pageable(nbytes: int) -> int:
+    """Return the address of aligned host memory that no runtime has locked."""
+    PAGEABLE.append(block := np.empty(nbytes + 4096, np.uint8))
+    return -(-block.ctypes.data // 4096) * 4096
+
+
+@liar(7, "pinned_host is claimed, and the memory is aligned and pageable", requires=("pinned_host", "is_locked"))
+class PinnedByAlignment(OtherHostMemory):
+    """posix_memalign is all that allocate_host() does."""
+
+    @staticmethod
+    def given(address: int, nbytes: int) -> int | None:
+        """A block of a C library's."""
+        return pageable(nbytes)
+
+
+@liar(7, "where locked memory is short, large blocks are pageable", requires=("pinned_host", "is_locked"))
+class PinnedIfSmall(OtherHostMemory):
+    """A silent way out of the runtime's limit."""
+
+    @staticmethod
+    def given(address: int, nbytes: int) -> int | None:
+        """The runtime's for small blocks alone."""
+        return address if nbytes < 1 << 16 else pageable(nbytes)
 
 
 @liar(

@@ -86,6 +86,8 @@ class Support:
             found.add("staging")
         if hasattr(device, "primitives"):
             found.add("primitives")
+        if type(self).is_locked is not Support.is_locked:
+            found.add("is_locked")
         if type(self).native_objects is not Support.native_objects:
             found.add("native_objects")
         return found
@@ -119,7 +121,10 @@ class Support:
         raise NotImplementedError("tensors is true, but values_of() is not implemented")
 
     def is_locked(self, device: Device, address: int) -> bool | None:
-        """Whether the driver knows host memory at ``address`` as page-locked; None where it cannot be asked."""
+        """Whether the driver knows host memory at ``address`` as page-locked; None where it cannot be asked.
+
+        Overriding it offers ``is_locked``: the kit then asks of all that ``allocate_host`` gives (G7).
+        """
         return None
 
     def native_objects(self, device: Device) -> Mapping[str, int]:

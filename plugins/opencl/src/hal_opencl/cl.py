@@ -19,7 +19,7 @@ from hal_core import HalError
 
 COMPLETE, EXECUTION_STATUS = 0, 0x11D3
 QUEUE_PROFILING, PROFILING_END = 1 << 1, 0x1283
-READ_WRITE, ALLOC_HOST_PTR = 1 << 0, 1 << 4
+READ_WRITE, ALLOC_HOST_PTR, MEM_FLAGS = 1 << 0, 1 << 4, 0x1101
 MAP_READ, MAP_WRITE, BLOCKING = 1 << 0, 1 << 1, 1
 PLATFORM_NAME = 0x0902
 DEVICE_NAME, DEVICE_TYPE, TYPE_CPU, TYPE_ALL = 0x102B, 0x1000, 1 << 1, 0xFFFFFFFF
@@ -38,6 +38,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "clBuildProgram": (_PTR, _UINT, _PTR, c.c_char_p, _PTR, _PTR),
     "clGetProgramBuildInfo": (_PTR, _PTR, _UINT, _SIZE, _PTR, _PTR),
     "clSetKernelArg": (_PTR, _UINT, _SIZE, _PTR),
+    "clGetMemObjectInfo": (_PTR, _UINT, _SIZE, _PTR, _PTR),
     "clGetEventInfo": (_PTR, _UINT, _SIZE, _PTR, _PTR),
     "clGetEventProfilingInfo": (_PTR, _UINT, _SIZE, _PTR, _PTR),
     "clSetUserEventStatus": (_PTR, c.c_int),

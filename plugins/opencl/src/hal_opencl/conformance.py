@@ -33,6 +33,11 @@ class OpenCLSupport(Support):
         self._copy(device, tensor, values, inward=False)
         return values
 
+    def is_locked(self, device: Device, address: int) -> bool | None:
+        """False where the driver has mapped no buffer of its host memory; OpenCL cannot be asked for more."""
+        assert isinstance(device, OpenCLDevice)
+        return None if device.runtime.is_mapped(address) else False
+
     def native_objects(self, device: Device) -> Mapping[str, int]:
         """The events and buffers that were made and not released."""
         assert isinstance(device, OpenCLDevice)

@@ -118,6 +118,12 @@ class OpenCLPrimitives(Primitives):
         cl.call("clFlush", self._maps.handle)
         cl.call("clReleaseCommandQueue", self._maps.handle)
 
+    def is_mapped(self, address: int) -> bool:
+        """Whether a buffer is mapped there that lies in host memory of the driver's, as the driver says."""
+        buffer, _ = self._host.get(address, (0, 0))
+        flags = cl.info("clGetMemObjectInfo", buffer, cl.MEM_FLAGS, 8) if buffer else b""
+        return bool(int.from_bytes(flags, "little") & cl.ALLOC_HOST_PTR)
+
     # -- copies and launches ------------------------------------------------------------------------------------------
 
     def copy_in(self, target: int, source: int, nbytes: int, stream: Queue) -> None:

@@ -106,6 +106,10 @@ class Accelerator:
     def pinned(self, nbytes: int) -> PinnedMemory:
         return PinnedMemory(nbytes)
 
+    def is_pinned(self, address: int) -> bool:
+        """Return whether the address lies in a pinned block."""
+        return bool(self._native.is_pinned(address, 1))
+
     @property
     def memory_used(self) -> int:
         return int(self._native.memory_used(self.device))

@@ -36,6 +36,13 @@ class SimSupport(Support):
         started = Path(f"/proc/{parent}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
         os.environ["HALSIM_JOB"] = f"{parent}_{started}_{epoch}"
 
+    def is_locked(self, device: Device, address: int) -> bool:
+        """Return whether the accelerator has pinned the memory."""
+        from hal_sim.device import SimDevice
+
+        assert isinstance(device, SimDevice)
+        return device.accelerator.is_pinned(address)
+
     def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> object:
         """Return a tensor with these values on the device."""
         from hal_sim.device import SimDevice
