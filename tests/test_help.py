@@ -125,6 +125,8 @@ def test_the_short_help_has_a_dozen_options_the_long_one_all(page):
 def test_no_line_is_wider_than_the_terminal(page, columns, arguments):
     told = page(columns, *arguments, *["-h"] * ("--help-all" not in arguments))
     assert max(map(len, told.splitlines())) <= columns
+    assert not re.search(r"\(default:$", told, re.M), "a default is on the line below its word"
+    assert told.isascii()
 
 
 class Terminal(io.StringIO):
@@ -140,6 +142,14 @@ def test_a_long_line_breaks_between_words_on_a_terminal_alone(monkeypatch, colum
     assert told.replace("\n", " ") == f"Traceback {line}"
     assert max(map(len, told.splitlines())) <= columns
     assert console.fitted(line, io.StringIO()) == line
+
+
+def test_a_report_is_wrapped_between_words_and_keeps_its_indents(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "24")
+    text = "cpu: available\n  a reason of many words, and its cure\n\nno findings"
+    told = console.fitted(text, Terminal(), every=True)
+    assert told == "cpu: available\n  a reason of many\n  words, and its cure\n\nno findings"
+    assert console.fitted("word " * 9, Terminal()) == "word " * 9, "only hal's own lines"
 
 
 def test_the_status_goes_when_anything_else_is_said_and_is_in_no_pipe(monkeypatch):

@@ -76,6 +76,22 @@ def test_lines_beside_the_answers_and_of_tail_are_escaped_as_well(streams, termi
     assert errors.getvalue() == f"hal: log {wanted}\n{wanted}\n"
 
 
+def test_what_is_said_of_an_opened_device_keeps_its_indent(streams, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    output, _ = streams(True, True)
+    reason = "host memory: no copy engine takes the write"
+    devices._print_opened(
+        "cpu", {"seconds": 0.5, "capabilities": {}, "fallbacks": {"async_set_value": reason}, "note": ""}
+    )
+    assert [line.rstrip() for line in output.getvalue().splitlines()] == [
+        "",
+        "cpu: opened in 0.5 s",
+        "  async_set_value falls back: host",
+        "  memory: no copy engine takes the write",
+    ]
+
+
 ROWS = (
     Listed(
         "maca",

@@ -30,20 +30,29 @@ def columns_of(stream: TextIO) -> int:
     return shutil.get_terminal_size((_USUAL_COLUMNS, 24)).columns
 
 
-def fitted(text: str, stream: TextIO) -> str:
-    """Return the text to write to ``stream``: for a terminal, hal's long lines are wrapped between words."""
+def fitted(text: str, stream: TextIO, *, every: bool = False) -> str:
+    """Return the text to write to ``stream``: for a terminal, hal's long lines are wrapped between words and keep their
+    indent; with ``every``, all long lines are."""
     if not stream.isatty():
         return text
     columns = columns_of(stream)
     lines = [
-        _wrapped(line, columns) if line.startswith("hal: ") and len(line) > columns else line
+        _wrapped(line, columns) if (every or line.startswith("hal: ")) and len(line) > columns else line
         for line in text.split("\n")
     ]
     return "\n".join(lines)
 
 
 def _wrapped(line: str, columns: int) -> str:
-    return textwrap.fill(line, max(columns, 2), break_long_words=False, break_on_hyphens=False)
+    indent = line[: len(line) - len(line.lstrip(" "))]
+    return textwrap.fill(
+        line.strip(),
+        max(columns, len(indent) + 2),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 class Output:

@@ -22,7 +22,7 @@ from hal.selection import NOTHING_INSTALLED, select
 from hal.timeouts import TIMEOUTS
 
 from . import failures
-from .console import shown
+from .console import fitted, shown
 from .failures import check_seconds, one_line
 
 if TYPE_CHECKING:
@@ -197,13 +197,7 @@ def _print_opened(name: str, result: Mapping[str, Any]) -> None:
 
 def _say(text: str) -> None:
     """Print text, wrapped between words on a terminal."""
-    if not sys.stdout.isatty():
-        print(text)
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    Console().print(Text(shown(text, sys.stdout)))
+    print(fitted(shown(text, sys.stdout), sys.stdout, every=True))
 
 
 def _word(value: object) -> str:

@@ -15,7 +15,7 @@ from hal import contract
 from hal.discovery import ALLOW_LIST, Entry, installed, same_name
 from hal.timeouts import TIMEOUTS
 
-from .console import shown
+from .console import fitted, shown
 from .doctor_child import PLUGIN, SELECTION
 from .failures import check_seconds, one_line
 from .opened import Ended, run_child
@@ -56,7 +56,10 @@ def command(
         for plugin in plugins:
             plugin.pop("output", None)
         told = scrubbed(told)
-    print(json.dumps(told, indent=2) if as_json else shown("\n".join(lines(told)), sys.stdout))
+    if as_json:
+        print(json.dumps(told, indent=2))
+    else:
+        print(fitted(shown("\n".join(lines(told)), sys.stdout), sys.stdout, every=True))
     if told["findings"]:
         raise SystemExit(1)
 

@@ -16,6 +16,9 @@ _NARROW = 56
 _NAMES = 26
 """Most columns for names. A longer name has its description on the next line."""
 
+TOGETHER = "\N{NO-BREAK SPACE}"
+"""A blank at which a line is not broken."""
+
 Row = tuple[str, str]
 """A name and its description."""
 
@@ -31,7 +34,7 @@ def page(usage: str, about: str, sections: Iterable[tuple[str, Sequence[Row]]], 
     for title, rows in sections:
         if rows:
             parts.append("\n".join([f"{title}:" if title else "", *_table(rows, width)]).lstrip("\n"))
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(part for part in parts if part).replace(TOGETHER, " ")
 
 
 def _table(rows: Sequence[Row], width: int) -> list[str]:

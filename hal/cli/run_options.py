@@ -326,8 +326,8 @@ class Options:
     )
     drafts: int | None = option(
         None,
-        f"Most drafts that a step verifies of a prompt, 1 to {MOST_DRAFTS}: of the proposer ({USUAL_DRAFTS} unless "
-        "told), or of a --runner that drafts on the device, which drafts if it is told.",
+        f"Most drafts that a step verifies of a prompt, 1 to {MOST_DRAFTS}: of the proposer (then "
+        f"{USUAL_DRAFTS} by default), or of a --runner that drafts on the device (by default none).",
         "N",
         group="speculation",
     )

@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from . import console, failures
-from .help import Row, columns, page
+from .help import TOGETHER, Row, columns, page
 
 if TYPE_CHECKING:
     from typer._click import Context, Parameter
@@ -138,7 +138,11 @@ def usage_line(error: typer.TyperException) -> str:
     elif param is not None and isinstance(error, typer.BadParameter):
         option = param.opts[0] if param.param_type_name == "option" else param.metavar
         missing = what.startswith("Missing")
-        what, cure = (_mistaken(error) or what, "") if not missing else ("it is missing", cure)
+        what, cure = (_mistaken(error) or (what, "")) if not missing else ("it is missing", cure)
+    elif "unexpected extra argument" in what:
+        what = f"it takes no argument {what.rpartition('(')[2].rstrip(')')!r}"
+    elif what.startswith("No such command"):
+        what = what[0].lower() + what[1:]
     head, _, meant = what.partition(" Did you mean ")
     if meant:
         what, cure = head.rstrip("."), f"did you mean {meant.replace(', ', ' or ')}"
@@ -146,11 +150,17 @@ def usage_line(error: typer.TyperException) -> str:
     return f"{what} ({cure})" if cure else what
 
 
-def _mistaken(error: BaseException) -> str:
-    """Return the value that is not a number; "" for any other error."""
+def _mistaken(error: BaseException) -> tuple[str, str] | None:
+    """Return what is wrong with a value that is no number or out of its range, and the cure; None for other errors."""
     found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     kinds = {"int_parsing": "whole number", "float_parsing": "number"}
-    return next((f"{one['input']!r} is no {kinds[one['type']]}" for one in found if one["type"] in kinds), "")
+    bounds = {"less_than_equal": "at most {le}", "greater_than_equal": "at least {ge}"}
+    for one in found:
+        if one["type"] in kinds:
+            return f"{one['input']!r} is no {kinds[one['type']]}", ""
+        if one["type"] in bounds:
+            return str(one["input"]), f"give a number of {bounds[one['type']].format(**one['ctx'])}"
+    return None
 
 
 def _defaults_kept(params: list[Parameter]) -> list[Parameter]:
@@ -182,7 +192,8 @@ def _row(param: Parameter) -> Row:
     if not getattr(param, "is_flag", False):
         names += f" {param.metavar}"
     if getattr(param, "show_default", False) and type(default) in (str, int, float) and default != "":
-        about += f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
+        shown = f"{default:g}" if isinstance(default, float) else str(default)
+        about += f" (default:{TOGETHER}{shown})"
     return names, about
 
 
