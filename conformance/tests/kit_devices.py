@@ -40,6 +40,11 @@ def unwritten():
     return Unwritten(0, {})
 
 
+def unopened():
+    """A device of which the vendor has written nothing yet."""
+    raise NotImplementedError("stream_create")
+
+
 def expecting(failures, make=cpu):
     """A factory whose plugin lists these failures."""
 

@@ -66,11 +66,9 @@ def line_of(monkeypatch, arguments, ini="", environment=(), made=None):
     )
     config = SimpleNamespace(getoption=(options | arguments).get, getini=lambda _: ini)
     found = reproduction.Reproduction(config)
-    kit = made and SimpleNamespace(
-        device=SimpleNamespace(name=made[0]),
-        capabilities=SimpleNamespace(substituted=made[1]),
-        effort=Effort("default", seed=7),
-    )
+    kit = made and SimpleNamespace(effort=Effort("default", seed=7))
+    if made:
+        found.opened(*made)
     monkeypatch.setenv("HALSIM_NAME", "set while it was opened")
     return found.line(kit, "G5")
 
@@ -111,3 +109,12 @@ def test_a_reproduction_line_keeps_the_plugins_of_pytest(monkeypatch):
 def test_without_hal_the_kit_itself_is_the_command(monkeypatch):
     monkeypatch.setattr(reproduction, "find_spec", lambda _: None)
     assert line_of(monkeypatch, {"--hal-device": "cpu"}) == "python -m hal_conformance cpu --only G5"
+
+
+def test_a_device_that_does_not_open_is_reported_in_a_few_lines(conform):
+    """The header of the report needs no device: it would open one more."""
+    done = conform("--device-factory=kit_devices:unopened", "--profile=quick", code=4)
+    assert "kit_devices:unopened was not opened: NotImplementedError: stream_create" in done.stderr
+    lines = (done.stdout + done.stderr).splitlines()
+    assert len(lines) <= 12, done.stdout + done.stderr
+    assert any("kit_devices.py" in line for line in lines), "the frames are those of the plugin"

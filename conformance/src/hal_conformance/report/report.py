@@ -175,6 +175,7 @@ class Recorder:
     def opened(self, kit: Kit) -> None:
         """Record the device under test, once it is open."""
         self.kit = kit
+        self.reproduction.opened(kit.device.name, kit.capabilities.substituted)
         abilities = {f.name: getattr(kit.capabilities, f.name) for f in fields(kit.capabilities)}
         self.device = {
             "device": kit.bound.name,

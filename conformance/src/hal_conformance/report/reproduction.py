@@ -29,6 +29,11 @@ class Reproduction:
         self._device = self._option("--hal-device") or config.getini("hal_device")
         self._variables = dict(os.environ)
         self._here = Path.cwd().resolve()
+        self._known: tuple[str, ...] = ()
+
+    def opened(self, name: str, substitute: str) -> None:
+        """Take the name of the device, once it is open, and that of the place that stands in for it, or ""."""
+        self._known = prefixes(filter(None, (name.partition(" ")[0], substitute)))
 
     def line(self, kit: Kit | None, only: str = "") -> str:
         """Return the command; ``only``: a guarantee's name, else the whole run."""
@@ -38,7 +43,7 @@ class Reproduction:
             parts = [f"python -m pytest {loaded} --pyargs hal_conformance", *self._options("--hal-", kit, only)]
         else:
             parts = [*self._command(), *self._options("--", kit, only)]
-        return " ".join([*self._environment(kit), *parts])
+        return " ".join([*self._environment(), *parts])
 
     def _command(self) -> list[str]:
         command = "hal conform" if find_spec("hal") else "python -m hal_conformance"
@@ -52,15 +57,12 @@ class Reproduction:
             chosen |= {"profile": effort.profile, "seed": str(effort.seed), "examples": str(effort.examples or "")}
         yield from (f"{dashes}{name} {shlex.quote(value)}" for name, value in chosen.items() if value)
 
-    def _environment(self, kit: Kit | None) -> Iterator[str]:
+    def _environment(self) -> Iterator[str]:
         """Yield the variables that the run depends on, as a shell takes them."""
         if folders := self._folders():
             yield f"PYTHONPATH={shlex.quote(os.pathsep.join(folders))}"
-        if kit is not None:
-            name = kit.device.name.partition(" ")[0]
-            known = prefixes(filter(None, (name, kit.capabilities.substituted)))
-            named = sorted(each for each in self._variables if each.startswith(known))
-            yield from (f"{each}={shlex.quote(self._variables[each])}" for each in named)
+        named = sorted(each for each in self._variables if self._known and each.startswith(self._known))
+        yield from (f"{each}={shlex.quote(self._variables[each])}" for each in named)
 
     def _folders(self) -> list[str]:
         """Return the folders of modules that options name, where ``hal`` itself would not find them."""
