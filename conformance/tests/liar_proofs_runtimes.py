@@ -404,28 +404,30 @@ def _(bound):
 
 def two_handovers(bound):
     """Two handovers in flight at once between two transfers."""
-    handing = KvHandover(SimpleNamespace(bound=bound, device=bound.device, subject=SimpleNamespace(support=Support())))
+    transfers = KvHandover(
+        SimpleNamespace(bound=bound, device=bound.device, subject=SimpleNamespace(support=Support()))
+    )
     keys = HandoverKey("one", 0), HandoverKey("two", 0)
     for key, places in zip(keys, ([0, 1], [2, 3]), strict=True):
-        handing.reserve(key, places)
-    return handing, keys
+        transfers.reserve(key, places)
+    return transfers, keys
 
 
 @proof("LastReservationTakesAll", cpu)
 def _(bound):
-    handing, (one, _) = two_handovers(bound)
-    with handing:
-        handing.send(one, 0, [5, 6])
-        handing.seal(one, 2)
-        handing.until(lambda: bool(handing.d.told), "an end")
-        held = handing.d.cache.held()
-        return kinds(handing.d.told) == [Arrived] and (held[2:4] == handing.d.cache.filled[2:4]).all()
+    transfers, (one, _) = two_handovers(bound)
+    with transfers:
+        transfers.send(one, 0, [5, 6])
+        transfers.seal(one, 2)
+        transfers.until(lambda: bool(transfers.d.told), "an end")
+        held = transfers.d.cache.held()
+        return kinds(transfers.d.told) == [Arrived] and (held[2:4] == transfers.d.cache.filled[2:4]).all()
 
 
 @proof("OlderHandoversEndToo", cpu)
 def _(bound):
-    handing, (_, two) = two_handovers(bound)
-    with handing:
-        handing.d.transfer.cancel(two)
-        handing.look()
-        return len(handing.d.told) == 1
+    transfers, (_, two) = two_handovers(bound)
+    with transfers:
+        transfers.d.transfer.cancel(two)
+        transfers.look()
+        return len(transfers.d.told) == 1

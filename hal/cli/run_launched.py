@@ -49,15 +49,15 @@ def take_part(launched: Launched, options: Options) -> int:
     secret = launched.secret(os.environ)
     with signals.kept():
         import paddle  # noqa: F401 (whose store is used, in a thread)
-    meeting = Rendezvous(launched, secret, TIMEOUTS.starting, signals.check)
+    rendezvous = Rendezvous(launched, secret, TIMEOUTS.starting, signals.check)
     engine: subprocess.Popen[bytes] | None = None
     if launched.rank:
-        where = meeting.answer("" if keys is None else keys.public)
+        where = rendezvous.answer("" if keys is None else keys.public)
     else:
-        known = [*meeting.keys(), *([] if keys is None else [keys.public])]
-        engine, where = _start_engine(launched, known, meeting.end)
+        known = [*rendezvous.keys(), *([] if keys is None else [keys.public])]
+        engine, where = _start_engine(launched, known, rendezvous.end)
         try:
-            meeting.tell(where)
+            rendezvous.tell(where)
         except BaseException:  # otherwise the engine would wait for ranks that never connect
             engine.terminate()
             engine.wait()
@@ -109,7 +109,7 @@ def _forward_signals(engine: subprocess.Popen[bytes] | None, over: threading.Eve
 def _start_engine(launched: Launched, known: list[str], end: float) -> tuple[subprocess.Popen[bytes], Where]:
     """Start the engine with this command's own arguments. Return the address that it reports before ``end``."""
     reads, writes = os.pipe()
-    told = {"report": writes, "host": launched.meeting[0] if len(launched.hosts) > 1 else "", "keys": known}
+    told = {"report": writes, "host": launched.rank_zero[0] if len(launched.hosts) > 1 else "", "keys": known}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PADDLE_", SECRET))}
     command = [sys.executable, "-P", "-c", "from hal.cli import main; main()", *sys.argv[1:]]
     paths = os.pathsep.join(path for path in sys.path if path)

@@ -82,7 +82,7 @@ def _generate(plan: Plan, options: Options, start: RankStart) -> int:
         shown = Shown()
         engine = _engine(plan, options, shown, screen, start)
         stack.callback(lambda: engine.close())
-        able = engine.worker.abilities
+        able = engine.worker.rank_info
         facts = facts_of(able) if options.as_json else None
         answers = Answers(plan, screen, device=facts)
         if options.speculate != NONE:

@@ -62,7 +62,7 @@ def open_engine(
         return kind(layout, setup.blocks, chunk=chunk, step_tokens=step_tokens, admit=admits)
 
     def schedulers(role: SplitRole, rank_executor: RankExecutor) -> list[Scheduler]:
-        vocabularies.add(rank_executor.abilities.vocab_size)
+        vocabularies.add(rank_executor.rank_info.vocab_size)
         return [scheduler(_KINDS[role]) for _ in range(setup.dp)]
 
     prefill, decode = SplitRole.PREFILL, SplitRole.DECODE

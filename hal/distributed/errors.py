@@ -37,7 +37,7 @@ class RankLost(GroupLost):
         self.rank, self.step, self.undelivered = rank, step, tuple(undelivered)
 
 
-def word_of(error: Exception, rank: int, step: int) -> Failed:
+def failed_message(error: Exception, rank: int, step: int) -> Failed:
     """Return the message about an error that ends a rank in ``step``; 0 before the first step."""
     what, cure = " ".join(f"{type(error).__name__}: {error}".split()), ""
     gone = isinstance(error, GroupLost)

@@ -31,11 +31,11 @@ class StepLoop:
         worker: Stepper,
         number: int,
         check: StateCheck | None = None,
-        meeting: DpSync | None = None,
-        handing: KvHandover | None = None,
+        dp_sync: DpSync | None = None,
+        handover: KvHandover | None = None,
     ) -> None:
         self._line, self._worker, self._number = line, worker, number
-        self._check, self._meeting, self._handing = check, meeting, handing
+        self._check, self._dp_sync, self._handover = check, dp_sync, handover
         self._table = RequestTable(worker.admit)
         self._ahead = AsyncLoop(worker, self._took)
         self.step = 0
@@ -54,32 +54,32 @@ class StepLoop:
                 self.step = said.number
                 begins(said.number)
                 self._take(said, overlap=overlap)
-            elif self._handing is not None:
+            elif self._handover is not None:
                 if isinstance(said, Reserve | SendTo | Release):
-                    self._handing.hear(said)
+                    self._handover.hear(said)
                 else:
-                    self._handing.look()
-            if said is None and self._handing is None and self._ahead.waiting:
+                    self._handover.look()
+            if said is None and self._handover is None and self._ahead.waiting:
                 self._ahead.idle()
 
     def _receive(self) -> Message | StepOrder | None:
         """Return the engine's next message, or None: the transfer may have progressed, or the time has passed."""
-        if self._handing is not None:
-            self._line.watch(self._handing.transfer.sockets)
+        if self._handover is not None:
+            self._line.watch(self._handover.transfer.sockets)
             if self._ahead.untold:  # its blocks are to be sent as soon as they are computed
                 self._ahead.tell()
                 return self._line.receive(TIMEOUTS.output if self._ahead.untold else 0.0)
         if self._ahead.waiting:
             return self._line.receive(TIMEOUTS.last_step)
-        moving = self._handing is not None and self._handing.busy
+        moving = self._handover is not None and self._handover.busy
         return self._line.receive(TIMEOUTS.transfer if moving else TIMEOUTS.starting)
 
     def _take(self, order: StepOrder, *, overlap: bool) -> None:
         """Run one step."""
         tasks = self._table.tasks(order)
-        if self._handing is not None:
+        if self._handover is not None:
             self._ahead.catch_up(order.taken)  # a new request may have the name of one that ended in those
-            states = self._handing.launch(order.tasks)
+            states = self._handover.launch(order.tasks)
             if states:
                 self._worker.runner.take_over(states)  # type: ignore[attr-defined]
         check = self._check
@@ -93,15 +93,15 @@ class StepLoop:
                 self._worker.step(tasks)
         if not overlap and self._worker.last is not None:
             self._took(self._worker.last)
-        if self._meeting is not None:
-            self._meeting.fill()
+        if self._dp_sync is not None:
+            self._dp_sync.fill()
         if check is not None:
             check.compare(order.number)
 
     def _took(self, record: OutputRecord) -> None:
-        if self._handing is not None:
+        if self._handover is not None:
             states = getattr(self._worker.runner, "handed_over", {})
-            self._handing.took(record, states)
+            self._handover.took(record, states)
 
     def _check_number(self, order: StepOrder) -> None:
         if (order.group, order.number) != (self._number, self.step + 1):

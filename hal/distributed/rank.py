@@ -38,7 +38,7 @@ from hal.transport.fanout_sink import FanoutSink, close_all
 from .control_channel import RankChannel
 from .control_messages import Delivery, Drafted, Drafts, Go, Hello, Left, Message, Raised, Ready, Setup, Up, Verdict
 from .dp_sync import DpSync
-from .errors import error_of, trace_told, word_of
+from .errors import error_of, failed_message, trace_told
 from .kv_handover import KvHandover, open_kv_handover
 from .layout import RankLayout
 from .loop import StepLoop
@@ -109,8 +109,8 @@ class _Serving:
         self._again = False  # whether the verdict announces a restart
         self._sink: Sink | None = None
         self._acceptance, self._told, self._first = Acceptance(), 0, False
-        self._meeting: DpSync | None = None
-        self._handing: KvHandover | None = None
+        self._dp_sync: DpSync | None = None
+        self._handover: KvHandover | None = None
         self._closing = contextlib.ExitStack()  # of the proposer
 
     def run(self, setup: Setup) -> None:
@@ -132,9 +132,9 @@ class _Serving:
             runner, able = setup.runner or "the Paddle model", device.capabilities
             overlap, why = overlap_of(setup.overlap, device, runner, worker.runner.needs_host)
             facts = dict(able.fallbacks), able.substituted, device.index, overlap, why
-            peer = None if self._handing is None else self._handing.transfer.describe()
+            peer = None if self._handover is None else self._handover.transfer.describe()
             self.line.say(Up(self.rank, device.name, *facts, peer=peer, vocab_size=worker.vocab_size))
-            loop = StepLoop(self.line, worker, layout.number_of(self.rank), check, self._meeting, self._handing)
+            loop = StepLoop(self.line, worker, layout.number_of(self.rank), check, self._dp_sync, self._handover)
             loop.run(overlap=overlap, begins=self._begins, verdict=self._verdict)
 
     def _begins(self, step: int) -> None:
@@ -180,7 +180,7 @@ class _Serving:
         if isinstance(error, GroupLost) and error.argument == "engine":  # no engine is left to report to
             close_groups()
             return
-        said = self.line.say(word_of(error, self.rank, self.step), self.line.patience)
+        said = self.line.say(failed_message(error, self.rank, self.step), self.line.patience)
         close_groups()  # ranks that wait for this one in a collective end before its timeout
         end = time.monotonic() + self._patience
         while said and (left := end - time.monotonic()) > 0:
@@ -266,8 +266,8 @@ class _Serving:
             worker.runner.on_drafts = lambda counts: self.line.say(Drafted(self.rank, counts), TIMEOUTS.note)
         if setup.dp_sync and setup.dp > 1:
             drafting = setup.sizes.max_draft_tokens if proposer is not None and proposer.wants_hidden else 0
-            self._meeting = DpSync(TensorRanks(layout.across(self.rank), timeout=setup.timeout), 1 + drafting)
-            model.before_run = self._meeting.meet
+            self._dp_sync = DpSync(TensorRanks(layout.across(self.rank), timeout=setup.timeout), 1 + drafting)
+            model.before_run = self._dp_sync.meet
         device.open_group(state=worker.state, group=group)
         self._hands(setup, worker, proposer)
         return worker, StateCheck(worker, ranks) if setup.check and ranks is not None else None
@@ -275,8 +275,8 @@ class _Serving:
     def _hands(self, setup: Setup, stepper: Stepper, proposer: Proposer | None) -> None:
         """Open the transfer of a rank with a role, and listen."""
         if setup.role is not SplitRole.MIXED:
-            self._handing = open_kv_handover(setup, self.rank, stepper, proposer, self._say, self._curve)
-            self._closing.callback(self._handing.close)
+            self._handover = open_kv_handover(setup, self.rank, stepper, proposer, self._say, self._curve)
+            self._closing.callback(self._handover.close)
 
     def _say(self, word: Message) -> None:
         """Send a message that is not repeated. Raise if it cannot be sent, because the engine would wait for it for

@@ -95,7 +95,7 @@ class RankExecutor:
         self.said: deque[SplitWord] = deque()  #: messages of ranks about KV transfer; the engine takes them out
         # : of ranks with a role, the description that the other role's ranks need
         self.peers: tuple[Description | None, ...] = ()
-        self.abilities = RankInfo("", {}, "")
+        self.rank_info = RankInfo("", {}, "")
         self._lost: RankLost | None = None
         self.again: Callable[[], bool] = lambda: False  #: whether lost ranks will be restarted
         self.line = EngineChannel(url, curve)
@@ -211,7 +211,7 @@ class RankExecutor:
         vocabulary = min(word.vocab_size for word in up.values())
         self.peers = tuple(up[rank].peer for rank in sorted(up))
         named = first.device, first.fallbacks, first.substituted
-        self.abilities = RankInfo(*named, indices, overlap, first.no_overlap, vocabulary)
+        self.rank_info = RankInfo(*named, indices, overlap, first.no_overlap, vocabulary)
 
     def _collect(self, wanted: type[_Said]) -> Generator[None, None, dict[int, _Said]]:
         """Collect this message from every rank."""

@@ -63,7 +63,7 @@ class Launched:
         return list(dict.fromkeys(endpoint.rpartition(":")[0] for endpoint in self.endpoints))
 
     @property
-    def meeting(self) -> tuple[str, int]:
+    def rank_zero(self) -> tuple[str, int]:
         """Host and port of rank 0."""
         host, _, port = self.endpoints[0].rpartition(":")
         return host, int(port)
@@ -164,7 +164,7 @@ class Rendezvous:
 
     @property
     def _address(self) -> tuple[str, int]:
-        host, port = self._launched.meeting
+        host, port = self._launched.rank_zero
         return ("127.0.0.1" if self._local else host), port
 
     def keys(self) -> list[str]:
@@ -250,7 +250,7 @@ class Rendezvous:
                 answers.put((None, error))
 
         threading.Thread(target=attempt, name="hal-rendezvous", daemon=True).start()
-        host, port = self._launched.meeting
+        host, port = self._launched.rank_zero
         try:
             while True:
                 self._look()
@@ -274,7 +274,7 @@ class Rendezvous:
             raise
 
     def _served(self) -> Store:
-        host, port = self._launched.meeting
+        host, port = self._launched.rank_zero
         try:  # Paddle would end the process
             socket.create_server(("", port)).close()
         except OSError as error:

@@ -75,7 +75,7 @@ class RankWorker(EngineWorker[S]):
     def assemble(self) -> bool:
         """Continue the start. Return whether the ranks are up. Raises as :class:`RankExecutor`."""
         if not self.up and self.rank_executor is not None and self.rank_executor.assemble():
-            self.take_steps(self._made(self.rank_executor), overlap=self.rank_executor.abilities.overlap)
+            self.take_steps(self._made(self.rank_executor), overlap=self.rank_executor.rank_info.overlap)
             self.leaving.clear()
             self.up = True
         return self.up

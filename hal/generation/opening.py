@@ -109,4 +109,4 @@ def _ranks(serve: Serve, ranks: Ranks, take: Take) -> Iterator[tuple[Engine, Any
             on_record=take,
         )
         stack.callback(engine.close)
-        yield engine, engine.worker.abilities
+        yield engine, engine.worker.rank_info

@@ -12,7 +12,7 @@ from hal_core import GroupLost, HalError, OutputRecord, Request, SinkFull
 
 from hal.distributed.control_channel import RankChannel
 from hal.distributed.control_messages import Abort, Down, Ended, Hello, Message, Serve, Stats, Stop, Submit, Up
-from hal.distributed.errors import word_of
+from hal.distributed.errors import failed_message
 from hal.distributed.rank import versions
 from hal.timeouts import TIMEOUTS
 from hal.transport import open_sink
@@ -147,7 +147,7 @@ def run(url: str) -> int:
     except Exception as error:  # noqa: BLE001 (the caller raises it)
         lost = isinstance(error, GroupLost) and error.argument == "engine"
         if not lost:
-            line.say(word_of(error, 0, 0), 1.0)
+            line.say(failed_message(error, 0, 0), 1.0)
         print(f"hal: engine process: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
     finally:

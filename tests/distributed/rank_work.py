@@ -128,13 +128,13 @@ def hang(mark):
 
 
 @contextlib.contextmanager
-def meeting(rank):
+def dp_sync(rank):
     """Record the rank's number of tokens at each DP synchronisation, and their total."""
     original, kept = DpSync.meet, rank.kept.setdefault("met", [])
     kept.clear()
 
-    def meet(meeting, tokens):
-        kept.append((tokens, original(meeting, tokens)))
+    def meet(dp_sync, tokens):
+        kept.append((tokens, original(dp_sync, tokens)))
         return kept[-1][1]
 
     with mock.patch.object(DpSync, "meet", meet):
@@ -209,7 +209,7 @@ def closed(rank):
 
 
 def met(rank):
-    """In a rank: return the records of :func:`meeting`."""
+    """In a rank: return the records of :func:`dp_sync`."""
     return rank.kept["met"]
 
 
@@ -268,7 +268,7 @@ LIARS = {
     "broadcasting": broadcasting,
     "closing": closing,
     "different": different,
-    "meeting": meeting,
+    "dp_sync": dp_sync,
     "no broadcast": no_broadcast,
     "left out": left_out,
     "raising": raising,

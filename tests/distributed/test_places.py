@@ -27,7 +27,7 @@ class Paper:
 
     undelivered = ()
     drafts, said, sockets = (0, 0, 0), deque(), ()
-    abilities = RankInfo("cpu:0", {}, "", overlap=False)
+    rank_info = RankInfo("cpu:0", {}, "", overlap=False)
 
     def __init__(self):
         self.entered, self.slots = defaultdict(list), defaultdict(dict)

@@ -8,7 +8,7 @@ import pytest
 from hal_core import DeviceNotFound, GroupLost, PluginError
 
 from hal.cli import main
-from hal.distributed.errors import word_of
+from hal.distributed.errors import failed_message
 
 from .rows import Pooled
 
@@ -59,13 +59,13 @@ def raised(error, cause=None):
 
 
 def test_a_rank_tells_the_traceback_of_what_is_not_its_own():
-    told = word_of(raised(RuntimeError("out of\nmemory")), 1, 3)
+    told = failed_message(raised(RuntimeError("out of\nmemory")), 1, 3)
     assert told.what == "RuntimeError: out of memory"
     assert told.trace.startswith("Traceback (most recent call last):\n")
     assert f'{__file__}", line' in told.trace
-    assert "lone \\ud800" in word_of(raised(RuntimeError("lone \ud800")), 1, 3).trace, "a frame is UTF-8"
+    assert "lone \\ud800" in failed_message(raised(RuntimeError("lone \ud800")), 1, 3).trace, "a frame is UTF-8"
     cause = raised(KeyError("its own"))
-    assert word_of(raised(PluginError("it broke"), cause), 1, 0).trace.endswith("KeyError: 'its own'\n")
+    assert failed_message(raised(PluginError("it broke"), cause), 1, 0).trace.endswith("KeyError: 'its own'\n")
 
 
 @pytest.mark.parametrize(
@@ -74,11 +74,11 @@ def test_a_rank_tells_the_traceback_of_what_is_not_its_own():
     ids=lambda error: type(error).__name__,
 )
 def test_of_what_the_line_says_all_a_rank_tells_no_traceback(error):
-    assert word_of(raised(error), 1, 0).trace == ""
+    assert failed_message(raised(error), 1, 0).trace == ""
 
 
 def test_of_a_long_traceback_a_rank_tells_the_end():
-    told = word_of(raised(RuntimeError("x" * 20_000 + "the end")), 1, 0)
+    told = failed_message(raised(RuntimeError("x" * 20_000 + "the end")), 1, 0)
     assert len(told.trace) == 8192
     assert told.trace.startswith("...")
     assert told.trace.endswith("the end\n")

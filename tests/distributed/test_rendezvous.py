@@ -172,7 +172,7 @@ def test_they_meet_in_paddles_store_whatever_a_peer_drips_into_it(free):
     """A peer has sent part of a command, and sends no more; it is connected all the time."""
     found, first = {}, rendezvous(0, None, free)
     first._store = first._served()
-    with socket.create_connection(free.meeting) as peer:
+    with socket.create_connection(free.rank_zero) as peer:
         peer.sendall(b"\1")
         one = threading.Thread(target=lambda: found.update({1: rendezvous(1, None, free).answer("rank 1's")}))
         one.start()
@@ -194,7 +194,7 @@ def test_whatever_listens_in_place_of_rank_0_the_wait_ends(free, said):
                 over.wait(0.05)
             over.wait(PATIENCE)
 
-    with socket.create_server(free.meeting) as stranger:
+    with socket.create_server(free.rank_zero) as stranger:
         one = threading.Thread(target=serve)
         one.start()
         with pytest.raises(GroupLost, match=r"did not meet the others within 0.5 s|store at .* failed"):
@@ -209,5 +209,5 @@ def test_where_nothing_listens_the_wait_ends(free):
 
 
 def test_a_busy_port_is_refused_by_name(free):
-    with socket.create_server(free.meeting), pytest.raises(Unavailable, match="is taken by another program"):
+    with socket.create_server(free.rank_zero), pytest.raises(Unavailable, match="is taken by another program"):
         rendezvous(0, None, free).keys()

@@ -121,7 +121,7 @@ def test_the_check_names_the_field_in_which_ranks_differ(worlds, everywhere):
 def test_a_group_without_requests_runs_as_often_with_no_tokens(worlds, speculate):
     """Each group is left idle in turn: the second at first, then the first one, whose request is the shorter."""
     row, told = Row(dp=2, dp_sync=True, speculate=speculate), Told()
-    pooled = Pooled(worlds.of(2), ("meeting",))
+    pooled = Pooled(worlds.of(2), ("dp_sync",))
     engine = engine_of(row, lambda: pooled, told)
     second = requests()[1]
     first = replace(requests()[0], params=replace(requests()[0].params, max_tokens=8))

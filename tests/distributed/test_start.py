@@ -16,7 +16,7 @@ from hal.cli import main
 from hal.distributed.control_channel import RankChannel
 from hal.distributed.control_messages import Beat, Failed, Go, Hello, Ready, Release, Setup, Up, Verdict
 from hal.distributed.engine import open_engine
-from hal.distributed.errors import RankLost, word_of
+from hal.distributed.errors import RankLost, failed_message
 from hal.distributed.rank_executor import RankExecutor
 from hal.distributed.rank_info import RankInfo
 from hal.engine.engine import wait_for
@@ -112,7 +112,7 @@ def test_steps_overlap_where_those_of_every_rank_can(overlaps):
     rank_executor = up(Row(tp=2).setup(), actors)
     actors.over.set()
     rank_executor.close()
-    assert rank_executor.abilities.overlap is all(overlaps)
+    assert rank_executor.rank_info.overlap is all(overlaps)
 
 
 class Ended(Actors):
@@ -162,15 +162,15 @@ def test_ranks_that_do_not_come_in_time_are_lost():
     ],
 )
 def test_a_rank_says_whether_its_error_is_the_users_to_mend(error, step, refused):
-    assert word_of(error, 0, step).refused is refused
+    assert failed_message(error, 0, step).refused is refused
 
 
 def test_what_a_rank_refuses_is_told_with_what_it_is_about():
     """As one rank reports it: "cpu: async_set_value: --require: …"."""
     about = {"device": "cpu", "hook": "async_set_value", "argument": "--require", "cure": "drop it"}
-    told = word_of(CapabilityMissing("that is not offered", **about), 1, 0)
+    told = failed_message(CapabilityMissing("that is not offered", **about), 1, 0)
     assert (told.what, told.cure) == ("cpu: async_set_value: --require: that is not offered", "drop it")
-    assert word_of(GroupLost("rank 0 is lost", argument="group"), 1, 3).what == "rank 0 is lost"
+    assert failed_message(GroupLost("rank 0 is lost", argument="group"), 1, 3).what == "rank 0 is lost"
 
 
 @pytest.mark.parametrize("group", [0, 1])
@@ -205,7 +205,7 @@ class Losing:
 
     undelivered = ()
     drafts = (0, 0, 0)
-    abilities = RankInfo("cpu:0", {}, "")
+    rank_info = RankInfo("cpu:0", {}, "")
     said: ClassVar = deque()
 
     def assemble(self):

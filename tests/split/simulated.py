@@ -61,27 +61,27 @@ class Rank:
         self.cache = HostCache(np.full((blocks, 8 * size), 255, np.uint8), FACTS)
         self.wire = net.wire(f"memory://{rank_executor.label}/{number}/{id(self)}")
         self.transfer = BlockTransfer(self.cache, self.wire, clock=clock)
-        self.handing = KvHandover(number, self.transfer, size, rank_executor.words.append)
+        self.handover = KvHandover(number, self.transfer, size, rank_executor.words.append)
         self.inbox = deque()
         self.slots = {}
 
     def run(self):
         """Take the next message or step, or poll the transfer if there is none."""
         if not self.inbox:
-            self.handing.look()
+            self.handover.look()
             return
         said = self.inbox.popleft()
         if isinstance(said, StepOrder):
             self._step(said)
         else:
-            self.handing.hear(said)
+            self.handover.hear(said)
 
     def _step(self, order):
-        self.handing.launch(order.tasks)
+        self.handover.launch(order.tasks)
         record = self._record(order)
         if self.number == 0:
             self.rank_executor.records.append((0, record))
-        self.handing.took(record, {})
+        self.handover.took(record, {})
 
     def _put(self, slot, tokens):
         for token in tokens:
@@ -158,7 +158,7 @@ class Rank:
         return SlotStatus.TOKEN, 0, position, given, ()
 
     def close(self):
-        self.handing.close()
+        self.handover.close()
 
 
 def _as_record(number, rows):
@@ -206,7 +206,7 @@ class SimulatedExecutor:
 
     def __init__(self, label, net, clock, *, tp, blocks, size, drafts=0, slow=0, overlap=False):
         self.label, self.layout = label, RankLayout(tp)
-        self.abilities = RankInfo("simulated", {}, "", overlap=overlap)
+        self.rank_info = RankInfo("simulated", {}, "", overlap=overlap)
         self.words, self.records = deque(), deque()  # on their way to the engine
         self.said, self._came, self.accepted, self.heard = deque(), deque(), 0, []
         self.line = Line()

@@ -85,8 +85,8 @@ class KvHandover:
 
 def test_taken_steps_are_reported_before_the_tasks_that_follow():
     """Those may bring a request with the name of one that ended: the end belongs to the earlier one only."""
-    stepper, handing = Stepper(), KvHandover()
+    stepper, handover = Stepper(), KvHandover()
     stepper.admit = stepper.runner = None
     line = Line(StepOrder(0, 1, (), 0), StepOrder(0, 2, (), 1), Stop())
-    StepLoop(line, stepper, 0, handing=handing).run(overlap=True, begins=lambda _: None, verdict=None)
-    assert handing.told == ["launched", "record 0", "launched"]
+    StepLoop(line, stepper, 0, handover=handover).run(overlap=True, begins=lambda _: None, verdict=None)
+    assert handover.told == ["launched", "record 0", "launched"]

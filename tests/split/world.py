@@ -134,8 +134,8 @@ class World:
                 assert not scheduler._stays._held
         for rank_executor in self.living:
             for rank in rank_executor.line.ranks:
-                assert not rank.handing.busy, f"{rank_executor.label}: something is under way"
+                assert not rank.handover.busy, f"{rank_executor.label}: something is under way"
                 assert not rank.transfer._promises.open
-                assert not rank.handing._arrived
-                assert not rank.handing._outgoing
-                assert not rank.handing._destinations
+                assert not rank.handover._arrived
+                assert not rank.handover._outgoing
+                assert not rank.handover._destinations

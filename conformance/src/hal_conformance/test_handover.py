@@ -28,45 +28,45 @@ def test_g29_blocks_arrive_whole_where_they_were_promised(kit: Kit, draw: Draw) 
     sent = draw(st.lists(st.integers(0, BLOCKS - 1), min_size=1, max_size=BLOCKS, unique=True), "blocks sent")
     promised = draw(st.permutations(range(BLOCKS)), "blocks promised")[: len(sent)]
     cuts = sorted(draw(st.sets(st.integers(1, len(sent))), "where the chunks end"))
-    with KvHandover(kit) as handing:
-        handing.reserve(KEY, promised)
+    with KvHandover(kit) as transfers:
+        transfers.reserve(KEY, promised)
         for first, end in zip([0, *cuts], [*cuts, len(sent)], strict=True):
-            handing.send(KEY, first, sent[first:end])
-            handing.look(1)
-        handover = handing.seal(KEY, len(sent))
-        handing.until(lambda: bool(handing.d.told), "the end of a handover that was sealed")
-        assert handing.d.told == [Arrived(KEY, handover)], f"the decode side got {handing.d.told}"
-        handing.check_moved(sent, promised)
-        handing.until(lambda: bool(handing.p.told), "the prefill side's word that all has arrived")
-        assert handing.p.told == [Arrived(KEY, handover)], f"the prefill side got {handing.p.told}"
+            transfers.send(KEY, first, sent[first:end])
+            transfers.look(1)
+        handover = transfers.seal(KEY, len(sent))
+        transfers.until(lambda: bool(transfers.d.told), "the end of a handover that was sealed")
+        assert transfers.d.told == [Arrived(KEY, handover)], f"the decode side got {transfers.d.told}"
+        transfers.check_moved(sent, promised)
+        transfers.until(lambda: bool(transfers.p.told), "the prefill side's word that all has arrived")
+        assert transfers.p.told == [Arrived(KEY, handover)], f"the prefill side got {transfers.p.told}"
 
 
 @guarantee(29)
 def test_g29_nothing_has_arrived_before_its_seal(kit: Kit) -> None:
-    with KvHandover(kit) as handing:
-        handing.reserve(KEY, PROMISED)
-        handing.send(KEY, 0, SENT)
-        handing.look(50)
-        assert handing.d.told == [], f"all blocks came without a seal, but the events are {handing.d.told}"
-        handing.seal(KEY, 3)
-        handing.until(lambda: bool(handing.d.told), "the end of a handover that was sealed")
-        assert kinds(handing.d.told) == [Arrived]
+    with KvHandover(kit) as transfers:
+        transfers.reserve(KEY, PROMISED)
+        transfers.send(KEY, 0, SENT)
+        transfers.look(50)
+        assert transfers.d.told == [], f"all blocks came without a seal, but the events are {transfers.d.told}"
+        transfers.seal(KEY, 3)
+        transfers.until(lambda: bool(transfers.d.told), "the end of a handover that was sealed")
+        assert kinds(transfers.d.told) == [Arrived]
 
 
 @guarantee(29)
 @pytest.mark.parametrize("says", [1, 3, 4])
 def test_g29_a_seal_of_another_count_is_no_arrival(kit: Kit, says: int) -> None:
-    with KvHandover(kit) as handing:
-        handing.reserve(KEY, [*PROMISED, 0])
-        handing.send(KEY, 0, SENT[:2])
+    with KvHandover(kit) as transfers:
+        transfers.reserve(KEY, [*PROMISED, 0])
+        transfers.send(KEY, 0, SENT[:2])
         try:
-            handing.seal(KEY, says)
+            transfers.seal(KEY, says)
         except InvalidValue:
             return  # the sender's own side has noticed it
-        handing.until(lambda: bool(handing.d.told and handing.p.told), "the end of a handover with a wrong seal")
+        transfers.until(lambda: bool(transfers.d.told and transfers.p.told), "the end of a handover with a wrong seal")
         told = f"2 blocks came, the seal states {says}, but the events are"
-        assert kinds(handing.d.told) == [Rejected], f"{told} {handing.d.told}"
-        assert kinds(handing.p.told) == [Rejected], f"{told} {handing.p.told} on the prefill side"
+        assert kinds(transfers.d.told) == [Rejected], f"{told} {transfers.d.told}"
+        assert kinds(transfers.p.told) == [Rejected], f"{told} {transfers.p.told} on the prefill side"
 
 
 def _flip(_: Blocks, data: bytearray) -> None:
@@ -103,13 +103,15 @@ CHANGES: list[tuple[type, Callable[[Any, bytearray], None]]] = [
 def test_g29_what_was_changed_on_its_way_is_no_arrival(
     kit: Kit, kind: type, change: Callable[[Any, bytearray], None]
 ) -> None:
-    with KvHandover(kit) as handing:
-        handing.change(kind, change)
-        handing.reserve(KEY, PROMISED)
-        handing.send(KEY, 0, SENT)
-        handing.seal(KEY, 3)
-        handing.until(lambda: bool(handing.d.told and handing.p.told), "the end of a handover that was tampered with")
-        assert kinds(handing.d.told + handing.p.told) == [Rejected, Rejected]
+    with KvHandover(kit) as transfers:
+        transfers.change(kind, change)
+        transfers.reserve(KEY, PROMISED)
+        transfers.send(KEY, 0, SENT)
+        transfers.seal(KEY, 3)
+        transfers.until(
+            lambda: bool(transfers.d.told and transfers.p.told), "the end of a handover that was tampered with"
+        )
+        assert kinds(transfers.d.told + transfers.p.told) == [Rejected, Rejected]
 
 
 @guarantee(29, requires="messages")
@@ -117,91 +119,93 @@ def test_g29_what_was_changed_on_its_way_is_no_arrival(
 def test_g29_what_is_lost_on_its_way_is_missed(kit: Kit, draw: Draw) -> None:
     lost = draw(st.sets(st.integers(0, 15), max_size=4), "messages that are lost")
     count = iter(range(10_000))
-    with KvHandover(kit) as handing:
-        handing.net.deliver = lambda _from, _to, message: () if next(count) in lost else (message,)
-        handing.reserve(KEY, PROMISED)
-        handing.send(KEY, 0, SENT[:2])
-        handing.send(KEY, 2, SENT[2:])
-        handover = handing.seal(KEY, 3)
-        handing.until(lambda: bool(handing.d.told and handing.p.told), "the end of a handover with losses on the way")
-        assert handing.d.told == [Arrived(KEY, handover)] == handing.p.told
-        handing.check_moved(SENT, PROMISED)
+    with KvHandover(kit) as transfers:
+        transfers.net.deliver = lambda _from, _to, message: () if next(count) in lost else (message,)
+        transfers.reserve(KEY, PROMISED)
+        transfers.send(KEY, 0, SENT[:2])
+        transfers.send(KEY, 2, SENT[2:])
+        handover = transfers.seal(KEY, 3)
+        transfers.until(
+            lambda: bool(transfers.d.told and transfers.p.told), "the end of a handover with losses on the way"
+        )
+        assert transfers.d.told == [Arrived(KEY, handover)] == transfers.p.told
+        transfers.check_moved(SENT, PROMISED)
 
 
 @guarantee(30, requires=("async_h2d", "can_hold_stream"))
 @pytest.mark.parametrize("how", ["cancelled", "withdrawn", "rejected", "newer", "arrived"])
 def test_g30_no_end_is_told_while_blocks_are_being_written(kit: Kit, how: str) -> None:
-    with KvHandover(kit) as handing:
-        with kit.held(handing.d.cache.stream, "a transfer's call"):
-            handing.reserve(KEY, PROMISED)
-            handing.send(KEY, 0, SENT)
-            handing.look()
-            _end(handing, how)
-            handing.look()
-            told = list(handing.d.told)
+    with KvHandover(kit) as transfers:
+        with kit.held(transfers.d.cache.stream, "a transfer's call"):
+            transfers.reserve(KEY, PROMISED)
+            transfers.send(KEY, 0, SENT)
+            transfers.look()
+            _end(transfers, how)
+            transfers.look()
+            told = list(transfers.d.told)
         assert told == [], f"{told} came while the writes of its blocks were held"
-        handing.until(lambda: bool(handing.d.told), "the end, once the writes had ended")
-        assert len(ends(handing.d.told, KEY)) == 1
+        transfers.until(lambda: bool(transfers.d.told), "the end, once the writes had ended")
+        assert len(ends(transfers.d.told, KEY)) == 1
 
 
-def _end(handing: KvHandover, how: str) -> None:
+def _end(transfers: KvHandover, how: str) -> None:
     if how == "cancelled":
-        handing.d.transfer.cancel(KEY)
+        transfers.d.transfer.cancel(KEY)
     elif how == "withdrawn":
-        handing.p.transfer.cancel(KEY)
+        transfers.p.transfer.cancel(KEY)
     elif how == "newer":
-        handing.reserve(HandoverKey("r", 1), [6, 8])
+        transfers.reserve(HandoverKey("r", 1), [6, 8])
     else:
-        handing.seal(KEY, 3 if how == "arrived" else 2)
+        transfers.seal(KEY, 3 if how == "arrived" else 2)
 
 
 @guarantee(30)
 @pytest.mark.parametrize("how", ["cancelled", "newer"])
 def test_g30_nothing_is_written_once_the_end_was_told(kit: Kit, how: str) -> None:
-    with KvHandover(kit) as handing:
-        handing.reserve(KEY, PROMISED)
-        handing.send(KEY, 0, SENT[:1])
-        handing.look()
-        _end(handing, how)
-        told = handing.d.told
-        handing.until_one(handing.d, lambda: bool(told), "the end")  # the prefill side does not know it yet
-        assert kinds(ends(handing.d.told, KEY)) == [Cancelled], f"told was {handing.d.told}"
-        before = handing.d.cache.held()
-        handing.send(KEY, 1, SENT[1:])
-        handing.seal(KEY, 3)
-        handing.until(lambda: bool(handing.p.told), "the prefill side's word that it was given up")
-        assert np.array_equal(handing.d.cache.held(), before), "blocks were written after Cancelled"
-        assert len(ends(handing.d.told, KEY)) == 1, f"one handover ended as {handing.d.told}"
+    with KvHandover(kit) as transfers:
+        transfers.reserve(KEY, PROMISED)
+        transfers.send(KEY, 0, SENT[:1])
+        transfers.look()
+        _end(transfers, how)
+        told = transfers.d.told
+        transfers.until_one(transfers.d, lambda: bool(told), "the end")  # the prefill side does not know it yet
+        assert kinds(ends(transfers.d.told, KEY)) == [Cancelled], f"told was {transfers.d.told}"
+        before = transfers.d.cache.held()
+        transfers.send(KEY, 1, SENT[1:])
+        transfers.seal(KEY, 3)
+        transfers.until(lambda: bool(transfers.p.told), "the prefill side's word that it was given up")
+        assert np.array_equal(transfers.d.cache.held(), before), "blocks were written after Cancelled"
+        assert len(ends(transfers.d.told, KEY)) == 1, f"one handover ended as {transfers.d.told}"
 
 
 @guarantee(30)
 def test_g30_blocks_are_promised_to_one_at_a_time(kit: Kit) -> None:
-    with KvHandover(kit) as handing:
-        handing.reserve(KEY, PROMISED)
+    with KvHandover(kit) as transfers:
+        transfers.reserve(KEY, PROMISED)
         other = HandoverKey("other", 0)
-        assert_raises(InvalidValue, lambda: handing.reserve(other, [0, PROMISED[1]]), "a block that is promised")
-        handing.d.transfer.cancel(KEY)
-        handing.until(lambda: bool(handing.d.told), "the end of a handover that was cancelled")
-        handing.reserve(other, [0, PROMISED[1]])
-        handing.send(other, 0, SENT[:2])
-        handing.seal(other, 2)
-        handing.until(lambda: len(handing.d.told) > 1, "the end of the next one")
-        assert kinds(handing.d.told) == [Cancelled, Arrived]
-        handing.check_moved(SENT[:2], [0, PROMISED[1]])
+        assert_raises(InvalidValue, lambda: transfers.reserve(other, [0, PROMISED[1]]), "a block that is promised")
+        transfers.d.transfer.cancel(KEY)
+        transfers.until(lambda: bool(transfers.d.told), "the end of a handover that was cancelled")
+        transfers.reserve(other, [0, PROMISED[1]])
+        transfers.send(other, 0, SENT[:2])
+        transfers.seal(other, 2)
+        transfers.until(lambda: len(transfers.d.told) > 1, "the end of the next one")
+        assert kinds(transfers.d.told) == [Cancelled, Arrived]
+        transfers.check_moved(SENT[:2], [0, PROMISED[1]])
 
 
 @guarantee(30)
 def test_g30_an_older_attempt_is_fenced_off(kit: Kit) -> None:
     newer = HandoverKey("r", 1)
-    with KvHandover(kit) as handing:
-        handing.reserve(newer, PROMISED)
-        assert_raises(InvalidValue, lambda: handing.reserve(KEY, [8]), "an attempt that came late")
-        handing.send(KEY, 0, [9])
-        handing.send(newer, 0, SENT)
-        handing.seal(newer, 3)
-        handing.until(lambda: bool(handing.d.told), "the end of the newer attempt")
-        assert kinds(handing.d.told) == [Arrived]
-        handing.check_moved(SENT, PROMISED)
+    with KvHandover(kit) as transfers:
+        transfers.reserve(newer, PROMISED)
+        assert_raises(InvalidValue, lambda: transfers.reserve(KEY, [8]), "an attempt that came late")
+        transfers.send(KEY, 0, [9])
+        transfers.send(newer, 0, SENT)
+        transfers.seal(newer, 3)
+        transfers.until(lambda: bool(transfers.d.told), "the end of the newer attempt")
+        assert kinds(transfers.d.told) == [Arrived]
+        transfers.check_moved(SENT, PROMISED)
 
 
 @guarantee(31)
@@ -212,38 +216,38 @@ def test_g31_a_fact_that_differs_is_named_before_the_first_byte(kit: Kit, fact: 
     del facts[fact]
     if how == "differs":
         facts[fact] = "something else"
-    with KvHandover(kit, d_facts=facts) as handing:
+    with KvHandover(kit, d_facts=facts) as transfers:
         for who, call in (
-            ("reserve", lambda: handing.reserve(KEY, PROMISED)),
-            ("send", lambda: handing.send(KEY, 0, SENT)),
+            ("reserve", lambda: transfers.reserve(KEY, PROMISED)),
+            ("send", lambda: transfers.send(KEY, 0, SENT)),
         ):
             error = assert_raises(InvalidValue, call, f"{who} where {fact!r} {how}")
             assert fact in str(error), f"{who}: {error} does not name {fact!r}"
-        assert handing.net.sent == 0, f"{handing.net.sent} messages were sent although {fact!r} {how}"
-        handing.look()
-        handing.check_untouched(range(BLOCKS), f"{fact!r} {how}")
+        assert transfers.net.sent == 0, f"{transfers.net.sent} messages were sent although {fact!r} {how}"
+        transfers.look()
+        transfers.check_untouched(range(BLOCKS), f"{fact!r} {how}")
 
 
 @guarantee(32)
 @pytest.mark.parametrize("sealed", [False, True], ids=["open", "sealed"])
 @pytest.mark.parametrize("gone", ["p", "d"])
 def test_g32_a_peer_that_vanishes_ends_what_it_had_part_in(kit: Kit, gone: str, sealed: bool) -> None:
-    with KvHandover(kit, silence=SHORT) as handing:
-        handing.reserve(KEY, PROMISED)
-        handing.send(KEY, 0, SENT)
+    with KvHandover(kit, silence=SHORT) as transfers:
+        transfers.reserve(KEY, PROMISED)
+        transfers.send(KEY, 0, SENT)
         if gone == "p":
-            handing.look()
+            transfers.look()
         elif sealed:
-            handing.seal(KEY, 3)
-        left = handing.d if gone == "p" else handing.p
-        getattr(handing, gone).transfer.close()
+            transfers.seal(KEY, 3)
+        left = transfers.d if gone == "p" else transfers.p
+        getattr(transfers, gone).transfer.close()
         other = HandoverKey("other", 0)
         if gone == "p":
-            handing.reserve(other, [8])
-        handing.until_one(left, lambda: bool(ends(left.told, KEY)), "the end of a handover whose other side is gone")
+            transfers.reserve(other, [8])
+        transfers.until_one(left, lambda: bool(ends(left.told, KEY)), "the end of a handover whose other side is gone")
         assert kinds(ends(left.told, KEY)) == [PeerLost], f"told was {left.told}"
         if gone == "p":
-            handing.until_one(left, lambda: bool(ends(left.told, other)), "the end of a later reservation")
+            transfers.until_one(left, lambda: bool(ends(left.told, other)), "the end of a later reservation")
 
 
 @guarantee(32)
@@ -251,28 +255,28 @@ def test_g32_a_peer_that_vanishes_ends_what_it_had_part_in(kit: Kit, gone: str, 
 def test_g32_each_handover_ends_once_on_each_side(kit: Kit, draw: Draw) -> None:
     acts = ["send", "seal", "cancel d", "cancel p", "look p", "look d"]
     drawn = draw(st.lists(st.sampled_from(acts), max_size=12), "what happens, in turn")
-    with KvHandover(kit, silence=SHORT) as handing:
-        handing.reserve(KEY, PROMISED)
-        handing.reserve(KEY, PROMISED)  # repeating the call has no effect
+    with KvHandover(kit, silence=SHORT) as transfers:
+        transfers.reserve(KEY, PROMISED)
+        transfers.reserve(KEY, PROMISED)  # repeating the call has no effect
         sent, is_sealed = 0, False
         for act in drawn:
-            if act == "send" and sent < 3 and not is_sealed and not handing.p.told:
-                handing.send(KEY, sent, SENT[sent : sent + 1])
+            if act == "send" and sent < 3 and not is_sealed and not transfers.p.told:
+                transfers.send(KEY, sent, SENT[sent : sent + 1])
                 sent += 1
-            elif act == "seal" and sent and not handing.p.told:
-                handing.seal(KEY, 3)
+            elif act == "seal" and sent and not transfers.p.told:
+                transfers.seal(KEY, 3)
                 is_sealed = True
             elif act.startswith("cancel"):
-                getattr(handing, act[-1]).transfer.cancel(KEY)
-                getattr(handing, act[-1]).look()
+                getattr(transfers, act[-1]).transfer.cancel(KEY)
+                getattr(transfers, act[-1]).look()
             elif act.startswith("look"):
-                getattr(handing, act[-1]).look()
+                getattr(transfers, act[-1]).look()
         if sent and not is_sealed:  # the handover does not continue
-            handing.p.transfer.cancel(KEY)
-        sides = [handing.d, *([handing.p] if sent else [])]
-        handing.until(lambda: all(ends(side.told, KEY) for side in sides), "an end on each side")
-        handing.look()
+            transfers.p.transfer.cancel(KEY)
+        sides = [transfers.d, *([transfers.p] if sent else [])]
+        transfers.until(lambda: all(ends(side.told, KEY) for side in sides), "an end on each side")
+        transfers.look()
         for side in sides:
             assert len(side.told) == 1, f"one handover ended as {side.told}"
-        if kinds(handing.d.told) == [Arrived]:
-            handing.check_moved(SENT, PROMISED)
+        if kinds(transfers.d.told) == [Arrived]:
+            transfers.check_moved(SENT, PROMISED)

@@ -21,30 +21,30 @@ SENT = [block for sent, _ in MOVES.values() for block in sent]
 PROMISED = [block for _, promised in MOVES.values() for block in promised]
 
 
-def begun(handing: KvHandover) -> None:
+def begun(transfers: KvHandover) -> None:
     """Reserve all, and send all blocks but the last of each, one of each in turn."""
     for key, (_, promised) in MOVES.items():
-        handing.reserve(key, promised)
+        transfers.reserve(key, promised)
     for turn in range(2):
         for key, (sent, _) in MOVES.items():
             if turn < len(sent) - 1:
-                handing.send(key, turn, sent[turn : turn + 1])
-                handing.look(1)
+                transfers.send(key, turn, sent[turn : turn + 1])
+                transfers.look(1)
 
 
-def ended(handing: KvHandover, key: HandoverKey) -> Handover:
+def ended(transfers: KvHandover, key: HandoverKey) -> Handover:
     """Send the last block of a handover, and seal it."""
     sent, _ = MOVES[key]
-    handing.send(key, len(sent) - 1, sent[-1:])
-    return handing.seal(key, len(sent), b"state of " + key.request_id.encode())
+    transfers.send(key, len(sent) - 1, sent[-1:])
+    return transfers.seal(key, len(sent), b"state of " + key.request_id.encode())
 
 
-def check_ends(handing: KvHandover, seals: dict[HandoverKey, Handover]) -> None:
+def check_ends(transfers: KvHandover, seals: dict[HandoverKey, Handover]) -> None:
     """Wait until each of these has arrived, once on each side and with its own seal."""
     __tracebackhide__ = True
-    sides = {"decode": handing.d, "prefill": handing.p}
-    handing.until(lambda: all(ends(side.told, key) for side in sides.values() for key in seals), "the ends of all")
-    handing.look()
+    sides = {"decode": transfers.d, "prefill": transfers.p}
+    transfers.until(lambda: all(ends(side.told, key) for side in sides.values() for key in seals), "the ends of all")
+    transfers.look()
     for name, side in sides.items():
         for key, handover in seals.items():
             found = ends(side.told, key)
@@ -54,27 +54,27 @@ def check_ends(handing: KvHandover, seals: dict[HandoverKey, Handover]) -> None:
 @guarantee(29)
 @pytest.mark.parametrize("order", [KEYS, KEYS[::-1], [*KEYS[2:], *KEYS[:2]]], ids=["first", "last", "middle"])
 def test_g29_several_handovers_at_once_keep_their_blocks_apart(kit: Kit, order: list[HandoverKey]) -> None:
-    with KvHandover(kit) as handing:
-        begun(handing)
-        seals = {key: ended(handing, key) for key in order}
-        check_ends(handing, seals)
-        handing.check_moved(SENT, PROMISED)
+    with KvHandover(kit) as transfers:
+        begun(transfers)
+        seals = {key: ended(transfers, key) for key in order}
+        check_ends(transfers, seals)
+        transfers.check_moved(SENT, PROMISED)
 
 
 @guarantee(30, also=(29, 32))
 @pytest.mark.parametrize("side", ["d", "p"])
 @pytest.mark.parametrize("gone", KEYS, ids=lambda key: key.request_id)
 def test_g30_of_several_handovers_one_is_cancelled_alone(kit: Kit, gone: HandoverKey, side: str) -> None:
-    with KvHandover(kit) as handing:
-        begun(handing)
-        getattr(handing, side).transfer.cancel(gone)
-        handing.until(lambda: bool(ends(handing.d.told, gone)), f"the end of {gone}, cancelled by {side}")
-        assert kinds(handing.d.told) == [Cancelled], f"one of four was cancelled, and the ends are {handing.d.told}"
+    with KvHandover(kit) as transfers:
+        begun(transfers)
+        getattr(transfers, side).transfer.cancel(gone)
+        transfers.until(lambda: bool(ends(transfers.d.told, gone)), f"the end of {gone}, cancelled by {side}")
+        assert kinds(transfers.d.told) == [Cancelled], f"one of four was cancelled, and the ends are {transfers.d.told}"
         again = HandoverKey(gone.request_id, gone.attempt + 1)
         sent, promised = MOVES[gone]
-        handing.reserve(again, promised)  # its blocks are free again, beside those of the others
-        seals = {key: ended(handing, key) for key in KEYS if key != gone}
-        handing.send(again, 0, sent)
-        seals[again] = handing.seal(again, len(sent), b"again")
-        check_ends(handing, seals)
-        handing.check_moved(SENT, PROMISED)
+        transfers.reserve(again, promised)  # its blocks are free again, beside those of the others
+        seals = {key: ended(transfers, key) for key in KEYS if key != gone}
+        transfers.send(again, 0, sent)
+        seals[again] = transfers.seal(again, len(sent), b"again")
+        check_ends(transfers, seals)
+        transfers.check_moved(SENT, PROMISED)

@@ -17,7 +17,7 @@ from hal_core.slots.state import SlotState
 from ..harness import backdoor
 from .pool import TIMEOUT
 from .processes import Rank
-from .work import Groups, Met, group_of, meeting, opened
+from .work import Groups, Met, contract_error, group_of, opened
 
 if TYPE_CHECKING:
     from hal_core.runtime.bound import BoundDevice
@@ -49,7 +49,7 @@ def until_lost(broadcast: Callable[[int], None], most: int, *, missed: bool) -> 
     calls, error = 0, None
     end = monotonic() + (2 * TIMEOUT if missed else 0.0)
     while error is None and (calls < most or monotonic() < end):
-        error = meeting(partial(broadcast, calls))
+        error = contract_error(partial(broadcast, calls))
         calls += error is None
         if calls > most:
             threading.Event().wait(PAUSE)
@@ -92,11 +92,11 @@ def after_loss(
     other: SlotState,
 ) -> Lost:
     """Broadcast both states again, then write to ``other`` on another stream, and return how each call ended."""
-    again, another = meeting(lambda: broadcast(state)), meeting(lambda: broadcast(other))
+    again, another = contract_error(lambda: broadcast(state)), contract_error(lambda: broadcast(other))
 
     def work_on() -> None:
         elsewhere = bound.device.stream()  # the first stream may wait for the lost rank until the process ends
         bound.async_set_value(target=other.view("seed"), value=7, stream=elsewhere).wait(backdoor.PATIENCE)
         bound.insert_tasks(state=other, tasks=[], stream=elsewhere).wait(backdoor.PATIENCE)
 
-    return Lost(calls, error, again, another, meeting(work_on))
+    return Lost(calls, error, again, another, contract_error(work_on))

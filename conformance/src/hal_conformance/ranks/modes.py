@@ -13,7 +13,7 @@ from hal_core.slots.step import Step
 
 from ..harness import backdoor
 from .processes import Rank
-from .work import Groups, Met, content, filled, group_of, meeting, opened
+from .work import Groups, Met, content, contract_error, filled, group_of, opened
 
 if TYPE_CHECKING:
     from hal_core.runtime.bound import BoundDevice
@@ -63,7 +63,7 @@ def step_apart(
             for number, speculative in enumerate(kinds):
                 one_step(number, speculative)
 
-        told.error = meeting(every_step)
+        told.error = contract_error(every_step)
     return told
 
 

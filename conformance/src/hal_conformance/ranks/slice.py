@@ -25,7 +25,7 @@ from ..harness import backdoor
 from ..opening import subject_of
 from .losses import Lost, after_loss, until_lost
 from .processes import Rank
-from .work import Groups, Met, content, group_of, meeting, opened
+from .work import Groups, Met, content, contract_error, group_of, opened
 
 if TYPE_CHECKING:
     from ..harness.subject import Recipe
@@ -86,7 +86,7 @@ def whole(rank: Rank, recipe: Recipe, groups: Groups, idle: Groups, many: Sequen
                 elsewhere = scribble(bound, other, 7 + rank.rank, 0, True)
                 seen.before.append(scribble(bound, state, rank.rank, call, group.is_first))
                 if group.ranks not in [tuple(ranks) for ranks in idle]:
-                    seen.error = meeting(lambda state=state: broadcast(state))  # type: ignore[misc]
+                    seen.error = contract_error(lambda state=state: broadcast(state))  # type: ignore[misc]
                 seen.after.append(content(bound, state))
                 around = backdoor.read(bound.device, block, bound.default_stream)
                 untouched = bool((around == backdoor.POISON).all()) and content(bound, other) == elsewhere
@@ -127,7 +127,7 @@ def interfered(recipe: Recipe, before: Change, after: Change) -> Iterator[BoundD
         try:
             yield bounds[0]
         finally:
-            meeting(bounds[0].close)  # errors that were never waited for belong to the answer already
+            contract_error(bounds[0].close)  # errors that were never waited for belong to the answer already
     finally:
         subject.undo()
 
@@ -184,15 +184,15 @@ def corrupt(rank: Rank, recipe: Recipe, groups: Groups, places: Sequence[int], b
             state, sink = bound.state(StateConfig(num_slots=2, max_model_len=16), name=f"byte{at}"), MemorySink()
             enter(bound, state, [0, 1])
             wrong["at"] = -1
-            well = meeting(lambda: one_step(bound, state, group, sink, 0, "ticket"))  # noqa: B023 (called at once)
+            well = contract_error(lambda: one_step(bound, state, group, sink, 0, "ticket"))  # noqa: B023 (called at once)
             sent = len(sink.records)
             wrong["at"] = at
-            error = meeting(lambda: one_step(bound, state, group, sink, 1, by))  # noqa: B023 (called at once)
+            error = contract_error(lambda: one_step(bound, state, group, sink, 1, by))  # noqa: B023 (called at once)
             told.append(Corrupted(error, len(sink.records) - sent, later(bound, state, group, sink, error), well))
         wrong["at"] = -1
         state = bound.state(StateConfig(num_slots=2, max_model_len=16), name="another")
         enter(bound, state, [0, 1])
-        told[-1].another = meeting(lambda: one_step(bound, state, group, MemorySink(), 0, "ticket"))
+        told[-1].another = contract_error(lambda: one_step(bound, state, group, MemorySink(), 0, "ticket"))
     return told
 
 
@@ -222,7 +222,7 @@ def later(bound: BoundDevice, state: SlotState, group: Group, sink: MemorySink, 
         "save_output": lambda: bound.save_output(state=state, step=step, sink=sink, stream=stream),
         "broadcast_tokens": lambda: bound.broadcast_tokens(state=state, group=group, stream=stream),
     }
-    met = {hook: meeting(call) for hook, call in calls.items()}
+    met = {hook: contract_error(call) for hook, call in calls.items()}
     return {hook: one.kind if one else "" for hook, one in met.items()}
 
 
@@ -232,12 +232,12 @@ def stray(rank: Rank, recipe: Recipe, who: int, by: str) -> Corrupted:
     with opened(recipe) as bound:
         state = bound.state(StateConfig(num_slots=2, max_model_len=16))
         enter(bound, state, [0, 1])
-        well = meeting(lambda: one_step(bound, state, group, sink, 0, "ticket"))
+        well = contract_error(lambda: one_step(bound, state, group, sink, 0, "ticket"))
         sent = len(sink.records)
         if rank.rank == who:
             step = Step(1, {state.name: np.arange(2, dtype=np.int32)}, group=group)
             bound.update_inputs(state=state, step=step, stream=bound.default_stream).wait(backdoor.PATIENCE)
-        error = meeting(lambda: one_step(bound, state, group, sink, 2, by))
+        error = contract_error(lambda: one_step(bound, state, group, sink, 2, by))
         after = later(bound, state, group, sink, error)
         return Corrupted(error, len(sink.records) - sent, after, well)
 
@@ -261,7 +261,7 @@ def absent(rank: Rank, recipe: Recipe, groups: Groups, victim: int, how: str) ->
 
         calls, error = 0, None
         if rank.rank != victim or well >= 0:
-            error = meeting(lambda: bound.open_group(state=state, group=group))
+            error = contract_error(lambda: bound.open_group(state=state, group=group))
         if error is None:
             most, missed = (well, False) if rank.rank == victim else (20, victim in group.ranks)
             calls, error = until_lost(lambda _: broadcast(state), most, missed=missed)

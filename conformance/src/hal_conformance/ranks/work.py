@@ -81,7 +81,7 @@ def opened(recipe: Recipe) -> Iterator[BoundDevice]:
         subject.undo()
 
 
-def meeting(call: Callable[[], object]) -> Met | None:
+def contract_error(call: Callable[[], object]) -> Met | None:
     """Return the error of the contract that a call raises, or None."""
     began = monotonic()
     try:
@@ -154,7 +154,7 @@ def agree(rank: Rank, recipe: Recipe, groups: Groups, idle: Groups, sizes: State
         for call in range(calls):
             seen.before.append(scribble(bound, state, [seed, rank.rank, call]))
             if group.ranks not in [tuple(ranks) for ranks in idle]:
-                seen.error = meeting(broadcast)
+                seen.error = contract_error(broadcast)
             seen.after.append(content(bound, state))
             if seen.error is not None:
                 break
@@ -191,8 +191,8 @@ def disagree(
         def broadcast() -> None:
             bound.broadcast_tokens(state=state, group=group, stream=stream).wait(backdoor.PATIENCE)
 
-        error = meeting(broadcast)
-        return error, content(bound, state) == before, meeting(broadcast) if error else None
+        error = contract_error(broadcast)
+        return error, content(bound, state) == before, contract_error(broadcast) if error else None
 
 
 def skip(rank: Rank, recipe: Recipe, who: int, by: str) -> tuple[Met | None, int, Met | None]:
@@ -218,11 +218,15 @@ def skip(rank: Rank, recipe: Recipe, who: int, by: str) -> tuple[Met | None, int
                 state.take(saved)
 
         for number in range(3 if rank.rank == who else 2):
-            error = meeting(lambda number=number: step(number, rank.rank != who or number != 1))  # type: ignore[misc]
+            error = contract_error(lambda number=number: step(number, rank.rank != who or number != 1))  # type: ignore[misc]
             if error is not None:
                 break
         last = Step(9, {"target": np.zeros(1, np.int32)})
-        return error, len(sink.records), meeting(lambda: bound.update_inputs(state=state, step=last, stream=stream))
+        return (
+            error,
+            len(sink.records),
+            contract_error(lambda: bound.update_inputs(state=state, step=last, stream=stream)),
+        )
 
 
 def tamper(rank: Rank, recipe: Recipe) -> tuple[Met | None, int, Met | None]:
@@ -240,8 +244,12 @@ def tamper(rank: Rank, recipe: Recipe) -> tuple[Met | None, int, Met | None]:
             saved: Any = bound.save_output(state=state, step=step, sink=sink, stream=stream)
             state.take(saved)
 
-        error = meeting(take)
-        return error, len(sink.records), meeting(lambda: bound.update_inputs(state=state, step=step, stream=stream))
+        error = contract_error(take)
+        return (
+            error,
+            len(sink.records),
+            contract_error(lambda: bound.update_inputs(state=state, step=step, stream=stream)),
+        )
 
 
 def filled(bound: BoundDevice, sizes: StateConfig, role: SplitRole = SplitRole.MIXED) -> SlotState:
@@ -301,7 +309,7 @@ def decode(rank: Rank, recipe: Recipe, groups: Groups, sizes: StateConfig, path:
                     told.marked = any(field_of(bound, state, "last_preempted"))
                 one_step(number)
 
-        told.error = meeting(every_step)
+        told.error = contract_error(every_step)
         told.cleaned = not any(field_of(bound, state, "last_preempted"))
         told.fields = {name: field_of(bound, state, name) for name in ("step_idx", "stop_flags", "next_tokens")}
     told.sent = [(r.step, tuple(r.request_ids), r.status.tolist(), r.tokens.tolist()) for r in sink.records]
