@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -59,15 +61,25 @@ def open_device(
 def open_as_asked(
     device: str | None, require: Mapping[str, str | bool], *, among: LocalRank | None = None
 ) -> BoundDevice:
-    """As :func:`open_device`, for commands with ``--device`` and ``--require``: errors name these options."""
+    """As :func:`open_device`, for commands with ``--device`` and ``--require``: errors name these options, and
+    Paddle's import warns of nothing."""
     try:
-        return open_device(device, require=require, among=among)
+        with quiet_paddle():
+            return open_device(device, require=require, among=among)
     except HalError as error:
         if error.argument == "require":
             error.argument = "--require"
         elif error.argument == "name" and device is not None and device != os.environ.get("HAL_DEVICE"):
             error.argument = "--device"
         raise
+
+
+@contextmanager
+def quiet_paddle() -> Iterator[None]:
+    """Ignore what Paddle's import warns of: it cannot compile without ccache, and nothing here compiles."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="paddle")
+        yield
 
 
 def _open(

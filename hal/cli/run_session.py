@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from importlib.util import find_spec
@@ -18,7 +17,7 @@ from hal.distributed.rendezvous import Launched
 from hal.engine import Engine
 from hal.engine.handed import HandedSink
 from hal.model.split import check_split
-from hal.opening import open_as_asked
+from hal.opening import open_as_asked, quiet_paddle
 from hal.proposers.asked import REJECTION, no_drafts
 from hal.proposers.counted import closing_well, open_proposer
 from hal.stepping import AUTO, PADDLE, RunnerSetup, Stepper, check_drafts, choose_runner, make_runner, overlap_of
@@ -75,7 +74,7 @@ def generate(prompts: Prompts, options: Options) -> int:
             from .run_ranks import generate_on_ranks
 
             return generate_on_ranks(plan, options)
-        device = stack.enter_context(_open(options))
+        device = stack.enter_context(open_as_asked(options.device, options.require))
         if options.record is not None:
             from hal_conformance.replay.recorder import CallRecorder
 
@@ -192,12 +191,6 @@ def _open_runner(name: str, device: BoundDevice, plan: Plan, options: Options) -
     return runner, state
 
 
-def _open(options: Options) -> BoundDevice:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="paddle")  # it warns of what it cannot compile
-        return open_as_asked(options.device, options.require)
-
-
 def _check_paddle() -> None:
     """Raise before anything else if Paddle is missing, or cannot run on this processor."""
     if find_spec("paddle") is None:
@@ -208,8 +201,7 @@ def _check_paddle() -> None:
 def _load_model(options: Options) -> LlamaModel:
     status("loading Paddle")
     try:
-        with warnings.catch_warnings(), signals.kept(), uncollected():
-            warnings.filterwarnings("ignore", module="paddle")  # on import, it warns of what it cannot compile
+        with quiet_paddle(), signals.kept(), uncollected():
             from hal.model.llama import LlamaModel
     except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: a library of Paddle's cannot be loaded
         if isinstance(error, ModuleNotFoundError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,8 @@ from .plan import ModelPlan, check_request, named_as_parameters
 from .streams import Part, Stream, Streams
 
 Model = str | os.PathLike[str] | None
+
+logging.getLogger("hal").addHandler(logging.NullHandler())  # a program without logging of its own sees the text alone
 
 
 @overload

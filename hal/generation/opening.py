@@ -14,7 +14,7 @@ from hal.distributed.control_messages import Serve, Setup
 from hal.distributed.ranks import Ranks
 from hal.engine import Engine
 from hal.engine.handed import HandedSink
-from hal.opening import open_as_asked
+from hal.opening import open_as_asked, quiet_paddle
 from hal.proposers import NONE
 from hal.proposers.asked import no_drafts
 from hal.proposers.counted import closing_well, open_proposer
@@ -45,8 +45,9 @@ def _worker(serve: Serve, take: Take) -> Iterator[tuple[Engine, Any]]:
         worker: Stepper
         if name == PADDLE:
             check_processor()
-            from hal.model.llama import LlamaModel
-            from hal.worker import Worker
+            with quiet_paddle():
+                from hal.model.llama import LlamaModel
+                from hal.worker import Worker
 
             if drafts and serve.speculate == NONE:
                 raise no_drafts(why)

@@ -7,6 +7,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,28 @@ def test_a_text_gives_a_text_and_a_list_a_list():
     assert isinstance(texts, list)
     assert [hal.generate(prompt, **GREEDY) for prompt in PROMPTS] == texts
     assert all(texts)
+
+
+ALONE = """
+import asyncio
+import hal
+
+print(hal.generate("def main(", max_tokens=4, temperature=0))
+
+async def main():
+    async with hal.AsyncEngine(device="cpu") as engine:
+        print("".join([part.text async for part in engine.generate("def main(", {"max_tokens": 4, "temperature": 0})]))
+
+asyncio.run(main())
+"""
+
+
+def test_a_program_without_logging_sees_the_text_and_nothing_else():
+    """Also no warning of Paddle's import, which has one on a machine without ccache."""
+    environment = os.environ | {"PYTHONPATH": str(Path(hal.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True, timeout=300)
+    text = hal.generate("def main(", max_tokens=4, temperature=0)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{text}\n{text}\n", "")
 
 
 def test_a_stream_gives_the_same_text_in_parts():
