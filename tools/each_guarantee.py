@@ -15,10 +15,8 @@ import contextlib
 import io
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,23 +25,11 @@ from hal_conformance.harness.guarantees import GUARANTEES
 from hal_conformance.report.apart import Say, apart
 from hal_conformance.report.command import main as conform
 from hal_conformance.report.report import chosen
+from steady import busy
 
 ROOT = Path(__file__).resolve().parents[1]
 FACTORIES = {"queue": "queued_device:queued"}
 """Devices without an entry point, in ``conformance/tests``."""
-BUSY = "import time\nwhile True: time.perf_counter()"
-
-
-@contextlib.contextmanager
-def busy(count: int) -> Iterator[None]:
-    """Keep ``count`` processes busy meanwhile."""
-    running = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
 
 
 def alone(device: str, number: int, more: list[str], say: Say) -> dict[str, Any]:

@@ -31,22 +31,10 @@ from hal_torch.steps import Layers
 from safetensors.torch import save_file
 from torch.nn import functional
 
-from benchmarks.report.node import device_of
+from benchmarks.report.node import SHAPES, device_of
 from hal.model.config import LlamaConfig, parse_config
 from hal.stepping import RunnerSetup
 
-EIGHT_B = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-    "rope_theta": 500000.0,
-    "rms_norm_eps": 1e-5,
-}
 SLOTS, LENGTH = 32, 2048
 PROMPTS = ((128,), (1024,), (128,) * 8, (512, 512), (33,) * 20)
 ROUNDS = 20
@@ -92,7 +80,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}", flush=True)
     told: dict[str, Any] = {}
     if "prefill" in options.only:
-        told |= steps(parse_config(EIGHT_B | {"num_hidden_layers": options.layers}))
+        told |= steps(parse_config(SHAPES["8B"] | {"num_hidden_layers": options.layers}))
     if "loading" in options.only:
         told["loading"] = loading(min(8, options.layers))
     if options.out:
@@ -238,7 +226,7 @@ def profile(runner: TorchRunner) -> None:
 
 def loading(layers: int) -> dict[str, Any]:
     """Write a checkpoint of so many layers in four files, and load it in another process."""
-    fields = EIGHT_B | {"num_hidden_layers": layers, "model_type": "llama", "tie_word_embeddings": False}
+    fields = SHAPES["8B"] | {"num_hidden_layers": layers, "model_type": "llama", "tie_word_embeddings": False}
     config = parse_config(fields)
     with tempfile.TemporaryDirectory() as folder:
         directory, places = Path(folder), allocate(config, torch.device("cuda"), torch.bfloat16).places

@@ -64,7 +64,6 @@ class Run:
 MOST_PIECES = 32
 """Of prompts in a step of the plain loop: as many as the captured graphs have room for."""
 Enough = Callable[[Run], bool]
-Loop = Callable[[Node, Sequence[Asked], Enough], Run]
 
 
 def by_hal(node: Node, load: Sequence[Asked], enough: Enough, *, overlap: bool = True) -> Run:

@@ -33,11 +33,6 @@ class ChatTemplate:
             self._template = environment.from_string(text)
         self._tokens = {name: _text(facts.get(name)) for name in ("bos_token", "eos_token")}
 
-    @property
-    def is_there(self) -> bool:
-        """Whether the checkpoint brings a template."""
-        return self._template is not None
-
     def render(self, messages: Sequence[Message]) -> str:
         """Return the prompt. Raises :class:`ApiError` without a template, and for messages that it refuses."""
         if self._template is None:
