@@ -234,14 +234,21 @@ def broken(**changes):
     ("change", "message"),
     [
         ({"idx": 4}, "slot 4 of 4"),
-        ({"prefill_end_index": 7}, "tokens 0 to 7 of 6"),
+        ({"prefill_end_index": 7}, "prefill_start_index and prefill_end_index are 0 and 7, of 6 tokens"),
         ({"block_tables": [1] * 7}, "7 blocks, the table holds 6"),
         ({"eos_token_ids": [1]}, "1 eos_token_ids, the runner holds 2"),
         ({"temperature": None}, "temperature: None .NoneType. is no int, float or bool"),
         ({"top_k": (1,)}, "top_k: "),
         ({"stop_token_ids": [[1]] * 4, "stop_seqs_len": [1] * 4}, "do not fit 3 sequences of 4"),
         ({"stop_token_ids": [[1]], "stop_seqs_len": [1, 0, 0]}, "3 lengths for 1 sequences: padded already"),
-        ({"seed": 2**63}, "too large|too big"),
+        ({"seed": 2**63}, f"seed: {2**63} does not fit int64"),
+        ({"top_k": float("nan")}, "top_k: nan does not fit int64"),
+        ({"block_tables": None}, "block_tables: NoneType is no list"),
+        ({"prompt_token_ids": None}, "prompt_token_ids: NoneType is no list"),
+        ({"stop_token_ids": [1], "stop_seqs_len": [1]}, "stop_token_ids: a sequence: int is no list"),
+        ({"stop_token_ids": [[1]], "stop_seqs_len": 1}, "stop_seqs_len: int is no list"),
+        ({"block_tables": np.array([2**40])}, "block_tables: an element is no whole number of int32"),
+        ({"prompt_token_ids": np.arange(12).reshape(6, 2)}, "prompt_token_ids: an element is no whole number"),
         ({"block_tables": [2**40]}, "block_tables: an element is no whole number of int32"),
         ({"prompt_token_ids": [1, 2, 3.5, 4, 5, 6]}, "prompt_token_ids: an element is no whole number of int64"),
         ({"draft_token_ids": [3, "x"]}, "draft_token_ids: an element is no whole number of int64"),
@@ -263,6 +270,18 @@ def test_g08_a_wrong_request_is_named_and_nothing_changes(bound, change, message
             np.testing.assert_array_equal(array, had[name], err_msg=name)
     assert (pair.runner.calls, pair.runner.share_inputs["req_ids"]) == ([], [None] * 4)
     assert pair.runner.share_inputs.index_to_batch_id == {0: 0, 2: 12}
+
+
+def test_g08_every_wrong_request_of_a_call_is_named(bound):
+    pair = Pair(bound)
+    wrong = [broken(idx=9), prefill(0, range(3)), broken(temperature="x", request_id="b"), object()]
+    with pytest.raises(InvalidBatch) as raised:
+        pair.insertion(wrong, 4)
+    first, second, third = raised.value.problems
+    assert first == "task 0 ('r1'): slot 9 of 4"
+    assert second == "task 2 ('b'): temperature: 'x' (str) is no int, float or bool"
+    assert third.startswith("task 3 ('?'): ")
+    assert (pair.runner.calls, pair.runner.share_inputs.index_to_batch_id) == ([], {})
 
 
 @pytest.mark.parametrize("kind", ["gpu", "xpu"])
@@ -355,7 +374,8 @@ def test_what_is_not_served_goes_to_upstreams_own_function(bound, attribute, cap
     assert pair.passed == [([request], 2)]
     assert attribute in caplog.text
     pair.insertion([up.Request(up.EXTEND, 1, "r1")], 2)
-    assert len(pair.passed) == 2
+    pair.insertion([up.Request(7, 1, "r1")], 2)
+    assert len(pair.passed) == 3
 
 
 def test_g26_a_tensor_that_was_replaced_since_mounting_is_named(bound):
@@ -413,6 +433,22 @@ def test_paddles_own_tensors_are_written_where_they_are():
         for name, tensor in tensors.items():
             assert tensor.data_ptr() == addresses[name]
             np.testing.assert_array_equal(tensor.numpy(), reference.share_inputs[name], err_msg=name)
+
+
+def test_g26_a_tensor_that_got_other_memory_since_mounting_is_named():
+    """As sharing data does: captured graphs and the mounted address are of the memory before."""
+    paddle = pytest.importorskip("paddle")
+    with hal.open_device("cpu") as device:
+        tensors = {name: paddle.to_tensor(array) for name, array in up.target_arrays().items()}
+        insertion = Insertion(device, up.runner_of(tensors), lambda *given: None)
+        insertion([prefill(1, range(6))], 4).wait()
+        kept = tensors["prompt_lens"].get_tensor()
+        other = paddle.zeros_like(tensors["prompt_lens"])
+        tensors["prompt_lens"].get_tensor()._share_data_with(other.get_tensor())
+        with pytest.raises(InvalidValue, match=r"share_inputs\['prompt_lens'\] got other memory since it was mounted"):
+            insertion([prefill(2, range(5))], 4)
+        assert kept is not None
+        assert other.numpy().tolist() == [[0]] * 4
 
 
 @pytest.mark.parametrize(("blocked", "told"), [([1], True), ([], False), ([2], False)])

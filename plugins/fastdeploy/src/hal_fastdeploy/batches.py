@@ -76,10 +76,16 @@ PROPOSER: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One tensor and its view."""
+    """One tensor, its view, and its address if it is a framework's, which may give it other memory."""
 
     tensor: Any
     view: View
+    address: int | None
+
+    @property
+    def moved(self) -> bool:
+        """Whether the tensor has other memory than when it was mounted."""
+        return self.address is not None and self.tensor.data_ptr() != self.address
 
 
 class Places:
@@ -109,10 +115,13 @@ class Places:
         writes.ragged(self[name], slots, rows.values, rows.lengths)
 
     def check(self) -> None:
-        """Raise :class:`InvalidValue` for a tensor that was replaced since it was mounted."""
+        """Raise :class:`InvalidValue` for a tensor that was replaced, or got other memory, since it was mounted."""
         for name, place in self.found.items():
-            if self.batch[name] is not place.tensor:
-                what = f"{self.what}[{name!r}] was replaced since it was mounted"
+            replaced = self.batch[name] is not place.tensor
+            if replaced or place.moved:
+                what = (
+                    f"{self.what}[{name!r}] {'was replaced' if replaced else 'got other memory'} since it was mounted"
+                )
                 raise InvalidValue(what, cure="write into the tensor, or mount the runner again", argument=name)
 
     def _place(self, device: BoundDevice, name: str, dtype: str, shape: str) -> Place:
@@ -136,4 +145,4 @@ class Places:
                 cure="mount a runner of a FastDeploy that was compared",
                 argument=name,
             )
-        return Place(tensor, view)
+        return Place(tensor, view, tensor.data_ptr() if hasattr(tensor, "data_ptr") else None)

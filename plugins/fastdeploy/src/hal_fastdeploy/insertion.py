@@ -21,6 +21,8 @@ from .runners import GpuRunner, XpuRunner, method_of, set_slots
 from .values import INT32, INT64, Ints, Ragged, integers
 
 log = logging.getLogger("hal")
+WRONG = (ValueError, TypeError, AttributeError, OverflowError)
+"""What reading or converting a wrong request raises."""
 
 
 class Insertion:
@@ -86,8 +88,7 @@ class Insertion:
         kept, holders = dict(slots), dict(self._holders)
         words = self._words.copy() if kept == self._map else self._unknown_words()
         try:
-            find = self.kind.finder()
-            tasks = self._checked(req_dicts, lambda request: self._task(request, find, holders))
+            tasks = self._tasks(req_dicts, holders)
             writes = self._planned(tasks, words)
             restarts = self.kind.restarts(tasks, self._read)
             ticket = self.device.write(writes=writes, stream=self.stream)
@@ -115,17 +116,16 @@ class Insertion:
             raise ValueError(f"the slot of batch id {request.idx} holds {holder!r}")
         return read_task(request, find(request.idx), self.target, drafts)
 
-    def _checked(self, given: Sequence[Any], check: Callable[[Any], Task]) -> list[Task]:
-        """Check each of the requests or tasks. Raises :class:`InvalidBatch` naming every wrong one."""
-        tasks, found = [], list[str]()
-        for at, one in enumerate(given):
+    def _tasks(self, requests: Sequence[Any], holders: dict[int, str]) -> list[Task]:
+        """Read and check the requests. Raises :class:`InvalidBatch` naming every wrong one."""
+        tasks, found, find = list[Task](), dict[int, Exception](), self.kind.finder()
+        for at, request in enumerate(requests):
             try:
-                tasks.append(check(one))
-            except (ValueError, TypeError, AttributeError, OverflowError) as error:
-                name = getattr(one.request if isinstance(one, Task) else one, "request_id", "?")
-                found.append(f"task {at} ({name!r}): {error}")
+                tasks.append(self._task(request, find, holders))
+            except WRONG as error:
+                found[at] = error
         if found:
-            raise InvalidBatch(found)
+            self._refuse(requests, tasks, found)
         return tasks
 
     def _planned(self, tasks: Sequence[Task], words: Ints) -> Writes:
@@ -136,10 +136,22 @@ class Insertion:
                 self._write_target(writes, round_, words)
                 if self.proposer is not None:
                     self._write_proposer(writes, round_, self.proposer)
-        except (ValueError, TypeError, OverflowError):
-            self._checked(tasks, lambda task: check_values(task, self.target))  # names the request
+        except WRONG:
+            self._refuse([task.request for task in tasks], tasks, {})  # a column's error names no request
             raise
         return writes
+
+    def _refuse(self, requests: Sequence[Any], tasks: Sequence[Task], found: dict[int, Exception]) -> None:
+        """Raise :class:`InvalidBatch` if ``found`` or the numbers of ``tasks``, the other requests, name a problem."""
+        rest = [at for at in range(len(requests)) if at not in found]
+        for at, task in zip(rest, tasks, strict=True):
+            try:
+                check_values(task, self.target)
+            except WRONG as error:
+                found[at] = error
+        if found:
+            names = {at: getattr(requests[at], "request_id", "?") for at in found}
+            raise InvalidBatch([f"task {at} ({names[at]!r}): {found[at]}" for at in sorted(found)])
 
     def _read(self, name: str) -> np.ndarray[Any, Any]:
         """Copy a tensor of the target to the host, and wait for it."""

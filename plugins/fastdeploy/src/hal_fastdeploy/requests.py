@@ -48,9 +48,11 @@ class Task:
 
 def is_served(request: Any) -> str:  # noqa: ANN401 (upstream's)
     """Return "" for a request that an insertion serves, else the reason why upstream's own function has to."""
-    kind = request.task_type.value
+    kind = getattr(getattr(request, "task_type", None), "value", None)  # without one it is refused, with its name
     if kind == EXTEND:
         return f"{request.request_id!r} is an EXTEND task"
+    if kind not in (PREFILL, DECODE, PREEMPTED, ABORT, None):
+        return f"{request.request_id!r} has the task type {kind!r}"
     if kind == PREFILL:
         for name in OTHERS:
             if getattr(request, name, None) is not None:
@@ -70,15 +72,16 @@ def read_task(request: Any, slot: int, target: Places, drafts: int) -> Task:  # 
         raise ValueError(f"slot {slot} of {sizes['n']}")
     if kind not in (PREFILL, DECODE):
         return Task(request, kind, slot)
-    if len(request.block_tables) > sizes["B"]:
-        raise ValueError(f"{len(request.block_tables)} blocks, the table holds {sizes['B']}")
+    if (count := _count(request.block_tables, "block_tables")) > sizes["B"]:
+        raise ValueError(f"block_tables has {count} blocks, the table holds {sizes['B']}")
     if kind == DECODE:
         return Task(request, kind, slot)
-    prompt = len(request.prompt_token_ids)
-    total = prompt + len(request.output_token_ids)
+    prompt = _count(request.prompt_token_ids, "prompt_token_ids")
+    total = prompt + _count(request.output_token_ids, "output_token_ids")
     start, end = int(request.prefill_start_index), int(request.prefill_end_index)
     if not 0 <= start < end <= total <= sizes["L"] or end - start > sizes["C"]:
-        raise ValueError(f"tokens {start} to {end} of {total}; rows hold {sizes['L']}, a piece {sizes['C']}")
+        what = f"prefill_start_index and prefill_end_index are {start} and {end}, of {total} tokens"
+        raise ValueError(f"{what}; a row holds {sizes['L']}, a piece {sizes['C']}")
     stops = request.get("stop_token_ids") or ()
     if stops and not request.get("stop_seqs_len"):  # upstream writes no stop sequences without their lengths
         stops = ()
@@ -117,16 +120,24 @@ def check_values(task: Task, target: Places) -> Task:
 
 def _check_lists(task: Task, sizes: dict[str, int], drafts: int) -> None:
     request = task.request
-    if len(request.eos_token_ids) != sizes["E"]:
-        raise ValueError(f"{len(request.eos_token_ids)} eos_token_ids, the runner holds {sizes['E']}")
-    if len(task.bad_words) > sizes["V"]:
+    if (count := _count(request.eos_token_ids, "eos_token_ids")) != sizes["E"]:
+        raise ValueError(f"{count} eos_token_ids, the runner holds {sizes['E']}")
+    if _count(task.bad_words, "bad_words_token_ids") > sizes["V"]:
         raise ValueError(f"bad_words_token_ids are more than the vocabulary of {sizes['V']}")
     if task.stops:
-        lengths = request.get("stop_seqs_len")
-        if len(task.stops) > sizes["Q"] or max(map(len, task.stops)) > sizes["q"]:
+        lengths = _count(request.get("stop_seqs_len"), "stop_seqs_len")
+        longest = max([_count(stop, "stop_token_ids: a sequence") for stop in task.stops])
+        if len(task.stops) > sizes["Q"] or longest > sizes["q"]:
             raise ValueError(f"stop_token_ids do not fit {sizes['Q']} sequences of {sizes['q']} tokens")
-        if len(lengths) != len(task.stops):
-            what = f"stop_seqs_len has {len(lengths)} lengths for {len(task.stops)} sequences: padded already?"
-            raise ValueError(what)
+        if lengths != len(task.stops):
+            what = f"stop_seqs_len has {lengths} lengths for {len(task.stops)} sequences: padded already?"
+            raise ValueError(f"{what} Insert a copy of the request")
     if drafts and len(getattr(request, "draft_token_ids", None) or ()) < drafts:
         raise ValueError("the decode role needs the first token and one draft in draft_token_ids")
+
+
+def _count(given: Any, name: str) -> int:  # noqa: ANN401
+    try:
+        return len(given)
+    except TypeError:
+        raise ValueError(f"{name}: {type(given).__name__} is no list") from None

@@ -18,15 +18,19 @@ INT64, INT32 = np.dtype("q"), np.dtype("i")
 def scalars(values: list[Any], dtype: DType, names: str) -> Array:
     """Scalars as one array of the dtype: a float into an integer is cut, integers are exact.
 
-    :raises ValueError: for None and any other object than a Python number, as upstream's function does.
+    :raises ValueError: for None and any other object than a Python number, as upstream's function does, and for a
+        number that the dtype cannot hold.
     """
     kinds = set(map(type, values))
     if not kinds <= {bool, int, float}:
         value = next(value for value in values if type(value) not in (bool, int, float))
         raise ValueError(f"{names}: {value!r} ({type(value).__name__}) is no int, float or bool")
-    if float in kinds and dtype.kind == "int":
-        values = [int(value) for value in values]
-    return np.array(values, dtype.storage)
+    try:
+        if float in kinds and dtype.kind == "int":
+            values = [int(value) for value in values]
+        return np.array(values, dtype.storage)
+    except (OverflowError, ValueError):
+        raise ValueError(f"{names}: {', '.join(map(repr, values[:4]))} does not fit {dtype}") from None
 
 
 def integers(values: Sequence[int] | Array, dtype: np.dtype[Any], name: str) -> Array:
