@@ -133,7 +133,7 @@ class EngineLink:
                 self._outbox.clear()
             self._flush()
             if status is not None:
-                raise Unavailable(f"the engine process ended: {_how(status)}{self._tail()}", cure="open another engine")
+                raise Unavailable(f"the engine process ended: {_how(status)}{self._tail()}", cure="start it again")
             if self._line.unsaid or self._lost is not None:
                 raise Unavailable(f"the engine process takes no messages: {self._lost or 'its queue is full'}")
             if not self.up.done() and time.monotonic() > end:
@@ -192,6 +192,8 @@ class EngineLink:
 
     def _fail(self, error: HalError) -> None:
         self._error = error
+        if self.stats is not None:  # nothing runs any more; totals stay
+            self.stats = msgspec.structs.replace(self.stats, running=0, waiting=0, cache=0.0)
         self.down.set_result(error)
         self._streams.fail(error)
         if not self.up.done():

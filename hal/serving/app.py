@@ -29,6 +29,8 @@ from .settings import Settings
 from .shapes import ChatShape, CompletionShape, Shape, usage_of
 
 PAGE = Path(__file__).with_name("page.html")
+_LOADING = "loading"
+"""The state of a server before its engine takes requests."""
 _TOKENS = 16
 """``max_tokens`` of a completion that gives none (OpenAI's default)."""
 Result = TypeVar("Result")
@@ -117,12 +119,13 @@ class Server:
             what = f"there is no model {model!r}: this server has {self.settings.model!r}"
             raise ApiError(404, what, param="model", code="model_not_found")
         if state := self._down():
-            raise ApiError(503, state, code="engine_unavailable")
+            what = "the engine is loading (try again soon)" if state == _LOADING else state
+            raise ApiError(503, what, code="engine_unavailable")
 
     def _down(self) -> str:
         """Return why requests are refused; "" if they are not."""
         error = self._error or self.engine.error
-        return str(error) if error is not None else "" if self._opened.is_set() else "loading"
+        return str(error) if error is not None else "" if self._opened.is_set() else _LOADING
 
     # -- routes ---------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -120,10 +121,15 @@ def read_body(kind: type[Body], data: bytes, *, lenient: bool) -> Body:
         raise ApiError(400, f"the body is not UTF-8: byte {error.start} (send JSON in UTF-8)") from error
     except msgspec.ValidationError as error:
         text = str(error)
-        param = text.rpartition("`$.")[2].rstrip("`") if "`$." in text else None
+        wrong, at, place = text.rpartition(" - at `$.")
+        param = place.rstrip("`") if at else None
         if text.startswith("Object contains unknown field"):
             param = text.split("`")[1]
-            text = f"{param} is not offered (leave it out, or start the server with --lenient)"
+            close = get_close_matches(param, kind.__struct_fields__, 1)
+            cure = f"did you mean {close[0]}?" if close else "leave it out, or start the server with --lenient"
+            text = f"{param} is not offered ({cure})"
+        elif param is not None:
+            text = f"{param}: {wrong[0].lower()}{wrong[1:]}"
         raise ApiError(400, text, param=param) from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from error

@@ -230,6 +230,7 @@ def test_a_killed_engine_ends_streams_with_an_error_and_health_says_so():
     with serving("--slots", "2") as served:
         text = b""
         with begin(served.url, tokens=400) as stream:
+            served.wait_until(lambda: served.metric("num_requests_running") == 1, "the request does not run")
             os.kill(served.engine(), signal.SIGKILL)
             while b'"error"' not in text and (data := stream.recv(65536)):
                 text += data
@@ -240,6 +241,22 @@ def test_a_killed_engine_ends_streams_with_an_error_and_health_says_so():
         with pytest.raises(APIStatusError) as caught:
             client.completions.create(model="default", prompt="x")
         assert caught.value.status_code == 503
+        load = [served.metric(name) for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")]
+        assert load == [0, 0, 0], "an engine that has ended runs nothing"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"prompt": "x", "max_token": 3}, "max_token is not offered (did you mean max_tokens?)"),
+        ({"prompt": "x", "tools": []}, "tools is not offered (leave it out, or start the server with --lenient)"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens: expected `int` >= 1"),
+        ([], "Expected `object`, got `array`"),
+    ],
+)
+def test_a_wrong_body_is_refused_with_its_field_and_the_cure(server, body, message):
+    answer = httpx.post(f"{server.url}/v1/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
 
 
 def test_sigterm_lets_running_streams_end_and_takes_nothing_new():
