@@ -14,6 +14,7 @@ from hal_core.errors import InvalidBatch, InvalidValue, OutOfMemory
 from hal_fastdeploy.batches import PROPOSER
 from hal_fastdeploy.insertion import Insertion
 from hal_fastdeploy.runners import GpuRunner, XpuRunner
+from hal_fastdeploy.standins import VALUES, drawn, prefill
 
 import hal
 from tests import share
@@ -86,74 +87,6 @@ class Pair:
         if "seq_lens_this_time" in theirs:
             assert mine["seq_lens_this_time"].shape == theirs["seq_lens_this_time"].shape
         assert mine.index_to_batch_id == theirs.index_to_batch_id
-
-
-def prefill(slot, prompt, output=(), piece=None, blocks=(3, 4), **values):
-    start, end = piece or (0, len(prompt) + len(output))
-    drafts = values.pop("drafts", [30, 31])
-    return up.Request(
-        PREFILL,
-        slot,
-        values.pop("name", f"r{slot}"),
-        prompt_token_ids=list(prompt),
-        output_token_ids=list(output),
-        prefill_start_index=start,
-        prefill_end_index=end,
-        block_tables=list(blocks),
-        eos_token_ids=values.pop("eos", [2, 5]),
-        draft_token_ids=drafts,
-        values=values,
-    )
-
-
-def drawn(draw, slot, role, names):
-    """A request of some kind for a slot; ``names``: of the requests in the slots, by slot."""
-    kind = draw.choice([PREFILL, PREFILL, PREFILL, DECODE, PREEMPTED, ABORT])
-    if kind == PREFILL and draw.random() < 0.8:  # else another piece of the request that is there
-        names.pop(slot, None)
-    blocks = [draw.randrange(100) for _ in range(draw.randrange(1, 7))]
-    if kind == DECODE:
-        return up.Request(DECODE, slot, names.setdefault(slot, f"r{slot}"), block_tables=blocks)
-    if kind != PREFILL:
-        return up.Request(kind, slot, names.setdefault(slot, f"r{slot}"))
-    prompt = [draw.randrange(16) for _ in range(draw.randrange(1, 16))]
-    output = [draw.randrange(16) for _ in range(draw.choice([0, 0, 3]))]
-    piece = None
-    if role == "decode":
-        output = [draw.randrange(16)]
-        piece = (len(prompt), len(prompt) + 1)
-    elif draw.random() < 0.5:  # a chunk, or a cached prefix
-        total = len(prompt) + len(output)
-        start = draw.randrange(total)
-        piece = (start, draw.randrange(start + 1, total + 1))
-    values = {}
-    for name, choices in VALUES.items():
-        if draw.random() < 0.5:
-            values[name] = draw.choice(choices)
-    if "stop_token_ids" in values:
-        values["stop_seqs_len"] = [*map(len, values["stop_token_ids"])]
-    eos, name = [draw.randrange(9), 2], names.setdefault(slot, f"{slot}-{draw.randrange(99)}")
-    return prefill(slot, prompt, output, piece, blocks, drafts=[7, 8, 9], eos=eos, name=name, **values)
-
-
-VALUES = {
-    "temperature": [0.0, 1, 1.5],
-    "top_k": [5, 1.75],
-    "top_p": [0.25, 1],
-    "min_p": [0.5],
-    "repetition_penalty": [1.25],
-    "frequency_penalty": [-0.5],
-    "presence_penalty": [2],
-    "temp_scaled_logprobs": [True],
-    "top_p_normalized_logprobs": [True],
-    "generated_modality": [1],
-    "min_tokens": [3],
-    "max_tokens": [9],
-    "seed": [0, 2**53 + 1, 2**63 - 1],
-    "bad_words_token_ids": [[1, 2, 3], [4], []],
-    "stop_token_ids": [[[1, 2], [3, 4]], [[5, 6, 7, 8]], [[1], [2], [3]]],
-    "logits_processors_args": [{"a": 1}, None],
-}
 
 
 def reorder(pair, first, second):

@@ -1,146 +1,29 @@
-"""Stand-ins for FastDeploy's classes: requests, batches of tensors, and the reference writer of an insertion.
+"""The reference writer of an insertion, and tensors on a device for stand-ins of FastDeploy's classes.
 
-Written from the facts about FastDeploy's sources, and without code of the product: not even its tables of tensors.
+Written from the facts about FastDeploy's sources. The stand-ins are those of the comparison of runners, of which the
+insertion uses none.
 """
 
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 
-import numpy as np
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import ByteRange, View
-
-PREFILL, DECODE, PREEMPTED, EXTEND, ABORT = range(5)
-SIZES = {"n": 4, "L": 24, "C": 24, "E": 2, "V": 16, "Q": 3, "q": 4, "B": 6}
-DRAFTS = 3
-# An InputBatch's tensors that an insertion writes: name, type, shape, value at the start.
-INPUT_BATCH = """
-token_ids_all i64 n,L -1 | input_ids i64 n,C 0 | prompt_lens i64 n,1 0 | step_idx i64 n,1 0 | eos_token_id i64 E,1 0
-seq_lens_encoder i32 n 0 | seq_lens_decoder i32 n 0 | encoder_block_lens i32 n 0 | block_tables i32 n,B -1
-step_seq_lens_decoder i32 n,1 0 | is_block_step bool n 0 | stop_flags bool n,1 1 | infer_seed i64 n,1 0
-top_p f32 n,1 0.7 | top_k i64 n,1 0 | min_p f32 n,1 0 | temperature f32 n,1 0.95
-penalty_score f32 n,1 1 | frequency_score f32 n,1 0 | presence_score f32 n,1 0
-temp_scaled_logprobs bool n,1 0 | top_p_normalized_logprobs bool n,1 0
-min_dec_len i64 n,1 1 | max_dec_len i64 n,1 24 | bad_tokens i64 n,V -1 | bad_tokens_len i64 n 1
-stop_seqs_len i32 n,Q 0 | stop_seqs i64 n,Q,q -1
-"""
-GPU_ALONE = "seq_lens_this_time_buffer i32 n 0 | generated_modality i32 n -1"
-XPU_ALONE = """
-seq_lens_this_time i32 n 0 | first_token_ids i64 n,1 -1 | ori_seq_lens_encoder i32 n,1 0
-max_think_lens i32 n,1 -1 | limit_think_status i32 n,1 0
-"""
-DRAFTED = "draft_tokens i64 n,D 0"
-PROPOSER_BATCH = """
-pre_ids i64 n,L -1 | input_ids i64 n,C 0 | encoder_block_lens i32 n 0 | block_tables i32 n,B -1
-stop_flags bool n,1 1 | batch_drop bool n,1 0 | is_block_step bool n,1 0 | step_idx i64 n,1 0
-seq_lens_encoder i32 n 0 | seq_lens_decoder i32 n 0 | seq_lens_this_time_buffer i32 n 0
-recompute_token_num i32 n,1 2 | mask_rollback i32 n,1 0
-"""
-TYPES = {"i64": np.int64, "i32": np.int32, "f32": np.float32, "bool": np.bool_}
-
-
-class Request:
-    """An upstream request: attributes, and ``get`` with a default for a missing one."""
-
-    def __init__(self, kind, idx, request_id, **values):
-        self.task_type, self.idx, self.request_id = SimpleNamespace(value=kind), idx, request_id
-        self.values = values.pop("values", {})
-        self.sampling_params = SimpleNamespace(prompt_logprobs=None)
-        for name, value in values.items():
-            setattr(self, name, value)
-
-    def get(self, name, default=None):
-        return self.values.get(name, default)
-
-
-class Batch:
-    """An InputBatch: tensors and host lists by name, with the map of batch ids."""
-
-    def __init__(self, tensors, host):
-        self.data = {**tensors, **host}
-        self.index_to_batch_id = {}
-
-    def __contains__(self, name):
-        return name in self.data
-
-    def __getitem__(self, name):
-        return self.data[name]
-
-    def __setitem__(self, name, value):
-        self.data[name] = value
-
-    def get_index_by_batch_id(self, batch_id):
-        for index, known in self.index_to_batch_id.items():
-            if known == batch_id:
-                return index
-        self.index_to_batch_id[batch_id] = batch_id
-        return batch_id
-
-
-def arrays(*tables):
-    """The tensors of some tables as NumPy arrays, by name, as they are at the start."""
-    sizes = SIZES | {"D": DRAFTS + 1, "1": 1}
-    found = {}
-    for line in "|".join(tables).replace("\n", "|").split("|"):
-        if line.strip():
-            name, kind, letters, value = line.split()
-            found[name] = np.full([sizes[letter] for letter in letters.split(",")], float(value), TYPES[kind])
-    return found
-
-
-def used(arrays):
-    """The arrays with a value that no insertion writes, as after steps of other requests."""
-    for array in arrays.values():
-        array[...] = 77
-    return arrays
-
-
-def target_arrays(method="", kind="gpu"):
-    """The tensors of a runner's ``share_inputs``."""
-    return arrays(INPUT_BATCH, GPU_ALONE if kind == "gpu" else XPU_ALONE, DRAFTED if method else "")
-
-
-def proposer_arrays(method):
-    """The tensors of an MTP proposer's inputs; none for another method."""
-    return arrays(PROPOSER_BATCH) if method == "mtp" else {}
-
-
-def host_of_target(kind="gpu"):
-    n = SIZES["n"]
-    lists = {name: [None] * n for name in ("top_k_list", "min_p_list")}
-    lists["preempted_idx"] = np.zeros((n, 1), np.int32)
-    if kind == "xpu":
-        return lists | {"not_need_stop": np.zeros(1, np.bool_)}
-    lists |= {name: [None] * n for name in ("req_ids", "logits_processors_args")}
-    return lists | {"is_chunk_step": np.zeros(n, np.bool_)}
-
-
-def runner_of(tensors, proposer=None, *, method="", role="mixed", cached=-1, kind="gpu"):
-    """A runner as an insertion sees it. ``tensors``: of the target, by name."""
-    calls = []
-    runner = SimpleNamespace(
-        share_inputs=Batch(tensors, host_of_target(kind)),
-        speculative_decoding=bool(method),
-        spec_method=method or None,
-        speculative_config=SimpleNamespace(num_speculative_tokens=DRAFTS),
-        scheduler_config=SimpleNamespace(splitwise_role=role),
-        proposer=SimpleNamespace(start_request=lambda *given: calls.append(("suffix", *given))),
-        prompt_logprobs_reqs={},
-        in_progress_prompt_logprobs={},
-        calls=calls,
-    )
-    if kind == "gpu":
-        runner.exist_prefill_flag = None
-        runner._cached_launch_token_num, runner._cached_real_bsz = cached, 2 if cached != -1 else -1
-        runner.forward_batch_reqs_list = [None] * SIZES["n"]
-        runner.sampler = SimpleNamespace(apply_logits_processor=lambda *given: calls.append(("sampler", *given)))
-    else:
-        runner.initialize_kv_cache = lambda: runner.share_inputs.data.setdefault("caches", [])
-    if proposer:
-        runner.proposer.model_inputs = Batch(proposer, {"input_ids_len": np.zeros((SIZES["n"], 1), np.int64)})
-    return runner
+from hal_fastdeploy.standins import ABORT as ABORT
+from hal_fastdeploy.standins import DECODE as DECODE
+from hal_fastdeploy.standins import DRAFTS as DRAFTS
+from hal_fastdeploy.standins import EXTEND as EXTEND
+from hal_fastdeploy.standins import PREEMPTED as PREEMPTED
+from hal_fastdeploy.standins import PREFILL as PREFILL
+from hal_fastdeploy.standins import SIZES as SIZES
+from hal_fastdeploy.standins import XPU_ALONE as XPU_ALONE
+from hal_fastdeploy.standins import Request as Request
+from hal_fastdeploy.standins import arrays as arrays
+from hal_fastdeploy.standins import proposer_arrays as proposer_arrays
+from hal_fastdeploy.standins import runner_of as runner_of
+from hal_fastdeploy.standins import target_arrays as target_arrays
+from hal_fastdeploy.standins import used as used
 
 
 class OnDevice:
