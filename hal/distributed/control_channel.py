@@ -49,7 +49,7 @@ class EngineChannel:
         self._next_beat = 0.0
         self._missed: dict[int, float] = {}
         self._parts = False  # the last message was sent
-        self.unsaid: set[int] = set()  #: ranks to which sending a message that is not repeated failed
+        self.unsent: set[int] = set()  #: ranks to which sending a message that is not repeated failed
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
@@ -68,36 +68,36 @@ class EngineChannel:
                 identity = who.bytes
                 with contextlib.suppress(FrameError, zmq.ZMQError):  # not from one of these ranks
                     for header, frame in split(joined(parts)):
-                        word = decode_message(header, frame)
+                        message = decode_message(header, frame)
                         self._bound.know(parts[0])
-                        if isinstance(word, Hello):
-                            self._ranks.setdefault(word.rank, identity)
-                            self._numbers.setdefault(identity, word.rank)
+                        if isinstance(message, Hello):
+                            self._ranks.setdefault(message.rank, identity)
+                            self._numbers.setdefault(identity, message.rank)
                         if identity in self._numbers:
-                            yield self._numbers[identity], word
+                            yield self._numbers[identity], message
 
-    def say(self, word: Message, *ranks: int) -> list[int]:
+    def send(self, message: Message, *ranks: int) -> list[int]:
         """Send a message to some ranks, or to all known ranks. Return those that cannot be reached."""
-        self._parts = self._parts or isinstance(word, Stop | Verdict)
-        missed = self._send(encode_message(word, session=self.session), ranks or tuple(self._ranks))
-        if not isinstance(word, Beat):
-            self.unsaid.update(missed)
+        self._parts = self._parts or isinstance(message, Stop | Verdict)
+        missed = self._send(encode_message(message, session=self.session), ranks or tuple(self._ranks))
+        if not isinstance(message, Beat):
+            self.unsent.update(missed)
         return missed
 
-    def offer(self, words: Iterable[Message], rank: int) -> bool:
-        """Send words to a rank as one message unless its queue is full; return whether they were sent."""
-        return not self._send(b"".join(encode_message(word, session=self.session) for word in words), (rank,))
+    def offer(self, messages: Iterable[Message], rank: int) -> bool:
+        """Send several messages to a rank at once unless its queue is full; return whether they were sent."""
+        return not self._send(b"".join(encode_message(message, session=self.session) for message in messages), (rank,))
 
     def order(self, order: StepOrder, *ranks: int) -> list[int]:
         """Send ranks a step. Return those that cannot be reached."""
         return self._send(encode_step(order, session=self.session), ranks)
 
-    def beat(self, word: Message) -> None:
+    def beat(self, message: Message) -> None:
         """Send all ranks a heartbeat if it is due."""
         now = time.monotonic()
         if now >= self._next_beat:
             self._next_beat = now + TIMEOUTS.heartbeat_engine
-            self._missed = {rank: self._missed.get(rank, now) for rank in self.say(word)}
+            self._missed = {rank: self._missed.get(rank, now) for rank in self.send(message)}
 
     def gone(self) -> list[int]:
         """Return known ranks that no heartbeat has reached for a while: their connections are closed."""
@@ -115,7 +115,7 @@ class EngineChannel:
 
     def _see_off(self, end: float) -> None:
         """Wait until no rank is reachable any more, or for the time."""
-        while len(self.say(Beat())) < len(self._ranks) and time.monotonic() < end:
+        while len(self.send(Beat())) < len(self._ranks) and time.monotonic() < end:
             for _ in self.receive(TIMEOUTS.pause):
                 pass
 
@@ -177,13 +177,13 @@ class RankChannel:
                         return None
         return self._received.pop(0)
 
-    def say(self, word: Message, patience: float | None = None) -> bool:
+    def send(self, message: Message, patience: float | None = None) -> bool:
         """Send a message; wait up to ``patience`` seconds (``TIMEOUTS.message``) for a connection. Return whether it
         was sent."""
         end = time.monotonic() + (TIMEOUTS.message if patience is None else patience)
-        message = encode_message(word, session=1, sender=self.rank)
+        frame = encode_message(message, session=1, sender=self.rank)
         self._note()
-        while not self._connection.send(message):
+        while not self._connection.send(frame):
             if time.monotonic() >= end:
                 return False
             self._connection.wait(min(end, time.monotonic() + TIMEOUTS.pause), due=self._connection.is_open)

@@ -325,24 +325,24 @@ class Ended(_Message):
     message: str = ""
 
 
-SplitWord: TypeAlias = Reserved | Arrived | Over
+SplitMessage: TypeAlias = Reserved | Arrived | Over
 Message = (Hello | Setup | Ready | Go | Up | Beat | Stop | Failed | Raised | Drafts | Drafted | Left | Verdict) | (
     Reserve | Reserved | SendTo | Arrived | Release | Over | Serve | Submit | Abort | Ended | Stats | Down
 )
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)
 
 
-def encode_message(word: Message, *, session: int, sender: int = 0) -> bytes:
+def encode_message(message: Message, *, session: int, sender: int = 0) -> bytes:
     """Return the message as a frame; ``sender`` is the sending rank."""
-    return seal(FrameKind.WORD, _encoder.encode(word), session=session, sender=sender, sequence=0)
+    return seal(FrameKind.WORD, _encoder.encode(message), session=session, sender=sender, sequence=0)
 
 
 def decode_message(header: FrameHeader, frame: memoryview) -> Message:
     """Return the message in a frame. Raises only :class:`FrameError` for invalid bytes."""
     if header.kind != FrameKind.WORD:
-        raise FrameError(f"a frame of kind {header.kind} is no word")
+        raise FrameError(f"a frame of kind {header.kind} is no message")
     try:
-        word: Message = _decoder.decode(read_body(header, frame))
+        message: Message = _decoder.decode(read_body(header, frame))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise FrameError(f"a word is unreadable: {error}", cure="install one version on all hosts") from error
-    return word
+        raise FrameError(f"a message is unreadable: {error}", cure="install one version on all hosts") from error
+    return message

@@ -69,7 +69,7 @@ class _Outgoing:
 class KvHandover:
     """One rank's part in KV transfer. One thread calls it.
 
-    ``say``: sends the engine a message. ``covered``: coverage of a proposer that has a cache of its own.
+    ``send``: sends the engine a message. ``covered``: coverage of a proposer that has a cache of its own.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class KvHandover:
         rank: int,
         transfer: KvTransfer,
         block_size: int,
-        say: Callable[[Message], object],
+        send: Callable[[Message], object],
         covered: Covered = lambda _: None,
     ) -> None:
         self.rank, self.transfer, self._size = rank, transfer, block_size
-        self._say, self._covered = say, covered
+        self._send, self._covered = send, covered
         self._outgoing: dict[str, _Outgoing] = {}
         self._destinations: dict[str, tuple[HandoverKey, Description]] = {}  # of requests that have not entered yet
         self._under_way: deque[list[tuple[str, int]]] = deque()  # for each step: how far each request is after it
@@ -98,27 +98,27 @@ class KvHandover:
         sending = any(one.key is not None and not one.ended for one in self._outgoing.values())
         return bool(self._promised or self._leaving or sending)
 
-    # -- words of the engine --------------------------------------------------------------------------------------
+    # -- messages of the engine --------------------------------------------------------------------------------------
 
-    def hear(self, word: Reserve | SendTo | Release) -> None:
+    def on_message(self, message: Reserve | SendTo | Release) -> None:
         """Handle a message of the engine."""
-        key = HandoverKey(word.request, word.attempt)
-        if isinstance(word, Reserve):
-            self._reserve(key, word)
-        elif isinstance(word, SendTo):
-            self._send_to(key, word.peer)
+        key = HandoverKey(message.request, message.attempt)
+        if isinstance(message, Reserve):
+            self._reserve(key, message)
+        elif isinstance(message, SendTo):
+            self._send_to(key, message.peer)
         else:
             self._release(key)
         self.look()
 
-    def _reserve(self, key: HandoverKey, word: Reserve) -> None:
+    def _reserve(self, key: HandoverKey, message: Reserve) -> None:
         try:
-            self.transfer.reserve(key, word.blocks, word.source)
+            self.transfer.reserve(key, message.blocks, message.source)
         except InvalidValue as error:
             self._over(key, str(error))
             return
         self._promised.add(key)
-        self._say(Reserved(self.rank, key.request_id, key.attempt))
+        self._send(Reserved(self.rank, key.request_id, key.attempt))
 
     def _send_to(self, key: HandoverKey, peer: Description) -> None:
         out = self._outgoing.get(key.request_id)
@@ -231,7 +231,7 @@ class KvHandover:
             if promised:
                 self.arrived += 1
                 self._arrived[key.request_id] = key, event.handover
-                self._say(Arrived(self.rank, key.request_id, key.attempt))
+                self._send(Arrived(self.rank, key.request_id, key.attempt))
         elif promised or (out is not None and out.key == key):
             self._over(key, _why(event))
 
@@ -266,7 +266,7 @@ class KvHandover:
             self._give_up(out)
 
     def _over(self, key: HandoverKey, why: str = "") -> None:
-        self._say(Over(self.rank, key.request_id, key.attempt, why))
+        self._send(Over(self.rank, key.request_id, key.attempt, why))
 
     def close(self) -> None:
         """Close the transfer."""
@@ -319,7 +319,7 @@ def open_kv_handover(
     rank: int,
     stepper: Stepper,
     proposer: Proposer | None,
-    say: Callable[[Message], object],
+    send: Callable[[Message], object],
     curve: CurveKeys | None = None,
 ) -> KvHandover:
     """Return KV transfer for a rank whose worker exists. Its transfer listens, on several hosts with the keys
@@ -332,4 +332,4 @@ def open_kv_handover(
     covered = getattr(stepper.runner, "covered", lambda _: None)
     made = TransferSetup(stepper.device, cache, setup.host, curve if setup.host else None, rank)
     transfer = make_transfer(setup.transfer, made)
-    return KvHandover(rank, transfer, setup.sizes.block_size, say, covered)
+    return KvHandover(rank, transfer, setup.sizes.block_size, send, covered)

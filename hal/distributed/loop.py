@@ -27,17 +27,17 @@ class StepLoop:
 
     def __init__(
         self,
-        line: RankChannel,
+        channel: RankChannel,
         worker: Stepper,
         number: int,
         check: StateCheck | None = None,
         dp_sync: DpSync | None = None,
         handover: KvHandover | None = None,
     ) -> None:
-        self._line, self._worker, self._number = line, worker, number
+        self._channel, self._worker, self._number = channel, worker, number
         self._check, self._dp_sync, self._handover = check, dp_sync, handover
         self._table = RequestTable(worker.admit)
-        self._ahead = AsyncLoop(worker, self._took)
+        self._async_loop = AsyncLoop(worker, self._took)
         self.step = 0
 
     def run(self, *, overlap: bool, begins: Callable[[int], None], verdict: Callable[[Verdict], HalError]) -> None:
@@ -56,29 +56,29 @@ class StepLoop:
                 self._take(said, overlap=overlap)
             elif self._handover is not None:
                 if isinstance(said, Reserve | SendTo | Release):
-                    self._handover.hear(said)
+                    self._handover.on_message(said)
                 else:
                     self._handover.look()
-            if said is None and self._handover is None and self._ahead.waiting:
-                self._ahead.idle()
+            if said is None and self._handover is None and self._async_loop.waiting:
+                self._async_loop.idle()
 
     def _receive(self) -> Message | StepOrder | None:
         """Return the engine's next message, or None: the transfer may have progressed, or the time has passed."""
         if self._handover is not None:
-            self._line.watch(self._handover.transfer.sockets)
-            if self._ahead.untold:  # its blocks are to be sent as soon as they are computed
-                self._ahead.tell()
-                return self._line.receive(TIMEOUTS.output if self._ahead.untold else 0.0)
-        if self._ahead.waiting:
-            return self._line.receive(TIMEOUTS.last_step)
+            self._channel.watch(self._handover.transfer.sockets)
+            if self._async_loop.untold:  # its blocks are to be sent as soon as they are computed
+                self._async_loop.tell()
+                return self._channel.receive(TIMEOUTS.output if self._async_loop.untold else 0.0)
+        if self._async_loop.waiting:
+            return self._channel.receive(TIMEOUTS.last_step)
         moving = self._handover is not None and self._handover.busy
-        return self._line.receive(TIMEOUTS.transfer if moving else TIMEOUTS.starting)
+        return self._channel.receive(TIMEOUTS.transfer if moving else TIMEOUTS.starting)
 
     def _take(self, order: StepOrder, *, overlap: bool) -> None:
         """Run one step."""
         tasks = self._table.tasks(order)
         if self._handover is not None:
-            self._ahead.catch_up(order.taken)  # a new request may have the name of one that ended in those
+            self._async_loop.catch_up(order.taken)  # a new request may have the name of one that ended in those
             states = self._handover.launch(order.tasks)
             if states:
                 self._worker.runner.take_over(states)  # type: ignore[attr-defined]
@@ -88,7 +88,7 @@ class StepLoop:
             check.first_admission_id = next(entering, 0)
         with contextlib.suppress(SinkFull):  # the step is done; its record is sent when there is room
             if overlap:
-                self._ahead.step(tasks, order.taken)
+                self._async_loop.step(tasks, order.taken)
             else:
                 self._worker.step(tasks)
         if not overlap and self._worker.last is not None:
@@ -106,7 +106,7 @@ class StepLoop:
     def _check_number(self, order: StepOrder) -> None:
         if (order.group, order.number) != (self._number, self.step + 1):
             raise InvalidValue(
-                f"step {order.number} of group {order.group} came to rank {self._line.rank}, which is in group "
+                f"step {order.number} of group {order.group} came to rank {self._channel.rank}, which is in group "
                 f"{self._number} and due for step {self.step + 1}",
                 cure="a step message was lost, repeated or misrouted: restart the ranks",
                 argument="step message",

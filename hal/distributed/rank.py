@@ -73,11 +73,11 @@ def serve(
     Raises the engine's verdict, the same on every rank: :class:`InvalidValue` if the start is refused,
     :class:`hal.distributed.errors.RankLost` if a rank was lost. :class:`GroupLost` if the engine has gone.
     """
-    line = RankChannel(url, rank, curve)
-    serving = _Serving(line, rank, curve)
+    channel = RankChannel(url, rank, curve)
+    serving = _Serving(channel, rank, curve)
     try:
         with serving.telling():
-            if not line.say(Hello(rank, size, dict(facts or {}) | versions()), TIMEOUTS.silence):
+            if not channel.send(Hello(rank, size, dict(facts or {}) | versions()), TIMEOUTS.silence):
                 raise GroupLost(
                     f"rank {rank} finds no engine at {url}",
                     cure="see the output of the process that started the ranks",
@@ -86,7 +86,7 @@ def serve(
             setup = serving.wait(Setup)
             serving.run(msgspec.structs.replace(setup, host=host) if host else setup)
     finally:
-        line.close()
+        channel.close()
 
 
 def versions() -> dict[str, str]:
@@ -101,8 +101,8 @@ def versions() -> dict[str, str]:
 class _Serving:
     """One rank at work."""
 
-    def __init__(self, line: RankChannel, rank: int, curve: CurveKeys | None) -> None:
-        self.line, self.rank, self._curve = line, rank, curve
+    def __init__(self, channel: RankChannel, rank: int, curve: CurveKeys | None) -> None:
+        self.channel, self.rank, self._curve = channel, rank, curve
         self.step = 0
         self._patience = TIMEOUTS.starting
         self._decided = False  # whether a verdict came
@@ -123,18 +123,18 @@ class _Serving:
             self._sending(setup, layout),
             self.telling(),  # first, whatever else has to be closed
         ):
-            self.line.say(Ready(self.rank, _shared_facts(setup, layout)))
+            self.channel.send(Ready(self.rank, _shared_facts(setup, layout)))
             self.wait(Go)
             self._patience = 2 * setup.timeout
             worker, check = self._worker(setup, layout, device)
             self._acceptance = worker.acceptance
-            worker.on_raised = lambda error: self.line.say(Raised(self.rank, trace_told(error)), TIMEOUTS.note)
+            worker.on_raised = lambda error: self.channel.send(Raised(self.rank, trace_told(error)), TIMEOUTS.note)
             runner, able = setup.runner or "the Paddle model", device.capabilities
             overlap, why = overlap_of(setup.overlap, device, runner, worker.runner.needs_host)
             facts = dict(able.fallbacks), able.substituted, device.index, overlap, why
             peer = None if self._handover is None else self._handover.transfer.describe()
-            self.line.say(Up(self.rank, device.name, *facts, peer=peer, vocab_size=worker.vocab_size))
-            loop = StepLoop(self.line, worker, layout.number_of(self.rank), check, self._dp_sync, self._handover)
+            self.channel.send(Up(self.rank, device.name, *facts, peer=peer, vocab_size=worker.vocab_size))
+            loop = StepLoop(self.channel, worker, layout.number_of(self.rank), check, self._dp_sync, self._handover)
             loop.run(overlap=overlap, begins=self._begins, verdict=self._verdict)
 
     def _begins(self, step: int) -> None:
@@ -147,13 +147,13 @@ class _Serving:
         found = self._acceptance
         if self._first and found.drafted != self._told:
             self._told = found.drafted
-            self.line.say(Drafts(self.rank, (found.drafted, found.accepted, found.turns)), TIMEOUTS.note)
+            self.channel.send(Drafts(self.rank, (found.drafted, found.accepted, found.turns)), TIMEOUTS.note)
 
     def wait(self, wanted: type[_Wanted]) -> _Wanted:
         """Wait for that message. Raises a verdict that comes instead."""
         starting = TIMEOUTS.starting
         while True:
-            said = self.line.receive(starting)
+            said = self.channel.receive(starting)
             if isinstance(said, wanted):
                 return said
             if isinstance(said, Verdict):
@@ -180,12 +180,12 @@ class _Serving:
         if isinstance(error, GroupLost) and error.argument == "engine":  # no engine is left to report to
             close_groups()
             return
-        said = self.line.say(failed_message(error, self.rank, self.step), self.line.patience)
+        said = self.channel.send(failed_message(error, self.rank, self.step), self.channel.patience)
         close_groups()  # ranks that wait for this one in a collective end before its timeout
         end = time.monotonic() + self._patience
         while said and (left := end - time.monotonic()) > 0:
             try:
-                heard = self.line.receive(left)
+                heard = self.channel.receive(left)
             except GroupLost:
                 return
             if isinstance(heard, Verdict):
@@ -222,7 +222,7 @@ class _Serving:
                 undelivered += error.records
             self._told = -1  # also of turns without drafts
             self._tell_drafts()
-            self.line.say(Left(self.rank, undelivered), TIMEOUTS.note)
+            self.channel.send(Left(self.rank, undelivered), TIMEOUTS.note)
 
     def _worker(self, setup: Setup, layout: RankLayout, device: BoundDevice) -> tuple[Stepper, StateCheck | None]:
         """Open the groups with the other ranks, load this rank's part of the model or make its runner, and the
@@ -263,7 +263,7 @@ class _Serving:
             rejection=setup.rejection,
         )
         if self._first:
-            worker.runner.on_drafts = lambda counts: self.line.say(Drafted(self.rank, counts), TIMEOUTS.note)
+            worker.runner.on_drafts = lambda counts: self.channel.send(Drafted(self.rank, counts), TIMEOUTS.note)
         if setup.dp_sync and setup.dp > 1:
             drafting = setup.sizes.max_draft_tokens if proposer is not None and proposer.wants_hidden else 0
             self._dp_sync = DpSync(TensorRanks(layout.across(self.rank), timeout=setup.timeout), 1 + drafting)
@@ -275,13 +275,13 @@ class _Serving:
     def _hands(self, setup: Setup, stepper: Stepper, proposer: Proposer | None) -> None:
         """Open the transfer of a rank with a role, and listen."""
         if setup.role is not SplitRole.MIXED:
-            self._handover = open_kv_handover(setup, self.rank, stepper, proposer, self._say, self._curve)
+            self._handover = open_kv_handover(setup, self.rank, stepper, proposer, self._send, self._curve)
             self._closing.callback(self._handover.close)
 
-    def _say(self, word: Message) -> None:
+    def _send(self, message: Message) -> None:
         """Send a message that is not repeated. Raise if it cannot be sent, because the engine would wait for it for
         ever."""
-        if not self.line.say(word):
+        if not self.channel.send(message):
             what, cure = (
                 f"rank {self.rank}: the engine takes no messages any more",
                 "see why the engine stopped reading",

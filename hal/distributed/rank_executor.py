@@ -33,7 +33,7 @@ from .control_messages import (
     Ready,
     Reserved,
     Setup,
-    SplitWord,
+    SplitMessage,
     Stop,
     Up,
     Verdict,
@@ -81,7 +81,7 @@ class RankExecutor:
         start; what it raises ends the start. ``starting``: seconds until all ranks must be up; a rank whose connection
         closes earlier is lost at once. ``step``: most seconds of a step. The defaults of both are those of
         :mod:`hal.timeouts`. ``name_of``: name of a rank in the error of a loss. Raises :class:`InvalidValue`, with the
-        same words on every rank, for errors of the user's, and
+        same on every rank, for errors of the user's, and
         :class:`RankLost` if ranks do not come up or fail for another reason.
         """
         self.layout, self._starter, self._look = RankLayout(setup.tp, setup.dp), starter, look
@@ -92,18 +92,18 @@ class RankExecutor:
         self._failed, self._gone = list[Failed](), list[SessionLost | Gap]()
         self._left, self._drafts = dict[int, tuple[Delivery, ...]](), dict[int, tuple[int, int, int]]()
         self.drafted: Counter[str] = Counter()  #: drafts of each request; the engine takes them out
-        self.said: deque[SplitWord] = deque()  #: messages of ranks about KV transfer; the engine takes them out
+        self.said: deque[SplitMessage] = deque()  #: messages of ranks about KV transfer; the engine takes them out
         # : of ranks with a role, the description that the other role's ranks need
         self.peers: tuple[Description | None, ...] = ()
         self.rank_info = RankInfo("", {}, "")
         self._lost: RankLost | None = None
         self.again: Callable[[], bool] = lambda: False  #: whether lost ranks will be restarted
-        self.line = EngineChannel(url, curve)
+        self.channel = EngineChannel(url, curve)
         try:
             self.reader = OutputReader(records, on_event=self._hear, curve=curve)
             key = "" if curve is None else curve.public
             self._setup = msgspec.structs.replace(setup, records=self.reader.url, reader_key=key)
-            starter.start(self.line.url)
+            starter.start(self.channel.url)
         except BaseException:
             self._end(0.0)
             raise
@@ -125,7 +125,7 @@ class RankExecutor:
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
         """Return the sockets to poll. If one is readable, :meth:`assemble` or :meth:`receive` may have input."""
-        return (self.line.socket, *self.reader.sockets)
+        return (self.channel.socket, *self.reader.sockets)
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class RankExecutor:
         """Send a group its next step. See :class:`hal.engine.Executor`. Raises :class:`RankLost`."""
         self._numbers[group] += 1
         order = StepOrder(group, self._numbers[group], orders_of(tasks), taken)
-        if missed := self.line.order(order, *self.layout.members(group)):
+        if missed := self.channel.order(order, *self.layout.members(group)):
             raise self._lose(missed[0], "it takes no messages any more")
         self._clock.given(group)
 
@@ -144,11 +144,11 @@ class RankExecutor:
         while True:
             left = end - time.monotonic()
             frame = self.reader.read(max(0.0, min(left, TIMEOUTS.records)))
-            self._take_words(0.0)  # also messages that were sent before a record that is here now
+            self._take_messages(0.0)  # also messages that were sent before a record that is here now
             if frame is not None:
                 self._clock.taken(frame.header.sender)
                 return frame.header.sender, frame.record
-            self.line.beat(Beat())
+            self.channel.beat(Beat())
             self._check()
             if left <= 0:
                 return None
@@ -164,7 +164,7 @@ class RankExecutor:
                 found.append((frame.header.sender, frame.record))
             if over:
                 return found
-            self._take_words(0.0)
+            self._take_messages(0.0)
 
     @property
     def drafts(self) -> tuple[int, ...]:
@@ -178,11 +178,11 @@ class RankExecutor:
 
     def stop(self) -> None:
         """End the ranks in order, after everything was sent."""
-        self.line.say(Stop())
+        self.channel.send(Stop())
         end = time.monotonic() + TIMEOUTS.ranks_end
         while len(self._left) < self.layout.dp and not self._starter.ended() and time.monotonic() < end:
             self.reader.read(TIMEOUTS.records)
-            self._take_words(0.0)
+            self._take_messages(0.0)
         self._end(TIMEOUTS.ranks_end)
 
     def close(self) -> None:
@@ -202,13 +202,13 @@ class RankExecutor:
                     "start as many ranks as --tp times --dp, all of one version",
                 )
         self._compare({rank: hello.facts for rank, hello in hellos.items()})
-        self.line.say(self._setup)
+        self.channel.send(self._setup)
         self._compare({rank: ready.facts for rank, ready in (yield from self._collect(Ready)).items()})
-        self.line.say(Go())
+        self.channel.send(Go())
         up = yield from self._collect(Up)
         indices = tuple(up[rank].index for rank in sorted(up))
-        first, overlap = up[0], all(word.overlap for word in up.values())
-        vocabulary = min(word.vocab_size for word in up.values())
+        first, overlap = up[0], all(message.overlap for message in up.values())
+        vocabulary = min(message.vocab_size for message in up.values())
         self.peers = tuple(up[rank].peer for rank in sorted(up))
         named = first.device, first.fallbacks, first.substituted
         self.rank_info = RankInfo(*named, indices, overlap, first.no_overlap, vocabulary)
@@ -218,15 +218,15 @@ class RankExecutor:
         said: dict[int, _Said] = {}
         end = time.monotonic() + self._starting
         while len(said) < self.layout.size:
-            for rank, word in self.line.receive(0.0):
-                if isinstance(word, wanted):
-                    said[rank] = word
+            for rank, message in self.channel.receive(0.0):
+                if isinstance(message, wanted):
+                    said[rank] = message
                 else:
-                    self._take_word(rank, word)
+                    self._take_message(rank, message)
             if self._failed:
                 raise self._failure()
             self._look()
-            self.line.beat(Beat())
+            self.channel.beat(Beat())
             self.reader.read(0.0)  # heartbeats of the sinks, which exist before the first step
             self._check_start(said, end)
             if len(said) < self.layout.size:
@@ -239,7 +239,7 @@ class RankExecutor:
         missing = sorted(set(range(self.layout.size)) - set(said))
         if how := self._starter.ended():
             raise self._lose(missing[0] if missing else 0, f"rank(s) {missing} did not come up: {how}", cure)
-        if gone := self.line.gone():
+        if gone := self.channel.gone():
             raise self._lose(gone[0], "its connection was closed: its process has ended, or its host is lost", cure)
         if time.monotonic() > end:
             why = f"rank(s) {missing} did not come up: no message for {self._starting:g} s"
@@ -247,10 +247,10 @@ class RankExecutor:
 
     def _failure(self) -> HalError:
         """Handle a rank's failure: a refusal if the rank says so, else its loss."""
-        rank, word = self._blamed()
-        if word.refused:
-            return self._refuse((f"rank {word.rank}: " if self.layout.size > 1 else "") + word.what, word.cure)
-        lost = self._lose(rank, word.what, word.cure)
+        rank, message = self._blamed()
+        if message.refused:
+            return self._refuse((f"rank {message.rank}: " if self.layout.size > 1 else "") + message.what, message.cure)
+        lost = self._lose(rank, message.what, message.cure)
         self._starter.end(TIMEOUTS.ranks_end_forced)
         return lost
 
@@ -260,7 +260,7 @@ class RankExecutor:
             raise self._refuse(what, "start every rank with the same files, options and versions")
 
     def _refuse(self, what: str, cure: str) -> InvalidValue:
-        self.line.say(Verdict(what, cure, refused=True))
+        self.channel.send(Verdict(what, cure, refused=True))
         self._starter.end(TIMEOUTS.ranks_end)
         return InvalidValue(what, cure=cure)
 
@@ -270,36 +270,36 @@ class RankExecutor:
         if isinstance(event, SessionLost | Gap):  # either way, a record that the engine waits for may never come
             self._gone.append(event)
 
-    def _take_words(self, timeout: float) -> None:
-        for rank, word in self.line.receive(timeout):
-            self._take_word(rank, word)
+    def _take_messages(self, timeout: float) -> None:
+        for rank, message in self.channel.receive(timeout):
+            self._take_message(rank, message)
 
-    def _take_word(self, rank: int, word: Message) -> None:
-        if isinstance(word, Failed | Raised) and word.trace:
-            log.debug("rank %s, where it raised:\n%s", self._name_of(word.rank), word.trace)
-        if isinstance(word, Failed):
-            self._failed.append(word)
-        elif isinstance(word, Reserved | Arrived | Over):
-            self.said.append(word)
-        elif isinstance(word, Left):
-            self._left[rank] = tuple(word.undelivered)
-        elif isinstance(word, Drafts):
-            self._drafts[rank] = word.drafts
-        elif isinstance(word, Drafted):
-            self.drafted.update(word.counts)
+    def _take_message(self, rank: int, message: Message) -> None:
+        if isinstance(message, Failed | Raised) and message.trace:
+            log.debug("rank %s, where it raised:\n%s", self._name_of(message.rank), message.trace)
+        if isinstance(message, Failed):
+            self._failed.append(message)
+        elif isinstance(message, Reserved | Arrived | Over):
+            self.said.append(message)
+        elif isinstance(message, Left):
+            self._left[rank] = tuple(message.undelivered)
+        elif isinstance(message, Drafts):
+            self._drafts[rank] = message.drafts
+        elif isinstance(message, Drafted):
+            self.drafted.update(message.counts)
 
     def _check(self) -> None:
         """Raise the ranks' failure."""
         if self._failed:
-            rank, word = self._blamed()
-            raise self._failure() if word.refused else self._lose(rank, word.what)
+            rank, message = self._blamed()
+            raise self._failure() if message.refused else self._lose(rank, message.what)
         if (gone := next(iter(self._gone), None)) is not None:
             why = gone.what if isinstance(gone, Gap) else "its process has ended, or its host is lost"
             raise self._lose(self.layout.members(gone.sender)[0], why)
         if how := self._starter.ended():
             raise self._lose(0, how)
-        if unsaid := self.line.unsaid:
-            raise self._lose(min(unsaid), "it takes no messages any more")
+        if unsent := self.channel.unsent:
+            raise self._lose(min(unsent), "it takes no messages any more")
         if (late := self._clock.late()) is not None:
             ranks = list(self.layout.members(late))
             why = f"rank(s) {ranks} have not ended the step within {self._clock.limit:g} s"
@@ -310,15 +310,15 @@ class RankExecutor:
         """Return the lost rank and the message with the reason: its own if there is one, else that of another rank."""
         end = time.monotonic() + TIMEOUTS.lost_rank
         while True:
-            own = [word for word in self._failed if not word.lost and not word.vague]
-            named = [word for word in self._failed if word.lost]
+            own = [message for message in self._failed if not message.lost and not message.vague]
+            named = [message for message in self._failed if message.lost]
             if own:
                 return own[0].rank, own[0]
-            ended = any("process" in word.what for word in named)
+            ended = any("process" in message.what for message in named)
             if ended or (self._failed and time.monotonic() > end):
-                word = (named or self._failed)[0]
-                return (word.lost[0] if word.lost else word.rank), word
-            self._take_words(TIMEOUTS.records)
+                message = (named or self._failed)[0]
+                return (message.lost[0] if message.lost else message.rank), message
+            self._take_messages(TIMEOUTS.records)
 
     def _lose(self, rank: int, why: str, cure: str = "") -> RankLost:
         """Send every rank the verdict, once. Return it as an error."""
@@ -326,14 +326,14 @@ class RankExecutor:
             step = self._numbers[self.layout.number_of(rank)]
             what = f"rank {self._name_of(rank)} was lost {f'in step {step}' if step else 'at its start'}: {why}"
             cure = cure or "see its output, and run the requests again (without a launcher, --restart does both)"
-            self.line.say(Verdict(what, cure, rank, step, again=self.again()))
+            self.channel.send(Verdict(what, cure, rank, step, again=self.again()))
             self._lost = RankLost(what, rank, step, cure=cure)
         return self._lost
 
     def _end(self, patience: float) -> None:
         reader = getattr(self, "reader", None)
         with contextlib.ExitStack() as last:  # whatever one end raises, the remaining ranks are ended too
-            last.callback(self.line.close)
+            last.callback(self.channel.close)
             if reader is not None:
                 last.callback(reader.close)
             self._starter.end(patience)

@@ -129,9 +129,9 @@ class Seal:
     def __init__(self, secret: str, launched: Launched) -> None:
         self._secret, self._job = secret.encode(), ",".join(launched.endpoints)
 
-    def pack(self, word: msgspec.Struct, place: str, about: str = "") -> str:
+    def pack(self, message: msgspec.Struct, place: str, about: str = "") -> str:
         """Return the message as text."""
-        body = msgspec.msgpack.encode(word)
+        body = msgspec.msgpack.encode(message)
         return b64encode(self._code(body, place, about) + body).decode()
 
     def unpack(self, value: bytes, kind: type[_Message], place: str, about: str = "") -> _Message | None:
@@ -210,15 +210,15 @@ class Rendezvous:
         place = f"{name}/{rank}"
 
         def read(store: Store) -> _Message | None:
-            word = self._seal.unpack(store.get(place), kind, place)
-            return word if word is not None and getattr(word, "rank", None) == rank else None
+            message = self._seal.unpack(store.get(place), kind, place)
+            return message if message is not None and getattr(message, "rank", None) == rank else None
 
         return read
 
     def _trusted(self, value: bytes, place: str, key: str) -> Where | None:
         """Return the engine's address; None for a message that is not rank 0's, as far as can be known."""
-        word = self._seal.unpack(value, Where, place, key)
-        return None if word is None or (self._local and not _is_own(word.url)) else word
+        message = self._seal.unpack(value, Where, place, key)
+        return None if message is None or (self._local and not _is_own(message.url)) else message
 
     def _exchange(self, said: Mapping[str, str], wanted: Mapping[int, Callable[[Store], _T | None]]) -> dict[int, _T]:
         """Write ``said`` repeatedly until all ``wanted`` messages of ranks could be read. Return them."""
@@ -230,8 +230,8 @@ class Rendezvous:
                 for place, value in said.items():
                     store.set(place, value)
                 for rank, read in wanted.items():
-                    if rank not in found and (word := read(store)) is not None:
-                        found[rank] = word
+                    if rank not in found and (message := read(store)) is not None:
+                        found[rank] = message
                 if len(found) == len(wanted):
                     return
                 self._over.wait(TIMEOUTS.pause)

@@ -11,7 +11,7 @@ from hal_core import GroupLost, HalError, SplitRole, Unavailable
 from hal.engine import Scheduler
 from hal.engine.worker import EngineWorker
 
-from .control_messages import Delivery, Message, Release, SplitWord, Verdict
+from .control_messages import Delivery, Message, Release, SplitMessage, Verdict
 from .errors import RankLost
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class RankWorker(EngineWorker[S]):
         return () if self.rank_executor is None else self.rank_executor.sockets
 
     @property
-    def said(self) -> deque[SplitWord]:
+    def said(self) -> deque[SplitMessage]:
         """Return messages of ranks about KV transfer."""
         return super().said if self.rank_executor is None else self.rank_executor.said
 
@@ -141,15 +141,15 @@ class RankWorker(EngineWorker[S]):
         assert self.rank_executor is not None
         return [peer for peer in self.rank_executor.peers if peer is not None]
 
-    def say(self, word: Message, *ranks: int) -> None:
+    def send(self, message: Message, *ranks: int) -> None:
         """Send a message to ranks. A rank that cannot be reached is lost, which is detected elsewhere."""
         assert self.rank_executor is not None
-        self.rank_executor.line.say(word, *ranks)
+        self.rank_executor.channel.send(message, *ranks)
 
     def refuse(self, error: HalError) -> None:
         """Send the ranks the reason of their refusal."""
         if self.rank_executor is not None:
-            self.rank_executor.line.say(Verdict(error.what, error.cure, refused=True))
+            self.rank_executor.channel.send(Verdict(error.what, error.cure, refused=True))
 
     def release(self, key: Key, then: Callable[[], None], over: frozenset[int] = frozenset()) -> None:
         """Release an attempt on all ranks, and call ``then`` when they have confirmed. ``over``: ranks that have."""
@@ -158,7 +158,7 @@ class RankWorker(EngineWorker[S]):
             then()
             return
         self.leaving[key] = waits, then
-        self.say(Release(*key), *sorted(waits))
+        self.send(Release(*key), *sorted(waits))
 
     def is_over(self, key: Key, rank: int) -> bool:
         """Handle a rank's confirmation. Return whether the engine had released the attempt."""

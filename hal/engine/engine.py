@@ -257,7 +257,7 @@ class Engine:
                 elif (worker.busy or worker.sockets) and (found := worker.executor.receive(patience)) is not None:
                     self._take(worker, *found)
                 while worker.said:
-                    self.front.hear(worker.said.popleft(), worker)
+                    self.front.on_message(worker.said.popleft(), worker)
             except GroupLost as error:
                 self._lost(worker, error)
 

@@ -45,7 +45,7 @@ class Front(Protocol):
     def took(self, worker: Any, record: OutputRecord, ended: list[Finished]) -> None:  # noqa: ANN401
         """Take note of a worker's output, which was taken over, and of the requests that ended with it."""
 
-    def hear(self, word: Any, worker: Any) -> None:  # noqa: ANN401
+    def on_message(self, message: Any, worker: Any) -> None:  # noqa: ANN401
         """Take a message of a rank about a request that moves."""
 
     def lost(self, worker: Any, error: HalError) -> None:  # noqa: ANN401
@@ -106,7 +106,7 @@ class Queue:
         for finished in ended:
             self._end(finished)
 
-    def hear(self, word: object, worker: EngineWorker[Scheduler]) -> None:
+    def on_message(self, message: object, worker: EngineWorker[Scheduler]) -> None:
         """No request moves."""
 
     def lost(self, worker: EngineWorker[Scheduler], error: HalError) -> None:

@@ -57,7 +57,7 @@ class PrefillScheduler(Scheduler):
         for generation in [one for one in self.running if one.slot >= 0 and one.known > one.goal]:
             name = generation.request_id
             self._remove(generation)
-            self._stays.forget(generation)
+            self._in_flight.forget(generation)
             self._holdings.give_back(generation.slot, ())
             self._kept[name] = generation.blocks
             generation.slot, generation.blocks = -1, []

@@ -99,7 +99,7 @@ class Scheduler:
         self.preemptions = self.most_running = self.launch_tokens = 0
         self._live: dict[str, Generation] = {}
         self._arrivals = 0
-        self._stays = InFlight(self.tokens_per_step)
+        self._in_flight = InFlight(self.tokens_per_step)
         self._due = DueChecks(self.tokens_per_step)
         self._decoding: list[Generation] | None = None  # of ``running``; None: to be found again
         self._to_abort: list[Generation] = []
@@ -203,14 +203,14 @@ class Scheduler:
         self.launch_tokens = launched + allowed - left
         self.most_running = max(self.most_running, len(self.running))
         first = [one for one in (*feeding, *entered) if one.decoding]
-        self._stays.launch(decoding, first)
+        self._in_flight.launch(decoding, first)
         self._holdings.launched += 1
         self._hand_on()
         return tasks
 
     def update(self, record: OutputRecord) -> list[Finished]:
         """Take the output of the oldest step in flight. Return the requests that ended with it."""
-        over = self._stays.take(record)
+        over = self._in_flight.take(record)
         self._holdings.took()
         ended = [self._end(one, reason, message) for one, reason, message in over]
         self._hand_on()
@@ -297,7 +297,7 @@ class Scheduler:
         tasks.append(self._leave(generation, TaskKind.PREEMPTED))
         self.preemptions += 1
         self._preempted.append(generation)
-        if not self._stays.steps:
+        if not self._in_flight.steps:
             self._go_back()
 
     def _go_back(self) -> list[Finished]:
@@ -362,11 +362,11 @@ class Scheduler:
         insort(self.running, generation, key=_RANK)
         self._decoding = None
         self._due.enter(generation)
-        self._stays.enter(generation)
+        self._in_flight.enter(generation)
 
     def _hand_on(self) -> None:
         """Release requests that their length ends with the one step in flight, even if it gives only one token."""
-        if self.overlap and self.one_stream and len(self._stays.steps) == 1:
+        if self.overlap and self.one_stream and len(self._in_flight.steps) == 1:
             last = [one for one in self.running if one.pending]
             for one in [one for one in last if len(one.generated) + 1 >= one.request.params.max_tokens]:
                 self._vacate(one)
@@ -380,7 +380,7 @@ class Scheduler:
         """Release a request's slot and blocks. ``told``: with the step that is being scheduled, which reports it.
         ``failed``: it may continue in a step in flight, until the host has stopped it."""
         self._remove(generation)
-        self._stays.leave(generation, told=told)
+        self._in_flight.leave(generation, told=told)
         self._holdings.give_back(generation.slot, generation.blocks, at_once=self.one_stream and not failed)
         generation.slot, generation.blocks, generation.prefilled = -1, [], 0
 

@@ -55,7 +55,7 @@ class EngineLink:
         self._streams, self._parts = Streams(), list[tuple[Put, Part | HalError]]()
         self._error: HalError | None = None
         self._lost: StreamLoss | None = None
-        self._closing, self._said_before = False, 0
+        self._closing, self._output_before = False, 0
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._run, name="hal-engine-link", daemon=True)
         self._thread.start()
@@ -90,7 +90,7 @@ class EngineLink:
         try:
             with (
                 contextlib.closing(OutputReader(on_event=self._hear)) as self._reader,
-                contextlib.closing(EngineChannel()) as self._line,
+                contextlib.closing(EngineChannel()) as self._channel,
                 tempfile.TemporaryFile() as self._noise,
             ):
                 self._start()
@@ -108,7 +108,7 @@ class EngineLink:
     def _start(self) -> None:
         paths = os.pathsep.join(path for path in sys.path if path)
         self._process = subprocess.Popen(  # in a session of its own: Ctrl-C is the caller's
-            [sys.executable, "-P", "-c", _CHILD, self._line.url],
+            [sys.executable, "-P", "-c", _CHILD, self._channel.url],
             stdin=subprocess.DEVNULL,
             stdout=self._noise,
             stderr=self._noise,
@@ -118,7 +118,7 @@ class EngineLink:
 
     def _loop(self) -> None:
         poller, end = zmq.Poller(), time.monotonic() + TIMEOUTS.starting
-        for socket in (self._wake_end, self._line.socket, *self._reader.sockets):
+        for socket in (self._wake_end, self._channel.socket, *self._reader.sockets):
             poller.register(socket, zmq.POLLIN)
         while not self._closing:
             patience = TIMEOUTS.pause if self._outbox else TIMEOUTS.process_look
@@ -129,12 +129,12 @@ class EngineLink:
             self._read()
             while not self._commands.empty():
                 self._commands.get()()
-            if self._outbox and self._line.offer(self._outbox, 0):
+            if self._outbox and self._channel.offer(self._outbox, 0):
                 self._outbox.clear()
             self._flush()
             if status is not None:
                 raise Unavailable(f"the engine process ended: {_how(status)}{self._tail()}", cure="start it again")
-            if self._line.unsaid or self._lost is not None:
+            if self._channel.unsent or self._lost is not None:
                 raise Unavailable(f"the engine process takes no messages: {self._lost or 'its queue is full'}")
             if not self.up.done() and time.monotonic() > end:
                 raise Unavailable(
@@ -147,23 +147,24 @@ class EngineLink:
             self._streams.take(frame.record)
         while self._streams.stopped:
             self._outbox.append(Abort(self._streams.stopped.popleft()))
-        for _, word in self._line.receive(0.0):
-            self._take(word)
+        for _, message in self._channel.receive(0.0):
+            self._take(message)
 
-    def _take(self, word: Message) -> None:
-        if isinstance(word, Hello):
-            self._line.say(msgspec.structs.replace(self._serve, records=self._reader.url))
-        elif isinstance(word, Up):
-            self._said_before = os.fstat(self._noise.fileno()).st_size
-            self.up.set_result(word)
-        elif isinstance(word, Stats):
-            self.stats = word
-        elif isinstance(word, Down):
-            self.lost = word.what
-        elif isinstance(word, Ended):
-            self._streams.end(word.request, word.tokens, FinishReason(word.reason), word.message)
-        elif isinstance(word, Failed):
-            raise (InvalidValue if word.refused and not self.up.done() else Unavailable)(word.what, cure=word.cure)
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Hello):
+            self._channel.send(msgspec.structs.replace(self._serve, records=self._reader.url))
+        elif isinstance(message, Up):
+            self._output_before = os.fstat(self._noise.fileno()).st_size
+            self.up.set_result(message)
+        elif isinstance(message, Stats):
+            self.stats = message
+        elif isinstance(message, Down):
+            self.lost = message.what
+        elif isinstance(message, Ended):
+            self._streams.end(message.request, message.tokens, FinishReason(message.reason), message.message)
+        elif isinstance(message, Failed):
+            kind = InvalidValue if message.refused and not self.up.done() else Unavailable
+            raise kind(message.what, cure=message.cure)
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, StreamLoss):
@@ -203,7 +204,7 @@ class EngineLink:
     def _tail(self) -> str:
         """The last output of the process since it took requests."""
         size = os.fstat(self._noise.fileno()).st_size
-        said = os.pread(self._noise.fileno(), _TAIL, max(self._said_before, size - _TAIL))
+        said = os.pread(self._noise.fileno(), _TAIL, max(self._output_before, size - _TAIL))
         words = " ".join(said.decode(errors="replace").split())
         return f"; its output: {words}" if words else ""
 
@@ -211,7 +212,7 @@ class EngineLink:
         """End the process, which sends its last records first."""
         assert self._process is not None
         if self._closing and self.up.done():
-            self._line.say(Stop())
+            self._channel.send(Stop())
             end = time.monotonic() + TIMEOUTS.ranks_end
             while self._process.poll() is None and time.monotonic() < end:
                 self._reader.read(TIMEOUTS.reader_slice)

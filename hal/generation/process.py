@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from hal.engine import Engine
 
 
-class Line(Protocol):
+class Channel(Protocol):
     """The control channel's end here; :class:`RankChannel` is one."""
 
     def receive(self, timeout: float) -> Message | StepOrder | None: ...
 
-    def say(self, word: Message, patience: float = ...) -> bool: ...
+    def send(self, message: Message, patience: float = ...) -> bool: ...
 
 
 class _Taken:
@@ -93,41 +93,41 @@ class _Gauge:
         return None if same else self._told
 
 
-def serve_requests(line: Line, engine: Engine) -> None:
+def serve_requests(channel: Channel, engine: Engine) -> None:
     """Take requests and aborts and step until the caller sends Stop.
 
     Raises the errors of a step, and :class:`GroupLost` if the caller is gone.
     """
     gauge, lost = _Gauge(engine), ""
     while True:
-        word = line.receive(0.0 if engine.busy else TIMEOUTS.process_idle)
-        while word is not None:
-            if isinstance(word, Stop):
+        message = channel.receive(0.0 if engine.busy else TIMEOUTS.process_idle)
+        while message is not None:
+            if isinstance(message, Stop):
                 return
-            if isinstance(word, Submit):
-                engine.submit(Request(word.request, word.prompt, word.params, priority=word.priority))
-            elif isinstance(word, Abort):
-                engine.abort(word.request)
-            word = line.receive(0.0)
+            if isinstance(message, Submit):
+                engine.submit(Request(message.request, message.prompt, message.params, priority=message.priority))
+            elif isinstance(message, Abort):
+                engine.abort(message.request)
+            message = channel.receive(0.0)
         with gauge:
             ended = engine.step()
         for one in ended:
             if not one.reported:
-                line.say(Ended(one.request_id, len(one.token_ids), int(one.reason), one.message))
+                channel.send(Ended(one.request_id, len(one.token_ids), int(one.reason), one.message))
         if engine.lost != lost:
-            line.say(Down(lost := engine.lost))
+            channel.send(Down(lost := engine.lost))
         if (stats := gauge.read()) is not None:
-            line.say(stats)
+            channel.send(stats)
 
 
 def run(url: str) -> int:
     """Serve the caller at ``url``; the exit status."""
-    line = RankChannel(url, 0)
+    channel = RankChannel(url, 0)
     try:
-        line.say(Hello(0, 1, versions()), TIMEOUTS.silence)
-        serve = line.receive(TIMEOUTS.serve)
+        channel.send(Hello(0, 1, versions()), TIMEOUTS.silence)
+        serve = channel.receive(TIMEOUTS.serve)
         if not isinstance(serve, Serve):
-            raise GroupLost("no word of what to serve came", argument="engine")
+            raise GroupLost("no message of what to serve came", argument="engine")
         sink = open_sink(serve.records)
         failed = True
 
@@ -138,8 +138,8 @@ def run(url: str) -> int:
         try:
             with opened(serve, send) as (engine, device):
                 able = device.capabilities
-                line.say(Up(0, device.name, dict(able.fallbacks), able.substituted))
-                serve_requests(line, engine)
+                channel.send(Up(0, device.name, dict(able.fallbacks), able.substituted))
+                serve_requests(channel, engine)
                 failed = False
         finally:
             with contextlib.suppress(HalError):  # a caller that is gone acknowledges no record
@@ -147,11 +147,11 @@ def run(url: str) -> int:
     except Exception as error:  # noqa: BLE001 (the caller raises it)
         lost = isinstance(error, GroupLost) and error.argument == "engine"
         if not lost:
-            line.say(failed_message(error, 0, 0), 1.0)
+            channel.send(failed_message(error, 0, 0), 1.0)
         print(f"hal: engine process: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
     finally:
-        line.close()
+        channel.close()
     return 0
 
 

@@ -28,8 +28,8 @@ class Dead:
     def __init__(self, *_):
         self.said = []
 
-    def say(self, word, patience=10.0):
-        self.said.append((type(word).__name__, patience))
+    def send(self, message, patience=10.0):
+        self.said.append((type(message).__name__, patience))
         return False
 
     def close(self):
@@ -37,34 +37,34 @@ class Dead:
 
 
 def test_a_rank_says_nothing_to_an_engine_that_is_gone():
-    line = Dead()
-    with pytest.raises(GroupLost, match="gone"), rank._Serving(line, 0, None).telling():
+    channel = Dead()
+    with pytest.raises(GroupLost, match="gone"), rank._Serving(channel, 0, None).telling():
         raise GroupLost("gone", argument="engine")
-    assert line.said == []
+    assert channel.said == []
 
 
 def test_a_rank_that_misses_another_does_not_wait_for_the_engine():
     """It may be gone too; its end is noticed as soon as in any other wait."""
-    line = Dead()
-    with pytest.raises(GroupLost, match="rank 1"), rank._Serving(line, 0, None).telling():
+    channel = Dead()
+    with pytest.raises(GroupLost, match="rank 1"), rank._Serving(channel, 0, None).telling():
         raise GroupLost("rank 1 is lost")
-    assert line.said == [("Failed", line.patience)]
+    assert channel.said == [("Failed", channel.patience)]
 
 
 def test_an_unsendable_transfer_message_is_a_lost_engine():
     """The message is not repeated: blocks whose end the engine does not receive would never be free."""
     with pytest.raises(GroupLost, match="rank 3: the engine takes no messages any more"):
-        rank._Serving(Dead(), 3, None)._say(Over(3, "a", 1))
+        rank._Serving(Dead(), 3, None)._send(Over(3, "a", 1))
 
 
 def test_a_rank_that_finds_no_engine_ends_at_once():
-    line = Dead()
+    channel = Dead()
     with (
-        mock.patch.object(rank, "RankChannel", return_value=line),
+        mock.patch.object(rank, "RankChannel", return_value=channel),
         pytest.raises(GroupLost, match="finds no engine at ipc:"),
     ):
         rank.serve("ipc:///nowhere", 0, 1)
-    assert [word for word, _ in line.said] == ["Hello", "closed"]
+    assert [kind for kind, _ in channel.said] == ["Hello", "closed"]
 
 
 @pytest.mark.parametrize(("parent", "status"), [(None, 7), (1 << 22, 1)])

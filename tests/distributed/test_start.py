@@ -38,21 +38,21 @@ class Actors:
             self._threads[-1].start()
 
     def _act(self, url, rank):
-        line = RankChannel(url, rank)
+        channel = RankChannel(url, rank)
         try:
-            line.say(Hello(rank, len(self.failed), {}))
-            self._wait(line, rank, Setup)
-            line.say(self.failed[rank] or Ready(rank, {}))
-            if self._wait(line, rank, Go):
-                line.say(Up(rank, "cpu", {}, ""))
-                self._wait(line, rank, Verdict)
+            channel.send(Hello(rank, len(self.failed), {}))
+            self._wait(channel, rank, Setup)
+            channel.send(self.failed[rank] or Ready(rank, {}))
+            if self._wait(channel, rank, Go):
+                channel.send(Up(rank, "cpu", {}, ""))
+                self._wait(channel, rank, Verdict)
         except GroupLost as error:
             self.heard[rank] = error
         finally:
-            line.close()
+            channel.close()
 
-    def _wait(self, line, rank, wanted):
-        while not isinstance(word := line.receive(PATIENCE), wanted | Verdict):
+    def _wait(self, channel, rank, wanted):
+        while not isinstance(word := channel.receive(PATIENCE), wanted | Verdict):
             assert word is not None
         self.heard[rank] = word
         return isinstance(word, wanted)
@@ -97,12 +97,12 @@ class Able(Actors):
         self.overlaps, self.over = overlaps, threading.Event()
 
     def _act(self, url, rank):
-        with contextlib.closing(RankChannel(url, rank)) as line:
-            line.say(Hello(rank, len(self.failed), {}))
-            self._wait(line, rank, Setup)
-            line.say(Ready(rank, {}))
-            self._wait(line, rank, Go)
-            line.say(Up(rank, "cpu", {}, "", overlap=self.overlaps[rank]))
+        with contextlib.closing(RankChannel(url, rank)) as channel:
+            channel.send(Hello(rank, len(self.failed), {}))
+            self._wait(channel, rank, Setup)
+            channel.send(Ready(rank, {}))
+            self._wait(channel, rank, Go)
+            channel.send(Up(rank, "cpu", {}, "", overlap=self.overlaps[rank]))
             self.over.wait(PATIENCE)
 
 
@@ -134,9 +134,9 @@ class Silent(Actors):
         if rank < len(self.failed) - 1:
             super()._act(url, rank)
             return
-        line = RankChannel(url, rank)
-        line.say(Hello(rank, len(self.failed), {}))
-        line.close()
+        channel = RankChannel(url, rank)
+        channel.send(Hello(rank, len(self.failed), {}))
+        channel.close()
 
 
 def test_a_rank_that_ends_without_a_word_at_the_start_is_lost_at_once():
@@ -190,10 +190,10 @@ def test_a_rank_to_which_a_word_cannot_be_said_is_lost(monkeypatch):
     actors = Actors(None)
     rank_executor = up(Row().setup(), actors)
     with monkeypatch.context() as full:
-        full.setattr(rank_executor.line, "_send", lambda message, ranks: list(ranks))
-        rank_executor.line.say(Beat())
+        full.setattr(rank_executor.channel, "_send", lambda message, ranks: list(ranks))
+        rank_executor.channel.send(Beat())
         assert rank_executor.receive(0.0) is None, "a beat is said again"
-        rank_executor.line.say(Release("a", 1), 0)
+        rank_executor.channel.send(Release("a", 1), 0)
     with pytest.raises(RankLost, match="rank 0 was lost at its start: it takes no messages any more"):
         rank_executor.receive(0.0)
     rank_executor.close()

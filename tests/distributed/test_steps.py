@@ -90,7 +90,7 @@ def test_any_body_is_decoded_or_refused(body):
 
 
 @pytest.mark.parametrize(
-    "word",
+    "message",
     [
         Hello(1, 2, {"a": "b"}),
         Setup("m", "cpu", None, {"x": True, "y": "async"}, StateConfig(2, 64), 4, 2, 1, "ipc:///x", 3.0),
@@ -99,8 +99,8 @@ def test_any_body_is_decoded_or_refused(body):
         Verdict("why", "cure", 1, 5),
     ],
 )
-def test_a_word_is_heard_as_it_was_said(word):
-    assert heard(encode_message(word, session=3), decode_message) == word
+def test_a_message_arrives_as_it_was_sent(message):
+    assert heard(encode_message(message, session=3), decode_message) == message
 
 
 def test_a_scheduler_s_tasks_travel_with_the_requests_that_enter():

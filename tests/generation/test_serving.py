@@ -34,8 +34,8 @@ class Caller:
         assert self.turn or timeout, "an engine without requests waits"
         return Stop() if self.turn == self.until else self.receive(timeout)
 
-    def say(self, word, patience=0.0):
-        (self.stats if isinstance(word, Stats) else self.heard).append(word)
+    def send(self, message, patience=0.0):
+        (self.stats if isinstance(message, Stats) else self.heard).append(message)
         return True
 
 

@@ -34,8 +34,8 @@ def match_by_name(monkeypatch):
     update = Scheduler.update
 
     def by_name(scheduler, record):
-        scheduler._stays._find = lambda names, request_ids: [scheduler._live.get(name) for name in request_ids]
-        scheduler._stays._over = lambda names, name: None
+        scheduler._in_flight._find = lambda names, request_ids: [scheduler._live.get(name) for name in request_ids]
+        scheduler._in_flight._over = lambda names, name: None
         return update(scheduler, record)
 
     monkeypatch.setattr(Scheduler, "update", by_name)

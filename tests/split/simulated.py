@@ -74,7 +74,7 @@ class Rank:
         if isinstance(said, StepOrder):
             self._step(said)
         else:
-            self.handover.hear(said)
+            self.handover.on_message(said)
 
     def _step(self, order):
         self.handover.launch(order.tasks)
@@ -184,14 +184,14 @@ def _as_record(number, rows):
 
 
 @dataclass
-class Line:
+class Channel:
     """The messages of an engine to ranks."""
 
     ranks: list[Rank] = field(default_factory=list)
 
-    def say(self, word, *ranks):
+    def send(self, message, *ranks):
         for rank in ranks or range(len(self.ranks)):
-            self.ranks[rank].inbox.append(word)
+            self.ranks[rank].inbox.append(message)
         return []
 
 
@@ -209,9 +209,9 @@ class SimulatedExecutor:
         self.rank_info = RankInfo("simulated", {}, "", overlap=overlap)
         self.words, self.records = deque(), deque()  # on their way to the engine
         self.said, self._came, self.accepted, self.heard = deque(), deque(), 0, []
-        self.line = Line()
-        self.line.ranks = [Rank(self, number, net, clock, blocks, size, drafts) for number in range(tp)]
-        self.peers = tuple(rank.transfer.describe() for rank in self.line.ranks)
+        self.channel = Channel()
+        self.channel.ranks = [Rank(self, number, net, clock, blocks, size, drafts) for number in range(tp)]
+        self.peers = tuple(rank.transfer.describe() for rank in self.channel.ranks)
         self._slow, self._steps = slow, 0
         self.dead = self.closed = False
 
@@ -225,7 +225,7 @@ class SimulatedExecutor:
         if self.dead:
             raise RankLost("it takes no messages any more", 0, self._steps)
         self._steps += 1
-        for rank in self.line.ranks:
+        for rank in self.channel.ranks:
             rank.inbox.append(StepOrder(number, self._steps, orders_of(tasks), taken))
 
     def receive(self, timeout):
@@ -254,7 +254,7 @@ class SimulatedExecutor:
             self.dead = True
             for _ in range(min(arrives, len(self.records))):
                 self.deliver(word=False)
-            for rank in self.line.ranks:
+            for rank in self.channel.ranks:
                 rank.close()
 
     def rest(self):
@@ -266,5 +266,5 @@ class SimulatedExecutor:
 
     def close(self):
         self.dead = self.closed = True
-        for rank in self.line.ranks:
+        for rank in self.channel.ranks:
             rank.close()

@@ -52,7 +52,7 @@ def test_a_step_that_is_done_before_anybody_waits_is_told_and_once():
     assert told == ["record 0", "record 1"]
 
 
-class Line:
+class Channel:
     """Returns the given messages one by one."""
 
     rank = 0
@@ -87,6 +87,6 @@ def test_taken_steps_are_reported_before_the_tasks_that_follow():
     """Those may bring a request with the name of one that ended: the end belongs to the earlier one only."""
     stepper, handover = Stepper(), KvHandover()
     stepper.admit = stepper.runner = None
-    line = Line(StepOrder(0, 1, (), 0), StepOrder(0, 2, (), 1), Stop())
-    StepLoop(line, stepper, 0, handover=handover).run(overlap=True, begins=lambda _: None, verdict=None)
+    channel = Channel(StepOrder(0, 1, (), 0), StepOrder(0, 2, (), 1), Stop())
+    StepLoop(channel, stepper, 0, handover=handover).run(overlap=True, begins=lambda _: None, verdict=None)
     assert handover.told == ["launched", "record 0", "launched"]

@@ -56,7 +56,7 @@ def test_a_request_that_decode_workers_keep_refusing_ends_with_the_reason():
     world = World((1, 2))
     refused, other = world.submit([1, *PROMPT], 12, name="refused"), world.submit([2, *PROMPT], 12)
     for rank_executor in world.rank_executors[1:]:
-        transfer = rank_executor.line.ranks[0].transfer
+        transfer = rank_executor.channel.ranks[0].transfer
         reserve = transfer.reserve
 
         def picky(key, blocks, source, reserve=reserve):
@@ -86,7 +86,7 @@ def test_g29_a_rank_lets_nobody_in_whose_blocks_have_not_arrived():
     split_request.decode.scheduler.insert(split_request.key, split_request.first, ())
     world.step()
     with pytest.raises(InvalidValue, match="arrived for it: nothing"):
-        run_all(split_request.decode.rank_executor.line.ranks[0])
+        run_all(split_request.decode.rank_executor.channel.ranks[0])
 
 
 def run_all(rank):

@@ -43,7 +43,7 @@ def until(world, state, *, words, records):
     many turns. Return that request.
     """
     for turn in range(1, 400):
-        for rank in [rank for rank_executor in world.living for rank in rank_executor.line.ranks]:
+        for rank in [rank for rank_executor in world.living for rank in rank_executor.channel.ranks]:
             rank.run()
             for worker in world.engine.workers:
                 if worker.rank_executor is not None and not worker.rank_executor.dead:
@@ -123,7 +123,7 @@ def test_blocks_of_an_ended_offer_are_freed_when_all_ranks_confirm(state):
     world, split_request = world_with(state, 1, tp=2)
     worker, before = split_request.decode, split_request.decode.scheduler.pool.free
     world.engine.abort(split_request.name)
-    for rank in worker.rank_executor.line.ranks:
+    for rank in worker.rank_executor.channel.ranks:
         for _ in range(4):
             world.step()
         assert worker.scheduler.pool.free <= before, "blocks are free that a rank may still write"
@@ -165,7 +165,9 @@ def test_a_decode_worker_that_does_not_answer_is_left_for_another():
     first = split_request.decode
     for _ in range(60):
         world.now += 1
-        for rank in [rank for one in world.engine.workers if one is not first for rank in one.rank_executor.line.ranks]:
+        for rank in [
+            rank for one in world.engine.workers if one is not first for rank in one.rank_executor.channel.ranks
+        ]:
             rank.run()
         for one in world.engine.workers:
             one.rank_executor.deliver(word=True)

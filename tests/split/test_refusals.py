@@ -33,11 +33,11 @@ class Rank:
         self._thread.start()
 
     def _act(self):
-        line = RankChannel(self._url, 0)
+        channel = RankChannel(self._url, 0)
         try:
             for said, wanted in ((Hello(0, 1, {}), Setup), (self._refuses or Ready(0, {}), Go), (self._up, Verdict)):
-                line.say(said)
-                while not isinstance(word := line.receive(PATIENCE), wanted | Verdict):
+                channel.send(said)
+                while not isinstance(word := channel.receive(PATIENCE), wanted | Verdict):
                     assert word is not None
                 if isinstance(word, Setup):
                     self.has_setup.set()
@@ -49,7 +49,7 @@ class Rank:
         except GroupLost as error:
             self._how = str(error)
         finally:
-            line.close()
+            channel.close()
 
     def ended(self):
         return self._how
@@ -92,4 +92,4 @@ def test_a_worker_that_comes_again_with_other_blocks_is_refused_by_name(monkeypa
     differs = "the blocks of decode worker 0 differ from those here: layout: 'one int64 a token' here, 'another' there"
     assert differs in world.ended[split_request.name].message
     assert world.ended[split_request.name].reason is FinishReason.ERROR
-    assert world.rank_executors[-1].line.ranks[0].inbox[-1].what == differs
+    assert world.rank_executors[-1].channel.ranks[0].inbox[-1].what == differs

@@ -77,7 +77,7 @@ class World:
         return [rank_executor for rank_executor in self.rank_executors if not rank_executor.dead]
 
     def run(self, at):
-        ranks = [rank for rank_executor in self.living for rank in rank_executor.line.ranks]
+        ranks = [rank for rank_executor in self.living for rank in rank_executor.channel.ranks]
         if ranks:
             ranks[at % len(ranks)].run()
 
@@ -97,7 +97,7 @@ class World:
         """Advance everything once, and the clock with it; ``words``, ``records``: whether to deliver any."""
         self.now += 0.05
         for rank_executor in self.living:
-            for rank in rank_executor.line.ranks:
+            for rank in rank_executor.channel.ranks:
                 rank.run()
             for word in (True,) * words + (False,) * records:
                 rank_executor.deliver(word=word)
@@ -131,9 +131,9 @@ class World:
                 assert sorted(scheduler._slots) == list(range(scheduler.layout.sizes.num_slots)), worker.name
                 assert not worker.leaving, worker.name
                 assert not scheduler.running
-                assert not scheduler._stays._held
+                assert not scheduler._in_flight._held
         for rank_executor in self.living:
-            for rank in rank_executor.line.ranks:
+            for rank in rank_executor.channel.ranks:
                 assert not rank.handover.busy, f"{rank_executor.label}: something is under way"
                 assert not rank.transfer._promises.open
                 assert not rank.handover._arrived

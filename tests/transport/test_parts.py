@@ -95,20 +95,20 @@ def test_a_large_record_arrives_over_a_connection_with_keys():
         sink.close(20)
 
 
-def test_large_words_of_engine_and_ranks_arrive_over_connections_with_keys():
+def test_large_messages_of_engine_and_ranks_arrive_over_connections_with_keys():
     job = CurveKeys.new()
     job = job.knowing(job.public)
     engine = EngineChannel("tcp://127.0.0.1:*", job)
     rank = RankChannel(engine.url, 0, job)
     try:
         said = Hello(0, 1, {"fact": "x" * 300_000})
-        assert rank.say(said, patience=20)
+        assert rank.send(said, patience=20)
         heard = []
         while not heard:
             heard += engine.receive(1.0)
         assert heard == [(0, said)]
         answer = Failed(0, "y" * 300_000)
-        assert engine.say(answer, 0) == []
+        assert engine.send(answer, 0) == []
         assert rank.receive(20) == answer
     finally:
         rank.close()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hal_core import FinishReason, HalError, OutputRecord, Request, SplitRole
 from hal_core.handover import check_facts
 
-from hal.distributed.control_messages import Arrived, Over, Release, Reserve, Reserved, SendTo, SplitWord
+from hal.distributed.control_messages import Arrived, Over, Release, Reserve, Reserved, SendTo, SplitMessage
 from hal.distributed.worker import RankWorker
 from hal.engine import Finished
 from hal.engine.roles import DecodeScheduler, Key, Prefilled, PrefillScheduler
@@ -152,27 +152,27 @@ class Migration:
             split_request.reserved, split_request.arrived, split_request.over = set(), set(), set()
             self._move(split_request, Event.ASKED)
             for rank, source in enumerate(split_request.prefill.peers):
-                worker.say(Reserve(*split_request.key, blocks, source), rank)
+                worker.send(Reserve(*split_request.key, blocks, source), rank)
             return
 
-    def hear(self, word: SplitWord, worker: Prefill | Decode) -> None:
+    def on_message(self, message: SplitMessage, worker: Prefill | Decode) -> None:
         """Handle a message of ``worker``'s rank about an attempt. Of an outdated attempt only its end counts."""
-        key: Key = word.request, word.attempt
-        if isinstance(word, Over) and worker.is_over(key, word.rank):
+        key: Key = message.request, message.attempt
+        if isinstance(message, Over) and worker.is_over(key, message.rank):
             return
-        split_request = self.split_requests.get(word.request)
-        if split_request is None or split_request.attempt != word.attempt or split_request.state not in ON_OFFER:
+        split_request = self.split_requests.get(message.request)
+        if split_request is None or split_request.attempt != message.attempt or split_request.state not in ON_OFFER:
             return
-        if isinstance(word, Reserved):
-            if _last_of(split_request.reserved, word.rank, worker):
+        if isinstance(message, Reserved):
+            if _last_of(split_request.reserved, message.rank, worker):
                 self._reserved(split_request)
-        elif isinstance(word, Arrived):
-            if _last_of(split_request.arrived, word.rank, worker):
+        elif isinstance(message, Arrived):
+            if _last_of(split_request.arrived, message.rank, worker):
                 self._arrived(split_request)
         else:
-            split_request.why, split_request.failed = word.why, split_request.failed + 1
+            split_request.why, split_request.failed = message.why, split_request.failed + 1
             if worker is split_request.decode:
-                split_request.over.add(word.rank)
+                split_request.over.add(message.rank)
             self._lose_offer(split_request)
 
     def _reserved(self, split_request: SplitRequest) -> None:
@@ -180,7 +180,7 @@ class Migration:
         assert split_request.decode is not None
         self._move(split_request, Event.RESERVED)
         for rank, peer in enumerate(split_request.decode.peers):
-            split_request.prefill.say(SendTo(*split_request.key, peer), rank)
+            split_request.prefill.send(SendTo(*split_request.key, peer), rank)
 
     def _arrived(self, split_request: SplitRequest) -> None:
         self._move(split_request, Event.ARRIVED)
@@ -351,7 +351,7 @@ class Migration:
         """Release a request that ended in a scheduler, on all workers."""
         split_request = self.split_requests[ended.request_id]
         if split_request.state in AT_PREFILL and split_request.prefill is not None:
-            split_request.prefill.say(Release(*split_request.key))  # it may know the blocks' destination
+            split_request.prefill.send(Release(*split_request.key))  # it may know the blocks' destination
         if split_request.state in ON_OFFER:
             self._withdraw_offer(split_request)
         self._let_go(split_request)

@@ -19,25 +19,25 @@ A_RANK = """
 import sys
 from hal.distributed.control_channel import RankChannel
 from hal.distributed.control_messages import Hello
-line = RankChannel(sys.argv[1], 0)
-line.say(Hello(0, 1, {}))
-print(type(line.receive(60.0)).__name__, flush=True)
-line.close()
+channel = RankChannel(sys.argv[1], 0)
+channel.send(Hello(0, 1, {}))
+print(type(channel.receive(60.0)).__name__, flush=True)
+channel.close()
 """
 MORE_THAN_A_CONNECTION_HOLDS = 16 << 20
 
 
-def test_the_last_word_comes_to_a_rank_that_is_stopped_while_it_is_said(tmp_path):
+def test_the_last_message_reaches_a_rank_that_is_stopped_meanwhile(tmp_path):
     """An engine whose ranks are not its children ends after its last message; a rank that missed it reports a loss."""
-    line, parting = EngineChannel(), Event()
-    rank = start(tmp_path, line.url, code=A_RANK)
+    channel, parting = EngineChannel(), Event()
+    rank = start(tmp_path, channel.url, code=A_RANK)
     try:
-        while not any(number == 0 for number, _ in line.receive(60.0)):
+        while not any(number == 0 for number, _ in channel.receive(60.0)):
             pass
         os.kill(rank.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, rank.pid, os.WSTOPPED)
-        assert line.say(Verdict("x" * MORE_THAN_A_CONNECTION_HOLDS, refused=True)) == []
-        receive = line.receive
+        assert channel.send(Verdict("x" * MORE_THAN_A_CONNECTION_HOLDS, refused=True)) == []
+        receive = channel.receive
 
         def awake(timeout):
             if not parting.is_set():
@@ -45,8 +45,8 @@ def test_the_last_word_comes_to_a_rank_that_is_stopped_while_it_is_said(tmp_path
                 os.kill(rank.pid, signal.SIGCONT)
             return receive(timeout)
 
-        line.receive = awake
-        line.close()
+        channel.receive = awake
+        channel.close()
         os.kill(rank.pid, signal.SIGCONT)
         assert rank.communicate(timeout=60)[0].split() == ["Verdict"]
     finally:
@@ -96,7 +96,7 @@ class Cable:
 
 def hear(rank, engine):
     while True:
-        engine.say(Beat())
+        engine.send(Beat())
         assert rank.receive(0.05) is None, "it hears beats, and never what it was told before"
 
 
@@ -106,13 +106,13 @@ def test_a_connection_that_broke_and_was_made_again_is_a_lost_engine():
     cable = Cable(int(engine.url.rpartition(":")[2]))
     rank = RankChannel(cable.url, 0)
     try:
-        rank.say(Hello(0, 1, {}))
+        rank.send(Hello(0, 1, {}))
         while not any(number == 0 for number, _ in engine.receive(60.0)):
             pass
-        engine.say(Beat())
+        engine.send(Beat())
         assert rank.receive(60.0) == Beat()
         cable.carries.clear()
-        assert engine.say(Release("a", 1)) == []
+        assert engine.send(Release("a", 1)) == []
         cable.cut()
         with pytest.raises(GroupLost, match="rank 0: the connection to the engine broke"):
             hear(rank, engine)
