@@ -44,6 +44,8 @@ SOUND = {
     "hal/other.py": "",
     "hal_cuda/__init__.py": "",
     "hal_cuda/device.py": "from hal_core.devices import AsyncDevice\n",
+    "hal_paddle/__init__.py": "from hal_core.devices import StreamDevice\n",
+    "hal_xpu/__init__.py": "from hal_paddle import StreamDevice\n",
 }
 CIRCLES, FACES, ONE_WAY = "No circles between", "The core is imported through", "Imports point one way"
 
@@ -65,6 +67,8 @@ def test_a_tree_without_faults_passes(tmp_path):
         ("hal_cuda/device.py", TYPES + "import hal_core.errors\n", FACES),
         ("hal_core/errors.py", "import hal.engine\n", ONE_WAY),
         ("hal/engine.py", "def f():\n    import hal_cuda.device\n", ONE_WAY),
+        ("hal/engine.py", "def f():\n    import hal_paddle\n", ONE_WAY),
+        ("hal_paddle/__init__.py", "import hal_xpu\n", ONE_WAY),
     ],
 )
 def test_each_fault_is_named(tmp_path, file, text, broken):

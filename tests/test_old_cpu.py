@@ -10,8 +10,9 @@ import textwrap
 import pytest
 from hal_conformance.ranks import support
 from hal_core import Unavailable
-from hal_core.devices import check_processor, import_paddle, join_world
+from hal_core.devices import check_processor, join_world
 from hal_core.devices.paddle import processor
+from hal_paddle.places import import_paddle
 
 from .commands import environment, left_in
 

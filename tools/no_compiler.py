@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 COMPILERS = re.compile(r"(.*-)?(gcc|g\+\+|c\+\+|cc|c89|c99|clang|clang\+\+|cpp|nvcc)(-.*)?")
 FILES = (
-    *("plugins/sim", "plugins/cuda", "plugins/maca", "plugins/xpu", "tests/overlap", "tests/matrix"),
+    *("plugins/sim", "plugins/cuda", "plugins/maca", "plugins/paddle", "plugins/xpu", "tests/overlap", "tests/matrix"),
     *("tests/proposers/test_whole.py", "tests/test_run_speculation.py", "tests/test_adding_a_device.py"),
     *("conformance/tests/test_paddle_hazards.py", "tests/test_run_answers.py", "tests/split/test_run.py"),
 )

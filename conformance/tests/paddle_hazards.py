@@ -13,10 +13,10 @@ from typing import ClassVar
 
 import numpy as np
 from hal_core import Request, StateConfig, Task, TaskKind, admit
-from hal_core.devices.paddle.custom import CustomDevicePlugin
 from hal_core.errors import HalError
 from hal_core.memory.views import ByteRange
 from hal_core.runtime.bound import bind
+from hal_paddle import CustomDevicePlugin
 from hal_sim.paddle_env import announce
 
 PATIENCE = 30

@@ -1,5 +1,6 @@
 """The faces: one table of names each, from which the type checkers' file is made."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -51,3 +52,12 @@ def test_the_check_sees_a_stub_that_is_not_what_the_table_makes(tmp_path):
     done = check()
     assert done.returncode == 1
     assert done.stdout.startswith("frames/__init__.pyi is not what its table makes")
+
+
+def test_a_name_that_moved_says_where_it_is():
+    from hal_core.devices import _MOVED
+
+    for name, module in _MOVED.items():
+        with pytest.raises(ImportError, match=rf"{name} moved from hal_core.devices to {module} .*pip install"):
+            exec(f"from hal_core.devices import {name}")
+        assert hasattr(importlib.import_module(module), name)

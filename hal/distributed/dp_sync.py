@@ -13,7 +13,7 @@ import numpy as np
 from hal_core import HalError
 
 if TYPE_CHECKING:
-    from hal_core.devices import TensorRanks
+    from .tensor_ranks import TensorRanks
 
 
 class DpSync:

@@ -227,7 +227,8 @@ class _Serving:
     def _worker(self, setup: Setup, layout: RankLayout, device: BoundDevice) -> tuple[Stepper, StateCheck | None]:
         """Open the groups with the other ranks, load this rank's part of the model or make its runner, and the
         state."""
-        from hal_core.devices import TensorRanks, library_of, open_job
+        from .job_groups import open_job
+        from .tensor_ranks import TensorRanks, library_of
 
         group = layout.group(self.rank)
         if layout.size > 1:

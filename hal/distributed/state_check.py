@@ -14,9 +14,9 @@ import numpy as np
 from hal_core import ByteRange, StateUnusable
 
 if TYPE_CHECKING:
-    from hal_core.devices import TensorRanks
-
     from hal.stepping import Stepper
+
+    from .tensor_ranks import TensorRanks
 
 VARIABLE = "HAL_CHECK_RANKS"
 _APART = ("topk_token_ids", "topk_logprobs", "topk_ranks")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Ranks(Protocol):
-    """The collectives that the model uses; :class:`hal_core.devices.TensorRanks` has them."""
+    """The collectives that the model uses; :class:`hal.distributed.tensor_ranks.TensorRanks` has them."""
 
     @property
     def size(self) -> int: ...

@@ -15,7 +15,7 @@ from unittest import mock
 
 import numpy as np
 from hal_core import ByteRange, Group, HalError
-from hal_core.devices import TensorRanks, open_groups
+from hal_core.devices import open_groups
 from hal_core.devices.paddle.ranks.groups import PaddleCommunicator
 from hal_core.runtime.policy import Policy
 from hal_core.tickets import DONE
@@ -25,6 +25,7 @@ import hal.distributed.state_check
 from hal.distributed.control_messages import Hello
 from hal.distributed.dp_sync import DpSync
 from hal.distributed.rank import serve, versions
+from hal.distributed.tensor_ranks import TensorRanks
 from hal.model.batch import ModelBatch
 from hal.model.config import read_config
 from hal.model.llama import LlamaModel

@@ -96,11 +96,14 @@ def check_folder(folder: Path) -> None:
 def render(name: str, kind: str) -> dict[str, str]:
     """Return path and text of each file of a plugin."""
     core = metadata.version("paddle-hal-core").split(".")
+    contract = f">={core[0]}.{core[1]},<{int(core[0]) + 1}"
     words = {
         "name": name,
         "title": "".join(part.capitalize() for part in name.split("_")),
         "upper": name.upper(),
-        "contract": f">={core[0]}.{core[1]},<{int(core[0]) + 1}",
+        "contract": contract,
+        "base": f', "paddle-hal-paddle{contract}"' if kind == "paddle" else "",
+        "base_folder": " ./hal/plugins/paddle" if kind == "paddle" else "",
     }
     root = resources.files("hal_conformance") / "templates"
     texts = {path: found for part in ("common", kind) for path, found in _texts(root / part, name)}

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from hal_core.devices.paddle.ranks import process_groups
-from hal_core.devices.paddle.ranks.collectives import CollectiveTicket
+from hal_core.devices.paddle.ranks.collective_ticket import CollectiveTicket
 from hal_core.devices.paddle.ranks.process_groups import connect, make_group
 from hal_core.errors import GroupLost, InvalidValue
 

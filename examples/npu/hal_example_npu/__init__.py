@@ -2,7 +2,7 @@
 
 from types import MappingProxyType
 
-from hal_core.devices import CustomDevicePlugin
+from hal_paddle import CustomDevicePlugin
 
 
 class NpuPlugin(CustomDevicePlugin):

@@ -168,8 +168,8 @@ def bad_input() -> Any:
 
 
 def _other_kind() -> Any:
-    from hal_core.devices.paddle.custom import CustomDevicePlugin
-    from hal_core.devices.paddle.custom_device import CustomDevice
+    from hal_paddle import CustomDevicePlugin
+    from hal_paddle.custom_device import CustomDevice
 
     class Other(CustomDevicePlugin):
         name, kind, cure = "other", "no_such_gpu", "install its plugin"

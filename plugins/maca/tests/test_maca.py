@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from hal_conformance import KitProcess
 from hal_core.devices import HeldPort
-from hal_core.devices.paddle import probing
 from hal_core.errors import Unavailable
 from hal_maca import MacaPlugin
 
@@ -73,7 +72,7 @@ def test_without_the_chip_it_says_why_in_a_line_and_what_to_install(unset, monke
     assert "metax_gpu of PaddleCustomDevice" in found.cure
     with pytest.raises(Unavailable, match="no metax_gpu"):
         hal.open_device("maca")
-    monkeypatch.setattr(probing, "installed_paddle", lambda: None)
+    monkeypatch.setattr("hal_paddle.plugin.installed_paddle", lambda: None)
     assert MacaPlugin.probe().reason == "paddle is not installed"
 
 

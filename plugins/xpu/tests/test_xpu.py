@@ -52,7 +52,7 @@ def opened(on_cpu):
 
 def pretend(monkeypatch, found):
     monkeypatch.delenv("HAL_XPU_PLACE", raising=False)
-    monkeypatch.setattr(probing, "installed_paddle", lambda: found)
+    monkeypatch.setattr("hal_paddle.plugin.installed_paddle", lambda: found)
 
 
 # -- without the chip -----------------------------------------------------------------------------------------------

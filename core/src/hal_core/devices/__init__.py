@@ -4,52 +4,45 @@
   (:class:`~hal_core.devices.primitives.Primitives`).
 - ``asynchronous``: the device over them (:class:`~hal_core.devices.asynchronous.AsyncDevice`).
 - ``stream_device``: its base, which needs only streams, events and host memory, for devices with their own way to move
-  bytes (:class:`~hal_core.devices.stream_device.StreamDevice`; Paddle's CustomDevices).
+  bytes (:class:`~hal_core.devices.stream_device.StreamDevice`; the distribution ``paddle-hal-paddle`` uses it).
 - ``events``, ``tickets``, ``blocks``, ``retired_memory``: parts of these two, which a vendor need not read.
-- ``sync``, ``base``: synchronous devices, and the base of all devices; ``cpu``, ``paddle``: devices in the core.
+- ``sync``, ``base``: synchronous devices, and the base of all devices; ``cpu``: the device in the core.
+- ``paddle``: the installed Paddle, and groups of ranks over ``paddle.distributed``.
 """
 
 from __future__ import annotations
 
 from ..lazy import face
 
-__getattr__, __dir__, __all__ = face(
+_load, __dir__, __all__ = face(
     __name__,
     {
         "hal_core.devices.asynchronous": "AsyncDevice",
-        "hal_core.devices.blocks": "Lease MirroredBlock",
+        "hal_core.devices.blocks": "HostBlock Lease MirroredBlock",
         "hal_core.devices.events": "AsyncStream RecordedEvent",
         "hal_core.devices.retired_memory": "DeviceMemory",
-        "hal_core.devices.primitives": "Launch PlanLaunch Primitives StreamPrimitives poll",
+        "hal_core.devices.primitives": "Launch PlanLaunch Primitives RawEvent RawStream StreamPrimitives poll",
         "hal_core.devices.stream_device": "StreamDevice primitive",
-        "hal_core.devices.tensors": "tensor_over",
+        "hal_core.devices.tensors": "paddle_piece tensor_over",
         "hal_core.devices.tickets": "AsyncTicket",
-        "hal_core.devices.base": "DeviceBase check_index check_options",
-        "hal_core.devices.paddle.conformance": "PaddleSupport SimulatedRanks",
-        "hal_core.devices.paddle.custom": "CustomDevicePlugin",
-        "hal_core.devices.paddle.custom_device": "CustomDevice",
-        "hal_core.devices.paddle.device": "PaddleDevice",
-        "hal_core.devices.paddle.memory": "paddle_piece",
-        "hal_core.devices.paddle.places": "custom_place import_paddle paddle_core",
-        "hal_core.devices.paddle.plugins": "PaddlePlugin",
+        "hal_core.devices.base": "DeviceBase check_index check_options plan_value",
+        "hal_core.devices.paddle.places": "paddle_core paddle_device",
         "hal_core.devices.paddle.probing": "Installed installed_paddle",
         "hal_core.devices.paddle.processor": "X86 check_processor processor_features",
-        "hal_core.devices.paddle.ranks.collectives": "CollectiveTicket open_collectives open_job",
-        "hal_core.devices.paddle.ranks.groups": "OpenGroup close_groups open_groups opened",
-        "hal_core.devices.paddle.ranks.tensors": "TensorRanks library_of",
-        "hal_core.devices.paddle.ranks.world": "join_world",
-        "hal_core.devices.paddle.scatters": "Candidates",
+        "hal_core.devices.paddle.ranks.collective_ticket": "CollectiveTicket",
+        "hal_core.devices.paddle.ranks.groups": "OpenGroup PaddleCommunicator close_groups open_groups opened",
+        "hal_core.devices.paddle.ranks.world": "exchange_blocks join_world",
         "hal_core.devices.ring_options": "RingOptions",
         "hal_core.devices.staging": "Span StagingRing",
-        "hal_core.devices.sync": "SyncDevice",
+        "hal_core.devices.sync": "PASSED SyncDevice",
         "hal_core.memory.copies": "CopyTicket HostCopy",
         "hal_core.memory.dlpack": "DLPACK_CPU DLPACK_CUDA",
         "hal_core.memory.dtypes": "dtype_of",
         "hal_core.memory.foreign": "check_plain check_resolved",
-        "hal_core.memory.packing": "Packed ROW apply_packed cut_rows",
-        "hal_core.memory.plan": "SCATTER_MAP PlanBuilder WritePlan apply_to_host",
+        "hal_core.memory.packing": "Packed ROW apply_packed cut cut_rows",
+        "hal_core.memory.plan": "SCATTER_MAP PlanBuilder Records WritePlan apply_to_host runs_of",
         "hal_core.memory.values": "Value",
-        "hal_core.memory.views": "Index Memory",
+        "hal_core.memory.views": "Index Memory extent",
         "hal_core.ranks.communicator": "Communicator",
         "hal_core.ranks.ports": "HeldPort",
         "hal_core.slots.update": "STEP_FIELDS update_inputs",
@@ -63,3 +56,25 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.tickets": "Mode",
     },
 )
+
+_MOVED = {
+    "Candidates": "hal_paddle.scatter_probe",
+    "CustomDevice": "hal_paddle.custom_device",
+    "CustomDevicePlugin": "hal_paddle",
+    "PaddleDevice": "hal_paddle.sync_place",
+    "PaddlePlugin": "hal_paddle",
+    "PaddleSupport": "hal_paddle.conformance",
+    "SimulatedRanks": "hal_paddle.conformance",
+    "TensorRanks": "hal.distributed.tensor_ranks",
+    "custom_place": "hal_paddle.places",
+    "import_paddle": "hal_paddle.places",
+    "open_job": "hal.distributed.job_groups",
+}
+"""Names of version 1.0 to their present modules: for one release, an import from here says where they are."""
+
+
+def __getattr__(name: str) -> object:
+    if name in _MOVED:
+        cure = "paddle-hal-paddle has hal_paddle: pip install ./plugins/paddle in hal's checkout"
+        raise ImportError(f"{name} moved from hal_core.devices to {_MOVED[name]} ({cure})", name=name)
+    return _load(name)

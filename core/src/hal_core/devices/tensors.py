@@ -57,3 +57,10 @@ def tensor_over(view: View, framework: str = "") -> Any:  # noqa: ANN401 (a fram
             cure="name another framework, or install a build of it for this device",
             device=located,
         ) from error
+
+
+def paddle_piece(base: Any, begin: int, view: View) -> Any:  # noqa: ANN401 (Paddle tensors)
+    """Return a contiguous view's memory as a Paddle tensor; the memory starts ``begin`` bytes into ``base``, a flat
+    int64 tensor."""
+    first = (begin + view.offset) // view.dtype.itemsize
+    return base.view(view.dtype.name)[first : first + view.size].view(list(view.shape))

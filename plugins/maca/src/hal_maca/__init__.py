@@ -5,8 +5,8 @@
 
 MetaX has a CUDA-compatible layer (its runtime libraries, a Triton, perhaps page-locked host memory). It can be added
 here by anyone with access to the chip: override :meth:`MacaPlugin.make` and return a class derived from
-``hal_core.devices.CustomDevice`` that writes a plan with one kernel (``submit``), stages in locked memory (``staging``)
-and declares both in its capabilities (``fused_scatter``, ``pinned_host``). None of it is assumed here.
+``hal_paddle.custom_device.CustomDevice`` that writes a plan with one kernel (``submit``), stages in locked memory
+(``staging``) and declares both in its capabilities (``fused_scatter``, ``pinned_host``). None of it is assumed here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping
 from typing import ClassVar
 
-from hal_core.devices import CustomDevicePlugin
+from hal_paddle import CustomDevicePlugin
 
 
 class MacaPlugin(CustomDevicePlugin):

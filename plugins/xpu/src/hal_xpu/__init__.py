@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from hal_core import Probe
-from hal_core.devices import Installed, PaddlePlugin
+from hal_core.devices import Installed
+from hal_paddle import PaddlePlugin
 
 if TYPE_CHECKING:
     from .device import XpuDevice

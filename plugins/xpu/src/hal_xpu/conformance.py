@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hal_conformance import GlooRanks
 from hal_core import Support
-from hal_core.devices import PaddleSupport, SimulatedRanks
+from hal_paddle.conformance import PaddleSupport, SimulatedRanks
 
 from . import XpuPlugin
 

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hal_core import Capabilities, Unavailable
-from hal_core.devices import Candidates, PaddleDevice, check_index, custom_place, import_paddle, paddle_core
+from hal_core.devices import check_index, paddle_core
+from hal_paddle.places import custom_place, import_paddle
+from hal_paddle.scatter_probe import Candidates
+from hal_paddle.sync_place import PaddleDevice
 
 from . import XpuPlugin
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-NO_PADDLE = "paddle is not installed"
 NOTHING = ("", "0", "False", "None")
 """Versions that Paddle gives for a library it was built without."""
 
@@ -43,12 +41,3 @@ def installed_paddle() -> Installed | None:
     said = dict(re.findall(r"^(\w+)_version\s*=\s*'([^']*)'", text, re.MULTILINE))
     version = said.pop("full", "unknown")
     return Installed(folder, version, frozenset(name for name, value in said.items() if value not in NOTHING))
-
-
-def custom_device_libraries(paddle: Installed) -> list[str]:
-    """Return file names of the CustomDevice plugins that Paddle will load, from the two folders that it searches."""
-    folders = [paddle.folder.parent / "paddle_custom_device"]
-    named = os.environ.get("CUSTOM_DEVICE_ROOT")
-    if named:
-        folders = [Path(named)]
-    return sorted(path.name for folder in folders if folder.is_dir() for path in folder.glob("*.so"))

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ..memory import Tensor
 from ..places import paddle_core
 
 ProcessGroup = Any
+Tensor = Any
+"""A Paddle tensor."""
 Call = Any
 """The result of a process group's call, with a ``wait``."""
 LARGE = 1 << 20

@@ -25,7 +25,7 @@ from ....tickets import DONE, Ticket
 from ....timeouts import TIMEOUTS
 from .direct import DirectGroup
 from .process_groups import Maker, make_by, make_group
-from .world import distributed, exchange, join_world
+from .world import distributed, exchange_blocks, join_world
 
 if TYPE_CHECKING:
     from ....group import Group
@@ -182,7 +182,7 @@ class PaddleCommunicator:
 
     def exchange(self, block: bytes) -> Mapping[int, bytes]:
         """Return every rank's block, by global rank: one broadcast of fixed size from each rank in turn."""
-        return exchange(block, self.group.rank, self._open.ranks, self._open.broadcast)
+        return exchange_blocks(block, self.group.rank, self._open.ranks, self._open.broadcast)
 
     def close(self) -> None:
         """Forget the tensors; the group stays open for the process (:func:`close_groups`)."""
@@ -224,7 +224,7 @@ def _agree(
     )
     alive = bytes(_is_sound(backend, ranks) for ranks in wanted)
     block = shared.block() + listener.endpoint.pack() + alive[:MOST_GROUPS].ljust(MOST_GROUPS, b"\0")
-    blocks = exchange(block, me, range(size), lambda tensor, rank: dist.broadcast(tensor, rank) and None)
+    blocks = exchange_blocks(block, me, range(size), lambda tensor, rank: dist.broadcast(tensor, rank) and None)
     found = differences({rank: data[:BLOCK_BYTES] for rank, data in blocks.items()})
     if found:
         raise InvalidValue(

@@ -37,7 +37,7 @@ def join_world(*, backend: str = "gloo", timeout: float | None = None) -> tuple[
     return dist.get_rank(), dist.get_world_size()
 
 
-def exchange(
+def exchange_blocks(
     block: bytes,
     me: int,
     ranks: Sequence[int],

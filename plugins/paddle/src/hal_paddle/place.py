@@ -1,52 +1,36 @@
-"""Devices that use Paddle: the common base, and the synchronous device."""
+"""The common base of devices on a place of Paddle: memory, targets, plans by scatters."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from hal_core import DONE, Ticket, Unavailable, View
+from hal_core.devices import RingOptions, StagingRing, paddle_piece, plan_value
 
-from ...contract.capabilities import Capabilities
-from ...errors import Unavailable
-from ...memory.copies import CopyTicket, HostCopy
-from ...memory.plan import WritePlan
-from ...memory.views import View
-from ...tickets import DONE, Ticket
-from ..base import DeviceBase, plan_value
-from ..ring_options import RingOptions
-from ..staging import StagingRing
-from ..sync import PASSED, SyncDevice
-from ..update_by_copy import update_by_copy
-from .memory import WORD, Bytes, PaddleMemory, Tensor, host_tensor, is_on, paddle_piece, resolve
-from .ranks.collectives import open_collectives
-from .scatters import COMMON, Candidates, find
-from .staging import PaddleBlock
-from .writing import Writer
+from .collectives import open_collectives
+from .paddle_memory import WORD, PaddleMemory, Tensor, is_on, resolve
+from .scatter_probe import COMMON, Candidates, find
+from .staging_block import PaddleBlock
+from .work import WorkingPlace
+from .writer import Writer
 
 if TYPE_CHECKING:
-    from ...group import Group
-    from ...memory.views import ByteRange, Memory
-    from ...ranks.communicator import Communicator
-    from ...slots.state import SlotState
-    from ...slots.step import Step
-    from ...streams import Event, Stream
+    from hal_core import Capabilities, Group, SlotState, Step, Stream
+    from hal_core.devices import Communicator, WritePlan
 
 
-class PaddlePlace(DeviceBase):
+class PaddlePlace(WorkingPlace):
     """Base of the devices of a Paddle place: memory, targets, plans by scatters, and the ring that they upload from.
 
     A subclass sets ``name``, calls :meth:`open_place` when its base is ready, and implements the abstract methods.
-    ``candidates``: scatters to try at opening (:mod:`hal_core.devices.paddle.scatters`); ``blocking``: whether copies
-    are blocking.
+    ``candidates``: scatters to try at opening (:mod:`hal_paddle.scatter_probe`).
     """
 
     candidates: ClassVar[Candidates] = COMMON
-    blocking: ClassVar[bool] = False
 
     def open_place(self, place: Any, options: Mapping[str, object], capabilities: Capabilities) -> None:  # noqa: ANN401
         """Test the place's abilities, and create the staging ring. Raises :class:`Unavailable` with the cure."""
@@ -89,24 +73,6 @@ class PaddlePlace(DeviceBase):
         for hook in ("insert_tasks", "async_set_value"):
             reasons[hook] = f"{reasons[hook]}; {why}" if hook in reasons else why
         return replace(capabilities, fallbacks=reasons)
-
-    # -- what a kind of device says differently -----------------------------------------------------------------------
-
-    @abstractmethod
-    def current(self, stream: Stream) -> AbstractContextManager[None]:
-        """Make Paddle queue work on ``stream`` within the context."""
-
-    @abstractmethod
-    def before_write(self, memory: PaddleMemory, stream: Stream) -> None:
-        """Order a write after pending reads of the memory."""
-
-    @abstractmethod
-    def after_work(self, stream: Stream, keep: object) -> tuple[Event, Ticket]:
-        """Return the event and the ticket of the work just queued on ``stream``, which uses the memory of ``keep``."""
-
-    @abstractmethod
-    def read_now(self, source: Tensor, target: Bytes, stream: Stream) -> None:
-        """Copy a contiguous tensor to the host, after the work on ``stream``, and wait."""
 
     def synchronize(self) -> None:
         """Wait for the place. Kernels of an accelerator are asynchronous even if its copies are not."""
@@ -151,7 +117,7 @@ class PaddlePlace(DeviceBase):
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """Run the reference on a copy of the state and write it back as one plan."""
         self.count("host_waits")
-        return update_by_copy(self, state, step, stream)
+        return super().update_inputs(state, step, stream)
 
     def open_communicator(self, group: Group) -> Communicator:
         """Open the group over the library named by the capabilities; without one there are no collectives."""
@@ -162,48 +128,3 @@ class PaddlePlace(DeviceBase):
         """Upload once, straight to a contiguous target, or followed by one scatter of elements of the target's
         width."""
         return self.writer.submit(plan_value(target, value), stream, target.dtype.itemsize)
-
-
-class PaddleDevice(PaddlePlace, SyncDevice):
-    """One synchronous place: each call's work is done when it returns. A subclass sets ``name``."""
-
-    blocking: ClassVar[bool] = True
-
-    def __init__(self, index: int, place: Any, options: Mapping[str, object], capabilities: Capabilities) -> None:  # noqa: ANN401
-        super().__init__(index)
-        self.open_place(place, options, capabilities)
-
-    def current(self, stream: Stream) -> AbstractContextManager[None]:
-        """Return an empty context: there is only one order."""
-        return nullcontext()
-
-    def before_write(self, memory: PaddleMemory, stream: Stream) -> None:
-        """Return at once: reads of the memory are done."""
-
-    def after_work(self, stream: Stream, keep: object) -> tuple[Event, Ticket]:
-        """Wait for the place."""
-        self.synchronize()
-        return PASSED, DONE
-
-    def read_now(self, source: Tensor, target: Bytes, stream: Stream) -> None:
-        """Copy and wait."""
-        self.count("copies_out")
-        self.count("host_waits")
-        host_tensor(target).copy_(source, True)
-
-    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Copy byte ranges; the copies are complete on return."""
-        self.check_open()
-        assert isinstance(memory, PaddleMemory)
-        found = [np.empty(part.nbytes, np.uint8) for part in parts]
-        for part, data in zip(parts, found, strict=True):
-            if part.nbytes:
-                host_tensor(data).copy_(memory.bytes(part.offset, part.nbytes), True)
-        self.count("copies_out", len(parts))
-        return HostCopy(found)
-
-    def close(self) -> None:
-        """Wait for the staging ring, then drop all references; memory lives as long as its users."""
-        if not self._closed:
-            super().close()
-            self.staging.close()

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..primitives import RawEvent, RawStream, StreamPrimitives
-from .places import paddle_core
+from hal_core.devices import RawEvent, RawStream, StreamPrimitives, paddle_core
 
 
 class PaddlePrimitives(StreamPrimitives):

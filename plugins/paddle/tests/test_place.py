@@ -6,15 +6,16 @@ import numpy as np
 import paddle
 import pytest
 from hal_core.contract.capabilities import Capabilities
-from hal_core.devices.paddle import packing, scatters
-from hal_core.devices.paddle.between import gather
-from hal_core.devices.paddle.device import PaddleDevice
-from hal_core.devices.paddle.memory import PaddleMemory
-from hal_core.devices.paddle.packing import FEW, elements, in_pieces
 from hal_core.errors import DeviceClosed, InvalidValue, OutOfMemory, Unavailable
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.plan import SCATTER_MAP, WRITE, PlanBuilder, Records, WritePlan, apply_to_host, runs_of
 from hal_core.memory.views import ByteRange, View
+from hal_paddle import elements as elements_of_plans
+from hal_paddle import scatter_probe
+from hal_paddle.device_copy import gather
+from hal_paddle.elements import FEW, elements, in_pieces
+from hal_paddle.paddle_memory import PaddleMemory
+from hal_paddle.sync_place import PaddleDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,19 +48,19 @@ def test_the_values_of_many_writes_are_those_of_each_of_them(data):
     if data.draw(st.booleans()):
         writes["source"] = writes["source"][::-1]
     payload = np.random.default_rng(count).integers(0, 256, int(ends[-1]) + 64, np.uint8)
-    together = b"".join(bytes(part) for part in packing._values(writes, payload))
+    together = b"".join(bytes(part) for part in elements_of_plans._values(writes, payload))
     assert together == b"".join(bytes(part) for _, part in runs_of(writes, payload))
 
 
 WAYS = {
-    "every width": scatters.COMMON,
+    "every width": scatter_probe.COMMON,
     "words and halves": {8: (("scatter_", "int64"),), 4: (("scatter_", "float32"),)},
     "words only": {8: (("scatter_", "int64"),)},
     "the wide ones by index_put": {8: (("scatter_", "int64"),), 4: (("index_put_", "int32"),)},
 }
 
 
-def opened(candidates=scatters.COMMON, **options):
+def opened(candidates=scatter_probe.COMMON, **options):
     class Tested(PaddleDevice):
         name = "tested"
 
@@ -211,19 +212,19 @@ def test_a_place_whose_slices_are_copies_is_refused(monkeypatch):
 
 
 def test_a_scatter_that_gives_wrong_bytes_is_not_used(monkeypatch):
-    real = scatters.Scatter.put
+    real = scatter_probe.Scatter.put
 
     def put(self, tensor, indices, values):
         real(self, tensor, indices, values + 1 if self.dtype == "int32" else values)
 
-    monkeypatch.setattr(scatters.Scatter, "put", put)
+    monkeypatch.setattr(scatter_probe.Scatter, "put", put)
     assert opened().scatters[4].dtype == "float32"
 
 
 def test_the_fallback_flag_is_as_it_was():
-    before = paddle.get_flags([scatters.FALLBACK])
+    before = paddle.get_flags([scatter_probe.FALLBACK])
     opened().close()
-    assert paddle.get_flags([scatters.FALLBACK]) == before
+    assert paddle.get_flags([scatter_probe.FALLBACK]) == before
 
 
 def test_unknown_options_and_use_after_close():

@@ -10,16 +10,18 @@ Its module imports the standard library alone, as a plugin class must.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from ...contract.device import Probe
-from . import probing
-from .plugins import PaddlePlugin
+from hal_core import Probe
+from hal_core.devices import Installed
+
+from .plugin import PaddlePlugin
 
 if TYPE_CHECKING:
-    from ...contract.device import Device
-    from ...contract.support import Support
+    from hal_core import Device, Support
 
 
 class CustomDevicePlugin(PaddlePlugin):
@@ -33,10 +35,10 @@ class CustomDevicePlugin(PaddlePlugin):
     collective: ClassVar[str] = "xccl"
 
     @classmethod
-    def probe_build(cls, paddle: probing.Installed) -> Probe:
+    def probe_build(cls, paddle: Installed) -> Probe:
         """Look for a CustomDevice library. Its file name need not contain the type's name, which Paddle reads from
         it."""
-        libraries = probing.custom_device_libraries(paddle)
+        libraries = custom_device_libraries(paddle)
         if not libraries:
             build = f"Paddle {paddle.version} (built for {paddle.build})"
             return Probe.no(f"{build} has no CustomDevice library, so no {cls.kind}", cls.cure)
@@ -48,7 +50,7 @@ class CustomDevicePlugin(PaddlePlugin):
     @classmethod
     def chips(cls) -> int:
         """Return the number of devices of its type in Paddle."""
-        from .places import paddle_core
+        from hal_core.devices import paddle_core
 
         return int(paddle_core().get_custom_device_count(cls.kind))
 
@@ -67,3 +69,12 @@ class CustomDevicePlugin(PaddlePlugin):
 
         module = cls.stand_ins.get(cls.substituted(), "")
         return SimulatedRanks(module, cls.kind) if module and cls.collective else PaddleSupport()
+
+
+def custom_device_libraries(paddle: Installed) -> list[str]:
+    """Return file names of the CustomDevice plugins that Paddle will load, from the two folders that it searches."""
+    folders = [paddle.folder.parent / "paddle_custom_device"]
+    named = os.environ.get("CUSTOM_DEVICE_ROOT")
+    if named:
+        folders = [Path(named)]
+    return sorted(path.name for folder in folders if folder.is_dir() for path in folder.glob("*.so"))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hal_core import InvalidValue
 
-from ...errors import InvalidValue
-from .memory import PaddleMemory, Tensor
+from .paddle_memory import PaddleMemory, Tensor
 
 if TYPE_CHECKING:
-    from ...memory.views import View
+    from hal_core import View
 
 
 MOST_AXES = 9

@@ -5,22 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from hal_core import DONE, Ticket
+from hal_core.devices import WritePlan, apply_to_host, runs_of
 
-from ...memory.plan import WritePlan, apply_to_host, runs_of
-from ...tickets import DONE, Ticket
-from .memory import WORD, Bytes, PaddleMemory, Tensor
-from .packing import WIDTHS, Elements, ScatterColumns, elements, in_pieces
+from .elements import WIDTHS, Elements, ScatterColumns, elements, in_pieces
+from .paddle_memory import WORD, Bytes, PaddleMemory, Tensor
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+    from hal_core import Stream
+    from hal_core.devices import Span
 
-    from ...streams import Event, Stream
-    from ..staging import Span, StagingRing
-    from .scatters import Scatter
+    from .work import WorkingPlace
 
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 Place = tuple[int, int, int, int]
@@ -29,31 +28,10 @@ MANY = 1 << 31
 """Number of elements beyond which an index needs 8 bytes."""
 
 
-class WritingPlace(Protocol):
-    """The Paddle place that is written to; see :class:`hal_core.devices.paddle.device.PaddlePlace`."""
-
-    blocking: ClassVar[bool]
-    place: Any
-    scatters: dict[int, Scatter]
-
-    @property
-    def staging(self) -> StagingRing: ...
-
-    def count(self, name: str, by: int = 1) -> None: ...
-
-    def current(self, stream: Stream) -> AbstractContextManager[None]: ...
-
-    def before_write(self, memory: PaddleMemory, stream: Stream) -> None: ...
-
-    def after_work(self, stream: Stream, keep: object) -> tuple[Event, Ticket]: ...
-
-    def read_now(self, source: Tensor, target: Bytes, stream: Stream) -> None: ...
-
-
 class Writer:
     """Submits write plans and contiguous values for one device."""
 
-    def __init__(self, device: WritingPlace) -> None:
+    def __init__(self, device: WorkingPlace) -> None:
         self._device = device
         # By memory, which a state owns, so that the entry is dropped with the state.
         self._columns: WeakKeyDictionary[PaddleMemory, dict[tuple[int, int], ScatterColumns]] = WeakKeyDictionary()

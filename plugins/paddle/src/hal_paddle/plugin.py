@@ -12,12 +12,11 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
-from ...contract.device import Plugin, Probe
-from ...errors import Unavailable
-from . import probing
+from hal_core import Plugin, Probe, Unavailable
+from hal_core.devices import Installed, installed_paddle
 
 if TYPE_CHECKING:
-    from ...contract.device import Device
+    from hal_core import Device
 
 
 class PaddlePlugin(Plugin):
@@ -70,9 +69,9 @@ class PaddlePlugin(Plugin):
             return Probe.no(
                 f"{cls.variable()}={substitute} is not a known substitute", f"set it to {known}, or unset it"
             )
-        paddle = probing.installed_paddle()
+        paddle = installed_paddle()
         if paddle is None:
-            return Probe.no(probing.NO_PADDLE, cls.cure)
+            return Probe.no("paddle is not installed", cls.cure)
         if not substitute:
             return cls.probe_build(paddle)
         module = cls.stand_ins[substitute]
@@ -85,7 +84,7 @@ class PaddlePlugin(Plugin):
 
     @classmethod
     @abstractmethod
-    def probe_build(cls, paddle: probing.Installed) -> Probe:
+    def probe_build(cls, paddle: Installed) -> Probe:
         """Return whether this build of Paddle may support the chip."""
 
     @classmethod

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-
-from ...memory.packing import cut
-from ...memory.plan import Records, WritePlan, runs_of
+from hal_core.devices import Records, WritePlan, cut, runs_of
 
 WIDTHS = (8, 4, 2, 1)
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]

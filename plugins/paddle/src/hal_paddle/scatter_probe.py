@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .memory import PaddleMemory, Tensor, empty_words, host_tensor
+from .paddle_memory import PaddleMemory, Tensor, empty_words, host_tensor
 
 FALLBACK = "FLAGS_enable_api_kernel_fallback"
 Candidates = Mapping[int, Sequence[tuple[str, str]]]

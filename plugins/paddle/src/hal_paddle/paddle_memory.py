@@ -8,13 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from hal_core import InvalidValue, View
+from hal_core.devices import check_plain, dtype_of, extent
 
-from ...errors import InvalidValue
-from ...memory.dtypes import dtype_of
-from ...memory.foreign import check_plain
-from ...memory.views import View, extent
-from ...slots.layout import ALIGNMENT
-
+ALIGNMENT = 64
+"""Bytes; memory begins on a cache line."""
 WORD = 8
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Tensor = Any
@@ -68,13 +66,6 @@ class PaddleMemory:
         """Return ``nbytes`` from byte ``offset``, contiguous, as uint8."""
         at = self.begin + offset
         return self.typed("uint8")[at : at + nbytes]
-
-
-def paddle_piece(base: Tensor, begin: int, view: View) -> Tensor:
-    """Return a contiguous view's memory as a tensor; the memory starts ``begin`` bytes into ``base``, a flat int64
-    tensor."""
-    first = (begin + view.offset) // view.dtype.itemsize
-    return base.view(view.dtype.name)[first : first + view.size].view(list(view.shape))
 
 
 def resolve(device: Any, place: Any, target: Any) -> View:  # noqa: ANN401 (a device; a place; any tensor)

@@ -1,4 +1,4 @@
-"""The device of :class:`hal_core.devices.CustomDevicePlugin`: asynchronous, on a place of a CustomDevice.
+"""The device of :class:`hal_paddle.CustomDevicePlugin`: asynchronous, on a place of a CustomDevice.
 
 Paddle 3.0 to 3.3 behaves as follows on any CustomDevice (measured on the simulated one). A non-blocking ``copy_`` goes
 to the *current* stream, does not keep its host source alive, and is safe for contiguous destinations only. Destroying
@@ -12,28 +12,23 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ...contract.capabilities import Capabilities
-from ...errors import InvalidValue
-from ...tickets import Ticket
-from ..blocks import HostBlock
-from ..events import AsyncStream, RecordedEvent
-from ..stream_device import StreamDevice
-from .between import elements_of, gather
-from .device import PaddlePlace
-from .memory import Bytes, PaddleMemory, Tensor, host_tensor
-from .places import custom_place, paddle_core
-from .plugins import PaddlePlugin
-from .streams import PaddlePrimitives
+from hal_core import Capabilities, InvalidValue, Ticket
+from hal_core.devices import AsyncStream, RecordedEvent, StreamDevice, paddle_core
+
+from .device_copy import elements_of, gather
+from .paddle_memory import Bytes, PaddleMemory, Tensor, host_tensor
+from .place import PaddlePlace
+from .places import custom_place
+from .plugin import PaddlePlugin
+from .stream_primitives import PaddlePrimitives
 
 if TYPE_CHECKING:
-    from ...memory.views import ByteRange, Memory, View
-    from ...streams import Stream
+    from hal_core import ByteRange, Stream, View
+    from hal_core.devices import HostBlock, Memory
 
 
 class CustomDevice(PaddlePlace, StreamDevice):
     """One place of a CustomDevice, or of the simulated accelerator under its name, whose streams can be held."""
-
-    blocking = False
 
     def __init__(self, plugin: type[PaddlePlugin], index: int, options: Mapping[str, object]) -> None:
         self.name, self.kind, substitute = plugin.shown(), plugin.kind, plugin.substituted()
@@ -109,7 +104,7 @@ class CustomDevice(PaddlePlace, StreamDevice):
 
     # -- work ---------------------------------------------------------------------------------------------------------
 
-    def before_write(self, memory: PaddleMemory, stream: Stream) -> None:
+    def before_write(self, memory: Memory, stream: Stream) -> None:
         """Make writes wait on their stream for copies out that still read the memory."""
         self.order_after_reads(stream, memory)
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..places import paddle_core
-from .groups import OpenGroup, opened
+from hal_core.devices import OpenGroup, opened, paddle_core
 
 if TYPE_CHECKING:
-    from ....group import Group
+    from hal_core import Group
 
 
 def library_of(place: str, beside: str) -> str:
@@ -30,7 +29,7 @@ class TensorRanks:
     dtype.
 
     The group must be open (:func:`hal_core.devices.open_groups`, with the same library). Over gloo, a lost or hung rank
-    makes the call raise :class:`hal_core.errors.GroupLost` within the group's timeout. Other libraries cannot be
+    makes the call raise :class:`hal_core.GroupLost` within the group's timeout. Other libraries cannot be
     aborted, so the caller must watch the wait for their results.
     """
 

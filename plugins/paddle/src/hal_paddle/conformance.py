@@ -7,13 +7,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from ...contract.support import Support
-from .ranks.groups import open_groups
-from .ranks.world import join_world
+from hal_core import Support
+from hal_core.devices import join_world, open_groups
 
 if TYPE_CHECKING:
-    from ...contract.device import Device
+    from hal_core import Device
 
 
 class PaddleSupport(Support):
@@ -37,7 +35,7 @@ class PaddleSupport(Support):
 class SimulatedRanks(PaddleSupport):
     """Several ranks on a simulated accelerator in place of the chip, each a process with that accelerator.
 
-    ``module`` is the simulator (see :class:`hal_core.devices.CustomDevicePlugin`), ``kind`` is its type name in Paddle.
+    ``module`` is the simulator (see :class:`hal_paddle.CustomDevicePlugin`), ``kind`` is its type name in Paddle.
     Ranks on a chip are not offered: the choice of a device for each rank could not be tested.
     """
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from .memory import WORD, Bytes, PaddleMemory, Tensor, empty_words, host_tensor
+from .paddle_memory import WORD, Bytes, PaddleMemory, Tensor, empty_words, host_tensor
 
 
 class PaddleBlock:
-    """One allocation of the staging ring (:class:`hal_core.devices.staging.Block`).
+    """One allocation of the staging ring (:class:`hal_core.devices.StagingRing`'s ``Block``).
 
     The host part is hal's own pageable memory. Paddle keeps no source alive, and a driver may read pageable memory only
     when the copy runs, so a span is written again only once the event after its last use has passed.
