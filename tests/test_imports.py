@@ -68,7 +68,7 @@ def test_a_tree_without_faults_passes(tmp_path):
         ("hal_core/errors.py", "import hal.engine\n", ONE_WAY),
         ("hal/engine.py", "def f():\n    import hal_cuda.device\n", ONE_WAY),
         ("hal/engine.py", "def f():\n    import hal_paddle\n", ONE_WAY),
-        ("hal_paddle/__init__.py", "import hal_xpu\n", ONE_WAY),
+        ("hal_paddle/place.py", "import hal_xpu\n", ONE_WAY),
     ],
 )
 def test_each_fault_is_named(tmp_path, file, text, broken):

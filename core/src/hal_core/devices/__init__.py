@@ -21,7 +21,7 @@ _load, __dir__, __all__ = face(
         "hal_core.devices.blocks": "HostBlock Lease MirroredBlock",
         "hal_core.devices.events": "AsyncStream RecordedEvent",
         "hal_core.devices.retired_memory": "DeviceMemory",
-        "hal_core.devices.primitives": "Launch PlanLaunch Primitives RawEvent RawStream StreamPrimitives poll",
+        "hal_core.devices.primitives": "Launch PlanLaunch Primitives StreamPrimitives poll",
         "hal_core.devices.stream_device": "StreamDevice primitive",
         "hal_core.devices.tensors": "paddle_piece tensor_over",
         "hal_core.devices.tickets": "AsyncTicket",

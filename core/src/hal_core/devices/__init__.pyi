@@ -68,8 +68,6 @@ from .paddle.ranks.world import join_world as join_world
 from .primitives import Launch as Launch
 from .primitives import PlanLaunch as PlanLaunch
 from .primitives import Primitives as Primitives
-from .primitives import RawEvent as RawEvent
-from .primitives import RawStream as RawStream
 from .primitives import StreamPrimitives as StreamPrimitives
 from .primitives import poll as poll
 from .retired_memory import DeviceMemory as DeviceMemory

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hal_core.devices import RawEvent, RawStream, StreamPrimitives, paddle_core
+from hal_core.devices import StreamPrimitives, paddle_core
+
+RawEvent = RawStream = Any
+"""An event and a stream of Paddle's bindings."""
 
 
 class PaddlePrimitives(StreamPrimitives):
