@@ -9,8 +9,9 @@ from typing import Any
 
 from hal_core.devices import StreamPrimitives, paddle_core
 
-RawEvent = RawStream = Any
-"""An event and a stream of Paddle's bindings."""
+RawEvent = Any
+RawStream = Any
+"""An event, and a stream, of Paddle's bindings."""
 
 
 class PaddlePrimitives(StreamPrimitives):
