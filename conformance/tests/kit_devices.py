@@ -40,6 +40,23 @@ def unwritten():
     return Unwritten(0, {})
 
 
+class Stumbles(CpuDevice):
+    """Has no way to write three axes."""
+
+    @hookimpl
+    def async_set_value(self, device, target, value, stream):
+        if len(target.shape) == 3:
+            self.stumble()
+        return super().async_set_value(device, target, value, stream)
+
+    def stumble(self):
+        raise KeyError("no entry for three axes")
+
+
+def stumbles():
+    return Stumbles(0, {})
+
+
 def unopened():
     """A device of which the vendor has written nothing yet."""
     raise NotImplementedError("stream_create")

@@ -1,10 +1,7 @@
 """Invalid options of the kit: refused before anything runs."""
 
-from types import SimpleNamespace
-
 import pytest
 from hal_conformance.report.command import main
-from hal_conformance.report.report import Recorder
 from hal_core.errors import InvalidValue
 
 
@@ -45,14 +42,3 @@ def test_a_count_that_cannot_be_is_a_usage_error(argument, capsys):
     assert stop.value.code == 2
     option, _, text = argument.partition("=")
     assert f"argument {option}: {text!r} is not a whole number of at least" in capsys.readouterr().err
-
-
-def test_a_reproduction_line_names_the_declared_substitution(monkeypatch):
-    """Without it the line would test another device under the same name, or none."""
-    monkeypatch.setenv("HAL_MYCHIP_PLACE", "sim")
-    monkeypatch.setenv("HAL_OTHER", "something else")
-    given = {"--hal-device": "mychip"}
-    recorder = Recorder(SimpleNamespace(getoption=lambda name: given.get(name, ""), getini=lambda _: ""), set())
-    assert recorder.command("--only G5") == "hal conform mychip --only G5"
-    recorder.device = {"capabilities": {"substituted": "sim"}}
-    assert recorder.command("--only G5") == "HAL_MYCHIP_PLACE=sim hal conform mychip --only G5"

@@ -11,6 +11,7 @@ import pytest
 from hal_conformance.kit import Effort
 from hal_conformance.report import reproduction
 from hal_conformance.report.outcomes import LONGEST, clipped
+from hal_conformance.report.report import cause_of
 
 pytestmark = pytest.mark.long(15)
 WARM = ("numpy", "hypothesis.stateful", "pytest")
@@ -118,3 +119,27 @@ def test_a_device_that_does_not_open_is_reported_in_a_few_lines(conform):
     lines = (done.stdout + done.stderr).splitlines()
     assert len(lines) <= 12, done.stdout + done.stderr
     assert any("kit_devices.py" in line for line in lines), "the frames are those of the plugin"
+
+
+def test_a_foreign_error_is_shown_once_with_its_draws_and_the_frames_of_the_plugin(conform):
+    quick = ("--only=G5", "--profile=quick", "--examples=4")
+    out = conform("--device-factory=kit_devices:stumbles", *quick, code=1).stdout
+    assert "= FAILURES =" not in out
+    first, last = out.index("first failure: G5 "), out.index("hal conformance: ")
+    report = out[last:]
+    assert "kit_devices.py" in out[first:last], "the first failure has the place in the plugin"
+    assert report.count("KeyError: 'no entry for three axes'") == 1
+    assert report.count("Draw 1 (") == 1
+    assert "in stumble\n" in report
+    assert "^^^" not in report
+    assert "data=data" not in report
+
+
+def test_cases_of_one_test_have_one_cause():
+    def failed(case):
+        try:
+            raise AssertionError(f"{case}: counters() says 0 launches, but 2 reached the driver")
+        except AssertionError as error:
+            return cause_of(error, case)
+
+    assert failed("on the device") == failed("a strided value")

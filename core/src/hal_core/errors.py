@@ -46,8 +46,10 @@ def trace_of(error: BaseException) -> str:
     if isinstance(error, HalError | AssertionError):
         return ""
     told = traceback.TracebackException.from_exception(error)
-    frames = [frame for frame in told.stack if not _CALLERS.intersection(Path(frame.filename).parts)]
-    told.stack = traceback.StackSummary.from_list(frames or told.stack)
+    frames = [frame for frame in told.stack if not _CALLERS.intersection(Path(frame.filename).parts)] or told.stack
+    told.stack = traceback.StackSummary.from_list(
+        [traceback.FrameSummary(frame.filename, frame.lineno, frame.name, line=frame.line) for frame in frames]
+    )  # without columns, so without lines of ^^^
     return "".join(told.format())
 
 

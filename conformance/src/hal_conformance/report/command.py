@@ -91,6 +91,11 @@ class Endings:
         """Keep the configuration."""
         self._config = config
 
+    def pytest_runtest_logstart(self) -> None:
+        """Leave the failures of tests to the report, which has each once. Errors of collection pytest prints."""
+        assert self._config is not None
+        self._config.option.tbstyle = "no"
+
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Remove pytest's own reporter, which would print the banner. It stays where pytest stops by itself:
         only it prints errors of collection."""

@@ -114,15 +114,14 @@ class Recorder:
     def _note_failure(self, entry: Outcome, call: pytest.CallInfo[None], report: pytest.TestReport, name: str) -> None:
         assert call.excinfo is not None
         entry.kind = _kind(call.excinfo.value)
-        notes = getattr(call.excinfo.value, "__notes__", ())
-        entry.error = "\n".join([str(call.excinfo.value), *map(str, notes), *trace_of(call.excinfo.value).splitlines()])
+        entry.error = told(call.excinfo.value)
         entry.outcome = "failed"
         if name in self.expected() and report.when == "call":
             entry.outcome, entry.reason = "expected", self.expected()[name]
             report.outcome, report.wasxfail = "skipped", entry.reason
         else:
             entry.reproduce = self.reproduction.line(self.kit, f"G{entry.guarantee}")
-            entry.cause = cause_of(call.excinfo.value)
+            entry.cause = cause_of(call.excinfo.value, entry.test.partition("[")[2].removesuffix("]"))
             before = [one for one in self.outcomes.values() if one.cause == entry.cause and one is not entry]
             if before:
                 entry.same_as = before[0].same_as or before[0].test
@@ -141,7 +140,9 @@ class Recorder:
             return []
         self._told = True
         found = self.outcomes[nodeid]
-        text = [clipped(line) for line in found.error.splitlines()[:3]]
+        message, _, trace = found.error.partition("\nTraceback ")
+        place = [line.strip() for line in trace.splitlines() if line.startswith("  File ")][-1:]
+        text = [clipped(line) for line in (*message.splitlines()[:3], *place)]
         return [f"first failure: G{found.guarantee} {found.test}: {found.kind}", *(f"    {line}" for line in text)]
 
     def expected(self) -> dict[str, str]:
@@ -225,6 +226,13 @@ class Recorder:
                 write(line)
 
 
+def told(error: BaseException) -> str:
+    """Return the message of an error, its notes (the draws of an example), and the traceback of a foreign one."""
+    notes = [str(note) for note in getattr(error, "__notes__", ()) if "data=data(...)" not in str(note)]
+    trace = trace_of(error).removesuffix("".join(f"{note}\n" for note in getattr(error, "__notes__", ())))
+    return "\n".join([str(error), *notes, *trace.splitlines()])
+
+
 _DIFFERS = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|[+-]?\d[\d.e+-]*|[\[(][\d\s.,()\[\]#-]*[\])]")
 """Parts of a message that belong to the example, and not to the cause."""
 
@@ -232,9 +240,9 @@ _DIFFERS = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|[+-]?\d[\d.e+-]*|[\[(][\d
 _WAITED = re.compile(r"the primitive (\w+) \(.*?\), called for .*, waited for the held stream")
 
 
-def cause_of(error: BaseException) -> str:
+def cause_of(error: BaseException, case: str = "") -> str:
     """Return the common part of failures with one cause: the primitive that waited, or else class, place and message,
-    without the example's values."""
+    without the example's values and the name of the test's ``case``."""
     outer = error
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -249,6 +257,7 @@ def cause_of(error: BaseException) -> str:
         place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     first = re.sub(r"^after .*?: ", "", (str(error).splitlines() or [""])[0])
+    first = first.replace(case, "#") if case else first
     return f"{type(error).__name__} at {place}: {_DIFFERS.sub('#', first)}"
 
 
