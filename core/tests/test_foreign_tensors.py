@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.errors import HalError, InvalidValue
-from hal_core.memory.foreign import check_resolved
+from hal_core.memory.foreign_tensors import check_resolved
 from hal_core.runtime.bound import bind
 
 RESOLVED = {

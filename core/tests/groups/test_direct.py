@@ -14,7 +14,7 @@ import pytest
 paddle = pytest.importorskip("paddle", exc_type=ImportError)
 
 from hal_core.devices.paddle.places import paddle_core  # noqa: E402
-from hal_core.devices.paddle.ranks.direct import FRAME, LARGE, PIECE, DirectGroup  # noqa: E402
+from hal_core.devices.paddle.ranks.direct_group import FRAME, LARGE, PIECE, DirectGroup  # noqa: E402
 
 SUM, PATIENCE = paddle_core().ReduceOp.SUM, 60.0
 SIZES = [1, 1024, PIECE // 4 + 2, LARGE // 4]

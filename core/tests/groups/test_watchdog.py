@@ -11,7 +11,7 @@ from time import monotonic
 
 import pytest
 from hal_core.devices.cpu.device import CpuDevice
-from hal_core.devices.paddle.ranks.gloo import GlooSockets
+from hal_core.devices.paddle.ranks.gloo_sockets import GlooSockets
 from hal_core.errors import GroupLost
 from hal_core.group import Group
 from hal_core.ranks.watchdog import Watchdog

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hal_core.devices.tensors import tensor_over
+from hal_core.devices.framework_tensors import tensor_over
 from hal_core.errors import DeviceClosed, OutOfMemory
 from hal_core.runtime.policy import Policy
 

@@ -4,8 +4,8 @@ from ..memory.copies import HostCopy as HostCopy
 from ..memory.dlpack import DLPACK_CPU as DLPACK_CPU
 from ..memory.dlpack import DLPACK_CUDA as DLPACK_CUDA
 from ..memory.dtypes import dtype_of as dtype_of
-from ..memory.foreign import check_plain as check_plain
-from ..memory.foreign import check_resolved as check_resolved
+from ..memory.foreign_tensors import check_plain as check_plain
+from ..memory.foreign_tensors import check_resolved as check_resolved
 from ..memory.packing import ROW as ROW
 from ..memory.packing import Packed as Packed
 from ..memory.packing import apply_packed as apply_packed
@@ -50,6 +50,8 @@ from .blocks import Lease as Lease
 from .blocks import MirroredBlock as MirroredBlock
 from .events import AsyncStream as AsyncStream
 from .events import RecordedEvent as RecordedEvent
+from .framework_tensors import paddle_piece as paddle_piece
+from .framework_tensors import tensor_over as tensor_over
 from .paddle.places import paddle_core as paddle_core
 from .paddle.places import paddle_device as paddle_device
 from .paddle.probing import Installed as Installed
@@ -63,8 +65,8 @@ from .paddle.ranks.groups import PaddleCommunicator as PaddleCommunicator
 from .paddle.ranks.groups import close_groups as close_groups
 from .paddle.ranks.groups import open_groups as open_groups
 from .paddle.ranks.groups import opened as opened
-from .paddle.ranks.world import exchange_blocks as exchange_blocks
-from .paddle.ranks.world import join_world as join_world
+from .paddle.ranks.job import exchange_blocks as exchange_blocks
+from .paddle.ranks.job import join_world as join_world
 from .primitives import Launch as Launch
 from .primitives import PlanLaunch as PlanLaunch
 from .primitives import Primitives as Primitives
@@ -78,6 +80,4 @@ from .stream_device import StreamDevice as StreamDevice
 from .stream_device import primitive as primitive
 from .sync import PASSED as PASSED
 from .sync import SyncDevice as SyncDevice
-from .tensors import paddle_piece as paddle_piece
-from .tensors import tensor_over as tensor_over
 from .tickets import AsyncTicket as AsyncTicket

@@ -21,7 +21,7 @@ from ..memory.views import ByteRange, View
 from ..output.ticket import OutputTicket
 from ..slots.insertion import plan_insert
 from ..tickets import DONE, Ticket
-from .tensors import tensor_over
+from .framework_tensors import tensor_over
 from .update_by_copy import update_by_copy
 
 if TYPE_CHECKING:

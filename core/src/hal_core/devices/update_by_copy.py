@@ -13,7 +13,7 @@ from ..slots import update as reference
 from ..tickets import Ticket
 
 if TYPE_CHECKING:
-    from ..memory.device import MemoryDevice
+    from ..memory.memory_device import MemoryDevice
     from ..slots.state import SlotState
     from ..slots.step import Step
     from ..streams import Stream

@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import ConversionRefused, InvalidValue, ShapeMismatch
 from .convert import convert, convert_scalar
 from .dtypes import ARRAY_TYPES, SCALAR_MAKERS, DType
-from .foreign import host_elements
+from .foreign_tensors import host_elements
 from .views import View
 
 Array = np.ndarray[Any, Any]

@@ -27,7 +27,7 @@ from .shared_config import SharedConfig, differences
 if TYPE_CHECKING:
     from ..group import Group
     from ..memory.copies import CopyTicket
-    from ..memory.device import MemoryDevice
+    from ..memory.memory_device import MemoryDevice
     from ..slots.state import SlotState
     from ..streams import Stream
     from .communicator import Communicator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from ..errors import InvalidValue, StateUnusable
-from ..memory.device import MemoryDevice
+from ..memory.memory_device import MemoryDevice
 from ..memory.plan import SCATTER_MAP, PlanBuilder, WritePlan
 from ..memory.views import ByteRange, Memory, View
 from .admission import AdmittedRequest, Request, admit

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...errors import InvalidValue
 from ...memory.dtypes import DType, dtype_of
-from ...memory.foreign import check_plain
+from ...memory.foreign_tensors import check_plain
 from ...memory.views import ByteRange, Memory, View, extent
 from ...slots.layout import ALIGNMENT
 

@@ -23,9 +23,9 @@ from ....ranks.shared_config import BLOCK_BYTES, SharedConfig, differences
 from ....ranks.watchdog import Watchdog
 from ....tickets import DONE, Ticket
 from ....timeouts import TIMEOUTS
-from .direct import DirectGroup
+from .direct_group import DirectGroup
+from .job import distributed, exchange_blocks, join_world
 from .process_groups import Maker, make_by, make_group
-from .world import distributed, exchange_blocks, join_world
 
 if TYPE_CHECKING:
     from ....group import Group

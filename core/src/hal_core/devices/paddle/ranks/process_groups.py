@@ -23,8 +23,8 @@ from ....ranks.peers import Endpoint, receive
 from ....ranks.ports import HeldPort
 from ....timeouts import TIMEOUTS
 from ..places import paddle_core
-from .gloo import GlooSockets
-from .world import wait_for_listener
+from .gloo_sockets import GlooSockets
+from .job import wait_for_listener
 
 WHERE = struct.Struct("<II")
 """Port of a group's store, and Paddle's number of the group."""
