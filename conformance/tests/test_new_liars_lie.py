@@ -8,18 +8,22 @@ import pytest
 from hal_conformance.liars import (
     broken,
     copies,
+    devices,
     dropped,
     everyone,
+    kept,
     lazy,
     leaks,
     life,
     nans,
+    ordering,
     ring,
     runtimes,
     sizes,
     slices,
     streams,
     threads,
+    tickets,
     values,
     vendors,
     wraps,
@@ -28,7 +32,8 @@ from hal_conformance.liars import (
 from tests.ranks import ForkedRanks
 
 sys.path.insert(0, str(Path(__file__).parent))
-import liar_proofs_life  # noqa: F401 (each registers its proofs)
+import liar_proofs_first  # noqa: F401 (each registers its proofs)
+import liar_proofs_life  # noqa: F401
 import liar_proofs_runtimes  # noqa: F401
 import liar_proofs_vendors  # noqa: F401
 import liar_proofs_waits  # noqa: F401
@@ -53,10 +58,14 @@ MODULES = (
     lazy,
     nans,
     vendors,
+    ordering,
+    tickets,
+    devices,
+    kept,
 )
 SINGLE = {
     *("CompanionsBookRefusals", "CompanionsBookInTurn", "SizesAreCompared", "OtherTypesLeftOut"),
-    *("LastReservationTakesAll", "OlderHandoversEndToo"),
+    *("LastReservationTakesAll", "OlderHandoversEndToo", "ForgetsTheLastMemory", "MemoriesApart"),
 }
 """Liars of other modules that have a proof."""
 NAMES = {module.__name__ for module in MODULES}

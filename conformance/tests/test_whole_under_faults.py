@@ -1,0 +1,34 @@
+"""Honest devices pass the whole kit under each fault: copies that arrive late, and faults that nothing arms."""
+
+import pytest
+from hal_conformance.liars.faults import FAULTS, DelayedCopies
+
+from .test_liars import without_driver, without_simulator
+
+pytestmark = [pytest.mark.conform, pytest.mark.long(120)]
+WARM = ("numpy", "hypothesis.stateful", "pytest")
+DEVICES = {
+    "cpu": ("cpu", str),
+    "queue": ("--device-factory=queued_device:queued", str),
+    "sim": ("sim", without_simulator),
+    "opencl": ("opencl", without_driver),
+}
+
+
+def passes(conform, name, *arguments):
+    device, missing = DEVICES[name]
+    if why := missing():
+        pytest.skip(why)
+    done = conform(device, "--profile=quick", *arguments, code=0)
+    assert "conforms as far as checked" in done.stdout
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_late_copies_change_nothing(conform, name):
+    passes(conform, name, f"--fault={DelayedCopies.__name__}")
+
+
+@pytest.mark.parametrize("fault", [fault.__name__ for fault in FAULTS if fault is not DelayedCopies])
+def test_a_fault_that_nothing_arms_changes_nothing(conform, fault):
+    """The tests of faults arm them; some lay them over the device once more."""
+    passes(conform, "queue", f"--fault={fault}", "--examples=1")
