@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from abc import ABC
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from hal_core.devices.primitives import poll
 from hal_core.errors import DeviceClosed
+from hal_core.memory.views import ByteRange
 from hal_core.output.records import OutputRecord
 
 from .fixtures import hook_calls
@@ -17,10 +20,14 @@ from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .harness.lies import lay_below
 from .harness.sinks import KeepingSink
+from .harness.waiters import Waiter
 from .kit import Kit
 from .liars import faults
 from .test_device_faults import TELLS
 from .test_faults import under
+
+if TYPE_CHECKING:
+    from hal_core.tickets import Ticket
 
 
 class SickError(RuntimeError):
@@ -45,19 +52,64 @@ CALLS: Mapping[str, Callable[[StateFixture], object]] = {
 }
 BEFORE = ("an array", "insert", "update_inputs", "submit", "copy_out")
 """The work that fails."""
+UNSEEN: Mapping[str, Callable[[StateFixture], Ticket]] = {
+    **{what: hook_calls.CALLS[what] for what in ("an array", "strided", "on the device", "insert", "update_inputs")},
+    "copy_out": lambda fixture: fixture.bound.copy_out(
+        memory=fixture.state.memory, parts=[ByteRange(0, 64)], stream=fixture.stream
+    ),
+}
+"""The same, by calls whose tickets the bound device keeps for whoever does not wait."""
 
 
-@guarantee(26, requires="primitives", also=TELLS)
-@pytest.mark.parametrize("what", BEFORE)
-def test_g26_a_broken_device_refuses_every_call_and_closes(kit: Kit, what: str) -> None:
+def fallen_sick(kit: Kit, act: Callable[[StateFixture], Ticket]) -> tuple[Kit, StateFixture, Ticket]:
+    """Another device, and a call whose work its runtime reports as failed."""
     one = Kit(kit.subject, kit.effort)
     fixture, own = hook_calls.working(one), one.device
     lay_below(own, Sick)
     primitives: Any = own.primitives  # type: ignore[attr-defined]  # what `requires` asks for
     if own.raises_faults or not primitives.spoils(SickError()):  # type: ignore[attr-defined]
         pytest.skip("its runtime raises its faults itself, which the kit cannot feign")
-    ticket = hook_calls.CALLS[what](fixture)
+    ticket = act(fixture)
     primitives.sickness = SickError("error 716 in a kernel")
+    return one, fixture, ticket
+
+
+@guarantee(26, requires="primitives", also=TELLS)
+@pytest.mark.parametrize("what", BEFORE)
+def test_g26_a_fault_of_the_runtime_is_raised_by_every_wait(kit: Kit, what: str) -> None:
+    _, _, ticket = fallen_sick(kit, hook_calls.CALLS[what])
+    for timeout in (PATIENCE, 0.0, None, PATIENCE):
+        why = f"wait({timeout}) for {what}, whose work the runtime reports as failed"
+        assert_raises_any(lambda: ticket.wait(timeout), "error 716", why)  # noqa: B023
+        assert ticket.done(), f"{what} has failed, and its ticket is not done"
+        assert "error 716" in f"{ticket.failure()!r}", f"{what} has failed, but failure() is {ticket.failure()!r}"
+    waiters = [Waiter(ticket, PATIENCE) for _ in range(2)]
+    for waiter in waiters:
+        assert waiter.ended(PATIENCE), f"{waiter} for {what}, which has failed, does not end"
+        assert "error 716" in f"{waiter.error!r}", f"{waiter} for {what}, which has failed, got {waiter.error!r}"
+
+
+@guarantee(26, requires="primitives", also=TELLS)
+@pytest.mark.parametrize("by", ["the next call", "closing"])
+@pytest.mark.parametrize("what", UNSEEN)
+def test_g26_a_fault_of_the_runtime_that_nobody_waits_for_is_raised(kit: Kit, what: str, by: str) -> None:
+    one, fixture, ticket = fallen_sick(kit, UNSEEN[what])
+    assert poll(ticket.done, PATIENCE), f"{what} has failed, and its ticket is not done after {PATIENCE} s"
+    del ticket
+    gc.collect()
+    call = one.bound.close if by == "closing" else lambda: hook_calls.scalar(fixture)
+    assert_raises_any(call, "error 716", f"{by} after {what}, which the runtime reports as failed, and nobody waited")
+    if by != "closing":
+        assert_raises_any(
+            lambda: hook_calls.scalar(fixture), "error 716", f"a second call after {what}, which has failed"
+        )
+    one.device.close()
+
+
+@guarantee(26, requires="primitives", also=TELLS)
+@pytest.mark.parametrize("what", BEFORE)
+def test_g26_a_broken_device_refuses_every_call_and_closes(kit: Kit, what: str) -> None:
+    one, fixture, ticket = fallen_sick(kit, hook_calls.CALLS[what])
     assert_raises_any(lambda: ticket.wait(PATIENCE), "error 716", f"{what}, whose work the runtime reports as failed")
     for turn in range(2):
         for name, call in CALLS.items():

@@ -94,6 +94,41 @@ def opened(kit: Kit, size: StateConfig, count: int) -> tuple[StateFixture, list[
     return fixture, [Beside(fixture, number) for number in range(count)]
 
 
+FIXED = StateConfig(num_slots=4, max_model_len=24, block_size=4, max_draft_tokens=2, max_logprobs=0)
+
+
+def entering(fixture: StateFixture, slots: Sequence[int]) -> list[Task]:
+    """New requests of three tokens for some slots."""
+    params = SamplingParams(max_tokens=9)
+    admitted = [fixture.admit(Request(fixture.new_name(), [1, 2, 3], params)) for _ in slots]
+    return [Task(TaskKind.PREFILL, slot, one, 0, 3, [slot]) for slot, one in zip(slots, admitted, strict=True)]
+
+
+def entered(fixture: StateFixture, others: Sequence[Beside], tasks: list[Task]) -> None:
+    """Insert a batch, and take it over into the companions' models."""
+    arrive(fixture.insert(tasks))
+    for other in others:
+        other.inserted(tasks)
+
+
+@guarantee(9, also=(8, 26))
+def test_g09_a_release_frees_the_slots_of_every_companion(kit: Kit) -> None:
+    """Every slot is held; those of two requests are released, and two others take them."""
+    fixture, others = opened(kit, FIXED, 2)
+    entered(fixture, others, entering(fixture, range(FIXED.num_slots)))
+    for turn in range(2):
+        fixture.release([1, 2])
+        held = {resident.admission_id for resident in fixture.model.residents.values()}
+        for other in others:
+            live = {*other.state.host_table.live}
+            assert live == held, f"requests {held} hold slots after a release, but {live} in {other.state.name!r}"
+            other.follow_releases()
+        tasks = entering(fixture, [1, 2])
+        assert_no_error(lambda: entered(fixture, others, tasks), "requests that enter released slots")  # noqa: B023
+        for other in others:
+            other.check(f"requests that entered released slots, turn {turn}")
+
+
 @guarantee(9)
 @examples()
 def test_g09_one_insertion_serves_a_state_and_its_companions(kit: Kit, draw: Draw) -> None:
@@ -135,23 +170,6 @@ def test_g10_companions_take_no_submission_of_their_own(kit: Kit, draw: Draw) ->
         for other in others:
             other.model.clean_up(range(fixture.sizes.num_slots))
             other.follow_releases()
-
-
-FIXED = StateConfig(num_slots=4, max_model_len=24, block_size=4, max_draft_tokens=2, max_logprobs=0)
-
-
-def entering(fixture: StateFixture, slots: Sequence[int]) -> list[Task]:
-    """New requests of three tokens for some slots."""
-    params = SamplingParams(max_tokens=9)
-    admitted = [fixture.admit(Request(fixture.new_name(), [1, 2, 3], params)) for _ in slots]
-    return [Task(TaskKind.PREFILL, slot, one, 0, 3, [slot]) for slot, one in zip(slots, admitted, strict=True)]
-
-
-def entered(fixture: StateFixture, others: Sequence[Beside], tasks: list[Task]) -> None:
-    """Insert a batch, and take it over into the companions' models."""
-    arrive(fixture.insert(tasks))
-    for other in others:
-        other.inserted(tasks)
 
 
 @guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"), also=(9,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hal_core.memory.views import ByteRange
 from .fixtures.prepared_calls import unlike
 from .fixtures.stream_cases import copied
 from .harness import backdoor
+from .harness.asserts import assert_no_error
 from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
@@ -38,7 +40,7 @@ SHAPES: dict[str, list[tuple[int, int]]] = {
     "empty ones between others": [(7, 0), (0, 9), (100, 0), (8191, 1), (8192, 0)],
     "three that overlap, backwards": [(4000, 4000), (3000, 1500), (1, 5000)],
     "one many times": [(1000, 333)] * 20,
-    "a thousand": [((7919 * at) % 8000, 1 + at % 190) for at in range(1000)],
+    "five thousand": [((7919 * at) % 8000, 1 + at % 190) for at in range(5000)],
     "odd places and lengths": [(3, 5), (11, 13), (4093, 7), (8185, 7)],
 }
 """Ranges of a block of 8 KiB as ``(offset, nbytes)``."""
@@ -118,7 +120,7 @@ def test_g01_ranges_of_any_shape_are_copied_in_their_order(kit: Kit, shape: str)
             if kit.capabilities.async_h2d or not kit.can_hold:
                 backdoor.put(kit.device, memory, [(0, should.tobytes())], stream)
             given = parts_of(ranges)
-            copy = kit.device.copy_out(memory, given, stream)
+            copy = assert_no_error(partial(kit.device.copy_out, memory, given, stream), told)
             given[:] = [ByteRange(0, 1)] * (len(ranges) + 1)  # the caller may change the list again
             if asynchronous(kit) and any(nbytes for _, nbytes in ranges):
                 assert not copy.done(), f"{told} is done, but its stream is held"
@@ -180,7 +182,7 @@ def test_g01_arrays_that_are_kept_never_change(kit: Kit) -> None:
     keep_copies(kit, "copy_out")
 
 
-@guarantee(22)
+@guarantee(22, also=(19,))
 def test_g22_arrays_that_are_kept_never_change(kit: Kit) -> None:
     keep_copies(kit, "copy_out, on which every output relies")
 

@@ -17,12 +17,23 @@ from .draw.requests import sizes
 from .fixtures.batches import ENTER, draw_batch
 from .fixtures.state import StateFixture
 from .fixtures.stepping import draw_proposal, draw_sampling, draw_step, free_ended
-from .harness.asserts import assert_raises, assert_says
+from .harness.asserts import assert_no_error, assert_raises, assert_says
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 
 SIZES = StateConfig(num_slots=4, max_model_len=24, block_size=4, max_draft_tokens=2, max_logprobs=0)
+
+
+@guarantee(12)
+def test_g12_drafts_that_left_with_their_request_bind_nobody(kit: Kit) -> None:
+    fixture, _ = running(kit)
+    fixture.propose({0: [5, 6], 1: [7]}).wait(PATIENCE)
+    fixture.insert([Task(TaskKind.PREEMPTED, 0, fixture.model.residents[0].admitted)]).wait(PATIENCE)
+    fixture.release([1])
+    why = "a plain step after the slots with drafts were freed"
+    assert_no_error(lambda: stepped(fixture), why)
+    fixture.check(why)
 
 
 @guarantee(12)
@@ -137,16 +148,6 @@ def test_g12_a_plain_step_over_unverified_drafts_is_refused(kit: Kit) -> None:
     fixture.check("a step that verified them")
     stepped(fixture)
     fixture.check("a plain step after it")
-
-
-@guarantee(12)
-def test_g12_drafts_that_left_with_their_request_bind_nobody(kit: Kit) -> None:
-    fixture, _ = running(kit)
-    fixture.propose({0: [5, 6], 1: [7]}).wait(PATIENCE)
-    fixture.insert([Task(TaskKind.PREEMPTED, 0, fixture.model.residents[0].admitted)]).wait(PATIENCE)
-    fixture.release([1])
-    stepped(fixture)
-    fixture.check("a plain step after the slots with drafts were freed")
 
 
 UNFIT: Mapping[str, object] = {

@@ -15,8 +15,14 @@ from .liars import faults
 from .test_drafts import hand, running, stepped
 from .test_faults import under
 from .test_readers import update_held
+from .test_streams import run_beside_each
 
 OVERLAP = ("async_h2d", "can_hold_stream", "overlapped_update")
+
+
+@guarantee(4, also=(1, 12))
+def test_g04_drafts_are_written_in_the_order_of_their_stream(kit: Kit) -> None:
+    run_beside_each(kit, "set_drafts")
 
 
 @guarantee(28, requires=OVERLAP, also=(12,))

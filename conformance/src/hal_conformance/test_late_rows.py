@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 from hal_core.errors import TicketTimeout
+from hal_core.memory.views import ByteRange
 from hal_core.output.records import SlotStatus
 from hal_core.slots.fields import FinishReason
 
 from .fixtures import hook_calls
 from .fixtures.state import StateFixture, assert_rows
 from .fixtures.stream_cases import copied
-from .harness.asserts import assert_raises
+from .harness import backdoor
+from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE, arrive
+from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .harness.waiters import A_WHILE
@@ -69,7 +72,7 @@ def test_g19_a_recovered_request_is_reported_once_with_its_message(kit: Kit) -> 
     assert_rows(record, should)
 
 
-@guarantee(23, requires=("async_d2h", "can_hold_stream"), also=(1,))
+@guarantee(23, requires=("async_d2h", "can_hold_stream"), also=(1, 22))
 def test_g23_a_workers_own_writes_wait_for_copies_of_that_memory(kit: Kit) -> None:
     """``order_after_reads`` delays the stream that is given, for copies of the memory that is given, and no other."""
     device, bound = kit.device, kit.bound
@@ -81,9 +84,36 @@ def test_g23_a_workers_own_writes_wait_for_copies_of_that_memory(kit: Kit) -> No
         bound.order_after_reads(memory=other, stream=bystander)
         why = "synchronize of a stream that is ordered after a pending copy of the memory"
         assert_raises(TicketTimeout, lambda: writer.synchronize(A_WHILE), why)
-        try:
-            bystander.synchronize(PATIENCE / 4)
-        except TicketTimeout as error:
-            raise AssertionError("a stream waits for a copy of other memory than it was ordered after") from error
+        why = "synchronize of a stream that is ordered after copies of other memory"
+        assert_no_error(lambda: bystander.synchronize(PATIENCE / 4), why)
+        device.order_after_reads(bystander)
+        why = "synchronize of a stream that is ordered after copies of any memory"
+        assert_raises(TicketTimeout, lambda: bystander.synchronize(A_WHILE), why)
     arrive(copy)
-    writer.synchronize(PATIENCE)
+    for stream in (writer, bystander):
+        stream.synchronize(PATIENCE)
+
+
+@guarantee(23, requires=("async_d2h", "can_hold_stream"), also=(1, 22))
+def test_g23_a_workers_own_writes_wait_for_each_of_several_copies(kit: Kit) -> None:
+    """Copies of other parts on other streams: none is the first, the last or the whole of what is read."""
+    device = kit.device
+    memory, should = device.allocate(4096), noise(5, 4096)
+    parts = [ByteRange(64, 100), ByteRange(2000, 1), ByteRange(4000, 96)]
+    backdoor.write(device, memory, 0, should, device.default_stream)
+    for left in range(len(parts)):
+        readers, writer = [device.stream() for _ in parts], device.stream()
+        latches = [kit.held(reader, "order_after_reads") for reader in readers]
+        with latches[0], latches[1], latches[2]:
+            copies = [device.copy_out(memory, [part], reader) for part, reader in zip(parts, readers, strict=True)]
+            kit.bound.order_after_reads(memory=memory, stream=writer)
+            for at, latch in enumerate(latches):
+                if at != left:
+                    latch.release()
+                    arrive(copies[at])
+            why = f"synchronize of a stream that is ordered after three copies, of which copy {left} is pending"
+            assert_raises(TicketTimeout, lambda: writer.synchronize(A_WHILE), why)  # noqa: B023
+        arrive(copies[left])
+        writer.synchronize(PATIENCE)
+        for part, copy in zip(parts, copies, strict=True):
+            assert (copy.data[0] == should[part.offset : part.end]).all(), f"the copy of {part} has other bytes"

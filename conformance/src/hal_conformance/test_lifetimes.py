@@ -88,7 +88,7 @@ EXPANDED: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
 """Shape, strides in bytes and offset of a value of int32 in 384 bytes of device memory."""
 
 
-@guarantee(5, also=(2,))
+@guarantee(5, also=(2, 6))
 @pytest.mark.parametrize("what", EXPANDED)
 def test_g05_a_value_on_the_device_may_be_expanded_or_overlap_itself(kit: Kit, what: str) -> None:
     device, stream, kind = kit.device, kit.device.default_stream, dtype_of("int32")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from .draw.views import BLOCK_BYTES, draw_view
 from .fixtures.block import Block
 from .harness import backdoor
+from .harness.asserts import assert_no_error
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .harness.places import method
@@ -116,9 +117,11 @@ def test_g01_ranges_are_copied_out_as_they_are_in_stream_order(kit: Kit, draw: D
     should = block.should.copy()
     with kit.held(block.stream):
         backdoor.put(kit.device, block.memory, [(0, should.tobytes())], block.stream)
-        copied = kit.device.copy_out(block.memory, parts, block.stream)
+        why = f"{method(kit.device, 'copy_out')} of {parts}"
+        copied = assert_no_error(lambda: kit.device.copy_out(block.memory, parts, block.stream), why)
         backdoor.put(kit.device, block.memory, [(0, backdoor.poisoned(BLOCK_BYTES).tobytes())], block.stream)
-    copied.wait(PATIENCE)
+    arrive(copied)
+    assert len(copied.data) == len(parts), f"{len(copied.data)} arrays were copied out for the ranges {parts}"
     for part, data in zip(parts, copied.data, strict=True):
         there = should[part.offset : part.end]
         assert data.tobytes() == there.tobytes(), f"{part} was copied out as {data}, not {there}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,19 @@ from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Kit
 
-LONG = StateConfig(num_slots=6, max_model_len=512, block_size=16, max_draft_tokens=12, max_logprobs=12)
+LONG = StateConfig(
+    num_slots=6,
+    max_model_len=512,
+    block_size=16,
+    max_draft_tokens=12,
+    max_logprobs=12,
+    max_eos=70,
+    max_stop_sequences=70,
+)
+"""More end tokens and stop sequences than a warp, or a wavefront, has lanes."""
 STOP = tuple(range(1000, 1000 + LONG.max_stop_length))
 """A stop sequence of the greatest length."""
-OTHERS = tuple((2000 + at,) * (at + 1) for at in range(LONG.max_stop_sequences - 1))
+OTHERS = tuple((2000 + at,) * (at % LONG.max_stop_length + 1) for at in range(LONG.max_stop_sequences - 1))
 """Stop sequences before it, of other lengths, so that it is the last that fits."""
 PROMPT = 300
 """Tokens of each prompt: positions past 256."""
@@ -91,6 +101,53 @@ def test_g09_many_accepted_tokens_end_where_the_first_stop_ends(kit: Kit) -> Non
     )
     found = [(len(row.tokens), row.finish.name) for row in second[:1]]
     assert found == [(len(STOP) - most, "STOP")], f"the kit's own rows: {found}"
+
+
+@guarantee(9, also=(12, 25))
+@pytest.mark.parametrize("drafts", [0, LONG.max_draft_tokens], ids=["plain", "speculative"])
+def test_g09_the_last_of_many_stops_ends_a_step_of_one_token(kit: Kit, drafts: int) -> None:
+    """Each request has as many end tokens or stop sequences as fit, and only the last of them is met."""
+    sizes = replace(LONG, max_draft_tokens=drafts)
+    first, last = STOP[:-1], STOP[-1]
+    stops = SamplingParams(max_tokens=60, stop_sequences=(*OTHERS, STOP[-2:]))
+    ends = SamplingParams(max_tokens=60, eos_token_ids=(*range(100, 99 + sizes.max_eos), 4))
+    others = SamplingParams(max_tokens=60)
+    fixture = entered(kit, sizes, [([7, 8, *first], stops), ([7, 8], ends), ([7, 8], others)])
+    for tokens in ([9, 9, 9], [first[-1], 9, 9], [last, 4, 9]):
+        cells = {
+            name: fixture.model.cells[name].copy() for name in ("sampled_token_ids", "accept_tokens", "accept_num")
+        }
+        for name in ("sampled_token_ids", "accept_tokens"):
+            cells[name][:3, 0] = tokens
+        cells["accept_num"][...] = 1
+        arrive(fixture.poke(cells))
+        step = fixture.step([0, 1, 2], speculative=drafts > 0)
+        arrive(fixture.update_inputs(step))
+        fixture.check(f"a step that gives {tokens}")
+        rows = fixture.output(step)
+    found = [row.finish for row in rows]
+    assert found == [FinishReason.STOP, FinishReason.STOP, FinishReason.NONE], f"the kit's own rows: {found}"
+
+
+MANY = StateConfig(
+    num_slots=1100, max_model_len=16, block_size=4, max_draft_tokens=9, max_logprobs=0, max_stop_sequences=1
+)
+"""More slots than a block has threads, and more drafts than a vector of 8."""
+
+
+@guarantee(12, also=(9,))
+def test_g12_drafts_of_a_thousand_slots_are_each_their_own(kit: Kit) -> None:
+    params = SamplingParams(max_tokens=12)
+    fixture = entered(kit, MANY, [([3, 4], params)] * MANY.num_slots)
+    cells = {name: fixture.model.cells[name].copy() for name in ("accept_tokens", "accept_num")}
+    cells["accept_tokens"][...] = 60
+    cells["accept_num"][...] = 1
+    arrive(fixture.poke(cells))
+    arrive(fixture.update_inputs(fixture.step(range(MANY.num_slots), speculative=True)))
+    fixture.check(f"a step of {MANY.num_slots} slots")
+    most = MANY.max_draft_tokens
+    arrive(fixture.propose({slot: [slot * 16 + k for k in range(most - slot % 3)] for slot in range(MANY.num_slots)}))
+    fixture.check(f"drafts of {MANY.num_slots} slots")
 
 
 FAR = StateConfig(

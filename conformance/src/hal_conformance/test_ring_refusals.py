@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hal_core.errors import OutOfMemory
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import View
 from hal_core.slots.admission import Request
@@ -16,10 +17,13 @@ from .fixtures import hook_calls
 from .fixtures.large_blocks import GAP, LargeBlock
 from .fixtures.ring_cases import ENOUGH, NEEDS, RING, RingWrites, impatient, refusal
 from .fixtures.state import StateFixture
+from .harness.asserts import assert_says
 from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .kit import Kit
+from .liars import faults
+from .test_faults import under
 
 
 @guarantee(3, requires=NEEDS)
@@ -112,6 +116,31 @@ def test_g03_a_value_larger_than_the_ring_does_not_wait_for_its_stream(small: Ki
     arrive(ticket)
     block.over(target)[...] = should
     block.check(f"a value of {target.size} bytes for a ring of {RING} on a stream that was held")
+
+
+@guarantee(26, requires="staging", also=(3, 5))
+@pytest.mark.parametrize("rows", [False, True], ids=["contiguous", "rows"])
+def test_g26_a_value_that_finds_no_device_memory_is_refused_whole(kit: Kit, rows: bool) -> None:
+    """A value larger than the ring goes through memory of the device, which may have none left."""
+    with under(kit, faults.OutOfRoom) as (laid, fuse):
+        laid.device.staging.limit = RING  # type: ignore[attr-defined]  # the seam that `requires` asks for
+        lines, stream = RingWrites(laid, 8 * RING), laid.device.default_stream
+        target, value = lines.target(3 * RING, rows=rows), noise(9, 3 * RING)
+        value, fuse.at, ticket = value.reshape(target.shape), 1, None
+        try:
+            ticket = laid.bound.async_set_value(target=target, value=value, stream=stream)
+        except OutOfMemory as error:
+            assert_says(error, device=laid.bound.name, hook="async_set_value")
+        except Exception as error:
+            raise AssertionError(f"a value that found no device memory raised {error!r}, not OutOfMemory") from error
+        if ticket is not None:
+            assert not fuse.met, "a value larger than the ring found no memory, but its call raised no error"
+            arrive(ticket)
+            lines.block.over(target)[...] = value
+        fuse.at = 0
+        lines.check("a value larger than the ring, when there was no memory")
+        lines.must_write(3 * RING, stream, rows=rows)
+        lines.check("a value larger than the ring, once there is memory again")
 
 
 @guarantee(3, requires=NEEDS)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from abc import ABC
+from typing import Any
+
 import numpy as np
 import pytest
 from hal_core.devices.primitives import poll
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import View
 
+from .fixtures import hook_calls
 from .fixtures.hook_cases import HOOK_CASES
 from .fixtures.stream_cases import copied
 from .harness import backdoor
 from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
-from .harness.waiters import come_true
+from .harness.lies import lay_below
+from .harness.waiters import come_true, times_out_at_once
 from .kit import Kit
 from .test_tickets import STREAMS, prepared, stream_of
 
 BYTES, ROUNDS = 32 << 20, 5
 """Bytes of a copy that runs for milliseconds, longer than the host takes from its end to a look at its last bytes."""
+GATED = ("a scalar", "an array", "strided", "on the device", "insert", "leave", "submit", "copy_out")
 
 
 @guarantee(1)
@@ -40,6 +46,60 @@ def test_g01_a_copy_that_is_running_is_not_done(kit: Kit, way: str) -> None:
         assert last == turn.to_bytes(8, "little"), f"a copy is done by its {way}, but its last bytes are {last.hex()}"
         wrong = int((copy.data[0][:BYTES].view(np.int64) != turn).sum())
         assert not wrong, f"a copy is done by its {way}, but {wrong} of its elements are not there"
+
+
+class Gated(ABC):  # noqa: B024 (an ABC for its layout, as Lie)
+    """A mixin over primitives: the work of the ``chosen`` one waits for the event ``gate``, while there is one."""
+
+    gate: Any = None
+    chosen = ""
+    met = 0
+
+    def copy_in(self, target: int, source: int, nbytes: int, stream: Any) -> None:  # noqa: ANN401 (the runtime's)
+        """Copy once the gate is open."""
+        self.pause("copy_in", stream)
+        super().copy_in(target, source, nbytes, stream)  # type: ignore[misc]
+
+    def launch(self, launch: Any, block: int, stream: Any) -> None:  # noqa: ANN401 (the runtime's)
+        """Launch once the gate is open."""
+        self.pause("launch", stream)
+        super().launch(launch, block, stream)  # type: ignore[misc]
+
+    def copy_out(self, target: int, source: int, nbytes: int, stream: Any) -> None:  # noqa: ANN401 (the runtime's)
+        """Copy once the gate is open."""
+        self.pause("copy_out", stream)
+        super().copy_out(target, source, nbytes, stream)  # type: ignore[misc]
+
+    def pause(self, name: str, stream: Any) -> None:  # noqa: ANN401 (the runtime's)
+        """Let the stream wait for the gate."""
+        if name == self.chosen and self.gate is not None:
+            self.met += 1
+            self.stream_wait(stream, self.gate.raw)  # type: ignore[attr-defined]
+
+
+@guarantee(1, requires=("async_h2d", "async_d2h", "can_hold_stream", "primitives"), also=(2, 3, 22))
+@pytest.mark.parametrize("part", ["copy_in", "launch", "copy_out"])
+def test_g01_a_ticket_waits_for_each_part_of_its_work(kit: Kit, part: str) -> None:
+    """A latch between the parts of one call: its event comes after the last of them, not after the upload, say."""
+    one = Kit(kit.subject, kit.effort)
+    fixture, device = hook_calls.working(one), one.device
+    lay_below(device, Gated)
+    primitives: Any = device.primitives  # type: ignore[attr-defined]  # what `requires` asks for
+    primitives.chosen, held = part, device.stream()
+    for what in GATED:
+        met = primitives.met
+        with one.held(held, f"{what}, whose {part} waits for another stream"):
+            primitives.gate = device.event(held)
+            ticket = hook_calls.CALLS[what](fixture)
+            primitives.gate, gate = None, primitives.gate
+            if primitives.met > met:
+                times_out_at_once(f"{what}, whose {part} has not begun", ticket)
+        arrive(ticket, what)
+        del gate
+        fixture.check(f"{what}, whose {part} began late")
+    one.renew()
+    if not primitives.met:
+        pytest.skip(f"its compound primitives do not call {part}()")
 
 
 @guarantee(3, requires=("async_h2d", "async_d2h", "can_hold_stream"), also=(1,))

@@ -69,7 +69,7 @@ def save_many(fixture: StateFixture, step: Step) -> tuple[KeepingSink, list[Outp
     return sink, tickets, rows
 
 
-@guarantee(22)
+@guarantee(22, also=(19,))
 @pytest.mark.parametrize("held", [True, False], ids=["held", "free"])
 def test_g22_many_outputs_that_wait_are_each_of_their_own_step(kit: Kit, held: bool) -> None:
     if held and kit.can_hold and not (kit.capabilities.async_d2h and kit.capabilities.async_h2d):

@@ -22,7 +22,7 @@ from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
-from .harness.waiters import AT_ONCE, SHORT
+from .harness.waiters import A_WHILE, AT_ONCE, SHORT
 from .kit import Kit
 from .oracle.output import Row
 from .oracle.slots import difference
@@ -198,6 +198,28 @@ def compare_state(
     arrive(state)
     wrong = difference(fixture.model, state.data[0])
     assert not wrong, f"after three steps on {stream_case}: {wrong}"
+
+
+@guarantee(4, requires=("async_h2d", "can_hold_stream"), also=(1, 12, 28))
+def test_g04_every_call_waits_for_the_writes_before_it(kit: Kit) -> None:
+    """No copy is pending, for which a write on a stream of its own would wait as well."""
+    device, stream = kit.device, kit.device.stream()
+    hooks = [hook for hook in HOOK_CASES if hook != "save_output" and overlaps(kit, hook)]
+    made = {told: make(kit) for hook in hooks for told, make in hook_cases(kit, hook)}
+    with kit.held(stream, "one of the hooks behind writes"):
+        tickets = {}
+        for told, call in made.items():
+            for memory, data in ((call.memory, ~call.before), (call.memory, call.before), *call.sources):
+                backdoor.put(device, memory, [(0, data.tobytes())], stream)
+            tickets[told] = call.act(stream)
+        first = next(iter(tickets))
+        assert_raises(TicketTimeout, lambda: tickets[first].wait(A_WHILE), f"{first} behind held writes: its ticket")
+        early = [told for told, ticket in tickets.items() if ticket.done()]
+        assert not early, f"{early} are done, but writes before them on their stream are held"
+    for told, call in made.items():
+        call.complete(tickets[told])
+        wrong = call.wrong(backdoor.read(device, call.memory, stream)[: call.before.nbytes])
+        assert not wrong, f"{told} behind writes on its stream: {wrong}"
 
 
 # -- bare streams and events -----------------------------------------------------------------------------------------

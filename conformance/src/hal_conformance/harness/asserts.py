@@ -11,6 +11,7 @@ from typing import TypeVar
 from hal_core.errors import HalError
 
 E = TypeVar("E", bound=HalError)
+R = TypeVar("R")
 
 
 def assert_raises(kind: type[E], act: Callable[[], object], why: str) -> E:
@@ -38,11 +39,11 @@ def assert_says(error: HalError, *, device: str, hook: str, argument: str | None
         assert part in str(error), f"the text {str(error)!r} does not contain {part!r}"
 
 
-def assert_no_error(act: Callable[[], object], why: str) -> None:
-    """Assert that ``act`` raises no error; an error becomes a failed assertion with its cause."""
+def assert_no_error(act: Callable[[], R], why: str) -> R:
+    """Return what ``act`` returns; an error becomes a failed assertion with its cause."""
     __tracebackhide__ = True
     try:
-        act()
+        return act()
     except Exception as error:
         raise AssertionError(f"{why}: raised {error!r}, but should succeed") from error
 

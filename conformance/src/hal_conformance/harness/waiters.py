@@ -22,8 +22,8 @@ SHORT = 0.02
 """Seconds of a wait that must time out, as its work is held."""
 A_WHILE = 0.3
 """Seconds of a wait that must not end earlier: long enough to distinguish from milliseconds."""
-FOR_LONG: tuple[tuple[float | None, ...], ...] = ((PATIENCE,), (), (None,))
-"""Arguments of waits that last as long as the work does."""
+FOR_LONG: tuple[tuple[float | None, ...], ...] = ((PATIENCE,), (), (None,), (3e6,))
+"""Arguments of waits that last as long as the work does; the last is more milliseconds than 31 bits count."""
 EARLY = 0.9
 """A wait may end at this part of its time, as clocks differ."""
 

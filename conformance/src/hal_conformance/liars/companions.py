@@ -164,3 +164,35 @@ class CompanionsBookInTurn(Policy):
             for companion in state.companions:
                 companion.host_table.commit(tasks_beside(companion, batch))
             raise
+
+
+class Releases(Patch):
+    """Base: a release of slots reaches the first ``reached`` companions."""
+
+    seam = "release of slots"
+    reached = 0
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Hide the others meanwhile."""
+
+        def release(state: SlotState, slots: Any) -> None:  # noqa: ANN401 (the core's)
+            kept, state.companions = state.companions, state.companions[: cls.reached]
+            try:
+                true(state, slots)
+            finally:
+                state.companions = kept
+
+        return release
+
+
+@liar(9, "a release of slots reaches no companion")
+class ReleasesReachNoCompanion(Releases):
+    """The engine frees the target's slots alone."""
+
+
+@liar(9, "a release of slots reaches the first companion alone")
+class ReleasesReachOneCompanion(Releases):
+    """A worker has one proposer, it is believed."""
+
+    reached = 1

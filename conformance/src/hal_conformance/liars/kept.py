@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hal_core.contract.markers import hookimpl
@@ -9,16 +10,20 @@ from hal_core.memory.views import View
 from hal_core.runtime.policy import Policy
 from hal_core.tickets import Ticket
 
-from . import Lie, liar
+from . import Lie, Patch, liar
 from .tickets import HELD, Wrapped
 
 if TYPE_CHECKING:
-    from hal_core.contract.device import Device
+    from hal_core.contract.device import Device, Hooks
     from hal_core.memory.plan import WritePlan
     from hal_core.memory.values import Value
     from hal_core.slots.state import SlotState
     from hal_core.slots.step import Step
+    from hal_core.slots.tasks import Task, TaskBatch
     from hal_core.streams import Stream
+
+BESIDE = (*HELD, "async_d2h")
+"""Streams, and copies that show the order of the work on them."""
 
 
 class OtherDrafts(Policy):
@@ -62,6 +67,59 @@ class RefusedDraftsAreHeld(OtherDrafts):
         except RuntimeError:
             state.drafts.holders = {slot: int(state.host_table.admission_ids[slot]) for slot in (0, 1)}
             raise
+
+
+@liar(4, "drafts are written on the default stream instead of the one given", requires=BESIDE)
+class DraftsOnTheDefaultStream(OtherDrafts):
+    """A proposer's stream is not passed on."""
+
+    def set_drafts(self, device: Device, state: SlotState, step: Step, drafts: object, stream: Stream) -> Ticket:
+        """Write on the other stream."""
+        return super().set_drafts(device, state, step, drafts, device.default_stream)
+
+
+@liar(4, "drafts are written on a stream of their own", requires=BESIDE)
+class DraftsOnTheirOwnStream(OtherDrafts):
+    """The stream given waits for it, but it waits for none."""
+
+    def set_drafts(self, device: Device, state: SlotState, step: Step, drafts: object, stream: Stream) -> Ticket:
+        """Write beside the stream."""
+        own = device.stream()
+        ticket = super().set_drafts(device, state, step, drafts, own)
+        stream.wait(own.record())
+        return ticket
+
+
+@liar(12, "a released slot counts as one with drafts")
+class ReleasedSlotsKeepDrafts(Patch):
+    """The book of drafts is another than that of slots."""
+
+    seam = "release of slots"
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Put the drafts back."""
+
+        def release(state: SlotState, slots: Any) -> None:  # noqa: ANN401 (the core's)
+            held = dict(state.drafts.holders)
+            true(state, slots)
+            state.drafts.holders.update(held)
+
+        return release
+
+
+@liar(12, "a slot that a request has left counts as one with drafts")
+class LeftSlotsKeepDrafts(Policy):
+    """The same of requests that leave."""
+
+    def insert_tasks(
+        self, device: Device, hooks: Hooks, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream
+    ) -> Ticket:
+        """Put the drafts back."""
+        held = dict(state.drafts.holders)
+        ticket = super().insert_tasks(device, hooks, state, tasks, stream)
+        state.drafts.holders.update(held)
+        return ticket
 
 
 class OfARing(Wrapped):

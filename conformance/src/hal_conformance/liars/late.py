@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hal_core.output.records import OutputRecord, SlotStatus
 from hal_core.runtime.policy import Policy
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from hal_core.tickets import Ticket
 
 COPIES = ("async_d2h", "can_hold_stream")
+Read = tuple[int, int, int]
+"""A key of the base's copies in flight: stream, begin, end."""
 
 
 @liar(19, "late errors are read at the call", requires=COPIES)
@@ -74,3 +76,47 @@ class OrdersAfterNoCopy(Lie):
 
     def order_after_reads(self, stream: Stream, memory: Memory | None = None) -> None:
         """Nothing."""
+
+
+@liar(23, "a worker's own writes wait for no copy where no memory is named", requires=COPIES)
+class OrdersAfterNamedCopies(Lie):
+    """None is taken for nothing, not for anything."""
+
+    def order_after_reads(self, stream: Stream, memory: Memory | None = None) -> None:
+        """Of the memory that is given."""
+        if memory is not None:
+            super().order_after_reads(stream, memory)  # type: ignore[misc]
+
+
+class SomeReads(Lie):
+    """Base: a stream is ordered after some of the copies that read the memory."""
+
+    def order_after_reads(self, stream: Stream, memory: Memory | None = None) -> None:
+        """Hide the others meanwhile."""
+        device: Any = self
+        every = device.reads.under_way
+        device.reads.under_way = {key: every[key] for key in self.some([*every], memory)}
+        super().order_after_reads(stream, memory)  # type: ignore[misc]
+        device.reads.under_way = {key: event for key, event in every.items() if not event.done()}
+
+    def some(self, reads: list[Read], memory: Memory | None) -> list[Read]:
+        """Choose."""
+        raise NotImplementedError
+
+
+@liar(23, "a worker's own writes wait for the newest copy", requires=(*COPIES, "primitives"))
+class OrdersAfterTheNewestCopy(SomeReads):
+    """One event a memory."""
+
+    def some(self, reads: list[Read], memory: Memory | None) -> list[Read]:
+        """The last one."""
+        return reads[-1:]
+
+
+@liar(23, "a worker's own writes wait for copies that begin where the memory does", requires=(*COPIES, "primitives"))
+class OrdersAfterWholeCopies(SomeReads):
+    """A table of reads by address."""
+
+    def some(self, reads: list[Read], memory: Memory | None) -> list[Read]:
+        """Those of its address."""
+        return reads if memory is None else [read for read in reads if read[1] == memory.address]

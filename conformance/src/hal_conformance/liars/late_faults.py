@@ -1,0 +1,64 @@
+"""Liars whose tickets know a fault of the runtime, and raise it too seldom, too late or not at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hal_core.devices.tickets import AsyncTicket
+
+from . import Lie, liar
+from .proxies import HELD
+
+NEEDS = (*HELD, "primitives")
+
+
+class Tickets(Lie):
+    """Base: the tickets of writes and steps are of the class ``made``."""
+
+    made: type[AsyncTicket]
+
+    def laid(self) -> None:
+        """Make such tickets from now on."""
+        device: Any = self
+        device.ticket_type = self.made
+
+
+class _Once(AsyncTicket):
+    __slots__ = ()
+
+    def wait(self, timeout: float | None = None) -> None:
+        if not self.observed:
+            super().wait(timeout)
+
+
+@liar(26, "a fault is raised by the first wait for its ticket, and by no later one", requires=NEEDS)
+class FaultOfTheFirstWait(Tickets):
+    """An error that is taken from the runtime when it is read."""
+
+    made = _Once
+
+
+class _Alone(AsyncTicket):
+    __slots__ = ()
+    watched = False
+
+
+@liar(26, "a fault of work that nobody waits for is raised by nothing", requires=NEEDS)
+class FaultOfNobody(Tickets):
+    """Tickets of a runtime that raises its faults itself, over one that does not."""
+
+    made = _Alone
+
+
+class _NeverDone(AsyncTicket):
+    __slots__ = ()
+
+    def done(self) -> bool:
+        return self._error is None and super().done()
+
+
+@liar(26, "a ticket whose work failed is never done", requires=NEEDS)
+class FailedIsPending(Tickets):
+    """Done is success."""
+
+    made = _NeverDone

@@ -1,0 +1,183 @@
+"""Liars with limits of their own: of stop sequences, end tokens, drafts, slots, ranges of a copy, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from hal_core.contract.markers import hookimpl
+from hal_core.errors import OutOfMemory
+from hal_core.memory.views import ByteRange
+
+from . import Lie, Patch, liar
+
+if TYPE_CHECKING:
+    from hal_core.contract.device import Device
+    from hal_core.memory.copies import CopyTicket
+    from hal_core.memory.values import Value
+    from hal_core.memory.views import Memory, View
+    from hal_core.streams import Stream
+    from hal_core.tickets import Ticket
+
+
+class FirstStops(Patch):
+    """Base: a step compares the first ``most`` stop sequences of a slot."""
+
+    seam = "stop sequences of a step"
+    most: ClassVar[int]
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Hide the rest."""
+
+        def ends(fields: Any, slot: int, total: int, generated: int, sizes: Any) -> Any:  # noqa: ANN401 (the core's)
+            count = np.minimum(fields["stop_seqs_num"], cls.most)
+            return true({**fields, "stop_seqs_num": count}, slot, total, generated, sizes)
+
+        return ends
+
+
+@liar(9, "a step compares the first 8 stop sequences")
+class EightStopSequences(FirstStops):
+    """An array in registers."""
+
+    most = 8
+
+
+@liar(9, "a step compares the first 64 stop sequences")
+class WavefrontOfStops(FirstStops):
+    """A lane each."""
+
+    most = 64
+
+
+@liar(9, "a step of one token compares the first 32 end tokens")
+class WarpOfEndTokens(Patch):
+    """A lane each, in one of the two kernels."""
+
+    seam = "one token of a step"
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Hide the rest meanwhile."""
+
+        def one(fields: Any, column: Any, slots: Any, known: Any, given: Any) -> None:  # noqa: ANN401 (the core's)
+            true(fields, column, slots, known, given)
+            late = fields["eos_token_ids"][:, 32:]
+            late[late == column["next_tokens"][:, None]] = -1
+
+        return one
+
+
+class SomeDrafts(Patch):
+    """Base: a call writes a part of the drafts."""
+
+    seam = "plan of drafts"
+
+    @staticmethod
+    def some(drafts: dict[int, list[int]]) -> dict[int, list[int]]:
+        """Return what is written."""
+        raise NotImplementedError
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Leave the rest out."""
+        return lambda state, drafts: true(state, cls.some(drafts))
+
+
+@liar(12, "drafts are written for the first 1,024 slots of a call")
+class BlockOfDraftedSlots(SomeDrafts):
+    """One block of threads, a slot each."""
+
+    @staticmethod
+    def some(drafts: dict[int, list[int]]) -> dict[int, list[int]]:
+        """Of so many slots."""
+        return dict([*drafts.items()][:1024])
+
+
+@liar(12, "of the drafts of a slot the first 8 are written")
+class VectorOfDrafts(SomeDrafts):
+    """One vector."""
+
+    @staticmethod
+    def some(drafts: dict[int, list[int]]) -> dict[int, list[int]]:
+        """So many of each slot."""
+        return {slot: given[:8] for slot, given in drafts.items()}
+
+
+class FirstRanges(Lie):
+    """Base: of the ranges of a copy out the first ``most`` have their own places."""
+
+    most = 0
+
+    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
+        """Read the rest where the memory begins."""
+        own = [part if at < self.most else ByteRange(0, part.nbytes) for at, part in enumerate(parts)]
+        return super().copy_out(memory, own, stream)  # type: ignore[misc,no-any-return]
+
+
+@liar(1, "a copy out refuses a range of no bytes")
+class EmptyRangesRefused(Lie):
+    """``CL_INVALID_VALUE``, for a size of 0."""
+
+    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
+        """Raise what the runtime does."""
+        if any(part.nbytes == 0 for part in parts):
+            raise ValueError("error -30 of a copy of 0 bytes")
+        return super().copy_out(memory, parts, stream)  # type: ignore[misc,no-any-return]
+
+
+@liar(1, "a copy out has no array for a range of no bytes")
+class EmptyRangesLeftOut(Lie):
+    """Nothing to copy, nothing to return."""
+
+    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
+        """Leave them out."""
+        return super().copy_out(memory, [part for part in parts if part.nbytes], stream)  # type: ignore[misc,no-any-return]
+
+
+@liar(1, "a copy out has at most 1,024 ranges")
+class ThousandRanges(FirstRanges):
+    """A table of the places, of fixed length."""
+
+    most = 1024
+
+
+@liar(1, "a copy out has at most 4,096 ranges")
+class ThousandsOfRanges(FirstRanges):
+    """A larger one."""
+
+    most = 4096
+
+
+# -- memory that is not there ------------------------------------------------------------------------------------------
+
+
+@liar(26, "a write that finds no device memory raises the runtime's own error", requires="staging")
+class AllocatorsOwnError(Lie):
+    """A code of the driver's, without hook and cure."""
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Lose the contract's error."""
+        try:
+            return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
+        except OutOfMemory as error:
+            raise RuntimeError(f"error -4: {error.what}") from None
+
+
+@liar(26, "a write that finds no device memory has written what fits", requires="staging")
+class WhatFitsIsWritten(Lie):
+    """Piece by piece, until one is refused."""
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Write the first elements after all."""
+        write = super().async_set_value  # type: ignore[misc]
+        try:
+            return write(device, target, value, stream)  # type: ignore[no-any-return]
+        except OutOfMemory:
+            if isinstance(value, np.ndarray):
+                write(device, target[:4], np.ascontiguousarray(value[:4]), stream)
+            raise
