@@ -12,11 +12,14 @@ from hal_conformance.liars import (
     dropped,
     everyone,
     kept,
+    late_faults,
     lazy,
     leaks,
     life,
+    limits,
     nans,
     ordering,
+    parts,
     ring,
     runtimes,
     sizes,
@@ -34,6 +37,7 @@ from tests.ranks import ForkedRanks
 sys.path.insert(0, str(Path(__file__).parent))
 import liar_proofs_first  # noqa: F401 (each registers its proofs)
 import liar_proofs_life  # noqa: F401
+import liar_proofs_limits  # noqa: F401
 import liar_proofs_runtimes  # noqa: F401
 import liar_proofs_vendors  # noqa: F401
 import liar_proofs_waits  # noqa: F401
@@ -62,10 +66,15 @@ MODULES = (
     tickets,
     devices,
     kept,
+    limits,
+    parts,
+    late_faults,
 )
 SINGLE = {
     *("CompanionsBookRefusals", "CompanionsBookInTurn", "SizesAreCompared", "OtherTypesLeftOut"),
     *("LastReservationTakesAll", "OlderHandoversEndToo", "ForgetsTheLastMemory", "MemoriesApart"),
+    *("ReleasesReachNoCompanion", "ReleasesReachOneCompanion"),
+    *("OrdersAfterNamedCopies", "OrdersAfterTheNewestCopy", "OrdersAfterWholeCopies"),
 }
 """Liars of other modules that have a proof."""
 NAMES = {module.__name__ for module in MODULES}

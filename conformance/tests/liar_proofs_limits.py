@@ -1,0 +1,274 @@
+"""Proofs that liars lie: limits, events between the parts of a call, faults, drafts, copies that are read, releases."""
+
+import threading
+
+import numpy as np
+from hal_conformance.liars import faults
+from hal_core.devices.primitives import poll
+from hal_core.errors import OutOfMemory, TicketTimeout
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.views import View
+from hal_core.runtime.policy import Policy
+from hal_core.slots.fields import StateConfig
+from hal_core.slots.tasks import Task, TaskKind
+from liar_proofs import (
+    A_WHILE,
+    PATIENCE,
+    POISON,
+    RING,
+    column,
+    copied,
+    cpu,
+    flat,
+    insert,
+    poisoned,
+    prefill,
+    pressed,
+    proof,
+    queued,
+    raises,
+    raw,
+    state_of,
+    step_of,
+    write,
+)
+from liar_proofs_first import propose, stepped
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+MANY = 70
+
+
+def last_one_stops(bound, **params):
+    """Whether a request stops with token 5, the last of many that stop it."""
+    state = state_of(bound, 1, max_eos=MANY, max_stop_sequences=MANY)
+    insert(bound, state, [prefill(state, 0, max_tokens=9, **params)])
+    column(state, "sampled_token_ids")[...] = 5
+    bound.update_inputs(state=state, step=step_of(state, 0, [0]), stream=bound.default_stream).wait(PATIENCE)
+    return bool(column(state, "stop_flags")[0, 0])
+
+
+def last_sequence_stops(bound):
+    return last_one_stops(bound, stop_sequences=(*[(100 + at,) for at in range(MANY - 1)], (5,)))
+
+
+proof("EightStopSequences", cpu)(last_sequence_stops)
+proof("WavefrontOfStops", cpu)(last_sequence_stops)
+
+
+@proof("WarpOfEndTokens", cpu)
+def _(bound):
+    return last_one_stops(bound, eos_token_ids=(*range(100, 99 + MANY), 5))
+
+
+def last_draft_is_written(bound, slots, count):
+    """Whether the last of ``count`` drafts of the last slot is written."""
+    state = state_of(bound, slots, max_draft_tokens=count)
+    insert(bound, state, [prefill(state, slot, max_tokens=14) for slot in range(slots)])
+    column(state, "accept_num")[...] = 1
+    step = step_of(state, 0, range(slots))
+    bound.update_inputs(state=state, step=step, stream=bound.default_stream).wait(PATIENCE)
+    drafts = {slot: [*range(20, 20 + count)] for slot in range(slots)}
+    bound.set_drafts(state=state, step=step, drafts=drafts, stream=bound.default_stream).wait(PATIENCE)
+    return column(state, "draft_tokens")[slots - 1, count - 1] == 19 + count
+
+
+@proof("BlockOfDraftedSlots", cpu)
+def _(bound):
+    return last_draft_is_written(bound, 1025, 1)
+
+
+@proof("VectorOfDrafts", cpu)
+def _(bound):
+    return last_draft_is_written(bound, 1, 9)
+
+
+@proof("EmptyRangesRefused", cpu)
+def _(bound):
+    return not raises(ValueError, lambda: copied(bound, poisoned(bound, 64), [(0, 0), (3, 2)]))
+
+
+@proof("EmptyRangesLeftOut", cpu)
+def _(bound):
+    return [len(data) for data in copied(bound, poisoned(bound, 64), [(0, 0), (3, 2)]).data] == [0, 2]
+
+
+def last_range_is_read(bound):
+    memory = poisoned(bound, 64)
+    raw(memory)[9] = 1
+    return copied(bound, memory, [*[(0, 1)] * 5000, (9, 1)]).data[-1][0] == 1
+
+
+proof("ThousandRanges", cpu)(last_range_is_read)
+proof("ThousandsOfRanges", cpu)(last_range_is_read)
+
+
+def roomless():
+    return faults.lay(pressed()(), faults.OutOfRoom)
+
+
+def refused_value(bound):
+    """Write a value larger than the ring when there is no memory; return the error and the target's bytes."""
+    memory, met = poisoned(bound, 3 * RING), None
+    bound.device.fault.at = 1
+    try:
+        write(bound, flat(memory, 0, 3 * RING), np.ones(3 * RING, np.uint8))
+    except Exception as error:  # noqa: BLE001 (it is judged)
+        met = error
+    bound.device.fault.at = 0
+    bound.default_stream.synchronize(PATIENCE)
+    return met, raw(memory)
+
+
+@proof("AllocatorsOwnError", roomless)
+def _(bound):
+    return isinstance(refused_value(bound)[0], OutOfMemory)
+
+
+@proof("WhatFitsIsWritten", roomless)
+def _(bound):
+    return (refused_value(bound)[1] == POISON).all()
+
+
+# -- events and faults -------------------------------------------------------------------------------------------------
+
+
+def pending_behind(bound, part, call):
+    """Whether the ticket of a call is pending while the primitive ``part`` of it waits."""
+    primitives, gate = bound.device.primitives, threading.Event()
+    true = getattr(primitives, part)
+
+    def late(*arguments):
+        arguments[-1].put(gate.wait)
+        true(*arguments)
+
+    setattr(primitives, part, late)
+    try:
+        ticket = call()
+        return raises(TicketTimeout, lambda: ticket.wait(A_WHILE))
+    finally:
+        gate.set()
+        delattr(primitives, part)
+
+
+def pending_write(bound):
+    target = View(poisoned(bound, 64), 0, (16,), (4,), dtype_of("uint8"))
+    return pending_behind(bound, "launch", lambda: write(bound, target, np.ones(16, np.uint8)))
+
+
+proof("EventOfTheUpload", queued)(pending_write)
+proof("EventBeforeTheUpload", queued)(pending_write)
+
+
+@proof("EventBeforeTheLastCopy", queued)
+def _(bound):
+    return pending_behind(bound, "copy_out", lambda: copied(bound, poisoned(bound, 64), [(0, 8)]))
+
+
+def faulty(bound):
+    """Return the ticket of a write that the runtime reports as failed."""
+    ticket = write(bound, flat(poisoned(bound, 64), 0, 64), 1)
+    bound.device.events.error = lambda event: ArithmeticError("error 700")
+    return ticket
+
+
+@proof("FaultOfTheFirstWait", queued)
+def _(bound):
+    ticket = faulty(bound)
+    return all(raises(ArithmeticError, lambda: ticket.wait(PATIENCE)) for _ in range(2))
+
+
+@proof("FaultOfNobody", queued)
+def _(bound):
+    assert poll(faulty(bound).done, PATIENCE)
+    return raises(ArithmeticError, lambda: write(bound, flat(poisoned(bound, 64), 0, 64), 1))
+
+
+@proof("FailedIsPending", queued)
+def _(bound):
+    ticket = faulty(bound)
+    assert raises(ArithmeticError, lambda: ticket.wait(PATIENCE))
+    return ticket.done()
+
+
+# -- drafts ------------------------------------------------------------------------------------------------------------
+
+
+@proof("DraftsOnTheDefaultStream", queued)
+def _(bound):
+    state, other = stepped(bound, max_draft_tokens=2), bound.device.stream()
+    with bound.device.hold_stream(bound.default_stream):
+        ticket = propose(bound, state, 0, other)
+        patience = PATIENCE if type(bound.policy) is Policy else A_WHILE
+        return not raises(TicketTimeout, lambda: ticket.wait(patience))
+
+
+@proof("DraftsOnTheirOwnStream", queued)
+def _(bound):
+    state, other = stepped(bound, max_draft_tokens=2), bound.device.stream()
+    with bound.device.hold_stream(other):
+        ticket = propose(bound, state, 0, other)
+        return raises(TicketTimeout, lambda: ticket.wait(A_WHILE))
+
+
+def steps_after(bound, leave):
+    """Whether a plain step is taken after the slot with drafts was freed."""
+    state = stepped(bound, max_draft_tokens=2)
+    propose(bound, state, 0).wait(PATIENCE)
+    leave(state)
+    plain = step_of(state, 1, [0])
+    return not raises(Exception, lambda: bound.update_inputs(state=state, step=plain, stream=bound.default_stream))
+
+
+@proof("ReleasedSlotsKeepDrafts", cpu)
+def _(bound):
+    return steps_after(bound, lambda state: state.release([0]))
+
+
+@proof("LeftSlotsKeepDrafts", cpu)
+def _(bound):
+    def leave(state):
+        insert(bound, state, [Task(TaskKind.ABORTED, 0, state.host_table.requests[0])])
+
+    return steps_after(bound, leave)
+
+
+# -- copies that are read, companions ----------------------------------------------------------------------------------
+
+
+def ordered(bound, parts, *, named=True):
+    """Whether a stream is ordered after a pending copy, since which another one was made on another stream."""
+    device, memory = bound.device, poisoned(bound, 64)
+    held, free, writer = [device.stream() for _ in range(3)]
+    with device.hold_stream(held):
+        copies = [copied(bound, memory, parts, held), copied(bound, memory, [(0, 1)], free)]
+        copies[1].wait(PATIENCE)
+        device.order_after_reads(writer, *([memory] if named else []))
+        return raises(TicketTimeout, lambda: writer.synchronize(A_WHILE))
+
+
+@proof("OrdersAfterNamedCopies", queued)
+def _(bound):
+    return ordered(bound, [(0, 64)], named=False)
+
+
+@proof("OrdersAfterTheNewestCopy", queued)
+def _(bound):
+    return ordered(bound, [(0, 64)])
+
+
+@proof("OrdersAfterWholeCopies", queued)
+def _(bound):
+    return ordered(bound, [(16, 8)])
+
+
+def freed_everywhere(bound):
+    sizes = StateConfig(num_slots=2, max_model_len=16)
+    state = bound.state(sizes, name="target", beside=["first", "second"])
+    insert(bound, state, [prefill(state, 0)])
+    state.release([0])
+    return not any(companion.host_table.live for companion in state.companions)
+
+
+proof("ReleasesReachNoCompanion", cpu)(freed_everywhere)
+proof("ReleasesReachOneCompanion", cpu)(freed_everywhere)
