@@ -1,12 +1,17 @@
 """Proofs that the first liars lie: order, tickets, values and rows, drafts, events of a ring, several memories."""
 
+from dataclasses import replace
+
 import numpy as np
+from hal_conformance.harness.sinks import KeepingSink
 from hal_conformance.liars import faults
 from hal_core.devices.base import plan_value
 from hal_core.errors import TicketTimeout
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.plan import PlanBuilder
 from hal_core.memory.views import View
+from hal_core.output.records import SlotStatus
+from hal_core.output.sinks import MemorySink
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import SplitRole
 from hal_core.slots.tasks import Task, TaskKind
@@ -320,3 +325,112 @@ def _(bound):
     state = refused(bound)
     plain = step_of(state, 1, [0])
     return not raises(Exception, lambda: bound.update_inputs(state=state, step=plain, stream=bound.default_stream))
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+def advance(bound, state, number, tokens=(5,)):
+    """Run one step of slot 0 that gives these tokens, several as a speculative step."""
+    column(state, "sampled_token_ids")[...] = tokens[0]
+    step = step_of(state, number, [0])
+    if len(tokens) > 1:
+        step = replace(step, speculative=True)
+        column(state, "accept_tokens")[0, : len(tokens)] = tokens
+        column(state, "accept_num")[0] = len(tokens)
+    bound.update_inputs(state=state, step=step, stream=bound.default_stream).wait(PATIENCE)
+
+
+def entered(bound, prompt=(1, 2), tokens=32, more=None, **params):
+    """Return a state with a request in slot 0, of which a step will prefill the whole prompt."""
+    state = state_of(bound, 1, tokens, **(more or {}))
+    insert(bound, state, [prefill(state, 0, prompt, max_tokens=20, **params)])
+    return state
+
+
+@proof("StopsFromThePrompt", cpu)
+def _(bound):
+    state = entered(bound, (1, 7), more={"max_stop_length": 2}, stop_sequences=((7, 5),))
+    advance(bound, state, 0)
+    return not column(state, "stop_flags")[0, 0]
+
+
+@proof("ShortStopsOnly", cpu)
+def _(bound):
+    state = entered(bound, more={"max_stop_length": 9}, stop_sequences=((5,) * 9,))
+    for number in range(9):
+        advance(bound, state, number)
+    return bool(column(state, "stop_flags")[0, 0])
+
+
+@proof("EightAppended", cpu)
+def _(bound):
+    state = entered(bound, more={"max_draft_tokens": 8})
+    advance(bound, state, 0)
+    advance(bound, state, 1, range(10, 19))
+    return column(state, "token_ids")[0, 3:12].tolist() == [*range(10, 19)]
+
+
+@proof("StepPositionsInSixteenBits", cpu)
+def _(bound):
+    state = entered(bound, np.ones(65_540, np.int64), 65_600)
+    advance(bound, state, 0)
+    return column(state, "token_ids")[0, 65_540] == 5
+
+
+# -- copies that a worker's own writes wait for ------------------------------------------------------------------------
+
+
+def held_by_a_copy(bound, other):
+    """Whether a stream waits, by ``order_after_reads``, for a held copy of its memory, or of another memory."""
+    device, read, written = bound.device, poisoned(bound, 64), poisoned(bound, 64)
+    held, own = device.stream(), device.stream()
+    with device.hold_stream(held):
+        copied(bound, read, [(0, 64)], held)
+        device.order_after_reads(own, written if other else read)
+        return raises(TicketTimeout, lambda: own.synchronize(A_WHILE))
+
+
+@proof("OrdersAfterNoCopy", queued)
+def _(bound):
+    return held_by_a_copy(bound, other=False)
+
+
+@proof("OrdersAfterEveryCopy", queued)
+def _(bound):
+    return not held_by_a_copy(bound, other=True)
+
+
+def recorded(bound, **told):
+    """Return the status of slot 1 in the record of a step of two requests; it was stopped before the step."""
+    state = state_of(bound, 2)
+    insert(bound, state, [prefill(state, slot, max_tokens=6) for slot in (0, 1)])
+    column(state, "sampled_token_ids")[...] = 5
+    column(state, "stop_flags")[1] = True
+    step = replace(step_of(state, 0, [0, 1]), **told)
+    bound.update_inputs(state=state, step=step, stream=bound.default_stream).wait(PATIENCE)
+    ticket = bound.save_output(state=state, step=step, sink=MemorySink(), stream=bound.default_stream)
+    return SlotStatus(state.take(ticket).status[1])
+
+
+@proof("LateErrorsDropped", cpu)
+def _(bound):
+    return recorded(bound, late_errors=lambda: {1: "no logits"}) is SlotStatus.ERROR
+
+
+@proof("RecoveredAsError", cpu)
+def _(bound):
+    return recorded(bound, recovered={1: "its worker was lost"}) is SlotStatus.RECOVERED
+
+
+@proof("LateErrorsReadEarly", queued)
+def _(bound):
+    state, read = state_of(bound, 1), []
+    insert(bound, state, [prefill(state, 0, max_tokens=6)])
+    step = replace(step_of(state, 0, [0]), late_errors=lambda: read.append(0) or {})
+    bound.update_inputs(state=state, step=step, stream=bound.default_stream).wait(PATIENCE)
+    with bound.device.hold_stream(bound.default_stream):
+        ticket = bound.save_output(state=state, step=step, sink=KeepingSink(), stream=bound.default_stream)
+        early = bool(read)
+    state.take(ticket)
+    return not early

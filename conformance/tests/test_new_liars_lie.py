@@ -12,6 +12,7 @@ from hal_conformance.liars import (
     dropped,
     everyone,
     kept,
+    late,
     late_faults,
     lazy,
     leaks,
@@ -24,6 +25,7 @@ from hal_conformance.liars import (
     runtimes,
     sizes,
     slices,
+    steps,
     streams,
     threads,
     tickets,
@@ -69,6 +71,8 @@ MODULES = (
     limits,
     parts,
     late_faults,
+    steps,
+    late,
 )
 SINGLE = {
     *("CompanionsBookRefusals", "CompanionsBookInTurn", "SizesAreCompared", "OtherTypesLeftOut"),
