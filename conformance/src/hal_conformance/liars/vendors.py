@@ -46,7 +46,7 @@ class RefusesOthersEvents(Patch):
 
 @liar(1, "events of another opened device are not waited for", requires=EVENTS)
 class IgnoresOthersEvents(Patch):
-    """A handle that means nothing in this context is taken to have passed."""
+    """A handle unknown in this context is taken to have passed."""
 
     seam = "wait of a stream"
 
@@ -74,7 +74,7 @@ class ReadsAtTheCall(Lie):
         return super().submit(self.covering(plan, now), stream)  # type: ignore[misc,no-any-return]
 
     def covering(self, plan: WritePlan, now: np.ndarray[Any, Any]) -> WritePlan:
-        """The plan of what is written."""
+        """The plan of the writes."""
         from hal_core.memory.plan import apply_to_host
 
         spans = self.spans(plan)
@@ -116,7 +116,7 @@ class OtherHostMemory(Lie):
     """Base: ``allocate_host`` of the primitives gives something else."""
 
     @property
-    def primitives(self) -> Any:  # noqa: ANN401 (what stands before the vendor's)
+    def primitives(self) -> Any:  # noqa: ANN401 (the object in front of the vendor's)
         """The primitives, with another ``allocate_host``."""
         return _Before(self.__dict__["primitives"], self.given)
 
@@ -126,7 +126,7 @@ class OtherHostMemory(Lie):
 
     @staticmethod
     def given(address: int, nbytes: int) -> int | None:
-        """What is given in place of a block."""
+        """The substitute of a block."""
         raise NotImplementedError
 
 
@@ -144,7 +144,7 @@ class _Before:
         return self._given(self._true.allocate_host(nbytes), nbytes)
 
     def free_host(self, address: int) -> None:
-        """Give nothing back: some of it is not the runtime's."""
+        """Free no block: some blocks are not the runtime's."""
 
 
 @liar(7, "pinned_host is claimed, and the runtime gives no locked memory", requires=("pinned_host", "primitives"))
@@ -232,7 +232,7 @@ class KeptFields(Lie):
 
     @hookimpl
     def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """Put back what was there."""
+        """Restore the former bytes."""
         me: Any = self
         whole = [ByteRange(view.offset, view.memory.nbytes - view.offset) for view in map(state.view, self.kept)]
         copied = me.copy_out(state.memory, whole, stream)
@@ -274,7 +274,7 @@ class LeaksEvents(Lie):
 
 @liar(26, "each copy within the device leaves its temporary", requires="native_objects")
 class LeaksTemporaries(Lie):
-    """Memory between source and target that nobody frees."""
+    """Leaked memory between source and target."""
 
     def copy_within(self, target: View, value: View, stream: Stream) -> Ticket:
         """Allocate, and forget it."""
