@@ -10,16 +10,15 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections import deque
 
-from hal_core import HalError, SinkClosed, SinkFull, Undelivered
-from hal_core.frames import PendingOutput, complete_with, encode, is_ready, new_session, unknown, unresolved
+from hal_core.frames import PendingOutput, complete_with, encode, is_ready
 
 from hal.timeouts import TIMEOUTS
 from hal.transport.connection import Connection
 from hal.transport.curve import CurveKeys
 from hal.transport.descriptors import SENDER, check_descriptors
 from hal.transport.protocol import MESSAGE_BYTES
+from hal.transport.queued_sink import Deliveries, QueuedSink, closed
 from hal.transport.sender import Sender
 from hal.transport.window import Window
 
@@ -31,10 +30,11 @@ _write = ctypes.PyDLL(None).write
 _write.argtypes, _write.restype = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t), ctypes.c_ssize_t
 
 
-class ZmqSink:
+class ZmqSink(QueuedSink):
     """See :func:`hal.transport.open_sink`."""
 
     detects_loss = True
+    full_cure = "start the reader, have it acknowledge, or raise capacity and deadline"
 
     def __init__(
         self,
@@ -47,19 +47,14 @@ class ZmqSink:
         sender: int,
         curve: CurveKeys | None,
     ) -> None:
-        self.session, self.sender, self.url = new_session(), sender, url
+        super().__init__(capacity, deadline)
+        self.sender, self.url = sender, url
         self.again = False  #: set before ``close``: the worker restarts, and readers are to wait for it
-        self._capacity, self._capacity_bytes = capacity, capacity_bytes
-        self._deadline, self._has_key = deadline, curve is not None
+        self._capacity_bytes, self._has_key = capacity_bytes, curve is not None
         self._window = Window()
-        self._outputs: deque[PendingOutput] = deque()
-        self._in_hand: PendingOutput | None = None  # being resolved
         self._is_reported = False  # close() has named the undelivered outputs and those being resolved
-        self._room = threading.Condition()  # notified when there may be room; guards _closing
-        self._closing = self._stop = self._sleeping = False
-        self._failure: HalError | None = None
-        self._abandoned: list[tuple[str, int, int]] = []  # outputs that the thread abandoned when it failed
-        self._pid = os.getpid()
+        self._sleeping = False
+        self._abandoned: Deliveries = []  # outputs that the thread abandoned when it failed
         self._wake_end, self._wake = _pipe(url)
         try:
             self._connection = Connection(url, self.session, curve, self._wake_end)
@@ -77,37 +72,11 @@ class ZmqSink:
             self._close_pipe()
             raise
 
-    def put(self, pending: PendingOutput) -> None:
-        """See :class:`hal_core.output.sinks.Sink`."""
-        if os.getpid() != self._pid:  # before the lock, which another thread may have held when this process forked
-            raise _closed("the sink belongs to the process that this one forked from")
-        with self._room:
-            self._refuse_if_closed()
-            full = self._is_full() and not self._room.wait_for(self._has_room_or_ended, self._deadline)
-            self._refuse_if_closed()
-            self._outputs.append(pending)
-            if self._sleeping:
-                self._sleeping = False  # one wake-up is enough
-                self._wake_thread()
-        if full:
-            raise SinkFull(
-                f"no room for {self._deadline} s, step {pending.step} is kept all the same: {self._describe_backlog()}",
-                cure="start the reader, have it acknowledge, or raise capacity and deadline",
-                hook="save_output",
-                argument="sink",
-            )
-
     def close(self, timeout: float) -> None:
         """See :class:`hal_core.output.sinks.Sink`."""
-        if os.getpid() != self._pid:
+        backlog = self._backlog()
+        if not self._begin_close():
             return
-        with self._room:
-            if self._closing:
-                return
-            self._closing = True
-            backlog = self._describe_backlog()
-            self._wake_thread()
-            self._room.notify_all()
         self._thread.join(timeout)
         if self._thread.is_alive():
             self._stop = True
@@ -131,16 +100,12 @@ class ZmqSink:
     def _is_full(self) -> bool:
         return len(self._outputs) + len(self._window) >= self._capacity or self._window.nbytes >= self._capacity_bytes
 
-    def _has_room_or_ended(self) -> bool:
-        return not self._is_full() or self._closing or self._failure is not None
+    def _wake_for_output(self) -> None:
+        if self._sleeping:
+            self._sleeping = False  # one wake-up is enough
+            self._wake_thread()
 
-    def _refuse_if_closed(self) -> None:
-        if self._failure is not None:
-            raise _closed(self._failure.what)
-        if self._closing:
-            raise _closed("the sink is closed")
-
-    def _describe_backlog(self) -> str:
+    def _backlog(self) -> str:
         counts = self.counters()
         stranger = self._connection.stranger
         nobody = f"; no reader listens on {self.url}{' with this key' * self._has_key}"
@@ -158,25 +123,9 @@ class ZmqSink:
         """Complete the outputs that the thread left, and name all that no reader has acknowledged."""
         with self._room:
             self._is_reported = True
-            names = self._window.deliveries() + self._abandoned
-            if (in_hand := self._in_hand) is not None:
-                names += unknown(in_hand)
+            names = self._window.deliveries() + self._abandoned + self._in_hand_names()
         self._abandon_outputs(names)
-        if names:
-            why = self._failure.what if self._failure is not None else f"not within {timeout} s ({backlog})"
-            listed = ", ".join(f"{name} at {position} ({count} tokens)" for name, position, count in names[:8])
-            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-            raise Undelivered(
-                f"not acknowledged by a reader: {listed}{more}: {why}", names, cure="run these requests again"
-            )
-
-    def _abandon_outputs(self, names: list[tuple[str, int, int]]) -> None:
-        """Complete the outputs that were never resolved, and add their deliveries to ``names``."""
-        error = self._failure or _closed("the sink was closed first")
-        while self._outputs:
-            pending = self._outputs.popleft()
-            names += unresolved(pending)
-            pending.complete(error)
+        self._raise_undelivered(names, f"not within {timeout} s ({backlog})", "not acknowledged by a reader: ")
 
     # The thread's side -------------------------------------------------------------------------------------------
 
@@ -191,7 +140,7 @@ class ZmqSink:
             if not self._stop:
                 self._wire.say_good_bye(again=self.again)
         except BaseException as error:  # noqa: BLE001  # whatever it was, callers must learn that nothing leaves now
-            self._failure = self._failure or _closed(f"the sender thread failed: {error!r}")
+            self._failure = self._failure or closed(f"the sender thread failed: {error!r}")
         finally:
             self._leave()
 
@@ -240,7 +189,7 @@ class ZmqSink:
             if not is_named:
                 self._window.add(frame)
                 self._in_hand = None
-        pending.complete(_closed("the sink was closed first") if is_named else None)
+        pending.complete(closed("the sink was closed first") if is_named else None)
         return len(frame)
 
     def _receive(self) -> None:
@@ -249,7 +198,7 @@ class ZmqSink:
             with self._room:
                 self._room.notify_all()
         if self._wire.is_refused:
-            self._failure = _closed("the reader has declared this session lost and takes nothing more of it")
+            self._failure = closed("the reader has declared this session lost and takes nothing more of it")
             self._stop = True
 
     def _sleep(self) -> None:
@@ -271,7 +220,3 @@ def _pipe(url: str) -> tuple[int, int]:
     for end in ends:
         os.set_blocking(end, False)
     return ends
-
-
-def _closed(what: str) -> SinkClosed:
-    return SinkClosed(what, cure="open a new one", hook="save_output", argument="sink")

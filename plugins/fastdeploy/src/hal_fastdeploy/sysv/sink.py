@@ -17,25 +17,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
-from hal_core import (
-    CapabilityMissing,
-    HalError,
-    InvalidValue,
-    OutputRecord,
-    SinkClosed,
-    SinkFull,
-    Unavailable,
-    Undelivered,
-)
-from hal_core.frames import PendingOutput, complete_with, new_session, unknown, unresolved
+from hal_core import CapabilityMissing, HalError, InvalidValue, OutputRecord, Unavailable, Undelivered
+from hal_core.frames import PendingOutput, complete_with
 
 from hal.timeouts import TIMEOUTS
 from hal.transport import SinkOptions
+from hal.transport.queued_sink import Deliveries, QueuedSink, closed
 from hal_fastdeploy.sysv.layouts import Layout, Message, Variant, layout_named, messages
 from hal_fastdeploy.sysv.queue import KEYS, Queue, derive_key
 
 log = logging.getLogger("hal")
-Deliveries = list[tuple[str, int, int]]
 _MOST_ID = (1 << 31) - 1  #: readers hold ids in an int
 
 
@@ -116,29 +107,24 @@ def open_sink(url: str, options: SinkOptions) -> SysvSink:
     return SysvSink(url, capacity=options.capacity, deadline=options.deadline, sender=options.sender)
 
 
-class SysvSink:
+class SysvSink(QueuedSink):
     """See :func:`open_sink` and :func:`hal.transport.open_sink`."""
 
     detects_loss = False
+    full_cure = "start the reader, or raise capacity, deadline and kernel.msgmnb"
 
     def __init__(self, url: str, *, capacity: int, deadline: float, sender: int) -> None:
-        self.session, self.url = new_session(), url
+        super().__init__(capacity, deadline)
+        self.url = url
         self._address = address_of(url, sender)
         self.entries = self._address.layout.slots
-        self._capacity, self._deadline = capacity, deadline
         self._queue = Queue(
             self._address.key, self._address.layout.nbytes, self._address.mode, drop_stale=self._address.drop_stale
         )
         log.warning("%s: readers of this transport cannot detect a loss", url)
-        self._outputs: deque[PendingOutput] = deque()
         self._sent: deque[Callable[[], Deliveries]] = deque()  # of messages that may be unread
         self._unsent: deque[Message] = deque()  # of the output in hand
-        self._in_hand: PendingOutput | None = None  # being resolved
-        self._changed = threading.Condition()  # guards what follows
-        self._closing = self._stop = False
-        self._failure: HalError | None = None
         self._messages = self._full_waits = 0
-        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="hal-sink-sysv", daemon=True)
         try:
             self._thread.start()
@@ -147,40 +133,17 @@ class SysvSink:
             cure = "raise the limits on processes and memory (ulimit -u, -v)"
             raise Unavailable(f"no thread for {url!r}: {error}", cure=cure, argument="url") from error
 
-    def put(self, pending: PendingOutput) -> None:
-        """See :class:`hal_core.output.sinks.Sink`."""
-        if os.getpid() != self._pid:
-            raise _closed("the sink belongs to the process that this one forked from")
-        with self._changed:
-            self._refuse_if_closed()
-            full = self._is_full() and not self._changed.wait_for(self._has_room_or_ended, self._deadline)
-            self._refuse_if_closed()
-            self._outputs.append(pending)
-            self._changed.notify_all()
-        if full:
-            raise SinkFull(
-                f"no room for {self._deadline} s, step {pending.step} is kept all the same: {self._backlog()}",
-                cure="start the reader, or raise capacity, deadline and kernel.msgmnb",
-                hook="save_output",
-                argument="sink",
-            )
-
     def close(self, timeout: float) -> None:
         """See :class:`hal_core.output.sinks.Sink`. Messages that are unread by then are taken back and named."""
-        if os.getpid() != self._pid:
-            return
         end = time.monotonic() + timeout
-        with self._changed:
-            if self._closing:
-                return
-            self._closing = True
-            self._changed.notify_all()
+        if not self._begin_close():
+            return
         self._thread.join(timeout)
         while not self._thread.is_alive() and self._count_unread() and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, TIMEOUTS.queue_look_most))
-        with self._changed:
+        with self._room:
             self._stop = True
-            self._changed.notify_all()
+            self._room.notify_all()
         self._thread.join(TIMEOUTS.sink_leave)
         try:
             self._report_undelivered(timeout)
@@ -200,14 +163,8 @@ class SysvSink:
     def _is_full(self) -> bool:
         return len(self._outputs) + bool(self._unsent) >= self._capacity
 
-    def _has_room_or_ended(self) -> bool:
-        return not self._is_full() or self._closing or self._failure is not None
-
-    def _refuse_if_closed(self) -> None:
-        if self._failure is not None:
-            raise _closed(self._failure.what, self._failure.cure)
-        if self._closing:
-            raise _closed("the sink is closed")
+    def _wake_thread(self) -> None:
+        self._room.notify_all()
 
     def _backlog(self) -> str:
         unread = self._queue.unread() or 0
@@ -218,18 +175,9 @@ class SysvSink:
         lost = [*self._sent][len(self._sent) - taken :] if taken is not None else [*self._sent]
         names: Deliveries = [told for deliveries in lost for told in deliveries()]
         names += [told for message in self._unsent for told in message.deliveries()]
-        if (in_hand := self._in_hand) is not None:
-            names += unknown(in_hand)
-        error = self._failure or _closed("the sink was closed first")
-        while self._outputs:
-            pending = self._outputs.popleft()
-            names += unresolved(pending)
-            pending.complete(error)
-        if names:
-            why = self._failure.what if self._failure is not None else f"not read within {timeout} s"
-            listed = ", ".join(f"{name} at {position} ({count} tokens)" for name, position, count in names[:8])
-            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-            raise Undelivered(f"{listed}{more}: {why}", names, cure="run these requests again")
+        names += self._in_hand_names()
+        self._abandon_outputs(names)
+        self._raise_undelivered(names, f"not read within {timeout} s")
 
     # The thread's side -------------------------------------------------------------------------------------------
 
@@ -240,16 +188,16 @@ class SysvSink:
         except HalError as error:
             self._failure = self._with_what_is_unread(error)
         except BaseException as error:  # noqa: BLE001  # of any type: the next call must raise it
-            self._failure = _closed(f"the sender thread failed: {error!r}")
+            self._failure = closed(f"the sender thread failed: {error!r}")
         finally:
-            with self._changed:
-                self._changed.notify_all()
+            with self._room:
+                self._room.notify_all()
 
     def _next_output(self) -> PendingOutput | None:
         """Wait for an output, resolve it and make its messages; None after the last one."""
-        with self._changed:
+        with self._room:
             while not self._outputs and not self._closing:
-                self._changed.wait(TIMEOUTS.queue_idle if self._sent else None)
+                self._room.wait(TIMEOUTS.queue_idle if self._sent else None)
                 self._count_unread()
                 if self._sent:
                     self._queue.check()
@@ -288,12 +236,12 @@ class SysvSink:
                 continue
             self._full_waits += 1
             self._count_unread()
-            with self._changed:
-                self._changed.wait_for(lambda: self._stop, wait)
+            with self._room:
+                self._room.wait_for(lambda: self._stop, wait)
             wait = min(2 * wait, TIMEOUTS.queue_look_most)
         self._count_unread()
-        with self._changed:
-            self._changed.notify_all()
+        with self._room:
+            self._room.notify_all()
 
     def _count_unread(self) -> int:
         """Return the number of this sink's unread messages, and forget the read ones while the queue exists."""
@@ -312,7 +260,7 @@ class SysvSink:
         more = f" and {len(requests) - 8} more" if len(requests) > 8 else ""
         nbytes = len(self._sent) * self._address.layout.nbytes
         what = f"{len(self._sent)} messages ({nbytes} bytes) in it may be unread, of {', '.join(requests[:8])}{more}"
-        return _closed(f"{error.what}; {what}", error.cure)
+        return closed(f"{error.what}; {what}", error.cure)
 
 
 def _number(where: str, name: str, text: str) -> int:
@@ -340,7 +288,3 @@ def _choice(url: str, options: dict[str, str], name: str, choices: tuple[str, ..
 
 def _bad(where: str, what: str, cure: str) -> HalError:
     return InvalidValue(f"{where!r} {what}", cure=cure, argument="url")
-
-
-def _closed(what: str, cure: str = "open a new one") -> SinkClosed:
-    return SinkClosed(what, cure=cure, hook="save_output", argument="sink")
