@@ -1,15 +1,20 @@
 """Proofs that liars lie: limits, events between the parts of a call, faults, drafts, copies that are read, releases."""
 
+import gc
 import threading
+import weakref
 
 import numpy as np
-from hal_conformance.liars import faults
+from hal_conformance.liars import faults, runtimes
 from hal_core.devices.primitives import poll
 from hal_core.errors import OutOfMemory, TicketTimeout
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import View
+from hal_core.memory.writes import Writes
 from hal_core.runtime.policy import Policy
+from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
+from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 from liar_proofs import (
     A_WHILE,
@@ -32,7 +37,7 @@ from liar_proofs import (
     step_of,
     write,
 )
-from liar_proofs_first import propose, stepped
+from liar_proofs_first import propose, refusing, stepped
 
 # -- limits ------------------------------------------------------------------------------------------------------------
 
@@ -54,6 +59,28 @@ def last_sequence_stops(bound):
 
 proof("EightStopSequences", cpu)(last_sequence_stops)
 proof("WavefrontOfStops", cpu)(last_sequence_stops)
+
+
+@proof("WarpOfStopTokens", cpu)
+def _(bound):
+    state = state_of(bound, 1, tokens=64, max_stop_sequences=1, max_stop_length=33)
+    stops = SamplingParams(max_tokens=60, stop_sequences=((5,) * 33,))
+    request = state.admit(Request("request 0", [1], stops, [5] * 32))
+    insert(bound, state, [Task(TaskKind.PREFILL, 0, request, 0, 33, [0, 1, 2])])
+    column(state, "sampled_token_ids")[...] = 5
+    bound.update_inputs(state=state, step=step_of(state, 0, [0]), stream=bound.default_stream).wait(PATIENCE)
+    return bool(column(state, "stop_flags")[0, 0])
+
+
+@proof("WarpAppended", cpu)
+def _(bound):
+    state = state_of(bound, 1, tokens=64, max_draft_tokens=40)
+    insert(bound, state, [prefill(state, 0, max_tokens=60)])
+    column(state, "accept_tokens")[...] = 5
+    column(state, "accept_num")[...] = 33
+    step = Step(0, {state.name: np.array([0], np.int32)}, speculative=True)
+    bound.update_inputs(state=state, step=step, stream=bound.default_stream).wait(PATIENCE)
+    return (column(state, "token_ids")[0, 2:35] == 5).all()
 
 
 @proof("WarpOfEndTokens", cpu)
@@ -165,6 +192,53 @@ def _(bound):
     return pending_behind(bound, "copy_out", lambda: copied(bound, poisoned(bound, 64), [(0, 8)]))
 
 
+def dropped_work(bound):
+    """Whether the work of a stream that was dropped behind a held one is executed, and its ticket done."""
+    memory, held = poisoned(bound, 64), bound.device.stream()
+    with bound.device.hold_stream(held):
+        dropped = bound.device.stream()
+        dropped.wait(held.record())
+        ticket = write(bound, flat(memory, 0, 64), 1, dropped)
+        del dropped
+        gc.collect()
+        bound.device.allocate(1)
+    honest = not isinstance(bound.device.primitives, runtimes.DropsWork)
+    return poll(ticket.done, PATIENCE if honest else A_WHILE) and (raw(memory) == 1).all()
+
+
+proof("DroppedWithItsWork", queued)(dropped_work)
+proof("DroppedButItsEvents", queued)(dropped_work)
+
+
+def memory_kept(bound, call):
+    """Whether calls that fail keep no device memory."""
+    given, true = [], bound.device.allocate
+
+    def allocate(nbytes):
+        memory = true(nbytes)
+        given.append(weakref.ref(memory))
+        return memory
+
+    bound.device.allocate = allocate
+    for _ in range(3):
+        bound.device.fault.at = 1
+        assert raises(faults.CopyFailed, call)
+    gc.collect()
+    return not any(one() for one in given)
+
+
+@proof("RefusedWritesLeak", refusing)
+def _(bound):
+    memory = poisoned(bound, 64)
+    return memory_kept(bound, lambda: write(bound, flat(memory, 0, 64), 1))
+
+
+@proof("FailedCopiesLeak", lambda: faults.lay(cpu(), faults.FailingCopies))
+def _(bound):
+    memory = poisoned(bound, 64)
+    return memory_kept(bound, lambda: copied(bound, memory, [(0, 64)]))
+
+
 def faulty(bound):
     """Return the ticket of a write that the runtime reports as failed."""
     ticket = write(bound, flat(poisoned(bound, 64), 0, 64), 1)
@@ -209,6 +283,41 @@ def _(bound):
     with bound.device.hold_stream(other):
         ticket = propose(bound, state, 0, other)
         return raises(TicketTimeout, lambda: ticket.wait(A_WHILE))
+
+
+def drafts_are_one(bound):
+    state = state_of(bound, 4, max_draft_tokens=2)
+    insert(bound, state, [prefill(state, slot, max_tokens=9) for slot in range(4)])
+    step = step_of(state, 0, range(4))
+    bound.update_inputs(state=state, step=step, stream=bound.default_stream).wait(PATIENCE)
+    before = bound.counters()
+    drafts = {slot: [7, 8] for slot in range(4)}
+    bound.set_drafts(state=state, step=step, drafts=drafts, stream=bound.default_stream).wait(PATIENCE)
+    return (bound.counters() - before).submissions == 1
+
+
+proof("DraftsApart", cpu)(drafts_are_one)
+proof("DraftsByField", cpu)(drafts_are_one)
+
+
+@proof("WritesBesideTheirStep", queued)
+def _(bound):
+    state, other, writes = stepped(bound), bound.device.stream(), Writes()
+    with bound.device.hold_stream(bound.default_stream):
+        bound.update_inputs(state=state, step=step_of(state, 1, [0]), stream=bound.default_stream)
+        writes.fill(state.view("next_tokens"), [0], 3)
+        ticket = bound.write(writes=writes, stream=other)
+        return raises(TicketTimeout, lambda: ticket.wait(A_WHILE))
+
+
+@proof("WritesOfSeveralOnTheDefaultStream", queued)
+def _(bound):
+    memory, other, writes = poisoned(bound, 64), bound.device.stream(), Writes()
+    writes.set(flat(memory, 0, 64), 1)
+    with bound.device.hold_stream(bound.default_stream):
+        ticket = bound.write(writes=writes, stream=other)
+        patience = PATIENCE if type(bound.policy) is Policy else A_WHILE
+        return not raises(TicketTimeout, lambda: ticket.wait(patience))
 
 
 def steps_after(bound, leave):
@@ -268,6 +377,29 @@ def freed_everywhere(bound):
     insert(bound, state, [prefill(state, 0)])
     state.release([0])
     return not any(companion.host_table.live for companion in state.companions)
+
+
+def guarded(bound, tasks):
+    """Whether a batch waits for a companion's step."""
+    sizes = StateConfig(num_slots=2, max_model_len=64)
+    state, other = bound.state(sizes, name="target", beside=["first"]), bound.device.stream()
+    insert(bound, state, [prefill(state, 0)])
+    companion = state.companions[0]
+    with bound.device.hold_stream(bound.default_stream):
+        step = step_of(companion, 0, [0])
+        bound.update_inputs(state=companion, step=step, stream=bound.default_stream)
+        ticket = bound.insert_tasks(state=state, tasks=tasks(state.host_table.requests[0]), stream=other)
+        return raises(TicketTimeout, lambda: ticket.wait(A_WHILE))
+
+
+@proof("LeavesBesideACompanionsStep", queued)
+def _(bound):
+    return guarded(bound, lambda request: [Task(TaskKind.ABORTED, 0, request)])
+
+
+@proof("GrowsBesideACompanionsStep", queued)
+def _(bound):
+    return guarded(bound, lambda request: [Task(TaskKind.MORE_BLOCKS, 0, request, blocks=[3], first_block=1)])
 
 
 proof("ReleasesReachNoCompanion", cpu)(freed_everywhere)

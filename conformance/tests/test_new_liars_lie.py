@@ -78,6 +78,7 @@ SINGLE = {
     *("CompanionsBookRefusals", "CompanionsBookInTurn", "SizesAreCompared", "OtherTypesLeftOut"),
     *("LastReservationTakesAll", "OlderHandoversEndToo", "ForgetsTheLastMemory", "MemoriesApart"),
     *("ReleasesReachNoCompanion", "ReleasesReachOneCompanion"),
+    *("LeavesBesideACompanionsStep", "GrowsBesideACompanionsStep"),
     *("OrdersAfterNamedCopies", "OrdersAfterTheNewestCopy", "OrdersAfterWholeCopies"),
 }
 """Liars of other modules that have a proof."""

@@ -173,13 +173,20 @@ def test_g10_companions_take_no_submission_of_their_own(kit: Kit, draw: Draw) ->
 
 
 @guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"), also=(9,))
-def test_g28_an_insertion_waits_for_a_companions_last_reader(kit: Kit) -> None:
+@pytest.mark.parametrize("how", ["enters", "leaves", "gets blocks"])
+def test_g28_an_insertion_waits_for_a_companions_last_reader(kit: Kit, how: str) -> None:
     """A proposer's step runs on a stream of its own, on slots of its own."""
     fixture, others = opened(kit, FIXED, 2)
     entered(fixture, others, entering(fixture, [0, 1]))
+    left, more = [fixture.model.residents[slot].admitted for slot in (0, 1)]
     for other in others:
         first, second = kit.device.stream(), kit.device.stream()
-        tasks = entering(fixture, [2 + others.index(other)])
+        at = others.index(other)
+        tasks = {
+            "enters": lambda at: entering(fixture, [2 + at]),
+            "leaves": lambda at: [Task(TaskKind.PREEMPTED, at, (left, more)[at])],
+            "gets blocks": lambda at: [Task(TaskKind.MORE_BLOCKS, 1, more, blocks=[8 + at], first_block=1 + at)],
+        }[how](at)
         with kit.held(first, "an insertion beside a companion's held step") as latch:
             step = Step(50, {other.state.name: range(FIXED.num_slots)})  # type: ignore[dict-item]
             call = {"state": other.state, "step": step, "stream": first}

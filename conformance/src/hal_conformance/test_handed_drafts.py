@@ -6,6 +6,7 @@ from hal_core.errors import TicketTimeout
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.tasks import Task, TaskKind
 
+from .fixtures.hook_cases import filled
 from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
@@ -16,8 +17,26 @@ from .test_drafts import hand, running, stepped
 from .test_faults import under
 from .test_readers import update_held
 from .test_streams import run_beside_each
+from .test_submissions import A_CALL
 
 OVERLAP = ("async_h2d", "can_hold_stream", "overlapped_update")
+
+
+@guarantee(10, requires="fused_scatter", also=(12,))
+def test_g10_drafts_of_any_number_of_slots_are_one_submission(kit: Kit) -> None:
+    spent = {}
+    for count in (1, 5):
+        fixture, _ = filled(kit)
+        arrive(fixture.update_inputs(fixture.step(range(count))))
+        before = fixture.bound.counters()
+        ticket = fixture.propose({slot: [7, 8] for slot in range(count)})
+        spent[count] = fixture.bound.counters() - before
+        arrive(ticket)
+        fixture.check(f"drafts of {count} slots")
+    found = {count: cost.submissions for count, cost in spent.items()}
+    assert 1 <= found[5] <= A_CALL, f"submissions by slots with drafts: {found}, but at most {A_CALL} are due"
+    waits = {count: cost.host_waits for count, cost in spent.items()}
+    assert not any(waits.values()), f"host waits by slots with drafts: {waits}, but none is due"
 
 
 @guarantee(4, also=(1, 12))

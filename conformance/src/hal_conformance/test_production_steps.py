@@ -21,12 +21,13 @@ LONG = StateConfig(
     num_slots=6,
     max_model_len=512,
     block_size=16,
-    max_draft_tokens=12,
+    max_draft_tokens=36,
     max_logprobs=12,
     max_eos=70,
     max_stop_sequences=70,
+    max_stop_length=40,
 )
-"""More end tokens and stop sequences than a warp, or a wavefront, has lanes."""
+"""More end tokens, stop sequences and tokens than a warp or a wavefront has lanes."""
 STOP = tuple(range(1000, 1000 + LONG.max_stop_length))
 """A stop sequence of the greatest length."""
 OTHERS = tuple((2000 + at,) * (at % LONG.max_stop_length + 1) for at in range(LONG.max_stop_sequences - 1))
@@ -79,7 +80,7 @@ def accept(fixture: StateFixture, given: Sequence[Sequence[int]], told: str) -> 
 @guarantee(9, also=(12, 24, 25))
 def test_g09_many_accepted_tokens_end_where_the_first_stop_ends(kit: Kit) -> None:
     prompt, most = list(range(3, PROMPT + 3)), LONG.max_accept
-    stops = SamplingParams(max_tokens=40, stop_sequences=(*OTHERS, STOP), logprobs=12)
+    stops = SamplingParams(max_tokens=60, stop_sequences=(*OTHERS, STOP), logprobs=12)
     ends = SamplingParams(max_tokens=60, eos_token_ids=(*range(100, 99 + LONG.max_eos), 4), logprobs=12)
     fixture = entered(kit, LONG, [
         (prompt, stops), ([*prompt, *STOP[:4]], stops), (prompt, SamplingParams(max_tokens=most - 1)),

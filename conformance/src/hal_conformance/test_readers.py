@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from hal_core.errors import TicketTimeout
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.views import View
+from hal_core.memory.writes import Writes
 from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.hook_cases import SIZES, filled, new_tasks
@@ -59,6 +62,14 @@ def _set_all(fixture: StateFixture, tasks: list[Task]) -> Ticket:
     return fixture.bound.async_set_value(target=view, value=cells.copy(), stream=fixture.stream)
 
 
+def _write_several(fixture: StateFixture, tasks: list[Task]) -> Ticket:
+    device, writes = fixture.device, Writes()
+    writes.fill(fixture.state.view("next_tokens"), [LEFT, EMPTY], 555)
+    writes.fill(View.contiguous(device.allocate(64), 0, (1, 8), dtype_of("int64")), [0], 1)
+    fixture.model.cells["next_tokens"][[LEFT, EMPTY]] = 555
+    return fixture.bound.write(writes=writes, stream=fixture.stream)
+
+
 WRITES: dict[str, Write] = {
     "a request that leaves": _leave,
     "a request that leaves and one that enters": _leave_and_enter,
@@ -66,6 +77,7 @@ WRITES: dict[str, Write] = {
     "a request that enters a slot the step does not name": _enter_elsewhere,
     "a value for one slot": _set_slot,
     "a value for every slot": _set_all,
+    "a write to several memories": _write_several,
 }
 """Description to the call; ``update_inputs`` reads every slot, including one that no step names."""
 STREAMS = ("from the default stream to another", "from another stream to the default one", "between two other ones")

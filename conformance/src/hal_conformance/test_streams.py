@@ -22,7 +22,7 @@ from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
-from .harness.waiters import A_WHILE, AT_ONCE, SHORT
+from .harness.waiters import A_WHILE, AT_ONCE, SHORT, come_true
 from .kit import Kit
 from .oracle.output import Row
 from .oracle.slots import difference
@@ -231,6 +231,24 @@ def test_g01_streams_are_apart(kit: Kit) -> None:
     handles = [stream.handle for stream in streams]
     assert len({*handles}) == len(handles), f"four streams have the handles {handles}"
     assert kit.device.default_stream.handle == handles[0], "the default stream is another one each time"
+
+
+@guarantee(1, requires=("async_h2d", "async_d2h", "can_hold_stream"), also=(2, 26))
+def test_g01_the_work_of_a_stream_that_is_dropped_is_executed(kit: Kit) -> None:
+    device, memory, should = kit.device, kit.device.allocate(4096), noise(3, 4096)
+    held = device.stream()
+    with kit.held(held, "the work of a stream that was dropped"):
+        dropped = device.stream()
+        dropped.wait(device.event(held))
+        write = backdoor.put(device, memory, [(0, should.tobytes())], dropped)
+        copy = copied(kit, memory, dropped)
+        del dropped
+        gc.collect()
+        device.allocate(1)  # a device looks for what nobody holds when it allocates
+        assert not write.done(), "a write is done, though its stream waits for a held one"
+    come_true({"a write on a dropped stream": write, "a copy on a dropped stream": copy}, kit.effort.hang)
+    wrong = unlike(copy.data[0][:4096], should)
+    assert not wrong, f"a copy on a stream that was dropped: {wrong}"
 
 
 @guarantee(1, requires="can_hold_stream")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hal_core.contract.markers import hookimpl
 from hal_core.errors import InvalidBatch, InvalidValue
 from hal_core.runtime.policy import Policy
 from hal_core.slots.companions import tasks_beside
 from hal_core.slots.insertion import plan_insert
-from hal_core.slots.tasks import Task, TaskBatch
+from hal_core.slots.tasks import LEAVING, Task, TaskBatch, TaskKind
 from hal_core.tickets import Ticket
 
 from . import Lie, Patch, liar
@@ -196,3 +196,34 @@ class ReleasesReachOneCompanion(Releases):
     """A worker has one proposer, it is believed."""
 
     reached = 1
+
+
+class Unguarded(Patch):
+    """Base: batches of some kinds do not wait for the last readers of companions' slots."""
+
+    seam = "guard of a batch"
+    kinds: ClassVar[frozenset[TaskKind]]
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Wait for the rest, and for the target's."""
+
+        def guard(state: SlotState, tasks: TaskBatch, stream: Stream) -> None:
+            if state.name == "target" or not cls.kinds.issuperset(tasks.plain["kinds"]):
+                true(state, tasks, stream)
+
+        return guard
+
+
+@liar(28, "requests leave companions beside a step that reads their slots", requires=(*HELD, "overlapped_update"))
+class LeavesBesideACompanionsStep(Unguarded):
+    """A slot that is left is nobody's."""
+
+    kinds = frozenset(LEAVING)
+
+
+@liar(28, "requests get blocks in companions beside a step that reads them", requires=(*HELD, "overlapped_update"))
+class GrowsBesideACompanionsStep(Unguarded):
+    """What is appended is read by no step yet, it is believed."""
+
+    kinds = frozenset({TaskKind.MORE_BLOCKS})

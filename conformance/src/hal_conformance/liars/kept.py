@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hal_core.contract.markers import hookimpl
+from hal_core.memory.plan import WritePlan
 from hal_core.memory.views import View
 from hal_core.runtime.policy import Policy
+from hal_core.slots.drafts import check_drafts
 from hal_core.tickets import Ticket
 
 from . import Lie, Patch, liar
@@ -15,8 +17,8 @@ from .tickets import HELD, Wrapped
 
 if TYPE_CHECKING:
     from hal_core.contract.device import Device, Hooks
-    from hal_core.memory.plan import WritePlan
     from hal_core.memory.values import Value
+    from hal_core.memory.writes import Writes
     from hal_core.slots.state import SlotState
     from hal_core.slots.step import Step
     from hal_core.slots.tasks import Task, TaskBatch
@@ -88,6 +90,71 @@ class DraftsOnTheirOwnStream(OtherDrafts):
         ticket = super().set_drafts(device, state, step, drafts, own)
         stream.wait(own.record())
         return ticket
+
+
+class InPieces(OtherDrafts):
+    """Base: drafts are written as several plans."""
+
+    def set_drafts(self, device: Device, state: SlotState, step: Step, drafts: object, stream: Stream) -> Ticket:
+        """Submit each piece by itself."""
+        found, submit = check_drafts(state, step, drafts), device.submit
+
+        def pieces(plan: WritePlan, on: Stream) -> Ticket:
+            flat, ticket = plan.flat(), submit(plan, on)
+            for row in self.chosen(flat, len(found)):
+                ticket = submit(WritePlan(flat.memory, flat.writes[row : row + 1], [flat.payload]), on)
+            return ticket
+
+        own: Any = device
+        own.submit = pieces
+        try:
+            return super().set_drafts(device, state, step, drafts, stream)
+        finally:
+            del own.submit
+
+    def chosen(self, plan: WritePlan, slots: int) -> Sequence[int]:
+        """Return the writes that are submitted apart."""
+        raise NotImplementedError
+
+
+@liar(10, "drafts are a submission for each slot", requires="fused_scatter")
+class DraftsApart(InPieces):
+    """A loop over the slots."""
+
+    def chosen(self, plan: WritePlan, slots: int) -> Sequence[int]:
+        """One of each slot's."""
+        return range(slots)
+
+
+@liar(10, "drafts are a submission for each field", requires="fused_scatter")
+class DraftsByField(InPieces):
+    """A copy for the tokens, one for their number, one for the step's inputs."""
+
+    def chosen(self, plan: WritePlan, slots: int) -> Sequence[int]:
+        """Two more."""
+        return range(min(2, len(plan.writes)))
+
+
+@liar(28, "a write to several memories does not wait for a step", requires=(*HELD, "overlapped_update"))
+class WritesBesideTheirStep(Policy):
+    """It knows memories, and no state."""
+
+    def write(self, device: Device, writes: Writes, stream: Stream) -> Ticket:
+        """Forget the owners."""
+        owners, writes.owners = writes.owners, {}
+        try:
+            return super().write(device, writes, stream)
+        finally:
+            writes.owners = owners
+
+
+@liar(1, "a write to several memories is put on the default stream instead of the one given", requires=BESIDE)
+class WritesOfSeveralOnTheDefaultStream(Policy):
+    """A call without a stream argument."""
+
+    def write(self, device: Device, writes: Writes, stream: Stream) -> Ticket:
+        """Write on the other stream."""
+        return super().write(device, writes, device.default_stream)
 
 
 @liar(12, "a released slot counts as one with drafts")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hal_core.contract.markers import hookimpl
@@ -10,7 +11,10 @@ from . import Lie, liar
 
 if TYPE_CHECKING:
     from hal_core.contract.device import Device
+    from hal_core.memory.copies import CopyTicket
     from hal_core.memory.plan import WritePlan
+    from hal_core.memory.values import Value
+    from hal_core.memory.views import ByteRange, Memory, View
     from hal_core.slots.state import SlotState
     from hal_core.slots.step import Step
     from hal_core.slots.tasks import TaskBatch
@@ -50,3 +54,33 @@ class PlansLeakEvents(Lie):
         device: Any = self
         device.primitives.event_create()
         return super().submit(plan, stream)  # type: ignore[misc,no-any-return]
+
+
+@liar(26, "a write that fails leaves its temporary")
+class RefusedWritesLeak(Lie):
+    """Freed behind the call, which an error skips."""
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Allocate, and free where it goes well."""
+        temporary = device.allocate(64)
+        try:
+            return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
+        except Exception:
+            self.__dict__.setdefault("refused", []).append(temporary)
+            raise
+
+
+@liar(26, "a copy out that fails leaves its temporary")
+class FailedCopiesLeak(Lie):
+    """The same of copies."""
+
+    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
+        """Allocate, and free where it goes well."""
+        device: Any = self
+        temporary = device.allocate(64)
+        try:
+            return super().copy_out(memory, parts, stream)  # type: ignore[misc,no-any-return]
+        except Exception:
+            self.__dict__.setdefault("refused", []).append(temporary)
+            raise

@@ -207,3 +207,54 @@ class WaitEndsAtTheBeginning(Beginnings):
     """A wait for the wrong event of the two that a copy has."""
 
     proxy = WaitsForTheBeginning
+
+
+# -- streams that nobody holds any more --------------------------------------------------------------------------------
+
+
+class DropsWork(ABC):  # noqa: B024 (an ABC for its layout, as Lie)
+    """A mixin over primitives: a destroyed stream loses its commands, but those that the mixin keeps."""
+
+    def stream_destroy(self, stream: RawStream) -> None:
+        """Keep some of them."""
+        calls = stream._calls
+        kept = [call for call in iter(lambda: None if calls.empty() else calls.get(), None) if self.keeps(call)]
+        for call in kept:
+            calls.put(call)
+        super().stream_destroy(stream)  # type: ignore[misc]
+
+    def keeps(self, call: Any) -> bool:  # noqa: ANN401 (a command)
+        """Return whether a command survives."""
+        return False
+
+
+class DropsAllButEvents(DropsWork):
+    """Its events pass."""
+
+    def keeps(self, call: Any) -> bool:  # noqa: ANN401 (a command)
+        """Return whether it is about an event."""
+        return isinstance(getattr(call, "__self__", None), threading.Event)
+
+
+class Dropping(Lie):
+    """Base: a device over such primitives."""
+
+    below: type[DropsWork]
+
+    def laid(self) -> None:
+        """Lay the primitives' mixin."""
+        lay_below(self, self.below)
+
+
+@liar(1, "a stream that is dropped is destroyed with its work", requires=(*HELD, *HELD_COPIES, "primitives"))
+class DroppedWithItsWork(Dropping):
+    """A destructor that does not wait, and cancels."""
+
+    below = DropsWork
+
+
+@liar(1, "a stream that is dropped passes its events without their work", requires=(*HELD, *HELD_COPIES, "primitives"))
+class DroppedButItsEvents(Dropping):
+    """Whoever waits is woken."""
+
+    below = DropsAllButEvents
