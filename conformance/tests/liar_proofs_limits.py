@@ -265,6 +265,27 @@ def _(bound):
     return ticket.done()
 
 
+def late_error_is_raised(bound, call):
+    """Whether the next call raises the late error of one that nobody waited for."""
+    bound.device.fault.at = 1
+    call()
+    bound.default_stream.synchronize(PATIENCE)
+    return raises(faults.CopyFailed, lambda: write(bound, flat(poisoned(bound, 64), 0, 64), 1))
+
+
+@proof("UntrackedDrafts", lambda: faults.lay(cpu(), faults.LateWrites))
+def _(bound):
+    state = stepped(bound, max_draft_tokens=2)
+    return late_error_is_raised(bound, lambda: propose(bound, state, 0))
+
+
+@proof("UntrackedWrites", lambda: faults.lay(queued(), faults.LateWrites))
+def _(bound):
+    writes = Writes()
+    writes.set(flat(poisoned(bound, 64), 0, 64), 1)
+    return late_error_is_raised(bound, lambda: bound.write(writes=writes, stream=bound.default_stream))
+
+
 # -- drafts ------------------------------------------------------------------------------------------------------------
 
 

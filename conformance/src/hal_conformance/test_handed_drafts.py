@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
 from hal_core.errors import TicketTimeout
+from hal_core.memory.writes import Writes
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.hook_cases import filled
+from .fixtures.state import StateFixture
 from .harness.asserts import assert_no_error, assert_raises
-from .harness.backdoor import arrive
+from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .harness.waiters import A_WHILE
 from .kit import Kit
 from .liars import faults
+from .test_device_faults import TELLS
 from .test_drafts import hand, running, stepped
 from .test_faults import under
 from .test_readers import update_held
@@ -95,3 +99,35 @@ def test_g12_a_slot_that_is_used_again_has_drafts_of_its_own_request_alone(kit: 
     fixture.check("drafts of the new request")
     stepped(fixture, speculative=True)
     fixture.check("a step that verifies them")
+
+
+def _drafts(fixture: StateFixture) -> object:
+    return fixture.propose({0: [5, 6], 1: []})
+
+
+def _several(fixture: StateFixture) -> object:
+    writes = Writes()
+    writes.fill(fixture.state.view("next_tokens"), [0], 3)
+    return fixture.bound.write(writes=writes, stream=fixture.stream)
+
+
+CALLS = {"set_drafts": _drafts, "write": _several}
+
+
+@guarantee(26, also=(12, *TELLS))
+@pytest.mark.parametrize("by", ["the next call", "closing"])
+@pytest.mark.parametrize("what", CALLS)
+def test_g26_a_late_error_of_drafts_or_writes_that_nobody_waits_for_is_raised(kit: Kit, what: str, by: str) -> None:
+    with under(kit, faults.LateWrites) as (laid, fuse):
+        fixture, _ = running(laid)
+        fuse.at = 1
+        CALLS[what](fixture)
+        if not fuse.met:
+            pytest.skip("its write to one memory is no submit()")
+        fixture.stream.synchronize(PATIENCE)
+        view = fixture.state.view("seed")
+        call = {
+            "the next call": lambda: laid.bound.async_set_value(target=view, value=4, stream=fixture.stream),
+            "closing": laid.bound.close,
+        }[by]
+        assert_raises(faults.CopyFailed, call, f"{by} after {what}, which failed unseen")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from hal_core.devices.tickets import AsyncTicket
 
-from . import Lie, liar
+from . import Lie, Patch, liar
 from .proxies import HELD
 
 NEEDS = (*HELD, "primitives")
@@ -62,3 +63,37 @@ class FailedIsPending(Tickets):
     """Done is success."""
 
     made = _NeverDone
+
+
+# -- calls whose tickets are not looked at again -----------------------------------------------------------------------
+
+
+class Untracked(Patch):
+    """Base: the tickets of one call are not kept for whoever does not wait."""
+
+    seam = "tracking of a ticket"
+    call: ClassVar[str]
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Keep the rest."""
+
+        def track(tickets: Any, hook: str, ticket: Any) -> None:  # noqa: ANN401 (the core's)
+            if hook != cls.call:
+                true(tickets, hook, ticket)
+
+        return track
+
+
+@liar(26, "an error of drafts that nobody waits for is raised by nothing")
+class UntrackedDrafts(Untracked):
+    """It is no hook."""
+
+    call = "set_drafts"
+
+
+@liar(26, "an error of a write to several memories that nobody waits for is raised by nothing", requires=NEEDS)
+class UntrackedWrites(Untracked):
+    """Nor is this."""
+
+    call = "write"
