@@ -61,7 +61,7 @@ class Patch:
 
 @dataclass(frozen=True)
 class Liar:
-    """One mutant: ``how`` is a :class:`Lie`, a :class:`Patch` or a :class:`hal_core.runtime.policy.Policy`."""
+    """One liar: ``how`` is a :class:`Lie`, a :class:`Patch` or a :class:`hal_core.runtime.policy.Policy`."""
 
     name: str
     guarantee: int

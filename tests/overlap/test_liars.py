@@ -15,7 +15,7 @@ from .schedules import check, play
 pytestmark = pytest.mark.usefixtures("one_process")
 
 MOST = 100
-"""Schedules that a mutant may survive."""
+"""Schedules that a liar may survive."""
 
 
 def free_one_step_early(monkeypatch):
