@@ -163,9 +163,13 @@ class Kit:
             except Exception:  # noqa: BLE001 (the failure that led here is reported; this one follows from it)
                 bound.device.close()
 
-    def held(self, stream: Stream, what: str = "a call") -> Latch:
-        """Keep a stream from executing within a ``with``, if the device can; else the work is done at once."""
-        return Latch(self.device.hold_stream(stream) if self.can_hold else nullcontext(), self.effort.hang, what)
+    def held(self, stream: Stream, what: str = "a call", hang: float = 0.0) -> Latch:
+        """Keep a stream from executing within a ``with``, if the device can; else the work is done at once.
+
+        ``hang``: seconds after which the stream is let go, for work that takes long on a busy machine.
+        """
+        hold = self.device.hold_stream(stream) if self.can_hold else nullcontext()
+        return Latch(hold, hang or self.effort.hang, what)
 
 
 class Latch:
