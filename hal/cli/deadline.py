@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from hal.timeouts import Timeouts
 
 
+grace = 0.0
+"""Seconds that work may still take after a signal, before the deadline begins: ``hal serve --drain``."""
+
+
 def durations() -> Timeouts | None:
     """Return the timeouts, or None until they are loaded. They need the core, whose import may fail or be interrupted;
     until then there is nothing to wait for or to clean up."""
@@ -26,8 +30,8 @@ def durations() -> Timeouts | None:
 
 
 class Deadline:
-    """Calls ``force`` with the number of the first of ``signals``, ``TIMEOUTS.signal`` seconds after it arrived, in a
-    thread of its own. Create and close it in the main thread."""
+    """Calls ``force`` with the number of the first of ``signals``, ``TIMEOUTS.signal`` seconds after it arrived and
+    :data:`grace` is over, in a thread of its own. Create and close it in the main thread."""
 
     def __init__(self, signals: Collection[int], force: Callable[[int], object]) -> None:
         self._signals, self._force = signals, force
@@ -42,7 +46,7 @@ class Deadline:
         while numbers := os.read(self._reading, 64):
             first = next((number for number in numbers if number in self._signals), None)
             if first is not None:
-                if (limits := durations()) is None or not self._closed.wait(limits.signal):
+                if (limits := durations()) is None or not self._closed.wait(grace + limits.signal):
                     self._force(first)
                 return
 

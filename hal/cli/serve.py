@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import socket
+from copy import deepcopy
 from typing import Annotated
 
 import typer
 from hal_core import HalError, InvalidValue, Unavailable
 
+from . import deadline
 from .console import say
 from .failures import as_typed, check_seconds
 
@@ -123,11 +126,14 @@ def command(
             server.should_exit = True
 
     app = make_app(AsyncEngine.of(plan, serve, max_waiting), settings, drain=drain, on_failure=on_failure)
+    log_config = deepcopy(uvicorn.config.LOGGING_CONFIG)
+    log_config["formatters"]["default"] = {"format": "hal: %(message)s"}
     config = uvicorn.Config(
         app,
         host,
         port,
         log_level="warning",
+        log_config=log_config,
         access_log=False,
         lifespan="on",
         timeout_graceful_shutdown=max(1, round(drain)),
@@ -144,12 +150,34 @@ def command(
                 place = f"[{at}]:{number}" if ":" in at else f"{at}:{number}"
                 say(f"hal: {settings.model} on http://{place}; /health is 200 when its engine is loaded")
 
-    server = Server(config)
-    server.run()
+    server, log_filter = Server(config), _Said()
+    logging.getLogger("uvicorn.error").addFilter(log_filter)
+    deadline.grace = drain
+    try:
+        server.run()
+    except SystemExit:  # uvicorn's way to end if it cannot listen
+        if log_filter.error is None:
+            raise
+        what = f"{host}:{port}: {log_filter.error.strerror}"
+        raise Unavailable(what, cure="choose another port", argument="--port") from None
+    finally:
+        deadline.grace = 0.0
     if failures:
         raise typer.Exit(2)
-    if not server.started:
-        raise Unavailable(f"cannot listen on {host}:{port}", cure="choose another --port", argument="hal serve")
+
+
+class _Said(logging.Filter):
+    """What uvicorn logs, in hal's words. ``error``: why it cannot listen on the address, which the command says."""
+
+    error: OSError | None = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep the error instead of printing it."""
+        if isinstance(record.msg, OSError):
+            self.error = record.msg
+        elif str(record.msg).startswith("ASGI callable returned without completing response"):
+            record.msg = "a stream was cut off at the end of --drain"
+        return self.error is None
 
 
 def _is_local(host: str) -> bool:

@@ -84,7 +84,7 @@ class _Watch:
         with it, or on their own."""
         try:
             if (limits := deadline.durations()) is not None:
-                tidying = threading.Thread(target=self._tidy_up, args=(limits.signal,), daemon=True)
+                tidying = threading.Thread(target=self._tidy_up, args=(deadline.grace + limits.signal,), daemon=True)
                 tidying.start()
                 tidying.join(limits.tidying)
         finally:

@@ -297,9 +297,16 @@ def _json(found: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(found), status, media_type="application/json")
 
 
-async def _http_error(_request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return error_response(ApiError(error.status_code, error.detail))
+    what, path = error.detail, request.url.path
+    if error.status_code == 404:
+        routes = ", ".join(route.path for route in request.app.routes)
+        what = f"there is no route {path} (there are {routes})"
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        what = f"{path} takes no {request.method} (send {allowed})"
+    return error_response(ApiError(error.status_code, what))
 
 
 def make_app(

@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,7 +21,7 @@ from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError, 
 import hal
 from hal.serving.metrics import Metrics
 
-from .conftest import HANGS, serving
+from .conftest import COMMAND, HANGS, serving
 
 PROMPTS = ["def main(", "import os\n", "class Tree:\n    def __init__(self", "for number in range(", "x = "]
 ROOT = Path(__file__).parents[2]
@@ -245,6 +247,24 @@ def test_a_killed_engine_ends_streams_with_an_error_and_health_says_so():
         assert load == [0, 0, 0], "an engine that has ended runs nothing"
 
 
+def test_a_wrong_route_is_refused_with_those_that_there_are(server):
+    answer = httpx.post(f"{server.url}/v1/completion", json={})
+    assert answer.status_code == 404
+    assert "no route /v1/completion (there are /v1/completions, /v1/chat/completions, " in answer.text
+    answer = httpx.get(f"{server.url}/v1/completions")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (405, "/v1/completions takes no GET (send POST)")
+
+
+def test_a_port_in_use_is_one_line(server):
+    port = urlsplit(server.url).port
+    command = [sys.executable, "-c", COMMAND, "serve", "--port", str(port)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line.startswith(f"hal: error: --port: 127.0.0.1:{port}: ")
+    assert line.endswith("in use (choose another port)")
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -259,7 +279,9 @@ def test_a_wrong_body_is_refused_with_its_field_and_the_cure(server, body, messa
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
 
 
-def test_sigterm_lets_running_streams_end_and_takes_nothing_new():
+def test_sigterm_lets_running_streams_end_and_takes_nothing_new(monkeypatch):
+    """Also where they take longer than a command may otherwise take to end."""
+    monkeypatch.setenv("HAL_SECONDS_SIGNAL", "0.01")
     with serving("--slots", "2", "--drain", "60") as served:
         text = b""
         with begin(served.url, tokens=300) as stream:
@@ -271,6 +293,13 @@ def test_sigterm_lets_running_streams_end_and_takes_nothing_new():
         assert served.process.wait(HANGS) == 128 + signal.SIGTERM
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{served.url}/health")
+
+
+def test_a_stream_is_cut_off_after_the_drain_and_the_command_prints_so():
+    with serving("--slots", "2", "--drain", "0.1") as served, begin(served.url, tokens=400):
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(HANGS) == 128 + signal.SIGTERM
+        assert served.process.stderr.read() == "hal: a stream was cut off at the end of --drain\n"
 
 
 def test_the_dashboard_shows_metrics_that_there_are():
