@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from types import SimpleNamespace
 
 import pytest
 from hal_conformance import kit
@@ -89,6 +90,20 @@ def test_a_latch_names_the_primitive_that_waited(failure):
     error = failure("a value on the device", Device.copy_within)
     assert str(error).startswith("the primitive copy_within (test_one_cause.py:")
     assert "called for a value on the device, waited for the held stream (let go after 0.01 s), in wait (" in str(error)
+
+
+def test_a_device_that_holds_no_stream_is_never_late(monkeypatch):
+    """However slow it is: no call of it waits for a held stream."""
+
+    def timer(*arguments):
+        return SimpleNamespace(start=lambda: pytest.fail("a timer runs"), cancel=lambda: None)
+
+    monkeypatch.setattr(kit.threading, "Timer", timer)
+    device = SimpleNamespace(capabilities=SimpleNamespace(can_hold_stream=False))
+    one = kit.Kit(None, kit.Effort(hang=0.01))
+    one._bound = SimpleNamespace(device=device, capabilities=device.capabilities)
+    with one.held("a stream") as latch:
+        assert not latch.forced
 
 
 def test_failures_of_one_primitive_are_one_cause(failure):

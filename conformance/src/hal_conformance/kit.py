@@ -168,14 +168,16 @@ class Kit:
 
         ``hang``: seconds after which the stream is let go, for work that takes long on a busy machine.
         """
-        hold = self.device.hold_stream(stream) if self.can_hold else nullcontext()
-        return Latch(hold, hang or self.effort.hang, what)
+        if not self.can_hold:
+            return Latch(nullcontext(), 0.0, what)
+        return Latch(self.device.hold_stream(stream), hang or self.effort.hang, what)
 
 
 class Latch:
     """A held stream. A call that waits for it would hang, so a timer releases it in the end, and the test fails.
 
-    ``what``: the calls made while it is held, for the message.
+    ``what``: the calls made while it is held, for the message. ``hang``: seconds until then; 0: a device that holds no
+    stream, however slow its calls are.
     """
 
     def __init__(self, hold: AbstractContextManager[None], hang: float, what: str = "a call") -> None:
@@ -187,7 +189,8 @@ class Latch:
     def __enter__(self) -> Latch:
         self._hold.__enter__()
         self._held = True
-        self._timer.start()
+        if self._hang:
+            self._timer.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
