@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from hal_core import HalError
 
 COMPLETE, EXECUTION_STATUS = 0, 0x11D3
-QUEUE_PROFILING, PROFILING_END = 1 << 1, 0x1283
 READ_WRITE, ALLOC_HOST_PTR, MEM_FLAGS = 1 << 0, 1 << 4, 0x1101
 MAP_READ, MAP_WRITE, BLOCKING = 1 << 0, 1 << 1, 1
 PLATFORM_NAME = 0x0902
@@ -40,7 +39,6 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "clSetKernelArg": (_PTR, _UINT, _SIZE, _PTR),
     "clGetMemObjectInfo": (_PTR, _UINT, _SIZE, _PTR, _PTR),
     "clGetEventInfo": (_PTR, _UINT, _SIZE, _PTR, _PTR),
-    "clGetEventProfilingInfo": (_PTR, _UINT, _SIZE, _PTR, _PTR),
     "clSetUserEventStatus": (_PTR, c.c_int),
     "clRetainCommandQueue": (_PTR,),
     "clFlush": (_PTR,),

@@ -30,7 +30,6 @@ class OpenCLDevice(AsyncDevice):
         can_hold_stream=True,
         collective="",
         async_update=True,
-        timed_events=True,
     )
 
     def __init__(self, index: int, options: Mapping[str, object]) -> None:

@@ -66,12 +66,6 @@ class OpenCLPrimitives(Primitives):
     def event_create(self) -> Event:
         return Event()
 
-    def event_create_timed(self) -> Event:
-        return Event()
-
-    def event_seconds(self, earlier: Event, event: Event) -> float:
-        return (event.passed_at() - earlier.passed_at()) * 1e-9
-
     def event_destroy(self, event: Event) -> None:
         event.release()
 
