@@ -11,12 +11,15 @@ from hal_core.errors import OutOfMemory
 from hal_core.memory.views import ByteRange
 
 from . import Lie, Patch, liar
+from .proxies import put
 
 if TYPE_CHECKING:
     from hal_core.contract.device import Device
     from hal_core.memory.copies import CopyTicket
     from hal_core.memory.values import Value
     from hal_core.memory.views import Memory, View
+    from hal_core.slots.state import SlotState
+    from hal_core.slots.step import Step
     from hal_core.streams import Stream
     from hal_core.tickets import Ticket
 
@@ -52,22 +55,21 @@ class WavefrontOfStops(FirstStops):
     most = 64
 
 
-@liar(9, "a step of one token compares the first 32 end tokens")
-class WarpOfEndTokens(Patch):
-    """A lane each, in one of the two kernels."""
+@liar(9, "a step compares the first 32 end tokens")
+class WarpOfEndTokens(Lie):
+    """A lane each."""
 
-    seam = "one token of a step"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+    def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """Hide the rest meanwhile."""
-
-        def one(fields: Any, column: Any, slots: Any, known: Any, given: Any) -> None:  # noqa: ANN401 (the core's)
-            true(fields, column, slots, known, given)
-            late = fields["eos_token_ids"][:, 32:]
-            late[late == column["next_tokens"][:, None]] = -1
-
-        return one
+        device: Any = self
+        place = state.layout.fields["eos_num"]
+        part = ByteRange(place.offset, place.stride * state.sizes.num_slots)
+        copied = device.copy_out(state.memory, [part], stream)
+        copied.wait()
+        counts = np.array(copied.data[0]).view(np.int32)
+        put(self, state.memory, [(part.offset, np.minimum(counts, 32).tobytes())], stream)
+        super().update_inputs(state, step, stream)  # type: ignore[misc]
+        return put(self, state.memory, [(part.offset, counts.tobytes())], stream)
 
 
 @liar(9, "stop sequences of more than 32 tokens are never met")
