@@ -202,6 +202,8 @@ class AllocatorsOwnError(Lie):
         try:
             return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
         except OutOfMemory as error:
+            if error.argument == "ring":
+                raise
             raise RuntimeError(f"error -4: {error.what}") from None
 
 
@@ -215,7 +217,7 @@ class WhatFitsIsWritten(Lie):
         write = super().async_set_value  # type: ignore[misc]
         try:
             return write(device, target, value, stream)  # type: ignore[no-any-return]
-        except OutOfMemory:
-            if isinstance(value, np.ndarray):
+        except OutOfMemory as error:
+            if isinstance(value, np.ndarray) and error.argument != "ring":
                 write(device, target[:4], np.ascontiguousarray(value[:4]), stream)
             raise
