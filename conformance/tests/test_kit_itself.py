@@ -16,6 +16,7 @@ from hal_conformance.harness.reached import Reached
 from hal_conformance.liars import Lie, faults, lay_over
 from hal_conformance.report.report import cause_of
 from hal_core.devices.cpu.device import CpuDevice
+from hal_core.errors import OutOfMemory
 from hal_core.memory.views import ByteRange
 from hypothesis import Phase
 from hypothesis import strategies as st
@@ -170,3 +171,17 @@ def test_a_fault_is_laid_under_a_liar():
     assert order == sorted(order)
     device.fault.at = 1
     assert device.copy_out(device.allocate(8), [ByteRange(0, 8)], device.default_stream) == "swallowed"
+
+
+def test_a_fault_over_another_strikes_alone():
+    """``--fault`` lays one over the device, and a test arms its own."""
+    device = faults.lay(faults.lay(CpuDevice(0, {}), faults.FailingCopies), faults.OutOfRoom)
+    memory, stream = device.allocate(8), device.default_stream
+    device.fault.at = 1
+    device.copy_out(memory, [ByteRange(0, 8)], stream).wait(1)
+    with pytest.raises(OutOfMemory):
+        device.allocate(8)
+    faults.lay(device, faults.FailingCopies).fault.at = 1
+    device.allocate(8)
+    with pytest.raises(faults.CopyFailed):
+        device.copy_out(memory, [ByteRange(0, 8)], stream)

@@ -63,9 +63,14 @@ class Fuse:
 
 
 class Fault(Lie):
-    """Base of faults. ``fault`` determines when it strikes."""
+    """Base of faults. ``fault`` determines when the one laid last strikes; each has a fuse of its own."""
 
     fault: Fuse
+
+    def fuse(self, kind: type[Fault]) -> Fuse:
+        """Return the fuse of the fault of this kind that was laid last."""
+        fuses: dict[type[Fault], Fuse] = self.__dict__["fuses"]
+        return next(fuses[laid] for laid in reversed(fuses) if issubclass(laid, kind))
 
 
 def refused(what: str) -> CopyFailed:
@@ -82,30 +87,31 @@ class LateWrites(Fault):
     error: Any = staticmethod(refused)
 
     def _late(self, ticket: Ticket, what: str, met: int) -> Ticket:
-        if self.fault.met > met or not self.fault.burns():  # not twice, if a hook calls a primitive
+        fuse = self.fuse(LateWrites)
+        if fuse.met > met or not fuse.burns():  # not twice, if a hook calls a primitive
             return ticket
-        return LateTicket(ticket, self.fault, type(self).error(f"{what}, number {self.fault.met}"))
+        return LateTicket(ticket, fuse, type(self).error(f"{what}, number {fuse.met}"))
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
         """Fail later."""
-        met = self.fault.met
+        met = self.fuse(LateWrites).met
         return self._late(super().submit(plan, stream), "a copy to the device", met)  # type: ignore[misc]
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
         """Fail later."""
-        met = self.fault.met
+        met = self.fuse(LateWrites).met
         return self._late(super().async_set_value(device, target, value, stream), "a value", met)  # type: ignore[misc]
 
     @hookimpl
     def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
         """Fail later."""
-        met = self.fault.met
+        met = self.fuse(LateWrites).met
         return self._late(super().insert_tasks(device, state, tasks, stream), "a batch", met)  # type: ignore[misc]
 
     def update_inputs(self, state: SlotState, step: Any, stream: Stream) -> Ticket:  # noqa: ANN401 (a Step)
         """Fail later."""
-        met = self.fault.met
+        met = self.fuse(LateWrites).met
         return self._late(super().update_inputs(state, step, stream), "a step", met)  # type: ignore[misc]
 
 
@@ -133,7 +139,7 @@ class FailingWrites(Fault):
     """A write, by either hook or by a plan, that the driver refuses."""
 
     def _strike(self) -> None:
-        if self.fault.burns():
+        if self.fuse(FailingWrites).burns():
             raise CopyFailed("the driver refused a copy to the device", cure="try again", argument="stream")
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
@@ -161,7 +167,7 @@ class FailingCopies(Fault):
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Fail now, or later."""
-        if not self.fault.burns():
+        if not self.fuse(FailingCopies).burns():
             return super().copy_out(memory, parts, stream)  # type: ignore[misc,no-any-return]
         error = CopyFailed("the driver refused a copy to the host", cure="save the next step", argument="stream")
         if not self.late:
@@ -177,7 +183,7 @@ class OutOfRoom(Fault):
 
     def allocate(self, nbytes: int) -> Memory:
         """Refuse."""
-        if self.fault.burns():
+        if self.fuse(OutOfRoom).burns():
             if self.raw:
                 raise MemoryError(f"no room for {nbytes} bytes")
             raise OutOfMemory(
@@ -196,7 +202,7 @@ class LostPeer(Fault):
 
     def open_communicator(self, group: Group) -> Communicator:
         """Return a group whose other ranks are simulated."""
-        return Pretended(self.fault, group)
+        return Pretended(self.fuse(LostPeer), group)
 
     @hookimpl
     def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
@@ -305,5 +311,7 @@ def lay(device: Device, fault: type[Fault]) -> Any:  # noqa: ANN401 (a Device th
         device.__class__ = kind
         for mixin in (fault, *reversed(lies)):
             laid = lay_over(device, mixin)
-    laid.fault = Fuse()
+    fuses = laid.__dict__.setdefault("fuses", {})
+    fuses.pop(fault, None)  # the newest stands last
+    fuses[fault] = laid.fault = Fuse()
     return laid
