@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from hal_core.devices.cpu.device import CpuDevice
-from hal_core.devices.cpu.memory import HostMemory
+from hal_core.devices.cpu.memory import CYCLE, HostMemory
 from hal_core.errors import InvalidValue
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.plan import SCATTER_MAP, WRITE, PlanBuilder, Records, WritePlan, apply_to_host
@@ -208,3 +208,17 @@ def test_the_cpu_device_spreads_records_over_gaps_one_count_a_plan():
     assert (memory.buffer == should).all()
     spent = device.counters()
     assert (spent.submissions, spent.launches, spent.uploads) == (1, 1, 0)
+
+
+def test_fills_of_the_cpu_device_that_are_longer_than_a_cycle():
+    nbytes = 3 * CYCLE
+    memory, expected = HostMemory.allocate(None, nbytes), np.zeros(nbytes, np.uint8)
+    memory.buffer[:] = 0
+    builder = PlanBuilder(memory)
+    builder.fill(np.array([3], np.int64), 2 * CYCLE + 5, np.uint8(7))
+    builder.fill(np.array([2 * CYCLE + 8], np.int64), CYCLE - 16, np.uint64(0x0102_0304_0506_0708))
+    plan = builder.build()
+    memory.write(plan.writes, plan.payload)
+    apply_to_host(plan, expected)
+    assert memory.buffer.tobytes() == expected.tobytes()
+    assert memory.buffer[[2, 3, 2 * CYCLE + 7]].tolist() == [0, 7, 7]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,8 @@ from ...slots.layout import ALIGNMENT
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Structured = np.ndarray[Any, np.dtype[np.void]]
 
-
-MANY = 16
-"""From this number of rows on, one NumPy call for all costs less than a slice assignment each."""
+CYCLE = 32 << 10
+"""Bytes that one assignment fills at most."""
 
 
 class HostMemory:
@@ -58,53 +58,23 @@ class HostMemory:
 
     def write(self, writes: Structured, payload: Bytes) -> None:
         """Execute the descriptors of a plan (:data:`hal_core.memory.plan.WRITE`)."""
-        if len(writes) >= MANY:
-            writes = self._write_runs(writes, payload)
-        buffer = self.buffer
+        target, given, cycle, known = self.buffer.data, payload.data, _cycle(0), 0
         for dst, source, nbytes, pattern in writes.tolist():
             if pattern == 0:
-                buffer[dst : dst + nbytes] = payload[source : source + nbytes]
-            else:
-                self._fill(dst, source, nbytes)
-
-    def _write_runs(self, writes: Structured, payload: Bytes) -> Structured:
-        """Write adjacent rows of equal length in one NumPy call each, and return the other writes.
-
-        Copies follow each other in the payload, fills have the same pattern. Writes of a plan never overlap, so their
-        order does not matter.
-        """
-        nbytes, patterns, sources = writes["nbytes"], writes["pattern"], writes["source"]
-        follows = (nbytes[1:] == nbytes[:-1]) & (patterns[1:] == patterns[:-1])
-        follows &= sources[1:] == sources[:-1] + np.where(patterns[:-1] == 0, nbytes[:-1], 0)
-        edges = np.flatnonzero(np.concatenate(([True], ~follows, [True])))
-        kept = np.ones(len(writes), np.bool_)
-        for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-            size = int(nbytes[begin])
-            if end - begin < MANY or size == 0:
+                target[dst : dst + nbytes] = given[source : source + nbytes]
                 continue
-            rows = np.lib.stride_tricks.as_strided(self.buffer, (self.nbytes - size + 1, size), (1, 1))
-            first = int(sources[begin])
-            if patterns[begin] == 0:
-                values = payload[first : first + size * (end - begin)].reshape(-1, size)
-            else:
-                values = _cycled(first, size)
-            rows[writes["dst"][begin:end].astype(np.int64)] = values
-            kept[begin:end] = False
-        return writes[kept]
-
-    def _fill(self, dst: int, source: int, nbytes: int) -> None:
-        """Fill with the 8-byte cycle ``source``; whole words first, if the address is aligned."""
-        words, rest = divmod(nbytes, 8)
-        if words and dst % 8 == 0:
-            self.buffer[dst : dst + words * 8].view(np.uint64)[...] = source
-            dst, nbytes = dst + words * 8, rest
-        if nbytes:
-            self.buffer[dst : dst + nbytes] = _cycled(source, nbytes)
+            if source != known:
+                cycle, known = _cycle(source), source
+            while nbytes > CYCLE:
+                target[dst : dst + CYCLE] = cycle
+                dst, nbytes = dst + CYCLE, nbytes - CYCLE
+            target[dst : dst + nbytes] = cycle[:nbytes]
 
 
-def _cycled(source: int, nbytes: int) -> Bytes:
-    """Return ``nbytes`` of the 8-byte cycle ``source``."""
-    return np.frombuffer(source.to_bytes(8, "little") * (nbytes // 8 + 1), np.uint8)[:nbytes]
+@lru_cache(64)
+def _cycle(source: int) -> memoryview:
+    """Return :data:`CYCLE` bytes of the 8-byte cycle ``source``, kept because resets use few patterns."""
+    return memoryview(source.to_bytes(8, "little") * (CYCLE // 8))
 
 
 def paddle_bytes(memory: Memory, part: ByteRange) -> Any:  # noqa: ANN401 (a Paddle tensor)
