@@ -27,6 +27,13 @@ Time deadline_after(long timeout_ms) {
          std::chrono::milliseconds(timeout_ms < 0 ? options.wait_limit_ms.load() : timeout_ms);
 }
 
+// In the child of a fork no mutex may be locked: a worker may have held it, and is in the parent. So each call that comes to a
+// stream asks for this first; the child has one thread.
+Status after_fork(const Stream* s, uint64_t upto) {
+  if (s->done >= upto) return Status::ok;
+  return fail(Status::forked, "this process was forked: the workers of its streams are in the parent");
+}
+
 bool may_run(const Stream& s) {
   if (s.queue.empty() || s.held) return false;
   return s.closing || s.demand > s.done || options.mode != kLazy;
@@ -71,9 +78,9 @@ void work(Stream* s) {
 }
 
 Status wait_until_reached(Stream* s, uint64_t upto, Time deadline) {
+  if (forked) return after_fork(s, upto);
   std::unique_lock<std::mutex> guard(s->mutex);
   if (s->done >= upto) return Status::ok;
-  if (forked) return fail(Status::forked, "this process was forked: the workers of its streams are in the parent");
   count(Kind::blocked_wait);
   if (upto > s->demand) s->demand = upto;
   s->changed.notify_all();
@@ -170,12 +177,12 @@ Status check_stream(const Stream* stream) {
 long stream_id(const Stream* stream) { return check_stream(stream) == Status::ok ? stream->id : -1; }
 
 Status destroy_stream(Stream* s) {
+  if (forked) return Status::ok;
   {
     std::lock_guard<std::mutex> guard(lock);
     if (!live.erase(s)) return fail(Status::invalid, "%p is no stream, or a destroyed one", static_cast<void*>(s));
   }
   new_operation(Kind::stream_destroy, s->device, s->id, reinterpret_cast<uint64_t>(s), 0, 0);
-  if (forked) return Status::ok;
   std::lock_guard<std::mutex> guard(s->mutex);
   s->closing = true;
   s->held = false;
@@ -184,6 +191,7 @@ Status destroy_stream(Stream* s) {
 }
 
 Status hold_stream(Stream* s, bool hold) {
+  if (forked) return after_fork(s, s->submitted);
   Status status = check_stream(s);
   if (status != Status::ok) return status;
   std::lock_guard<std::mutex> guard(s->mutex);
@@ -198,6 +206,10 @@ long pending_of(Stream* s) {
 }
 
 Status query_stream(Stream* s, bool* done) {
+  if (forked) {
+    *done = s->done >= s->submitted;
+    return Status::ok;
+  }
   Status status = check_stream(s);
   if (status != Status::ok) return status;
   count(Kind::stream_query);
@@ -212,6 +224,7 @@ Status query_stream(Stream* s, bool* done) {
 }
 
 Status wait_stream(Stream* s, long timeout_ms) {
+  if (forked) return after_fork(s, s->submitted);
   Status status = check_stream(s);
   if (status != Status::ok) return status;
   new_operation(Kind::wait_stream, s->device, s->id, 0, 0, 0);
@@ -258,9 +271,9 @@ Status wait_device(int device, long timeout_ms) {
 
 Status submit(Stream* s, Kind kind, uint64_t dst, uint64_t src, uint64_t bytes, std::vector<Range> ranges,
               std::function<void(const OperationRef&)> run) {
+  if (forked) return fail(Status::forked, "this process was forked: the workers of its streams are in the parent");
   Status status = check_stream(s);
   if (status != Status::ok) return status;
-  if (forked) return fail(Status::forked, "this process was forked: the workers of its streams are in the parent");
   if (countdown(options.fail_submission)) return fail(Status::refused, "%s refused on purpose", kind_name(kind));
   std::unique_lock<std::mutex> guard(s->mutex);
   auto op = new_operation(kind, s->device, s->id, dst, src, bytes);
