@@ -1,6 +1,10 @@
-"""Proofs that liars about sizes and values lie."""
+"""Proofs that liars about sizes, values and the order of writes lie."""
 
 import numpy as np
+from hal_conformance.liars import faults
+from hal_core.devices.base import plan_value
+from hal_core.devices.primitives import poll
+from hal_core.errors import TicketTimeout
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import View
 from liar_proofs import (
@@ -19,6 +23,7 @@ from liar_proofs import (
     prefill,
     proof,
     queued,
+    raises,
     raw,
     state_of,
     write,
@@ -221,3 +226,78 @@ def _(bound):
     write(bound, state.view("accept_num")[2], 5)
     bound.close()
     return tensor[2, 0] == 5
+
+
+# -- large ones, and order ---------------------------------------------------------------------------------------------
+
+
+@proof("FillsEndAt65535", cpu)
+def _(bound):
+    memory = poisoned(bound, 65_536)
+    write(bound, flat(memory, 0, 65_536), 1)
+    return raw(memory)[65_535] == 1
+
+
+@proof("HalfOfALargeBatch", lambda: faults.lay(cpu(), faults.FailingWrites))
+def _(bound):
+    """Whether 33 requests enter no slot, whichever of the writes is refused."""
+    entered = []
+    for at in (1, 2, 3):
+        state = state_of(bound, 33)
+        tasks = [prefill(state, slot) for slot in range(33)]
+        bound.device.fault.at = at
+        if raises(faults.CopyFailed, lambda state=state, tasks=tasks: insert(bound, state, tasks)):
+            entered.append(admission_ids(state, tasks[:1]))
+    return not any(entered)
+
+
+@proof("LargeUploadsOvertake", queued)
+def _(bound):
+    """Whether a large value, behind a small one on a held stream, writes nothing yet."""
+    stream, memory = bound.device.stream(), poisoned(bound, 1 << 16)
+    with bound.device.hold_stream(stream):
+        write(bound, flat(memory, 0, 8), 1, stream)
+        ticket = write(bound, flat(memory, 0, 1 << 16), np.full(1 << 16, 2, np.uint8), stream)
+        early = poll(lambda: raw(memory)[-1] == 2, A_WHILE)
+    ticket.wait(PATIENCE)
+    return not early
+
+
+@proof("OverlapsLeak", cpu)
+def _(bound):
+    memory = poisoned(bound, 64)
+    before = bound.counters().allocations
+    write(bound, flat(memory, 8, 56), flat(memory, 0, 56))
+    return bound.counters().allocations == before
+
+
+@proof("WaitsOnceForAnEvent", queued)
+def _(bound):
+    held, *others = [bound.device.stream() for _ in range(3)]
+    with bound.device.hold_stream(held):
+        event = held.record()
+        for other in others:
+            other.wait(event)
+        return all(raises(TicketTimeout, lambda other=other: other.synchronize(A_WHILE)) for other in others)
+
+
+@proof("WaitsForTheNewestCopy", queued)
+def _(bound):
+    memory, held, free, writer = poisoned(bound, 64), *[bound.device.stream() for _ in range(3)]
+    with bound.device.hold_stream(held):
+        copies = [copied(bound, memory, [(0, 64)], held), copied(bound, memory, [(0, 64)], free)]
+        copies[1].wait(PATIENCE)
+        ticket = write(bound, flat(memory, 0, 64), 1, writer)
+        return raises(TicketTimeout, lambda: ticket.wait(A_WHILE))
+
+
+@proof("OtherMemoriesUnordered", queued)
+def _(bound):
+    memories, held, writer = [poisoned(bound, 64), poisoned(bound, 64)], bound.device.stream(), bound.device.stream()
+    plans = [plan_value(flat(memory, 0, 64), np.uint8(1)) for memory in memories]
+    with bound.device.hold_stream(held):
+        copy = copied(bound, memories[1], [(0, 64)], held)
+        ticket = bound.device.submit_all(plans, writer)
+        waits = raises(TicketTimeout, lambda: ticket.wait(A_WHILE))
+    copy.wait(PATIENCE)
+    return waits

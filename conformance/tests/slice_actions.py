@@ -1,6 +1,7 @@
 """Functions that two ranks run on the simulated accelerator to prove a liar about broadcasts; tasks name this file."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 from hal_conformance.harness import backdoor
@@ -130,3 +131,27 @@ def join_alone_twice(rank, name, job):
         bound.open_group(state=state, group=Group((0, 1), 0))
 
     return told_in_time(join, 20.0) and told_in_time(join, 0.3 if name else 20.0)
+
+
+class Counting:
+    """A communicator that counts its broadcasts."""
+
+    def __init__(self, inner, sent):
+        self.inner, self.sent = inner, sent
+
+    def broadcast(self, memory, part, stream):
+        self.sent.append(part.nbytes)
+        return self.inner.broadcast(memory, part, stream)
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+def count_collectives(rank, name, job):
+    """Return True when the slice of a large state is one collective."""
+    with opened(name, job) as bound:
+        state, true, sent = bound.state(replace(SIZES, num_slots=512)), bound.device.communicator, []
+        bound.device.communicator = lambda group: Counting(true(group), sent)
+        group = Group((0, 1), rank.rank)
+        bound.broadcast_tokens(state=state, group=group, stream=bound.default_stream).wait(10)
+        return len(sent) == 1

@@ -105,6 +105,7 @@ SLICES = {
     "StepOfTheReceiver": slice_actions.tamper_step,
     "OpeningWaitsForEver": slice_actions.join_alone,
     "OpeningTriedAgain": slice_actions.join_alone_twice,
+    "TwoCollectives": slice_actions.count_collectives,
 }
 
 

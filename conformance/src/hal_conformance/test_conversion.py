@@ -209,3 +209,22 @@ def test_g06_a_nan_of_any_payload_stays_one_in_every_type(kit: Kit, name: str) -
                     f"{name} {found[wrong[0]]:#x}, a NaN, in {form} of {len(found)}, became {cells[wrong[0]]:#x} in"
                     f" {target.name}, which is none ({len(wrong)} are wrong)"
                 )
+
+
+FILLED = 70_001
+"""Elements: more than a grid of 65,535, or a 16-bit index, counts."""
+
+
+@guarantee(6, also=(5,))
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64"])
+def test_g06_a_scalar_fills_every_element_of_a_large_target(kit: Kit, dtype: str) -> None:
+    kind, block = dtype_of(dtype), LargeBlock(kit, 2 * FILLED * dtype_of(dtype).itemsize)
+    item = kind.itemsize
+    shapes = {
+        "contiguous": ((FILLED,), (item,)),
+        "of two axes": ((7, FILLED // 7), (FILLED // 7 * item, item)),
+        "of every second element": ((FILLED,), (2 * item,)),
+    }
+    for number, (told, (shape, strides)) in enumerate(shapes.items()):
+        block.write(View(block.memory, 0, shape, strides, kind), number + 1, kind.storage.type(number + 1))
+        block.check(f"a scalar for a target of {np.prod(shape)} elements, {told}")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROUNDS, WINDOWS = 40, 8
 """Rounds of one window, and most windows: a loss appears in each, and a pool that fills (of fences, say) does not."""
-CALLS = (*hook_calls.VALUES, "submit", "copy_out", "insert and leave", "a step")
+CALLS = (*hook_calls.VALUES, "submit", "copy_out", "onto itself", "insert and leave", "a step")
 
 
 Held = Callable[[], dict[str, int]]

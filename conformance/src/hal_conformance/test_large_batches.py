@@ -1,4 +1,4 @@
-"""``insert_tasks`` at the sizes of production: 512 slots, slot numbers past 16 bits, rows of megabytes (G9, G11).
+"""``insert_tasks`` at the sizes of production: 512 slots, slot numbers past 16 bits, rows of megabytes (G8, G9, G11).
 
 The cases are fixed rather than drawn: each size class must occur with each kind of task.
 """
@@ -20,7 +20,11 @@ from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .harness.reached import Reached
 from .kit import Kit
+from .liars import faults
+from .test_faults import attempt, under
 
+WRITES = 6
+"""More writes than an insertion makes."""
 COUNTS = (1, 8, 9, 64, 65, 257)
 """Requests of one batch: both sides of every border at which a core, a block or a table may end."""
 
@@ -179,3 +183,27 @@ def full_of_rows(kit: Kit) -> tuple[StateFixture, AdmittedRequest]:
             reached.note(what)
     reached.check()
     return fixture, first
+
+
+@guarantee(8)
+@pytest.mark.parametrize("count", COUNTS[-2:])
+def test_g08_a_large_batch_whose_write_fails_changes_no_slot(kit: Kit, count: int) -> None:
+    """Whichever of the device's writes fails: a batch has no part that is written before another may be refused."""
+    with under(kit, faults.FailingWrites) as (laid, fuse):
+        fixture = StateFixture(laid, MANY)
+        slots = np.random.default_rng(count).permutation(MANY.num_slots)[:count].tolist()
+        arrive(fixture.insert([prefill(fixture, slot, request(fixture, slot)) for slot in slots]))
+        batch = leaving(fixture, slots, TaskKind.ABORTED)
+        batch += [prefill(fixture, slot, request(fixture, slot + 1000)) for slot in slots]
+        met = 0
+        for fuse.at in range(1, WRITES + 1):
+            error = attempt(lambda: fixture.bound.insert_tasks(state=fixture.state, tasks=batch, stream=fixture.stream))
+            if error is None:
+                break
+            met += 1
+            fixture.check(f"{count} requests whose write {met} was refused")
+        assert met, "insert_tasks makes no write that can fail"
+        assert met < WRITES, f"insert_tasks of {count} requests makes {WRITES} writes or more"
+        fuse.at = 0
+        fixture.model.insert(batch)
+        fixture.check(f"{count} requests, after {met} refusals")

@@ -1,4 +1,4 @@
-"""``async_set_value`` at the sizes of production: megabytes, many runs, many axes, offsets past 4 GiB (G2, G3, G5).
+"""``async_set_value`` at the sizes of production: megabytes, many runs, many axes, offsets past 4 GiB (G2 to G5).
 
 The cases are fixed rather than drawn: each size class must occur with each form of value.
 """
@@ -10,15 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hal_core.errors import TicketTimeout
 from hal_core.memory.dtypes import DTYPES, dtype_of
 from hal_core.memory.views import View
 
 from .fixtures.large_blocks import GAP, LargeBlock, comb, elements
 from .harness import backdoor
+from .harness.asserts import assert_raises
 from .harness.backdoor import arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.reached import PAST, Reached, past
+from .harness.waiters import A_WHILE
 from .kit import Kit
 
 MIB = 1 << 20
@@ -216,3 +219,28 @@ def test_g03_the_call_returns_while_held_for_values_of_any_size(kit: Kit) -> Non
             arrive(ticket)
         block.check(f"values of {lengths} bytes on a stream that was held ({shape})")
     reached.check()
+
+
+@guarantee(4, requires=("async_h2d", "can_hold_stream"), also=(1,))
+@pytest.mark.parametrize("length", [(1 << 16) - 1, 1 << 16, MIB])
+def test_g04_a_large_value_comes_after_small_writes_to_its_bytes(kit: Kit, length: int) -> None:
+    """Small writes, a large one over them, and small ones again, all queued while their stream is held."""
+    block, tickets = LargeBlock(kit, length + 2 * GAP), []
+
+    def small(fill: int, past: int) -> None:
+        for at in (0, length // 2, length - 32):
+            target = block.at(GAP + at + past, (7,))
+            tickets.append(block.set(target, np.full(7, fill, np.uint8)))
+            block.over(target)[...] = fill
+
+    with kit.held(block.stream, f"an array of {length} bytes between small writes to its bytes"):
+        small(1, 0)
+        target, value = block.at(GAP, (length,)), noise(16, length)
+        tickets.append(block.set(target, value))
+        block.over(target)[...] = value
+        small(2, 16)
+        why = f"an array of {length} bytes, on a stream that is held: its ticket"
+        assert_raises(TicketTimeout, lambda: tickets[3].wait(A_WHILE), why)
+    for ticket in tickets:
+        arrive(ticket)
+    block.check(f"an array of {length} bytes between small writes to its bytes, on a stream that was held")

@@ -95,6 +95,17 @@ def test_g14_a_call_is_one_collective_of_fixed_size(kit: Kit, groups: Any) -> No
     assert len(nbytes) == 1, f"broadcasts of states with the same fields to agree on have {sorted(nbytes)} bytes"
 
 
+@guarantee(14, requires=RANKS)
+@pytest.mark.parametrize("drafts", [0, 4], ids=["plain", "drafts"])
+def test_g14_a_large_slice_is_one_collective_too(kit: Kit, drafts: int) -> None:
+    size = StateConfig(num_slots=512, max_model_len=8, max_draft_tokens=drafts, max_logprobs=1)
+    seen = kit.ranks.run(kit.recipe, rank_work.agree, PAIR, (), size, 0, 2, ranks=told(PAIR))
+    for rank, mine in seen.items():
+        assert_well(rank, mine.error, "broadcast_tokens of 512 slots")
+        assert mine.collectives == [1] * 2, f"rank {rank} made {mine.collectives} collectives in 2 calls for 512 slots"
+        assert_agreed(rank, mine, seen[0], size)
+
+
 PLAIN = StateConfig(num_slots=4, max_model_len=16)
 DIFFERENCES: dict[str, dict[str, Any]] = {
     "slots": {"sizes": replace(PLAIN, num_slots=5)},

@@ -246,3 +246,25 @@ def test_g28_a_step_holds_up_no_other_state_and_no_host(kit: Kit) -> None:
         arrive(_leave_and_enter(fixture, tasks))
         fixture.check("a write behind a step that has passed")
     busy.check()
+
+
+@guarantee(28, requires=("async_h2d", "can_hold_stream"), also=(1, 4))
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["one-slot-first", "every-slot-first"])
+def test_g28_writes_on_two_streams_come_after_one_reader(kit: Kit, order: tuple[int, int]) -> None:
+    """Two streams wait for one event while its stream is held: each must."""
+    device, names = kit.device, ("a value for one slot", "a value for every slot")
+    reader = device.stream()
+    fixture, tasks = filled(kit, NAMED)
+    written = {}
+    with kit.held(reader, "writes on two streams"):
+        busy = Busy(kit, reader, 4)
+        fixture.state.add_reader(np.array(NAMED, np.int32), device.event(reader))
+        for at in order:
+            fixture.stream = device.stream()
+            written[names[at]] = WRITES[names[at]](fixture, tasks)
+        for told, ticket in written.items():
+            still_waits(f"{told}, on one of two streams behind a reader,", ticket)
+    for ticket in written.values():
+        arrive(ticket)
+    fixture.check("writes on two streams behind one reader")
+    busy.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from .outputs import Told
 
 if TYPE_CHECKING:
     from hal_core.contract.device import Device, Hooks
+    from hal_core.memory.plan import WritePlan
     from hal_core.memory.views import Memory
     from hal_core.output.sinks import Sink
     from hal_core.slots.state import SlotState
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from hal_core.tickets import Ticket
 
 COPIES = ("async_d2h", "can_hold_stream")
+WRITTEN = ("async_h2d", *COPIES)
 Read = tuple[int, int, int]
 """A key of the base's copies in flight: stream, begin, end."""
 
@@ -120,3 +123,39 @@ class OrdersAfterWholeCopies(SomeReads):
     def some(self, reads: list[Read], memory: Memory | None) -> list[Read]:
         """Those of its address."""
         return reads if memory is None else [read for read in reads if read[1] == memory.address]
+
+
+@liar(22, "a write waits for the newest copy that reads its memory", requires=(*WRITTEN, "primitives"))
+class WaitsForTheNewestCopy(SomeReads):
+    """One event a memory, which a later copy replaces."""
+
+    def some(self, reads: list[Read], memory: Memory | None) -> list[Read]:
+        """The last one of that memory."""
+        if memory is None:
+            return reads
+        end = memory.address + memory.nbytes
+        return [read for read in reads if read[1] < end and memory.address < read[2]][-1:]
+
+
+@liar(22, "of the memories of one write, the first alone waits for copies", requires=(*WRITTEN, "several_memories"))
+class OtherMemoriesUnordered(Lie):
+    """A loop whose first turn orders the stream."""
+
+    ordered = True
+
+    def submit_all(self, plans: Sequence[WritePlan], stream: Stream) -> Ticket:
+        """Write the rest without an order."""
+        device: Any = self
+        ticket: Ticket = device.submit(plans[0], stream)
+        self.ordered = False
+        try:
+            for plan in plans[1:]:
+                ticket = device.submit(plan, stream)
+        finally:
+            self.ordered = True
+        return ticket
+
+    def order_after_reads(self, stream: Stream, memory: Memory | None = None) -> None:
+        """Leave it out."""
+        if self.ordered:
+            super().order_after_reads(stream, memory)  # type: ignore[misc]

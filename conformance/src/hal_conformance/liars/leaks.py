@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hal_core.contract.markers import hookimpl
+from hal_core.memory.views import View
 
 from . import Lie, liar
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from hal_core.memory.copies import CopyTicket
     from hal_core.memory.plan import WritePlan
     from hal_core.memory.values import Value
-    from hal_core.memory.views import ByteRange, Memory, View
+    from hal_core.memory.views import ByteRange, Memory
     from hal_core.slots.state import SlotState
     from hal_core.slots.step import Step
     from hal_core.slots.tasks import TaskBatch
@@ -84,3 +85,18 @@ class FailedCopiesLeak(Lie):
         except Exception:
             self.__dict__.setdefault("refused", []).append(temporary)
             raise
+
+
+@liar(26, "a copy onto an overlapping place keeps its temporary")
+class OverlapsLeak(Lie):
+    """A list of temporaries that nobody empties."""
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Allocate one more."""
+        if isinstance(value, View) and value.memory is target.memory:
+            low, high = value.bounds()
+            first, end = target.bounds()
+            if low < end and first < high:
+                self.__dict__.setdefault("temporaries", []).append(device.allocate(high - low))
+        return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from hal_core.contract.markers import hookimpl
 from hal_core.errors import OutOfMemory
-from hal_core.memory.views import ByteRange
+from hal_core.memory.plan import Records, WritePlan
+from hal_core.memory.views import ByteRange, View
 
 from . import Lie, Patch, liar
 from .proxies import put
 
 if TYPE_CHECKING:
     from hal_core.contract.device import Device
+    from hal_core.group import Group
     from hal_core.memory.copies import CopyTicket
     from hal_core.memory.values import Value
-    from hal_core.memory.views import Memory, View
+    from hal_core.memory.views import Memory
     from hal_core.slots.state import SlotState
     from hal_core.slots.step import Step
     from hal_core.streams import Stream
@@ -221,3 +223,55 @@ class WhatFitsIsWritten(Lie):
             if isinstance(value, np.ndarray) and error.argument != "ring":
                 write(device, target[:4], np.ascontiguousarray(value[:4]), stream)
             raise
+
+
+# -- large ones --------------------------------------------------------------------------------------------------------
+
+
+@liar(6, "a scalar fills the first 65,535 elements of its target")
+class FillsEndAt65535(Lie):
+    """The limit of a grid."""
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Leave the rest as it was."""
+        write = super().async_set_value  # type: ignore[misc]
+        if isinstance(value, View | np.ndarray) or target.size <= GRID:
+            return write(device, target, value, stream)  # type: ignore[no-any-return]
+        count, rest = target.shape[0], GRID
+        if len(target.shape) > 1:
+            rest = max(1, GRID // (target.size // count))
+        return write(device, target[:rest], value, stream)  # type: ignore[no-any-return]
+
+
+GRID = 65_535
+
+
+@liar(8, "a batch for more than 32 slots is two writes, of which the second may be refused")
+class HalfOfALargeBatch(Lie):
+    """A table of fixed length."""
+
+    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
+        """Write the first records alone, and then the rest."""
+        records, write = plan.records, super().submit  # type: ignore[misc]
+        if records is None or len(records.slots) <= 32:
+            return write(plan, stream)  # type: ignore[no-any-return]
+        first = Records(records.slots[:32], records.data[:32], records.scatter_map)
+        rest = Records(records.slots[32:], records.data[32:], records.scatter_map)
+        write(WritePlan(plan.memory, plan.writes[:0], [b""], first), stream)
+        return write(WritePlan(plan.memory, plan.writes, plan.pieces, rest), stream)  # type: ignore[no-any-return]
+
+
+@liar(14, "a slice of more than 4,096 bytes is two collectives", requires="several_ranks")
+class TwoCollectives(Lie):
+    """A buffer of fixed length."""
+
+    @hookimpl
+    def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
+        """Send the first bytes, and then the rest."""
+        part = state.broadcast_range()
+        if part.nbytes <= 4096:
+            return super().broadcast_tokens(device, state, group, stream)  # type: ignore[misc,no-any-return]
+        communicator = device.communicator(group)
+        communicator.broadcast(state.memory, ByteRange(part.offset, 4096), stream)
+        return communicator.broadcast(state.memory, ByteRange(part.offset + 4096, part.nbytes - 4096), stream)

@@ -97,3 +97,52 @@ class EventBeforeTheLastCopy(Below):
     """The loop records one turn too early."""
 
     below = RecordsBeforeLast
+
+
+class WaitsOnce(ABC):  # noqa: B024 (an ABC for its layout, as Lie)
+    """A mixin over primitives: an event is waited for by one stream."""
+
+    def stream_wait(self, stream: Any, event: Any) -> None:  # noqa: ANN401 (the runtime's)
+        """Leave out each later wait for what is recorded."""
+        waited: dict[int, Any] = self.__dict__.setdefault("_waited", {})
+        if id(event) not in waited:
+            waited[id(event)] = event
+            super().stream_wait(stream, event)  # type: ignore[misc]
+
+    def event_record(self, event: Any, stream: Any) -> None:  # noqa: ANN401
+        """It may be waited for once more."""
+        self.__dict__.setdefault("_waited", {}).pop(id(event), None)
+        super().event_record(event, stream)  # type: ignore[misc]
+
+
+@liar(28, "a wait for an event is left out if a stream already waits for it", requires=NEEDS)
+class WaitsOnceForAnEvent(Below):
+    """A flag at the event, where one at each stream is due."""
+
+    below = WaitsOnce
+
+
+class LargeOvertake(ABC):  # noqa: B024
+    """A mixin over primitives: large uploads go by a stream of their own, which waits for nothing."""
+
+    def submit(self, source: int, target: int, nbytes: int, launch: Any, stream: Any, event: Any) -> None:  # noqa: ANN401
+        """Upload on the other stream; later work waits for it."""
+        runtime: Any = self
+        if launch is not None or nbytes < 1 << 16:
+            super().submit(source, target, nbytes, launch, stream, event)  # type: ignore[misc]
+            return
+        if "_side" not in self.__dict__:
+            self.__dict__["_side"] = runtime.stream_create()
+        side, done = self.__dict__["_side"], runtime.event_create()
+        runtime.copy_in(target, source, nbytes, side)
+        runtime.count("uploads")
+        runtime.event_record(done, side)
+        runtime.stream_wait(stream, done)
+        runtime.event_record(event, stream)
+
+
+@liar(4, "an upload of 64 KiB overtakes earlier writes of its stream", requires=NEEDS)
+class LargeUploadsOvertake(Below):
+    """A copy engine that is not ordered after the compute stream."""
+
+    below = LargeOvertake
