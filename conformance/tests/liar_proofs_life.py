@@ -1,5 +1,6 @@
 """Proofs that liars about copies, tickets and a device's life lie."""
 
+import gc
 import logging
 import os
 import threading
@@ -322,3 +323,22 @@ def _(bound):
         bound.broadcast_tokens(state=state, group=pair, stream=bound.default_stream).wait(PATIENCE)
 
     return all(raises(GroupLost, broadcast) for _ in range(3))
+
+
+def dropped(bound):
+    """Another device of the kind as its opener gets it, and its primitives."""
+    device = type(bound.device)(0, {})
+    getattr(device, "laid", lambda: None)()
+    return device, device.primitives
+
+
+def released_when_dropped(bound):
+    device, below = dropped(bound)
+    gone = weakref.ref(device)
+    del device
+    gc.collect()
+    return gone() is None and not below.memory
+
+
+proof("DroppedIsKept", queued)(released_when_dropped)
+proof("EveryDeviceIsListed", queued)(released_when_dropped)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import os
 from dataclasses import replace
@@ -55,6 +56,23 @@ def test_an_unobserved_error_is_raised_by_the_next_hook_before_work():
     bound.device.tickets[1].complete(InvalidValue("again"))
     with pytest.raises(InvalidValue, match="again"):
         bound.close()
+
+
+def test_errors_of_a_device_that_is_dropped_without_a_close_are_logged(caplog):
+    for waited in (False, True):
+        caplog.clear()
+        bound = bind(Late())
+        tickets = [bound.async_set_value(target=np.zeros(2), value=1.0, stream=bound.default_stream) for _ in range(2)]
+        tickets[0].complete(InvalidValue("the copy engine fell over"))
+        if waited:
+            with pytest.raises(InvalidValue):
+                tickets[0].wait()
+        del bound
+        gc.collect()
+        told = [text for text in caplog.messages if "dropped" in text]
+        assert len(told) == (not waited)
+        assert waited or "cpu:0 was dropped without a close" in told[0]
+        assert waited or "the copy engine fell over" in told[0]
 
 
 def test_of_several_unobserved_errors_the_first_names_the_rest():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+from collections import deque
 
 import numpy as np
+import pytest
 from hal_core import ByteRange, StateConfig
 from hal_core.devices import blocks, stream_device
 from hal_cuda import memory as gpu_memory
@@ -12,6 +14,12 @@ from hal_cuda.driver import Driver
 from hal_cuda.native_device import open_gpu
 
 SIZES = StateConfig(num_slots=4, max_model_len=64)
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch):
+    """Leave out devices that other tests dropped with work that never ends."""
+    monkeypatch.setattr(stream_device, "_dropped", deque())
 
 
 def another(bound):

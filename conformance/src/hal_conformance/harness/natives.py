@@ -33,7 +33,8 @@ class Counted(ABC):  # noqa: B024 (an ABC for its layout, as Lie)
 def _counting(name: str, by: int, kind: str) -> Any:  # noqa: ANN401 (a method)
     def call(self: Any, *arguments: Any) -> Any:  # noqa: ANN401 (the vendor's)
         result = getattr(super(Counted, self), name)(*arguments)
-        self.held[kind] += by
+        if by < 0 or result is not None:  # None: pageable memory, which is no object of the runtime
+            self.held[kind] += by
         return result
 
     return call

@@ -1,10 +1,10 @@
-"""Liars about memory that nobody holds any more: freed under copies that still read it."""
+"""Liars about what nobody holds any more: memory freed under copies that read it, devices kept or released early."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hal_core.devices.retired_memory import DeviceMemory
 
@@ -59,3 +59,22 @@ class EightAreKept(Reuses):
         waiting = device.retired._waiting
         while len([entry for entry in waiting if entry[0]]) > 8:
             waiting.popleft()[1]()
+
+
+@liar(26, "a device that is dropped without a close keeps its memory", requires="primitives")
+class DroppedIsKept(Lie):
+    """Nothing but a close releases it."""
+
+    def __del__(self) -> None:
+        """Leave everything."""
+
+
+@liar(26, "a list of opened devices keeps each, with its memory")
+class EveryDeviceIsListed(Lie):
+    """For a report, or for the end of the process."""
+
+    OPENED: ClassVar[list[Any]] = []
+
+    def laid(self) -> None:
+        """Enter it in the list."""
+        self.OPENED.append(self)

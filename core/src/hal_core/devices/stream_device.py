@@ -6,11 +6,11 @@ import contextlib
 import os
 import sys
 import weakref
-from abc import abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from ..errors import HalError, InvalidValue
 from .base import DeviceBase
@@ -49,7 +49,16 @@ def primitive(call: Callable[Concatenate[D, P], T]) -> Callable[Concatenate[D, P
 _open: weakref.WeakSet[StreamDevice] = weakref.WeakSet()
 
 
-class StreamDevice(DeviceBase):
+class _Opening(ABCMeta):
+    """Notes that a device is open once its constructor has returned, which may belong to a subclass."""
+
+    def __call__(cls, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 (a class's own)
+        device = super().__call__(*arguments, **named)
+        device.opened = True
+        return device
+
+
+class StreamDevice(DeviceBase, metaclass=_Opening):
     """Streams, events, tickets, copies out beside each stream, counting and closing, over a vendor's primitives.
 
     For devices with their own way to move bytes: a subclass writes ``allocate``, ``submit`` and :meth:`enqueue_copies`,
@@ -64,7 +73,7 @@ class StreamDevice(DeviceBase):
     raises_faults: ClassVar[bool] = False
     """True if the runtime itself raises an earlier failure at its next call, so that tickets need not be watched."""
     opened = False
-    """Set at the end of opening by a device that also releases its memory if it is dropped without a close."""
+    """Set when the device has been constructed: if it is dropped after that without a close, it releases its memory."""
     fault_cure: ClassVar[str] = "fix the failed work, and open the device again"
 
     def __init__(self, index: int, primitives: StreamPrimitives) -> None:

@@ -178,6 +178,7 @@ class MemorySink:
                 self._keep(pending, complete_with(pending))
             except Exception:  # The output's own complete() failed; continue with the later ones.
                 log.exception("a memory sink could not complete the output of step %d", pending.step)
+            del pending  # else the last output would keep its state and device while the thread waits
             with self._lock:
                 if self._given_up:
                     return

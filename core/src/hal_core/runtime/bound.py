@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
@@ -288,6 +289,12 @@ class BoundDevice:
             self.close()
         except Exception as late:  # noqa: BLE001 (added as a note to the error that is being raised)
             error.add_note(f"closing the device raised: {late!r}")
+
+    def __del__(self) -> None:
+        """Log errors that nobody waited for, where no close raises them."""
+        if not getattr(self, "_refusal", "not opened") and not sys.is_finalizing():
+            for error in self._tickets.unseen():
+                log.error("%s was dropped without a close, after an earlier call had failed: %r", self.name, error)
 
     def __repr__(self) -> str:
         return f"<BoundDevice {self.name}{' closed' if self._refusal else ''}>"

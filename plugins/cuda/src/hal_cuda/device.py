@@ -84,7 +84,6 @@ class CudaDevice(OnGpu):
         self.steps = StepKernel(driver, self.kernels)
         self._given = chosen.stream
         self._open_parts(chosen)
-        self.opened = True
 
     def _open_parts(self, chosen: Options) -> None:
         """Create the parts of a subclass."""

@@ -1,0 +1,144 @@
+"""Opened devices that are dropped without a close: they release what a close releases, after their work (G26)."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+from .fixtures import hook_calls
+from .fixtures.state import StateFixture
+from .harness import backdoor
+from .harness.asserts import assert_no_error
+from .harness.backdoor import PATIENCE, arrive
+from .harness.guarantees import guarantee
+from .harness.natives import counted
+from .kit import Kit, Latch
+
+CALLS = ("an array", "strided", "update_inputs", "save_output", "submit", "copy_out")
+COUNTED = ("allocate", "allocate_host", "stream_create")
+UNDER_WAY = ("an array", "strided", "update_inputs", "submit", "copy_out")
+"""Calls whose tickets do not hold the device; that of ``save_output`` does, for its state's sake."""
+HOLDING = ("can_hold_stream", "async_h2d", "async_d2h")
+
+
+def tickets(fixture: StateFixture) -> Any:  # noqa: ANN401 (of any kind)
+    """Keep the tickets of calls."""
+    return [hook_calls.CALLS[what](fixture) for what in CALLS]
+
+
+def arrays(fixture: StateFixture) -> Any:  # noqa: ANN401 (of any kind)
+    """Keep the arrays of a copy out, without its ticket."""
+    copied: Any = hook_calls.copy_out(fixture)
+    arrive(copied)
+    return [*copied.data]
+
+
+KEPT: Mapping[str, Callable[[StateFixture], Any]] = {
+    "nothing": lambda _: None,
+    "tickets": tickets,
+    "arrays": arrays,
+    "the state": lambda fixture: fixture.state,
+}
+"""What its caller keeps of a device that is dropped."""
+
+
+class Used:
+    """A device that has worked: ``held`` counts what it has of its primitives, and ``gone`` tells whether it lives."""
+
+    def __init__(self, kit: Kit, keep: Callable[[StateFixture], Any]) -> None:
+        one = Kit(kit.subject, kit.effort)
+        self.gone: weakref.ref[Any] = weakref.ref(one.device)
+        self.held: Any = counted(one.device) if hasattr(one.device, "primitives") else {}
+        fixture = hook_calls.working(one)
+        for what in CALLS:
+            arrive(hook_calls.CALLS[what](fixture))
+        self.kit, self.fixture, self.kept = one, fixture, keep(fixture)
+
+    def drop(self) -> None:
+        """Drop the device, and all of it that is not kept."""
+        del self.kit, self.fixture
+        gc.collect()
+
+
+def settled(kit: Kit, met: Callable[[], bool]) -> bool:
+    """Return whether a condition is met in time. A device that is opened gives dropped ones the occasion to release."""
+    end = monotonic() + kit.effort.hang
+    while True:
+        gc.collect()
+        kit.open().close()
+        if met() or monotonic() > end:
+            return met()
+        sleep(0.005)
+
+
+@guarantee(26)
+@pytest.mark.parametrize("what", KEPT)
+def test_g26_a_dropped_device_releases_what_a_close_releases(kit: Kit, what: str) -> None:
+    closed, dropped = Used(kit, KEPT[what]), Used(kit, KEPT[what])
+    assert_no_error(closed.kit.bound.close, "closing a device")
+    closed.drop()
+    dropped.drop()
+    if what == "the state":
+        assert dropped.gone() is not None, "a device was released, but one of its states is held"
+        state = dropped.kept
+        got = backdoor.read(state.device, state.memory, state.device.default_stream)
+        assert got.any(), "the memory of a state that is held has been cleared"
+        del state
+    for one in (closed, dropped):
+        let_go(one, what)
+    check(kit, dropped, closed, what)
+
+
+def let_go(one: Used, what: str) -> None:
+    """Wait for the kept tickets, and drop what was kept; in a function of its own, whose names end with it."""
+    __tracebackhide__ = True
+    for ticket in one.kept if what == "tickets" else ():
+        assert_no_error(lambda ticket=ticket: ticket.wait(PATIENCE), "a ticket of a device that is gone")  # type: ignore[misc]
+    one.kept = None
+
+
+def check(kit: Kit, dropped: Used, closed: Used, kept: str) -> None:
+    """Assert that a dropped device is released as a closed one is."""
+    __tracebackhide__ = True
+
+    def left() -> dict[str, int]:
+        """Return memory and streams; an event lives as long as the ticket that has it."""
+        both = {name: (dropped.held.get(name, 0), closed.held.get(name, 0)) for name in COUNTED}
+        return {name: mine - other for name, (mine, other) in both.items() if mine > other}
+
+    settled(kit, lambda: dropped.gone() is None and not left())
+    assert dropped.gone() is None, f"a device that was dropped, with {kept} kept, still exists"
+    assert not left(), f"a device that was dropped, with {kept} kept, has {left()} more than one that was closed"
+
+
+@guarantee(26, requires=HOLDING)
+@pytest.mark.parametrize("what", ["nothing", "tickets"])
+def test_g26_a_device_dropped_with_work_under_way_is_released_after_it(kit: Kit, what: str) -> None:
+    """Its work waits for another device's stream, as a latch of its own would hold it."""
+    closed, dropped = Used(kit, KEPT["nothing"]), Used(kit, KEPT["nothing"])
+    assert_no_error(closed.kit.bound.close, "closing a device")
+    closed.drop()
+    latch = Kit(kit.subject, kit.effort)
+    if hasattr(latch.device, "primitives"):
+        counted(latch.device)  # events are waited for by devices of one class of primitives
+    theirs = latch.device.stream()
+    with ExitStack() as held:
+        held.enter_context(Latch(latch.device.hold_stream(theirs), kit.effort.hang))
+        dropped.fixture.stream.wait(latch.device.event(theirs))
+        under_way = [hook_calls.CALLS[call](dropped.fixture) for call in UNDER_WAY]
+        dropped.kept = under_way if what == "tickets" else None
+        del under_way
+        before = dict(dropped.held)
+        dropped.drop()
+        kit.open().close()
+        now = {name: dropped.held[name] for name in COUNTED[:2] if name in before}
+        less = {name: count for name, count in now.items() if count < before[name]}
+        assert not less, f"memory was released while work of its dropped device is under way: {less}, of {before}"
+    let_go(dropped, what)
+    check(kit, dropped, closed, what)
