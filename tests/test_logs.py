@@ -22,9 +22,10 @@ def shown(capsys, monkeypatch, word):
 @pytest.mark.parametrize(("word", "count"), [("debug", 4), ("INFO", 3), (" Warning ", 2), ("ERROR", 1)])
 def test_records_from_the_named_level_on_are_shown(capsys, monkeypatch, word, count):
     told = ["hal: debug", "hal: info", "hal: warning", "hal: error"]
-    assert shown(capsys, monkeypatch, word) == told[-count:]
     log = logging.getLogger("hal")
-    assert (log.handlers, log.propagate) == ([], True), "it is as before"
+    before = list(log.handlers), log.propagate, log.level
+    assert shown(capsys, monkeypatch, word) == told[-count:]
+    assert (log.handlers, log.propagate, log.level) == before
 
 
 def test_another_word_is_refused(capsys, monkeypatch):
