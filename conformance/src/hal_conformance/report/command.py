@@ -293,7 +293,8 @@ def main(
     parser.add_argument("--examples", type=_at_least(1), default=0, metavar="N", help="examples a property")
     parser.add_argument("--seed", type=_at_least(0), metavar="N", help="seed of everything that is drawn")
     parser.add_argument("--only", default="", metavar="G3,G15", help="only these guarantees")
-    parser.add_argument("--profile", default="", choices=["", "quick", "default", "nightly"])
+    names = ["quick", "default", "nightly"]
+    parser.add_argument("--profile", default="", choices=names, metavar="|".join(names), help="how thorough")
     parser.add_argument("--policy", default="", metavar="MODULE:ATTR", help="another Policy class or object")
     parser.add_argument("--device-factory", default="", metavar="MODULE:ATTR", help="callable that opens the device")
     parser.add_argument("--liar", default="", metavar="NAME", help="turn the device into one of the kit's liars")
