@@ -17,7 +17,7 @@ LIARS = {liar.name: liar for liar in everyone()}
 pytestmark = pytest.mark.conform
 HANGS = 1500
 """Seconds after which a run of all liars is taken to hang; it takes three to five minutes."""
-STREAMS = {"async_h2d", "async_d2h", "can_hold_stream", "probe_counts", "primitives"}
+STREAMS = {"async_h2d", "async_d2h", "can_hold_stream", "probe_counts", "primitives", "staging"}
 DRIVER = {"pinned_host", "native_objects"}
 """Capabilities that neither cpu nor the asynchronous example has: liars that need them run on an OpenCL driver."""
 NEEDS_DRIVER = {name for name, liar in LIARS.items() if DRIVER & set(liar.requires)}

@@ -27,7 +27,7 @@ from ..memory.writes import across
 from ..tickets import DONE, Ticket
 from .blocks import Bytes, MirroredBlock
 from .primitives import Launch, PlanLaunch, Primitives
-from .retired_memory import DeviceMemory
+from .retired_memory import DeviceMemory, SpanMemory
 from .ring_options import RingOptions
 from .staging import StagingRing
 from .stream_device import StreamDevice, primitive
@@ -190,9 +190,9 @@ class AsyncDevice(StreamDevice):
         """One plan of the addresses from the lowest memory to the end of the highest, where kernels take addresses."""
         if len(plans) < 2 or not self.capabilities.several_memories:
             return super().submit_all(plans, stream)
-        begins = [self.address_of(plan.memory) for plan in plans]
-        end = max([begin + plan.memory.nbytes for begin, plan in zip(begins, plans, strict=True)])
-        span = DeviceMemory(self, min(begins), end - min(begins), keep=[plan.memory for plan in plans])
+        memories = [plan.memory for plan in plans]
+        parts = [(begin := self.address_of(memory), begin + memory.nbytes) for memory in memories]
+        span = SpanMemory(self, parts, keep=memories)
         return self.submit(across(plans, span), stream)
 
     def pack(self, plan: WritePlan) -> tuple[WritePlan, Packed]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -99,6 +99,20 @@ class DeviceMemory:
             free = partial(_let_go, self.keep)
         if free is not None:  # work that uses it was queued before now, so before the stream's last event
             self.device.retired.add([event for event in self.device.last.values() if not event.passed], free)
+
+
+class SpanMemory(DeviceMemory):
+    """The addresses from the lowest of several memories to the end of the highest; only ``parts`` of it are written.
+
+    ``parts``: begin and end of each memory.
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self, device: Owner, parts: Sequence[tuple[int, int]], keep: object) -> None:
+        begin = min([begin for begin, _ in parts])
+        super().__init__(device, begin, max([end for _, end in parts]) - begin, keep)
+        self.parts = parts
 
 
 def _let_go(keep: object) -> None:

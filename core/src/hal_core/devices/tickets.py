@@ -13,6 +13,7 @@ from ..memory.views import ByteRange, Memory
 from ..tickets import Mode, Ticket
 from .blocks import Lease
 from .events import AsyncStream, RecordedEvent
+from .retired_memory import SpanMemory
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -147,8 +148,12 @@ class ReadsInFlight:
         """Make ``stream`` wait for copies that still read ``memory`` (None: any memory); its own copies are earlier
         anyway.
 
-        By address, since two views of one tensor are two memories.
+        By address, since two views of one tensor are two memories. Copies of what lies between a span's parts are not
+        waited for.
         """
+        parts: Sequence[tuple[int, int]] = ()
+        if memory is not None:
+            parts = memory.parts if type(memory) is SpanMemory else [(memory.address, memory.address + memory.nbytes)]
         left = {}
         for key, event in self.under_way.items():
             stream_key, begin, end = key
@@ -157,6 +162,6 @@ class ReadsInFlight:
             left[key] = event
             if stream_key == stream.stream_key:
                 continue
-            if memory is None or (begin < memory.address + memory.nbytes and memory.address < end):
+            if memory is None or any(begin < stop and start < end for start, stop in parts):
                 stream.wait(event)
         self.under_way = left
