@@ -56,7 +56,7 @@ def bounded(call: Callable[[str], list[int]], texts: Iterable[str], source: str)
 def _serve(call: Callable[[str], list[int]], texts: Iterable[str], writes: int) -> NoReturn:
     """Run the child: answer through the pipe and end in any case."""
     try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGABRT):  # Paddle's reports an abort
             signal.signal(number, signal.SIG_DFL)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # native code prints its own report of a failure
         os.environ["RUST_BACKTRACE"] = "0"  # a trace of a panic needs memory, and hangs without it

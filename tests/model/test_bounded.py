@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -54,6 +56,23 @@ def test_a_tokenizer_without_an_end_is_refused(checkpoints, monkeypatch, capfd, 
         made(checkpoints, **parts).encode(text)
     assert told in str(refused.value)
     assert capfd.readouterr() == ("", "")
+
+
+ABORTS = """
+import os, paddle
+from hal.model.bounded import bounded
+try:
+    bounded(lambda text: os.abort(), ["a"], "some/tokenizer.json")
+except ValueError as refused:
+    print(refused)
+"""
+
+
+def test_paddle_reports_nothing_of_a_tokenizer_that_aborts():
+    pytest.importorskip("paddle")  # its handler of SIGABRT prints a C++ trace to stdout
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", ABORTS], capture_output=True, text=True, check=False)
+    assert ended.stdout.startswith("some/tokenizer.json: takes more than 1 GiB of memory for a prompt")
+    assert len(ended.stdout.splitlines()) == 1
 
 
 MARKS, SPACES = decoders.Replace("▁", " "), decoders.Replace(" ", "  ")
