@@ -425,3 +425,22 @@ def _(bound):
 
 proof("ReleasesReachNoCompanion", cpu)(freed_everywhere)
 proof("ReleasesReachOneCompanion", cpu)(freed_everywhere)
+
+
+@proof("LaterCompanionsBehind", cpu)
+def _(bound):
+    sizes = StateConfig(num_slots=2, max_model_len=64)
+    state = bound.state(sizes, name="target", beside=["first", "second"])
+    insert(bound, state, [prefill(state, 0)])
+    insert(bound, state, [Task(TaskKind.MORE_BLOCKS, 0, state.host_table.requests[0], blocks=[3], first_block=1)])
+    companion = state.companions[1]
+    place, (slot,) = companion.layout.fields["blocks_num"], companion.host_table.live.values()
+    begin = place.offset + slot * place.stride
+    return raw(state.memory)[begin : begin + 4].view(np.int32)[0] == 2
+
+
+@proof("MemsetByTheLowWord", cpu)
+def _(bound):
+    memory = poisoned(bound, 8 * 600)
+    write(bound, flat(memory, 0, 600, "int64"), 1 << 32).wait(PATIENCE)
+    return (raw(memory).view(np.int64) == 1 << 32).all()

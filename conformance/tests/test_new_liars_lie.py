@@ -77,7 +77,7 @@ MODULES = (
 SINGLE = {
     *("CompanionsBookRefusals", "CompanionsBookInTurn", "SizesAreCompared", "OtherTypesLeftOut"),
     *("LastReservationTakesAll", "OlderHandoversEndToo", "ForgetsTheLastMemory", "MemoriesApart"),
-    *("ReleasesReachNoCompanion", "ReleasesReachOneCompanion"),
+    *("ReleasesReachNoCompanion", "ReleasesReachOneCompanion", "LaterCompanionsBehind"),
     *("LeavesBesideACompanionsStep", "GrowsBesideACompanionsStep"),
     *("OrdersAfterNamedCopies", "OrdersAfterTheNewestCopy", "OrdersAfterWholeCopies"),
 }

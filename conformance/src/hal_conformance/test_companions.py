@@ -33,7 +33,7 @@ from .test_faults import under
 from .test_readers import step_held
 from .test_submissions import A_CALL
 
-NAMES = ("proposer", "other")
+NAMES = ("proposer", "other", "third")
 
 
 class Beside:
@@ -147,6 +147,33 @@ def test_g09_one_insertion_serves_a_state_and_its_companions(kit: Kit, draw: Dra
             other.model.clean_up(range(fixture.sizes.num_slots))
             other.check("a step of the target, and its output")
             other.follow_releases()
+
+
+@guarantee(9)
+def test_g09_every_kind_of_task_reaches_each_of_three_companions(kit: Kit) -> None:
+    """In batches of one kind, and then of several; requests get chunks and blocks more than once."""
+    fixture, others = opened(kit, FIXED, len(NAMES))
+    asked = [fixture.admit(Request(fixture.new_name(), [*range(12)], SamplingParams(max_tokens=9))) for _ in range(5)]
+
+    def batch(told: str, *tasks: Task) -> None:
+        entered(fixture, others, [*tasks])
+        fixture.check(told)
+        for other in others:
+            other.check(told)
+
+    def more(slot: int, first: int, ids: Sequence[int]) -> Task:
+        return Task(TaskKind.MORE_BLOCKS, slot, asked[slot], blocks=ids, first_block=first)
+
+    batch("requests that enter", *[Task(TaskKind.PREFILL, at, asked[at], 0, 4, [at]) for at in range(3)])
+    handed = Task(TaskKind.REMOTE_PREFILL, 3, asked[3], 12, 0, [7, 8, 9], first_token=5, drafts=[6])
+    batch("a handoff", handed)
+    batch("more blocks for some", more(0, 1, [11, 12]), more(3, 3, [13]))
+    batch("more blocks once more", more(0, 3, [14]), more(3, 4, [15]))
+    arrive(fixture.poke({name: np.zeros(FIXED.num_slots) for name in ("seq_lens_this_time", "seq_lens_encoder")}))
+    batch("a chunk", Task(TaskKind.PREFILL_CHUNK, 1, asked[1], 4, 4, [21], 1))
+    leaving = [Task(kind, slot, asked[slot]) for slot, kind in ((0, LEAVE[0]), (3, LEAVE[1]))]
+    batch("requests that leave, enter and grow", *leaving, Task(TaskKind.PREFILL, 0, asked[4], 0, 8, [31, 32]),
+          more(1, 2, [33]), more(2, 1, [34]))  # fmt: skip
 
 
 @guarantee(10, requires="fused_scatter")

@@ -228,3 +228,24 @@ def test_g06_a_scalar_fills_every_element_of_a_large_target(kit: Kit, dtype: str
     for number, (told, (shape, strides)) in enumerate(shapes.items()):
         block.write(View(block.memory, 0, shape, strides, kind), number + 1, kind.storage.type(number + 1))
         block.check(f"a scalar for a target of {np.prod(shape)} elements, {told}")
+
+
+PARTS_ALIKE = {
+    "uint16": (0x0100, 0x00FF, 0xFF00, 0x0101),
+    "int32": (1 << 16, 0xFFFF, -(1 << 16), 0x01010101, 1 << 24, 0x00010001),
+    "int64": (1 << 32, 0xFFFFFFFF, -(1 << 32), 0x0101010101010101, 0x01010101, 1 << 56, (1 << 32) + 1, 1 << 16),
+    "float32": (2.0, -2.0, 1.0),
+    "float64": (1.5, -2.0, 3.0),
+}
+"""Scalars of which some bytes, halves or words are equal, and others are not: a fill by a narrower pattern is wrong."""
+
+
+@guarantee(6, also=(5,))
+@pytest.mark.parametrize("dtype", PARTS_ALIKE)
+def test_g06_a_large_fill_has_every_byte_of_its_scalar(kit: Kit, dtype: str) -> None:
+    kind = dtype_of(dtype)
+    for count in (300, 5_000, FILLED):
+        block = LargeBlock(kit, count * kind.itemsize)
+        for value in PARTS_ALIKE[dtype]:
+            block.write(block.at(0, (count,), dtype), value, kind.storage.type(value))
+            block.check(f"{value!r} for {count} elements of {dtype}")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 from hal_core.contract.markers import hookimpl
 from hal_core.errors import InvalidBatch, InvalidValue
+from hal_core.memory.plan import WritePlan
 from hal_core.runtime.policy import Policy
 from hal_core.slots.companions import tasks_beside
 from hal_core.slots.insertion import plan_insert
@@ -62,6 +64,25 @@ class CompanionsApart(ForgetsCompanions):
             plan = plan_insert(companion, tasks_beside(companion, tasks))
             ticket = self.submit(plan, stream)  # type: ignore[attr-defined]
         return ticket
+
+
+@liar(9, "a request that gets more blocks has its count of blocks raised in the target and the first companion alone")
+class LaterCompanionsBehind(Lie):
+    """Written when there was one."""
+
+    @hookimpl
+    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
+        """Leave the counts of the others out of the plan."""
+        if len(state.companions) < 2:
+            return super().insert_tasks(device, state, tasks, stream)  # type: ignore[misc,no-any-return]
+        plan, skipped = plan_insert(state, tasks), []
+        for companion in state.companions[1:]:
+            own, place = tasks_beside(companion, tasks).plain, companion.layout.fields["blocks_num"]
+            for slot, kind in zip(own["slots"], own["kinds"], strict=True):
+                if kind == TaskKind.MORE_BLOCKS:
+                    skipped.append(place.offset + slot * place.stride)
+        writes = plan.writes[~np.isin(plan.writes["dst"], np.array(skipped, np.uint64))]
+        return self.submit(WritePlan(plan.memory, writes, plan.pieces, plan.records), stream)  # type: ignore[attr-defined,no-any-return]
 
 
 @liar(28, "an insertion waits for the readers of its target alone", requires=(*HELD, "overlapped_update"))

@@ -247,6 +247,20 @@ class FillsEndAt65535(Lie):
 GRID = 65_535
 
 
+@liar(6, "a large fill with a 64-bit integer is a memset if the bytes of its low word are equal")
+class MemsetByTheLowWord(Lie):
+    """A test of 32 bits of the pattern."""
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Fill with the first byte."""
+        if isinstance(value, np.int64) and target.size >= 512:
+            first, *others = value.tobytes()[:4]
+            if all(other == first for other in others):
+                value = np.frombuffer(bytes([first]) * 8, np.int64)[0]
+        return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
+
+
 @liar(8, "a batch for more than 32 slots is two writes, of which the second may be refused")
 class HalfOfALargeBatch(Lie):
     """A table of fixed length."""
