@@ -44,11 +44,11 @@ def pressed(deadline=0.2):
     return make
 
 
-def proof(name, make):
-    """Register ``kept(bound)``: True when the promise that the liar breaks was kept."""
+def proof(name, make, *given, **named):
+    """Register ``kept(bound, …)``: True when the promise that the liar breaks was kept. The rest are its arguments."""
 
     def register(kept):
-        PROOFS[name] = (make, kept)
+        PROOFS[name] = (make, lambda bound: kept(bound, *given, **named))
         return kept
 
     return register
@@ -139,6 +139,10 @@ def admission_ids(state, tasks):
 
 def step_of(state, number, slots):
     return Step(number, {state.name: np.array(slots, np.int32)})
+
+
+def update(bound, state, step, stream=None):
+    return bound.update_inputs(state=state, step=step, stream=stream or bound.default_stream)
 
 
 def fill(bound, stream, nbytes=RING // 4, count=4):

@@ -34,6 +34,7 @@ from liar_proofs import (
     raw,
     state_of,
     step_of,
+    update,
     write,
 )
 
@@ -102,6 +103,8 @@ def _(bound):
         return ticket.done()
 
 
+@proof("EventsUsedAgain", queued, 256)
+@proof("ManyEventsUsedAgain", queued, 1024)
 def kept_by_its_own_event(bound, calls):
     """Whether the ticket of a held write stays pending while so many calls on another stream are done."""
     memory, held, other = poisoned(bound, 128), bound.default_stream, bound.device.stream()
@@ -111,16 +114,6 @@ def kept_by_its_own_event(bound, calls):
             last = write(bound, flat(memory, 64, 64), 2, other)
         last.wait(PATIENCE)
         return not ticket.done()
-
-
-@proof("EventsUsedAgain", queued)
-def _(bound):
-    return kept_by_its_own_event(bound, 256)
-
-
-@proof("ManyEventsUsedAgain", queued)
-def _(bound):
-    return kept_by_its_own_event(bound, 1024)
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -256,7 +249,7 @@ def stepped(bound, role=SplitRole.MIXED, **more):
     request = state.admit(Request("request 0", [1, 2], SamplingParams(max_tokens=6), role=role))
     insert(bound, state, [Task(TaskKind.PREFILL, 0, request, 0, 2, [0])])
     column(state, "sampled_token_ids")[...] = 5
-    bound.update_inputs(state=state, step=step_of(state, 0, [0]), stream=bound.default_stream).wait(PATIENCE)
+    update(bound, state, step_of(state, 0, [0])).wait(PATIENCE)
     return state
 
 
@@ -297,7 +290,7 @@ def _(bound):
     state, other = stepped(bound, max_draft_tokens=2), bound.device.stream()
     column(state, "sampled_token_ids")[...] = 5
     with bound.device.hold_stream(bound.default_stream):
-        bound.update_inputs(state=state, step=step_of(state, 1, [0]), stream=bound.default_stream)
+        update(bound, state, step_of(state, 1, [0]))
         ticket = propose(bound, state, 1, other)
         return raises(TicketTimeout, lambda: ticket.wait(A_WHILE))
 
@@ -324,7 +317,7 @@ def _(bound):
 def _(bound):
     state = refused(bound)
     plain = step_of(state, 1, [0])
-    return not raises(Exception, lambda: bound.update_inputs(state=state, step=plain, stream=bound.default_stream))
+    return not raises(Exception, lambda: update(bound, state, plain))
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------
@@ -338,7 +331,7 @@ def advance(bound, state, number, tokens=(5,)):
         step = replace(step, speculative=True)
         column(state, "accept_tokens")[0, : len(tokens)] = tokens
         column(state, "accept_num")[0] = len(tokens)
-    bound.update_inputs(state=state, step=step, stream=bound.default_stream).wait(PATIENCE)
+    update(bound, state, step).wait(PATIENCE)
 
 
 def entered(bound, prompt=(1, 2), tokens=32, more=None, **params):
@@ -381,6 +374,7 @@ def _(bound):
 # -- copies that a worker's own writes wait for ------------------------------------------------------------------------
 
 
+@proof("OrdersAfterNoCopy", queued, other=False)
 def held_by_a_copy(bound, other):
     """Whether a stream waits, by ``order_after_reads``, for a held copy of its memory, or of another memory."""
     device, read, written = bound.device, poisoned(bound, 64), poisoned(bound, 64)
@@ -389,11 +383,6 @@ def held_by_a_copy(bound, other):
         copied(bound, read, [(0, 64)], held)
         device.order_after_reads(own, written if other else read)
         return raises(TicketTimeout, lambda: own.synchronize(A_WHILE))
-
-
-@proof("OrdersAfterNoCopy", queued)
-def _(bound):
-    return held_by_a_copy(bound, other=False)
 
 
 @proof("OrdersAfterEveryCopy", queued)
@@ -408,7 +397,7 @@ def recorded(bound, **told):
     column(state, "sampled_token_ids")[...] = 5
     column(state, "stop_flags")[1] = True
     step = replace(step_of(state, 0, [0, 1]), **told)
-    bound.update_inputs(state=state, step=step, stream=bound.default_stream).wait(PATIENCE)
+    update(bound, state, step).wait(PATIENCE)
     ticket = bound.save_output(state=state, step=step, sink=MemorySink(), stream=bound.default_stream)
     return SlotStatus(state.take(ticket).status[1])
 
@@ -428,7 +417,7 @@ def _(bound):
     state, read = state_of(bound, 1), []
     insert(bound, state, [prefill(state, 0, max_tokens=6)])
     step = replace(step_of(state, 0, [0]), late_errors=lambda: read.append(0) or {})
-    bound.update_inputs(state=state, step=step, stream=bound.default_stream).wait(PATIENCE)
+    update(bound, state, step).wait(PATIENCE)
     with bound.device.hold_stream(bound.default_stream):
         ticket = bound.save_output(state=state, step=step, sink=KeepingSink(), stream=bound.default_stream)
         early = bool(read)

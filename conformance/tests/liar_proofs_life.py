@@ -332,13 +332,11 @@ def dropped(bound):
     return device, device.primitives
 
 
+@proof("DroppedIsKept", queued)
+@proof("EveryDeviceIsListed", queued)
 def released_when_dropped(bound):
     device, below = dropped(bound)
     gone = weakref.ref(device)
     del device
     gc.collect()
     return gone() is None and not below.memory
-
-
-proof("DroppedIsKept", queued)(released_when_dropped)
-proof("EveryDeviceIsListed", queued)(released_when_dropped)

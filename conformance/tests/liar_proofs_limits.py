@@ -35,6 +35,7 @@ from liar_proofs import (
     raw,
     state_of,
     step_of,
+    update,
     write,
 )
 from liar_proofs_first import propose, refusing, stepped
@@ -44,21 +45,20 @@ from liar_proofs_first import propose, refusing, stepped
 MANY = 70
 
 
+@proof("WarpOfEndTokens", cpu, eos_token_ids=(*range(100, 99 + MANY), 5))
 def last_one_stops(bound, **params):
     """Whether a request stops with token 5, the last of many that stop it."""
     state = state_of(bound, 1, max_eos=MANY, max_stop_sequences=MANY)
     insert(bound, state, [prefill(state, 0, max_tokens=9, **params)])
     column(state, "sampled_token_ids")[...] = 5
-    bound.update_inputs(state=state, step=step_of(state, 0, [0]), stream=bound.default_stream).wait(PATIENCE)
+    update(bound, state, step_of(state, 0, [0])).wait(PATIENCE)
     return bool(column(state, "stop_flags")[0, 0])
 
 
+@proof("EightStopSequences", cpu)
+@proof("WavefrontOfStops", cpu)
 def last_sequence_stops(bound):
     return last_one_stops(bound, stop_sequences=(*[(100 + at,) for at in range(MANY - 1)], (5,)))
-
-
-proof("EightStopSequences", cpu)(last_sequence_stops)
-proof("WavefrontOfStops", cpu)(last_sequence_stops)
 
 
 @proof("WarpOfStopTokens", cpu)
@@ -68,7 +68,7 @@ def _(bound):
     request = state.admit(Request("request 0", [1], stops, [5] * 32))
     insert(bound, state, [Task(TaskKind.PREFILL, 0, request, 0, 33, [0, 1, 2])])
     column(state, "sampled_token_ids")[...] = 5
-    bound.update_inputs(state=state, step=step_of(state, 0, [0]), stream=bound.default_stream).wait(PATIENCE)
+    update(bound, state, step_of(state, 0, [0])).wait(PATIENCE)
     return bool(column(state, "stop_flags")[0, 0])
 
 
@@ -79,35 +79,22 @@ def _(bound):
     column(state, "accept_tokens")[...] = 5
     column(state, "accept_num")[...] = 33
     step = Step(0, {state.name: np.array([0], np.int32)}, speculative=True)
-    bound.update_inputs(state=state, step=step, stream=bound.default_stream).wait(PATIENCE)
+    update(bound, state, step).wait(PATIENCE)
     return (column(state, "token_ids")[0, 2:35] == 5).all()
 
 
-@proof("WarpOfEndTokens", cpu)
-def _(bound):
-    return last_one_stops(bound, eos_token_ids=(*range(100, 99 + MANY), 5))
-
-
+@proof("BlockOfDraftedSlots", cpu, 1025, 1)
+@proof("VectorOfDrafts", cpu, 1, 9)
 def last_draft_is_written(bound, slots, count):
     """Whether the last of ``count`` drafts of the last slot is written."""
     state = state_of(bound, slots, max_draft_tokens=count)
     insert(bound, state, [prefill(state, slot, max_tokens=14) for slot in range(slots)])
     column(state, "accept_num")[...] = 1
     step = step_of(state, 0, range(slots))
-    bound.update_inputs(state=state, step=step, stream=bound.default_stream).wait(PATIENCE)
+    update(bound, state, step).wait(PATIENCE)
     drafts = {slot: [*range(20, 20 + count)] for slot in range(slots)}
     bound.set_drafts(state=state, step=step, drafts=drafts, stream=bound.default_stream).wait(PATIENCE)
     return column(state, "draft_tokens")[slots - 1, count - 1] == 19 + count
-
-
-@proof("BlockOfDraftedSlots", cpu)
-def _(bound):
-    return last_draft_is_written(bound, 1025, 1)
-
-
-@proof("VectorOfDrafts", cpu)
-def _(bound):
-    return last_draft_is_written(bound, 1, 9)
 
 
 @proof("EmptyRangesRefused", cpu)
@@ -120,14 +107,12 @@ def _(bound):
     return [len(data) for data in copied(bound, poisoned(bound, 64), [(0, 0), (3, 2)]).data] == [0, 2]
 
 
+@proof("ThousandRanges", cpu)
+@proof("ThousandsOfRanges", cpu)
 def last_range_is_read(bound):
     memory = poisoned(bound, 64)
     raw(memory)[9] = 1
     return copied(bound, memory, [*[(0, 1)] * 5000, (9, 1)]).data[-1][0] == 1
-
-
-proof("ThousandRanges", cpu)(last_range_is_read)
-proof("ThousandsOfRanges", cpu)(last_range_is_read)
 
 
 def roomless():
@@ -178,13 +163,11 @@ def pending_behind(bound, part, call):
         delattr(primitives, part)
 
 
+@proof("EventOfTheUpload", queued)
+@proof("EventBeforeTheUpload", queued)
 def pending_write(bound):
     target = View(poisoned(bound, 64), 0, (16,), (4,), dtype_of("uint8"))
     return pending_behind(bound, "launch", lambda: write(bound, target, np.ones(16, np.uint8)))
-
-
-proof("EventOfTheUpload", queued)(pending_write)
-proof("EventBeforeTheUpload", queued)(pending_write)
 
 
 @proof("EventBeforeTheLastCopy", queued)
@@ -192,6 +175,8 @@ def _(bound):
     return pending_behind(bound, "copy_out", lambda: copied(bound, poisoned(bound, 64), [(0, 8)]))
 
 
+@proof("DroppedWithItsWork", queued)
+@proof("DroppedButItsEvents", queued)
 def dropped_work(bound):
     """Whether the work of a stream that was dropped behind a held one is executed, and its ticket done."""
     memory, held = poisoned(bound, 64), bound.device.stream()
@@ -204,10 +189,6 @@ def dropped_work(bound):
         bound.device.allocate(1)
     honest = not isinstance(bound.device.primitives, runtimes.DropsWork)
     return poll(ticket.done, PATIENCE if honest else A_WHILE) and (raw(memory) == 1).all()
-
-
-proof("DroppedWithItsWork", queued)(dropped_work)
-proof("DroppedButItsEvents", queued)(dropped_work)
 
 
 def memory_kept(bound, call):
@@ -306,26 +287,24 @@ def _(bound):
         return raises(TicketTimeout, lambda: ticket.wait(A_WHILE))
 
 
+@proof("DraftsApart", cpu)
+@proof("DraftsByField", cpu)
 def drafts_are_one(bound):
     state = state_of(bound, 4, max_draft_tokens=2)
     insert(bound, state, [prefill(state, slot, max_tokens=9) for slot in range(4)])
     step = step_of(state, 0, range(4))
-    bound.update_inputs(state=state, step=step, stream=bound.default_stream).wait(PATIENCE)
+    update(bound, state, step).wait(PATIENCE)
     before = bound.counters()
     drafts = {slot: [7, 8] for slot in range(4)}
     bound.set_drafts(state=state, step=step, drafts=drafts, stream=bound.default_stream).wait(PATIENCE)
     return (bound.counters() - before).submissions == 1
 
 
-proof("DraftsApart", cpu)(drafts_are_one)
-proof("DraftsByField", cpu)(drafts_are_one)
-
-
 @proof("WritesBesideTheirStep", queued)
 def _(bound):
     state, other, writes = stepped(bound), bound.device.stream(), Writes()
     with bound.device.hold_stream(bound.default_stream):
-        bound.update_inputs(state=state, step=step_of(state, 1, [0]), stream=bound.default_stream)
+        update(bound, state, step_of(state, 1, [0]))
         writes.fill(state.view("next_tokens"), [0], 3)
         ticket = bound.write(writes=writes, stream=other)
         return raises(TicketTimeout, lambda: ticket.wait(A_WHILE))
@@ -347,7 +326,7 @@ def steps_after(bound, leave):
     propose(bound, state, 0).wait(PATIENCE)
     leave(state)
     plain = step_of(state, 1, [0])
-    return not raises(Exception, lambda: bound.update_inputs(state=state, step=plain, stream=bound.default_stream))
+    return not raises(Exception, lambda: update(bound, state, plain))
 
 
 @proof("ReleasedSlotsKeepDrafts", cpu)
@@ -366,6 +345,9 @@ def _(bound):
 # -- copies that are read, companions ----------------------------------------------------------------------------------
 
 
+@proof("OrdersAfterNamedCopies", queued, [(0, 64)], named=False)
+@proof("OrdersAfterTheNewestCopy", queued, [(0, 64)])
+@proof("OrdersAfterWholeCopies", queued, [(16, 8)])
 def ordered(bound, parts, *, named=True):
     """Whether a stream is ordered after a pending copy, since which another one was made on another stream."""
     device, memory = bound.device, poisoned(bound, 64)
@@ -377,21 +359,8 @@ def ordered(bound, parts, *, named=True):
         return raises(TicketTimeout, lambda: writer.synchronize(A_WHILE))
 
 
-@proof("OrdersAfterNamedCopies", queued)
-def _(bound):
-    return ordered(bound, [(0, 64)], named=False)
-
-
-@proof("OrdersAfterTheNewestCopy", queued)
-def _(bound):
-    return ordered(bound, [(0, 64)])
-
-
-@proof("OrdersAfterWholeCopies", queued)
-def _(bound):
-    return ordered(bound, [(16, 8)])
-
-
+@proof("ReleasesReachNoCompanion", cpu)
+@proof("ReleasesReachOneCompanion", cpu)
 def freed_everywhere(bound):
     sizes = StateConfig(num_slots=2, max_model_len=16)
     state = bound.state(sizes, name="target", beside=["first", "second"])
@@ -408,7 +377,7 @@ def guarded(bound, tasks):
     companion = state.companions[0]
     with bound.device.hold_stream(bound.default_stream):
         step = step_of(companion, 0, [0])
-        bound.update_inputs(state=companion, step=step, stream=bound.default_stream)
+        update(bound, companion, step)
         ticket = bound.insert_tasks(state=state, tasks=tasks(state.host_table.requests[0]), stream=other)
         return raises(TicketTimeout, lambda: ticket.wait(A_WHILE))
 
@@ -421,10 +390,6 @@ def _(bound):
 @proof("GrowsBesideACompanionsStep", queued)
 def _(bound):
     return guarded(bound, lambda request: [Task(TaskKind.MORE_BLOCKS, 0, request, blocks=[3], first_block=1)])
-
-
-proof("ReleasesReachNoCompanion", cpu)(freed_everywhere)
-proof("ReleasesReachOneCompanion", cpu)(freed_everywhere)
 
 
 @proof("LaterCompanionsBehind", cpu)

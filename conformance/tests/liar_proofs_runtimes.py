@@ -43,6 +43,7 @@ from liar_proofs import (
     raw,
     state_of,
     step_of,
+    update,
     write,
 )
 
@@ -51,14 +52,12 @@ FAR = 1 << 32
 # -- work that is not handed over, and events that pass too early -----------------------------------------------------
 
 
+@proof("NeverFlushed", queued)
+@proof("FlushedBeforeTheLast", queued)
 def executed_unasked(bound):
     """Whether a write is executed that no thread waits for."""
     ticket = write(bound, flat(poisoned(bound, 64), 0, 64), 1)
     return poll(ticket.done, A_WHILE if lies(bound) else PATIENCE)
-
-
-proof("NeverFlushed", queued)(executed_unasked)
-proof("FlushedBeforeTheLast", queued)(executed_unasked)
 
 
 def copy_that_runs(bound, ended):
@@ -86,6 +85,8 @@ def _(bound):
 # -- the ends of the ring's room --------------------------------------------------------------------------------------
 
 
+@proof("WrapsIntoTheOldest", pressed(), wrapped=True)
+@proof("RunsIntoTheOldest", pressed(), wrapped=False)
 def oldest_span_kept(bound, wrapped):
     """Whether a held span's bytes survive a span one byte longer than the room before it: at the wrap, or behind."""
     free, held = bound.default_stream, bound.device.stream()
@@ -109,19 +110,11 @@ def oldest_span_kept(bound, wrapped):
     return (raw(memory)[2 * RING : 2 * RING + RING // 8] == 3).all()
 
 
-@proof("WrapsIntoTheOldest", pressed())
-def _(bound):
-    return oldest_span_kept(bound, wrapped=True)
-
-
-@proof("RunsIntoTheOldest", pressed())
-def _(bound):
-    return oldest_span_kept(bound, wrapped=False)
-
-
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
+@proof("CopiesDoNotKeep", queued, 1)
+@proof("EightAreKept", queued, 16)
 def dropped_sources_kept(bound, count):
     """Whether no new memory lies where a pending copy reads memory that was dropped."""
     stream = bound.default_stream
@@ -138,22 +131,12 @@ def dropped_sources_kept(bound, count):
         return not read & {memory.address for memory in given}
 
 
-@proof("CopiesDoNotKeep", queued)
-def _(bound):
-    return dropped_sources_kept(bound, 1)
-
-
-@proof("EightAreKept", queued)
-def _(bound):
-    return dropped_sources_kept(bound, 16)
-
-
 @proof("StepsLeakScratch", queued)
 def _(bound):
     state = state_of(bound, 2)
     insert(bound, state, [prefill(state, 0)])
     before = len(bound.device.primitives.memory)
-    bound.update_inputs(state=state, step=step_of(state, 1, [0]), stream=bound.default_stream).wait(PATIENCE)
+    update(bound, state, step_of(state, 1, [0])).wait(PATIENCE)
     return len(bound.device.primitives.memory) == before
 
 
@@ -383,6 +366,8 @@ def _(bound):
     return refused(bound, state, [prefill(state, 0), Task(TaskKind.PREFILL, 1, bare, 0, 2, [1])])
 
 
+@proof("SizesAreCompared", cpu, "sampled_token_ids", "float64")
+@proof("OtherTypesLeftOut", cpu, "temperature", "int32")
 def types_compared(bound, name, dtype):
     """Whether ranks whose states differ in one field's element type have other terms."""
     sizes, group = StateConfig(num_slots=2, max_model_len=16), Group((0, 1), 0)
@@ -390,16 +375,6 @@ def types_compared(bound, name, dtype):
     states = [SlotState(bound.device, sizes, name="target", table=lines) for lines in (STATE_TABLE, table)]
     one, other = (channel.shared_config_of(state, group).block() for state in states)
     return one != other
-
-
-@proof("SizesAreCompared", cpu)
-def _(bound):
-    return types_compared(bound, "sampled_token_ids", "float64")
-
-
-@proof("OtherTypesLeftOut", cpu)
-def _(bound):
-    return types_compared(bound, "temperature", "int32")
 
 
 def two_handovers(bound):

@@ -20,6 +20,7 @@ from liar_proofs import (
     raw,
     state_of,
     step_of,
+    update,
     write,
 )
 from queued_device import QueueDevice
@@ -27,6 +28,8 @@ from queued_device import QueueDevice
 # -- events of another opened device -----------------------------------------------------------------------------------
 
 
+@proof("RefusesOthersEvents", queued)
+@proof("IgnoresOthersEvents", queued)
 def waited_for(bound):
     """Whether a stream takes the event of another opened device, and waits for it."""
     other = queued()
@@ -43,12 +46,11 @@ def waited_for(bound):
         other.close()
 
 
-proof("RefusesOthersEvents", queued)(waited_for)
-proof("IgnoresOthersEvents", queued)(waited_for)
-
 # -- what lies beside a target -----------------------------------------------------------------------------------------
 
 
+@proof("WordsReadAtTheCall", queued, 0)
+@proof("GapsReadAtTheCall", queued, 2)
 def neighbours_kept(bound, step):
     """Whether a write that waits, of each ``step``-th byte, keeps what is written between them meanwhile."""
     memory, stream, other = poisoned(bound, 64), bound.default_stream, bound.device.stream()
@@ -58,16 +60,6 @@ def neighbours_kept(bound, step):
         write(bound, flat(memory, 2, 1), 7, other).wait(PATIENCE)
     ticket.wait(PATIENCE)
     return raw(memory)[2] == 7
-
-
-@proof("WordsReadAtTheCall", queued)
-def _(bound):
-    return neighbours_kept(bound, 0)
-
-
-@proof("GapsReadAtTheCall", queued)
-def _(bound):
-    return neighbours_kept(bound, 2)
 
 
 # -- host memory -------------------------------------------------------------------------------------------------------
@@ -171,7 +163,7 @@ def left(bound, name):
     state = state_of(bound, 2)
     insert(bound, state, [prefill(state, 0, max_tokens=1)])
     column(state, "sampled_token_ids")[...] = 5
-    bound.update_inputs(state=state, step=step_of(state, 0, [0]), stream=bound.default_stream).wait(PATIENCE)
+    update(bound, state, step_of(state, 0, [0])).wait(PATIENCE)
     assert column(state, name)[0, 0], "the request has ended, with a token"
     state.host_table.release([0])
     request = state.admit(Request("next", [3, 4], SamplingParams(max_tokens=4)))

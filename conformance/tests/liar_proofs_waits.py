@@ -26,12 +26,18 @@ from liar_proofs import (
     raw,
     state_of,
     step_of,
+    update,
     write,
 )
 
 # -- the ring -------------------------------------------------------------------------------------------------------
 
 
+@proof("NeighboursFence", pressed(), "fhffffff")
+@proof("FenceOfTheDefaultStream", pressed(), "fhffffff")
+@proof("DepthIsTheGuard", pressed(), "h" * 20, RING // 16)
+@proof("WrapsWithoutLooking", pressed(), "hhhhhh")
+@proof("LargeSourceFreed", pressed(), "h", 64 << 10)
 def held_source_kept(bound, plan, nbytes=RING // 4):
     """Write ``nbytes`` each, "h" on a held stream and "f" on a free one, until the ring refuses; accepted writes on the
     held stream must be visible once it is released.
@@ -49,31 +55,6 @@ def held_source_kept(bound, plan, nbytes=RING // 4):
             free.synchronize(PATIENCE)
     held.synchronize(PATIENCE)
     return all((raw(memory)[at * nbytes : (at + 1) * nbytes] == at + 1).all() for at in taken)
-
-
-@proof("NeighboursFence", pressed())
-def _(bound):
-    return held_source_kept(bound, "fhffffff")
-
-
-@proof("FenceOfTheDefaultStream", pressed())
-def _(bound):
-    return held_source_kept(bound, "fhffffff")
-
-
-@proof("DepthIsTheGuard", pressed())
-def _(bound):
-    return held_source_kept(bound, "h" * 20, RING // 16)
-
-
-@proof("WrapsWithoutLooking", pressed())
-def _(bound):
-    return held_source_kept(bound, "hhhhhh")
-
-
-@proof("LargeSourceFreed", pressed())
-def _(bound):
-    return held_source_kept(bound, "h", 64 << 10)
 
 
 def refused_unless_let_go(bound, holds, let_go):
@@ -195,7 +176,7 @@ def _(bound):
     before = raw(state.memory).copy()
 
     def act():
-        bound.update_inputs(state=state, step=step_of(state, 1, [0]), stream=stream)
+        update(bound, state, step_of(state, 1, [0]), stream)
 
     return (seen_on(bound, act, state.memory, stream) != before).any()
 

@@ -78,6 +78,8 @@ def _(bound):
     return (raw(memory)[70000:] == POISON).all()
 
 
+@proof("FourAxesAtMost", cpu, (200, 60, 20, 6, 2), 400)
+@proof("StridesInSixteenBits", cpu, (70000,), 70001)
 def strided_right(bound, strides, nbytes):
     """Write 1, 2, 3, … to two elements an axis, and compare every byte."""
     memory, shape = poisoned(bound, nbytes), (2,) * len(strides)
@@ -86,16 +88,6 @@ def strided_right(bound, strides, nbytes):
     np.lib.stride_tricks.as_strided(should, shape, strides)[...] = data
     write(bound, View(memory, 0, shape, strides, dtype_of("uint8")), data)
     return (raw(memory) == should).all()
-
-
-@proof("FourAxesAtMost", cpu)
-def _(bound):
-    return strided_right(bound, (200, 60, 20, 6, 2), 400)
-
-
-@proof("StridesInSixteenBits", cpu)
-def _(bound):
-    return strided_right(bound, (70000,), 70001)
 
 
 FAR = 2**32 + 64
@@ -149,6 +141,12 @@ def _(bound):
 # -- values ---------------------------------------------------------------------------------------------------------
 
 
+@proof("CanonicalNaNs", cpu, np.uint32(0xFF812345).view(np.float32), "float32")
+@proof("FlushesDenormals", cpu, np.float64(5e-324), "float64")
+@proof("InfinitiesClamped", cpu, np.float16(-np.inf), "float16")
+@proof("ZeroIsMemset", cpu, np.float32(-0.0), "float32")
+# 1 + 3/256 lies half-way between two neighbours, of which 1 + 2/128 is the even one:
+@proof("Bfloat16Truncates", cpu, np.float32(1 + 3 / 256), "bfloat16", np.uint16(0x3F82))
 def goes_through(bound, value, dtype, should=None):
     """Whether a value of the target's own storage arrives bit by bit (or as ``should``), as an array and as a fill."""
     should = value if should is None else should
@@ -158,34 +156,9 @@ def goes_through(bound, value, dtype, should=None):
     return raw(memory).tobytes() == should.tobytes() * 4
 
 
-@proof("CanonicalNaNs", cpu)
-def _(bound):
-    return goes_through(bound, np.uint32(0xFF812345).view(np.float32), "float32")
-
-
-@proof("FlushesDenormals", cpu)
-def _(bound):
-    return goes_through(bound, np.float64(5e-324), "float64")
-
-
-@proof("InfinitiesClamped", cpu)
-def _(bound):
-    return goes_through(bound, np.float16(-np.inf), "float16")
-
-
-@proof("ZeroIsMemset", cpu)
-def _(bound):
-    return goes_through(bound, np.float32(-0.0), "float32")
-
-
 @proof("LongsThroughDoubles", cpu)
 def _(bound):
     return goes_through(bound, np.int64(2**53 + 1), "int64") and goes_through(bound, np.uint64(2**64 - 1), "uint64")
-
-
-@proof("Bfloat16Truncates", cpu)
-def _(bound):  # 1 + 3/256 lies half-way between two neighbours, of which 1 + 2/128 is the even one
-    return goes_through(bound, np.float32(1 + 3 / 256), "bfloat16", np.uint16(0x3F82))
 
 
 @proof("HalfWordsAsWords", cpu)

@@ -12,12 +12,7 @@ from hal_core.runtime.policy import Policy
 from . import Lie, Patch, liar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hal_core.contract.device import Device
     from hal_core.memory.views import Memory, View
-    from hal_core.slots.declared import Companion, StateField
-    from hal_core.slots.fields import StateConfig
     from hal_core.slots.state import SlotState
 
 
@@ -96,17 +91,10 @@ class LostStepsAreLate(Patch):
 class RawMemoryError(Policy):
     """``except OutOfMemory`` alone."""
 
-    def state(
-        self,
-        device: Device,
-        sizes: StateConfig,
-        name: str,
-        beside: Sequence[str | Companion] = (),
-        fields: Sequence[StateField] = (),
-    ) -> SlotState:
+    def state(self, *arguments: Any, **named: Any) -> SlotState:  # noqa: ANN401 (those of the core's)
         """Raise the library's own error."""
         try:
-            return super().state(device, sizes, name, beside, fields)
+            return super().state(*arguments, **named)
         except OutOfMemory as error:
             if isinstance(error.__cause__, MemoryError) and not isinstance(error.__cause__, OutOfMemory):
                 raise error.__cause__ from None

@@ -13,6 +13,7 @@ from hal_core.memory.views import ByteRange, View
 
 from . import Lie, Patch, liar
 from .proxies import put
+from .steps import FirstAppended, ShortStops
 
 if TYPE_CHECKING:
     from hal_core.contract.device import Device
@@ -75,39 +76,17 @@ class WarpOfEndTokens(Lie):
 
 
 @liar(9, "stop sequences of more than 32 tokens are never met")
-class WarpOfStopTokens(Patch):
+class WarpOfStopTokens(ShortStops):
     """A lane compares a token."""
 
-    seam = "stop sequences of a step"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Hide the long ones."""
-
-        def ends(fields: Any, slot: int, total: int, generated: int, sizes: Any) -> Any:  # noqa: ANN401 (the core's)
-            lengths = np.where(fields["stop_seqs_len"] > 32, 0, fields["stop_seqs_len"])
-            return true({**fields, "stop_seqs_len": lengths}, slot, total, generated, sizes)
-
-        return ends
+    most = 32
 
 
 @liar(9, "of more than 32 accepted tokens the first 32 are appended")
-class WarpAppended(Patch):
+class WarpAppended(FirstAppended):
     """A lane appends a token."""
 
-    seam = "several tokens of a step"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Leave the row empty behind them."""
-
-        def append(fields: Any, column: Any, slots: Any, known: Any) -> None:  # noqa: ANN401 (the core's)
-            true(fields, column, slots, known)
-            for slot in np.asarray(slots).tolist():
-                begin, count = int(known[slot]), int(column["accept_num"][slot])
-                fields["token_ids"][slot, begin + min(count, 32) : begin + count] = -1
-
-        return append
+    most = 32
 
 
 class SomeDrafts(Patch):

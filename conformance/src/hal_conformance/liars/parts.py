@@ -26,12 +26,17 @@ class Below(Lie):
 class RecordsFirst(ABC):  # noqa: B024 (an ABC for its layout, as Lie)
     """A mixin over primitives: the event of a submission is recorded between its upload and its launch."""
 
+    before_upload: ClassVar[bool] = False
+
     def submit(self, source: int, target: int, nbytes: int, launch: Any, stream: Any, event: Any) -> None:  # noqa: ANN401
-        """Upload, record, launch."""
+        """Upload, record, launch; or record first."""
         runtime: Any = self
+        if self.before_upload:
+            runtime.event_record(event, stream)
         runtime.copy_in(target, source, nbytes, stream)
         runtime.count("uploads")
-        runtime.event_record(event, stream)
+        if not self.before_upload:
+            runtime.event_record(event, stream)
         if launch is not None:
             runtime.launch(launch, target, stream)
             runtime.count("launches")
@@ -47,15 +52,7 @@ class EventOfTheUpload(Below):
 class RecordsBeforeUploads(RecordsFirst):
     """The same before the upload."""
 
-    def submit(self, source: int, target: int, nbytes: int, launch: Any, stream: Any, event: Any) -> None:  # noqa: ANN401
-        """Record, upload, launch."""
-        runtime: Any = self
-        runtime.event_record(event, stream)
-        runtime.copy_in(target, source, nbytes, stream)
-        runtime.count("uploads")
-        if launch is not None:
-            runtime.launch(launch, target, stream)
-            runtime.count("launches")
+    before_upload = True
 
 
 @liar(1, "the event of a submission comes before it", requires=NEEDS)
