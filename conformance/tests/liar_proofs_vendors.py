@@ -52,7 +52,7 @@ def waited_for(bound):
 @proof("WordsReadAtTheCall", queued, 0)
 @proof("GapsReadAtTheCall", queued, 2)
 def neighbours_kept(bound, step):
-    """Whether a write that waits, of each ``step``-th byte, keeps what is written between them meanwhile."""
+    """Whether a write that waits, of each ``step``-th byte, keeps the bytes written between them meanwhile."""
     memory, stream, other = poisoned(bound, 64), bound.default_stream, bound.device.stream()
     target = flat(memory, 0, 64)[1::step] if step else flat(memory, 1, 1)
     with bound.device.hold_stream(stream):
@@ -83,7 +83,7 @@ class LockedQueue(QueueDevice):
 
 
 def locked(bound):
-    """Whether ``allocate_host`` gives what the runtime has locked."""
+    """Whether ``allocate_host`` gives memory that the runtime has locked."""
     device = bound.device
     return all(device.primitives.allocate_host(nbytes) in device.locked for nbytes in (1, 1 << 16))
 
@@ -155,7 +155,7 @@ def _(bound):
     return not kept(bound, "allocate", lambda: write(bound, flat(memory, 0, 64), flat(memory, 64, 64)))
 
 
-# -- what a slot's former request leaves -------------------------------------------------------------------------------
+# -- traces of a slot's former request ---------------------------------------------------------------------------------
 
 
 def left(bound, name):

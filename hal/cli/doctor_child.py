@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hal_core import BoundDevice
 
 Tell = Callable[..., None]
-"""Called with the next stage, and with what the last one found."""
+"""Called with the next stage, and with the findings of the last one."""
 SELECTION = "selection"
 """The first argument where no plugin is checked, but the choice without a name."""
 PLUGIN = "plugin"
@@ -66,7 +66,7 @@ def check(name: str, *, step: bool, tell: Tell) -> None:
 
 
 def locked_kilobytes() -> int:
-    """Return VmLck of this process: what the system counts as locked. A driver may lock memory that is not in it."""
+    """Return VmLck of this process: the memory counted as locked. A driver may lock memory that is not in it."""
     with contextlib.suppress(OSError), open("/proc/self/status", encoding="utf-8") as status:
         return next((int(line.split()[1]) for line in status if line.startswith("VmLck:")), 0)
     return 0
@@ -137,7 +137,7 @@ def one_step(device: BoundDevice, tell: Tell) -> None:
 
 
 def selection() -> dict[str, Any]:
-    """Return the device chosen without a name, or why none is, and what is passed over."""
+    """Return the device chosen without a name, or the reason that none is, and the devices passed over."""
     from hal_core import HalError
 
     from hal.selection import select

@@ -11,7 +11,7 @@ from typing import Any
 LEAST_DESCRIPTORS = 256
 """Fewer are a finding: a quarter of the usual limit of 1024."""
 LEAST_SHARED = 16 << 20
-"""Fewer free bytes are a finding: a quarter of what a container usually has, 64 MiB."""
+"""Fewer free bytes are a finding: a quarter of a container's usual 64 MiB."""
 COMPILERS = ("c++", "g++", "clang++", "nvcc")
 SHARED = "/dev/shm"
 
@@ -41,7 +41,7 @@ def facts() -> dict[str, Any]:
 
 
 VARIABLES = ("HAL_DEVICE", "HAL_PLUGINS", "HAL_OBSERVERS", "OMP_NUM_THREADS")
-"""Variables that change what is chosen, besides those that hide devices. No other variable is reported."""
+"""Variables that change the choice of a device, besides those that hide devices. No other variable is reported."""
 HIDING = "_VISIBLE_DEVICES"
 
 
@@ -58,7 +58,7 @@ def _shared() -> int | None:
 
 
 def findings(found: dict[str, Any]) -> list[str]:
-    """Return what is too little, each with its cure."""
+    """Return each limit that is too low, with its cure."""
     told = []
     shared, soft = found["shared_memory_free"], found["descriptors"]
     if shared is not None and shared < LEAST_SHARED:

@@ -1,4 +1,4 @@
-"""One-line errors for failures of the user or the system: what is missing and what to do."""
+"""One-line errors for failures of the user or the system: the cause and the cure."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def exit_of(error: Exception) -> SystemExit:
 def trace(error: Exception) -> str:
     """Return the traceback of a plugin or runner that failed if ``-v`` was given, else ""."""
     told = isinstance(error, ModuleNotFoundError) or (isinstance(error, OSError) and error.errno in _CURES)
-    if not verbose or told:  # the line says it all
+    if not verbose or told:  # the line is complete
         return ""
     from hal_core import trace_of
 
@@ -68,7 +68,7 @@ def trace(error: Exception) -> str:
 
 @contextlib.contextmanager
 def as_typed(**names: str) -> Iterator[None]:
-    """Rename the arguments of errors to what the user types: ``names`` maps inner arguments to options."""
+    """Rename the arguments of errors to the options as typed: ``names`` maps inner arguments to options."""
     try:
         yield
     except Exception as error:

@@ -124,7 +124,7 @@ def _root(
 
 
 def usage_line(error: typer.TyperException) -> str:
-    """Return the error line of an invalid command line: the option as typed, what is wrong, the cure."""
+    """Return the error line of an invalid command line: the option as typed, the mistake, the cure."""
     context, param = getattr(error, "ctx", None), getattr(error, "param", None)
     what, option = failures.one_line(error.format_message()), getattr(error, "option_name", "")
     listed = "commands" if isinstance(getattr(context, "command", None), Tree) else "options"
@@ -151,7 +151,7 @@ def usage_line(error: typer.TyperException) -> str:
 
 
 def _mistaken(error: BaseException) -> tuple[str, str] | None:
-    """Return what is wrong with a value that is no number or out of its range, and the cure; None for other errors."""
+    """Return the mistake in a value that is no number or out of its range, and the cure; None for other errors."""
     found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     kinds = {"int_parsing": "whole number", "float_parsing": "number"}
     bounds = {"less_than_equal": "at most {le}", "greater_than_equal": "at least {ge}"}
@@ -170,7 +170,7 @@ def _defaults_kept(params: list[Parameter]) -> list[Parameter]:
     return params
 
 
-def _converted(param: Parameter, ctx: Context, value: Any) -> Any:  # noqa: ANN401 (as the parameter says)
+def _converted(param: Parameter, ctx: Context, value: Any) -> Any:  # noqa: ANN401 (of the parameter's type)
     """Convert a given value; return a default unchanged."""
     is_default = value is None or value == param.default or value == ()
     if is_default and not getattr(param, "required", False):

@@ -28,8 +28,8 @@ class AsyncEngine:
 
     - ``model``, ``device``: as of :func:`hal.generate`. ``executor``: ranks that run the steps; None: the engine
       process itself.
-    - ``slots``: requests that run at once, in each group of ranks. Others wait, in the order of their priorities and
-      arrivals.
+    - ``slots``: requests that run at once, in each group of ranks. Further requests wait, by priority and then by
+      arrival.
     - ``max_waiting``: how many may wait; one more is refused (:class:`hal_core.Unavailable`). None: any number.
     - ``options``: further ones of :meth:`hal.generation.plan.ModelPlan.serve`, such as ``blocks`` or ``max_model_len``.
 
@@ -150,7 +150,7 @@ class AsyncEngine:
         if self._link is None:
             raise InvalidValue("the engine is not open", cure="use it in async with", argument="AsyncEngine")
         if isinstance(prompt, str):
-            ids = await asyncio.to_thread(self._plan.encode, prompt)  # the loop goes on meanwhile
+            ids = await asyncio.to_thread(self._plan.encode, prompt)  # the event loop continues meanwhile
         else:
             ids = list(prompt)
         if isinstance(params, SamplingParams):
@@ -177,4 +177,4 @@ class AsyncEngine:
                     return
         finally:
             self._unfinished -= 1
-            self._link.abort(request.request_id)  # nothing to do if it has ended
+            self._link.abort(request.request_id)  # without effect if it has ended

@@ -101,7 +101,7 @@ class EngineLink:
             self._fail(Unavailable("the engine was closed", cure="open another one"))
         except Exception as error:  # noqa: BLE001 (each stream raises it)
             self._fail(error if isinstance(error, HalError) else HalError(f"{type(error).__name__}: {error}"))
-        while not self._closing:  # whoever asks an engine that has failed is told
+        while not self._closing:  # each later call of a failed engine gets its error
             self._commands.get()()
             self._flush()
 
@@ -125,7 +125,7 @@ class EngineLink:
             if any(socket == self._wake_end for socket, _ in poller.poll(int(1000 * patience))):
                 os.read(self._wake_end, 4096)
             assert self._process is not None
-            status = self._process.poll()  # before what it has sent is read
+            status = self._process.poll()  # before its last messages are read
             self._read()
             while not self._commands.empty():
                 self._commands.get()()
@@ -193,7 +193,7 @@ class EngineLink:
 
     def _fail(self, error: HalError) -> None:
         self._error = error
-        if self.stats is not None:  # nothing runs any more; totals stay
+        if self.stats is not None:  # no request runs any more; the totals remain
             self.stats = msgspec.structs.replace(self.stats, running=0, waiting=0, cache=0.0)
         self.down.set_result(error)
         self._streams.fail(error)

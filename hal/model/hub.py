@@ -1,4 +1,4 @@
-"""Checkpoints by name, as ``ORG/NAME``, from the Hugging Face cache. Nothing is fetched."""
+"""Checkpoints by name, as ``ORG/NAME``, from the Hugging Face cache, without a download."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def find_checkpoint(given: str) -> Path:
     """
     folder = Path(given).expanduser()
     if folder.is_dir() or not _NAME.fullmatch(given):
-        return folder  # reading its configuration tells what is wrong with it
+        return folder  # the error comes when its configuration is read
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

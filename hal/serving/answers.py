@@ -19,7 +19,7 @@ REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReaso
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a request asks for: the token ids of its prompts, and ``n`` answers to each of them."""
+    """A checked request: the token ids of its prompts, and ``n`` answers to each of them."""
 
     prompts: Sequence[Sequence[int]]
     n: int
@@ -44,8 +44,8 @@ async def wanted_of(
     ignore_eos: bool = False,
     priority: int = 0,
 ) -> Wanted:
-    """Check and encode a request. ``max_tokens``: None for what the longest prompt leaves; ``ignore_eos``: no end token
-    ends the answer before. Raises :class:`InvalidValue`."""
+    """Check and encode a request. ``max_tokens``: None for the room that the longest prompt leaves; ``ignore_eos``: no
+    end token ends the answer before. Raises :class:`InvalidValue`."""
     found = [ids if not isinstance(ids, str) else await asyncio.to_thread(engine.plan.encode, ids) for ids in prompts]
     tokens = max(1, engine.max_model_len - max(map(len, found))) if max_tokens is None else max_tokens
     for ids in found:
@@ -55,7 +55,7 @@ async def wanted_of(
 
 
 async def parts_of(engine: AsyncEngine, wanted: Wanted, metrics: Metrics) -> AsyncIterator[tuple[int, Part]]:
-    """Give the parts of all answers with the number of their choice, as they come. Closing it aborts what is left."""
+    """Give the parts of all answers with the number of their choice, as they come. Closing it aborts the rest."""
     queue = asyncio.Queue[tuple[int, Part] | Exception]()
 
     async def generate(choice: int) -> None:

@@ -113,7 +113,7 @@ def entered(fixture: StateFixture, others: Sequence[Beside], tasks: list[Task]) 
 
 @guarantee(9, also=(8, 26))
 def test_g09_a_release_frees_the_slots_of_every_companion(kit: Kit) -> None:
-    """Every slot is held; those of two requests are released, and two others take them."""
+    """Every slot is held; those of two requests are released, and two new requests take them."""
     fixture, others = opened(kit, FIXED, 2)
     entered(fixture, others, entering(fixture, range(FIXED.num_slots)))
     for turn in range(2):
@@ -250,7 +250,7 @@ def test_g26_an_insertion_that_fails_books_nothing_in_companions(kit: Kit) -> No
 @guarantee(18, also=(9,))
 @pytest.mark.parametrize("group", [ALONE, FOLLOWER], ids=["first rank", "another rank"])
 def test_g18_companions_are_cleaned_on_every_rank(kit: Kit, group: Group) -> None:
-    """What a step reports is cleaned in every state, also where this rank sends nothing."""
+    """Fields that a step reports are cleaned in every state, also if this rank sends no record."""
     fixture, others = opened(kit, FIXED, 2)
     entered(fixture, others, entering(fixture, [0, 1, 2]))
     gone = [Task(kind, slot, fixture.model.residents[slot].admitted) for slot, kind in enumerate(LEAVE)]
@@ -265,7 +265,7 @@ def test_g18_companions_are_cleaned_on_every_rank(kit: Kit, group: Group) -> Non
 
 
 def booked(fixture: StateFixture) -> list[tuple[dict[int, int], list[object], list[int]]]:
-    """What the host has booked for a state and each of its companions: slots, requests, slots that are left."""
+    """Return the host's entries of a state and each of its companions: slots, requests, slots that were left."""
     tables = [one.host_table for one in (fixture.state, *fixture.state.companions)]
     return [(dict(one.live), [*one.requests], sorted({*one.preempted, *one.aborted})) for one in tables]
 

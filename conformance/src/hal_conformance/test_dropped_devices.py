@@ -1,4 +1,4 @@
-"""Opened devices that are dropped without a close: they release what a close releases, after their work (G26)."""
+"""Opened devices dropped without a close: after their work they release as much as a close does (G26)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .kit import Kit, Latch
 CALLS = ("an array", "strided", "update_inputs", "save_output", "submit", "copy_out")
 COUNTED = ("allocate", "allocate_host", "stream_create")
 UNDER_WAY = ("an array", "strided", "submit", "copy_out")
-"""Calls that wait for nothing, as ``update_inputs`` may. The ticket of ``save_output`` would hold its device."""
+"""Calls that return without a wait; ``update_inputs`` may wait. The ticket of ``save_output`` would hold its device."""
 HOLDING = ("can_hold_stream", "async_h2d", "async_d2h")
 
 
@@ -45,11 +45,11 @@ KEPT: Mapping[str, Callable[[StateFixture], Any]] = {
     "arrays": arrays,
     "the state": lambda fixture: fixture.state,
 }
-"""What its caller keeps of a device that is dropped."""
+"""The objects that the caller of a dropped device keeps."""
 
 
 class Used:
-    """A device that has worked: ``held`` counts what it has of its primitives, and ``gone`` tells whether it lives."""
+    """A device that has worked. ``held`` counts the objects that its primitives gave; ``gone`` refers to it weakly."""
 
     def __init__(self, kit: Kit, keep: Callable[[StateFixture], Any]) -> None:
         one = Kit(kit.subject, kit.effort)
@@ -96,7 +96,7 @@ def test_g26_a_dropped_device_releases_what_a_close_releases(kit: Kit, what: str
 
 
 def let_go(one: Used, what: str) -> None:
-    """Wait for the kept tickets, and drop what was kept; in a function of its own, whose names end with it."""
+    """Wait for the kept tickets, then drop the kept objects. A function of its own, as its local names end with it."""
     __tracebackhide__ = True
     for ticket in one.kept if what == "tickets" else ():
         assert_no_error(lambda ticket=ticket: ticket.wait(PATIENCE), "a ticket of a device that is gone")  # type: ignore[misc]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hal_core.memory.views import Memory
 
 ROUNDS, WINDOWS = 40, 8
-"""Rounds of one window, and most windows: a loss appears in each, and a pool that fills (of fences, say) does not."""
+"""Rounds of a window, and most windows. A loss appears in each window; a pool that fills, as of fences, does not."""
 CALLS = (*hook_calls.VALUES, "submit", "copy_out", "onto itself", "insert and leave", "a step")
 
 
@@ -30,7 +30,7 @@ Held = Callable[[], dict[str, int]]
 
 
 def kept_by(turn: Callable[[], object], held: Held) -> dict[str, int]:
-    """Return what each window of turns leaves more of; nothing if one of them leaves nothing."""
+    """Return the objects that each window of turns adds, counted by kind; empty once one window adds none."""
     for _ in range(ROUNDS):
         turn()
     kept, after = {}, held()
@@ -47,12 +47,12 @@ def kept_by(turn: Callable[[], object], held: Held) -> dict[str, int]:
 
 
 def held_by(own: Any) -> Held:  # noqa: ANN401 (an opened device with the fault OutOfRoom, or Given)
-    """Return what counts the device's memory, and what it holds of its primitives."""
+    """Return a function that counts the device's memory and the objects that its primitives gave."""
     below = counted(own) if hasattr(own, "primitives") else {}
 
     def held() -> dict[str, int]:
         gc.collect()
-        own.allocate(1)  # a device looks for memory that nobody holds when it allocates
+        own.allocate(1)  # a device releases unreferenced memory when it allocates
         blocks: list[Any] = own.given
         return {"blocks of allocate()": sum(one() is not None for one in blocks), **below}
 
@@ -89,7 +89,7 @@ FAILING: dict[str, tuple[type[faults.Fault], hook_calls.HookCall]] = {
 @guarantee(26, also=(8,))
 @pytest.mark.parametrize("what", FAILING)
 def test_g26_calls_that_fail_keep_nothing_either(kit: Kit, what: str) -> None:
-    """The paths of errors give back what they took."""
+    """The paths of errors return all memory and objects that they took."""
     fault, call = FAILING[what]
     with under(kit, fault) as (laid, fuse):
         fixture, own = hook_calls.working(laid), laid.device

@@ -32,7 +32,7 @@ class Blocks:
             backdoor.write(kit.device, memory, 0, block, self.stream)
 
     def view(self, number: int, slots: int, width: int, dtype: str) -> tuple[View, np.ndarray]:
-        """A view ``[slots, width]`` of a memory, and the array of what it must hold."""
+        """A view ``[slots, width]`` of a memory, and the array that it must equal."""
         kind = dtype_of(dtype)
         view = View.contiguous(self.memories[number], 8, (slots, width), kind)
         part = self.should[number][8 : 8 + slots * width * kind.itemsize]
@@ -50,7 +50,7 @@ class Blocks:
 
 
 def draw_writes(draw: Draw, blocks: Blocks) -> Writes:
-    """Writes of each kind to each memory, done to what they must hold as well."""
+    """Writes of each kind to each memory, made in the expected arrays as well."""
     writes = Writes()
     for number in range(len(blocks.memories)):
         dtype = draw(st.sampled_from(TYPES), f"type of memory {number}")
@@ -93,7 +93,7 @@ def test_g05_writes_to_several_memories_change_nothing_else(kit: Kit, draw: Draw
 @guarantee(10, requires="fused_scatter")
 @examples(0.5)
 def test_g10_several_memories_are_one_submission(kit: Kit, draw: Draw) -> None:
-    """Or, where the device says that kernels take no addresses, one for each memory."""
+    """Or one for each memory, if the device's kernels take no addresses."""
     blocks = Blocks(kit, 5)
     writes = draw_writes(draw, blocks)
     before = kit.bound.counters()

@@ -17,14 +17,14 @@ SLOW, SLOW_COUNTS = 5.0, 200
 """An example of at least so many seconds, as one in which a call hangs, counts as so many."""
 LIMIT = "MAX_SHRINKING_SECONDS"
 CAN_BOUND = hasattr(engine, LIMIT)
-"""False with a Hypothesis without such a limit: then nothing is shrunk, as the time would be unbounded."""
+"""False with a Hypothesis without such a limit: then no example is shrunk, as the time would be unbounded."""
 LITERALS = "_get_local_constants"
 """The function of Hypothesis that collects the literals of imported modules."""
 
 
 class Budget:
-    """Examples left to shrinking. It stands for the seconds that Hypothesis adds to its clock when it begins to
-    shrink, and then compares with the clock after each example."""
+    """Examples left to shrinking, in place of a limit in seconds. Hypothesis adds the limit to its clock when it begins
+    to shrink, and compares the sum with the clock after each example."""
 
     def __init__(self) -> None:
         self._left = SHRINKING
@@ -42,7 +42,7 @@ class Budget:
 
 
 class Results:
-    """The outcomes of one property's examples: the failures, the last result, and what is left to shrinking."""
+    """The outcomes of one property's examples: the failures, the last result, and the budget of shrinking."""
 
     def __init__(self) -> None:
         self.failed: list[str] = []
@@ -96,7 +96,7 @@ def bounded(budget: Budget) -> Iterator[None]:
 
 @contextmanager
 def own_draws() -> Iterator[None]:
-    """Let the seed alone determine what is drawn.
+    """Let the seed alone determine the draws.
 
     Hypothesis draws some values from the literals of all imported modules outside site-packages. An editable install
     would then draw otherwise than a wheel, and an edited number in a plugin would change every example.

@@ -29,7 +29,7 @@ EARLY = 0.9
 
 
 class Waiter:
-    """One thread in ``ticket.wait``: ``error`` is what it raised, ``seconds`` its duration."""
+    """One thread in ``ticket.wait``: ``error`` is its exception, ``seconds`` its duration."""
 
     def __init__(self, ticket: Ticket, *timeout: float | None) -> None:
         self.ticket, self.timeout = ticket, timeout
@@ -42,7 +42,7 @@ class Waiter:
         began = monotonic()
         try:
             self.ticket.wait(*self.timeout)
-        except BaseException as error:  # noqa: BLE001 (told, and judged by the test)
+        except BaseException as error:  # noqa: BLE001 (judged by the test)
             self.error = error
         self.seconds = monotonic() - began
 
@@ -101,7 +101,7 @@ def succeed(tickets: Mapping[str, Ticket], patient: Mapping[str, list[Waiter]], 
 
 
 def come_true(tickets: Mapping[str, Ticket], seconds: float) -> None:
-    """Tickets whose work is over say so without a wait; those of copies beside the stream a moment later."""
+    """Assert that tickets of ended work are done without a wait; those of copies beside the stream a moment later."""
     __tracebackhide__ = True
     for told, ticket in tickets.items():
         assert poll(ticket.done, seconds), f"{told}: the ticket is not done after {seconds} s, though its work is"

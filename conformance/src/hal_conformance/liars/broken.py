@@ -1,4 +1,4 @@
-"""Liars whose device goes on after a fault, or whose steps hide that their output was lost."""
+"""Liars whose device continues after a fault, or whose steps hide that their output was lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @liar(26, "a broken device still gives tensors over its state", requires="primitives")
 class TensorsOfABrokenDevice(Lie):
-    """The one call that asks the driver nothing."""
+    """The one call that does not use the driver."""
 
     def tensor(self, view: View, framework: str = "") -> Any:  # noqa: ANN401 (a framework's)
         """Make the tensor, whatever has happened."""
@@ -106,7 +106,7 @@ class HalfStatesAreKept(Lie):
     """A list of allocations that only a whole state clears."""
 
     def allocate(self, nbytes: int) -> Memory:
-        """Keep what was allocated, if the next one fails."""
+        """Keep the memory before a refused allocation."""
         kept: list[Memory] = self.__dict__.setdefault("half", [])
         try:
             memory: Memory = super().allocate(nbytes)  # type: ignore[misc]

@@ -72,7 +72,7 @@ class LaterCompanionsBehind(Lie):
 
     @hookimpl
     def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """Leave the counts of the others out of the plan."""
+        """Leave the counts of the later companions out of the plan."""
         if len(state.companions) < 2:
             return super().insert_tasks(device, state, tasks, stream)  # type: ignore[misc,no-any-return]
         plan, skipped = plan_insert(state, tasks), []
@@ -195,7 +195,7 @@ class Releases(Patch):
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Hide the others meanwhile."""
+        """Hide the rest meanwhile."""
 
         def release(state: SlotState, slots: Any) -> None:  # noqa: ANN401 (the core's)
             kept, state.companions = state.companions, state.companions[: cls.reached]
@@ -238,13 +238,13 @@ class Unguarded(Patch):
 
 @liar(28, "requests leave companions beside a step that reads their slots", requires=(*HELD, "overlapped_update"))
 class LeavesBesideACompanionsStep(Unguarded):
-    """A slot that is left is nobody's."""
+    """A slot without a request counts as unread."""
 
     kinds = frozenset(LEAVING)
 
 
 @liar(28, "requests get blocks in companions beside a step that reads them", requires=(*HELD, "overlapped_update"))
 class GrowsBesideACompanionsStep(Unguarded):
-    """What is appended is read by no step yet, it is believed."""
+    """Blocks that are appended count as unread, as no step has used them yet."""
 
     kinds = frozenset({TaskKind.MORE_BLOCKS})

@@ -30,7 +30,7 @@ Read = tuple[int, int, int]
 
 @liar(19, "late errors are read at the call", requires=COPIES)
 class LateErrorsReadEarly(Policy):
-    """What they read is not on the host yet."""
+    """They read fields that are not on the host yet."""
 
     def save_output(
         self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
@@ -78,12 +78,12 @@ class OrdersAfterNoCopy(Lie):
     """Written over while it is being copied."""
 
     def order_after_reads(self, stream: Stream, memory: Memory | None = None) -> None:
-        """Nothing."""
+        """Return at once."""
 
 
 @liar(23, "a worker's own writes wait for no copy where no memory is named", requires=COPIES)
 class OrdersAfterNamedCopies(Lie):
-    """None is taken for nothing, not for anything."""
+    """None is taken as no memory, not as every memory."""
 
     def order_after_reads(self, stream: Stream, memory: Memory | None = None) -> None:
         """Of the memory that is given."""
@@ -95,7 +95,7 @@ class SomeReads(Lie):
     """Base: a stream is ordered after some of the copies that read the memory."""
 
     def order_after_reads(self, stream: Stream, memory: Memory | None = None) -> None:
-        """Hide the others meanwhile."""
+        """Hide the rest meanwhile."""
         device: Any = self
         every = device.reads.under_way
         device.reads.under_way = {key: every[key] for key in self.some([*every], memory)}

@@ -96,7 +96,7 @@ class SomeDrafts(Patch):
 
     @staticmethod
     def some(drafts: dict[int, list[int]]) -> dict[int, list[int]]:
-        """Return what is written."""
+        """Return the drafts that are written."""
         raise NotImplementedError
 
     @classmethod
@@ -141,7 +141,7 @@ class EmptyRangesRefused(Lie):
     """``CL_INVALID_VALUE``, for a size of 0."""
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Raise what the runtime does."""
+        """Raise the runtime's error."""
         if any(part.nbytes == 0 for part in parts):
             raise ValueError("error -30 of a copy of 0 bytes")
         return super().copy_out(memory, parts, stream)  # type: ignore[misc,no-any-return]
@@ -149,7 +149,7 @@ class EmptyRangesRefused(Lie):
 
 @liar(1, "a copy out has no array for a range of no bytes")
 class EmptyRangesLeftOut(Lie):
-    """Nothing to copy, nothing to return."""
+    """A loop that passes over empty ranges."""
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Leave them out."""

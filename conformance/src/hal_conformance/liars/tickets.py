@@ -20,7 +20,7 @@ HELD = ("async_h2d", "can_hold_stream")
 
 
 class Wrapped(Ticket):
-    """A ticket that asks another one, except where a liar says otherwise."""
+    """A ticket around another one, whose methods a liar replaces."""
 
     __slots__ = ("_inner", "_stream", "_waited")
     mode: Mode = "async"
@@ -41,7 +41,7 @@ class Wrapped(Ticket):
 
 
 class OnceWaited(Wrapped):
-    """Done is what a wait has found."""
+    """Done once a wait has ended."""
 
     __slots__ = ()
 
@@ -75,7 +75,7 @@ class Wraps(Lie):
 
 @liar(3, "a ticket is done only once somebody has waited for it", requires=HELD)
 class DoneOnceWaited(Wraps):
-    """Nothing asks the driver but a wait."""
+    """Only a wait queries the driver."""
 
     made = OnceWaited
 

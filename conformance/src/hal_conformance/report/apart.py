@@ -1,4 +1,4 @@
-"""Work in a forked process: its result, or how the process ended and what it was doing then."""
+"""Work in a forked process: its result, or how the process ended and in which part of the work."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 Say = Callable[[str], None]
-"""Names what the work does from now on."""
+"""Called with a name for the part of the work that begins."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How the work ended. ``result``: what it returned; None where it did not return, and ``why`` says why not.
+    """How the work ended. ``result``: its return value; None if it did not return, with the reason in ``why``.
 
     ``doing``: the last name that the work gave.
     """
@@ -59,7 +59,7 @@ def apart(work: Callable[[Say], Any]) -> Ending:
 
 
 def _work(work: Callable[[Say], Any], writing: int) -> None:
-    """The child's whole life: nothing of the parent's may run after it, such as its exit handlers."""
+    """Run the work in the child, then end it: the parent's code, such as its exit handlers, must not run there."""
     with open(writing, "w", encoding="utf-8", buffering=1) as told:
 
         def say(**line: object) -> None:

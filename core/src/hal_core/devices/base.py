@@ -64,10 +64,10 @@ class DeviceBase(ABC):
     def allocate(self, nbytes: int) -> Memory:
         """Allocate device memory; see :class:`hal_core.contract.device.Device`."""
 
-    def register_state(self, state: SlotState) -> None:  # noqa: B027 (most devices need nothing)
+    def register_state(self, state: SlotState) -> None:  # noqa: B027 (optional)
         """Prepare the device's resources for a state; none by default."""
 
-    def on_admit(self, state: SlotState, request: AdmittedRequest) -> None:  # noqa: B027 (most devices take nothing)
+    def on_admit(self, state: SlotState, request: AdmittedRequest) -> None:  # noqa: B027 (optional)
         """Take an admitted request's bytes ahead of its insertion; ignored by default."""
 
     @abstractmethod
@@ -110,7 +110,7 @@ class DeviceBase(ABC):
         """``(DLDeviceType, index)`` of this device's memory, None if DLPack does not support it."""
         return (self.dlpack_type, self.index) if self.dlpack_type else None
 
-    def before_consumer(self, stream: int | None) -> None:  # noqa: B027 (most devices have nothing under way)
+    def before_consumer(self, stream: int | None) -> None:  # noqa: B027 (optional)
         """Make a DLPack consumer's stream wait for this device's queued work; by default there is none.
 
         ``stream`` as in ``__dlpack__``: a handle, None for the library's default stream, -1 for no order at all.
@@ -203,7 +203,7 @@ class DeviceBase(ABC):
         if hook in self.capabilities.fallbacks:
             self._counts["fallbacks"] += 1
 
-    def order_after_reads(self, stream: Stream, memory: Memory | None = None) -> None:  # noqa: B027 (nothing is pending)
+    def order_after_reads(self, stream: Stream, memory: Memory | None = None) -> None:  # noqa: B027 (optional)
         """Return at once: copies out are done when :meth:`copy_out` returns, unless a subclass overrides this."""
 
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
