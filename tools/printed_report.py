@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from hal_conformance.harness.guarantees import GUARANTEES
+from hal_conformance.report.outcomes import NOT_CHOSEN
 from hal_conformance.report.rendering import MARKS
 from hal_core.contract.capabilities import Capabilities
 
 STATUSES = {mark: status for status, mark in MARKS.items()}
 HOOKS = {guarantee.name: guarantee.hook for guarantee in GUARANTEES}
 DEVICE = re.compile(r"hal conformance: (?P<device>.+) \((?P<origin>.*)\)")
+FOLDED = re.compile(rf"  (\d+) {re.escape(NOT_CHOSEN)}")
 LEFT_OUT = re.compile(r"(\d+) of (\d+): ")
 ROW = re.compile(r"  (?P<name>G\d+) +(?P<mark>\S+) +.*?  (?:(?P<tests>\d+) tests)?(?:  \[(?P<note>.*)\])?")
 
@@ -33,25 +35,24 @@ def printed_report(lines: Sequence[str]) -> dict[str, Any]:
         "effort": {"profile": effort.split(",")[0].removeprefix("profile ")},
         "fallbacks": {},
     }
-    guarantees = []
+    listed: dict[str, dict[str, Any]] = {}
+    folded = 0
     for line in lines[begin + 4 :]:
         if line.startswith("  falls back, "):
             hook, _, reason = line.removeprefix("  falls back, ").partition(": ")
             header["fallbacks"][hook] = reason
         elif row := ROW.fullmatch(line):
-            status = STATUSES[row["mark"]]
-            guarantees.append(
-                {
-                    "guarantee": row["name"],
-                    "hook": HOOKS[row["name"]],
-                    "status": status,
-                    "note": row["note"] or "",
-                    "tests": int(row["tests"] or 0),
-                }
-            )
-    if [entry["guarantee"] for entry in guarantees] != list(HOOKS):
-        raise ValueError(f"it lists {len(guarantees)} of {len(HOOKS)} guarantees")
+            listed[row["name"]] = _entry(row["name"], STATUSES[row["mark"]], row["note"] or "", int(row["tests"] or 0))
+        elif count := FOLDED.fullmatch(line):
+            folded = int(count[1])
+    if len(listed) + folded != len(HOOKS):
+        raise ValueError(f"it lists {len(listed)} of {len(HOOKS)} guarantees, and {folded} {NOT_CHOSEN}")
+    guarantees = [listed.get(name) or _entry(name, "skipped", NOT_CHOSEN, 0) for name in HOOKS]
     return {"header": header, "guarantees": guarantees}
+
+
+def _entry(name: str, status: str, note: str, tests: int) -> dict[str, Any]:
+    return {"guarantee": name, "hook": HOOKS[name], "status": status, "note": note, "tests": tests}
 
 
 def _capabilities(text: str) -> dict[str, Any]:

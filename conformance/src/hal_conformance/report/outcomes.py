@@ -7,6 +7,8 @@ from typing import Any
 
 NOT_RUN = "not run"
 """The outcome of a test that was chosen and not reached."""
+NOT_CHOSEN = "not chosen (--only)"
+"""The note of a guarantee outside ``--only``."""
 
 
 LONGEST = 400

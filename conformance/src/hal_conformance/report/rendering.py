@@ -9,13 +9,13 @@ from dataclasses import asdict
 from html import escape
 from typing import Any
 
-from .outcomes import NOT_RUN, Report, clipped
+from .outcomes import NOT_CHOSEN, NOT_RUN, Report, clipped
 
 MARKS = {"checked": "ok", "skipped": "--", "failed": "FAILED", "expected failure": "xfail", NOT_RUN: NOT_RUN}
 
 
 def lines(report: Report) -> Iterator[str]:
-    """Yield the report for a terminal: one line for each guarantee, then each failure, then errors of the lists."""
+    """Yield the report for a terminal: a line for each chosen guarantee, then failures, then errors of the lists."""
     header = report.header
     versions = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
     yield f"hal conformance: {header.get('device', 'no device opened')} ({header.get('origin', '')})"
@@ -27,12 +27,15 @@ def lines(report: Report) -> Iterator[str]:
         count = f", {effort['examples']} examples" if effort["examples"] else ""
         yield f"  profile {effort['profile']}{count}, seed {effort['seed']}, policy {header['policy']}"
         yield from (f"  falls back, {hook}: {reason}" for hook, reason in fallbacks.items())
-    for entry in report.guarantees:
+    chosen = [entry for entry in report.guarantees if entry["note"] != NOT_CHOSEN]
+    for entry in chosen:
         if report.stopped and entry["status"] != "failed":
             continue
         tests = f"{len(entry['tests'])} tests" if entry["tests"] else ""
         note = f"  [{entry['note']}]" if entry["note"] else ""
         yield f"  {entry['guarantee']:<4} {MARKS[entry['status']]:<7} {entry['gist']}  {tests}{note}"
+    if left := len(report.guarantees) - len(chosen):
+        yield f"  {left} {NOT_CHOSEN}"
     for name, test, others in failures(report):
         yield ""
         yield f"{name} {test['test']}: {test['kind']}"

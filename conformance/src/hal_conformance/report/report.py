@@ -16,7 +16,7 @@ import pytest
 from hal_core.errors import InvalidValue, trace_of
 
 from ..harness.guarantees import BY_NUMBER, GUARANTEES
-from .outcomes import NOT_RUN, Outcome, Report, clipped
+from .outcomes import NOT_CHOSEN, NOT_RUN, Outcome, Report, clipped
 from .reproduction import Reproduction
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ def _note(outcomes: list[Outcome], wanted: set[int], number: int) -> str:
     left = [outcome.reason for outcome in outcomes if outcome.outcome == NOT_RUN]
     reasons += [reason or NOT_RUN for reason in left if any(left) or len(left) < len(outcomes)]
     if not outcomes:
-        reasons = ["not chosen (--only)"] if wanted and number not in wanted else ["no test was collected"]
+        reasons = [NOT_CHOSEN] if wanted and number not in wanted else ["no test was collected"]
     counts = {reason: reasons.count(reason) for reason in reasons}
     several = len(outcomes) > 1
     return "; ".join(f"{n} of {len(outcomes)}: {r}" if several else r for r, n in counts.items())
