@@ -60,6 +60,14 @@ def test_a_failure_has_a_shrunk_example_and_a_reproducing_command(report):
     assert again["error"] == told["error"]
 
 
+def test_a_liar_of_ones_own_is_named_by_its_module(report):
+    """Its set-up is made once it lies over the device, and a failure is reproduced with the folder of its module."""
+    found = report("cpu", "--liar=own_liars:ScalarsAreZero", "--only=G1", code=1, examples=1)
+    failed = [test for test in entry(found, "G1")["tests"] if test["outcome"] == "failed"]
+    again = "hal conform cpu --only G1 --liar own_liars:ScalarsAreZero --profile quick --seed 0 --examples 1"
+    assert {(test["kind"], test["reproduce"]) for test in failed} == {("AssertionError", f"PYTHONPATH={HERE} {again}")}
+
+
 def test_expected_failures_are_reported_with_their_reason(report):
     found = report("--device-factory=kit_devices:true_list", "--only=G1", code=1, examples=1)
     assert outcomes(found, "G1")["test_g01_later_work_on_the_stream_sees_the_value"] == "expected"

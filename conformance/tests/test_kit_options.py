@@ -1,8 +1,13 @@
 """Invalid options of the kit: refused before anything runs."""
 
+import sys
+
 import pytest
+from hal_conformance import liars
 from hal_conformance.report.command import main
 from hal_core.errors import InvalidValue
+
+from .kit_reports import HERE
 
 
 @pytest.mark.parametrize(
@@ -16,7 +21,11 @@ from hal_core.errors import InvalidValue
         (["--policy=:x"], "--policy: ':x' names no attribute"),
         (["--device-factory=os:nosuch"], "--device-factory: 'os:nosuch': module 'os' has no attribute 'nosuch'"),
         (["--device-factory=os:sep"], "--device-factory: 'os:sep' cannot be called (name a function"),
-        (["--liar=Nobody"], "no liar 'Nobody' (one of "),
+        (["--liar=NoRowRest"], "--liar: no liar 'NoRowRest' (did you mean NoRowReset?)"),
+        (["--liar=xyz"], "--liar: no liar 'xyz' (hal conform cpu --liars lists them; one of your own is MODULE:CLASS)"),
+        (["--liar=nomod:X"], "--liar: 'nomod:X': importing nomod failed: ModuleNotFoundError"),
+        (["--liar=own_liars:X"], "--liar: 'own_liars:X': module 'own_liars' has no attribute 'X' (mend the name)"),
+        (["--liar=own_liars:NotRegistered"], "'own_liars:NotRegistered' is no liar (register the class with"),
         (["--fault=NoSuchFault"], "no fault 'NoSuchFault' (one of FailingWrites"),
         (
             ["--html=/nonexist/x.html"],
@@ -28,7 +37,10 @@ from hal_core.errors import InvalidValue
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_an_option_that_cannot_be_is_told_before_anything_runs(arguments, told, capsys):
+def test_an_option_that_cannot_be_is_told_before_anything_runs(arguments, told, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(HERE)
+    monkeypatch.delitem(sys.modules, "own_liars", raising=False)
+    monkeypatch.setattr(liars, "LIARS", [*liars.LIARS])
     with pytest.raises(InvalidValue) as refused:
         main(["cpu", *arguments])
     assert told in str(refused.value)
@@ -42,3 +54,15 @@ def test_a_count_that_cannot_be_is_a_usage_error(argument, capsys):
     assert stop.value.code == 2
     option, _, text = argument.partition("=")
     assert f"argument {option}: {text!r} is not a whole number of at least" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("base", [liars.Lie, liars.Patch])
+def test_a_liars_own_init_is_refused_as_it_is_never_called(base):
+    made = type("Mine", (base,), {"__init__": lambda self: None})
+    with pytest.raises(InvalidValue, match=r"the __init__ of the liar Mine is never called.*override laid\(self\)"):
+        liars.liar(1, "a story")(made)
+
+
+def test_a_class_of_no_kind_of_liar_is_refused():
+    with pytest.raises(InvalidValue, match=r"the liar Mine is of no kind \(derive it from Lie, Patch or Policy"):
+        liars.liar(1, "a story")(type("Mine", (), {}))

@@ -15,6 +15,8 @@ from .harness.subject import Recipe, Subject
 if TYPE_CHECKING:
     from hal_core.runtime.policy import Policy
 
+    from .liars import Liar
+
 DEVICES, SUPPORTS = "hal.devices", "hal.conformance"
 
 
@@ -56,15 +58,20 @@ def subject(
     if policy:
         found = replace(found, policy=_policy(policy))
     if liar:
-        from .liars import by_name
-
-        found = by_name(liar).corrupt(found)
+        found = liar_at(liar).corrupt(found)
     if fault:
         from .liars.faults import lay, named
 
         honest, chosen = found, named(fault)
         found = replace(found, open=lambda: lay(honest.open(), chosen))
     return replace(found, recipe=Recipe(name, factory, policy, liar, fault, target))
+
+
+def liar_at(name: str) -> Liar:
+    """Return the kit's liar of that name, or one's own at ``module:class``."""
+    from .liars import by_class, by_name
+
+    return by_class(attribute(name, "--liar"), name) if ":" in name else by_name(name)
 
 
 def _policy(path: str) -> Policy:

@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--hal-target", default="", metavar="MODULE:ATTR", help="the device's entry point, if several have it"
     )
     group.addoption("--hal-policy", default="", metavar="MODULE:ATTR", help="another Policy class or object")
-    group.addoption("--hal-liar", default="", metavar="NAME", help="turn the device into one of the kit's liars")
+    group.addoption("--hal-liar", default="", metavar="NAME", help="lay a liar over it: NAME, or MODULE:CLASS")
     group.addoption("--hal-fault", default="", metavar="NAME", help="run the device under one of the kit's faults")
     group.addoption(
         "--hal-fields", default="", metavar="MODULE:ATTR", help="a worker's StateFields, instead of drawn ones"

@@ -7,13 +7,15 @@ force while the liar's device is open. :func:`liar` registers it::
     class NoRowReset(Lie): ...
 
 To add one, put it into the module of its kind, or a new module named in :data:`MODULES`, and run ``hal conform cpu
---liars --only G11``. Historical bugs come first; ``seen`` names their origin.
+--liars --only G11``. Historical bugs come first; ``seen`` names their origin. One outside this package is named by its
+module: ``--liar my_liars:NoRowReset``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -80,9 +82,17 @@ class Liar:
 
 
 def liar(guarantee: int, story: str, *, requires: str | tuple[str, ...] = (), seen: str = "") -> Callable[[T], T]:
-    """Register a class as a liar against ``guarantee``, on devices that offer ``requires``."""
+    """Register a class as a liar against ``guarantee``, on devices that offer ``requires``.
+
+    Raises :class:`InvalidValue` for a class of another kind, and for an ``__init__`` that no device would call.
+    """
 
     def register(how: T) -> T:
+        if not issubclass(how, Lie | Patch | Policy):
+            raise InvalidValue(f"the liar {how.__name__} is of no kind", cure="derive it from Lie, Patch or Policy")
+        if not issubclass(how, Policy) and how.__init__ is not object.__init__:
+            what = f"the __init__ of the liar {how.__name__} is never called, as its device is open already"
+            raise InvalidValue(what, cure="of a Lie, override laid(self); of a Patch, prepare in lie(true)")
         needs = (requires,) if isinstance(requires, str) else requires
         LIARS.append(Liar(how.__name__, guarantee, story, how, needs, seen))
         return how
@@ -101,6 +111,16 @@ def by_name(name: str) -> Liar:
     """Return the liar with that name."""
     found = [one for one in everyone() if one.name == name]
     if not found:
-        known = ", ".join(one.name for one in LIARS)
-        raise InvalidValue(f"no liar {name!r}", cure=f"one of {known}", argument="liar")
+        close = get_close_matches(name, [one.name for one in LIARS], 1)
+        known = "hal conform cpu --liars lists them; one of your own is MODULE:CLASS"
+        raise InvalidValue(f"no liar {name!r}", cure=f"did you mean {close[0]}?" if close else known, argument="--liar")
+    return found[0]
+
+
+def by_class(how: object, name: str) -> Liar:
+    """Return the liar that a class is registered as. ``name``: as it was given, for the error."""
+    found = [one for one in LIARS if one.how is how]
+    if not found:
+        cure = "register the class with hal_conformance.liars.liar"
+        raise InvalidValue(f"{name!r} is no liar", cure=cure, argument="--liar")
     return found[0]

@@ -188,9 +188,8 @@ if test:
 def _check(options: Options) -> None:
     """Raise with the cure for impossible options, before the run."""
     from ..draw.fields import declared_at
-    from ..liars import by_name
     from ..liars.faults import named
-    from ..opening import subject
+    from ..opening import liar_at, subject
     from .report import check_target, chosen
 
     chosen(options.only)
@@ -198,7 +197,7 @@ def _check(options: Options) -> None:
         if path := getattr(options, option):
             check_target(path, f"--{option}")
     if options.liar:
-        by_name(options.liar)  # only checked: some liars take effect when they are made
+        liar_at(options.liar)  # only checked: some liars take effect when they are made
     if options.fields:
         declared_at(options.fields)
     if options.fault:
@@ -297,7 +296,7 @@ def main(
     parser.add_argument("--profile", default="", choices=names, metavar="|".join(names), help="how thorough")
     parser.add_argument("--policy", default="", metavar="MODULE:ATTR", help="another Policy class or object")
     parser.add_argument("--device-factory", default="", metavar="MODULE:ATTR", help="callable that opens the device")
-    parser.add_argument("--liar", default="", metavar="NAME", help="turn the device into one of the kit's liars")
+    parser.add_argument("--liar", default="", metavar="NAME", help="lay a liar over it: NAME, or MODULE:CLASS")
     parser.add_argument("--fault", default="", metavar="NAME", help="run the device under one of the kit's faults")
     parser.add_argument("--fields", default="", metavar="MODULE:ATTR", help="a worker's StateFields, not drawn ones")
     parser.add_argument("--liars", action="store_true", help="test the kit: every liar must be killed")

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ..kit import Kit
 
 FLAGS = ("device-factory", "policy", "liar", "fault", "fields")
-PATHS = ("device-factory", "policy", "fields")
-"""Options that name ``module:attribute``."""
+PATHS = ("device-factory", "policy", "fields", "liar")
+"""Options that name ``module:attribute``, or may."""
 OURS = "hal_conformance.plugin"
 
 
