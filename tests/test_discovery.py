@@ -4,6 +4,7 @@ import importlib.metadata
 import re
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -219,6 +220,31 @@ def test_a_probe_that_cannot_answer_is_a_broken_plugin(site, state, says):
     entry = only("alpha")
     with pytest.raises(PluginError, match=says):
         probe(entry, load(entry))
+
+
+@pytest.mark.parametrize("state", ["available", "broken_import", "probe_crashes"])
+def test_no_line_comes_of_a_plugin_whose_code_has_ended(site, monkeypatch, state):
+    site.core()
+    site.device("alpha", state=state)
+    running, started = [], []
+
+    class Timer:
+        def __init__(self, seconds, call, arguments):
+            self.daemon = False
+
+        def start(self):
+            started.append(self)
+            running.append(self)
+
+        def cancel(self):
+            running.remove(self)
+
+    monkeypatch.setattr(hal.discovery.threading, "Timer", Timer)
+    entry = only("alpha")
+    with nullcontext() if state == "available" else pytest.raises(PluginError):
+        probe(entry, load(entry))
+    assert len(started) == (1 if state == "broken_import" else 2)
+    assert not running
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,17 @@ def test_an_unobserved_error_is_raised_by_the_next_hook_before_work():
         bound.close()
 
 
+def test_every_error_of_a_device_that_is_dropped_without_a_close_is_logged(caplog):
+    bound = bind(Late())
+    tickets = [bound.async_set_value(target=np.zeros(2), value=1.0, stream=bound.default_stream) for _ in range(2)]
+    for name, ticket in zip(("first", "second"), tickets, strict=True):
+        ticket.complete(InvalidValue(f"the {name} copy engine fell over"))
+    del bound
+    gc.collect()
+    told = [text for text in caplog.messages if "dropped" in text]
+    assert [name in text for name, text in zip(("first", "second"), told, strict=True)] == [True, True]
+
+
 def test_errors_of_a_device_that_is_dropped_without_a_close_are_logged(caplog):
     for waited in (False, True):
         caplog.clear()

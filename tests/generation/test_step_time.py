@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import count
 
 import pytest
 from hal_core import Request, SamplingParams
@@ -44,6 +45,24 @@ def generated(device, *, timed, **options):
 def test_a_device_with_timed_events_measures_its_steps(sim, overlap):
     first, seconds, elapsed = generated("sim", timed=True, runner="hal_sim.mixing:MixRunner", overlap=overlap)
     assert first == 0.0 < seconds < elapsed
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_the_time_of_each_step_counts_once(sim, monkeypatch, overlap):
+    """On a device whose clock advances by one second for each event."""
+    from hal_sim.device import SimDevice
+
+    class Tick:
+        def __init__(self, at):
+            self.at = at
+
+        def seconds_since(self, earlier):
+            return float(self.at - earlier.at)
+
+    ticks = count()
+    monkeypatch.setattr(SimDevice, "timed_event", lambda self, stream: Tick(next(ticks)))
+    _, seconds, _ = generated("sim", timed=True, runner="hal_sim.mixing:MixRunner", overlap=overlap)
+    assert seconds == TOKENS, "a step a token is taken"
 
 
 def test_nobody_asks_and_no_event_is_timed(sim, monkeypatch):
