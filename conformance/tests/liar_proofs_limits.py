@@ -147,12 +147,13 @@ def _(bound):
 
 def pending_behind(bound, part, call):
     """Whether the ticket of a call is pending while the primitive ``part`` of it waits."""
-    primitives, gate = bound.device.primitives, threading.Event()
+    primitives, gate, ended = bound.device.primitives, threading.Event(), threading.Event()
     true = getattr(primitives, part)
 
     def late(*arguments):
         arguments[-1].put(gate.wait)
         true(*arguments)
+        arguments[-1].put(ended.set)
 
     setattr(primitives, part, late)
     try:
@@ -160,6 +161,7 @@ def pending_behind(bound, part, call):
         return raises(TicketTimeout, lambda: ticket.wait(A_WHILE))
     finally:
         gate.set()
+        ended.wait(PATIENCE)  # a liar's ticket is done earlier, and its memory would be freed under the work
         delattr(primitives, part)
 
 
