@@ -101,5 +101,5 @@ def test_the_command_gives_the_tokens_of_one_worker(capfd, monkeypatch, tmp_path
         assert end.value.code in (0, None), err
         answers.append([json.loads(line)["token_ids"] for line in out.splitlines()])
     assert answers[0] == answers[1]
-    assert "split 1,1 of tp 1" in err
+    assert "runner torch, split 1,1" in err
     assert ("drafts accepted" in err) is bool(more)
