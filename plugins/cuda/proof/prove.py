@@ -124,6 +124,7 @@ def steps(out: Path) -> list[Step]:
         Step("faults that were mended", [str(HERE / "faults.py")], {}, no_torch, 90),
         Step("tests of the plugin", [*PYTEST, str(HERE.parent / "tests")]),
         Step("kit, CuPy tensors", [*COUNTED, *quick], {"HAL_CUDA_TENSORS": "cupy"}, cupy),
+        Step("kit, torch tensors", [*COUNTED, *quick], {"HAL_CUDA_TENSORS": "torch"}, no_torch),
         Step("kit, as a user runs it", ["-c", HAL, "conform", "cuda"], {"HAL_CUDA_TENSORS": "cupy"}, cupy, 560),
         Step("kit, Paddle tensors", [*COUNTED, *quick], {"HAL_CUDA_TENSORS": "paddle"}, no_paddle),
         Step("memcheck", [f"{check} memcheck --report-api-errors no --error-exitcode 1", exercise], {}, sanitizer),
