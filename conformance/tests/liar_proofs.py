@@ -127,7 +127,7 @@ def insert(bound, state, tasks, stream=None):
 
 
 def column(state, name):
-    """A field of every slot, read directly."""
+    """A field of every slot, read directly: it is the state's memory, so the caller holds the state."""
     place = state.layout.fields[name]
     data = raw(state.memory)[place.offset : place.offset + place.stride * state.sizes.num_slots]
     return data.view(place.field.dtype.storage).reshape(state.sizes.num_slots, -1)

@@ -255,12 +255,14 @@ def stepped(bound, role=SplitRole.MIXED, **more):
 
 @proof("FeedsTheTokenBefore", cpu)
 def _(bound):
-    return column(stepped(bound), "next_tokens")[0, 0] == 5
+    state = stepped(bound)
+    return column(state, "next_tokens")[0, 0] == 5
 
 
 @proof("PrefillGoesOn", cpu)
 def _(bound):
-    return bool(column(stepped(bound, SplitRole.PREFILL), "stop_flags")[0, 0])
+    state = stepped(bound, SplitRole.PREFILL)
+    return bool(column(state, "stop_flags")[0, 0])
 
 
 # -- drafts ------------------------------------------------------------------------------------------------------------
@@ -277,7 +279,8 @@ def remote(bound):
 
 @proof("OneDraftMore", cpu)
 def _(bound):
-    return column(remote(bound), "draft_tokens")[0, 1] != 8
+    state = remote(bound)
+    return column(state, "draft_tokens")[0, 1] != 8
 
 
 def propose(bound, state, number, stream=None):
