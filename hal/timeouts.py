@@ -78,7 +78,6 @@ class Timeouts(CoreTimeouts):
     serve: Seconds = Seconds(60.0, "the engine process's wait for what it is to serve")
     offer: Seconds = Seconds(10.0, "a decode worker's answer to an offer, and the arrival of what is sealed")
     hold: Seconds = Seconds(30.0, "finding a decode worker with room for a request that has its first token")
-    alone: Seconds = Seconds(60.0, "a role without any worker, before requests that need it end with an error")
     pause: Seconds = Seconds(0.05, "between two attempts at what needs another process first")
     ray_address: Seconds = Seconds(5.0, "a connection to the address of a Ray cluster")
     ray_last_line: Seconds = Seconds(5.0, "reading the last line of a dead rank on its Ray node")

@@ -107,6 +107,7 @@ def test_killed_nodes_lose_and_double_no_token(cluster, alone, tmp_path, count, 
         lines = []
         for _ in range(KILLS):
             lines.append(process.stdout.readline())
+            assert lines[-1], (process.wait(60), (tmp_path / "err").read_text())
             for _ in range(count - 1):
                 cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
             for _ in range(count - 1):

@@ -18,12 +18,9 @@ import time
 from hal_core import FinishReason
 
 from hal.cli.run_options import split_of
-from hal.distributed.split.migration import Bounds
 from tests.distributed.rows import Row, Told, reference, requests
 from tests.split.rows import Own, engine_of
 
-BOUNDS = Bounds(alone=600.0)
-"""Workers that are killed as they start are long in coming."""
 LONGEST = 300.0
 """Most seconds of a round of requests after the last kill."""
 STEPS, SECONDS = 12, 3.0
@@ -38,9 +35,7 @@ class Chaos:
         self.killed = self.stopped = self.rounds = 0
         self.starters, self.reasons = {}, []
         self.told = Told()
-        self.engine = engine_of(
-            row, split, self.starter, self, restarts=10 * deaths, note=self.reasons.append, bounds=BOUNDS
-        )
+        self.engine = engine_of(row, split, self.starter, self, restarts=10 * deaths, note=self.reasons.append)
 
     def starter(self, number):
         self.starters[number] = made = Own(self.row.tp)

@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 from hal_core import FinishReason, InvalidValue, Request
 
+from hal.distributed.errors import RankLost
 from hal.distributed.split.migration import Migration
 from hal.distributed.split.states import State
 from tests.split.test_engine import PROMPT, world_with
@@ -34,20 +35,34 @@ def test_the_decode_worker_with_most_free_blocks_is_asked():
     world.finish()
 
 
-def test_a_role_without_a_worker_ends_requests_with_the_time_waited():
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_requests_wait_however_long_a_restart_takes(role):
+    world, split_request = world_with(State.HELD_MOVING, restarts=1)
+    getattr(split_request, role).rank_executor.kill(0)
+    world.step()
+    coming = world.rank_executors[-1]
+    assert not coming.assemble()
+    coming._slow = 10**4
+    for _ in range(1000):
+        world.now += 60
+        world.step()
+    assert not world.ended
+    assert not coming.assemble()
+    coming._slow = 0
+    world.finish()
+    assert {one.reason for one in world.ended.values()} <= {FinishReason.STOP, FinishReason.LENGTH}
+
+
+def test_a_start_that_fails_without_restarts_left_ends_requests():
     world, split_request = world_with(State.DECODING, restarts=1)
     split_request.decode.rank_executor.kill(0)
     world.step()
-    world.rank_executors[-1]._slow = 10**9  # it is being started, and does not come up
-    for _ in range(59):
-        world.now += 1
+    world.rank_executors[-1].assemble = mock.Mock(side_effect=RankLost("rank 0 did not come up", 0, 0))
+    for _ in range(2):  # the loss, and the engine's next turn
         world.step()
-    assert split_request.name not in world.ended
-    world.now += 2
-    world.step()
     told = world.ended[split_request.name]
     assert told.reason is FinishReason.ERROR
-    assert "no decode worker is left for 60 s (decode worker 0 was lost: it takes no messages any more)" in told.message
+    assert "no decode worker is left (decode worker 0 was lost: rank 0 did not come up)" in told.message
     assert "give more workers, or --restart" in told.message
     world.finish()
 

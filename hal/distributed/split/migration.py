@@ -1,4 +1,4 @@
-"""Migration requests from prefill to decode workers: the front of an engine whose workers have two roles.
+"""Migration of requests from prefill to decode workers: the front of an engine whose workers have two roles.
 
 A prefill worker with room takes the first waiting request. A decode worker is then offered the request, and others in
 turn until one has room. Blocks move from rank to rank, by the table of :mod:`hal.distributed.split.states`. The engine
@@ -36,12 +36,10 @@ MOST_FAILURES = 8
 @dataclass(frozen=True)
 class Bounds:
     """Timeouts in seconds. ``move``: the answer to an offer, and the arrival of sealed blocks. ``hold``: from a
-    request's first token to a decode worker with room; after it the request is computed again. ``alone``: a role
-    without any worker, before requests end with an error."""
+    request's first token to a decode worker with room; after it the request is computed again."""
 
     move: float = field(default_factory=lambda: TIMEOUTS.offer)
     hold: float = field(default_factory=lambda: TIMEOUTS.hold)
-    alone: float = field(default_factory=lambda: TIMEOUTS.alone)
 
 
 class Migration:
@@ -67,7 +65,6 @@ class Migration:
         self.front: list[SplitRequest] = []
         self._clock, self._bounds, self._end = clock, bounds or Bounds(), end
         self._arrivals = self._attempts = 0
-        self._alone_since: dict[SplitRole, float] = {}
         self._last_loss = "none came up"
 
     @property
@@ -271,25 +268,19 @@ class Migration:
                 self._to_front(split_request, Event.GIVEN_UP, split_request.output)
 
     def _give_up_alone(self) -> None:
-        """End requests that need a role which has had no worker for too long, and will get none."""
+        """End requests that need a role if none of its workers runs or is being started.
+
+        Requests wait through the start of a worker, for which its ranks have a limit (``TIMEOUTS.starting``)."""
         for role in (SplitRole.PREFILL, SplitRole.DECODE):
-            workers = [one for one in self._workers if one.role is role]
-            if any(one.up for one in workers):
-                self._alone_since.pop(role, None)
-                continue
-            since = self._alone_since.setdefault(role, self._clock())
-            coming = any(one.rank_executor is not None for one in workers)
-            if coming and self._clock() - since <= self._bounds.alone:
+            if any(one.rank_executor is not None for one in self._workers if one.role is role):
                 continue
             states = frozenset({State.WAITING}) if role is SplitRole.PREFILL else HELD | {State.WAITING}
-            why = f"no {role.name.lower()} worker is left" + ("" if not coming else f" for {self._bounds.alone:g} s")
-            self._fail(states, f"{why} ({self._last_loss}); give more workers, or --restart")
+            why = f"no {role.name.lower()} worker is left ({self._last_loss})"
+            self._fail(states, f"{why}; give more workers, or --restart")
 
     def lost(self, worker: Prefill | Decode, error: HalError) -> None:
         """Handle the loss of a worker with its blocks. Its delivered output was taken before."""
         self._last_loss = f"{worker.name} was lost: {error.what}"
-        if not any(one.up for one in self._workers if one.role is worker.role and one is not worker):
-            self._alone_since.setdefault(worker.role, self._clock())
         if worker.role is SplitRole.PREFILL:
             self._lost_prefill(worker)  # type: ignore[arg-type]
         else:
