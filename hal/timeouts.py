@@ -43,6 +43,9 @@ class Timeouts(CoreTimeouts):
     sink_close: Seconds = Seconds(10.0, "sending what is left to the reader of `--sink` at the end of a run")
     sink_close_signal: Seconds = Seconds(2.0, "the same after a signal")
     tokenizer: Seconds = Seconds(5.0, "processor time of a tokenizer for a prompt")
+    last_event: Seconds = Seconds(
+        1.0, "sending the error of a request that the end of `hal serve --drain` cuts, before its connection is closed"
+    )
     # ranks and their engine
     starting: Seconds = Seconds(
         300.0, "the start of all ranks: each imports its framework, perhaps on a busy machine", "HAL_RANKS_STARTING"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import math
 import socket
 from copy import deepcopy
 from typing import Annotated
@@ -81,13 +82,14 @@ def command(
     try:
         import uvicorn
 
-        from hal.serving import Settings, make_app
+        from hal.serving import Drain, Settings, make_app
     except ImportError as error:
         what = f"{error.name or error} is missing"
         raise Unavailable(what, cure="pip install 'paddle-hal[serve]>=1.1,<2'", argument="hal serve") from error
     from hal.generation import AsyncEngine, Ranks
     from hal.generation.plan import ModelPlan
     from hal.model.hub import find_checkpoint
+    from hal.timeouts import TIMEOUTS
 
     from .run_options import split_of
 
@@ -125,7 +127,8 @@ def command(
             failures.append(error)
             server.should_exit = True
 
-    app = make_app(AsyncEngine.of(plan, serve, max_waiting), settings, drain=drain, on_failure=on_failure)
+    draining = Drain(drain)
+    app = make_app(AsyncEngine.of(plan, serve, max_waiting), settings, drain=draining, on_failure=on_failure)
     log_config = deepcopy(uvicorn.config.LOGGING_CONFIG)
     log_config["formatters"]["default"] = {"format": "hal: %(message)s"}
     config = uvicorn.Config(
@@ -136,12 +139,18 @@ def command(
         log_config=log_config,
         access_log=False,
         lifespan="on",
-        timeout_graceful_shutdown=max(1, round(drain)),
+        timeout_graceful_shutdown=math.ceil(drain + TIMEOUTS.last_event) + 1,  # of what ends in no other way
         server_header=False,
     )
 
     class Server(uvicorn.Server):
-        """Prints where it listens."""
+        """Prints where it listens, and has its requests end within the drain."""
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            draining.begin()
+            await super().shutdown(sockets)
+            if draining.cut:
+                say(f"hal: {draining.cut} request{'s' * (draining.cut > 1)} ended with an error at the end of --drain")
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .app import make_app
+from .drain import Drain
 from .settings import Settings
 
-__all__ = ["Settings", "make_app"]
+__all__ = ["Drain", "Settings", "make_app"]

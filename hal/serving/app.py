@@ -19,9 +19,11 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from hal.generation import AsyncEngine, Part
+from hal.timeouts import TIMEOUTS
 
 from .answers import Wanted, parts_of, wanted_of
 from .chat import ChatTemplate
+from .drain import Drain
 from .errors import ApiError, error_object, error_of, error_response
 from .metrics import Metrics
 from .schemas import Chat, Completion, Sampling, StreamOptions, Tokenize, read_body
@@ -42,7 +44,7 @@ OnFailure = Callable[[HalError, bool], object]
 class Server:
     """Serves one engine, which it opens when it starts: until then, and once the engine has failed, it answers 503."""
 
-    def __init__(self, engine: AsyncEngine, settings: Settings, drain: float, on_failure: OnFailure) -> None:
+    def __init__(self, engine: AsyncEngine, settings: Settings, drain: Drain, on_failure: OnFailure) -> None:
         self.engine, self.settings = engine, settings
         self.metrics, self.template = Metrics(settings.model), ChatTemplate(engine.plan.path)
         self._drain, self._opened, self._on_failure = drain, asyncio.Event(), on_failure
@@ -88,7 +90,8 @@ class Server:
         async def guarded(request: Request) -> Response:
             try:
                 self._check_key(request)
-                return await endpoint(request)
+                async with self._drain.bound():
+                    return await endpoint(request)
             except _ClientLeft:
                 return Response(status_code=499)
             except (ApiError, HalError) as error:
@@ -203,8 +206,9 @@ class Server:
             if not body.stream:
                 return _json(await _unless_gone(request, _whole(parts, wanted, shape)))
             first = await _unless_gone(request, anext(parts))  # what is refused has a status of its own
-        events = _events(first, parts, wanted, shape, body.stream_options or StreamOptions())
-        return EventSourceResponse(events, sep="\n", ping=60, shutdown_grace_period=self._drain)
+        events = _events(first, parts, wanted, shape, body.stream_options or StreamOptions(), self._drain)
+        grace = self._drain.seconds + TIMEOUTS.last_event
+        return EventSourceResponse(events, sep="\n", ping=60, shutdown_grace_period=grace)
 
 
 @contextmanager
@@ -236,8 +240,9 @@ async def _events(
     wanted: Wanted,
     shape: Shape,
     options: StreamOptions,
+    drain: Drain,
 ) -> AsyncIterator[dict[str, str]]:
-    """Give the events of a stream; an error of the engine is the last one."""
+    """Give the events of a stream; an error of the engine, or the end of the drain, is the last one."""
     tokens, begun = 0, set[int]()
     async with aclosing(parts):  # type: ignore[type-var]
         try:
@@ -252,8 +257,9 @@ async def _events(
                 if part.text or part.logprobs or part.finish_reason is not None:
                     usage = usage_of(wanted.prompt_tokens, tokens) if options.continuous_usage_stats else None
                     yield _event(shape.event([shape.piece(index, part)], usage))
-                found = await anext(parts, None)
-        except HalError as error:
+                async with drain.bound():
+                    found = await anext(parts, None)
+        except (ApiError, HalError) as error:
             yield {"data": error_object(error_of(error)).decode()}
             return
         if options.include_usage:
@@ -310,7 +316,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def make_app(
-    engine: AsyncEngine, settings: Settings, *, drain: float = 30.0, on_failure: OnFailure = lambda error, ran: None
+    engine: AsyncEngine,
+    settings: Settings,
+    *,
+    drain: Drain | None = None,
+    on_failure: OnFailure = lambda error, ran: None,
 ) -> Starlette:
-    """Return the ASGI application of a server. ``drain``: seconds that streams have to end when it stops."""
-    return Server(engine, settings, drain, on_failure).app()
+    """Return the ASGI application of a server. ``drain``: what its requests have when it stops, which the caller
+    begins; None: 30 s."""
+    return Server(engine, settings, drain or Drain(30.0), on_failure).app()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -73,6 +76,28 @@ def serving(*options, until_loaded=True):
             raise
         finally:
             process.stderr.close()
+
+
+def post(url, route, *, receive_buffer=0, **body):
+    """Send a request by hand; return its socket. ``receive_buffer``: at most so many bytes wait in it, if not 0."""
+    where = urlsplit(url)
+    data = json.dumps(body).encode()
+    found = socket.socket()
+    if receive_buffer:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)  # before it connects
+    found.settimeout(HANGS)
+    found.connect((where.hostname, where.port))
+    found.sendall(f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+    return found
+
+
+def begin(url, *, tokens):
+    """Open a stream by hand; a socket of which the first event was read."""
+    found = post(url, "/v1/completions", prompt="def main(", max_tokens=tokens, temperature=0, stream=True)
+    data = b""
+    while b"data: {" not in data:
+        data += found.recv(65536)
+    return found
 
 
 @pytest.fixture(scope="package")

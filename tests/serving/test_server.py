@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +20,7 @@ from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError, 
 import hal
 from hal.serving.metrics import Metrics
 
-from .conftest import COMMAND, HANGS, serving
+from .conftest import COMMAND, HANGS, begin, serving
 
 PROMPTS = ["def main(", "import os\n", "class Tree:\n    def __init__(self", "for number in range(", "x = "]
 ROOT = Path(__file__).parents[2]
@@ -29,7 +28,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def client(server):
-    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=HANGS)
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=HANGS) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -166,19 +166,6 @@ def test_too_large_a_body_is_refused_while_it_comes(server):
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
 
 
-def begin(url, *, tokens):
-    """Open a stream by hand; a socket of which the first event was read."""
-    where = urlsplit(url)
-    body = json.dumps({"prompt": "def main(", "max_tokens": tokens, "temperature": 0, "stream": True}).encode()
-    found = socket.create_connection((where.hostname, where.port), timeout=HANGS)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    found.sendall(head + body)
-    data = b""
-    while b"data: {" not in data:
-        data += found.recv(65536)
-    return found
-
-
 def test_a_client_that_leaves_has_its_request_aborted(server):
     before = server.metric("request_success_total{[^}]*abort[^}]*}")
     streams = [begin(server.url, tokens=250) for _ in range(3)]
@@ -239,8 +226,8 @@ def test_a_killed_engine_ends_streams_with_an_error_and_health_says_so():
         assert b"SIGKILL" in text
         assert b"[DONE]" not in text
         served.wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 503, "health says nothing")
-        client = OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
-        with pytest.raises(APIStatusError) as caught:
+        one = OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+        with one as client, pytest.raises(APIStatusError) as caught:
             client.completions.create(model="default", prompt="x")
         assert caught.value.status_code == 503
         load = [served.metric(name) for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")]
@@ -277,29 +264,6 @@ def test_a_port_in_use_is_one_line(server):
 def test_a_wrong_body_is_refused_with_its_field_and_the_cure(server, body, message):
     answer = httpx.post(f"{server.url}/v1/completions", json=body)
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
-
-
-def test_sigterm_lets_running_streams_end_and_takes_nothing_new(monkeypatch):
-    """Also where they take longer than a command may otherwise take to end."""
-    monkeypatch.setenv("HAL_SECONDS_SIGNAL", "0.01")
-    with serving("--slots", "2", "--drain", "60") as served:
-        text = b""
-        with begin(served.url, tokens=300) as stream:
-            served.process.send_signal(signal.SIGTERM)
-            while b"[DONE]" not in text:
-                data = stream.recv(65536)
-                assert data, text[-300:]
-                text += data
-        assert served.process.wait(HANGS) == 128 + signal.SIGTERM
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{served.url}/health")
-
-
-def test_a_stream_is_cut_off_after_the_drain_and_the_command_prints_so():
-    with serving("--slots", "2", "--drain", "0.1") as served, begin(served.url, tokens=400):
-        served.process.send_signal(signal.SIGTERM)
-        assert served.process.wait(HANGS) == 128 + signal.SIGTERM
-        assert served.process.stderr.read() == "hal: a stream was cut off at the end of --drain\n"
 
 
 def test_the_dashboard_shows_metrics_that_there_are():
