@@ -17,7 +17,7 @@ from hal_core import Unavailable
 
 import hal
 from hal.generation.plan import ModelPlan
-from hal.serving import Settings
+from hal.serving import Drain, Settings
 from hal.serving.app import Server
 from tests.generation.test_generate import descendants
 
@@ -36,7 +36,7 @@ from .conftest import COMMAND, HANGS, serving
 def test_health_says_whether_the_engine_can_serve(opened, error, lost, status, says):
     async def ask():
         engine = SimpleNamespace(plan=ModelPlan(None), error=error, lost=lost)
-        server = Server(engine, Settings(model="x"), 1.0, lambda failed, ran: None)
+        server = Server(engine, Settings(model="x"), Drain(1.0), lambda failed, ran: None)
         if opened:
             server._opened.set()
         return await server.health(None)
