@@ -74,7 +74,7 @@ def line_of(monkeypatch, arguments, ini="", environment=(), made=None):
     return found.line(kit, "G5")
 
 
-def test_a_reproduction_line_has_the_variables_of_the_device_and_its_substitute(monkeypatch):
+def test_a_reproduction_line_has_the_variables_of_device_and_substitute(monkeypatch):
     set_before = [("HAL_MACA_PLACE", "sim"), ("HALSIM_MODE", "2"), ("HAL_OTHER_MODE", "1"), ("HALSIM_DIR", "a b")]
     line = line_of(monkeypatch, {"--hal-device": "maca"}, "", set_before, ("maca (substituted: sim)", "sim"))
     assert line == (
@@ -82,7 +82,7 @@ def test_a_reproduction_line_has_the_variables_of_the_device_and_its_substitute(
     )
 
 
-def test_a_reproduction_line_has_the_folder_of_a_factory_that_only_this_run_finds(monkeypatch, tmp_path):
+def test_a_reproduction_line_has_the_folder_of_this_runs_factory(monkeypatch, tmp_path):
     (tmp_path / "own_device.py").write_text("make = None\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -121,7 +121,7 @@ def test_a_device_that_does_not_open_is_reported_in_a_few_lines(conform):
     assert any("kit_devices.py" in line for line in lines), "the frames are those of the plugin"
 
 
-def test_a_foreign_error_is_shown_once_with_its_draws_and_the_frames_of_the_plugin(conform):
+def test_a_foreign_error_is_shown_once_with_draws_and_plugin_frames(conform):
     quick = ("--only=G5", "--profile=quick", "--examples=4")
     out = conform("--device-factory=kit_devices:stumbles", *quick, code=1).stdout
     assert "= FAILURES =" not in out

@@ -95,7 +95,7 @@ def test_a_large_record_arrives_over_a_connection_with_keys():
         sink.close(20)
 
 
-def test_large_messages_of_engine_and_ranks_arrive_over_connections_with_keys():
+def test_large_messages_of_engine_and_ranks_arrive_with_keys():
     job = CurveKeys.new()
     job = job.knowing(job.public)
     engine = EngineChannel("tcp://127.0.0.1:*", job)

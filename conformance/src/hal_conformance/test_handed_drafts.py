@@ -117,7 +117,7 @@ CALLS = {"set_drafts": _drafts, "write": _several}
 @guarantee(26, also=(12, *TELLS))
 @pytest.mark.parametrize("by", ["the next call", "closing"])
 @pytest.mark.parametrize("what", CALLS)
-def test_g26_a_late_error_of_drafts_or_writes_that_nobody_waits_for_is_raised(kit: Kit, what: str, by: str) -> None:
+def test_g26_a_late_error_of_an_unawaited_draft_or_write_is_raised(kit: Kit, what: str, by: str) -> None:
     with under(kit, faults.LateWrites) as (laid, fuse):
         fixture, _ = running(laid)
         fuse.at = 1
