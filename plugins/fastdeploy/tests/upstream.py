@@ -20,10 +20,21 @@ from hal_fastdeploy.standins import SIZES as SIZES
 from hal_fastdeploy.standins import XPU_ALONE as XPU_ALONE
 from hal_fastdeploy.standins import Request as Request
 from hal_fastdeploy.standins import arrays as arrays
-from hal_fastdeploy.standins import proposer_arrays as proposer_arrays
 from hal_fastdeploy.standins import runner_of as runner_of
 from hal_fastdeploy.standins import target_arrays as target_arrays
 from hal_fastdeploy.standins import used as used
+
+PROPOSER_BATCH = """
+pre_ids i64 n,L -1 | input_ids i64 n,C 0 | encoder_block_lens i32 n 0 | block_tables i32 n,B -1
+stop_flags bool n,1 1 | batch_drop bool n,1 0 | is_block_step bool n,1 0 | step_idx i64 n,1 0
+seq_lens_encoder i32 n 0 | seq_lens_decoder i32 n 0 | seq_lens_this_time_buffer i32 n 0
+recompute_token_num i32 n,1 2 | mask_rollback i32 n,1 0
+"""
+
+
+def proposer_arrays(method):
+    """The tensors of an MTP proposer's inputs; none for another method."""
+    return arrays(PROPOSER_BATCH) if method == "mtp" else {}
 
 
 class OnDevice:

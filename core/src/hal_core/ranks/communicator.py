@@ -11,7 +11,12 @@ from ..tickets import Ticket
 
 
 class Communicator(Protocol):
-    """The collectives of one group on a device."""
+    """The collectives of one group on a device.
+
+    One may have ``announce(memory, place, header)`` too: it sets the header of the next broadcast of a part of
+    ``memory`` that begins with ``place``, b"" on ranks that are not the source. That broadcast writes the header on the
+    source and copies out the received one: its ticket has ``header``, the ``CopyTicket`` of the copy.
+    """
 
     def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
         """Make ``part`` of ``memory`` equal to that of the group's first rank, in one collective."""
@@ -21,14 +26,3 @@ class Communicator(Protocol):
 
     def close(self) -> None:
         """Release the device's resources for the group; the process's own connections stay open."""
-
-
-class HeadedCommunicator(Communicator, Protocol):
-    """A communicator whose broadcast also writes the slice's header on the source and copies out the received one.
-
-    Its ticket has ``header``: the :class:`hal_core.memory.copies.CopyTicket` of that copy.
-    """
-
-    def announce(self, memory: Memory, place: ByteRange, header: bytes) -> None:
-        """Set the ``header`` of the next broadcast of a part of ``memory`` that begins with ``place``; b"" on ranks
-        that are not the source. It replaces an earlier announced header."""

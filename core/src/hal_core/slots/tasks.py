@@ -45,8 +45,8 @@ class TaskBatch:
     - ``ints``: int32, the :data:`COLUMNS` of n numbers each, then every task's block ids, then every task's drafts;
     - ``rows``: the requests' :data:`hal_core.slots.layout.REQUEST_ROW`, one after the other.
 
-    ``plain`` has the columns as lists; ``kinds``, ``slots`` and ``block_counts`` are columns as arrays. ``requests`` is
-    a tuple, ``drafts`` a tuple of each task's, ``block_ids`` each task's block ids, ``blocks`` all of them, int32.
+    ``plain`` has the columns as lists; ``kinds`` and ``slots`` are columns as arrays. ``requests`` is a tuple,
+    ``drafts`` a tuple of each task's, ``block_ids`` each task's block ids, ``blocks`` all of them, int32.
 
     :raises InvalidValue: for columns of different lengths, and for values that do not fit their types.
     """
@@ -120,11 +120,6 @@ class TaskBatch:
     def slots(self) -> Int32s:
         """The slot of each task."""
         return self._column("slots")
-
-    @property
-    def block_counts(self) -> Int32s:
-        """The number of block ids of each task."""
-        return self._column("block_counts")
 
     def _column(self, name: str) -> Int32s:
         n = len(self.requests)

@@ -144,7 +144,7 @@ class NativeCommunicator(NcclCommunicator):
         self._fixed: tuple[Memory | None, ByteRange | None, int, int, bytes] = None, None, 0, 0, b""
 
     def announce(self, memory: Memory, place: ByteRange, header: bytes) -> None:
-        """See :class:`hal_core.devices.HeadedCommunicator`."""
+        """See :class:`hal_core.devices.Communicator`. It replaces an earlier announced header."""
         self._announced = memory, place, header
 
     def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:

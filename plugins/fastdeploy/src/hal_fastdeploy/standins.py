@@ -32,12 +32,6 @@ seq_lens_this_time i32 n 0 | first_token_ids i64 n,1 -1 | ori_seq_lens_encoder i
 max_think_lens i32 n,1 -1 | limit_think_status i32 n,1 0
 """
 DRAFTED = "draft_tokens i64 n,D 0"
-PROPOSER_BATCH = """
-pre_ids i64 n,L -1 | input_ids i64 n,C 0 | encoder_block_lens i32 n 0 | block_tables i32 n,B -1
-stop_flags bool n,1 1 | batch_drop bool n,1 0 | is_block_step bool n,1 0 | step_idx i64 n,1 0
-seq_lens_encoder i32 n 0 | seq_lens_decoder i32 n 0 | seq_lens_this_time_buffer i32 n 0
-recompute_token_num i32 n,1 2 | mask_rollback i32 n,1 0
-"""
 TYPES: Mapping[str, type[np.generic]] = {"i64": np.int64, "i32": np.int32, "f32": np.float32, "bool": np.bool_}
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -103,11 +97,6 @@ def used(arrays: Arrays) -> Arrays:
 def target_arrays(method: str = "", kind: str = "gpu") -> Arrays:
     """The tensors of a runner's ``share_inputs``."""
     return arrays(INPUT_BATCH, GPU_ALONE if kind == "gpu" else XPU_ALONE, DRAFTED if method else "")
-
-
-def proposer_arrays(method: str) -> Arrays:
-    """The tensors of an MTP proposer's inputs; none for another method."""
-    return arrays(PROPOSER_BATCH) if method == "mtp" else {}
 
 
 def host_of_target(kind: str = "gpu") -> dict[str, Any]:
