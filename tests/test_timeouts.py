@@ -24,7 +24,7 @@ SOURCES = [path for folder in FOLDERS for path in sorted(folder.rglob("*.py")) i
 WAITS = ("sleep", "wait", "join", "settimeout", "alarm")
 SECONDS = re.compile(r"\bseconds\b", re.IGNORECASE)
 NAMES = re.compile(r"(SECONDS|_MS|TIMEOUT|PATIENCE|_DELAY|_PAUSE)\b")
-ARGUMENTS = re.compile(r"timeout|patience|seconds|silence|deadline|heartbeat|grace|lost_after|delay")
+ARGUMENTS = re.compile(r"timeout|patience|seconds|silence|deadline|beat\b|idle|grace|lost_after|delay")
 
 
 def is_number(node):
@@ -43,7 +43,8 @@ def constants(text):
                 about = lines[one.lineno - 1].partition("#")[2]
                 if place + 1 < len(body) and isinstance(body[place + 1], ast.Expr):
                     about += ast.unparse(body[place + 1])
-                named = NAMES.search(lines[one.lineno - 1].partition("=")[0])
+                name = lines[one.lineno - 1].partition("=")[0].partition(":")[0]
+                named = NAMES.search(name) or (isinstance(node, ast.ClassDef) and ARGUMENTS.search(name))
                 if any(map(is_number, values)) and (named or SECONDS.search(about)):
                     yield one.lineno
         if isinstance(node, ast.Call):
@@ -75,6 +76,7 @@ def test_no_other_module_has_a_constant_in_seconds():
         'PATIENT = 2\n"""Seconds that it waits."""',
         "PATIENT = 2  # seconds",
         "class A:\n    timeout_seconds: float\n    _PAUSE = 0.5",
+        "class A:\n    silence: float = 20.0",
         "event.wait(0.5)",
         "call(1, timeout=3)",
         "end = time.monotonic() + 0.05",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from ..errors import InvalidValue
+from ..timeouts import TIMEOUTS
 from .base import check_options
 
 O = TypeVar("O", bound="RingOptions")  # noqa: E741 (of a class derived from it)
@@ -25,7 +26,7 @@ class RingOptions:
 
     ring_start: int = 1 << 20
     ring_limit: int = 64 << 20
-    deadline: float = 30.0
+    deadline: float = field(default_factory=lambda: TIMEOUTS.ring)
     value_limit: int = 1 << 30
 
     def __post_init__(self) -> None:
@@ -43,7 +44,7 @@ class RingOptions:
     @classmethod
     def of(cls: type[O], device: str, given: Mapping[str, Any]) -> O:
         """Return the options given to a device. Raises :class:`InvalidValue`, naming it, for an unknown one."""
-        check_options(device, given, [field.name for field in fields(cls)])
+        check_options(device, given, [one.name for one in fields(cls)])
         try:
             return cls(**given)
         except InvalidValue as error:

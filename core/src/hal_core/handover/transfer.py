@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hal_core.errors import FrameError, InvalidValue
@@ -25,6 +25,7 @@ from hal_core.handover.protocol import (
     Rejected,
 )
 from hal_core.handover.wire import Wire
+from hal_core.timeouts import TIMEOUTS
 
 MOST_SOURCES = 1024
 """The progress of this many senders is remembered."""
@@ -32,17 +33,17 @@ MOST_SOURCES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Timeouts in seconds.
+    """Timeouts in seconds; by default those of :mod:`hal_core.timeouts`.
 
     ``silence``: a peer that owes an answer and sends nothing for so long is lost. ``deadline``: reserved blocks must be
     sealed, and sealed keys answered, within it. ``beat``: the interval between heartbeats of a waiting sender.
     ``idle``: an unused connection is closed after it.
     """
 
-    silence: float = 20.0
-    deadline: float = 300.0
-    beat: float = 0.25
-    idle: float = 30.0
+    silence: float = field(default_factory=lambda: TIMEOUTS.peer_silence)
+    deadline: float = field(default_factory=lambda: TIMEOUTS.peer_deadline)
+    beat: float = field(default_factory=lambda: TIMEOUTS.peer_heartbeat)
+    idle: float = field(default_factory=lambda: TIMEOUTS.peer_idle)
 
 
 @dataclass(slots=True)
