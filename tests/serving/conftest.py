@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +17,8 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+
+from hal.model import DEFAULT_CHECKPOINT
 
 HANGS = 120
 COMMAND = "from hal.cli import main; main()"
@@ -98,6 +101,15 @@ def begin(url, *, tokens):
     while b"data: {" not in data:
         data += found.recv(65536)
     return found
+
+
+@pytest.fixture(scope="package")
+def with_template(tmp_path_factory):
+    """The shipped checkpoint with a chat template."""
+    path = tmp_path_factory.mktemp("chat") / "model"
+    shutil.copytree(DEFAULT_CHECKPOINT, path)
+    (path / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
+    return path
 
 
 @pytest.fixture(scope="package")

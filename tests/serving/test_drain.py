@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 
 import httpx
 import pytest
-
-from hal.model import DEFAULT_CHECKPOINT
 
 from .conftest import HANGS, begin, post, serving
 
@@ -33,15 +30,6 @@ def read_events(stream, has):
     text = b""
     while has not in text:
         text += stream.recv(65536)
-
-
-@pytest.fixture(scope="module")
-def with_template(tmp_path_factory):
-    """The shipped checkpoint with a chat template."""
-    path = tmp_path_factory.mktemp("chat") / "model"
-    shutil.copytree(DEFAULT_CHECKPOINT, path)
-    (path / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
-    return path
 
 
 def test_sigterm_lets_running_streams_end_and_takes_nothing_new(monkeypatch):

@@ -302,16 +302,3 @@ def test_a_steps_time_is_the_hosts_and_what_it_waits():
 def engine_counters(metrics):
     found = re.findall(r"^hal:engine_(\w+)_total{.*} (.*)$", metrics.text().decode(), re.MULTILINE)
     return {name: float(value) for name, value in found}
-
-
-def test_a_slow_reader_delays_nobody(server):
-    slow = begin(server.url, tokens=250)
-    done = threading.Event()
-
-    def ask():
-        httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 20}, timeout=HANGS)
-        done.set()
-
-    threading.Thread(target=ask, daemon=True).start()
-    assert done.wait(HANGS)
-    slow.close()

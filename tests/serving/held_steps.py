@@ -1,0 +1,51 @@
+"""A runner for `hal serve` whose steps run one by one: each waits for a permit, a byte of a pipe of the test.
+
+The folder of `HELD_STEPS` has the pipe `permits` and the file `steps`, a line for each launched step: the admission ids
+of its requests. The permit `.` is for one step; `a` too, after which no step is launched until an abort has been
+received; `*` is for all further steps.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hal.distributed.control_channel import RankChannel
+from hal.distributed.control_messages import Abort
+
+HANGS = 120
+
+
+class HeldRunner:
+    needs_host, vocab_size = "", 512
+
+    def __init__(self, setup):
+        folder = Path(os.environ["HELD_STEPS"])
+        self._device, self._steps = setup.device, folder / "steps"
+        self._permits = os.open(folder / "permits", os.O_RDONLY)
+        self._held, self._awaits_abort = True, False
+        RankChannel.receive = self._receive_abort_first(RankChannel.receive)
+
+    def _receive_abort_first(self, receive):
+        def received(channel, timeout):
+            message = receive(channel, HANGS if self._awaits_abort else timeout)
+            if isinstance(message, Abort):
+                self._awaits_abort = False
+            return message
+
+        return received
+
+    def check(self, request): ...
+
+    def propose(self, state, step, stream): ...
+
+    def launch(self, state, step, stream):
+        slots = step.step.order(state.name).tolist()
+        with self._steps.open("a", encoding="utf-8") as file:
+            file.write(" ".join(str(state.host_table.admission_ids[slot]) for slot in slots) + "\n")
+        if self._held:
+            permit = os.read(self._permits, 1)
+            self._held, self._awaits_abort = permit != b"*", permit == b"a"
+        for slot in slots:
+            self._device.async_set_value(target=state.view("sampled_token_ids")[slot], value=300, stream=stream)
+        return step.step
