@@ -8,13 +8,14 @@ import sys
 import zlib
 from contextlib import closing
 from pathlib import Path
+from threading import get_ident
 
 import numpy as np
 import pytest
 from hal_conformance.harness import backdoor
 from hal_conformance.harness.sinks import KeepingSink
 from hal_conformance.opening import subject
-from hal_conformance.replay import frames
+from hal_conformance.replay import frames, recorder
 from hal_conformance.replay.command import difference, replay
 from hal_conformance.replay.recorder import CallRecorder
 from hal_core import (
@@ -295,7 +296,7 @@ def test_a_step_of_128_slots_takes_at_most_5000_bytes(tmp_path):
 
 
 def _raw(path):
-    return [*frames._unpacked(path, cut=False)]
+    return [one for one in frames._unpacked(path) if one is not None]
 
 
 def test_a_write_of_its_own_memory_is_named(tmp_path):
@@ -319,12 +320,18 @@ def test_a_write_of_its_own_memory_is_named(tmp_path):
         (lambda data: data.replace(b"g 2\n", b"g 3\n", 1), "version is 3, but this kit reads 2 (install the kit"),
         (lambda data: data.replace(b"g 2\n", b"g 1\n", 1), "version is 1, but this kit reads 2 (install the kit"),
         (lambda data: data[:-60], "end is missing: the file is truncated after call"),
+        (lambda data: data[:-1], "end is missing: the file is truncated after call 10 (give --calls 10"),
+        (lambda data: data + b"more", "end is followed by 4 bytes"),
+        (lambda data: _with(data, HEADER, END, END), "frame 2 is End, out of its order"),
+        (lambda data: _with(data, HEADER, INSERT + b"\xc4\x20\x63" + bytes(31)), "frame 1 has the task kind 99, "),
+        (lambda data: _with(data, HEADER, INSERT + b"\xc4\x03abc"), "frame 1 has 3 bytes, which are no int32 numbers"),
         (lambda data: data[:40] + bytes([data[40] ^ 255]) + data[41:], "is damaged"),
         (lambda data: _with(data, b"\x91\xa6header"), "frame 0 is not valid: "),
         (lambda data: _with(data, b"\x92\xa7release"), "frame 0 is not valid: "),
-        (lambda data: _with(data, b"\x91\xa3end"), "frame 0 is End, out of its order"),
+        (lambda data: _with(data, b"\x91\xa3\xe9nd"), "frame 0 is not valid: 'utf-8' codec"),
+        (lambda data: _with(data, END), "frame 0 is End, out of its order"),
         (lambda data: _with(data, HEADER, b"\x93\xabsave_output\x00\xc0"), "frame 1 has no step, and no call of"),
-        (lambda data: _with(data, HEADER, b"\x94\xacinsert_tasks\x00\x91\x00\xc4\x04abcd"), "frame 1 has 1 numbers, "),
+        (lambda data: _with(data, HEADER, INSERT + b"\xc4\x04" + bytes(4)), "frame 1 has 1 numbers, "),
     ],
 )
 def test_what_cannot_be_replayed_is_refused_by_field(recorded, cpu, tmp_path, damage, said):
@@ -338,6 +345,8 @@ def test_what_cannot_be_replayed_is_refused_by_field(recorded, cpu, tmp_path, da
 
 
 HEADER = b"\x93\xa6header\xa31.1\xa5cpu:0"
+INSERT = b"\x94\xacinsert_tasks\x00\x91\x00"
+END = b"\x91\xa3end"
 
 
 def _with(data, *made):
@@ -374,14 +383,37 @@ def test_a_files_bytes_do_not_depend_on_when_it_is_written(tmp_path, monkeypatch
         monkeypatch.setattr(frames, "PERIOD", period)
         path = tmp_path / f"{period}.rec"
         writer = frames.Writer(path)
-        writer.put(frames.Record(0, 1, True, data))
+        writer.put(frames.Record, 0, 1, True, data)
         while period == 0 and not writer._end > 16 + min(size, 60_000):
             assert writer._thread.is_alive()
-        writer.put(frames.Record(0, 2, True, data))
+        writer.put(frames.Record, 0, 2, True, data)
         writer.close()
         files.append(path.read_bytes())
     assert files[0] == files[1]
     assert [frames._decode(one).body for one in _raw(path)[:2]] == [data, data]
+
+
+def test_a_record_is_encoded_by_the_writing_thread(recorded, monkeypatch):
+    encoded, threads = recorder.encode_body, []
+    monkeypatch.setattr(recorder, "encode_body", lambda record: threads.append(get_ident()) or encoded(record))
+    recorded(from_host)
+    assert len(threads) == 2
+    assert get_ident() not in threads
+
+
+def test_the_error_of_a_frame_is_raised_by_close(tmp_path, monkeypatch):
+    def fail(record):
+        raise ValueError(f"step {record.step} cannot be encoded")
+
+    monkeypatch.setattr(recorder, "encode_body", fail)
+    path = tmp_path / "x.rec"
+    with bind(CpuDevice(0, {})) as bound:
+        kept = CallRecorder(path, bound)
+        from_host(bound)
+        with pytest.raises(ValueError, match="step 0 cannot be encoded"):
+            kept.close()
+    with pytest.raises(frames.InvalidRecording, match="end is missing"):
+        [*frames.frames_of(path)]
 
 
 def test_an_early_part_that_was_longer_is_cut_off(tmp_path):
@@ -415,16 +447,30 @@ def _calls(path):
         return int(wrong.cure.split()[2]) if "--calls" in wrong.cure else 0
 
 
-def test_a_state_that_is_in_no_frame_is_refused(recorded, cpu, tmp_path):
-    data = recorded(from_host).read_bytes()
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ((frames.Release, 3, [0]), "release.state is 3, and 1 states come before it"),
+        ((frames.Record, 0, 7, True, b""), "record.number is 7, and no save_output of that step comes before it"),
+        ((frames.Insert, 0, [5], b"\1" + bytes(31)), "insert_tasks.requests names 5, and no such request comes"),
+    ],
+)
+def test_a_frame_that_names_a_missing_one_is_refused(cpu, tmp_path, made, said):
     path = tmp_path / "bad.rec"
     writer = frames.Writer(path)
-    writer.put(frames.Header("1.1.0", "cpu:0"))
-    writer.put(frames.Release(3, [0]))
+    writer.put(frames.Header, "1.1.0", "cpu:0")
+    writer.put(frames.State, "target", {"num_slots": 4, "max_model_len": 64}, [], [])
+    writer.put(*made)
     writer.close()
-    assert path.read_bytes()[:10] == data[:10]
-    with pytest.raises(frames.InvalidRecording, match=r"release.state is 3, and 0 states come before it"):
+    with pytest.raises(frames.InvalidRecording) as raised:
         replay(cpu, path)
+    assert said in str(raised.value)
+
+
+def test_a_record_that_cannot_be_decoded_is_refused(recorded, cpu, monkeypatch):
+    monkeypatch.setattr(recorder, "encode_body", lambda record: [b"?"])
+    with pytest.raises(frames.InvalidRecording, match=r"record\.body is not valid"):
+        replay(cpu, recorded(from_host))
 
 
 def test_the_calls_of_a_killed_run_can_be_replayed(recorded, cpu, tmp_path):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from threading import Event, Thread
@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 from hal_core.errors import InvalidValue
 from hal_core.slots.sampling_params import SamplingParams
+from hal_core.slots.tasks import TaskKind
 
 MAGIC, VERSION = b"hal recording ", 2
 PERIOD = 0.1
@@ -157,6 +158,11 @@ def _plain(value: Any) -> object:  # noqa: ANN401 (a number or array of NumPy's,
     return value.tolist() if hasattr(value, "tolist") else [*value]
 
 
+def encoded(value: object) -> msgspec.Raw:
+    """Return a frame's field encoded now, as its owner may change it later."""
+    return msgspec.Raw(_encode(value))
+
+
 _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _decode = msgspec.msgpack.Decoder(AnyFrame).decode
 
@@ -181,7 +187,8 @@ def tag_of(frame: Frame) -> str:
 
 
 class Writer:
-    """Writes frames into a file. A thread of its own compresses and writes them every :data:`PERIOD`, not the worker's.
+    """Writes frames into a file. A thread of its own makes, encodes, compresses and writes them every :data:`PERIOD`.
+    The worker's appends what they are made of.
 
     The stream is compressed in pieces of equal size, so that a file's bytes do not depend on when it was written. What
     is shorter than a piece is written with a copy of the compressor, and written over by the next piece.
@@ -189,25 +196,26 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         self._file: BinaryIO = path.open("wb", buffering=0)
-        self._zip, self._given, self._rest = zlib.compressobj(1), deque[bytes](), b""
+        self._zip, self._rest = zlib.compressobj(1), bytearray()
+        self._given = deque[tuple[Callable[..., Frame], tuple[object, ...]]]()
         self._at = self._end = 0
-        self._error: OSError | None = None
+        self._error: Exception | None = None
         self._closing = Event()
         self._thread = Thread(target=self._write, name="hal-recording", daemon=True)
         self._thread.start()
 
-    def put(self, frame: Frame) -> None:
-        """Append a frame. Raises the :class:`OSError` that earlier writing has met."""
+    def put(self, make: Callable[..., Frame], *given: object) -> None:
+        """Append the frame ``make(*given)``, which is made later: ``given`` must not change. Raises the error of an
+        earlier frame or write."""
         if self._error is not None:
             raise self._error
-        data = _encode(frame)
-        self._given += len(data).to_bytes(4, "little"), data
+        self._given.append((make, given))
 
     def close(self, *, whole: bool = True) -> None:
-        """Write the remaining frames, and the last one if the file is whole; then close it. Raises :class:`OSError`."""
+        """Write the remaining frames, and the last one if the file is whole; then close it. Raises as :meth:`put`."""
         with self._file:
             if whole:
-                self.put(End())
+                self.put(End)
             self._closing.set()
             self._thread.join()
             if self._error is not None:
@@ -226,16 +234,19 @@ class Writer:
                     tail = self._zip.copy()
                     self._put_out(tail.compress(self._rest) + tail.flush(zlib.Z_SYNC_FLUSH), self._at)
             self._write_given()
-        except OSError as error:  # raised by put or close
+        except Exception as error:  # noqa: BLE001 (raised by put or close)
             self._error = error
 
     def _write_given(self) -> None:
-        """Write all whole pieces; keep what is left."""
-        given = b"".join([self._rest, *[self._given.popleft() for _ in range(len(self._given))]])
-        whole = len(given) - len(given) % _PIECE
-        for begin in range(0, whole, _PIECE):
-            self._at = self._put_out(self._zip.compress(given[begin : begin + _PIECE]), self._at)
-        self._rest = given[whole:]
+        """Make the frames, and write all whole pieces; keep what is left. To compress a piece releases the GIL, so that
+        the worker waits for at most a piece's frames."""
+        for _ in range(len(self._given)):
+            make, values = self._given.popleft()
+            data = _encode(make(*values))
+            self._rest += len(data).to_bytes(4, "little") + data
+            while len(self._rest) >= _PIECE:
+                self._at = self._put_out(self._zip.compress(self._rest[:_PIECE]), self._at)
+                del self._rest[:_PIECE]
 
     def _put_out(self, data: bytes, at: int) -> int:
         """Write at a place of the file; return the place after it."""
@@ -264,13 +275,16 @@ def frames_of(path: Path, calls: int | None = None) -> Iterator[AnyFrame]:
 
     :raises InvalidRecording: naming the field, for a foreign, newer, damaged or truncated file.
     """
-    seen, ended, steps = 0, False, dict[int, StepRow | None]()
-    for number, data in enumerate(_unpacked(path, cut=calls is not None)):
+    seen, ended, whole, steps = 0, False, False, dict[int, StepRow | None]()
+    for number, data in enumerate(_unpacked(path)):
+        if data is None:
+            whole = ended
+            break
         try:
             frame = _decode(data)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise refused(path, f"frame {number}", f"is not valid: {error}", _AGAIN) from None
-        if isinstance(frame, Header) != (number == 0):
+        if ended or isinstance(frame, Header) != (number == 0):
             raise refused(path, f"frame {number}", f"is {type(frame).__name__}, out of its order", _AGAIN)
         seen += isinstance(frame, Call)
         if calls is not None and seen > calls:
@@ -283,7 +297,7 @@ def frames_of(path: Path, calls: int | None = None) -> Iterator[AnyFrame]:
         if problem := _problem_of(frame):
             raise refused(path, f"frame {number}", problem, _AGAIN)
         yield frame
-    if not ended and (calls is None or seen < calls):
+    if not whole and (calls is None or seen < calls):
         cure = f"give --calls {seen} to replay the calls that are whole, or {_AGAIN}"
         raise refused(path, "end", f"is missing: the file is truncated after call {seen}", cure)
 
@@ -293,15 +307,19 @@ def _problem_of(frame: AnyFrame) -> str:
     if isinstance(frame, OfStep) and frame.step is None:
         return "has no step, and no call of its state before it has one"
     if isinstance(frame, Insert):
+        if len(frame.ints) % 4:
+            return f"has {len(frame.ints)} bytes, which are no int32 numbers"
         n, given = len(frame.requests), np.frombuffer(frame.ints, np.int32)
         counts = given[4 * n : 5 * n].sum() + given[7 * n : 8 * n].sum()  # of blocks and drafts
         if len(given) < COLUMNS * n or len(given) != COLUMNS * n + counts:
             return f"has {len(given)} numbers, which are not the columns of {n} tasks"
+        if unknown := {*given[:n].tolist()} - {*TaskKind}:
+            return f"has the task kind {min(unknown)}, which this kit does not know"
     return ""
 
 
-def _unpacked(path: Path, *, cut: bool) -> Iterator[bytes]:
-    """Yield each frame's bytes; ``cut``: the file may end early."""
+def _unpacked(path: Path) -> Iterator[bytes | None]:
+    """Yield each frame's bytes, and None at the end of a file that has its whole stream with a right checksum."""
     if not path.is_file():
         raise refused(path, "file", "does not exist", _GIVE)
     with path.open("rb") as file:
@@ -323,3 +341,7 @@ def _unpacked(path: Path, *, cut: bool) -> Iterator[bytes]:
                 yield bytes(rest[at + 4 : at + 4 + size])
                 at += 4 + size
             del rest[:at]
+        if unzip.unused_data:
+            raise refused(path, "end", f"is followed by {len(unzip.unused_data)} bytes", _AGAIN)
+        if unzip.eof and not rest:
+            yield None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hal_core.errors import FrameError
 from hal_core.frames.bodies import decode_body
 from hal_core.group import Group
 from hal_core.memory.dtypes import bfloat16_to_float32, dtype_of
@@ -86,14 +87,16 @@ class Player:
     def _do(self, frame: frames.AnyFrame) -> None:
         state = getattr(frame, "state", -1)
         if state >= len(self.states):
-            what = f"is {state}, and {len(self.states)} states come before it"
-            raise frames.refused(self.path, f"{frames.tag_of(frame)}.state", what, "record it again")
+            raise self._refused(frame, "state", f"is {state}, and {len(self.states)} states come before it")
         try:
             getattr(self, f"_{type(frame).__name__.lower()}")(frame)
         except (frames.InvalidRecording, Differs):
             raise
         except Exception as error:
             raise Differs(self.calls, f"{self._named(frame)} raised {type(error).__name__}: {error}") from error
+
+    def _refused(self, frame: frames.AnyFrame, field: str, what: str) -> frames.InvalidRecording:
+        return frames.refused(self.path, f"{frames.tag_of(frame)}.{field}", what, "record it again")
 
     def _compare(self, after: str) -> None:
         for played in self.states:
@@ -133,12 +136,14 @@ class Player:
 
     def _record(self, frame: frames.Record) -> None:
         played = self.states[frame.state]
+        if frame.number not in played.saved:
+            raise self._refused(frame, "number", f"is {frame.number}, and no save_output of that step comes before it")
         call, ticket, given, should = played.saved.pop(frame.number)
         got = played.fixture.state.take(ticket) if frame.taken else ticket.record()
         for pending in given:
             pending.complete(None)
         self.records += 1
-        recorded = decode_body(memoryview(frame.body))
+        recorded = self._decoded(frame)
         name = f"call {call}, save_output of step {frame.number}"
         if wrong := row_difference(found_rows(got), should):
             raise Differs(call, f"{name}: {wrong}")
@@ -150,6 +155,8 @@ class Player:
 
     def _insert(self, frame: frames.Insert) -> None:
         fixture = self.states[frame.state].fixture
+        if unknown := {*frame.requests} - {*self.requests}:
+            raise self._refused(frame, "requests", f"names {min(unknown)}, and no such request comes before it")
         pairs = zip(frames.task_rows(frame), frame.requests, strict=True)
         fixture.insert(
             [Task(TaskKind(row[0]), row[1], self._request(fixture, number), *row[2:]) for row, number in pairs]
@@ -245,8 +252,14 @@ class Player:
         """Return the record of a step, which comes later in the file; None if it has none."""
         for frame in chain([*self._ahead], self._pulled()):
             if isinstance(frame, frames.Record) and (frame.state, frame.number) == (state, number):
-                return decode_body(memoryview(frame.body))
+                return self._decoded(frame)
         return None
+
+    def _decoded(self, frame: frames.Record) -> OutputRecord:
+        try:
+            return decode_body(memoryview(frame.body))
+        except FrameError as error:
+            raise self._refused(frame, "body", f"is not valid: {error}") from None
 
     def _pulled(self) -> Iterator[frames.AnyFrame]:
         for frame in self._left:

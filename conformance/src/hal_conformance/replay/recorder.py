@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hal_core.group import Group
     from hal_core.memory.values import Value
     from hal_core.memory.writes import Writes
+    from hal_core.output.records import OutputRecord
     from hal_core.output.ticket import OutputTicket
     from hal_core.runtime.bound import BoundDevice
     from hal_core.slots.admission import AdmittedRequest
@@ -62,7 +63,13 @@ class CallRecorder:
         self._requests: dict[int, int] = {}  # admission id to number
         self._broken: Exception | None = None
         self._closed = False
-        self._keep(self._out.put, frames.Header(version("paddle-hal-core"), bound.name))
+        self._calls: dict[str, Callable[..., None]] = {
+            "update_inputs": self._update_inputs,
+            "set_drafts": self._set_drafts,
+            "order_after_reads": self._order_after_reads,
+            "write": self._write,
+        }
+        self._keep(self._out.put, frames.Header, version("paddle-hal-core"), bound.name)
         bound.observe(self, name=f"the recorder of {path}")
 
     # -- observed calls -----------------------------------------------------------------------------------------------
@@ -85,7 +92,7 @@ class CallRecorder:
     def broadcast_tokens(self, state: SlotState, group: Group) -> Watching:
         """Record the group; a group of one does not communicate, so no observer sees it."""
         ticket = yield
-        self._keep(self._call, frames.Broadcast, state, [*group.ranks], group.rank)
+        self._keep(self._call, frames.Broadcast, state, group.ranks, group.rank)
         return ticket
 
     @hookimpl(wrapper=True)
@@ -97,7 +104,7 @@ class CallRecorder:
 
     def called(self, call: str, arguments: Mapping[str, Any]) -> None:
         """Record a call that is no hook, if it changes a state."""
-        if (act := getattr(self, f"_{call}", None)) is not None:
+        if (act := self._calls.get(call)) is not None:
             self._keep(act, **arguments)
 
     def close(self) -> None:
@@ -121,16 +128,16 @@ class CallRecorder:
                 self._broken = error
 
     def _call(self, kind: type[frames.Call], state: SlotState, *given: object) -> None:
-        self._out.put(kind(self._sync(state).number, *given))
+        self._out.put(kind, self._sync(state).number, *given)
 
     def _insert(self, state: SlotState, tasks: TaskBatch) -> None:
         kept = self._sync(state)
         for request in tasks.requests:
             if request.admission_id not in self._requests:
                 self._requests[request.admission_id] = number = len(self._requests)
-                self._out.put(_admitted(state, request, number))
+                self._out.put(_admitted, state, request, number)
         numbers = [self._requests[request.admission_id] for request in tasks.requests]
-        self._out.put(frames.Insert(kept.number, numbers, tasks.ints))
+        self._out.put(frames.Insert, kept.number, numbers, tasks.ints)
         if not _MOVING.isdisjoint(kinds := tasks.plain["kinds"]):
             held = np.frombuffer(bytearray(kept.held), np.int64)
             for kind, slot, request in zip(kinds, tasks.plain["slots"], tasks.requests, strict=True):
@@ -141,8 +148,8 @@ class CallRecorder:
     def _set(self, target: View, value: Value) -> None:
         kept, fills = self._of_memory(target), isinstance(value, np.generic)
         data = None if isinstance(value, View) or kept is None else value.tobytes()
-        places = (target.offset, [*target.shape], [*target.strides], target.dtype.name)
-        self._out.put(frames.SetValue(-1 if kept is None else kept.number, *places, fills, data))
+        places = target.offset, target.shape, target.strides, target.dtype.name
+        self._out.put(frames.SetValue, -1 if kept is None else kept.number, *places, fills, data)
 
     def _save(self, state: SlotState, step: Step, ticket: OutputTicket) -> None:
         kept = self._of_step(frames.Save, state, step)
@@ -155,17 +162,17 @@ class CallRecorder:
 
     def _of_step(self, kind: type[frames.OfStep], state: SlotState, step: Step) -> _Kept:
         kept = self._sync(state)
-        self._out.put(kind(kept.number, None if step is kept.step else _step_row(step)))
+        self._out.put(_of_step, kind, kept.number, None if step is kept.step else step)
         kept.step = step
         return kept
 
     def _set_drafts(self, state: SlotState, step: Step, drafts: Mapping[int, Any], **_: object) -> None:
-        self._call(frames.Drafts, state, step.number, dict(drafts))
+        self._call(frames.Drafts, state, step.number, frames.encoded(dict(drafts)))
 
     def _order_after_reads(self, memory: object, **_: object) -> None:
         for kept in self._states.values():
             if kept.state.memory is memory:
-                self._out.put(frames.Reads(kept.number))
+                self._out.put(frames.Reads, kept.number)
 
     def _write(self, writes: Writes, **_: object) -> None:
         if any(isinstance(owner, SlotState) for owner in writes.owners.values()):
@@ -185,7 +192,7 @@ class CallRecorder:
         if held != kept.held:
             released = np.flatnonzero(np.frombuffer(held, np.int64) != np.frombuffer(kept.held, np.int64)).tolist()
             kept.held = held
-            self._out.put(frames.Release(kept.number, released))
+            self._out.put(frames.Release, kept.number, released)
         return kept
 
     def _write_records(self, kept: _Kept, numbers: list[int], taken: int | None) -> None:
@@ -194,10 +201,10 @@ class CallRecorder:
             if not ticket.ready():
                 continue  # the worker has ended without it
             try:
-                body = b"".join(encode_body(ticket.record()))
+                record = ticket.record()
             except HalError:  # ranks disagreed: the step has no record
                 continue
-            self._out.put(frames.Record(kept.number, number, number == taken, body))
+            self._out.put(_of_record, kept.number, number, number == taken, record)
 
     def _of_memory(self, target: View) -> _Kept | None:
         """Return the state whose memory a view shows, a companion's target for a companion."""
@@ -212,14 +219,21 @@ class CallRecorder:
         kept = self._states[id(state)] = _Kept(state, len(self._states))
         beside = [(one.name, _declared(one), one.same_slots) for one in state.companions]
         sizes = {name: getattr(state.sizes, name) for name in state.sizes.__slots__}
-        self._out.put(frames.State(state.name, sizes, _declared(state), beside))
+        self._out.put(frames.State, state.name, sizes, _declared(state), beside)
         return kept
 
 
-def _step_row(step: Step) -> frames.StepRow:
+def _of_step(kind: type[frames.OfStep], state: int, step: Step | None) -> frames.OfStep:
+    if step is None:
+        return kind(state, None)
     orders = {name: order.tobytes() for name, order in step.orders.items()}
     group = [*step.group.ranks], step.group.rank
-    return step.number, orders, step.speculative, group, step.logprobs, dict(step.errors), dict(step.recovered)
+    options = step.speculative, group, step.logprobs, dict(step.errors), dict(step.recovered)
+    return kind(state, (step.number, orders, *options))
+
+
+def _of_record(state: int, number: int, taken: bool, record: OutputRecord) -> frames.Record:
+    return frames.Record(state, number, taken, b"".join(encode_body(record)))
 
 
 def _declared(state: SlotState) -> list[frames.FieldRow]:
