@@ -69,7 +69,7 @@ PyObject *broadcast(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   int fits = given.len == sizeof fixed;
   if (fits) memcpy(&fixed, given.buf, sizeof fixed);
   PyBuffer_Release(&given);
-  if (!fits || !fixed.call) return PyErr_Format(PyExc_ValueError, "broadcast is told of no collective");
+  if (!fits || !fixed.call) return PyErr_Format(PyExc_ValueError, "broadcast needs a collective");
   if (PyObject_GetBuffer(args[1], &header, PyBUF_SIMPLE)) return NULL;
   if ((uint64_t)header.len > fixed.header_bytes || header.len > MOST) {
     PyBuffer_Release(&header);

@@ -56,7 +56,7 @@ bool run_plan(const Plan& p, const char* in, char* out) {
   const Signature signature{static_cast<uint32_t>(p.c.kind), static_cast<uint32_t>(p.c.type),
                             static_cast<uint32_t>(p.c.how), p.c.root, p.bytes};
   if (!g.agree(signature, deadline)) return false;
-  if (p.c.kind == Kind::barrier) return g.barrier(deadline);  // nobody overwrites a signature that another still reads
+  if (p.c.kind == Kind::barrier) return g.barrier(deadline);  // no rank overwrites a signature that another still reads
   const uint32_t parts = p.c.kind == Kind::reduce_scatter ? g.ranks : 1;
   for (uint32_t part = 0; part < parts; ++part) {
     for (size_t at = 0; at < p.bytes; at += kSlotBytes) {

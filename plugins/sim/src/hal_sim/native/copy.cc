@@ -66,7 +66,7 @@ Status copy_now(const Copy& c) {
   const bool dst_pinned = c.route == Route::d2h && is_pinned(c.dst, c.bytes);
   const bool src_pinned = c.route == Route::h2d && is_pinned(c.src, c.bytes);
   move_bytes(op, c, c.src, src_pinned, dst_pinned);
-  return take_device_error(device);  // its own, or that of earlier work that nobody has been told about
+  return take_device_error(device);  // its own, or an unreported one of earlier work
 }
 
 Status host_memset(int device, void* dst, int value, size_t bytes) {

@@ -48,7 +48,7 @@ uint64_t start_of(uint32_t process) {
 }
 
 void wait_on(std::atomic<uint32_t>& word, uint32_t seen) {
-  // Short, so that a dead peer or a dead group is noticed soon even though nobody wakes this word.
+  // Short, so that a dead peer or a dead group is noticed soon, although no process wakes this word.
   const timespec limit{0, 5'000'000};
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, seen, &limit, nullptr, 0);
 }
@@ -113,7 +113,7 @@ std::string Group::absent() const {
 }
 
 bool Group::late(const std::string& what) {
-  if (!alive()) return false;  // a rank that is dead is named, also where nobody looked until the time was over
+  if (!alive()) return false;  // a dead rank is named, even if it is first checked after the timeout
   const std::string missing = absent();
   return give_up(what + ": " + (missing.empty() ? "no answer from a peer" : "rank(s) " + missing + " did not come") +
                  " within " + std::to_string(timeout_ms) + " ms");

@@ -1,7 +1,7 @@
 // A group of processes that communicate over one shared-memory segment, and never wait for ever.
 //
 // Every wait ends when the condition holds, when a peer has died, has left or has given up, or when the group's timeout
-// is over; then the group is dead for all of its members and says why.
+// is over; then the group is dead for all of its members, with the reason.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -57,13 +57,13 @@ struct Group {
   char* slot(uint32_t of) const;
   char* mail_box(uint32_t from, uint32_t to) const;
 
-  // False: the group is dead, `failure` says why.
+  // False: the group is dead; `failure` has the reason.
   bool barrier(Time deadline);
   bool agree(const Signature& signature, Time deadline);  // a barrier at which all must be about to do the same
   // Waits until *word is not (until_change) or is `value`; `what` names it in the failure.
   bool await(std::atomic<uint32_t>& word, uint32_t value, bool until_change, Time deadline, const char* what);
   bool give_up(const std::string& reason);
-  bool late(const std::string& what);  // the time is over: gives up, naming who is dead or never came
+  bool late(const std::string& what);  // the time is over: gives up, naming the dead or missing ranks
   std::string absent() const;          // the ranks that have not joined
   bool alive();  // false when the group is dead, or has just been found to be
 };

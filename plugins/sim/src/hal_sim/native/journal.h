@@ -34,7 +34,7 @@ enum class Status : int {
   ok = 0,
   invalid = 1,   // wrong argument or handle: nothing was done
   no_memory = 2,
-  timeout = 3,   // the wait ended first; the work goes on
+  timeout = 3,   // the wait ended first; the work continues
   forked = 4,    // the worker threads stayed in the parent
   fault = 5,     // earlier asynchronous work failed
   refused = 6,   // fault injection
@@ -92,7 +92,7 @@ struct ReportRecord {
 
 void report(ReportKind kind, const OperationRef& first, const OperationRef& second, uintptr_t begin, size_t bytes,
             const std::string& text);
-// Work that has already been accepted failed: reported, and the device's next wait says so.
+// Work that has already been accepted failed: reported, and the device's next wait returns the error.
 void fault(const OperationRef& op, ReportKind kind, uintptr_t begin, size_t bytes, const std::string& text);
 void set_device_error(int device, Status status, const std::string& text);
 Status take_device_error(int device);  // ok, or once what failed

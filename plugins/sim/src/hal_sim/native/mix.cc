@@ -114,7 +114,7 @@ void step_slot(const Slot& s) {
   }
 }
 
-// Drafts for who goes on decoding: some right, then perhaps a wrong one, as many as there is room for at most.
+// Drafts for slots that continue decoding: some right, then perhaps a wrong one, at most as many as fit.
 void draft_slot(const Slot& s) {
   const Arguments& a = s.a;
   if (s.get<uint8_t>(kStopFlags) || s.get<int32_t>(kThisTime) != 1 || s.get<int32_t>(kEncoder)) return;

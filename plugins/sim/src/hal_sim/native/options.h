@@ -31,7 +31,7 @@ enum Mode : long {
   X(collective_timeout_ms, 30000)                                                                              \
   X(fail_allocation, 0)         /* n: the n-th allocation from now on fails once */                            \
   X(fail_submission, 0)         /* n: the n-th copy or launch from now on is refused once */                   \
-  X(max_chunk, 1 << 20)         /* what Paddle is told about chunk sizes */
+  X(max_chunk, 1 << 20)         /* the chunk size reported to Paddle     */
 
 struct Options {
 #define HALSIM_DECLARE(name, value) std::atomic<long> name{value};

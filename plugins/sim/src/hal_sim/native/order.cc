@@ -128,7 +128,7 @@ void store_read(const OperationRef& op, uintptr_t begin, uintptr_t end) {
 
 void publish_conflicts(const std::vector<Conflict>& found, const OperationRef& op, ReportKind kind) {
   for (const auto& c : found) {
-    // Found in the order of execution, told in the order of issue.
+    // Found in the order of execution, reported in the order of issue.
     const bool issued_first = c.first->sequence < op->sequence;
     std::string what = c.what;
     if (!issued_first && what == "read/write") {

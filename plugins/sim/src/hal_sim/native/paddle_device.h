@@ -5,7 +5,7 @@
 
 namespace halsim {
 
-C_Status to_paddle(Status status);  // prints what Paddle's error, a bare number, cannot say
+C_Status to_paddle(Status status);  // prints the reason, as Paddle's error is a bare number
 void count_if_fallback();
 void fill_collectives(C_DeviceInterface* device);
 void register_paddle_kernels(const char* device_type);

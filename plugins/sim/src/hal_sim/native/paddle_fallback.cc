@@ -1,6 +1,6 @@
 // Counts operators that Paddle ran on the CPU because this device has no kernel for them.
 //
-// Paddle says nothing when it falls back; it moves the results to the device with one function that serves nothing
+// Paddle does not report a fallback; it moves the results to the device with one function that serves nothing
 // else. A synchronous copy to the device with that function on the call stack is therefore one result of a fallback.
 #include <dlfcn.h>
 #include <elf.h>

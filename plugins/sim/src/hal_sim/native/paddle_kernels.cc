@@ -75,7 +75,7 @@ void set_shape(PD_Tensor* t, const Dims& dims, const Dims& strides) {
   PD_TensorSetStrides(t, static_cast<int64_t>(strides.size()), strides.data(), &status);
 }
 
-// A kernel cannot return an error to Paddle; the next wait for the device says it.
+// A kernel cannot return an error to Paddle; the next wait for the device returns it.
 void launched(PD_DeviceContext* context, Status status) {
   if (status == Status::ok) return;
   Stream* s = stream_of(context);

@@ -40,7 +40,7 @@ struct State {
         n * 8, n * 8 * a.max_accept, n * 8, n * 8, n * 8, n * 4, n * 8 * a.max_eos, n * 4, n * 4 * stops,
         n * 8 * stops * a.max_stop_length, n * 4, n * 4, n * 8, n, n * 4, n * 4, n * 4, n * 4, n * 8, n * 4};
     for (int f = 0; f < kTokenIds; ++f) {
-      // Nobody writes to what was only read.
+      // Memory that was only read is not written.
       at[f] = f < kAcceptNum ? static_cast<char*>(const_cast<void*>(halsim_kernel_read(kernel, a.address[f], bytes[f])))
                              : static_cast<char*>(halsim_kernel_write(kernel, a.address[f], bytes[f]));
       if (!at[f]) return false;
