@@ -83,7 +83,7 @@ class Timeouts(CoreTimeouts):
     hold: Seconds = Seconds(30.0, "finding a decode worker with room for a request that has its first token")
     pause: Seconds = Seconds(0.05, "between two attempts at what needs another process first")
     ray_address: Seconds = Seconds(5.0, "a connection to the address of a Ray cluster")
-    ray_last_line: Seconds = Seconds(5.0, "reading the last line of a dead rank on its Ray node")
+    ray_last_line: Seconds = Seconds(5.0, "reading the last lines of dead ranks on their Ray nodes")
     runner: Seconds = Seconds(10.0, "the device's work that was on its stream when a runner raised")
     stats: Seconds = Seconds(0.25, "between two messages of an engine process about how busy it is")
     # records and their readers

@@ -69,7 +69,7 @@ class Tree(TyperGroup):
 
     def get_help(self, ctx: Context) -> str:
         """Return the help page."""
-        about = f"{self.help}\n\nhal COMMAND -h tells more of a command."
+        about = f"{self.help}\n\nhal COMMAND -h describes a command."
         sections = [("Commands", [*COMMANDS.items()]), ("Options", [*map(_row, self.get_params(ctx))])]
         return page(f"{ctx.command_path} [OPTIONS] COMMAND ...", about, sections, columns())
 
@@ -120,7 +120,7 @@ def _root(
 
         print("\n".join(lines()))
     elif ctx.invoked_subcommand is None:
-        raise UsageError(f"which command? {', '.join(f'hal {name}' for name in COMMANDS)} (hal --help says more)")
+        raise UsageError(f"which command? {', '.join(f'hal {name}' for name in COMMANDS)} (hal --help describes them)")
 
 
 def usage_line(error: typer.TyperException) -> str:

@@ -140,7 +140,7 @@ class RayLaunch:
         self._preparing: list[Any] = []
         self._serving: dict[Any, int] = {}
         self._ranks: list[Prepared] = []
-        self._url, self._end, self._next_look, self._how = "", 0.0, 0.0, ""
+        self._url, self._end, self._next_look, self._read_until, self._how = "", 0.0, 0.0, 0.0, ""
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Return whether a peer of ZeroMQ's authenticator is one of these ranks."""
@@ -231,7 +231,7 @@ class RayLaunch:
         import ray
 
         done, _ = ray.wait(list(self._serving), num_returns=len(self._serving), timeout=0)
-        said = []
+        said, self._read_until = [], time.monotonic() + TIMEOUTS.ray_last_line
         for ref in done:
             rank = self._serving[ref]
             if text := self._failure(rank, ref):
@@ -260,14 +260,15 @@ class RayLaunch:
         return ""
 
     def _last_line(self, lost: Prepared) -> str:
-        """Return the last line that a dead rank wrote to its standard error, read on its node."""
+        """Return the last line that a dead rank wrote to its standard error, read on its node. All dead ranks share one
+        limit, because meanwhile the engine sends no heartbeat to other workers."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         there = NodeAffinitySchedulingStrategy(lost.node, soft=False)
         reading = ray.remote(_tail).options(num_cpus=0, scheduling_strategy=there).remote(lost.log)
         try:
-            lines: list[str] = ray.get(reading, timeout=TIMEOUTS.ray_last_line)
+            lines: list[str] = ray.get(reading, timeout=max(0.0, self._read_until - time.monotonic()))
         except ray.exceptions.RayError as error:
             return f"its last lines cannot be read: {_first_line(error)}"
         return lines[-1] if lines else ""

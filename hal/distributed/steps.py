@@ -139,7 +139,7 @@ def decode_step(header: FrameHeader, frame: memoryview) -> StepOrder:
         raise FrameError(f"a frame of kind {header.kind} is no step message")
     body = read_body(header, frame)
     if len(body) < _CHECK.size or _CHECK.unpack_from(body)[0] != crc32(body[_CHECK.size :]):
-        raise FrameError("the checksum of a step message is wrong", cure="start the ranks anew")
+        raise FrameError("the checksum of a step message is wrong", cure="start the ranks again")
     try:
         decoded = _decoder.decode(body[_CHECK.size :])
         tasks = tuple(_unpacked(task) for task in decoded.tasks)

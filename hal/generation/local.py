@@ -131,7 +131,7 @@ class _Local:
 
     def close(self) -> None:
         """Close the model and its device."""
-        self._streams.fail(HalError("the model was closed", cure="begin anew"))
+        self._streams.fail(HalError("the model was closed", cure="open the model again"))
         self._stack.close()
 
 

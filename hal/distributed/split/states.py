@@ -25,7 +25,7 @@ class State(Enum):
     HELD_MOVING = "has its first token; its blocks are sent"
     INSERTING = "enters the decode worker; the prefill worker keeps the blocks"
     DECODING = "is the decode worker's alone"
-    ENDED = "its end was told, once"
+    ENDED = "its end was reported, once"
 
 
 class Event(Enum):
