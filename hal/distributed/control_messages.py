@@ -46,7 +46,7 @@ from hal_core.handover import Description
 from .rank_info import ALL_TOKENS
 from .ranks import Ranks
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Protocol version of steps and control messages; engine and ranks must have the same."""
 
 Delivery: TypeAlias = tuple[str, int, int]
@@ -77,7 +77,8 @@ class Setup(_Message):
     ``reader_key``: public key of the reader at a tcp address. ``sink``: a second address for records, or "".
     ``sink_key``: shared secret key of a tcp sink, or "". ``number``: number of this worker among the senders; the first
     group's sender name. ``role``: the ranks' role in a split. ``host``: where they listen for blocks, "" within one
-    host. ``transfer``: maker of their transfer, "" for hal's own.
+    host. ``transfer``: maker of their transfer, "" for hal's own. ``timed``: the first rank of each group reports the
+    time of its steps.
     """
 
     model: str
@@ -107,6 +108,7 @@ class Setup(_Message):
     role: SplitRole = SplitRole.MIXED
     host: str = ""
     transfer: str = ""
+    timed: bool = False
 
 
 class Ready(_Message):
@@ -138,8 +140,8 @@ class Up(_Message):
 
 class Stats(_Message):
     """Load of an engine: requests in slots and waiting, and the part of KV blocks in use (0 to 1). Since its start:
-    preemptions, steps, their processor time and elapsed time in seconds, drafts fed and accepted, and the device's
-    time in seconds, or None if it is not measured."""
+    preemptions, steps, their processor time and elapsed time in seconds, drafts fed and accepted, the device's time in
+    seconds, or None if it is not measured, and the processor time of the first ranks, or None without ranks."""
 
     running: int
     waiting: int
@@ -151,6 +153,7 @@ class Stats(_Message):
     drafted: int
     accepted: int
     device_seconds: float | None = None
+    rank_seconds: float | None = None
 
 
 class Down(_Message):
@@ -203,6 +206,15 @@ class Drafted(_Message):
 
     rank: int
     counts: dict[str, int]
+
+
+class Spent(_Message):
+    """Seconds that a group's first rank has spent so far: processor time of its thread since its first step, and the
+    device's time in steps, or None if it is not measured."""
+
+    rank: int
+    host: float
+    device: float | None = None
 
 
 class Left(_Message):
@@ -327,7 +339,7 @@ class Ended(_Message):
 
 SplitMessage: TypeAlias = Reserved | Arrived | Over
 Message = (Hello | Setup | Ready | Go | Up | Beat | Stop | Failed | Raised | Drafts | Drafted | Left | Verdict) | (
-    Reserve | Reserved | SendTo | Arrived | Release | Over | Serve | Submit | Abort | Ended | Stats | Down
+    Spent | Reserve | Reserved | SendTo | Arrived | Release | Over | Serve | Submit | Abort | Ended | Stats | Down
 )
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)
 

@@ -36,7 +36,21 @@ from hal.transport.curve import CurveKeys
 from hal.transport.fanout_sink import FanoutSink, close_all
 
 from .control_channel import RankChannel
-from .control_messages import Delivery, Drafted, Drafts, Go, Hello, Left, Message, Raised, Ready, Setup, Up, Verdict
+from .control_messages import (
+    Delivery,
+    Drafted,
+    Drafts,
+    Go,
+    Hello,
+    Left,
+    Message,
+    Raised,
+    Ready,
+    Setup,
+    Spent,
+    Up,
+    Verdict,
+)
 from .dp_sync import DpSync
 from .errors import error_of, failed_message, trace_told
 from .kv_handover import KvHandover, open_kv_handover
@@ -109,6 +123,9 @@ class _Serving:
         self._again = False  # whether the verdict announces a restart
         self._sink: Sink | None = None
         self._acceptance, self._told, self._first = Acceptance(), 0, False
+        self._timed: Stepper | None = None  # if its time is reported
+        self._began: float | None = None
+        self._due = 0.0
         self._dp_sync: DpSync | None = None
         self._handover: KvHandover | None = None
         self._closing = contextlib.ExitStack()  # of the proposer
@@ -128,6 +145,9 @@ class _Serving:
             self._patience = 2 * setup.timeout
             worker, check = self._worker(setup, layout, device)
             self._acceptance = worker.acceptance
+            if setup.timed and self._first:
+                worker.measure()
+                self._timed = worker
             worker.on_raised = lambda error: self.channel.send(Raised(self.rank, trace_told(error)), TIMEOUTS.note)
             runner, able = setup.runner or "the Paddle model", device.capabilities
             overlap, why = overlap_of(setup.overlap, device, runner, worker.runner.needs_host)
@@ -141,6 +161,10 @@ class _Serving:
         """Begin a step. Report the drafts of earlier steps first, because a killed rank cannot report them later."""
         self.step = step
         self._tell_drafts()
+        if self._timed is not None and (now := time.monotonic()) >= self._due:
+            host, self._due = time.thread_time(), now + TIMEOUTS.stats
+            self._began = host if self._began is None else self._began
+            self.channel.send(Spent(self.rank, host - self._began, self._timed.device_seconds), TIMEOUTS.note)
 
     def _tell_drafts(self) -> None:
         """Report new draft counts, on the one rank of a group that sends."""

@@ -33,6 +33,7 @@ from .control_messages import (
     Ready,
     Reserved,
     Setup,
+    Spent,
     SplitMessage,
     Stop,
     Up,
@@ -57,9 +58,6 @@ _Said = TypeVar("_Said", Hello, Ready, Up)
 
 class RankExecutor:
     """The ranks of one run, the executor of their engine (:class:`hal.engine.Executor`). One thread uses it."""
-
-    device_seconds: float | None = None
-    """Ranks do not measure it."""
 
     def __init__(
         self,
@@ -91,6 +89,7 @@ class RankExecutor:
         self._numbers = [0] * self.layout.dp
         self._failed, self._gone = list[Failed](), list[SessionLost | Gap]()
         self._left, self._drafts = dict[int, tuple[Delivery, ...]](), dict[int, tuple[int, int, int]]()
+        self._spent = dict[int, Spent]()
         self.drafted: Counter[str] = Counter()  #: drafts of each request; the engine takes them out
         self.said: deque[SplitMessage] = deque()  #: messages of ranks about KV transfer; the engine takes them out
         # : of ranks with a role, the description that the other role's ranks need
@@ -170,6 +169,17 @@ class RankExecutor:
     def drafts(self) -> tuple[int, ...]:
         """Return the draft counts that ranks have reported: fed, accepted, turns of slots that decode."""
         return tuple(sum(column) for column in zip((0, 0, 0), *self._drafts.values(), strict=True))
+
+    @property
+    def device_seconds(self) -> float | None:
+        """Return the device's time in steps, of the first rank of each group together; None if it is not measured."""
+        found = [spent.device for spent in self._spent.values() if spent.device is not None]
+        return sum(found) if found else None
+
+    @property
+    def rank_seconds(self) -> float | None:
+        """Return the processor time of the threads of these ranks since their first step; None if not reported."""
+        return sum(spent.host for spent in self._spent.values()) if self._spent else None
 
     @property
     def undelivered(self) -> list[Delivery]:
@@ -285,6 +295,8 @@ class RankExecutor:
             self._left[rank] = tuple(message.undelivered)
         elif isinstance(message, Drafts):
             self._drafts[rank] = message.drafts
+        elif isinstance(message, Spent):
+            self._spent[rank] = message
         elif isinstance(message, Drafted):
             self.drafted.update(message.counts)
 

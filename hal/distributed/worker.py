@@ -115,6 +115,12 @@ class RankWorker(EngineWorker[S]):
         return (0, 0, 0) if self.rank_executor is None else self.rank_executor.drafts
 
     @property
+    def spent(self) -> tuple[float | None, float | None]:
+        """See :class:`EngineWorker`."""
+        ranks = self.rank_executor
+        return (None, None) if ranks is None else (ranks.rank_seconds, ranks.device_seconds)
+
+    @property
     def undelivered(self) -> Sequence[Delivery]:
         """Return tokens that an additional reader has not acknowledged."""
         return () if self.rank_executor is None else self.rank_executor.undelivered

@@ -156,6 +156,13 @@ class Engine:
         return self._totals.drafts
 
     @property
+    def spent(self) -> list[float | None]:
+        """Seconds of all workers so far: processor time of their ranks, and the device's; None if not measured."""
+        columns = zip(*(worker.spent for worker in self.workers), strict=True)
+        known = [[value for value in column if value is not None] for column in columns]
+        return [sum(column) if column else None for column in known]
+
+    @property
     def lost(self) -> str:
         """Which workers are lost, how, and whether they are being started again; "" while all run."""
         down = [worker.name for worker in self.workers if not worker.up]

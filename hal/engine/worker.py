@@ -100,6 +100,11 @@ class EngineWorker(Generic[S]):
         return self.executor.drafts
 
     @property
+    def spent(self) -> tuple[float | None, float | None]:
+        """Seconds so far: processor time of the ranks that report theirs, and the device's; None if not measured."""
+        return None, self.executor.device_seconds
+
+    @property
     def undelivered(self) -> Sequence[tuple[str, int, int]]:
         """Request, position and count of tokens that a reader besides the engine has not acknowledged."""
         return ()

@@ -96,6 +96,7 @@ def _ranks(serve: Serve, ranks: Ranks, take: Take) -> Iterator[tuple[Engine, Any
         overlap=serve.overlap,
         speculate=serve.speculate,
         rejection=serve.rejection,
+        timed=serve.timed,
     )
     with ExitStack() as stack:
         start = stack.enter_context(RankStart(ranks, serve.device))

@@ -74,6 +74,7 @@ class _Gauge:
         self._due = now + TIMEOUTS.stats
         fed, accepted, _ = self._engine.drafts
         running, waiting, cache = self._engine.load()
+        ranks, device = self._engine.spent
         told, self._told = (
             self._told,
             Stats(
@@ -86,7 +87,8 @@ class _Gauge:
                 self._elapsed,
                 fed,
                 accepted,
-                self._engine.worker.device_seconds,
+                device,
+                ranks,
             ),
         )
         same = told is not None and (told.running, told.waiting) == (0, 0) == (running, waiting)

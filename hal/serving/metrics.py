@@ -40,8 +40,13 @@ class Metrics:
         self.wait_seconds = counter(
             "hal:engine_wait_seconds", "Time in steps in which the engine's thread waited for the device, or for ranks."
         )
-        device = "Time of the device in steps, with its gaps between a step's first work and its last."
-        self._device_seconds = Counter("hal:engine_device_seconds", device, names, registry=registry)
+        device = "Time of the device in steps, with its gaps between a step's first work and its last; with ranks, of "
+        ranks = "Processor time of the thread that runs the steps in the "
+        first = "first rank of each group, together."
+        self._measured = {  # without a figure there is no sample
+            "device_seconds": Counter("hal:engine_device_seconds", device + first, names, registry=registry),
+            "rank_seconds": Counter("hal:rank_host_seconds", ranks + first, names, registry=registry),
+        }
         self.drafted = counter("hal:spec_decode_num_draft_tokens", "Drafts fed.")
         self.accepted = counter("hal:spec_decode_num_accepted_tokens", "Drafts accepted.")
         self.prompt_tokens = counter("hal:prompt_tokens", "Tokens of prompts.")
@@ -61,8 +66,8 @@ class Metrics:
             getattr(self, name).set(stats[name])
         totals = {**stats, "wait_seconds": stats["step_seconds"] - stats["host_seconds"]}
         counters = {name: getattr(self, name) for name in _COUNTED}
-        if stats["device_seconds"] is not None:
-            counters["device_seconds"] = self._device_seconds.labels(**self._label)  # without it there is no sample
+        measured = {name: found for name, found in self._measured.items() if stats[name] is not None}
+        counters |= {name: found.labels(**self._label) for name, found in measured.items()}
         for name, found in counters.items():
             more = totals[name] - self._counted.get(name, 0.0)
             self._counted[name] = totals[name]

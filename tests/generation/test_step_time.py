@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 from hal_core import Request, SamplingParams
 
+from hal.distributed.ranks import Ranks
 from hal.generation.opening import opened
 from hal.generation.plan import ModelPlan
 
@@ -26,19 +27,27 @@ def sim():
         pytest.skip(str(error))
 
 
-def generated(device, *, timed, **options):
-    """Generate some tokens; return the device's seconds after the opening and at the end, and the elapsed ones."""
+def spent(device, *, timed, **options):
+    """Generate some tokens; return the seconds of ranks and device after the opening and at the end, and the elapsed
+    ones."""
     plan = ModelPlan(None)
     began = time.monotonic()
     serve = plan.serve(device=device, timed=timed, max_model_len=64, **options)
     with opened(serve, lambda record: None) as (engine, _):
-        first = engine.worker.device_seconds
+        first = engine.spent
         engine.submit(Request("a", plan.encode("def main("), SamplingParams(max_tokens=TOKENS, temperature=0)))
         ended = []
         while engine.busy:
             ended += engine.step()
         assert [len(one.token_ids) for one in ended] == [TOKENS]
-        return first, engine.worker.device_seconds, time.monotonic() - began
+        return first, engine.spent, time.monotonic() - began
+
+
+def generated(device, **options):
+    """The same in this process, of the device."""
+    (no_ranks, first), (none, seconds), elapsed = spent(device, **options)
+    assert no_ranks is none is None
+    return first, seconds, elapsed
 
 
 @pytest.mark.parametrize("overlap", ["on", "off"])
@@ -74,3 +83,28 @@ def test_nobody_asks_and_no_event_is_timed(sim, monkeypatch):
 
 def test_a_device_without_timed_events_measures_nothing():
     assert generated("cpu", timed=True)[:2] == (None, None)
+
+
+@pytest.fixture
+def each_step(monkeypatch):
+    """Ranks report with each step."""
+    monkeypatch.setenv("HAL_SECONDS_STATS", "1e-9")
+
+
+def test_a_first_rank_reports_the_devices_time_and_its_own(sim, each_step):
+    runner = {"runner": "hal_sim.mixing:MixRunner", "ranks": Ranks(tp=2)}
+    first, (ranks, device), elapsed = spent("sim", timed=True, **runner)
+    assert first == [None, None]
+    assert 0 < device < elapsed
+    assert 0 < ranks < elapsed
+
+
+@pytest.mark.conform
+@pytest.mark.parametrize(
+    ("timed", "ranks"), [(True, Ranks(split=(1, 1))), (True, Ranks(dp=2)), (False, Ranks(tp=2))], ids=str
+)
+def test_ranks_report_their_own_time_alone_on_a_device_without_timed_events(each_step, timed, ranks):
+    first, (host, device), elapsed = spent("cpu", timed=timed, ranks=ranks)
+    assert first == [None, None]
+    assert device is None
+    assert (host is not None and 0 < host < 2 * elapsed) if timed else host is None

@@ -284,12 +284,13 @@ def test_the_dashboard_shows_metrics_that_there_are():
     assert plain <= names
     (step,) = [panel for panel in panels if panel["title"] == "Time of a step"]
     shown = [target["legendFormat"] for target in step["targets"]]
-    assert shown == ["elapsed", "host", "waiting for the device", "device"]
+    assert shown == ["elapsed", "host", "waiting for the device or ranks", "device", "host of first ranks"]
 
 
 def test_a_steps_time_is_the_hosts_and_what_it_waits():
     metrics = Metrics("x")
     stats = dict.fromkeys(("running", "waiting", "cache", "preemptions", "drafted", "accepted"), 0)
+    stats["rank_seconds"] = None
     for steps, host, elapsed in ((2, 0.5, 2.0), (5, 0.75, 4.0)):
         metrics.take(stats | {"steps": steps, "host_seconds": host, "step_seconds": elapsed, "device_seconds": None})
     wanted = {"steps": 5, "host_seconds": 0.75, "step_seconds": 4.0, "wait_seconds": 3.25}
