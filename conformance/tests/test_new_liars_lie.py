@@ -12,6 +12,7 @@ from hal_conformance.liars import (
     dropped,
     everyone,
     kept,
+    large,
     late,
     late_faults,
     lazy,
@@ -38,6 +39,7 @@ from tests.ranks import ForkedRanks
 
 sys.path.insert(0, str(Path(__file__).parent))
 import liar_proofs_first  # noqa: F401 (each registers its proofs)
+import liar_proofs_large  # noqa: F401
 import liar_proofs_life  # noqa: F401
 import liar_proofs_limits  # noqa: F401
 import liar_proofs_runtimes  # noqa: F401
@@ -73,6 +75,7 @@ MODULES = (
     late_faults,
     steps,
     late,
+    large,
 )
 SINGLE = {
     *("CompanionsBookRefusals", "CompanionsBookInTurn", "SizesAreCompared", "OtherTypesLeftOut"),
@@ -80,6 +83,7 @@ SINGLE = {
     *("ReleasesReachNoCompanion", "ReleasesReachOneCompanion", "LaterCompanionsBehind"),
     *("LeavesBesideACompanionsStep", "GrowsBesideACompanionsStep"),
     *("OrdersAfterNamedCopies", "OrdersAfterTheNewestCopy", "OrdersAfterWholeCopies"),
+    *("NamesOfNow", "GoneAreLeftOut"),
 }
 """Liars of other modules that have a proof."""
 NAMES = {module.__name__ for module in MODULES}

@@ -20,7 +20,7 @@ from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .harness.lies import lay_below
 from .harness.sinks import KeepingSink
-from .harness.waiters import Waiter
+from .harness.waiters import Waiter, times_out_at_once
 from .kit import Kit
 from .liars import faults
 from .test_device_faults import TELLS
@@ -96,14 +96,42 @@ def test_g26_a_fault_of_the_runtime_that_nobody_waits_for_is_raised(kit: Kit, wh
     one, fixture, ticket = fallen_sick(kit, UNSEEN[what])
     assert poll(ticket.done, PATIENCE), f"{what} has failed, and its ticket is not done after {PATIENCE} s"
     del ticket
+    raised_unseen(one, fixture, f"{what}, which the runtime reports as failed, and nobody waited", by)
+
+
+def raised_unseen(one: Kit, fixture: StateFixture, told: str, by: str) -> None:
+    """Assert that ``by`` raises the error of failed work whose ticket was dropped."""
+    __tracebackhide__ = True
     gc.collect()
     call = one.bound.close if by == "closing" else lambda: hook_calls.scalar(fixture)
-    assert_raises_any(call, "error 716", f"{by} after {what}, which the runtime reports as failed, and nobody waited")
+    assert_raises_any(call, "error 716", f"{by} after {told}")
     if by != "closing":
-        assert_raises_any(
-            lambda: hook_calls.scalar(fixture), "error 716", f"a second call after {what}, which has failed"
-        )
+        assert_raises_any(lambda: hook_calls.scalar(fixture), "error 716", f"a second call after {told}")
     one.device.close()
+
+
+def timed_out(act: Callable[[StateFixture], Ticket]) -> Callable[[StateFixture], Ticket]:
+    """Return the call with waits for its ticket that time out, as its stream is held."""
+
+    def held(fixture: StateFixture) -> Ticket:
+        with fixture.kit.held(fixture.stream):
+            ticket = act(fixture)
+            times_out_at_once("a call on a stream that is held", ticket)
+        return ticket
+
+    return held
+
+
+@guarantee(26, requires=("primitives", "async_h2d", "async_d2h", "can_hold_stream"), also=TELLS)
+@pytest.mark.parametrize("by", ["the next call", "closing"])
+@pytest.mark.parametrize("what", UNSEEN)
+def test_g26_a_fault_after_a_wait_that_timed_out_is_raised(kit: Kit, what: str, by: str) -> None:
+    if what == "update_inputs" and kit.missing(("overlapped_update",)):
+        pytest.skip("needs overlapped_update")
+    one, fixture, ticket = fallen_sick(kit, timed_out(UNSEEN[what]))
+    assert poll(ticket.done, PATIENCE), f"{what} has failed, and its ticket is not done after {PATIENCE} s"
+    del ticket
+    raised_unseen(one, fixture, f"{what}, which has failed after its waits timed out, and nobody waited again", by)
 
 
 @guarantee(26, requires="primitives", also=TELLS)

@@ -1,4 +1,5 @@
-"""``insert_tasks`` at the sizes of production: 512 slots, slot numbers past 16 bits, rows of megabytes (G8, G9, G11).
+"""``insert_tasks`` at the sizes of production: 512 slots, slot numbers past 16 bits, rows of megabytes (G8, G9, G11);
+``save_output`` of thousands of slots (G18).
 
 The cases are fixed rather than drawn: each size class must occur with each kind of task.
 """
@@ -7,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
+from hal_core.group import ALONE, Group
+from hal_core.output.ticket import OutputTicket
 from hal_core.slots.admission import AdmittedRequest, Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.many import MANY, blocks, filled, handoff, leaving, prefill, prompt, request, stepped, varied
-from .fixtures.state import StateFixture
+from .fixtures.state import FOLLOWER, StateFixture, assert_rows
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .harness.reached import Reached
@@ -207,3 +211,28 @@ def test_g08_a_large_batch_whose_write_fails_changes_no_slot(kit: Kit, count: in
         fuse.at = 0
         fixture.model.insert(batch)
         fixture.check(f"{count} requests, after {met} refusals")
+
+
+THOUSANDS = StateConfig(
+    2_100, 6, 4, max_logprobs=0, max_eos=1, max_stop_sequences=1, max_stop_length=1, max_bad_words=1
+)
+"""More slots than two blocks of 1,024 threads."""
+
+
+@guarantee(18, also=(19, 20))
+@pytest.mark.parametrize(("count", "group"), [(1_100, FOLLOWER), (THOUSANDS.num_slots, ALONE)], ids=["1100", "2100"])
+def test_g18_a_step_over_thousands_of_slots_cleans_each_of_them(kit: Kit, count: int, group: Group) -> None:
+    """Every request has left; the last slots of the step and of the state are cleaned as the first ones are."""
+    fixture, params = StateFixture(kit, THOUSANDS), SamplingParams(max_tokens=3)
+    order = np.random.default_rng(count).permutation(THOUSANDS.num_slots)[:count].tolist()
+    entering = [fixture.admit(Request(fixture.new_name(), [7], params)) for _ in order]
+    arrive(fixture.insert([Task(TaskKind.PREFILL, *each, 0, 1, [0]) for each in zip(order, entering, strict=True)]))
+    gone = leaving(fixture, order[::2], TaskKind.PREEMPTED) + leaving(fixture, order[1::2], TaskKind.ABORTED)
+    arrive(fixture.insert(gone))
+    step = fixture.step(order, group=group)
+    should, ticket = fixture.rows_of(step), fixture.save(step)
+    assert_rows(fixture.state.take(cast(OutputTicket, ticket)), should)
+    arrive(ticket)
+    fixture.check(f"save_output of a step over {count} slots")
+    again = fixture.output(fixture.step(order))
+    assert not again, f"the kit's own rows: {len(again)} requests are reported again"

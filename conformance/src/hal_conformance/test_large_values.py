@@ -1,4 +1,4 @@
-"""``async_set_value`` at the sizes of production: megabytes, many runs, many axes, offsets past 4 GiB (G2 to G5).
+"""``async_set_value`` at the sizes of production: megabytes, many runs, many axes, offsets past 4 GiB (G1 to G5).
 
 The cases are fixed rather than drawn: each size class must occur with each form of value.
 """
@@ -6,23 +6,30 @@ The cases are fixed rather than drawn: each size class must occur with each form
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hal_core.errors import TicketTimeout
 from hal_core.memory.dtypes import DTYPES, dtype_of
-from hal_core.memory.views import View
+from hal_core.memory.views import ByteRange, View
 
 from .fixtures.large_blocks import GAP, LargeBlock, comb, elements
+from .fixtures.prepared_calls import unlike
 from .harness import backdoor
 from .harness.asserts import assert_raises
 from .harness.backdoor import arrive
-from .harness.bits import noise
+from .harness.bits import Array, noise
 from .harness.guarantees import guarantee
 from .harness.reached import PAST, Reached, past
 from .harness.waiters import A_WHILE
 from .kit import Kit
+from .test_copies import stream_cases
+
+if TYPE_CHECKING:
+    from hal_core.memory.copies import CopyTicket
+    from hal_core.tickets import Ticket
 
 MIB = 1 << 20
 LENGTHS = [(1 << power) + off for power in (8, 12, 16, 20, 22) for off in (-1, 0, 1)]
@@ -244,3 +251,47 @@ def test_g04_a_large_value_comes_after_small_writes_to_its_bytes(kit: Kit, lengt
     for ticket in tickets:
         arrive(ticket)
     block.check(f"an array of {length} bytes between small writes to its bytes, on a stream that was held")
+
+
+TAKEN = {"64 KiB": 1 << 16, "1 MiB": MIB, "3 MiB": 3 * MIB}
+"""Bytes of a value on the device."""
+ROUNDS, TAIL = 6, 64
+"""Values that are taken from one source, and the bytes of its end that change before each of them."""
+
+
+@guarantee(1, requires="async_h2d", also=(2, 4))
+@pytest.mark.parametrize("length", TAKEN)
+def test_g01_a_large_device_value_is_taken_at_its_place_in_the_stream(kit: Kit, length: str) -> None:
+    """Copied out, copied within the device and overwritten, all queued before any ticket is waited for."""
+    nbytes, told = TAKEN[length], f"a device value of {length}"
+    source, beside = LargeBlock(kit, nbytes, noise(17, nbytes)), LargeBlock(kit, ROUNDS * TAIL)
+    targets = [LargeBlock(kit, nbytes) for _ in range(ROUNDS)]
+    for name, stream in stream_cases(kit):
+        copies: list[CopyTicket] = []
+        for block in (source, beside, *targets):
+            block.stream = stream
+        with kit.held(stream, told):
+            for turn, target in enumerate(targets):
+                tail, fresh = target.at(nbytes - TAIL, (TAIL,)), noise(18 + turn, TAIL)
+                queue(source, source.at(nbytes - TAIL, (TAIL,)), fresh)  # too early a copy misses it
+                taken = queue(target, target.at(0, (nbytes,)), source.at(0, (nbytes,)), source.should)
+                copies.append(kit.device.copy_out(target.memory, [ByteRange(nbytes - TAIL, TAIL)], stream))
+                queue(beside, beside.at(turn * TAIL, (TAIL,)), tail, fresh)
+                queue(target, tail, noise(turn, TAIL))  # too late a copy writes over it
+            if kit.can_hold:
+                assert_raises(
+                    TicketTimeout, partial(taken.wait, A_WHILE), f"{told}, on a stream that is held: its ticket"
+                )
+        for turn, copy in enumerate(copies):
+            arrive(copy)
+            wrong = unlike(copy.data[0], noise(18 + turn, TAIL))
+            assert not wrong, f"the copy out after {told}, number {turn + 1}, on {name}: {wrong}"
+        for block in (source, beside, *targets):
+            block.check(f"{ROUNDS} values of {length} on the device, each copied on and written over, on {name}")
+
+
+def queue(block: LargeBlock, target: View, value: Array | View, elements: Array | None = None) -> Ticket:
+    """Set a value without waiting, and expect it; ``elements`` are those of a view."""
+    ticket = block.set(target, value)
+    block.over(target)[...] = value if elements is None else elements
+    return ticket

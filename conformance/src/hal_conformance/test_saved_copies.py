@@ -1,5 +1,5 @@
-"""Copies of outputs: each belongs to its own step, regardless of later work, on the given stream (G13, G18, G22,
-G23)."""
+"""Copies of outputs: each belongs to its own step, regardless of later work, on the given stream (G13, G18, G19,
+G22, G23)."""
 
 from __future__ import annotations
 
@@ -101,6 +101,43 @@ def test_g22_many_outputs_that_wait_are_each_of_their_own_step(kit: Kit, held: b
         compare_records(records, rows, f"{told}, after {OUTPUTS} others")
         for array, was in marks:
             assert array.tobytes() == was, f"{told}: a mirror that was kept has changed to {array.tolist()}"
+
+
+@guarantee(23, requires=("async_d2h", "async_h2d", "can_hold_stream"), also=(22,))
+def test_g23_however_many_outputs_are_in_flight_the_host_does_not_wait(kit: Kit) -> None:
+    for told, stream in stream_cases(kit):
+        fixture, step = stepped(kit)
+        fixture.stream, before = stream, fixture.bound.counters()
+        with kit.held(stream, f"save_output on {told}, with up to {OUTPUTS} outputs in flight,"):
+            sink, tickets, rows = save_many(fixture, step)
+            waits, done = (fixture.bound.counters() - before).host_waits, [ticket.done() for ticket in tickets]
+        assert not waits, f"{OUTPUTS} outputs on {told}: the host waited {waits} times for the device"
+        assert not any(done), f"{sum(done)} of {OUTPUTS} outputs on {told} are done while it is held"
+        compare_records(sink.resolve_all(), rows, f"{OUTPUTS} outputs in flight on {told}")
+
+
+@guarantee(19, also=(22,))
+def test_g19_outputs_that_wait_are_of_the_requests_that_held_the_slots(kit: Kit) -> None:
+    """Every slot has another request when the record of a step is built; each token is its own request's."""
+    fixture, _ = filled(kit)
+    sink, tickets, rows = KeepingSink(), [], []
+    for turn in range(6):
+        fixture.poke(sampled(turn))
+        step = fixture.step([3, 1, 5, 0, 2, 4], logprobs=1)
+        arrive(fixture.update_inputs(step))
+        rows.append(fixture.rows_of(step))
+        tickets.append(cast(OutputTicket, fixture.save(step, sink)))
+        gone = [
+            Task(TaskKind.ABORTED if slot % 2 else TaskKind.PREEMPTED, slot, one.admitted)
+            for slot, one in fixture.model.residents.items()
+        ]
+        kept = range(turn % 3)  # slots that stay free
+        arrive(
+            fixture.insert([*gone, *new_tasks(fixture, [slot for slot in range(SIZES.num_slots) if slot not in kept])])
+        )
+    taken = [fixture.state.take(ticket) for ticket in tickets[::2]]
+    compare_records(taken, rows[::2], "outputs that were taken after their requests had left")
+    compare_records(sink.resolve_all(), rows, "outputs that were sent after their requests had left")
 
 
 def compare_records(records: Sequence[OutputRecord], rows: Sequence[list[Row]], told: str) -> None:

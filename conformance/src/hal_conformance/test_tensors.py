@@ -1,18 +1,24 @@
-"""A framework's tensor over a state's field shares its memory: a model reads the hooks' writes in place."""
+"""A framework's tensor over a state's field shares its memory: a model reads the hooks' writes in place (G1, G7)."""
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hal_core.errors import DeviceClosed, Unavailable
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.views import View
 from hal_core.slots.admission import Request
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 
+from .harness import backdoor
 from .harness.asserts import assert_raises
 from .harness.backdoor import arrive
+from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .kit import Kit
 
@@ -71,3 +77,46 @@ def test_g01_a_tensor_keeps_its_memory_when_its_state_and_device_are_gone(kit: K
     seen = support.values_of(kit.device, tensor)
     assert others
     assert seen[511, :40].tolist() == list(range(100, 140)), "a tensor that outlived its device shows something else"
+
+
+def on_device(kit: Kit, values: np.ndarray[Any, Any]) -> View:
+    """Return a view of device memory with these values."""
+    memory, stream = kit.device.allocate(values.nbytes), kit.device.default_stream
+    backdoor.write(kit.device, memory, 0, values.view(np.uint8), stream)
+    return View.contiguous(memory, 0, values.shape, dtype_of(values.dtype.name))
+
+
+@guarantee(7, requires=("not async_h2d", "tensors"), also=(1,))
+@pytest.mark.parametrize("nbytes", [4096, 1 << 16, (3 << 20) + 8])
+def test_g07_a_large_value_for_a_tensor_is_there_when_the_call_returns(kit: Kit, nbytes: int) -> None:
+    """Read in the framework's own way: no call of the device comes between, with which it could catch up."""
+    bound, support, count = kit.bound, kit.subject.support, nbytes // 8
+    tensor = support.tensor(kit.device, np.zeros(count, np.int64))
+    forms: dict[str, Callable[[np.ndarray[Any, Any]], object]] = {
+        "an array": np.asarray,
+        "a tensor": lambda values: support.tensor(kit.device, values),
+        "a value on the device": lambda values: on_device(kit, values),
+    }
+    for seed, (told, form) in enumerate(forms.items()):
+        values = noise(seed, nbytes).view(np.int64)
+        value = form(values.copy())
+        ticket = bound.async_set_value(target=tensor, value=value, stream=bound.default_stream)
+        wrong = np.flatnonzero(support.values_of(kit.device, tensor) != values)
+        assert not len(wrong), f"{told} of {nbytes} bytes: the call has returned, and element {wrong[0]} is not there"
+        assert ticket.mode == "sync", f"{told} of {nbytes} bytes: the ticket says {ticket.mode!r}"
+        assert ticket.done(), f"{told} of {nbytes} bytes: the ticket is not done on return"
+
+
+@guarantee(7, requires=("not async_h2d", "tensors"), also=(1,))
+def test_g07_a_field_that_a_model_reads_is_there_when_the_call_returns(kit: Kit) -> None:
+    bound, support = kit.bound, kit.subject.support
+    state = bound.state(SIZES)
+    support.tensor(kit.device, np.zeros(4, np.int64))  # its framework is imported from now on
+    try:
+        tensor = state.tensor("token_ids")
+    except Unavailable as error:
+        pytest.skip(str(error))
+    values = noise(5, SIZES.num_slots * SIZES.max_model_len * 8).view(np.int64).reshape(SIZES.num_slots, -1)
+    bound.async_set_value(target=state.view("token_ids"), value=values.copy(), stream=bound.default_stream)
+    wrong = np.argwhere(support.values_of(kit.device, tensor) != values)
+    assert not len(wrong), f"token_ids was set as a whole, but slot {wrong[0][0]} is not in a tensor over it"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from hal_core.contract.markers import hookimpl
 from hal_core.memory.plan import WritePlan
 from hal_core.memory.views import View
 from hal_core.runtime.policy import Policy
 from hal_core.slots.drafts import check_drafts
-from hal_core.tickets import Ticket
+from hal_core.tickets import DONE, Ticket
 
 from . import Lie, Patch, liar
 from .tickets import HELD, Wrapped
@@ -269,3 +270,51 @@ class OverlapsInPieces(Lie):
             write(device, target[:half], value[:half], stream)
             target, value = target[half:], value[half:]
         return write(device, target, value, stream)  # type: ignore[no-any-return]
+
+
+# -- values that are there already, or were ----------------------------------------------------------------------------
+
+
+class EqualSkipped(Lie):
+    """Base: a scalar that equals the last one written to its place is not written again."""
+
+    @property
+    def known(self) -> dict[tuple[int, int, int], bytes]:
+        """The last scalar of each place: the memory's number, first and last byte."""
+        found: dict[tuple[int, int, int], bytes] = self.__dict__.setdefault("_known", {})
+        return found
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Skip it, or note it; a write forgets what it overlaps."""
+        key, scalar = (id(target.memory), *target.bounds()), isinstance(value, np.generic) and value.tobytes()
+        if scalar and self.known.get(key) == scalar:
+            return DONE
+        overlapping = [one for one in self.known if one[0] == key[0] and one[1] < key[2] and key[1] < one[2]]
+        ticket: Ticket = super().async_set_value(device, target, value, stream)  # type: ignore[misc]
+        for one in overlapping:
+            self.known.pop(one, None)
+        if scalar:
+            self.known[key] = scalar
+            self.__dict__.setdefault("_memories", []).append(target.memory)  # its number stays its own
+        return ticket
+
+
+@liar(4, "a scalar equal to the last one written there is left out, although a step has changed the place")
+class EqualToBeforeTheStep(EqualSkipped):
+    """Plans make it forget, kernels do not."""
+
+    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
+        """Forget."""
+        self.known.clear()
+        return super().submit(plan, stream)  # type: ignore[misc,no-any-return]
+
+
+@liar(4, "a scalar equal to the last one written there is left out, although a plan has changed the place")
+class EqualToBeforeThePlan(EqualSkipped):
+    """Kernels make it forget, plans do not."""
+
+    def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+        """Forget."""
+        self.known.clear()
+        return super().update_inputs(state, step, stream)  # type: ignore[misc,no-any-return]

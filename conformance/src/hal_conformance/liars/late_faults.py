@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from hal_core.devices.tickets import AsyncTicket
+from hal_core.errors import TicketTimeout
 
 from . import Lie, Patch, liar
 from .proxies import HELD
@@ -63,6 +64,40 @@ class FailedIsPending(Tickets):
     """Done is success."""
 
     made = _NeverDone
+
+
+class _SeenAfterATimeout(AsyncTicket):
+    __slots__ = ()
+
+    def wait(self, timeout: float | None = None) -> None:
+        try:
+            super().wait(timeout)
+        except TicketTimeout:
+            self.observed = True
+            raise
+
+
+@liar(26, "a ticket whose wait has timed out counts as seen: its later fault is raised by no call", requires=NEEDS)
+class FaultAfterATimeout(Tickets):
+    """Whoever has waited once is taken to wait again."""
+
+    made = _SeenAfterATimeout
+
+
+class _LookedAtOnce(AsyncTicket):
+    __slots__ = ()
+
+    def failure(self) -> BaseException | None:
+        found = super().failure()
+        self._looked = True
+        return found
+
+
+@liar(26, "a ticket that was looked at while its work was pending never fails", requires=NEEDS)
+class FaultAfterALook(Tickets):
+    """No error yet is kept as no error."""
+
+    made = _LookedAtOnce
 
 
 # -- calls whose tickets are not looked at again -----------------------------------------------------------------------

@@ -249,3 +249,53 @@ class MirrorRunsAhead(Patch):
             return record
 
         return take
+
+
+# -- the slots when a record is built ----------------------------------------------------------------------------------
+
+
+class SlotsNow(Patch):
+    """Base: a record is built with the requests that hold the slots then, not those of the step."""
+
+    seam = "record of an output"
+
+    @classmethod
+    def changed(cls, snapshot: Any, requests: Sequence[Any]) -> Any:  # noqa: ANN401 (the core's)
+        """Return the snapshot with them. ``requests``: of each slot of its order, None if free."""
+        raise NotImplementedError
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Look at the table again."""
+
+        def resolve(ticket: Any, timeout: float | None = None) -> Any:  # noqa: ANN401 (the core's)
+            if ticket._record is None:
+                requests = [ticket._state.host_table.requests[slot] for slot in ticket._snapshot.order.tolist()]
+                ticket._snapshot = cls.changed(ticket._snapshot, requests)
+            return true(ticket, timeout)
+
+        return resolve
+
+
+@liar(19, "a record has the names of the requests that hold the slots when it is built")
+class NamesOfNow(SlotsNow):
+    """A free slot's is kept."""
+
+    @classmethod
+    def changed(cls, snapshot: Any, requests: Sequence[Any]) -> Any:  # noqa: ANN401 (the core's)
+        """Replace the names."""
+        pairs = zip(snapshot.names, requests, strict=True)
+        return snapshot._replace(names=tuple(one.request_id if one and name else name for name, one in pairs))
+
+
+@liar(19, "a record leaves out the requests whose slot is free when it is built")
+class GoneAreLeftOut(SlotsNow):
+    """Nobody waits for their tokens, it is thought."""
+
+    @classmethod
+    def changed(cls, snapshot: Any, requests: Sequence[Any]) -> Any:  # noqa: ANN401 (the core's)
+        """Empty their names."""
+        held = np.array([one is not None for one in requests])
+        names = tuple(name if one else "" for name, one in zip(snapshot.names, requests, strict=True))
+        ids = np.where(held, snapshot.admission_ids, 0)
+        return snapshot._replace(names=names, admission_ids=ids, plain=False)

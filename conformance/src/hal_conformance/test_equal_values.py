@@ -1,0 +1,83 @@
+"""A scalar that is written again, after another call has changed its place (G4)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.views import View
+
+from .fixtures.hook_cases import HOOK_CASES, hook_cases
+from .harness import backdoor
+from .harness.guarantees import guarantee
+from .kit import Kit
+
+if TYPE_CHECKING:
+    from .fixtures.prepared_calls import Make, PreparedCall
+
+EACH = 3
+"""Elements of a field, or words of a memory without fields, that are written again."""
+
+
+@guarantee(4, also=(1,))
+@pytest.mark.parametrize("hook", HOOK_CASES)
+def test_g04_a_scalar_written_again_after_a_call_is_written_again(kit: Kit, hook: str) -> None:
+    """A device that leaves out a write of the value that it wrote there last would keep what the call wrote."""
+    for told, make in hook_cases(kit, hook):
+        changed = changed_by(kit, told, make)
+        call, stream = begun(kit, make), kit.device.default_stream
+        places = [(view, call.before[at : at + view.dtype.itemsize]) for view, at in elements(call, changed)]
+        assert places, f"the kit's own call changes nothing: {told}"
+        scalars = [(view, data.view(view.dtype.storage)[0].item()) for view, data in places]
+        for view, scalar in scalars:
+            kit.bound.async_set_value(target=view, value=scalar, stream=stream)
+        ticket = call.act(stream)
+        for view, scalar in reversed(scalars):  # the one that was written last comes first
+            kit.bound.async_set_value(target=view, value=scalar, stream=stream)
+        call.complete(ticket)
+        got = backdoor.read(kit.device, call.memory, stream)
+        for view, data in places:
+            found = got[view.offset : view.offset + len(data)]
+            assert (found == data).all(), (
+                f"{view} was set before and after {told} to the bytes {data.tolist()}, but holds {found.tolist()}"
+            )
+
+
+def begun(kit: Kit, make: Make) -> PreparedCall:
+    """Return a new call whose memory has the bytes that must be there before it."""
+    call, stream = make(kit), kit.device.default_stream
+    for memory, data in [(call.memory, call.before), *call.sources]:
+        backdoor.write(kit.device, memory, 0, data, stream)
+    return call
+
+
+def changed_by(kit: Kit, told: str, make: Make) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Make a call of its own; return whether it changes each byte of its memory."""
+    __tracebackhide__ = True
+    call, stream = begun(kit, make), kit.device.default_stream
+    call.complete(call.act(stream))
+    got = backdoor.read(kit.device, call.memory, stream)[: len(call.before)]
+    wrong = call.wrong(got)
+    assert not wrong, f"after {told}: {wrong}"
+    changed: np.ndarray[Any, np.dtype[np.bool_]] = got != call.before
+    return changed
+
+
+def elements(call: PreparedCall, changed: Any) -> list[tuple[View, int]]:  # noqa: ANN401 (an array of bool)
+    """Return some of the elements with a changed byte, each with its offset: of each field, or of words."""
+    if call.state is None:
+        words = View.contiguous(call.memory, 0, (1, len(changed) // 8), dtype_of("int64"))
+        views = [words]
+    else:
+        views = [call.state.view(name) for name in call.state.layout.fields]
+    found = []
+    for view in views:
+        item, (rows, width) = view.dtype.itemsize, view.shape
+        cells = changed[view.offset : view.offset + rows * width * item].reshape(rows, width, item).any(axis=-1)
+        places = np.argwhere(cells)
+        for row, column in places[:: -(-len(places) // EACH) or 1].tolist():
+            element = view[row : row + 1, column : column + 1]
+            found.append((element, element.offset))
+    return found
