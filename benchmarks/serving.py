@@ -6,6 +6,8 @@
 - first token: milliseconds from a request to its first token, median over all requests: of the server's clients, and of
   tasks of one event loop with an AsyncEngine. Both have the same 32 clients; each sends its next request when the one
   before has ended.
+- the loop held: milliseconds of processor time of the event loop's thread in each callback, with the AsyncEngine's 32
+  streams.
 
 ``--guidellm`` is that load tool's command (``pip install guidellm``): it puts the same load on the server, and on
 ``transformers serve`` of ``--transformers``, the command of an environment with transformers' own server
@@ -27,7 +29,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -120,16 +122,39 @@ def in_process(engine: hal.AsyncEngine) -> Send:
     return send
 
 
+@contextmanager
+def timed_callbacks(held: list[float]) -> Iterator[None]:
+    """Inside, note the milliseconds of processor time of each callback of the event loop."""
+    run = asyncio.Handle._run
+
+    def timed(handle: asyncio.Handle) -> None:
+        began = time.thread_time()
+        run(handle)
+        held.append(1000 * (time.thread_time() - began))
+
+    asyncio.Handle._run = timed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        asyncio.Handle._run = run  # type: ignore[method-assign]
+
+
 async def in_turns(model: Path, port: int, rounds: int) -> tuple[list[Turn], list[Turn]]:
-    """Rounds of the load on an AsyncEngine and on the server, both of which are open all the time."""
+    """Rounds of the load on an AsyncEngine and on the server, both of which are open all the time. Prints how long the
+    AsyncEngine held the loop."""
+    held: list[float] = []
     async with hal.AsyncEngine(model, "cpu", slots=CLIENTS) as engine:
         ways: list[tuple[Send, list[Turn]]] = [(in_process(engine), []), (over_http(port), [])]
         for send, _ in ways:
             await send(requests()[0])
         for number in range(rounds):
             for send, turns in ways if number % 2 else ways[::-1]:
-                rate, firsts = await load(send)
+                with timed_callbacks(held) if send is ways[0][0] else nullcontext():
+                    rate, firsts = await load(send)
                 turns.append((rate, 1000 * statistics.median(firsts)))
+    p99 = statistics.quantiles(held, n=100)[98]
+    figures = f"median {statistics.median(held):.3f} ms, p99 {p99:.3f}, most {max(held):.3f}"
+    print(f"\nthe loop was held {len(held)} times: {figures}")
     return ways[0][1], ways[1][1]
 
 

@@ -10,8 +10,6 @@ all of them; ``python -m hal.timeouts`` prints the table of these. Only the core
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from hal_core import CoreTimeouts, Seconds
 
 MOST = 1e9
@@ -24,7 +22,6 @@ LEAST_HEARTBEAT, MOST_HEARTBEAT = 0.001, 3600.0
 """Bounds of a sink's heartbeat: ZeroMQ's poll counts milliseconds."""
 
 
-@dataclass
 class Timeouts(CoreTimeouts):
     """Seconds. A field may be set, as tests do; its variable takes precedence."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import sys
-from importlib import metadata
 
 TYPE_CHECKING = False  # as in hal
 if TYPE_CHECKING:
@@ -104,6 +103,8 @@ def cure_of(module: str) -> str:
 
 
 def _requirements() -> list[str]:
+    from importlib import metadata  # 25 ms that --help does not need
+
     found: list[str] = []
     for distribution in ("paddle-hal", "paddle-hal-core", "paddle-hal-conformance"):
         try:

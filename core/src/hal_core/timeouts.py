@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, fields
 
 TYPE_CHECKING = False  # saves the import of typing
 if TYPE_CHECKING:
@@ -55,12 +54,10 @@ class Seconds:
             raise InvalidValue(f"{given!r}", cure="give seconds above 0, as 30", argument=self.variable)
         return seconds
 
-    def __set__(self, instance: CoreTimeouts, value: Seconds | float) -> None:
-        if not isinstance(value, Seconds):  # the dataclass's default is this descriptor itself
-            self._value = value
+    def __set__(self, instance: CoreTimeouts, value: float) -> None:
+        self._value = value
 
 
-@dataclass
 class CoreTimeouts:
     """Seconds. A field may be set, as tests do; its variable takes precedence."""
 
@@ -92,8 +89,14 @@ class CoreTimeouts:
 
     def check(self) -> None:
         """Raise :class:`hal_core.InvalidValue` for the first variable that holds no number above 0."""
-        for one in fields(self):
-            getattr(self, one.name)
+        for name in self.names():
+            getattr(self, name)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Return the names of the fields, with those of its bases."""
+        classes = [vars(one).items() for one in reversed(cls.__mro__)]
+        return [name for named in classes for name, found in named if isinstance(found, Seconds)]
 
     @classmethod
     def table(cls) -> str:

@@ -1,0 +1,73 @@
+"""Start of the ``hal`` command against an older tree in turn, and the time until something shows in a terminal.
+
+    git worktree add ../old 66edf50 && python benchmarks/startup.py --old ../old [--rounds 20]
+
+Medians of each process's user and system time, in milliseconds. A round runs the old tree, the new one and the old one:
+half the difference of the old ones is the error. Both trees run in this environment, with the newer one's metadata;
+``HAL_PLUGINS=paddle-hal-core`` has ``hal devices`` import no plugin but the core's. The last line is the elapsed time
+from the start of ``hal run`` in a terminal to its first byte there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pty
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+MAIN = "from hal.cli import main; main()"
+COMMANDS = (["--help"], ["devices"])
+
+
+def processor_ms(tree: Path, arguments: list[str]) -> float:
+    """User and system time of one command."""
+    paths = [tree, *sorted(tree.glob("*/src")), *sorted(tree.glob("*/*/src"))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "HAL_PLUGINS": "paddle-hal-core"}
+    command = [sys.executable, "-P", "-c", MAIN, *arguments]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, f"{tree}: hal {' '.join(arguments)} failed"
+    return 1000 * (used.ru_utime + used.ru_stime)
+
+
+def first_byte_ms() -> float:
+    """Elapsed time until ``hal run`` shows something in a terminal; the command is ended then."""
+    ours, theirs = pty.openpty()
+    began = time.perf_counter()
+    command = [sys.executable, "-c", MAIN, "run", "x", "--device", "cpu"]
+    environment = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as run:
+        os.read(ours, 1)
+        taken = time.perf_counter() - began
+        run.kill()
+    os.close(ours)
+    os.close(theirs)
+    return 1000 * taken
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--old", type=Path, required=True, metavar="TREE")
+    parser.add_argument("--rounds", type=int, default=20)
+    chosen = parser.parse_args()
+    old, new = chosen.old.resolve(), Path(__file__).resolve().parents[1]
+    print("| command | old, ms | new, ms | new less old | error |\n|---|---:|---:|---:|---:|")
+    for arguments in COMMANDS:
+        turns = [[processor_ms(tree, arguments) for tree in (old, new, old)] for _ in range(chosen.rounds)]
+        middle = [statistics.median(column) for column in zip(*turns, strict=True)]
+        more = statistics.median(new_one - (first + last) / 2 for first, new_one, last in turns)
+        error = statistics.median(abs(last - first) / 2 for first, _, last in turns)
+        row = f"{(middle[0] + middle[2]) / 2:.0f} | {middle[1]:.0f} | {more:+.0f} | {error:.0f} |"
+        print(f"| hal {arguments[0]} | {row}", flush=True)
+    shown = sorted(first_byte_ms() for _ in range(chosen.rounds))
+    print(f"first byte in a terminal: {statistics.median(shown):.0f} ms ({shown[0]:.0f} to {shown[-1]:.0f})")
+
+
+if __name__ == "__main__":
+    main()
