@@ -93,6 +93,6 @@ def test_named_options_are_of_some_command(page, words):
 
 def test_named_modules_can_be_run():
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-    modules = {name for name in re.findall(r"python -m ((?:hal|benchmarks|tests)[\w.]*)", text)}
+    modules = set(re.findall(r"python -m ((?:hal|benchmarks|tests)[\w.]*)", text))
     assert len(modules) >= 5
     assert [name for name in sorted(modules) if importlib.util.find_spec(name) is None] == []
