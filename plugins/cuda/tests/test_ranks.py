@@ -236,6 +236,25 @@ def test_a_closed_device_gives_modules_streams_and_its_pool_back(opened):
     assert "cuEventDestroy" in gone
 
 
+def test_devices_of_a_gpu_share_the_modules_of_the_kernels(opened):
+    """Loading and unloading wait for held streams of other devices, so a second device does neither."""
+    calls = []
+
+    def noting(options, driver):
+        for name in ("cuModuleLoadData", "cuModuleUnload"):
+            call = getattr(driver.api, name)
+            setattr(driver.api, name, lambda module, name=name, call=call: (calls.append(name), call(module))[1])
+        return open_gpu(0, options, driver)
+
+    first = opened(make=noting)
+    assert calls == ["cuModuleLoadData"] * 3
+    second = opened(make=noting)
+    first.close()
+    assert calls == ["cuModuleLoadData"] * 3
+    second.close()
+    assert calls[3:] == ["cuModuleUnload"] * 3
+
+
 @pytest.mark.parametrize(("nbytes", "calls"), [(1 << 16, ["copy"]), ((1 << 16) + 1, ["hal_copy_out"])])
 def test_g03_one_call_writes_a_value_whether_or_not_it_fits_the_ring(opened, nbytes, calls):
     """If it were written in pieces, a ring that remains full could refuse the rest after its beginning was written."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import sys
 from pathlib import Path
@@ -19,17 +20,22 @@ from hal_cuda.driver import STICKY, CudaError, Driver, load_bindings
 
 
 class FakeLibrary:
-    """A stand-in for libcuda.so.1, with the functions that the probe calls."""
+    """A stand-in for libcuda.so.1, with the functions that the probe calls. ``queues`` is what ``cuInit`` reads."""
 
-    def __init__(self, devices=1, version=13000, init=0):
-        self.devices, self.version, self.init = devices, version, init
+    def __init__(self, devices=1, version=13000, init=0, used=True):
+        self.devices, self.version, self.init, self.used = devices, version, init, used
+        self.queues = ""
 
     def cuInit(self, flags):
+        if not self.used:
+            self.used, self.queues = True, os.environ.get(hal_cuda.QUEUES, "")
         return self.init
 
     def cuDeviceGetCount(self, place):
+        if not self.used:
+            return 3
         place._obj.value = self.devices
-        return 0
+        return self.init
 
     def cuDriverGetVersion(self, place):
         place._obj.value = self.version
@@ -63,6 +69,25 @@ def machine(tmp_path, monkeypatch):
         monkeypatch.setattr(hal_cuda, "NODES", tmp_path / "dev")
 
     return show
+
+
+@pytest.mark.parametrize(
+    ("used", "given", "read", "note"),
+    [
+        (False, "", "32", "32"),
+        (False, "1", "1", r"CUDA_DEVICE_MAX_CONNECTIONS=1 \(.*set CUDA_DEVICE_MAX_CONNECTIONS=32"),
+        (True, "", "", r"8, as CUDA was in use before hal \(.*set CUDA_DEVICE_MAX_CONNECTIONS=32"),
+    ],
+)
+def test_g01_hal_asks_for_all_hardware_queues_before_the_first_use(monkeypatch, used, given, read, note):
+    """With fewer, work of one stream waits for another stream that is held."""
+    monkeypatch.setenv(hal_cuda.QUEUES, given)
+    if not given:
+        monkeypatch.delenv(hal_cuda.QUEUES)
+    library = FakeLibrary(used=used)
+    probe_with(monkeypatch, library)
+    assert library.queues == read
+    assert re.fullmatch(note + r"[^)]*\)?", hal_cuda.hardware_queues())
 
 
 H200, NVSWITCH, SOUND = ("0x10de", "0x030200"), ("0x10de", "0x068000"), ("0x10de", "0x040300")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 LIBRARY = "libcuda.so.1"
 PCI, NODES = Path("/sys/bus/pci/devices"), Path("/dev")
+QUEUES, MOST_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", 32
+"""The driver's variable for the number of hardware queues, which ``cuInit`` reads: 1 to 32, and 8 without it."""
+_NOT_INITIALIZED = 3
+"""``CUDA_ERROR_NOT_INITIALIZED``: nothing in this process has called ``cuInit``."""
 _NO_CARD = Probe.absent("no NVIDIA GPU on this machine", "choose another device, or use a machine that has one")
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
 """The vendor's number, and the PCI class of display and compute controllers (not NVIDIA's switches and sound)."""
@@ -104,8 +109,23 @@ def gpu_count() -> int:
 
 
 def _devices(driver: ctypes.CDLL) -> int:
+    """Return the number of GPUs. The first call in a process that has not used CUDA asks for all hardware queues.
+
+    With the driver's 8, a copy on CUDA's default stream waited for copies of other streams that were held (0129).
+    """
     count = ctypes.c_int(0)
+    if driver.cuDeviceGetCount(ctypes.byref(count)) == _NOT_INITIALIZED:
+        os.environ.setdefault(QUEUES, str(MOST_QUEUES))
     return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+
+
+def hardware_queues() -> str:
+    """Return the number of hardware queues, and the cure if there are fewer than possible."""
+    number = os.environ.get(QUEUES, "")
+    if number == str(MOST_QUEUES):
+        return number
+    why = f"{QUEUES}={number}" if number else "8, as CUDA was in use before hal"
+    return f"{why} (streams may wait for each other; set {QUEUES}={MOST_QUEUES} before the process starts)"
 
 
 def _missing_bindings() -> str:

@@ -31,7 +31,6 @@ from .context import Context, Options
 from .device_copy import load_copy
 from .driver import Driver, captured
 from .frameworks import current_stream
-from .launching import Kernels
 from .primitives import LEGACY, CudaPrimitives
 from .steps import StepKernel
 from .structs import THREADS
@@ -77,9 +76,9 @@ class CudaDevice(OnGpu):
         if driver.native is None:
             self.capabilities = replace(self.capabilities, fallbacks=dict.fromkeys(SLOWER, driver.why_fallback))
         self.context = Context.open(driver, index)
-        self.kernels = Kernels(driver, self.context.arch)
         driver.when_full = WeakMethod(self._wait_for_room)
-        self._runtime = self.primitives_type(self.context, self.kernels)
+        self._runtime = self.primitives_type(self.context)
+        self.kernels = self._runtime.kernels
         super().__init__(index, self._runtime, chosen)
         self.steps = StepKernel(driver, self.kernels)
         self._given = chosen.stream
@@ -90,10 +89,12 @@ class CudaDevice(OnGpu):
 
     @property
     def note(self) -> str:  # type: ignore[override]  # read seldom, and it loads NCCL
-        """Which path does the host's work, and the NCCL for the ranks of a group."""
+        """Which path does the host's work, the NCCL for the ranks of a group, and the number of hardware queues."""
+        from . import hardware_queues
         from .nccl import described
 
-        return f"path: {'native' if self.driver.native else 'fallback'}; {described()}"
+        path = "native" if self.driver.native else "fallback"
+        return f"path: {path}; {described()}; hardware queues: {hardware_queues()}"
 
     # -- streams ------------------------------------------------------------------------------------------------
 

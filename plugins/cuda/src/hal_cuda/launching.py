@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
 from typing import Any
 
@@ -73,14 +74,18 @@ def _native(params: np.dtype[np.void]) -> Struct:
     return Struct("@" + "".join(plain))
 
 
-class Kernels:
-    """All kernels of this package, for one context."""
+def load_modules(driver: Driver, arch: str) -> list[Any]:
+    """Load the machine code of all kernels into the current context. The driver waits for the whole GPU."""
+    codes = [cubin(name, arch) for name in SOURCES]
+    with driver.beside_captures():
+        return [driver.ok(driver.api.cuModuleLoadData(code), "cuModuleLoadData") for code in codes]
 
-    def __init__(self, driver: Driver, arch: str) -> None:
-        codes = [cubin(name, arch) for name in SOURCES]
-        with driver.beside_captures():
-            self._modules = [driver.ok(driver.api.cuModuleLoadData(code), "cuModuleLoadData") for code in codes]
-        writes, enter, steps = self._modules
+
+class Kernels:
+    """All kernels of this package, from their loaded modules; each device has parameters of its own."""
+
+    def __init__(self, driver: Driver, modules: Sequence[Any]) -> None:
+        writes, enter, steps = modules
         self.write = Kernel(driver, writes, "hal_write", PLAN)
         self.fill = Kernel(driver, writes, "hal_fill", FILL)
         self.small = Kernel(driver, writes, "hal_small", SMALL)
@@ -89,10 +94,4 @@ class Kernels:
         self.hold = Kernel(driver, writes, "hal_hold", HOLD)
         self.enter = Kernel(driver, enter, "hal_enter", ENTER)
         self.enter_few = Kernel(driver, enter, "hal_enter_few", ENTER_FEW)
-        self.steps, self.driver = steps, driver
-
-    def unload(self) -> None:
-        """Unload the modules; no kernel may run."""
-        with self.driver.beside_captures():
-            for module in self._modules:
-                self.driver.api.cuModuleUnload(module)
+        self.steps = steps

@@ -1,4 +1,4 @@
-"""Memory of one GPU, for all devices that are open on it."""
+"""Memory and modules of one GPU, for all devices that are open on it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from weakref import WeakSet
 
 from .context import Context
 from .driver import Driver
+from .launching import load_modules
 
 PORTABLE = 1
 """``CU_MEMHOSTALLOC_PORTABLE``: page-locked for every context."""
@@ -18,14 +19,14 @@ NON_BLOCKING = 1
 
 
 class GpuMemory:
-    """Device memory from a pool, and page-locked host memory, which is kept and reused. Neither waits for work.
+    """Device memory from a pool, page-locked host memory, which is kept and reused, and the modules of the kernels.
 
-    ``cuMemFree`` and ``cuMemFreeHost`` wait for the whole GPU. Memory that outlives its device is freed when its last
-    array is dropped, perhaps by the garbage collector in a hook of another device. So all devices of a GPU share this
-    object. The pool and the context exist until the last device is closed and no memory is in use; host memory until
-    the last device is closed, or longer if arrays hold it. Large blocks come from a pool on the host, which takes them
-    back without waiting: 256 MB in 0.03 ms, where ``cuMemFreeHost`` blocked every thread until a kernel had ended
-    (H100, driver 580).
+    ``cuMemFree``, ``cuMemFreeHost``, ``cuModuleLoadData`` and ``cuModuleUnload`` wait for the whole GPU. Memory that
+    outlives its device is freed when its last array is dropped, perhaps by the garbage collector in a hook of another
+    device. So all devices of a GPU share this object. Pool, context and modules exist until the last device is closed
+    and no memory is in use; host memory until the last device is closed, or longer if arrays hold it. Large blocks
+    come from a pool on the host, which takes them back without waiting: 256 MB in 0.03 ms, where ``cuMemFreeHost``
+    blocked every thread until a kernel had ended (H100, driver 580).
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class GpuMemory:
         self._host_pool: Any = None
         self._pooled: set[int] = set()  # page-locked memory of that pool
         self._stream = 0
+        self.modules: list[Any] = []
         self._out: set[int] = set()  # device memory
         self._locked: dict[int, int] = {}  # bytes of each page-locked block by its address
         self._idle: dict[int, list[int]] = {}  # the unused ones, by their size
@@ -47,6 +49,7 @@ class GpuMemory:
                 self._pool, self._host_pool = context.make_pool(), context.make_host_pool()
             self._stream = int(driver.ok(driver.on.cuStreamCreate(NON_BLOCKING), "cuStreamCreate"))
             self._context = Context.open(driver, int(context.device))
+            self.modules = load_modules(driver, context.arch)
         self._devices.add(device)
 
     def leave(self, device: object, driver: Driver) -> None:
@@ -121,7 +124,7 @@ class GpuMemory:
             driver.api.cuMemFreeHost(address)
 
     def _end(self, driver: Driver) -> None:
-        """Release pool, stream and context once they are unused."""
+        """Release pool, stream, modules and context once they are unused."""
         if self._devices or self._out or self._locked or self._context is None:
             return
         context, self._context = self._context, None
@@ -131,6 +134,8 @@ class GpuMemory:
             if self._host_pool is not None:
                 driver.api.cuMemPoolDestroy(self._host_pool)
             driver.api.cuStreamDestroy(self._stream)
+            while self.modules:
+                driver.api.cuModuleUnload(self.modules.pop())
         context.close()
 
 

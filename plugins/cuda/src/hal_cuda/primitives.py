@@ -33,9 +33,9 @@ class CudaPrimitives(Primitives):
 
     rerecords = True
 
-    def __init__(self, context: Context, kernels: Kernels) -> None:
+    def __init__(self, context: Context) -> None:
         self.driver = driver = context.driver
-        self._context, self._kernels, self._kernel = context, kernels, kernels.write
+        self._context = context
         self._event_flags = int(driver.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         self._working = get_ident()  # the thread that submits work
         self._poll, self._poll_beside, self._slice = TIMEOUTS.poll, TIMEOUTS.poll_beside, TIMEOUTS.poll_native
@@ -43,6 +43,8 @@ class CudaPrimitives(Primitives):
         self._streams: list[int] = []  # currently unused
         self._memory = memory_of(context)
         self._memory.join(self, context)
+        self.kernels = Kernels(driver, self._memory.modules)
+        self._kernel = self.kernels.write
         self._closed = False
 
     def room(self, stream: int) -> None:
@@ -182,7 +184,6 @@ class CudaPrimitives(Primitives):
             self._queues.close(api.cuEventDestroy)
             for stream in self._streams:
                 api.cuStreamDestroy(stream)
-            self._kernels.unload()
         self._memory.leave(self, self.driver)
         self._context.close()
 
@@ -240,10 +241,10 @@ class CudaPrimitives(Primitives):
 class NativePrimitives(CudaPrimitives):
     """The same by native calls, which keep the GIL. Events are whole numbers."""
 
-    def __init__(self, context: Context, kernels: Kernels) -> None:
+    def __init__(self, context: Context) -> None:
         assert context.driver.native is not None
         self._calls = calls = context.driver.native.calls
-        super().__init__(context, kernels)
+        super().__init__(context)
         self._uploads, self._arrival = self.stream_create(), self.event_create()
         put = self.__dict__  # functions in place of methods: the base calls them with the same arguments
         put["event_record"], put["event_query"], put["captures"] = calls.record, calls.query, calls.capturing
