@@ -229,6 +229,17 @@ class NoWrapper:
         return None
 
 
+class OneUnmarked(Watcher):
+    def insert_tasks(self, tasks):
+        return (yield)
+
+
+class RaisingProperty(Watcher):
+    @property
+    def insert_tasks(self):
+        raise OSError("no such file")
+
+
 class Misspelt:
     @hookimpl(wrapper=True)
     def insert_task(self, tasks):
@@ -246,6 +257,8 @@ class AsksTooMuch:
     [
         (object(), "has no wrapper of a hook, no ticket_ended and no called"),
         (NoWrapper(), "insert_tasks is not a wrapper"),
+        (OneUnmarked(), "insert_tasks is not a wrapper"),
+        (RaisingProperty(), "insert_tasks is not a wrapper"),
         (Misspelt(), "wraps insert_task, which is no hook"),
         (AsksTooMuch(), "asks for rank"),
     ],

@@ -237,25 +237,25 @@ def _names_of(function: Callable[..., object]) -> tuple[str, ...]:
 
 
 def _marked(plugin: object, name: str) -> Any:  # noqa: ANN401 (pluggy's own options)
-    """Return the options that pluggy's marker left on a method, or None."""
-    try:
-        return getattr(getattr(plugin, name, None), f"{PROJECT}_impl", None)
-    except Exception:  # noqa: BLE001 (a property of the observer's own, which is no business of ours)
-        return None
+    """Return the options that pluggy's marker left on a method, or None. No property of the observer is evaluated."""
+    return getattr(inspect.getattr_static(plugin, name, None), f"{PROJECT}_impl", None)
 
 
 def _wrapper(plugin: object, hook: str) -> Callable[..., Watching] | None:
-    """Return the observer's wrapper of a hook. Raises :class:`InvalidValue` if the implementation is no wrapper."""
-    options = _marked(plugin, hook)
-    if options is None:
+    """Return the observer's wrapper of a hook, or None without an attribute of that name.
+
+    :raises InvalidValue: if the attribute is no marked wrapper: it would never be called.
+    """
+    if inspect.getattr_static(plugin, hook, None) is None:
         return None
-    method: Callable[..., Watching] = getattr(plugin, hook)
-    if not options.get("wrapper") or not inspect.isgeneratorfunction(method):
+    options = _marked(plugin, hook) or {}
+    if not options.get("wrapper") or not inspect.isgeneratorfunction(getattr(plugin, hook)):
         raise InvalidValue(
             f"an observer's {hook} is not a wrapper",
             cure="mark it with hookimpl(wrapper=True), and yield once",
             argument="plugin",
         )
+    method: Callable[..., Watching] = getattr(plugin, hook)
     unknown = set(inspect.signature(method).parameters) - set(_PARAMETERS[hook])
     if unknown:
         raise InvalidValue(
