@@ -145,6 +145,22 @@ def test_the_command_replays_and_compares(recordings, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (("--calls", "3"), "--calls needs --replay FILE"),
+        (("--against", "x"), "--against needs --replay FILE"),
+        (("--replay", "x", "--seed", "0"), "--seed: --replay makes the calls of a recording and runs no test"),
+        (("--replay", "x", "--against", "y", "--calls", "3"), "--calls: --against compares whole recordings"),
+    ],
+)
+def test_options_that_a_replay_does_not_use_are_refused(arguments, said, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["conform", "cpu", *arguments])
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
         (
             ("--record", "x", "--tp", "2"),
             "--record: a recording has the calls of one rank (leave it out, or run one rank)",

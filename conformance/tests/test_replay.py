@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -513,9 +515,34 @@ def test_the_device_that_recorded_a_wrong_record_is_named(cpu, tmp_path):
     assert "the device that recorded it (cpu:0 with hal" in told
 
 
-def test_a_full_disk_is_raised_when_the_recording_is_closed():
+def test_a_full_disk_is_raised_by_name_when_it_is_met(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "x.rec"
     with bind(CpuDevice(0, {})) as bound:
-        recorder = CallRecorder("/dev/full", bound)
+        with pytest.raises(OSError, match=r"No space left on device: '/dev/full'"):
+            CallRecorder("/dev/full", bound)
+        kept = CallRecorder(path, bound)
+        monkeypatch.setattr(frames.os, "pwrite", full)
         from_host(bound)
-        with pytest.raises(OSError, match="No space left on device"):
-            recorder.close()
+        with pytest.raises(OSError, match=rf"No space left on device: '{path}'"):
+            kept.close()
+
+
+def test_a_recording_is_written_over_and_another_file_is_kept(recorded, tmp_path):
+    path = recorded(from_host)
+    other = tmp_path / "prompts.txt"
+    other.write_text("def main(\n")
+    with bind(CpuDevice(0, {})) as bound:
+        with pytest.raises(InvalidValue, match=r"prompts\.txt exists, and is no recording \(give another name"):
+            CallRecorder(other, bound)
+        CallRecorder(path, bound).close()
+    assert other.read_text() == "def main(\n"
+    assert len(_raw(path)) == 2
+
+
+def test_what_is_no_regular_file_is_refused(cpu, tmp_path):
+    for path, said in ((tmp_path, "file is no file"), (tmp_path / "x", "file does not exist")):
+        with pytest.raises(frames.InvalidRecording, match=said):
+            replay(cpu, path)

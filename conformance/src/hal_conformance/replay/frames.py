@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, cast
 
 import msgspec
 import numpy as np
@@ -195,11 +195,19 @@ class Writer:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = path.open("wb", buffering=0)
+        if path.is_file() and path.stat().st_size and not _begins(path):
+            what, cure = f"{path} exists, and is no recording", "give another name, or remove it"
+            raise InvalidValue(what, cure=cure, argument="--record")
+        self._path, self._file = path, cast("BinaryIO", path.open("wb", buffering=0))
         self._zip, self._rest = zlib.compressobj(1), bytearray()
         self._given = deque[tuple[Callable[..., Frame], tuple[object, ...]]]()
-        self._at = self._end = 0
+        self._end = 0
         self._error: Exception | None = None
+        try:
+            self._at = self._put_out(MAGIC + b"%d\n" % VERSION, 0)
+        except OSError:  # a full disk, or a pipe
+            self._file.close()
+            raise
         self._closing = Event()
         self._thread = Thread(target=self._write, name="hal-recording", daemon=True)
         self._thread.start()
@@ -227,7 +235,6 @@ class Writer:
 
     def _write(self) -> None:
         try:
-            self._at = self._put_out(MAGIC + b"%d\n" % VERSION, 0)
             while not self._closing.wait(PERIOD):
                 if self._given:
                     self._write_given()
@@ -252,10 +259,20 @@ class Writer:
         """Write at a place of the file; return the place after it."""
         left = memoryview(data)
         while left:
-            done = os.pwrite(self._file.fileno(), left, at)
+            try:
+                done = os.pwrite(self._file.fileno(), left, at)
+            except OSError as error:
+                error.filename = str(self._path)
+                raise
             left, at = left[done:], at + done
         self._end = max(self._end, at)
         return at
+
+
+def _begins(path: Path) -> bool:
+    """Return whether a file begins as a recording of any version."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 class InvalidRecording(InvalidValue):
@@ -321,7 +338,7 @@ def _problem_of(frame: AnyFrame) -> str:
 def _unpacked(path: Path) -> Iterator[bytes | None]:
     """Yield each frame's bytes, and None at the end of a file that has its whole stream with a right checksum."""
     if not path.is_file():
-        raise refused(path, "file", "does not exist", _GIVE)
+        raise refused(path, "file", "is no file" if path.exists() else "does not exist", _GIVE)
     with path.open("rb") as file:
         line = file.readline(64)
         version = line.removeprefix(MAGIC).strip()

@@ -55,6 +55,7 @@ class CallRecorder:
 
     :param bound: the opened device; close the recorder first.
     :raises OSError: if the file cannot be written; a full disk later is raised by :meth:`close`.
+    :raises InvalidValue: for a file that exists and is no recording. A recording is written over.
     """
 
     def __init__(self, path: str | Path, bound: BoundDevice) -> None:

@@ -263,6 +263,10 @@ def _at_least(least: int) -> Callable[[str], int]:
     return read
 
 
+_OF_TESTS = {"json", "html", "report", "examples", "seed", "only", "profile", "fields", "liars"}
+"""Options that a replay does not use."""
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that names the option which a mistyped one is close to."""
 
@@ -312,6 +316,13 @@ def main(
         parser.error("--html FILE: name it .html; other names are written as JSON, by --report")
     if not found["device"] and not found["device_factory"]:
         parser.error("name a device, or give --device-factory")
+    own = {name for name, value in found.items() if value != parser.get_default(name)}
+    if not found["replay"] and (alone := own & {"calls", "against"}):
+        parser.error(f"--{min(alone)} needs --replay FILE")
+    if found["replay"] and (useless := own & _OF_TESTS):
+        parser.error(f"--{min(useless)}: --replay makes the calls of a recording and runs no test (leave it out)")
+    if found["against"] and found["calls"]:
+        parser.error("--calls: --against compares whole recordings (leave it out)")
     if find is not None and not found["device_factory"]:
         found["target"] = find(found["device"])
     return run(Options(**found), plugins)
