@@ -64,6 +64,7 @@ class Timeouts(CoreTimeouts):
     last_message: Seconds = Seconds(1.0, "sending a rank's last message when it closes")
     note: Seconds = Seconds(1.0, "a rank's wait for a connection to send what the engine can do without")
     lost_rank: Seconds = Seconds(1.0, "ranks' naming the one that is lost, after a collective failed")
+    raised: Seconds = Seconds(5.0, "the other ranks' raising too, after a runner raised on one rank of a group")
     ranks_end_forced: Seconds = Seconds(1.0, "the end of ranks that cannot end in order")
     launcher_end: Seconds = Seconds(3.0, "the end of Paddle's launcher after SIGTERM")
     ranks_end: Seconds = Seconds(10.0, "the end of ranks in order")

@@ -23,7 +23,7 @@ from hal.transport.parts import joined
 from hal.transport.sockets import Bound
 from hal.transport.urls import private_ipc_url, release_folder, socket_of
 
-from .control_messages import Beat, Hello, Message, Stop, Verdict, decode_message, encode_message
+from .control_messages import Agreed, Beat, Hello, Message, Stop, Verdict, decode_message, encode_message
 from .steps import StepOrder, decode_step, encode_step
 
 
@@ -176,6 +176,22 @@ class RankChannel:
                     if not self._take():
                         return None
         return self._received.pop(0)
+
+    def answer(self, timeout: float) -> Agreed | Verdict | None:
+        """Return the engine's answer to :class:`Raised`, or None after ``timeout`` seconds. :meth:`receive` returns the
+        messages before it later. Raises as :meth:`receive`."""
+        self.watch(())
+        end, earlier = time.monotonic() + timeout, list[Message | StepOrder]()
+        try:
+            while (left := end - time.monotonic()) > 0:
+                message = self.receive(left)
+                if isinstance(message, Agreed | Verdict):
+                    return message
+                if message is not None:
+                    earlier.append(message)
+            return None
+        finally:
+            self._received[:0] = earlier
 
     def send(self, message: Message, patience: float | None = None) -> bool:
         """Send a message; wait up to ``patience`` seconds (``TIMEOUTS.message``) for a connection. Return whether it

@@ -7,7 +7,8 @@
            <──────────────────────────────  Go      Verdict, the same on every rank
     Up     (groups are open)     ────────>
            <──────────────────────────────  steps (:mod:`hal.distributed.steps`), Beat, in the end Stop
-    Raised (by a runner)         ────────>          shows it with -v
+    Raised (by a runner)         ────────>          compares the ranks of the group; shows it with -v
+           <──────────────────────────────  Agreed  (all raised: the step's requests end; or not)
     Failed (why, in which step)  ────────>          decides for all
            <──────────────────────────────  Verdict
     Left   (unsent tokens)       ────────>
@@ -188,10 +189,22 @@ class Failed(_Message):
 
 
 class Raised(_Message):
-    """A runner raised in a step, which ended the step's requests; the rank continues. ``trace``: its traceback."""
+    """A runner raised in a step, and its work on the device is done. ``method``: the runner's; ``kind``: class of the
+    exception; ``trace``: its traceback. :class:`Agreed` is the answer."""
 
     rank: int
+    step: int
+    method: str
+    kind: str
     trace: str
+
+
+class Agreed(_Message):
+    """Whether all ranks of the group raised in this step, in one method and with one class of exception. If so, the
+    step's requests end and the ranks continue; else the ranks that raised end."""
+
+    step: int
+    alike: bool
 
 
 class Drafts(_Message):
@@ -338,8 +351,21 @@ class Ended(_Message):
 
 
 SplitMessage: TypeAlias = Reserved | Arrived | Over
-Message = (Hello | Setup | Ready | Go | Up | Beat | Stop | Failed | Raised | Drafts | Drafted | Left | Verdict) | (
-    Spent | Reserve | Reserved | SendTo | Arrived | Release | Over | Serve | Submit | Abort | Ended | Stats | Down
+Message = (Hello | Setup | Ready | Go | Up | Beat | Stop | Failed | Raised | Agreed | Drafts | Drafted | Left) | (
+    Verdict
+    | Spent
+    | Reserve
+    | Reserved
+    | SendTo
+    | Arrived
+    | Release
+    | Over
+    | Serve
+    | Submit
+    | Abort
+    | Ended
+    | Stats
+    | Down
 )
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)
 

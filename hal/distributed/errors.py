@@ -15,6 +15,8 @@ from hal_core import (
     trace_of,
 )
 
+from hal.stepping.runner import RunnerFailed
+
 from .control_messages import Delivery, Failed, Verdict
 
 _REFUSALS = (InvalidValue, DeviceNotFound, Unavailable, CapabilityMissing, PluginError)
@@ -45,7 +47,8 @@ def failed_message(error: Exception, rank: int, step: int) -> Failed:
         who = () if gone else (error.device, error.hook, error.argument)  # for a loss, the engine adds the rank
         what, cure = ": ".join(filter(None, (*who, error.what))), error.cure
     lost = [error.rank] if isinstance(error, GroupLost) and error.rank >= 0 else []
-    refused = isinstance(error, PluginError) or (not step and isinstance(error, _REFUSALS))
+    broken = isinstance(error, RunnerFailed)  # by its device, which a restart opens again
+    refused = (isinstance(error, PluginError) and not broken) or (not step and isinstance(error, _REFUSALS))
     plain = gone or isinstance(error, OSError | ModuleNotFoundError)  # the line says it all
     trace = "" if plain else trace_told(error)
     return Failed(rank, what, cure, step, lost, vague=gone and not lost, refused=refused, trace=trace)

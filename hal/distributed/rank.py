@@ -148,7 +148,7 @@ class _Serving:
             if setup.timed and self._first:
                 worker.measure()
                 self._timed = worker
-            worker.on_raised = lambda error: self.channel.send(Raised(self.rank, trace_told(error)), TIMEOUTS.note)
+            worker.on_raised = self._raised
             runner, able = setup.runner or "the Paddle model", device.capabilities
             overlap, why = overlap_of(setup.overlap, device, runner, worker.runner.needs_host)
             facts = dict(able.fallbacks), able.substituted, device.index, overlap, why
@@ -156,6 +156,16 @@ class _Serving:
             self.channel.send(Up(self.rank, device.name, *facts, peer=peer, vocab_size=worker.vocab_size))
             loop = StepLoop(self.channel, worker, layout.number_of(self.rank), check, self._dp_sync, self._handover)
             loop.run(overlap=overlap, begins=self._begins, verdict=self._verdict)
+
+    def _raised(self, method: str, error: Exception) -> bool:
+        """Report a runner's exception. Return whether all ranks of the group raised so in this step. Raises a verdict
+        that comes instead."""
+        said = Raised(self.rank, self.step, method, type(error).__name__, trace_told(error))
+        self.channel.send(said, TIMEOUTS.note)
+        answer = self.channel.answer(TIMEOUTS.raised)
+        if isinstance(answer, Verdict):
+            raise self._verdict(answer)
+        return answer is not None and answer.alike and answer.step == self.step
 
     def _begins(self, step: int) -> None:
         """Begin a step. Report the drafts of earlier steps first, because a killed rank cannot report them later."""

@@ -18,6 +18,7 @@ from hal.timeouts import TIMEOUTS, Timeouts
 from .control_channel import EngineChannel
 from .control_messages import (
     PROTOCOL,
+    Agreed,
     Arrived,
     Beat,
     Delivery,
@@ -86,8 +87,9 @@ class RankExecutor:
         self._name_of = name_of
         self._starting = TIMEOUTS.starting if starting is None else starting
         self._clock = StepClock(self.layout.dp, TIMEOUTS.step if step is None else step)
-        self._numbers = [0] * self.layout.dp
+        self._numbers, self._taken = [0] * self.layout.dp, [0] * self.layout.dp  # of each group's steps
         self._failed, self._gone = list[Failed](), list[SessionLost | Gap]()
+        self._raised = dict[int, Raised]()  # by rank, until it is answered
         self._left, self._drafts = dict[int, tuple[Delivery, ...]](), dict[int, tuple[int, int, int]]()
         self._spent = dict[int, Spent]()
         self.drafted: Counter[str] = Counter()  #: drafts of each request; the engine takes them out
@@ -146,6 +148,8 @@ class RankExecutor:
             self._take_messages(0.0)  # also messages that were sent before a record that is here now
             if frame is not None:
                 self._clock.taken(frame.header.sender)
+                self._taken[frame.header.sender] += 1
+                self._answer(frame.header.sender)
                 return frame.header.sender, frame.record
             self.channel.beat(Beat())
             self._check()
@@ -289,6 +293,9 @@ class RankExecutor:
             log.debug("rank %s, where it raised:\n%s", self._name_of(message.rank), message.trace)
         if isinstance(message, Failed):
             self._failed.append(message)
+        elif isinstance(message, Raised):
+            self._raised[rank] = message
+            self._answer(self.layout.number_of(rank))
         elif isinstance(message, Reserved | Arrived | Over):
             self.said.append(message)
         elif isinstance(message, Left):
@@ -299,6 +306,18 @@ class RankExecutor:
             self._spent[rank] = message
         elif isinstance(message, Drafted):
             self.drafted.update(message.counts)
+
+    def _answer(self, group: int) -> None:
+        """Answer the ranks of a group whose runners raised, once all of them have, or the group's output shows that its
+        first rank did not. Ranks that get no answer end after ``TIMEOUTS.raised``."""
+        members = self.layout.members(group)
+        raised = {rank: self._raised[rank] for rank in members if rank in self._raised}
+        found = {(message.step, message.method, message.kind) for message in raised.values()}
+        step = max((message.step for message in raised.values()), default=0)
+        if raised and (len(raised) == len(members) or self._taken[group] >= step):
+            self.channel.send(Agreed(step, len(raised) == len(members) and len(found) == 1), *raised)
+            for rank in raised:
+                del self._raised[rank]
 
     def _check(self) -> None:
         """Raise the ranks' failure."""

@@ -80,7 +80,9 @@ class Runner(Protocol):
 
         Slots of it that have stopped, or have no token to feed, do not run; slots outside it are not read. All ranks of
         a group make the same calls. If it raises, the step's requests end with that error and all other requests
-        continue, if the device does; no other method is called for that step.
+        continue, if the device does; of its methods only :meth:`HostRunner.took` is called for that step. On a rank of
+        a group this holds if all ranks raise errors of one class after the same collectives; a collective that fails
+        raises :class:`hal_core.errors.GroupLost`.
 
         :return: the step as it runs: ``step.step``, or one with the errors that this runner adds: ``errors``, or
             ``late_errors``, of slots whose ``stop_flags`` its work sets.
@@ -121,5 +123,5 @@ class HostRunner(ABC):
 
     @abstractmethod
     def took(self, step: PlannedStep, outputs: Columns, ended: Sequence[int]) -> None:
-        """Called when a step's output was taken: ``outputs`` are its output fields, ``ended`` the slots whose requests
-        ended with it."""
+        """Called when a step's output was taken, also if ``launch`` raised. ``outputs`` are its output fields,
+        ``ended`` the slots whose requests ended with it."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -82,10 +83,12 @@ class Stepper:
     - ``in_flight``: steps of :meth:`order` that were not received, oldest first.
     - ``device_seconds``: the device's time in the steps that were taken, with the gaps in which it waited for the host
       between a step's first work and its last; None unless it is measured (:meth:`measure`).
-    - ``on_raised``: called with the runner's exception in a step whose requests end with it.
+    - ``on_raised``: called with the method and its exception when a runner raised and its work on the stream is done.
+      It returns whether all ranks of the group raised, after the same collectives.
 
-    If the runner raises in ``launch`` or ``propose``, the requests of that step end. In a group of several ranks it
-    ends the rank, because the other ranks have run the step: the engine restarts the group, or ends.
+    If the runner raises in ``launch`` or ``propose``, on all ranks of its group, the requests of that step end. If only
+    some ranks raise, they end with the error, because the others have run the step: the engine restarts the group, or
+    ends.
     """
 
     sockets = ()
@@ -100,7 +103,7 @@ class Stepper:
         self.last: OutputRecord | None = None
         self.acceptance = Acceptance()
         self.device_seconds: float | None = None
-        self.on_raised: Callable[[Exception], object] = lambda error: None
+        self.on_raised: Callable[[str, Exception], bool] = lambda method, error: group.size == 1
         self._planner = StepPlanner(state, group)
         self._every_slot = _every_slot(state, sink)
         self._told = runner if isinstance(runner, HostRunner) else None
@@ -198,7 +201,7 @@ class Stepper:
             for slot in free:
                 del self._ended[slot]
         ended += stopped_now
-        if self._told is not None and not launched.failed:
+        if self._told is not None:
             self._told.took(launched.planned, mirror, ended)
         return record
 
@@ -260,16 +263,13 @@ class Stepper:
         return record
 
     def _run(self, planned: PlannedStep) -> tuple[Step, bool]:
-        """Return the step as the runner launched it, and whether the runner raised.
-
-        In a group of several ranks the error is raised, because the other ranks have run the step.
-        """
+        """Return the step as the runner launched it, and whether the runner raised, on all ranks of the group."""
         try:
             step: object = self.runner.launch(self.state, planned, self.stream)
         except _OF_THE_DEVICE:
             raise
         except Exception as error:
-            if self.group.size > 1:
+            if not self._all_raised("launch", error):
                 raise
             given = ("accept_num", 0) if self.state.speculative else ("sampled_token_ids", -1)
             return self._failed(planned.step, self._fed(planned), given, "launch", error), True
@@ -278,18 +278,27 @@ class Stepper:
         return step, False
 
     def _propose(self, planned: PlannedStep, step: Step) -> Step:
-        """Return the step after the next one's drafts were made. If that raises, the step's requests that have not
-        ended in it end with the error. In a group of several ranks the error is raised, because the other ranks have
-        made their drafts."""
+        """Return the step after the next one's drafts were made. If that raises, on all ranks of the group, the step's
+        requests that have not ended in it end with the error."""
         try:
             self.runner.propose(self.state, step, self.stream)
         except _OF_THE_DEVICE:
             raise
         except Exception as error:
-            if self.group.size > 1:
+            if not self._all_raised("propose", error):
                 raise
             return self._failed(step, self._fed(planned), ("draft_num", 0), "propose", error, ended=self._stopped)
         return step
+
+    def _all_raised(self, method: str, error: Exception) -> bool:
+        """Return whether all ranks of the group raised, once the device has done the runner's work. Its collectives end
+        only if the other ranks make the same ones. Raises :class:`RunnerFailed` if that does not end."""
+        with _working(self._what(method, error), error):
+            self.stream.synchronize(TIMEOUTS.runner)
+        return self.on_raised(method, error)
+
+    def _what(self, method: str, error: Exception) -> str:
+        return " ".join(f"{type(self.runner).__name__}.{method} raised {type(error).__name__}: {error}".split())
 
     def _fed(self, planned: PlannedStep) -> list[int]:
         """Return the slots that a step may have run."""
@@ -317,20 +326,16 @@ class Stepper:
         """Return the step in which the requests of ``slots``, except those in ``ended``, end with the runner's
         exception, because it is unknown which of the runner's work the device has done. ``given``: a field and its
         value for each slot. Raises :class:`RunnerFailed` if the device is broken too."""
-        state, stream = self.state, self.stream
-        what = " ".join(f"{type(self.runner).__name__}.{method} raised {type(error).__name__}: {error}".split())
-        try:
+        state, stream, what = self.state, self.stream, self._what(method, error)
+        with _working(what, error):
             over = ended()
             slots = [slot for slot in slots if slot not in over]
             for slot in slots:
                 for name, value in (("stop_flags", True), given):
                     self.device.async_set_value(target=state.view(name)[slot], value=value, stream=stream)
             stream.synchronize(TIMEOUTS.runner)
-        except HalError as broken:
-            raise RunnerFailed(what, cure=f"and the device is broken: {broken.what}") from error
         log.error("step %d: %s", step.number, what)
         log.debug("where the runner raised", exc_info=error)
-        self.on_raised(error)
         return replace(step, errors={**step.errors, **dict.fromkeys(slots, what)})
 
     def _saved(self, step: Step) -> Step:
@@ -359,6 +364,15 @@ class Stepper:
         if why:
             cure = "hand the request over without its drafts; the tokens are the same"
             raise InvalidValue(why, cure=cure, device=self.device.name, hook="insert_tasks", argument="tasks")
+
+
+@contextlib.contextmanager
+def _working(what: str, error: Exception) -> Iterator[None]:
+    """Raise :class:`RunnerFailed`, because of a runner's ``error``, if the device is broken too."""
+    try:
+        yield
+    except HalError as broken:
+        raise RunnerFailed(what, cure=f"and the device is broken: {broken.what}") from error
 
 
 def _every_slot(state: SlotState, sink: Sink) -> Int32s | None:

@@ -96,7 +96,7 @@ class ModelRunner(HostRunner):
         """For requests that ended here with the last step taken: slot to the proposer's state, for the worker that
         continues them."""
         self._states: Mapping[int, bytes] = {}
-        self._inputs: StepInput | None = None  # of the step in progress
+        self._inputs: StepInput | None = None  # of the step in progress; None if it raised
         self._hidden: object = None
 
     @property
@@ -109,13 +109,15 @@ class ModelRunner(HostRunner):
 
     def launch(self, state: SlotState, step: PlannedStep, stream: Stream) -> Step:
         """Read the inputs, run the model, sample the tokens and write them into the state."""
+        self._inputs = None
         self.histories.follow(step.tasks)
         if self._drafting is not None:
             self._drafting.follow(step.tasks, self._states)
             self._states = {}
-        inputs = self._inputs = read_inputs(self.device, state, chunks_of(step.tasks), stream)
+        inputs = read_inputs(self.device, state, chunks_of(step.tasks), stream)
         tokens, self._hidden = self._generate(inputs)
         self._write(tokens)
+        self._inputs = inputs
         return self._describe(step, inputs, tokens)
 
     def agreed(self, step: Step, ticket: Ticket, stream: Stream) -> None:
@@ -145,8 +147,7 @@ class ModelRunner(HostRunner):
 
     def took(self, step: PlannedStep, outputs: Columns, ended: Sequence[int]) -> None:
         """Record the accepted tokens, and forget the slots that ended."""
-        assert self._inputs is not None
-        if self.histories:
+        if self.histories and self._inputs is not None:
             slots = self._inputs.slots.tolist()
             name = "accept_tokens" if self.state.speculative else "sampled_token_ids"
             self.histories.observe(slots, accepted_tokens(slots, outputs, name))

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
-from hal_core import ByteRange, Group, HalError
+from hal_core import ENTERING, ByteRange, Group, HalError
 from hal_core.devices import open_groups
 from hal_core.devices.paddle.ranks.groups import PaddleCommunicator
 from hal_core.runtime.policy import Policy
@@ -29,6 +29,7 @@ from hal.distributed.tensor_ranks import TensorRanks
 from hal.model.batch import ModelBatch
 from hal.model.config import read_config
 from hal.model.llama import LlamaModel
+from hal.timeouts import TIMEOUTS
 from hal.worker import ModelRunner
 
 
@@ -199,6 +200,43 @@ def raising(rank, folder, step="1"):
         yield
 
 
+RAISING = {"before the layers": "launch", "after the layers": "_write", "drafting": "propose"}
+"""Where the model's runner raises, and its method that is called there."""
+
+
+@contextlib.contextmanager
+def raising_at(rank, name, where, ranks, wait):
+    """On ``ranks``, the model's runner raises in the step in which the request ``name`` enters. ``wait``: how long it
+    waits for the other ranks."""
+    launch, method = ModelRunner.launch, RAISING[where]
+    original = getattr(ModelRunner, method)
+
+    def launched(runner, state, step, stream):
+        runner.is_marked = rank.rank in ranks and any(
+            kind in ENTERING and request.request_id == name
+            for kind, request in zip(step.tasks.plain["kinds"], step.tasks.requests, strict=True)
+        )
+        if method == "launch":
+            raises(runner)
+        return launch(runner, state, step, stream)
+
+    def called(runner, *arguments):
+        raises(runner)
+        return original(runner, *arguments)
+
+    def raises(runner):
+        if runner.is_marked:
+            raise RuntimeError(f"no memory for {name}")
+
+    usual, TIMEOUTS.raised = TIMEOUTS.raised, wait
+    replaced = {"launch": launched} if method == "launch" else {"launch": launched, method: called}
+    try:
+        with mock.patch.multiple(ModelRunner, **replaced):
+            yield
+    finally:
+        TIMEOUTS.raised = usual
+
+
 def broadcasts(rank):
     """In a rank: return the records of :func:`broadcasting`."""
     return rank.kept["broadcasts"]
@@ -273,6 +311,7 @@ LIARS = {
     "no broadcast": no_broadcast,
     "left out": left_out,
     "raising": raising,
+    "raising at": raising_at,
     "hung": functools.partial(ending, act=hang),
     "killed": functools.partial(ending, act=send(signal.SIGKILL)),
     "stopped": functools.partial(ending, act=send(signal.SIGSTOP)),

@@ -12,7 +12,8 @@ import pytest
 from hal_core import GroupLost
 
 from hal.distributed.control_channel import EngineChannel, RankChannel
-from hal.distributed.control_messages import Beat, Hello, Release, Verdict
+from hal.distributed.control_messages import Agreed, Beat, Hello, Release, Verdict
+from hal.distributed.steps import StepOrder
 from tests.commands import start
 
 A_RANK = """
@@ -119,4 +120,24 @@ def test_a_connection_that_broke_and_was_made_again_is_a_lost_engine():
     finally:
         rank.close()
         cable.close()
+        engine.close()
+
+
+def test_an_answer_comes_before_the_messages_that_were_sent_earlier():
+    """The engine has sent the next step by then, and a rank that waits for the answer runs that step later."""
+    engine = EngineChannel()
+    rank = RankChannel(engine.url, 0)
+    try:
+        assert rank.send(Hello(0, 1, {}))
+        assert [message for _, message in engine.receive(60.0)]
+        orders = [StepOrder(0, number, ()) for number in (1, 2, 3)]
+        for order in orders[:2]:
+            engine.order(order, 0)
+        engine.send(Agreed(1, alike=True))
+        engine.order(orders[2], 0)
+        assert rank.answer(60.0) == Agreed(1, alike=True)
+        assert [rank.receive(60.0) for _ in orders] == orders
+        assert rank.answer(0.05) is None
+    finally:
+        rank.close()
         engine.close()

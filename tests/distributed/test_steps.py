@@ -9,7 +9,16 @@ from hal_core.frames import split
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hal.distributed.control_messages import Failed, Hello, Raised, Setup, Verdict, decode_message, encode_message
+from hal.distributed.control_messages import (
+    Agreed,
+    Failed,
+    Hello,
+    Raised,
+    Setup,
+    Verdict,
+    decode_message,
+    encode_message,
+)
 from hal.distributed.steps import StepOrder, TaskOrder, decode_step, encode_step, orders_of
 
 ids = st.integers(0, 2**31 - 1)
@@ -95,7 +104,8 @@ def test_any_body_is_decoded_or_refused(body):
         Hello(1, 2, {"a": "b"}),
         Setup("m", "cpu", None, {"x": True, "y": "async"}, StateConfig(2, 64), 4, 2, 1, "ipc:///x", 3.0),
         Failed(1, "it broke", step=3, lost=[0], trace="Traceback"),
-        Raised(1, "Traceback"),
+        Raised(1, 3, "launch", "RuntimeError", "Traceback"),
+        Agreed(3, True),
         Verdict("why", "cure", 1, 5),
     ],
 )

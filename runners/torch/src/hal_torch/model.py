@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.nn import functional
 
 from hal.model.config import LlamaConfig, read_config
@@ -14,6 +14,7 @@ from hal.model.split import WHOLE, Shard, local_config
 
 from .attention import Kernels, Pair, Tokens, attend
 from .loading import load, random
+from .ranks import add_up
 
 
 class Decoder:
@@ -84,7 +85,7 @@ class Decoder:
     def _whole(self, part: Tensor) -> Tensor:
         """The sum over the ranks."""
         if self._shard.size > 1:
-            distributed.all_reduce(part)
+            add_up(part)
         return part
 
     def _linear(self, x: Tensor, name: str) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from hal_core import TIMEOUTS
-from torch import distributed
+from hal_core import TIMEOUTS, GroupLost
+from torch import Tensor, distributed
 
 if TYPE_CHECKING:
     from hal.model.split import Shard
@@ -27,3 +27,12 @@ def meet(setup: RunnerSetup, shard: Shard) -> None:
     told.fill_(-1)  # as of empty slots
     backend = "nccl" if told.device.type == "cuda" else "gloo"
     distributed.init_process_group(backend, store=store, rank=shard.index, world_size=shard.size)
+
+
+def add_up(part: Tensor) -> None:
+    """Sum over the ranks, in place. Raises :class:`GroupLost`: after a failure the ranks may have made different
+    collectives."""
+    try:
+        distributed.all_reduce(part)
+    except RuntimeError as error:
+        raise GroupLost(f"torch's all-reduce failed: {error}", cure="see the other ranks' output") from error

@@ -1,0 +1,128 @@
+"""A runner that raises on all ranks of a group ends its step's requests; one that raises on some ends the group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+from hal_core import FinishReason, MemorySink
+
+from hal import open_device
+from hal.distributed.errors import RankLost
+from hal.engine import Engine
+from hal.model import DEFAULT_CHECKPOINT
+from hal.model.llama import LlamaModel
+from hal.proposers import Setup as ProposerSetup
+from hal.proposers import make_proposer
+from hal.worker import Worker
+from tests.split.rows import Own
+from tests.split.rows import engine_of as split_engine
+
+from .rank_work import RAISING, raising_at
+from .rows import AMPLE, Pooled, Row, Told, engine_of, reference, requests
+from .test_losses import Anew
+
+MARKED, SLOTS = "g2", 3
+WHAT = f"RuntimeError: no memory for {MARKED}"
+LONG, SHORT = 60.0, 0.5
+"""Waits for the other ranks: no test reaches the first one, unless ranks do not agree."""
+PLACES = [
+    ("before the layers", "none"),
+    ("after the layers", "none"),
+    ("before the layers", "ngram"),
+    ("after the layers", "ngram"),
+    ("drafting", "ngram"),
+]
+
+
+@dataclass
+class Served:
+    """What became of the requests: the records, and each request's end."""
+
+    told: Told = field(default_factory=Told)
+    ends: dict = field(default_factory=dict)
+
+    def run(self, engine):
+        """Serve all requests; return how often ranks were started again."""
+        try:
+            for request in requests():
+                engine.submit(request)
+            for finished in engine.run():
+                assert finished.request_id not in self.ends
+                self.ends[finished.request_id] = finished
+        except BaseException:
+            engine.close()
+            raise
+        engine.stop()
+        return engine.restarts
+
+    def compare(self, where):
+        """The step's requests ended with the error after tokens of the reference; all others have all of theirs."""
+        failed = {name for name, one in self.ends.items() if one.reason == FinishReason.ERROR}
+        assert MARKED in failed
+        assert len(failed) <= SLOTS
+        assert len(self.ends) == len(requests())
+        method = "propose" if where == "drafting" else "launch"
+        for name, tokens in reference().tokens.items():
+            given = self.told.tokens[name]
+            if name in failed:
+                assert self.ends[name].message.endswith(f"ModelRunner.{method} raised {WHAT}")
+                assert given == tokens[: len(given)] != tokens
+            else:
+                assert given == tokens
+
+
+@pytest.mark.parametrize(("where", "speculate"), PLACES)
+def test_in_one_process_others_enter_the_slots_that_were_freed(where, speculate):
+    found, sizes = Served(), Row(speculate=speculate).sizes
+    with open_device("cpu") as device, raising_at(SimpleNamespace(rank=0), MARKED, where, (0,), LONG):
+        model = LlamaModel.load(DEFAULT_CHECKPOINT)
+        setup = ProposerSetup(3, sizes.num_slots, sizes.max_model_len, model.config.vocab_size, model)
+        worker = Worker(device, model, sizes, AMPLE, MemorySink(), proposer=make_proposer(speculate, setup))
+        found.run(Engine(worker, on_record=found.told.take))
+    found.compare(where)
+
+
+@pytest.mark.parametrize(("where", "speculate"), PLACES)
+def test_what_all_ranks_raise_ends_the_requests_of_that_step(worlds, where, speculate):
+    found, pooled = Served(), Pooled(worlds.of(2), ("raising at", MARKED, where, (0, 1), LONG))
+    found.run(engine_of(Row(tp=2, speculate=speculate), lambda: pooled, found.told))
+    found.compare(where)
+    assert pooled.answers == {0: None, 1: None}, "no rank ended with an error"
+
+
+@pytest.mark.conform
+@pytest.mark.parametrize("where", [where for where in RAISING if where != "drafting"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_one_rank_raises_ends_the_group_in_one_line(worlds, rank, where):
+    start, found = Anew(worlds, 2, "raising at", MARKED, where, (rank,), SHORT), Served()
+    with pytest.raises(RankLost) as caught:
+        found.run(engine_of(Row(tp=2, timeout=LONG), start, found.told))
+    assert caught.value.rank == rank
+    assert caught.value.what.startswith(f"rank {rank} was lost in step ")
+    assert caught.value.what.endswith(f": {WHAT}")
+    assert len(str(caught.value).splitlines()) == 1
+    worlds.end(2)
+
+
+@pytest.mark.conform
+def test_after_what_one_rank_raised_new_ranks_serve_all_requests(worlds):
+    start, found = Anew(worlds, 2, "raising at", MARKED, "before the layers", (1,), SHORT), Served()
+    assert found.run(engine_of(Row(tp=2, timeout=LONG), start, found.told, restarts=1)) == 1
+    assert {one.reason for one in found.ends.values()} <= {FinishReason.LENGTH, FinishReason.STOP}
+    assert found.told.tokens == reference().tokens
+
+
+@pytest.mark.conform
+@pytest.mark.parametrize("role", [0, 1], ids=["prefill", "decode"])
+def test_in_a_split_the_other_role_serves_the_other_requests(role):
+    how = ("raising at", MARKED, "after the layers", (0, 1), LONG)
+    found, started = Served(), {}
+
+    def start(number):
+        return started.setdefault(number, Own(2, how if number == role else ()))
+
+    found.run(split_engine(Row(tp=2), (1, 1), start, found.told))
+    found.compare("after the layers")
+    assert all(one.answers == {0: None, 1: None} for one in started.values())
