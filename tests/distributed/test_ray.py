@@ -101,9 +101,11 @@ def test_ranks_on_several_nodes_give_the_tokens_of_one_process(cluster, alone, t
 @pytest.mark.conform
 @pytest.mark.parametrize(("count", "how"), [(2, TP), (2, ("--split", "1,1")), (3, TP), (3, ("--split", "2,1"))])
 def test_killed_nodes_lose_and_double_no_token(cluster, alone, tmp_path, count, how):
-    """After each answer that is shown all nodes but one are killed, so a rank's is among them, and others added."""
+    """After each answer that is shown all nodes but one are killed, so a rank's is among them, and others added.
+
+    A dead node that Ray has not reported yet may get a rank again, which costs one more restart."""
     with nodes(cluster, count), (tmp_path / "err").open("w+") as err:
-        process = start(tmp_path, *on_ray(cluster, *how, "--restart", str(KILLS * (count - 1))), stderr=err)
+        process = start(tmp_path, *on_ray(cluster, *how, "--restart", str(3 * KILLS * (count - 1))), stderr=err)
         lines = []
         for _ in range(KILLS):
             lines.append(process.stdout.readline())
