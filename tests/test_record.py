@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 import sys
 from pathlib import Path
 
@@ -165,8 +166,12 @@ def test_options_that_a_replay_does_not_use_are_refused(arguments, said, capsys)
             ("--record", "x", "--tp", "2"),
             "--record: a recording has the calls of one rank (leave it out, or run one rank)",
         ),
-        (("--record", "/nowhere/x"), "No such file or directory: /nowhere/x"),
-        (("--record", "/dev/full"), "No space left on device"),
+        (
+            ("--record", "/nowhere/x"),
+            "--record: No such file or directory: /nowhere/x (make its folder, or name another file)",
+        ),
+        (("--record", "/"), "--record: Is a directory: / (name a file in it)"),
+        (("--record", "/dev/full"), "--record: No space left on device"),
     ],
 )
 def test_what_cannot_be_recorded_is_one_line(capsys, tmp_path, monkeypatch, arguments, said):
@@ -174,7 +179,20 @@ def test_what_cannot_be_recorded_is_one_line(capsys, tmp_path, monkeypatch, argu
     with pytest.raises(SystemExit) as end:
         main(["run", "--device", "cpu", "--max-tokens", "2", "--prompt", "x", "-q", *arguments])
     assert end.value.code == 2
-    assert said in capsys.readouterr().err
+    assert f"hal: error: {said}" in capsys.readouterr().err
+
+
+def test_a_sink_that_nobody_reads_is_named_as_typed(capsys, monkeypatch):
+    """Another program listens there."""
+    monkeypatch.setenv("HAL_SECONDS_SINK_CLOSE", "0.1")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        url = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(SystemExit) as end:
+            main(["run", "x", "--device", "cpu", "--max-tokens", "2", "-q", "--sink", url])
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("hal: error: --sink: not acknowledged by a reader: r0 at 0 ")
+    assert f"no reader answers on {url}" in error
 
 
 def test_without_the_kit_record_says_how_to_install_it(capsys, monkeypatch):

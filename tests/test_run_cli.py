@@ -227,6 +227,7 @@ BAD_OPTIONS = [
     (("--prompt", "x", "--model-place", "moon"), "--model-place: 'moon'"),
     (("--prompt", "x", "--model-place", "xpu"), "--model-place: 'xpu' is not a place of this Paddle build"),
     (("--prompt", "x", "--device", "sims"), "--device: no device 'sims'"),
+    (("--prompt", "x", "--model", "/"), "--model: no config.json in '/' (give the directory of a checkpoint)"),
     (("--prompts", "."), "--prompts: cannot read '.': Is a directory"),
     (("--prompts", "/nowhere"), "--prompts: no file '/nowhere'"),
     (("--prompt", "x", "--blocks", "1"), "--blocks: 1 of 16 tokens cannot hold any of the prompts"),

@@ -25,6 +25,13 @@ _CURES = {
     errno.ENOMEM: "end other processes, or raise the limit on memory (ulimit -v)",
     errno.EAGAIN: "end other processes, or raise the limit on their number (ulimit -u)",
 }
+_OF_OPTIONS = {
+    errno.ENOENT: "make its folder, or name another file",
+    errno.ENOTDIR: "a part of the path is a file: name another one",
+    errno.EISDIR: "name a file in it",
+    errno.EACCES: "name a file that you may write, or change its permissions",
+}
+"""Cures of a file that an option names."""
 
 
 verbose = False
@@ -42,8 +49,10 @@ def told(error: Exception) -> str | None:
     if isinstance(error, ImportError):
         return _import(error)
     if isinstance(error, OSError):
-        cure = _CURES.get(error.errno or 0, "")
-        return one_line(error.strerror or error) + _at(error) + (f" ({cure})" if cure else "")
+        option, cure = getattr(error, "option", ""), _CURES.get(error.errno or 0, "")
+        cure = cure or (_OF_OPTIONS.get(error.errno or 0, "") if option else "")
+        what = one_line(error.strerror or error) + _at(error)
+        return (f"{option}: " if option else "") + what + (f" ({cure})" if cure else "")
     if isinstance(error, MemoryError) or "can't start new thread" in str(error):
         what = "no memory is left" if isinstance(error, MemoryError) else "no thread can be started"
         return f"{what} ({_CURES[errno.ENOMEM if isinstance(error, MemoryError) else errno.EAGAIN]})"
@@ -57,7 +66,8 @@ def exit_of(error: Exception) -> SystemExit:
 
 def trace(error: Exception) -> str:
     """Return the traceback of a plugin or runner that failed if ``-v`` was given, else ""."""
-    told = isinstance(error, ModuleNotFoundError) or (isinstance(error, OSError) and error.errno in _CURES)
+    told = isinstance(error, ModuleNotFoundError) or hasattr(error, "option")
+    told = told or (isinstance(error, OSError) and error.errno in _CURES)
     if not verbose or told:  # the line is complete
         return ""
     from hal_core import trace_of
@@ -67,12 +77,23 @@ def trace(error: Exception) -> str:
 
 @contextlib.contextmanager
 def as_typed(**names: str) -> Iterator[None]:
-    """Rename the arguments of errors to the options as typed: ``names`` maps inner arguments to options."""
+    """Rename the arguments of errors to the options as typed: ``names`` maps inner arguments to options. The hook in
+    which the error was found is left out."""
     try:
         yield
     except Exception as error:
         if (name := names.get(getattr(error, "argument", None) or "")) is not None:
-            error.argument = name  # type: ignore[attr-defined]
+            error.argument, error.hook = name, ""  # type: ignore[attr-defined]
+        raise
+
+
+@contextlib.contextmanager
+def of_option(option: str) -> Iterator[None]:
+    """Have errors of the operating system name the option whose file they are about."""
+    try:
+        yield
+    except OSError as error:
+        error.option = option  # type: ignore[attr-defined]
         raise
 
 

@@ -41,7 +41,8 @@ def command(ctx: typer.Context, **given: Any) -> None:  # noqa: ANN401 (as the f
     from .run_session import generate
 
     try:
-        with failures.as_typed(url="--sink", prompt="PROMPT", name="--device"):
+        sink = {} if options.sink is None else {"sink": "--sink"}
+        with failures.as_typed(**sink, url="--sink", prompt="PROMPT", name="--device"):
             code = generate(prompts, options)
     except SystemExit as end:  # hal raises no SystemExit here, and its status could be 0
         what = f"a runner or plugin called sys.exit({'' if end.code is None else repr(end.code)}) during the run"

@@ -6,8 +6,9 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hal_core import ALONE, HalError, InvalidValue, Unavailable
@@ -27,7 +28,7 @@ from hal.worker import ModelRunner, Worker
 
 from . import failures, logs, signals
 from .console import status
-from .failures import cure_of, one_line
+from .failures import cure_of, of_option, one_line
 from .imports import uncollected
 from .run_options import PADDLE_MODEL, Options
 from .run_output import Answers, Shown, drive, facts_of, reasons, summarize, summed_up, used_up
@@ -76,9 +77,7 @@ def generate(prompts: Prompts, options: Options) -> int:
             return generate_on_ranks(plan, options)
         device = stack.enter_context(open_as_asked(options.device, options.require))
         if options.record is not None:
-            from hal_conformance.replay.recorder import CallRecorder
-
-            stack.enter_context(closing(CallRecorder(options.record, device)))
+            stack.enter_context(_recorded(options.record, device))
         name, why_paddle = _choose(options, device)
         if name == PADDLE:  # checked before the model is loaded
             overlap_of(options.overlap, device, PADDLE_MODEL, ModelRunner.needs_host)
@@ -128,6 +127,20 @@ def generate(prompts: Prompts, options: Options) -> int:
         )
     signals.check()
     return FAILED if answers.failed else 0
+
+
+@contextmanager
+def _recorded(file: Path, device: BoundDevice) -> Iterator[None]:
+    """Record the device's calls in a file."""
+    from hal_conformance.replay.recorder import CallRecorder
+
+    with of_option("--record"):
+        recorder = CallRecorder(file, device)
+    try:
+        yield
+    finally:
+        with of_option("--record"):
+            recorder.close()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import logging
 import math
@@ -84,7 +85,7 @@ def command(
 
         from hal.serving import Drain, Settings, make_app
     except ImportError as error:
-        what = f"{error.name or error} is missing"
+        what = f"{(error.name or str(error)).partition('.')[0]} is missing"
         raise Unavailable(what, cure="pip install 'paddle-hal[serve]>=1.1,<2'", argument="hal serve") from error
     from hal.generation import AsyncEngine, Ranks
     from hal.generation.plan import ModelPlan
@@ -167,8 +168,7 @@ def command(
     except SystemExit:  # uvicorn's way to end if it cannot listen
         if log_filter.error is None:
             raise
-        what = f"{host}:{port}: {log_filter.error.strerror}"
-        raise Unavailable(what, cure="choose another port", argument="--port") from None
+        raise _cannot_listen(host, port, log_filter.error) from None
     finally:
         deadline.grace = 0.0
     if failures:
@@ -187,6 +187,13 @@ class _Said(logging.Filter):
         elif str(record.msg).startswith("ASGI callable returned without completing response"):
             record.msg = "a stream was cut off at the end of --drain"
         return self.error is None
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> Unavailable:
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        what = "is no address of this host" if error.errno == errno.EADDRNOTAVAIL else f"unknown: {error.strerror}"
+        return Unavailable(f"{host}: {what}", cure="give an address of this host, or 0.0.0.0", argument="--host")
+    return Unavailable(f"{host}:{port}: {error.strerror}", cure="choose another port", argument="--port")
 
 
 def _is_local(host: str) -> bool:

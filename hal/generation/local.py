@@ -16,7 +16,7 @@ from hal_core import HalError, InvalidValue
 from hal.proposers import NONE
 
 from .opening import opened
-from .plan import ModelPlan, check_request, named_as_parameters
+from .plan import ModelPlan, check_known, check_request, named_as_parameters
 from .streams import Part, Stream, Streams
 
 Model = str | os.PathLike[str] | None
@@ -65,11 +65,15 @@ def generate(
     """
     if stream and not isinstance(prompt, str):
         raise InvalidValue("a list of prompts", cure="give one text, or leave stream out", argument="stream")
+    check_known(sampling, ("model", "device", "speculate", "stop", "stream"))
+    texts = list(prompt) if isinstance(prompt, list | tuple) else [prompt]
+    for text in texts:
+        if not isinstance(text, str):
+            raise InvalidValue(f"{text!r} is no text", cure="give a text, or a list of texts", argument="prompt")
     with _lock:
         here = _open(model, device, speculate)
         if stream:
-            return here.parts(here.submit(str(prompt), stop, sampling))
-        texts = [prompt] if isinstance(prompt, str) else list(prompt)
+            return here.parts(here.submit(texts[0], stop, sampling))
         running = [here.submit(text, stop, sampling, number) for number, text in enumerate(texts)]
         answers = ["".join(here.parts(one)) for one in running]
     return answers[0] if isinstance(prompt, str) else answers

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,16 @@ def named_as_parameters() -> Iterator[None]:
             text = _OPTION.sub(lambda found: found[1].replace("-", "_"), getattr(error, part))
             setattr(error, part, text)
         raise
+
+
+def check_known(names: Iterable[str], beside: Sequence[str] = ()) -> None:
+    """Raise :class:`InvalidValue` for a name that is no sampling parameter. ``beside``: what else could be meant."""
+    known = [*SamplingParams.__dataclass_fields__]
+    for name in names:
+        if name not in known:
+            close = get_close_matches(name, [*known, *beside], 1)
+            cure = f"did you mean {close[0]}?" if close else f"known: {', '.join([*beside, *known])}"
+            raise InvalidValue("no such parameter", cure=cure, argument=name)
 
 
 class TooLong(InvalidValue):
@@ -107,11 +118,8 @@ class ModelPlan:
         model's end tokens. Without a ``seed`` each request has its own."""
         if given is None:
             seed = int.from_bytes(os.urandom(8), "little") >> 1
-            try:
-                given = replace(self.defaults, **{"seed": seed, **changed})  # type: ignore[arg-type]
-            except TypeError as error:
-                known = ", ".join(SamplingParams.__dataclass_fields__)
-                raise InvalidValue(f"{error}", cure=f"known: {known}", argument="params") from error
+            check_known(changed)
+            given = replace(self.defaults, **{"seed": seed, **changed})  # type: ignore[arg-type]
         return replace(given, eos_token_ids=tuple({*given.eos_token_ids, *self.config.eos_token_ids}))
 
     def request(
@@ -128,9 +136,10 @@ class ModelPlan:
 
     def answer(self, prompt: Sequence[int], stop: str | Sequence[str], params: SamplingParams) -> AnswerText:
         """The text of an answer, which ends with the first stop text in it."""
-        texts = (stop,) if isinstance(stop, str) else tuple(stop)
-        if not all(texts):
-            raise InvalidValue("an empty text", cure="leave it out", argument="stop")
+        texts = tuple(stop) if isinstance(stop, list | tuple) else (stop,)
+        if wrong := [one for one in texts if not isinstance(one, str) or not one]:
+            what, cure = ("an empty text", "leave it out") if wrong[0] == "" else (f"{wrong[0]!r}", "give texts")
+            raise InvalidValue(what, cure=cure, argument="stop")
         return AnswerText(self.tokenizer.stream(prompt), texts, params.min_tokens)
 
     def serve(

@@ -97,6 +97,9 @@ def read_config(directory: Path) -> LlamaConfig:
         raise InvalidValue(
             f"no directory {str(directory)!r}", cure="give a directory with config.json", argument="--model"
         )
+    if not (directory / "config.json").exists():
+        what = f"no config.json in {str(directory)!r}"
+        raise InvalidValue(what, cure="give the directory of a checkpoint", argument="--model")
     config = parse_config(read_json(directory / "config.json"), source=str(directory / "config.json"))
     generation = directory / "generation_config.json"
     if not generation.exists():

@@ -108,7 +108,7 @@ class ZmqSink(QueuedSink):
     def _backlog(self) -> str:
         counts = self.counters()
         stranger = self._connection.stranger
-        nobody = f"; no reader listens on {self.url}{' with this key' * self._has_key}"
+        nobody = f"; no reader answers on {self.url}{' with this key' * self._has_key}"
         silent = f"; {stranger}" if stranger else "" if self._wire.is_granted else nobody
         return f"{counts['queued']} queued, {counts['unacknowledged']} unacknowledged{silent}"
 

@@ -140,7 +140,7 @@ def test_a_file_that_is_no_json_object_is_refused_with_its_path(tmp_path, conten
 def test_a_missing_directory_or_file_is_named(tmp_path):
     with pytest.raises(InvalidValue, match="nowhere"):
         read_config(tmp_path / "nowhere")
-    with pytest.raises(InvalidValue, match=r"config\.json.*no such file"):
+    with pytest.raises(InvalidValue, match=r"--model: no config\.json in "):
         read_config(tmp_path)
 
 

@@ -253,6 +253,26 @@ def test_a_port_in_use_is_one_line(server):
 
 
 @pytest.mark.parametrize(
+    ("host", "what"), [("192.0.2.1", "is no address of this host"), ("no.such.host.invalid", "unknown: ")]
+)
+def test_a_host_that_is_not_here_is_named(host, what):
+    command = [sys.executable, "-c", COMMAND, "serve", "--port", "0", "--api-key", "x", "--host", host]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert line.startswith(f"hal: error: --host: {host}: {what}")
+    assert line.endswith(" (give an address of this host, or 0.0.0.0)")
+
+
+@pytest.mark.parametrize("module", ["uvicorn", "starlette", "sse_starlette", "prometheus_client"])
+def test_without_the_extra_its_install_line_is_shown(module):
+    code = f"import sys; sys.modules['{module}'] = None; {COMMAND}"
+    done = subprocess.run([sys.executable, "-c", code, "serve"], capture_output=True, text=True, timeout=HANGS)
+    line = f"hal: error: hal serve: {module} is missing (pip install 'paddle-hal[serve]>=1.1,<2')\n"
+    assert (done.returncode, done.stderr) == (2, line)
+
+
+@pytest.mark.parametrize(
     ("body", "message"),
     [
         ({"prompt": "x", "max_token": 3}, "max_token is not offered (did you mean max_tokens?)"),

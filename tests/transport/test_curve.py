@@ -35,7 +35,7 @@ def test_nobody_else_is_let_in_and_nothing_is_lost_silently(keys, output, who, c
         sink = open_sink(reader.url, curve=curve, heartbeat=0.05)
         sink.put(output(1))
         assert reader.read(0.5) is None
-        told = f"no reader listens on {reader.url}{' with this key' * (curve is not None)}[)]"
+        told = f"no reader answers on {reader.url}{' with this key' * (curve is not None)}[)]"
         with pytest.raises(Undelivered, match=told) as caught:
             sink.close(0.1)
     assert ("it uses another key" in caplog.text) is (who == "a false reader")

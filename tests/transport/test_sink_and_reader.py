@@ -120,7 +120,7 @@ def test_g23_a_full_sink_raises_at_its_deadline_and_keeps_the_record(opened, out
     for pending in outputs[:3]:
         sink.put(pending)
     for pending in outputs[3:]:
-        with pytest.raises(SinkFull, match=rf"save_output: sink: no room for 0.05 s.*no reader listens on {url}"):
+        with pytest.raises(SinkFull, match=rf"save_output: sink: no room for 0.05 s.*no reader answers on {url}"):
             sink.put(pending)
     assert steps(opened.reader(), 5) == [0, 1, 2, 3, 4]
     assert [pending.settled for pending in outputs] == [[None]] * 5
@@ -170,7 +170,7 @@ def test_g19_closing_without_a_reader_names_what_was_not_delivered(opened, outpu
     sink = opened.sink()
     sink.put(output(7))
     sink.put(output(8, requests=("c",)))
-    with pytest.raises(Undelivered, match=r"a at 7 .1 tokens.*no reader listens") as caught:
+    with pytest.raises(Undelivered, match=r"a at 7 .1 tokens.*no reader answers") as caught:
         sink.close(0.05)
     assert caught.value.records == (("a", 7, 1), ("b", 7, 1), ("c", 8, 1))
     sink.close(0.05)  # reported once
