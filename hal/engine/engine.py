@@ -335,18 +335,18 @@ class Engine:
         self._gone(worker, error)
 
     def _gone(self, worker: EngineWorker[Any], error: HalError) -> None:
-        self.front.lost(worker, error)
-        worker.lose()
-        again = not isinstance(error, InvalidValue) and self._may_restart()
-        self._losses[worker.name] = f"{worker.name} was lost: {error.what}" + "; it is started again" * again
-        self._note(self._losses[worker.name])
-        if not again:
-            self.front.forsaken(error)
-            return
-        try:
-            worker.start()
-        except (GroupLost, Unavailable, InvalidValue) as failed:
-            self._gone(worker, failed)
+        while True:
+            self.front.lost(worker, error)
+            worker.lose()
+            again = not isinstance(error, InvalidValue) and self._may_restart()
+            self._losses[worker.name] = f"{worker.name} was lost: {error.what}" + "; it is started again" * again
+            self._note(self._losses[worker.name])
+            if not again:
+                return self.front.forsaken(error)
+            try:
+                return worker.start()
+            except (GroupLost, Unavailable, InvalidValue) as failed:
+                error = failed
 
     # -- the end --------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest import mock
 
 import pytest
-from hal_core import FinishReason, InvalidValue, Request
+from hal_core import FinishReason, InvalidValue, Request, Unavailable
 
 from hal.distributed.errors import RankLost
 from hal.distributed.split.migration import Migration
@@ -64,6 +64,18 @@ def test_a_start_that_fails_without_restarts_left_ends_requests():
     assert told.reason is FinishReason.ERROR
     assert "no decode worker is left (decode worker 0 was lost: rank 0 did not come up)" in told.message
     assert "give more workers, or --restart" in told.message
+    world.finish()
+
+
+def test_thousands_of_restarts_that_fail_at_once_end_requests():
+    world, split_request = world_with(State.DECODING, restarts=3000)
+    worker = split_request.decode
+    worker._start = mock.Mock(side_effect=Unavailable("no node has room", cure="add one"))
+    worker.rank_executor.kill(0)
+    for _ in range(2):  # the loss, and the engine's next turn
+        world.step()
+    assert worker._start.call_count == world.engine.restarts == 3000
+    assert "no decode worker is left" in world.ended[split_request.name].message
     world.finish()
 
 
