@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -113,7 +113,8 @@ class Server:
         async for piece in request.stream():
             data += piece
             if len(data) > most:
-                raise ApiError(413, f"the body has more than {most} bytes", code="request_too_large")
+                what = f"the body has more than {most} bytes (send the prompts in several requests)"
+                raise ApiError(413, what, code="request_too_large")
         return bytes(data)
 
     def _ready(self, model: str | None) -> None:
@@ -146,7 +147,7 @@ class Server:
         body = read_body(Chat, await self._body(request), lenient=self.settings.lenient)
         self._ready(body.model)
         if body.top_logprobs is not None and not body.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
+            raise ApiError(400, "top_logprobs needs logprobs (give logprobs: true)", param="top_logprobs")
         changed = body.changed() | ({"logprobs": body.top_logprobs or 0} if body.logprobs else {})
         shape = ChatShape(self.settings.model, self.engine.plan.tokenizer, logprobs=body.logprobs)
         prompt = self.template.render(body.messages)
@@ -186,7 +187,8 @@ class Server:
     ) -> Wanted:
         most = self.settings.choices
         if not 1 <= len(prompts) * body.n <= most:
-            what = f"{len(prompts)} prompts, {body.n} choices: 1 to {most} answers in all"
+            answers = len(prompts) * body.n
+            what = f"{answers} answers, of {len(prompts)} prompts and n = {body.n} (ask for 1 to {most})"
             raise ApiError(400, what, param="n" if body.n > 1 else "prompt")
         with _named(body):
             return await wanted_of(
@@ -286,8 +288,7 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result] | Awa
     finally:
         for one in (task, gone):
             one.cancel()
-        with suppress(Exception):
-            await asyncio.gather(task, gone, return_exceptions=True)
+        await asyncio.gather(task, gone, return_exceptions=True)
 
 
 async def _left(request: Request) -> None:

@@ -130,6 +130,8 @@ def read_body(kind: type[Body], data: bytes, *, lenient: bool) -> Body:
             text = f"{param} is not offered ({cure})"
         elif param is not None:
             text = f"{param}: {wrong[0].lower()}{wrong[1:]}"
+        else:
+            text = f"the body: {text[0].lower()}{text[1:]} (send a JSON object)"
         raise ApiError(400, text, param=param) from error
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {error}") from error
+        raise ApiError(400, f"the body is not JSON: {error} (send a JSON object)") from error

@@ -278,12 +278,26 @@ def test_without_the_extra_its_install_line_is_shown(module):
         ({"prompt": "x", "max_token": 3}, "max_token is not offered (did you mean max_tokens?)"),
         ({"prompt": "x", "tools": []}, "tools is not offered (leave it out, or start the server with --lenient)"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens: expected `int` >= 1"),
-        ([], "Expected `object`, got `array`"),
+        ({"prompt": []}, "0 answers, of 0 prompts and n = 1 (ask for 1 to 128)"),
+        ({"prompt": ["x"] * 65, "n": 2}, "130 answers, of 65 prompts and n = 2 (ask for 1 to 128)"),
+        ([], "the body: expected `object`, got `array` (send a JSON object)"),
     ],
 )
 def test_a_wrong_body_is_refused_with_its_field_and_the_cure(server, body, message):
     answer = httpx.post(f"{server.url}/v1/completions", json=body)
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "message"),
+    [
+        (b"", 400, "the body is not JSON: Input data was truncated (send a JSON object)"),
+        (b" " * (4 << 20) + b"{}", 413, "the body has more than 4194304 bytes (send the prompts in several requests)"),
+    ],
+)
+def test_a_body_that_is_not_read_has_its_cure(server, content, status, message):
+    answer = httpx.post(f"{server.url}/v1/completions", content=content)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (status, message)
 
 
 def test_the_dashboard_shows_metrics_that_there_are():
