@@ -7,8 +7,11 @@ import json
 import pytest
 from hal_core import HalError
 
+from hal.cli import doctor as doctor_command
 from hal.cli import doctor_machine
 from hal.cli.doctor import scrubbed
+from hal.cli.opened import Ended
+from hal.discovery import installed
 
 from .device_listing import hal_command
 from .fixtures_plugins.builder import Site
@@ -24,6 +27,7 @@ BROKEN = {
     "open_dies": "the process ended with signal SIGSEGV in its opening",
     "prints": "it prints when it is imported or probed",
     "close_crashes": "in its closing",
+    "exit_crashes": "the process ended with signal SIGSEGV in its exit",
 }
 
 
@@ -53,6 +57,17 @@ def test_a_plugin_that_hangs_is_one_line_and_ended(tmp_path):
     site.device("x", state="import_hangs", priority=None)
     found = doctor(site, "--timeout", "2", HAL_DEVICE="cpu")
     assert any(one.startswith("x: broken: its import did not end within 2 s") for one in found["findings"])
+
+
+def test_a_plugin_whose_thread_keeps_its_process_is_a_finding(tmp_path, monkeypatch):
+    whole = {"stage": "", "status": "available", "reason": "", "cure": ""}
+    monkeypatch.setattr(
+        doctor_command, "run_child", lambda *_: Ended({**whole}, timed_out=True, failed=True, how="", output="")
+    )
+    (entry,) = [one for one in installed() if one.name == "cpu"]
+    row = doctor_command._plugin(entry, (entry,), step=False, seconds=30)
+    assert row["status"] == "available"
+    assert doctor_command._finding(row).startswith("cpu: its exit did not end within 30 s (a command would too: ")
 
 
 def test_what_metadata_refuses_is_not_imported(tmp_path):

@@ -89,6 +89,8 @@ def _plugin(entry: Entry, entries: tuple[Entry, ...], step: bool, seconds: float
     if stage or not ended.answer:
         row |= {"status": "broken", "reason": _how(stage, ended, seconds), "output": ended.output}
         row["cure"] = f"mend or update {entry.distribution}, or leave it out with {ALLOW_LIST}"
+    elif ended.timed_out or ended.failed:
+        row["exit"] = _how("its exit", ended, seconds)
     return row
 
 
@@ -103,6 +105,9 @@ def _finding(row: dict[str, Any]) -> str:
     if row["status"] in WRONG:
         said = f"; its output: {row['output']}" if row.get("output") else ""
         return one_line(f"{name}: {row['status']}: {row['reason']} ({row['cure']}){said}")
+    if row.get("exit"):
+        cure = "a command would too: end threads in close(), and mend what the library does at exit"
+        return f"{name}: {row['exit']} ({cure})"
     if row.get("step_error"):
         return f"{name}: one step failed: {row['step_error']}"
     if row.get("printed"):

@@ -44,11 +44,12 @@ def open_in_subprocess(name: str, timeout: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a child process: its last answer, whether it was killed at its deadline, how it ended, and its
-    output's tail."""
+    """The end of a child process: its last answer, whether it was killed at its deadline or failed, how it ended, and
+    its output's tail."""
 
     answer: dict[str, Any] | None
     timed_out: bool
+    failed: bool
     how: str
     output: str
 
@@ -71,7 +72,7 @@ def run_child(module: str, arguments: Sequence[str], timeout: float) -> Ended:
         code = child.returncode
         how = f"ended with signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
         said = " ".join(noise.read_text(encoding="utf-8", errors="replace")[-_TAIL:].split())
-        return Ended(found, not in_time, how, said)
+        return Ended(found, not in_time, code != 0, how, said)
 
 
 def answer(path: str, found: dict[str, Any]) -> None:

@@ -71,6 +71,7 @@ STATES: dict[str, tuple[str, str]] = {
         "self.name, self.index, self.options, self.closed = 'cpu'",
     ),
     "missing_hook": ("def insert_tasks(self,", "def insert_nothing(self,"),
+    "exit_crashes": ("# import", "import atexit, os; atexit.register(os.kill, os.getpid(), 11)"),
     "close_crashes": ("self.closed += 1", "raise OSError('close fell over')"),
 }
 
