@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from pathlib import Path
 
 import httpx
@@ -64,27 +65,52 @@ def resident(process):
     return int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+CHOICES, TOKENS, ROUTE = 14, 240, "/v1/chat/completions"
+BODY = {
+    "messages": [{"role": "user", "content": "def f("}],
+    "max_tokens": TOKENS,
+    "ignore_eos": True,
+    "logprobs": True,
+    "top_logprobs": 20,
+    "temperature": 1,
+}
+
+
+def unread(served):
+    """A stream, larger than all buffers of its connection, of which nothing is read."""
+    slow = post(served.url, ROUTE, receive_buffer=4096, n=CHOICES, stream=True, **BODY)
+    served.wait_until(lambda: served.metric("num_requests_running") == CHOICES, "the request does not run")
+    return slow
+
+
 @pytest.mark.conform
 def test_a_slow_reader_delays_nobody_and_fills_no_memory(with_template):
-    """It reads nothing of an answer that is larger than all buffers of its connection, until the engine ended it."""
-    choices, tokens, options = 14, 240, ("--slots", "16", "--max-model-len", "256")
-    body = {"messages": [{"role": "user", "content": "def f("}], "max_tokens": tokens, "ignore_eos": True}
-    body |= {"logprobs": True, "top_logprobs": 20, "temperature": 1}
-    with serving("--model", str(with_template), *options) as served:
-        route, few = "/v1/chat/completions", body | {"max_tokens": 2}
-        ask = lambda: httpx.post(f"{served.url}{route}", json=few, timeout=HANGS)  # noqa: E731
+    """It reads nothing of an answer until the engine ended it."""
+    with serving("--model", str(with_template), "--slots", "16", "--max-model-len", "256") as served:
+        few = BODY | {"max_tokens": 2}
+        ask = lambda: httpx.post(f"{served.url}{ROUTE}", json=few, timeout=HANGS)  # noqa: E731
         assert ask().status_code == 200
         memory = resident(served.process.pid)
-        slow = post(served.url, route, receive_buffer=4096, n=choices, stream=True, **body)
-        served.wait_until(lambda: served.metric("num_requests_running") == choices, "the request does not run")
+        slow = unread(served)
         assert [ask().status_code for _ in range(4)] == [200] * 4
-        served.wait_until(lambda: served.metric("request_success_total") == 1 + choices + 4, "its slots are not free")
+        served.wait_until(lambda: served.metric("request_success_total") == 1 + CHOICES + 4, "its slots are not free")
         grown, held = resident(served.process.pid) - memory, in_kernel(slow)
         text = b""
         while not text.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
             text += slow.recv(1 << 20)
         slow.close()
     print(f"{len(text)} bytes, of which {held} in the kernel; the server has grown by {grown} bytes")
-    assert len(re.findall(rb"^data: {", text, re.MULTILINE)) >= choices * tokens
+    assert len(re.findall(rb"^data: {", text, re.MULTILINE)) >= CHOICES * TOKENS
     assert len(text) > held + 1_000_000, "the connection's buffers were not full"
     assert grown < 20_000_000
+
+
+@pytest.mark.conform
+def test_a_stream_that_nobody_reads_is_cut_off_after_the_drain(with_template):
+    """No error object reaches its client: the command prints that the stream was cut off, and ends."""
+    options = ("--slots", "16", "--max-model-len", "256", "--drain", "0.2")
+    with serving("--model", str(with_template), *options) as served, unread(served):
+        served.wait_until(lambda: served.metric("request_success_total") == CHOICES, "its slots are not free")
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(HANGS) == 128 + signal.SIGTERM
+        assert served.process.stderr.read() == "hal: a stream was cut off at the end of --drain\n"
