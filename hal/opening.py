@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,10 +77,17 @@ def open_as_asked(
 
 @contextmanager
 def quiet_paddle() -> Iterator[None]:
-    """Ignore what Paddle's import warns of: it cannot compile without ccache, and nothing here compiles."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="paddle")
-        yield
+    """Ignore what Paddle's import warns of: it cannot compile without ccache, and nothing here compiles. The handler
+    and level that it gives the root logger are taken back, because they would print the records of all libraries."""
+    before, level = [*logging.root.handlers], logging.root.level
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="paddle")
+            yield
+    finally:
+        for handler in [one for one in logging.root.handlers if one not in before]:
+            logging.root.removeHandler(handler)
+            logging.root.setLevel(level)
 
 
 def _open(
