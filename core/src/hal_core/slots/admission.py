@@ -7,6 +7,7 @@ import zlib
 from array import array as ints
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from struct import Struct
 from typing import Any, NamedTuple, NoReturn
 
@@ -126,17 +127,9 @@ def admit(
         )
     admission_id, stops = next(_admission_ids), len(params.stop_sequences)
     row_lengths = (len(params.bad_words), stops, stops * sizes.max_stop_length, 0, total)
-    packed, *others = [
-        _packed(request, one, row_lengths, admission_id, prompt_len, total - prompt_len) for one in (layout, *beside)
-    ]
-    bad = stop_lengths = stop = b""
-    if params.bad_words:
-        bad = ints("q", params.bad_words).tobytes()
-    if stops:
-        stop_lengths = ints("i", map(len, params.stop_sequences)).tobytes()
-        padded = [[*sequence, *[-1] * (sizes.max_stop_length - len(sequence))] for sequence in params.stop_sequences]
-        stop = ints("q", itertools.chain.from_iterable(padded)).tobytes()
-    rows = bad, stop_lengths, stop, b"", tokens.data.cast("B")
+    known = row_lengths, admission_id, prompt_len, total - prompt_len
+    packed = _packed(request, layout, *known)
+    rows = *_rows_of(params.bad_words, params.stop_sequences, sizes.max_stop_length), b"", tokens.data.cast("B")
     admitted = AdmittedRequest(
         request_id=request.request_id,
         admission_id=admission_id,
@@ -148,17 +141,27 @@ def admit(
         total=total,
         config_key=layout.config_key,
         packed=packed,
-        request_row=packed[: REQUEST_ROW.itemsize],
+        request_row=packed[:_ROW_BYTES],
         row_lengths=row_lengths,
         rows=rows,
     )
     if not beside:
         return admitted
-    own = [
-        replace(admitted, packed=data, request_row=data[: REQUEST_ROW.itemsize], config_key=one.config_key)
-        for data, one in zip(others, beside, strict=True)
-    ]
+    others = [(_packed(request, one, *known), one.config_key) for one in beside]
+    own = [replace(admitted, packed=data, request_row=data[:_ROW_BYTES], config_key=key) for data, key in others]
     return replace(admitted, beside=tuple(own))
+
+
+@lru_cache(maxsize=256)
+def _rows_of(
+    bad_words: tuple[int, ...], stop_sequences: tuple[tuple[int, ...], ...], longest: int
+) -> tuple[bytes, bytes, bytes]:
+    """Return the rows of bad words, of the lengths of stop sequences, and of stop sequences padded to ``longest``. Many
+    requests have the same ones."""
+    padded = [[*sequence, *[-1] * (longest - len(sequence))] for sequence in stop_sequences]
+    rows = ints("q", bad_words), ints("i", map(len, stop_sequences)), ints("q", itertools.chain.from_iterable(padded))
+    bad, lengths, stop = (row.tobytes() for row in rows)
+    return bad, lengths, stop
 
 
 def _check_admission(request: Request, layout: StateLayout, vocab_size: int | None) -> None:
@@ -280,7 +283,8 @@ _CODES = {"b1": "?", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2"
     "f4": "f",
     "f8": "d",
 }
-_ROW_NUMBERS = REQUEST_ROW.itemsize // 8
+_ROW_BYTES = REQUEST_ROW.itemsize
+_ROW_NUMBERS = _ROW_BYTES // 8
 _packings: dict[int, _Packing] = {}
 
 

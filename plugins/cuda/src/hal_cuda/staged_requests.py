@@ -131,6 +131,7 @@ class StagedRequests:
         self.table = np.full((PLACES, PLACE), -1, np.int64)
         self._ids, self._address, self._chunk, self._waits = self.table.T
         self._waits[:] = 0
+        self._numbers = self.table.data.cast("B").cast("q")  # for one place: NumPy takes 0.7 us for a row
 
     @property
     def held(self) -> int:
@@ -143,18 +144,20 @@ class StagedRequests:
         """Stage a request's bytes, ``record`` included; do nothing if there is no room."""
         if os.getpid() != self._process:  # a forked child does not own the pinned memory
             return
-        admission_id, place, dropped = request.admission_id, request.admission_id % PLACES, self._dropped
+        admission_id, numbers, dropped = request.admission_id, self._numbers, self._dropped
+        at_place = admission_id % PLACES * PLACE
         with self.lock:
             if dropped:
                 self._forget_dropped()
-            free = not self._waits[place]
+            free = not numbers[at_place + 3]
             chunk = self._filling if free else None
             at = -1 if chunk is None else chunk.put(record, request.rows)
             if at < 0 and free:
                 chunk = self._chunk_for(sum([_up16(len(piece)) for piece in (record, *request.rows)]))
                 at = -1 if chunk is None else chunk.put(record, request.rows)
             if chunk is not None and at >= 0:
-                self.table[place] = admission_id, chunk.block.mirror + at, chunk.number, 1
+                numbers[at_place], numbers[at_place + 1] = admission_id, chunk.block.mirror + at
+                numbers[at_place + 2], numbers[at_place + 3] = chunk.number, 1
                 self._alive[admission_id] = weakref.ref(request, lambda _: dropped.append(admission_id))
         if self._leaving:  # outside the lock, which an insertion needs: freeing waits for the device
             with self._entered():
