@@ -384,6 +384,21 @@ def test_g26_a_tensor_that_got_other_memory_since_mounting_is_named():
         assert other.numpy().tolist() == [[0]] * 4
 
 
+def test_g26_a_tensor_that_was_reshaped_since_mounting_is_named():
+    """In place, over the same memory: its rows are no slots then."""
+    paddle = pytest.importorskip("paddle")
+    with hal.open_device("cpu") as device:
+        tensors = {name: paddle.to_tensor(array) for name, array in up.target_arrays().items()}
+        insertion = Insertion(device, up.runner_of(tensors), lambda *given: None)
+        address, before = tensors["block_tables"].data_ptr(), tensors["block_tables"].numpy()
+        tensors["block_tables"].reshape_([before.shape[1], before.shape[0]])
+        assert tensors["block_tables"].data_ptr() == address
+        reshaped = r"share_inputs\['block_tables'\] became \[\d+, 4\] since it was mounted"
+        with pytest.raises(InvalidValue, match=reshaped):
+            insertion([prefill(1, range(6))], 4)
+        assert tensors["block_tables"].numpy().tolist() == before.reshape(before.shape[::-1]).tolist()
+
+
 @pytest.mark.parametrize(("blocked", "told"), [([1], True), ([], False), ([2], False)])
 def test_xpu_restarts_the_loop_for_a_blocked_slot(bound, blocked, told):
     """A DECODE task for a slot that a kernel has blocked sets ``not_need_stop``; after leaving it is not blocked."""

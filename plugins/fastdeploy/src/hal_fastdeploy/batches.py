@@ -76,16 +76,22 @@ PROPOSER: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One tensor, its view, and its address if it is a framework's, which may give it other memory."""
+    """One tensor and its view. ``shape``: the tensor's own, of its type. ``address``: a framework's tensor's, which may
+    get other memory."""
 
     tensor: Any
     view: View
+    shape: Any
     address: int | None
 
-    @property
-    def moved(self) -> bool:
-        """Whether the tensor has other memory than when it was mounted."""
-        return self.address is not None and self.tensor.data_ptr() != self.address
+    def change(self, found: Any) -> str:  # noqa: ANN401
+        """Return how ``found``, under the tensor's name now, differs from the tensor when it was mounted, or ""."""
+        tensor = self.tensor
+        if found is not tensor:
+            return "was replaced"
+        if self.address is not None and tensor.data_ptr() != self.address:
+            return "got other memory"
+        return "" if tensor.shape == self.shape else f"became {list(tensor.shape)}"
 
 
 class Places:
@@ -115,13 +121,11 @@ class Places:
         writes.ragged(self[name], slots, rows.values, rows.lengths)
 
     def check(self) -> None:
-        """Raise :class:`InvalidValue` for a tensor that was replaced, or got other memory, since it was mounted."""
+        """Raise :class:`InvalidValue` for a tensor that was replaced or reshaped, or got other memory, since it was
+        mounted."""
         for name, place in self.found.items():
-            replaced = self.batch[name] is not place.tensor
-            if replaced or place.moved:
-                what = (
-                    f"{self.what}[{name!r}] {'was replaced' if replaced else 'got other memory'} since it was mounted"
-                )
+            if change := place.change(self.batch[name]):
+                what = f"{self.what}[{name!r}] {change} since it was mounted"
                 raise InvalidValue(what, cure="write into the tensor, or mount the runner again", argument=name)
 
     def _place(self, device: BoundDevice, name: str, dtype: str, shape: str) -> Place:
@@ -145,4 +149,4 @@ class Places:
                 cure="mount a runner of a FastDeploy that was compared",
                 argument=name,
             )
-        return Place(tensor, view, tensor.data_ptr() if hasattr(tensor, "data_ptr") else None)
+        return Place(tensor, view, tensor.shape, tensor.data_ptr() if hasattr(tensor, "data_ptr") else None)
