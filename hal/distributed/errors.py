@@ -10,6 +10,7 @@ from hal_core import (
     GroupLost,
     HalError,
     InvalidValue,
+    OutOfMemory,
     PluginError,
     Unavailable,
     trace_of,
@@ -19,7 +20,7 @@ from hal.stepping.runner import RunnerFailed
 
 from .control_messages import Delivery, Failed, Verdict
 
-_REFUSALS = (InvalidValue, DeviceNotFound, Unavailable, CapabilityMissing, PluginError)
+_REFUSALS = (InvalidValue, DeviceNotFound, Unavailable, CapabilityMissing, OutOfMemory, PluginError)
 """Errors of a start that a restart would meet again: the user's options or installation must change."""
 _TRACE = 8192
 """Most characters of a rank's traceback in a message."""

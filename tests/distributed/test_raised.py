@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hal_core import DeviceNotFound, GroupLost, PluginError
+from hal_core import DeviceNotFound, GroupLost, OutOfMemory, PluginError
 
 from hal.cli import main
 from hal.distributed.errors import failed_message
@@ -81,6 +81,12 @@ def test_of_what_the_line_says_all_a_rank_tells_no_traceback(error):
 def test_a_device_that_a_runner_broke_is_a_loss_that_a_restart_may_mend():
     assert not failed_message(raised(RunnerFailed("it broke")), 1, 3).refused
     assert failed_message(raised(PluginError("it broke")), 1, 3).refused
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_at_the_start_alone():
+    """A restart would meet it again; in a step it is the device's trouble."""
+    assert failed_message(OutOfMemory("26 bytes are needed, 17 are free"), 0, 0).refused
+    assert not failed_message(OutOfMemory("26 bytes are needed, 17 are free"), 0, 3).refused
 
 
 def test_of_a_long_traceback_a_rank_tells_the_end():
