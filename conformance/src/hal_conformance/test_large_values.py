@@ -266,22 +266,23 @@ def test_g01_a_large_device_value_is_taken_at_its_place_in_the_stream(kit: Kit, 
     nbytes, told = TAKEN[length], f"a device value of {length}"
     source, beside = LargeBlock(kit, nbytes, noise(17, nbytes)), LargeBlock(kit, ROUNDS * TAIL)
     targets = [LargeBlock(kit, nbytes) for _ in range(ROUNDS)]
+    whole, words, last = (nbytes // 8,), (TAIL // 8,), nbytes - TAIL
     for name, stream in stream_cases(kit):
         copies: list[CopyTicket] = []
         for block in (source, beside, *targets):
             block.stream = stream
         with kit.held(stream, told):
             for turn, target in enumerate(targets):
-                tail, fresh = target.at(nbytes - TAIL, (TAIL,)), noise(18 + turn, TAIL)
-                queue(source, source.at(nbytes - TAIL, (TAIL,)), fresh)  # too early a copy misses it
-                taken = queue(target, target.at(0, (nbytes,)), source.at(0, (nbytes,)), source.should)
-                copies.append(kit.device.copy_out(target.memory, [ByteRange(nbytes - TAIL, TAIL)], stream))
-                queue(beside, beside.at(turn * TAIL, (TAIL,)), tail, fresh)
-                queue(target, tail, noise(turn, TAIL))  # too late a copy writes over it
+                fresh, value = noise(18 + turn, TAIL).view(np.int64), source.at(0, whole, "int64")
+                queue(source, source.at(last, words, "int64"), fresh)  # too early a copy misses it
+                taken = queue(target, target.at(0, whole, "int64"), value, source.over(value))
+                copies.append(kit.device.copy_out(target.memory, [ByteRange(last, TAIL)], stream))
+                tail = target.at(last, words, "int64")
+                queue(beside, beside.at(turn * TAIL, words, "int64"), tail, fresh)
+                queue(target, tail, noise(turn, TAIL).view(np.int64))  # too late a copy writes over it
             if kit.can_hold:
-                assert_raises(
-                    TicketTimeout, partial(taken.wait, A_WHILE), f"{told}, on a stream that is held: its ticket"
-                )
+                why = f"{told}, on a stream that is held: its ticket"
+                assert_raises(TicketTimeout, partial(taken.wait, A_WHILE), why)
         for turn, copy in enumerate(copies):
             arrive(copy)
             wrong = unlike(copy.data[0], noise(18 + turn, TAIL))
