@@ -61,7 +61,7 @@ def close_all(sinks: Sequence[Sink], timeout: float, *, again: bool = False) -> 
             names += error.records
             why.append(error.what)
     if why:
-        raise Undelivered("; ".join(why), names, cure="run these requests again")
+        raise Undelivered("; ".join(why), names, cure="check that its reader runs, and run these requests again")
 
 
 class _Shared:

@@ -106,7 +106,8 @@ class QueuedSink(ABC):
             listed = ", ".join(f"{name} at {position} ({count} tokens)" for name, position, count in names[:8])
             more = f" and {len(names) - 8} more" if len(names) > 8 else ""
             why = why if self._failure is None else self._failure.what
-            raise Undelivered(f"{where}{listed}{more}: {why}", names, cure="run these requests again")
+            cure = "check that its reader runs, and run these requests again"
+            raise Undelivered(f"{where}{listed}{more}: {why}", names, cure=cure)
 
 
 def closed(what: str, cure: str = "open a new one") -> SinkClosed:
