@@ -29,6 +29,7 @@ from hal_core import (
     Task,
     TaskBatch,
     Unavailable,
+    Undelivered,
 )
 from hal_core.frames import entries_of
 
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("hal")
-_OF_THE_DEVICE = (DeviceClosed, GroupLost, Unavailable)
-"""An error that ends the stepper."""
+_NOT_OF_THE_RUNNER = (DeviceClosed, GroupLost, Unavailable, SinkClosed, Undelivered)
+"""Errors that end the stepper: of the device, and of an earlier step's output, which a runner's hook call raises."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -266,7 +267,7 @@ class Stepper:
         """Return the step as the runner launched it, and whether the runner raised, on all ranks of the group."""
         try:
             step: object = self.runner.launch(self.state, planned, self.stream)
-        except _OF_THE_DEVICE:
+        except _NOT_OF_THE_RUNNER:
             raise
         except Exception as error:
             if not self._all_raised("launch", error):
@@ -282,7 +283,7 @@ class Stepper:
         requests that have not ended in it end with the error."""
         try:
             self.runner.propose(self.state, step, self.stream)
-        except _OF_THE_DEVICE:
+        except _NOT_OF_THE_RUNNER:
             raise
         except Exception as error:
             if not self._all_raised("propose", error):

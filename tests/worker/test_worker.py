@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from hal_core.errors import InvalidBatch, SinkClosed, SinkFull
+from hal_core.errors import InvalidBatch, SinkClosed, SinkFull, Undelivered
 from hal_core.memory.views import View
 from hal_core.output.records import SlotStatus
 from hal_core.output.sinks import MemorySink
@@ -308,3 +310,19 @@ def test_a_sink_that_raises_does_not_stop_the_engine(opaque, oracle, error):
         lost = raised.value.ticket.record()
         assert sorted(lost.request_ids) == ["a", "short"]
         assert lost.positions.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("error", [SinkClosed("the disk is full"), Undelivered("the disk is full", [("a", 0, 1)])])
+@pytest.mark.parametrize("method", ["launch", "propose"])
+def test_a_sinks_late_error_is_not_the_runners(opaque, oracle, monkeypatch, error, method):
+    """A hook that the runner calls raises the error of an earlier step's output."""
+    engine = make(opaque, oracle, sizes=replace(SIZES, max_draft_tokens=2))
+    engine.submit(Request("a", [1, 2], SamplingParams(max_tokens=4)))
+
+    def raises(*_):
+        raise error
+
+    monkeypatch.setattr(engine.worker.runner, method, raises)
+    with pytest.raises(type(error)) as raised:
+        engine.step()
+    assert raised.value is error
