@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
 from types import TracebackType
 from typing import Any
 
@@ -15,8 +16,13 @@ from hal.distributed.control_messages import Serve, Stats
 from hal.distributed.ranks import Ranks
 
 from .link import EngineLink
-from .plan import ModelPlan, check_request, longest_of, named_as_parameters
+from .plan import SAMPLING, ModelPlan, check_known, check_request, longest_of, named_as_parameters
 from .streams import Part
+
+_OWN = ("model", "device", "executor", "slots", "max_waiting")
+"""Parameters of :class:`AsyncEngine` beside its options."""
+_OPTIONS = sorted(signature(ModelPlan.serve).parameters.keys() - {"self", "ranks", *_OWN})
+"""Its options: the other parameters of :meth:`ModelPlan.serve`."""
 
 
 class QueueFull(Unavailable):
@@ -47,6 +53,9 @@ class AsyncEngine:
         max_waiting: int | None = None,
         **options: Any,  # noqa: ANN401 (those of ModelPlan.serve)
     ) -> None:
+        if given := [name for name in options if name in SAMPLING]:
+            raise InvalidValue("a parameter of a request", cure="give it to generate(), in params", argument=given[0])
+        check_known(options, _OPTIONS, _OWN)
         with named_as_parameters():
             plan = ModelPlan(model)
             serve = plan.serve(device=device, ranks=executor, slots=slots, **options)
@@ -151,8 +160,10 @@ class AsyncEngine:
             raise InvalidValue("the engine is not open", cure="use it in async with", argument="AsyncEngine")
         if isinstance(prompt, str):
             ids = await asyncio.to_thread(self._plan.encode, prompt)  # the event loop continues meanwhile
-        else:
+        elif isinstance(prompt, Iterable):
             ids = list(prompt)
+        else:
+            raise InvalidValue(f"{prompt!r} is no text", cure="give a text, or token ids", argument="prompt")
         if isinstance(params, SamplingParams):
             wanted = self._plan.params(params)
         else:

@@ -65,7 +65,7 @@ def generate(
     """
     if stream and not isinstance(prompt, str):
         raise InvalidValue("a list of prompts", cure="give one text, or leave stream out", argument="stream")
-    check_known(sampling, ("model", "device", "speculate", "stop", "stream"))
+    check_known(sampling, beside=("model", "device", "speculate", "stop", "stream"))
     texts = list(prompt) if isinstance(prompt, list | tuple) else [prompt]
     for text in texts:
         if not isinstance(text, str):

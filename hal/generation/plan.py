@@ -56,9 +56,12 @@ def named_as_parameters() -> Iterator[None]:
         raise
 
 
-def check_known(names: Iterable[str], beside: Sequence[str] = ()) -> None:
-    """Raise :class:`InvalidValue` for a name that is no sampling parameter. ``beside``: what else could be meant."""
-    known = [*SamplingParams.__dataclass_fields__]
+SAMPLING = (*SamplingParams.__dataclass_fields__,)
+"""Names of sampling parameters."""
+
+
+def check_known(names: Iterable[str], known: Sequence[str] = SAMPLING, beside: Sequence[str] = ()) -> None:
+    """Raise :class:`InvalidValue` for a name that is not ``known``. ``beside``: what else could be meant."""
     for name in names:
         if name not in known:
             close = get_close_matches(name, [*known, *beside], 1)

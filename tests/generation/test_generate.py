@@ -143,6 +143,8 @@ async def tasks_and_a_death(aborted):
         found["whole"] = await text_of(engine, PROMPTS[0], SamplingParams(**GREEDY))
         with pytest.raises(InvalidValue, match="the prompt has no tokens"):
             await text_of(engine, [])
+        with pytest.raises(InvalidValue, match=r"prompt: 3 is no text \(give a text, or token ids\)"):
+            await text_of(engine, 3)
         long = {"max_tokens": 400, "temperature": 0.0}
         begun = [engine.generate([number + 1] * 3, long) for number in range(2)]
         for one in begun:
@@ -229,6 +231,9 @@ def test_without_ray_its_launcher_is_refused_with_the_install_line(monkeypatch):
     ("given", "names"),
     [
         ({"slots": 0}, "slots: 0 "),
+        ({"slot": 3}, "slot: no such parameter (did you mean slots?)"),
+        ({"max_tokens": 3}, "max_tokens: a parameter of a request (give it to generate(), in params)"),
+        ({"zzz": 1}, "zzz: no such parameter (known: model, device, executor, "),
         ({"max_model_len": -1}, "max_model_len: -1 "),
         ({"chunk": 0}, "chunk: "),
         ({"step_tokens": 1, "slots": 2}, "step_tokens: "),
