@@ -15,7 +15,7 @@ from hal_core.errors import Unavailable
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import ByteRange, View
 from hal_core.slots.state import SlotState
-from hal_cuda import conformance
+from hal_cuda import conformance, launching
 from hal_cuda.conformance import CudaSupport
 from hal_cuda.native_device import open_gpu
 
@@ -253,6 +253,19 @@ def test_devices_of_a_gpu_share_the_modules_of_the_kernels(opened):
     assert calls == ["cuModuleLoadData"] * 3
     second.close()
     assert calls[3:] == ["cuModuleUnload"] * 3
+
+
+def test_a_gpu_whose_first_opening_failed_opens_the_next_time(opened, monkeypatch):
+    def without_compiler(name, arch):
+        raise Unavailable("no compiler", cure="install one")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(launching, "cubin", without_compiler)
+        with pytest.raises(Unavailable, match="no compiler"):
+            opened()
+    bound = opened()
+    assert bound.device.kernels.write is not None
+    bound.device.stream().synchronize()
 
 
 @pytest.mark.parametrize(("nbytes", "calls"), [(1 << 16, ["copy"]), ((1 << 16) + 1, ["hal_copy_out"])])

@@ -45,11 +45,11 @@ class GpuMemory:
         """Register an open device."""
         if self._context is None:
             driver = context.driver
+            self.modules = load_modules(driver, context.arch)
             with driver.beside_captures():
                 self._pool, self._host_pool = context.make_pool(), context.make_host_pool()
             self._stream = int(driver.ok(driver.on.cuStreamCreate(NON_BLOCKING), "cuStreamCreate"))
-            self._context = Context.open(driver, int(context.device))
-            self.modules = load_modules(driver, context.arch)
+            self._context = Context.open(driver, int(context.device))  # last: an opening that failed begins again
         self._devices.add(device)
 
     def leave(self, device: object, driver: Driver) -> None:
