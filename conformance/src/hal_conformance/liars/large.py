@@ -114,7 +114,7 @@ class Later(Lie):
         raise NotImplementedError
 
     def catch_up(self) -> None:
-        """Write what is left."""
+        """Write the remaining values."""
         left: list[Callable[[], object]] = self.__dict__.setdefault("_left", [])
         while left:
             left.pop(0)()

@@ -188,7 +188,7 @@ def tag_of(frame: Frame) -> str:
 
 class Writer:
     """Writes frames into a file. A thread of its own makes, encodes, compresses and writes them every :data:`PERIOD`.
-    The worker's appends what they are made of.
+    The worker's thread appends their parts.
 
     The stream is compressed in pieces of equal size, so that a file's bytes do not depend on when it was written. What
     is shorter than a piece is written with a copy of the compressor, and written over by the next piece.
@@ -245,7 +245,7 @@ class Writer:
             self._error = error
 
     def _write_given(self) -> None:
-        """Make the frames, and write all whole pieces; keep what is left. To compress a piece releases the GIL, so that
+        """Make the frames, and write all whole pieces; keep the rest. To compress a piece releases the GIL, so that
         the worker waits for at most a piece's frames."""
         for _ in range(len(self._given)):
             make, values = self._given.popleft()
