@@ -29,8 +29,8 @@ $(STAMP): requirements-dev.txt pyproject.toml core/pyproject.toml conformance/py
 	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
 
-run: $(STAMP)    ## generate text: make run ARGS='--prompt "def main(" --temperature 0.7 --top-p 0.9 --seed 1'
-	@$(BIN)/hal run $(ARGS)
+run: $(STAMP)    ## generate text, or: make run ARGS='--prompt "def main(" --temperature 0.7 --top-p 0.9 --seed 1'
+	@$(BIN)/hal run $(or $(ARGS),"class Stack:")
 
 lint: $(STAMP)   ## ruff, mypy (strict), who may import whom, and the faces' stubs
 	$(BIN)/ruff check .
