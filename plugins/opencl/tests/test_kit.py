@@ -29,8 +29,10 @@ def test_the_conformance_kit_on_an_opencl_driver(runtime, options):
     assert (found["header"]["device"], found["header"]["capabilities"]["substituted"]) == ("opencl:0", "")
     tests = [test for entry in found["guarantees"] for test in entry["tests"]]
     reasons = {test["reason"].removeprefix("needs ") for test in tests if test["outcome"] == "skipped"}
+    # what a machine has too little memory for: PoCL gives one buffer at most a share of the host's memory
     allowed = re.compile(
         r"several ranks|opencl:0: frameworks cannot use the addresses of its memory|\d+ GiB of free memory"
+        r"|a device with \d+ GiB to give: opencl:0: .* \(BUFFER_SIZE\)"
     )
     assert {reason for reason in reasons if not allowed.match(reason)} <= SKIPPED_BY_NEED
     assert {test["outcome"] for test in tests} <= {"passed", "skipped"}
