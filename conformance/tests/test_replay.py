@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import signal
 import subprocess
@@ -36,7 +37,6 @@ from hal_core import (
     bind,
 )
 from hal_core.devices.cpu.device import CpuDevice
-from hal_core.slots import tasks
 
 SIZES = StateConfig(num_slots=4, max_model_len=64, max_logprobs=2, max_draft_tokens=2, vocab_size=100)
 
@@ -193,6 +193,37 @@ def test_a_slots_release_and_departures_are_replayed(recorded, cpu):
     assert replay(cpu, recorded(work))[0] == 0
 
 
+def test_a_request_that_ends_before_its_first_step_is_released(recorded, cpu):
+    def work(bound):
+        worker = SmallWorker(bound)
+        worker.enter([0, 1])
+        worker.state.release([0])
+        worker.enter([0])
+        worker.write({0: 9, 1: 8})
+        worker.step([0, 1])
+
+    path = recorded(work)
+    assert [one.slots for one in frames.Recording(path).frames() if isinstance(one, frames.Release)] == [[0]]
+    assert replay(cpu, path)[0] == 0
+
+
+def test_records_that_the_worker_never_takes_are_written(recorded, cpu):
+    def work(bound):
+        worker = SmallWorker(bound, StateConfig(num_slots=1, max_model_len=256))
+        request = worker.state.admit(Request("r", [5, 6], SamplingParams(max_tokens=200)))
+        task = Task(TaskKind.PREFILL, 0, request, num_scheduled_tokens=2, blocks=[0])
+        bound.insert_tasks(state=worker.state, tasks=[task], stream=worker.stream)
+        for token in range(recorder.MOST_PENDING + 3):
+            worker.write({0: token})
+            worker.step([0], take=False)
+
+    path, at = recorded(work), recorder.MOST_PENDING
+    kinds = [type(one) for one in frames.Recording(path).frames() if isinstance(one, frames.Record | frames.Save)]
+    assert kinds[: at + 2] == [*[frames.Save] * (at + 1), frames.Record]
+    assert kinds.count(frames.Record) == at + 3
+    assert replay(cpu, path)[0] == 0
+
+
 def test_records_taken_late_are_taken_as_late(recorded):
     def work(bound):
         worker = SmallWorker(bound)
@@ -207,7 +238,7 @@ def test_records_taken_late_are_taken_as_late(recorded):
         for sink in left:
             sink.resolve_all()
 
-    read = [one for one in frames.frames_of(recorded(work)) if isinstance(one, frames.Record | frames.Save)]
+    read = [one for one in frames.Recording(recorded(work)).frames() if isinstance(one, frames.Record | frames.Save)]
     assert [(type(one).__name__, getattr(one, "number", 0), getattr(one, "taken", 0)) for one in read] == [
         *[("Save", 0, 0)] * 3,
         ("Record", 0, False),
@@ -229,9 +260,11 @@ def test_device_values_and_groups_are_recorded_and_left_out(recorded, cpu):
         worker.step([0], group=Group((0, 1), 0))
 
     path = recorded(work)
-    (value,) = [one for one in frames.frames_of(path) if isinstance(one, frames.SetValue) and one.value is None]
-    (save,) = [one for one in frames.frames_of(path) if isinstance(one, frames.Save)]
-    assert (value.dtype, save.step[3]) == ("float32", ([0, 1], 0))
+    (value,) = [
+        one for one in frames.Recording(path).frames() if isinstance(one, frames.SetValue) and one.value is None
+    ]
+    (save,) = [one for one in frames.Recording(path).frames() if isinstance(one, frames.Save)]
+    assert (value.dtype, save.step[3]) == ("float32", Group((0, 1), 0))
     assert "; 1 with values of the device or of other ranks were left out" in replay(cpu, path)[1]
 
 
@@ -298,7 +331,13 @@ def test_a_step_of_128_slots_takes_at_most_5000_bytes(tmp_path):
 
 
 def _raw(path):
-    return [one for one in frames._unpacked(path) if one is not None]
+    """Return the encoded frames of a whole file."""
+    rest, found = gzip.decompress(path.read_bytes().partition(b"\n")[2]), []
+    while rest:
+        size = 4 + int.from_bytes(rest[:4], "little")
+        found.append(rest[4:size])
+        rest = rest[size:]
+    return found
 
 
 def test_a_write_of_its_own_memory_is_named(tmp_path):
@@ -312,28 +351,33 @@ def test_a_write_of_its_own_memory_is_named(tmp_path):
         with pytest.raises(InvalidValue, match=r"a write into a state is not recorded \(use async_set_value\)"):
             recorder.close()
     with pytest.raises(frames.InvalidRecording, match="end is missing"):
-        [*frames.frames_of(path)]
+        [*frames.Recording(path).frames()]
 
 
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
         (lambda data: b"def main(", "magic is b'def main(': not a recording (give a file of hal run --record FILE)"),
-        (lambda data: data.replace(b"g 2\n", b"g 3\n", 1), "version is 3, but this kit reads 2 (install the kit"),
-        (lambda data: data.replace(b"g 2\n", b"g 1\n", 1), "version is 1, but this kit reads 2 (install the kit"),
+        (lambda data: data.replace(b"g 3 ", b"g 4 ", 1), "version is 4, but this kit reads 3 (install the kit"),
+        (lambda data: b"hal recording 2\n" + data, "version is 2, but this kit reads 3 (install the kit"),
         (lambda data: data[:-60], "end is missing: the file is truncated after call"),
         (lambda data: data[:-1], "end is missing: the file is truncated after call 10 (give --calls 10"),
-        (lambda data: data + b"more", "end is followed by 4 bytes"),
-        (lambda data: _with(data, HEADER, END, END), "frame 2 is End, out of its order"),
-        (lambda data: _with(data, HEADER, INSERT + b"\xc4\x20\x63" + bytes(31)), "frame 1 has the task kind 99, "),
-        (lambda data: _with(data, HEADER, INSERT + b"\xc4\x03abc"), "frame 1 has 3 bytes, which are no int32 numbers"),
-        (lambda data: data[:40] + bytes([data[40] ^ 255]) + data[41:], "is damaged"),
-        (lambda data: _with(data, b"\x91\xa6header"), "frame 0 is not valid: "),
+        (
+            lambda data: data[: data.index(b"\n") + 1],
+            "end is missing: the file is truncated after call 0 (record again",
+        ),
+        (lambda data: data + b"more", "stream is damaged after call 10: Not a gzipped file (b'mo')"),
+        (lambda data: data[:-5] + bytes([data[-5] ^ 255]) + data[-4:], "is damaged after call 10: CRC check failed"),
+        (lambda data: data[:90] + bytes([data[90] ^ 255]) + data[91:], "is damaged"),
+        (
+            lambda data: _with(data, STATE, INSERT + b"\x99\x63" + bytes(8)),
+            "frame 1 is not valid: Invalid enum value 99",
+        ),
+        (lambda data: _with(data, STATE, INSERT + b"\x98\1" + bytes(7)), "frame 1 is not valid: "),
         (lambda data: _with(data, b"\x92\xa7release"), "frame 0 is not valid: "),
         (lambda data: _with(data, b"\x91\xa3\xe9nd"), "frame 0 is not valid: 'utf-8' codec"),
-        (lambda data: _with(data, END), "frame 0 is End, out of its order"),
-        (lambda data: _with(data, HEADER, b"\x93\xabsave_output\x00\xc0"), "frame 1 has no step, and no call of"),
-        (lambda data: _with(data, HEADER, INSERT + b"\xc4\x04" + bytes(4)), "frame 1 has 1 numbers, "),
+        (lambda data: _with(data, STATE, b"\x93\xabsave_output\x00\xc0"), "frame 1 is not valid: Expected `array`"),
+        (lambda data: _with(data, STATE.replace(b"\4", b"\0")), "frame 0 is not valid: sizes: num_slots = 0"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused_by_field(recorded, cpu, tmp_path, damage, said):
@@ -346,34 +390,29 @@ def test_what_cannot_be_replayed_is_refused_by_field(recorded, cpu, tmp_path, da
     assert raised.value.cure
 
 
-HEADER = b"\x93\xa6header\xa31.1\xa5cpu:0"
-INSERT = b"\x94\xacinsert_tasks\x00\x91\x00"
-END = b"\x91\xa3end"
+STATE = b"\x95\xa5state\xa6target\x82\xa9num_slots\x04\xadmax_model_len\x40\x90\x90"
+INSERT = b"\x93\xacinsert_tasks\x00\x91"
 
 
 def _with(data, *made):
     """A recording with only these frames."""
-    return data[: data.index(b"\n") + 1] + zlib.compress(b"".join(len(one).to_bytes(4, "little") + one for one in made))
+    return data[: data.index(b"\n") + 1] + gzip.compress(b"".join(len(one).to_bytes(4, "little") + one for one in made))
 
 
-def test_the_columns_of_tasks_are_those_of_the_format(recorded):
-    """Of others a recording would be misread: they are a new version of the format."""
-    first = ("kinds", "slots", "num_computed_tokens", "num_scheduled_tokens")
-    assert (*first, "block_counts", "first_blocks", "first_tokens", "draft_counts") == tasks.COLUMNS
-
+def test_every_argument_of_a_task_is_recorded(recorded):
     def work(bound):
         worker = SmallWorker(bound)
-        (request,) = [worker.state.admit(Request("r", [5, 6], SamplingParams(max_tokens=9)))]
-        told = Task(TaskKind.PREFILL, 3, request, 1, 1, [7, 8, 9], 0)
-        bound.insert_tasks(state=worker.state, tasks=[told], stream=worker.stream)
-        bound.insert_tasks(
-            state=worker.state, tasks=[Task(TaskKind.MORE_BLOCKS, 3, request, 0, 0, [4], 3)], stream=worker.stream
-        )
+        given = [Request(name, [5, 6], SamplingParams(max_tokens=9)) for name in "pq"]
+        first, second = [worker.state.admit(request) for request in given]
+        call = {"state": worker.state, "stream": worker.stream}
+        bound.insert_tasks(tasks=[Task(TaskKind.PREFILL, 3, first, 1, 1, [7, 8, 9], 0)], **call)
+        handed = Task(TaskKind.REMOTE_PREFILL, 1, second, 2, 0, [5], 0, 12, [3, 4])
+        bound.insert_tasks(tasks=[Task(TaskKind.MORE_BLOCKS, 3, first, 0, 0, [4], 3), handed], **call)
 
-    found = [frames.task_rows(one) for one in frames.frames_of(recorded(work)) if isinstance(one, frames.Insert)]
+    found = [one.tasks for one in frames.Recording(recorded(work)).frames() if isinstance(one, frames.Insert)]
     assert found == [
-        [(TaskKind.PREFILL, 3, 1, 1, [7, 8, 9], 0, -1, [])],
-        [(TaskKind.MORE_BLOCKS, 3, 0, 0, [4], 3, -1, [])],
+        [(TaskKind.PREFILL, 3, 0, 1, 1, [7, 8, 9], 0, -1, [])],
+        [(TaskKind.MORE_BLOCKS, 3, 0, 0, 0, [4], 3, -1, []), (TaskKind.REMOTE_PREFILL, 1, 1, 2, 0, [5], 0, 12, [3, 4])],
     ]
 
 
@@ -384,9 +423,9 @@ def test_a_files_bytes_do_not_depend_on_when_it_is_written(tmp_path, monkeypatch
     for period in (0, 1e6):
         monkeypatch.setattr(frames, "PERIOD", period)
         path = tmp_path / f"{period}.rec"
-        writer = frames.Writer(path)
+        writer = frames.Writer(path, "cpu:0 with hal 1.1.0")
         writer.put(frames.Record, 0, 1, True, data)
-        while period == 0 and not writer._end > 16 + min(size, 60_000):
+        while period == 0 and not path.stat().st_size > 60 + min(size, 60_000):
             assert writer._thread.is_alive()
         writer.put(frames.Record, 0, 2, True, data)
         writer.close()
@@ -415,17 +454,15 @@ def test_the_error_of_a_frame_is_raised_by_close(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match="step 0 cannot be encoded"):
             kept.close()
     with pytest.raises(frames.InvalidRecording, match="end is missing"):
-        [*frames.frames_of(path)]
+        [*frames.Recording(path).frames()]
 
 
 def test_an_early_part_that_was_longer_is_cut_off(tmp_path):
     path = tmp_path / "x.rec"
-    writer = frames.Writer(path)
-    while not writer._at:
-        assert writer._thread.is_alive()
-    writer._put_out(b"?" * 999, writer._at)
+    writer = frames.Writer(path, "cpu:0 with hal 1.1.0")
+    writer._put_out(b"?" * 999)
     writer.close()
-    assert len(_raw(path)) == 1
+    assert _raw(path) == []
     assert path.stat().st_size < 99
 
 
@@ -444,7 +481,7 @@ def test_the_file_of_a_killed_process_has_its_calls(tmp_path, cpu):
 def _calls(path):
     """Return how many calls of an unfinished file can be read."""
     try:
-        return sum(isinstance(one, frames.Call) for one in frames.frames_of(path, 99))
+        return sum(isinstance(one, frames.Call) for one in frames.Recording(path).frames(99))
     except frames.InvalidRecording as wrong:
         return int(wrong.cure.split()[2]) if "--calls" in wrong.cure else 0
 
@@ -453,15 +490,18 @@ def _calls(path):
     ("made", "said"),
     [
         ((frames.Release, 3, [0]), "release.state is 3, and 1 states come before it"),
+        ((frames.Reads, -1), "order_after_reads.state is -1, and 1 states come before it"),
         ((frames.Record, 0, 7, True, b""), "record.number is 7, and no save_output of that step comes before it"),
-        ((frames.Insert, 0, [5], b"\1" + bytes(31)), "insert_tasks.requests names 5, and no such request comes"),
+        (
+            (frames.Insert, 0, [(1, 0, 5, 0, 1, [], 0, -1, [])]),
+            "insert_tasks.tasks names request 5, and 0 requests come",
+        ),
     ],
 )
 def test_a_frame_that_names_a_missing_one_is_refused(cpu, tmp_path, made, said):
     path = tmp_path / "bad.rec"
-    writer = frames.Writer(path)
-    writer.put(frames.Header, "1.1.0", "cpu:0")
-    writer.put(frames.State, "target", {"num_slots": 4, "max_model_len": 64}, [], [])
+    writer = frames.Writer(path, "cpu:0 with hal 1.1.0")
+    writer.put(frames.State, "target", SIZES, [], [])
     writer.put(*made)
     writer.close()
     with pytest.raises(frames.InvalidRecording) as raised:
@@ -539,7 +579,7 @@ def test_a_recording_is_written_over_and_another_file_is_kept(recorded, tmp_path
             CallRecorder(other, bound)
         CallRecorder(path, bound).close()
     assert other.read_text() == "def main(\n"
-    assert len(_raw(path)) == 2
+    assert _raw(path) == []
 
 
 def test_what_is_no_regular_file_is_refused(cpu, tmp_path):

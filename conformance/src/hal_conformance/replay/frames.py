@@ -1,92 +1,87 @@
-"""The file format of a recording: a line with its version, then a zlib stream of MessagePack frames.
+"""The file of a recording: a line with its version and origin, then a gzip stream of MessagePack frames.
 
 Each frame is a tagged array with its length before it (4 bytes, little-endian). The file of a killed run can be read,
-but for its last :data:`PERIOD`. The stream's checksum and its last frame show that a file is whole. A recording has no
-times, addresses or admission ids: equal runs give equal files.
+but for its last :data:`PERIOD`. The stream's end and checksum show that a file is whole. A recording has no times,
+addresses or admission ids: equal runs give equal files.
 """
 
 from __future__ import annotations
 
+import gzip
 import os
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, BinaryIO, Literal, cast
 
 import msgspec
-import numpy as np
-from hal_core.errors import InvalidValue
-from hal_core.slots.sampling_params import SamplingParams
-from hal_core.slots.tasks import TaskKind
+from hal_core import FrameError, Group, InvalidValue, Request, StateConfig, TaskKind
+from hal_core.frames.bodies import decode_body
 
-MAGIC, VERSION = b"hal recording ", 2
+MAGIC, VERSION = b"hal recording ", 3
 PERIOD = 0.1
 """Seconds between two writes to the file."""
-COLUMNS = 8
-"""Columns of a batch's tasks in :class:`Insert`; a change of them is a new :data:`VERSION`."""
 _PIECE = 1 << 16
-OPTION = "--replay"
-
-
-class Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Base of all frames."""
-
-
-class Header(Frame, tag="header"):
-    """The first frame: the contract's release, and the device that the worker ran on."""
-
-    release: str
-    device: str
-
 
 FieldRow = tuple[str, str, int, float, str, Literal["extra"] | None, bool]
 """A field that the worker declared: the arguments of :class:`hal_core.StateField`, its value "extra" or None."""
-CompanionRow = tuple[str, list[FieldRow], bool]
-"""A state beside a state: the arguments of :class:`hal_core.Companion`."""
-StepRow = tuple[int, dict[str, bytes], bool, tuple[list[int], int], int | None, dict[int, str], dict[int, str]]
-"""A step: the arguments of :class:`hal_core.Step`, its orders as bytes of int32, its group as ranks and rank."""
+TaskRow = tuple[TaskKind, int, int, int, int, list[int], int, int, list[int]]
+"""A task: the arguments of :class:`hal_core.Task`, the request by its number."""
+StepRow = tuple[int, dict[str, list[int]], bool, Group, int | None, dict[int, str], dict[int, str]]
+"""A step: the arguments of :class:`hal_core.Step`."""
+
+
+class Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """Base of all frames. A call's tag is the name of the method."""
 
 
 class State(Frame, tag="state"):
-    """A slot state; later frames name states by their place in the file, from 0."""
+    """A slot state. ``companions``: the arguments of :class:`hal_core.Companion`."""
 
     name: str
-    sizes: dict[str, int]
+    sizes: StateConfig
     fields: list[FieldRow]
-    companions: list[CompanionRow]
+    companions: list[tuple[str, list[FieldRow], bool]]
 
 
-class Admitted(Frame, tag="request"):
-    """A request, as admitted; ``number`` counts them from 0. ``tokens``: int64, of which ``prompt`` are its prompt."""
-
-    number: int
-    request_id: str
-    tokens: bytes
-    prompt: int
-    params: SamplingParams
-    role: int
-    extra: dict[str, list[float | int | bool]]
-
-
-class Call(Frame):
-    """Base of calls. ``state``: the number of the state that they change."""
+class OfState(Frame):
+    """Base of frames about a state, named by its place among the states of the file, from 0."""
 
     state: int
 
 
-class Insert(Call, tag="insert_tasks"):
-    """A call of ``insert_tasks``: the numbers of the requests, and ``TaskBatch.ints``."""
+class Admitted(OfState, tag="request"):
+    """A request, as admitted; later frames name it by its place among the requests of the file, from 0."""
 
-    requests: list[int]
-    ints: bytes
+    request: Request
+
+
+class Release(OfState, tag="release"):
+    """Slots that are free since the call before."""
+
+    slots: list[int]
+
+
+class Record(OfState, tag="record"):
+    """A step's record as ``save_output`` encoded it; ``taken``: the worker took it with ``state.take``."""
+
+    number: int
+    taken: bool
+    body: bytes
+
+
+class Call(OfState):
+    """Base of calls."""
+
+
+class Insert(Call, tag="insert_tasks"):
+    tasks: list[TaskRow]
 
 
 class SetValue(Call, tag="async_set_value"):
-    """A call of ``async_set_value``. ``state`` -1: memory of no state. ``value``: bytes of one element that fills
-    (``fills``) or of the whole target; None: a value on the device."""
+    """``value``: bytes of one element that fills (``fills``) or of the whole target; None: a value on the device."""
 
     offset: int
     shape: list[int]
@@ -97,92 +92,45 @@ class SetValue(Call, tag="async_set_value"):
 
 
 class Broadcast(Call, tag="broadcast_tokens"):
-    """A call of ``broadcast_tokens`` in a group of several ranks."""
+    """In a group of several ranks."""
 
-    ranks: list[int]
-    rank: int
-
-
-class OfStep(Call):
-    """Base of calls for a step. ``step`` is None in the file if the state's call before had the same step."""
-
-    step: StepRow | None
+    group: Group
 
 
-class Update(OfStep, tag="update_inputs"):
-    """A call of ``update_inputs``."""
+class Update(Call, tag="update_inputs"):
+    step: StepRow
 
 
 class Drafts(Call, tag="set_drafts"):
-    """A call of ``set_drafts`` after step ``number``: slot to its drafts."""
+    """After step ``number``: slot to its drafts."""
 
     number: int
     drafts: dict[int, list[int]]
 
 
-class Save(OfStep, tag="save_output"):
-    """A call of ``save_output``."""
+class Save(Call, tag="save_output"):
+    step: StepRow
 
 
 class Reads(Call, tag="order_after_reads"):
-    """A call of ``order_after_reads`` for the state's memory."""
+    """For the state's memory."""
 
 
-AnyCall = Insert | SetValue | Broadcast | Update | Drafts | Save | Reads
+AnyFrame = State | Admitted | Release | Record | Insert | SetValue | Broadcast | Update | Drafts | Save | Reads
 
 
-class Release(Frame, tag="release"):
-    """Slots that the worker freed before the next call."""
-
-    state: int
-    slots: list[int]
-
-
-class Record(Frame, tag="record"):
-    """A step's record as ``save_output`` encoded it; ``taken``: the worker took it with ``state.take``."""
-
-    state: int
-    number: int
-    taken: bool
-    body: bytes
-
-
-class End(Frame, tag="end"):
-    """The last frame of a whole file."""
-
-
-AnyFrame = Header | State | Admitted | AnyCall | Release | Record | End
-
-
-def _plain(value: Any) -> object:  # noqa: ANN401 (a number or array of NumPy's, or another sequence)
+def _plain(value: Any) -> object:  # noqa: ANN401 (a number or array of NumPy's, a read-only mapping, or a sequence)
+    if hasattr(value, "items"):
+        return dict(value)
     return value.tolist() if hasattr(value, "tolist") else [*value]
 
 
-def encoded(value: object) -> msgspec.Raw:
-    """Return a frame's field encoded now, as its owner may change it later."""
-    return msgspec.Raw(_encode(value))
-
-
-_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _decode = msgspec.msgpack.Decoder(AnyFrame).decode
 
 
-TaskRow = tuple[int, int, int, int, list[int], int, int, list[int]]
-"""A task: the arguments of :class:`hal_core.Task` without the request."""
-
-
-def task_rows(frame: Insert) -> list[TaskRow]:
-    """Return an insertion's tasks, by the columns of :class:`hal_core.TaskBatch`."""
-    n, flat = len(frame.requests), memoryview(frame.ints).cast("i").tolist()
-    columns = [flat[at * n : at * n + n] for at in range(COLUMNS)]
-    kinds, slots, computed, scheduled, counts, first_blocks, first_tokens, drafted = columns
-    rest = iter(flat[COLUMNS * n :])
-    blocks, drafts = ([[*islice(rest, count)] for count in column] for column in (counts, drafted))
-    return [*zip(kinds, slots, computed, scheduled, blocks, first_blocks, first_tokens, drafts, strict=True)]
-
-
 def tag_of(frame: Frame) -> str:
-    """Return the name of a frame; a call's is that of the method."""
+    """Return the name of a frame."""
     return str(type(frame).__struct_config__.tag)
 
 
@@ -192,80 +140,74 @@ class Writer:
 
     The stream is compressed in pieces of equal size, so that a file's bytes do not depend on when it was written. What
     is shorter than a piece is written with a copy of the compressor, and written over by the next piece.
+
+    ``error``: the first one, of the thread or of the caller; nothing that follows it is written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, origin: str) -> None:
         if path.is_file() and path.stat().st_size and not _begins(path):
             what, cure = f"{path} exists, and is no recording", "give another name, or remove it"
             raise InvalidValue(what, cure=cure, argument="--record")
+        self.error: Exception | None = None
         self._path, self._file = path, cast("BinaryIO", path.open("wb", buffering=0))
-        self._zip, self._rest = zlib.compressobj(1), bytearray()
+        self._zip, self._rest, self._at = zlib.compressobj(1, wbits=31), bytearray(), 0
         self._given = deque[tuple[Callable[..., Frame], tuple[object, ...]]]()
-        self._end = 0
-        self._error: Exception | None = None
         try:
-            self._at = self._put_out(MAGIC + b"%d\n" % VERSION, 0)
+            self._at = self._put_out(MAGIC + f"{VERSION} {origin}\n".encode())
         except OSError:  # a full disk, or a pipe
             self._file.close()
             raise
         self._closing = Event()
-        self._thread = Thread(target=self._write, name="hal-recording", daemon=True)
+        self._thread = Thread(target=self._run, name="hal-recording", daemon=True)
         self._thread.start()
 
     def put(self, make: Callable[..., Frame], *given: object) -> None:
-        """Append the frame ``make(*given)``, which is made later: ``given`` must not change. Raises the error of an
-        earlier frame or write."""
-        if self._error is not None:
-            raise self._error
+        """Append the frame ``make(*given)``, which is made later: ``given`` must not change."""
         self._given.append((make, given))
 
-    def close(self, *, whole: bool = True) -> None:
-        """Write the remaining frames, and the last one if the file is whole; then close it. Raises as :meth:`put`."""
-        with self._file:
-            if whole:
-                self.put(End)
-            self._closing.set()
-            self._thread.join()
-            if self._error is not None:
-                raise self._error
-            tail = self._zip.compress(self._rest) + self._zip.flush(zlib.Z_FINISH if whole else zlib.Z_SYNC_FLUSH)
-            end = self._put_out(tail, self._at)
-            if end < self._end:
-                self._file.truncate(end)
+    def close(self) -> None:
+        """Write the remaining frames, and the stream's end if there was no error; then close the file, and raise the
+        error."""
+        self._closing.set()
+        self._thread.join()
+        self._file.close()
+        if self.error is not None:
+            raise self.error
 
-    def _write(self) -> None:
+    def _run(self) -> None:
         try:
             while not self._closing.wait(PERIOD):
                 if self._given:
-                    self._write_given()
-                    tail = self._zip.copy()
-                    self._put_out(tail.compress(self._rest) + tail.flush(zlib.Z_SYNC_FLUSH), self._at)
-            self._write_given()
-        except Exception as error:  # noqa: BLE001 (raised by put or close)
-            self._error = error
+                    self._write(zlib.Z_SYNC_FLUSH)
+            self._write(zlib.Z_FINISH if self.error is None else zlib.Z_SYNC_FLUSH)
+        except Exception as error:  # noqa: BLE001 (raised by close)
+            self.error = self.error or error
 
-    def _write_given(self) -> None:
-        """Make the frames, and write all whole pieces; keep the rest. To compress a piece releases the GIL, so that
-        the worker waits for at most a piece's frames."""
+    def _write(self, flush: int) -> None:
+        """Make the frames, and write all whole pieces and the rest. To compress a piece releases the GIL, so that the
+        worker waits for at most a piece's frames."""
         for _ in range(len(self._given)):
-            make, values = self._given.popleft()
-            data = _encode(make(*values))
+            make, given = self._given.popleft()
+            data = encode(make(*given))
             self._rest += len(data).to_bytes(4, "little") + data
             while len(self._rest) >= _PIECE:
-                self._at = self._put_out(self._zip.compress(self._rest[:_PIECE]), self._at)
+                self._at = self._put_out(self._zip.compress(self._rest[:_PIECE]))
                 del self._rest[:_PIECE]
+        tail = self._zip.copy()
+        self._put_out(tail.compress(self._rest) + tail.flush(flush))
 
-    def _put_out(self, data: bytes, at: int) -> int:
-        """Write at a place of the file; return the place after it."""
-        left = memoryview(data)
-        while left:
-            try:
-                done = os.pwrite(self._file.fileno(), left, at)
-            except OSError as error:
-                error.filename = str(self._path)
-                raise
-            left, at = left[done:], at + done
-        self._end = max(self._end, at)
+    def _put_out(self, data: bytes) -> int:
+        """Write after the whole pieces, cut the file there, and return its new length."""
+        left, at, file = memoryview(data), self._at, self._file.fileno()
+        try:
+            while left:
+                done = os.pwrite(file, left, at)
+                left, at = left[done:], at + done
+            if os.fstat(file).st_size > at:
+                os.ftruncate(file, at)
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
         return at
 
 
@@ -279,86 +221,82 @@ class InvalidRecording(InvalidValue):
     """A file that cannot be replayed."""
 
 
-def refused(path: Path, field: str, what: str, cure: str) -> InvalidRecording:
-    """Return the error for a field of a file."""
-    return InvalidRecording(f"{path}: {field} {what}", cure=cure, argument=OPTION)
-
-
 _AGAIN, _GIVE = "record again: hal run --record FILE", "give a file of hal run --record FILE"
 
 
-def frames_of(path: Path, calls: int | None = None) -> Iterator[AnyFrame]:
-    """Yield the frames of a file, the header first; with ``calls``, up to so many calls, whether or not it is whole.
+class Recording:
+    """A file that is read. ``origin``: the device on which it was recorded, and hal's release.
 
-    :raises InvalidRecording: naming the field, for a foreign, newer, damaged or truncated file.
+    :raises InvalidRecording: naming the field, for a foreign or newer file.
     """
-    seen, ended, whole, steps = 0, False, False, dict[int, StepRow | None]()
-    for number, data in enumerate(_unpacked(path)):
-        if data is None:
-            whole = ended
-            break
-        try:
-            frame = _decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise refused(path, f"frame {number}", f"is not valid: {error}", _AGAIN) from None
-        if ended or isinstance(frame, Header) != (number == 0):
-            raise refused(path, f"frame {number}", f"is {type(frame).__name__}, out of its order", _AGAIN)
-        seen += isinstance(frame, Call)
-        if calls is not None and seen > calls:
-            return
-        if isinstance(frame, End):
-            ended = True
-            continue
-        if isinstance(frame, OfStep):
-            frame.step = steps[frame.state] = frame.step or steps.get(frame.state)
-        if problem := _problem_of(frame):
-            raise refused(path, f"frame {number}", problem, _AGAIN)
-        yield frame
-    if not whole and (calls is None or seen < calls):
-        cure = f"give --calls {seen} to replay the calls that are whole, or {_AGAIN}"
-        raise refused(path, "end", f"is missing: the file is truncated after call {seen}", cure)
 
-
-def _problem_of(frame: AnyFrame) -> str:
-    """Return what is wrong with a frame whose types are right, or ""."""
-    if isinstance(frame, OfStep) and frame.step is None:
-        return "has no step, and no call of its state before it has one"
-    if isinstance(frame, Insert):
-        if len(frame.ints) % 4:
-            return f"has {len(frame.ints)} bytes, which are no int32 numbers"
-        n, given = len(frame.requests), np.frombuffer(frame.ints, np.int32)
-        counts = given[4 * n : 5 * n].sum() + given[7 * n : 8 * n].sum()  # of blocks and drafts
-        if len(given) < COLUMNS * n or len(given) != COLUMNS * n + counts:
-            return f"has {len(given)} numbers, which are not the columns of {n} tasks"
-        if unknown := {*given[:n].tolist()} - {*TaskKind}:
-            return f"has the task kind {min(unknown)}, which this kit does not know"
-    return ""
-
-
-def _unpacked(path: Path) -> Iterator[bytes | None]:
-    """Yield each frame's bytes, and None at the end of a file that has its whole stream with a right checksum."""
-    if not path.is_file():
-        raise refused(path, "file", "is no file" if path.exists() else "does not exist", _GIVE)
-    with path.open("rb") as file:
-        line = file.readline(64)
-        version = line.removeprefix(MAGIC).strip()
-        if not line.startswith(MAGIC) or not version.isdigit():
-            raise refused(path, "magic", f"is {line[:16]!r}: not a recording", _GIVE)
-        if int(version) != VERSION:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_file():
+            raise self._refused("file", "is no file" if path.exists() else "does not exist", _GIVE)
+        with path.open("rb") as file:
+            self._line = file.readline(1 << 10)
+        number, _, self.origin = self._line.removeprefix(MAGIC).decode(errors="replace").strip().partition(" ")
+        if not self._line.startswith(MAGIC) or not number.isdecimal():
+            raise self._refused("magic", f"is {self._line[:16]!r}: not a recording", _GIVE)
+        if int(number) != VERSION:
             cure = "install the kit of the hal that recorded it (pip install ./core ./conformance)"
-            raise refused(path, "version", f"is {int(version)}, but this kit reads {VERSION}", cure)
-        unzip, rest = zlib.decompressobj(), bytearray()
-        while piece := file.read(_PIECE):
+            raise self._refused("version", f"is {number}, but this kit reads {VERSION}", cure)
+
+    def frames(self, calls: int | None = None) -> Iterator[AnyFrame]:
+        """Yield the frames; with ``calls``, up to so many calls, whether or not the file is whole.
+
+        :raises InvalidRecording: naming the field, for a damaged or truncated file, and for a frame that names a
+            state, a request or a step that no frame before it has.
+        """
+        before, seen = Counter[object](), 0
+        with self.path.open("rb") as file, gzip.open(file) as stream:
+            file.seek(len(self._line))
             try:
-                rest += unzip.decompress(piece)
-            except zlib.error as error:
-                raise refused(path, "stream", f"is damaged: {error}", _AGAIN) from None
-            at = 0
-            while at + 4 <= len(rest) and (size := int.from_bytes(rest[at : at + 4], "little")) <= len(rest) - at - 4:
-                yield bytes(rest[at + 4 : at + 4 + size])
-                at += 4 + size
-            del rest[:at]
-        if unzip.unused_data:
-            raise refused(path, "end", f"is followed by {len(unzip.unused_data)} bytes", _AGAIN)
-        if unzip.eof and not rest:
-            yield None
+                if not file.peek(1):
+                    raise EOFError  # gzip takes it for a whole stream
+                while size := stream.read(4):
+                    frame = _decode(stream.read(int.from_bytes(size, "little")))
+                    seen += isinstance(frame, Call)
+                    if calls is not None and seen > calls:
+                        return
+                    if problem := _problem_of(frame, before):
+                        field, _, what = problem.partition(" ")
+                        raise self._refused(f"{tag_of(frame)}.{field}", what, _AGAIN)
+                    before.update(_names_of(frame))
+                    yield frame
+            except EOFError:
+                if calls is None or seen < calls:
+                    cure = f"give --calls {seen} to replay the calls that are whole, or " * bool(seen) + _AGAIN
+                    raise self._refused("end", f"is missing: the file is truncated after call {seen}", cure) from None
+            except (zlib.error, gzip.BadGzipFile) as error:
+                raise self._refused("stream", f"is damaged after call {seen}: {error}", _AGAIN) from None
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise self._refused(f"frame {before[Frame]}", f"is not valid: {error}", _AGAIN) from None
+
+    def _refused(self, field: str, what: str, cure: str) -> InvalidRecording:
+        return InvalidRecording(f"{self.path}: {field} {what}", cure=cure, argument="--replay")
+
+
+def _names_of(frame: AnyFrame) -> list[object]:
+    """Return what later frames may count on: the frame's kind, and the step whose output it saved."""
+    return [Frame, type(frame), *([(frame.state, frame.step[0])] if isinstance(frame, Save) else [])]
+
+
+def _problem_of(frame: AnyFrame, before: Counter[object]) -> str:
+    """Return what is wrong with a frame whose types are right, or ""."""
+    if isinstance(frame, State):
+        return ""
+    if frame.state not in range(before[State]):
+        return f"state is {frame.state}, and {before[State]} states come before it"
+    if isinstance(frame, Insert):
+        unknown = [row[2] for row in frame.tasks if row[2] not in range(before[Admitted])]
+        return f"tasks names request {unknown[0]}, and {before[Admitted]} requests come before it" if unknown else ""
+    if isinstance(frame, Record):
+        if not before[frame.state, frame.number]:
+            return f"number is {frame.number}, and no save_output of that step comes before it"
+        try:
+            decode_body(memoryview(frame.body))
+        except FrameError as error:
+            return f"body is not valid: {error}"
+    return ""

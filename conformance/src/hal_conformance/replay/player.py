@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from hal_core.errors import FrameError
+from hal_core import AdmittedRequest, Companion, SlotStatus, StateField, Step, Task, View
 from hal_core.frames.bodies import decode_body
-from hal_core.group import Group
 from hal_core.memory.dtypes import bfloat16_to_float32, dtype_of
-from hal_core.memory.views import View
-from hal_core.output.records import OutputRecord, SlotStatus
-from hal_core.output.sinks import PendingOutput
-from hal_core.slots.admission import AdmittedRequest, Request
-from hal_core.slots.declared import Companion, StateField
-from hal_core.slots.fields import SplitRole, StateConfig
-from hal_core.slots.step import Step
-from hal_core.slots.tasks import Task, TaskKind
 
 from ..fixtures.state import StateFixture
 from ..harness import backdoor
@@ -34,283 +23,214 @@ COMPARED = 64
 """Steps between two comparisons of the state, where calls are not compared one by one."""
 SOURCES = ("sampled_token_ids", "accept_tokens", "accept_num")
 """Fields in which a model leaves a step's tokens."""
+_LEFT = (SlotStatus.PREEMPTED, SlotStatus.ABORTED)
 
 
 class Differs(AssertionError):
     """The effect of a call differs from the reference model's: its number, and how."""
 
 
-Saved = tuple[int, Any, list[PendingOutput], list[Row]]
-"""A step whose output was saved: the call, its ticket, what its sink got, and the rows that its record must have."""
+Saved = tuple[int, Any, KeepingSink, list[Row]]
+"""A step whose output was saved: the call, its ticket, its sink, and the rows that its record must have."""
 
 
-@dataclass
-class Played:
-    """A state, its reference model, and the steps whose records are not taken yet.
+class Played(StateFixture):
+    """A state, its reference model, and the steps whose records are not taken yet (``saved``).
 
-    ``written``: slots in which the host has written the tokens of the step since the last update. ``failed``: slot to
+    ``written``: not 0 in the state's bytes that the host has written since the last update. ``failed``: slot to
     admission id, of requests that got a token outside the vocabulary, and whose later tokens are not reported (G21).
     ``late``: slot to message, of errors that only the device knew when the step was launched.
     """
 
-    fixture: StateFixture
-    saved: dict[int, Saved] = field(default_factory=dict)
-    written: set[int] = field(default_factory=set)
-    late: dict[int, str] = field(default_factory=dict)
-    failed: dict[int, int] = field(default_factory=dict)
+    def __init__(self, kit: Kit, frame: frames.State) -> None:
+        fields = [StateField(*row) for row in frame.fields]
+        beside = [Companion(name, [StateField(*row) for row in rows], same) for name, rows, same in frame.companions]
+        super().__init__(kit, frame.sizes, name=frame.name, beside=beside, fields=fields)
+        self.written = np.zeros_like(self.model.block)
+        self.saved: dict[int, Saved] = {}
+        self.late: dict[int, str] = {}
+        self.failed: dict[int, int] = {}
+
+    def model_wrote(self, step: Step, body: bytes | None) -> None:
+        """Write the recorded tokens where the model has written them: in slots whose tokens the host did not write."""
+        model, self.late = self.model, {}
+        found = [] if body is None else found_rows(decode_body(memoryview(body)))
+        rows = {row.request_id: row for row in found if row.status not in _LEFT}
+        cells: list[tuple[str, int]] = []
+
+        def put(name: str, slot: int, values: Any) -> None:  # noqa: ANN401 (a scalar or a row)
+            model.set(name, slot, values)
+            cells.append((name, slot))
+
+        for slot in sorted(set(model.residents) - self._host_wrote()):
+            row = rows.get(model.residents[slot].request.request_id)
+            if row is None or (not row.tokens and row.status is not SlotStatus.ERROR):
+                continue
+            tokens = row.tokens
+            if row.status is SlotStatus.ERROR and slot not in step.errors:
+                if row.position == model.get("step_idx", slot):  # known late: the request has stopped before
+                    self.late[slot] = row.message or ""
+                    put("stop_flags", slot, [True])
+                    continue
+                tokens = [-1]  # outside the vocabulary; which token it was is not recorded
+            put("accept_tokens" if step.speculative else "sampled_token_ids", slot, tokens)
+            if step.speculative:
+                put("accept_num", slot, [len(tokens)])
+            if row.logprobs:
+                shape = self.sizes.max_accept, self.sizes.max_logprobs + 1
+                for name, values in (("topk_token_ids", row.alternatives), ("topk_logprobs", row.logprobs)):
+                    held = model.cells[name][slot].reshape(shape).copy()
+                    held[: len(values), : len(values[0])] = values
+                    put(name, slot, held.reshape(-1))
+                put("topk_ranks", slot, row.ranks)
+        places = self.state.layout.fields
+        runs = [(places[at].offset + slot * places[at].stride, model.cells[at][slot].tobytes()) for at, slot in cells]
+        if runs:
+            backdoor.put(self.device, self.state.memory, runs, self.stream)
+
+    def _host_wrote(self) -> set[int]:
+        """Return the slots in which the host has written a step's tokens."""
+        slots = set[int]()
+        for place in (self.state.layout.fields[name] for name in SOURCES):
+            end = place.offset + place.stride * self.sizes.num_slots
+            rows = self.written[place.offset : end].reshape(-1, place.stride)
+            slots.update(np.flatnonzero(rows.any(axis=1)).tolist())
+        return slots
+
+    def rows_of(self, step: Step) -> list[Row]:
+        """Return the rows of a step by the model, slot by slot."""
+        model, rows, errors = self.model, list[Row](), {**step.errors, **step.recovered}
+        for slot in step.orders[self.name].tolist():
+            rows += expected_rows(model, [slot], speculative=step.speculative, logprobs=step.logprobs, errors=errors)
+            if (resident := model.residents.get(slot)) is not None:
+                if self.failed.get(slot) == resident.admission_id:
+                    rows[-1] = Row(resident.request.request_id, position=model.get("step_idx", slot))
+                elif rows[-1].message is None:
+                    self.failed[slot] = resident.admission_id
+                if slot in step.recovered:
+                    rows[-1].status = SlotStatus.RECOVERED
+        return rows
 
 
 class Player:
     """One replay on one opened device. ``each``: compare the state after every call; else every :data:`COMPARED` steps
-    and at the end, so that calls overlap on the device as they did for the worker."""
+    and at the end, so that calls overlap on the device as they did for the worker.
 
-    def __init__(self, kit: Kit, path: Path, *, calls: int | None = None, each: bool = False) -> None:
-        self.kit, self.path, self.each = kit, path, each
-        self._left, self._ahead = frames.frames_of(path, calls), deque[frames.AnyFrame]()
+    :param origin: where it was recorded.
+    :param records: state and step to the recorded record, as a step's tokens are written before it is saved.
+    """
+
+    def __init__(self, kit: Kit, origin: str, records: Mapping[tuple[int, int], bytes], *, each: bool = False) -> None:
+        self.kit, self.each, self._origin, self._records = kit, each, origin, records
         self.states: list[Played] = []
-        self.requests: dict[int, Request | AdmittedRequest] = {}
-        self.calls = self.steps = self.records = self.skipped = 0
-        self.recorded_on = ""
+        self.requests: list[AdmittedRequest] = []
+        self.calls = self.steps = self.skipped = 0
 
-    def run(self) -> None:
-        """Make the calls. Raises :class:`Differs` for the first whose effect differs, and :class:`InvalidValue` for a
-        file that cannot be replayed."""
-        while (frame := self._ahead.popleft() if self._ahead else next(self._left, None)) is not None:
+    def run(self, given: Iterable[frames.AnyFrame]) -> None:
+        """Make the calls. Raises :class:`Differs` for the first whose effect differs."""
+        for frame in given:
             self.calls += isinstance(frame, frames.Call)
-            self._do(frame)
+            played = () if isinstance(frame, frames.State) else (self.states[frame.state],)
+            try:
+                getattr(self, f"_{type(frame).__name__.lower()}")(frame, *played)
+            except Differs:
+                raise
+            except Exception as error:
+                raise Differs(self.calls, f"{self._named(frame)} raised {type(error).__name__}: {error}") from error
             if self.each and isinstance(frame, frames.Call):
                 self._compare(self._named(frame))
             elif isinstance(frame, frames.Save) and self.steps % COMPARED == 0:
                 self._compare(f"the {self.calls} calls so far")
         self._compare(f"all {self.calls} calls")
 
-    def _do(self, frame: frames.AnyFrame) -> None:
-        state = getattr(frame, "state", -1)
-        if state >= len(self.states):
-            raise self._refused(frame, "state", f"is {state}, and {len(self.states)} states come before it")
-        try:
-            getattr(self, f"_{type(frame).__name__.lower()}")(frame)
-        except (frames.InvalidRecording, Differs):
-            raise
-        except Exception as error:
-            raise Differs(self.calls, f"{self._named(frame)} raised {type(error).__name__}: {error}") from error
-
-    def _refused(self, frame: frames.AnyFrame, field: str, what: str) -> frames.InvalidRecording:
-        return frames.refused(self.path, f"{frames.tag_of(frame)}.{field}", what, "record it again")
-
     def _compare(self, after: str) -> None:
         for played in self.states:
             try:
-                played.fixture.check(after)
+                played.check(after)
             except AssertionError as wrong:
                 raise Differs(self.calls, str(wrong)) from wrong
 
     def _named(self, frame: frames.AnyFrame) -> str:
         told = f"call {self.calls}, {frames.tag_of(frame)}"
-        if isinstance(frame, frames.OfStep) and frame.step is not None:
+        if isinstance(frame, frames.Update | frames.Save):
             return f"{told} of step {frame.step[0]}"
         if isinstance(frame, frames.Insert):
-            tasks = [f"{TaskKind(row[0]).name.lower()} -> slot {row[1]}" for row in frames.task_rows(frame)[:8]]
-            return f"{told} ({', '.join(tasks)}{', …' * (len(frame.requests) > 8)})"
+            tasks = [f"{kind.name.lower()} -> slot {slot}" for kind, slot, *_ in frame.tasks[:8]]
+            return f"{told} ({', '.join(tasks)}{', …' * (len(frame.tasks) > 8)})"
         return told
 
     # -- what is no call ----------------------------------------------------------------------------------------------
 
-    def _header(self, frame: frames.Header) -> None:
-        self.recorded_on = f"{frame.device} with hal {frame.release}"
-
     def _state(self, frame: frames.State) -> None:
-        fields = [StateField(*row) for row in frame.fields]
-        beside = [Companion(name, [StateField(*row) for row in rows], same) for name, rows, same in frame.companions]
-        fixture = StateFixture(self.kit, StateConfig(**frame.sizes), name=frame.name, beside=beside, fields=fields)
-        self.states.append(Played(fixture))
+        self.states.append(Played(self.kit, frame))
 
-    def _admitted(self, frame: frames.Admitted) -> None:
-        tokens = np.frombuffer(frame.tokens, np.int64).tolist()
-        prompt, output, role = tokens[: frame.prompt], tokens[frame.prompt :], SplitRole(frame.role)
-        extra = {name: row if len(row) > 1 else row[0] for name, row in frame.extra.items()}
-        self.requests[frame.number] = Request(frame.request_id, prompt, frame.params, output, role, extra)
+    def _admitted(self, frame: frames.Admitted, played: Played) -> None:
+        extra = {name: row[0] if len(row) == 1 else row for name, row in frame.request.extra.items()}
+        request = replace(frame.request, extra=extra)
+        self.requests.append(admitted := played.state.admit(request))
+        played.model.requests[admitted.admission_id] = request
 
-    def _release(self, frame: frames.Release) -> None:
-        self.states[frame.state].fixture.release(frame.slots)
+    def _release(self, frame: frames.Release, played: Played) -> None:
+        played.release(frame.slots)
 
-    def _record(self, frame: frames.Record) -> None:
-        played = self.states[frame.state]
-        if frame.number not in played.saved:
-            raise self._refused(frame, "number", f"is {frame.number}, and no save_output of that step comes before it")
-        call, ticket, given, should = played.saved.pop(frame.number)
-        got = played.fixture.state.take(ticket) if frame.taken else ticket.record()
-        for pending in given:
-            pending.complete(None)
-        self.records += 1
-        recorded = self._decoded(frame)
+    def _record(self, frame: frames.Record, played: Played) -> None:
+        call, ticket, sink, should = played.saved.pop(frame.number)
+        got = played.state.take(ticket) if frame.taken else ticket.record()
+        sink.resolve_all()
         name = f"call {call}, save_output of step {frame.number}"
         if wrong := row_difference(found_rows(got), should):
             raise Differs(call, f"{name}: {wrong}")
-        if wrong := row_difference(found_rows(recorded), should):
-            why = f"the device that recorded it ({self.recorded_on}) or its host was wrong there"
+        if wrong := row_difference(found_rows(decode_body(memoryview(frame.body))), should):
+            why = f"the device that recorded it ({self._origin}) or its host was wrong there"
             raise Differs(call, f"{name}, as recorded: {wrong}\n{why}; this device gives the right record")
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    def _insert(self, frame: frames.Insert) -> None:
-        fixture = self.states[frame.state].fixture
-        if unknown := {*frame.requests} - {*self.requests}:
-            raise self._refused(frame, "requests", f"names {min(unknown)}, and no such request comes before it")
-        pairs = zip(frames.task_rows(frame), frame.requests, strict=True)
-        fixture.insert(
-            [Task(TaskKind(row[0]), row[1], self._request(fixture, number), *row[2:]) for row, number in pairs]
-        )
+    def _insert(self, frame: frames.Insert, played: Played) -> None:
+        tasks = [
+            Task(kind, slot, self.requests[number], computed, scheduled, blocks, first_block, token, drafts)
+            for kind, slot, number, computed, scheduled, blocks, first_block, token, drafts in frame.tasks
+        ]
+        played.insert(tasks)
 
-    def _setvalue(self, frame: frames.SetValue) -> None:
-        if frame.value is None or frame.state < 0:
+    def _setvalue(self, frame: frames.SetValue, played: Played) -> None:
+        if frame.value is None:
             self.skipped += 1
             return
-        played, dtype = self.states[frame.state], dtype_of(frame.dtype)
-        fixture, shape, strides = played.fixture, tuple(frame.shape), tuple(frame.strides)
+        dtype, shape, strides = dtype_of(frame.dtype), tuple(frame.shape), tuple(frame.strides)
         bits = np.frombuffer(frame.value, dtype.storage)
         value: Any = bits[0] if frame.fills else bits.reshape(shape)
-        if 0 <= frame.offset < fixture.state.layout.nbytes:  # else it is a companion's, which has no model
-            np.ndarray(shape, dtype.storage, fixture.model.block, frame.offset, strides)[...] = value
-            played.written |= _source_slots(fixture, frame.offset, shape, strides)
+        if 0 <= frame.offset < played.state.layout.nbytes:  # else it is a companion's, which has no model
+            for block, values in ((played.model.block, value), (played.written, 1)):
+                np.ndarray(shape, dtype.storage, block, frame.offset, strides)[...] = values
         given = bfloat16_to_float32(np.asarray(value)) if dtype.name == "bfloat16" else value
-        target = View(fixture.state.memory, frame.offset, shape, strides, dtype, fixture.state)
-        fixture.bound.async_set_value(target=target, value=given, stream=fixture.stream)
+        target = View(played.state.memory, frame.offset, shape, strides, dtype, played.state)
+        played.bound.async_set_value(target=target, value=given, stream=played.stream)
 
-    def _broadcast(self, frame: frames.Broadcast) -> None:
+    def _broadcast(self, _: frames.Broadcast, played: Played) -> None:
         self.skipped += 1
-        self.states[frame.state].written.clear()  # the tokens are the first rank's, and in the record
+        played.written[...] = 0  # the tokens are the first rank's, and in the record
 
-    def _update(self, frame: frames.Update) -> None:
-        played, step = self.states[frame.state], _step(frame.step)
-        self._model_wrote(frame.state, played, step)
-        played.fixture.update_inputs(step)
-        played.written.clear()
+    def _update(self, frame: frames.Update, played: Played) -> None:
+        step = _step(frame.step)
+        played.model_wrote(step, self._records.get((frame.state, step.number)))
+        played.update_inputs(step)
+        played.written[...] = 0
 
-    def _drafts(self, frame: frames.Drafts) -> None:
-        self.states[frame.state].fixture.propose(frame.drafts)
+    def _drafts(self, frame: frames.Drafts, played: Played) -> None:
+        played.propose(frame.drafts)
 
-    def _save(self, frame: frames.Save) -> None:
-        played, self.steps = self.states[frame.state], self.steps + 1
-        step = _step(frame.step, played.late)
-        rows, sink = _rows(played, step), KeepingSink()
-        played.saved[step.number] = self.calls, played.fixture.save(step, sink), sink.pending, rows
+    def _save(self, frame: frames.Save, played: Played) -> None:
+        self.steps += 1
+        step, sink = _step(frame.step, played.late), KeepingSink()
+        rows = played.rows_of(step)
+        played.saved[step.number] = self.calls, played.save(step, sink), sink, rows
 
-    def _reads(self, frame: frames.Reads) -> None:
-        fixture = self.states[frame.state].fixture
-        fixture.bound.order_after_reads(memory=fixture.state.memory, stream=fixture.stream)
-
-    # -- the parts of a step ------------------------------------------------------------------------------------------
-
-    def _request(self, fixture: StateFixture, number: int) -> AdmittedRequest:
-        """Return a request, admitted when it is first inserted."""
-        found = self.requests[number]
-        if isinstance(found, AdmittedRequest):
-            return found
-        admitted = self.requests[number] = fixture.state.admit(found)
-        fixture.model.requests[admitted.admission_id] = found
-        return admitted
-
-    def _model_wrote(self, state: int, played: Played, step: Step) -> None:
-        """Write the recorded tokens where the model has written them: in slots whose tokens the host did not write."""
-        fixture, played.late = played.fixture, {}
-        own = set(fixture.model.residents) - played.written
-        record = self._record_of(state, step.number) if own else None
-        if record is None:
-            return
-        rows = {row.request_id: row for row in found_rows(record) if row.status not in _LEFT}
-        runs: list[tuple[int, bytes]] = []
-
-        def put(name: str, slot: int, values: Any) -> None:  # noqa: ANN401 (a scalar or a row)
-            fixture.model.set(name, slot, values)
-            place = fixture.state.layout.fields[name]
-            runs.append((place.offset + slot * place.stride, fixture.model.cells[name][slot].tobytes()))
-
-        for slot in sorted(own):
-            resident = fixture.model.residents[slot]
-            row = rows.get(resident.request.request_id)
-            if row is None or (not row.tokens and row.status is not SlotStatus.ERROR):
-                continue
-            tokens = row.tokens
-            if row.status is SlotStatus.ERROR and slot not in step.errors:
-                if row.position == fixture.model.get("step_idx", slot):  # known late: the request has stopped before
-                    played.late[slot] = row.message or ""
-                    put("stop_flags", slot, [True])
-                    continue
-                tokens = [-1]  # outside the vocabulary; which token it was is not recorded
-            if step.speculative:
-                put("accept_tokens", slot, tokens)
-                put("accept_num", slot, [len(tokens)])
-            else:
-                put("sampled_token_ids", slot, tokens)
-            if row.logprobs:
-                _put_alternatives(fixture, slot, row, put)
-        if runs:
-            backdoor.put(fixture.device, fixture.state.memory, runs, fixture.stream)
-
-    def _record_of(self, state: int, number: int) -> OutputRecord | None:
-        """Return the record of a step, which comes later in the file; None if it has none."""
-        for frame in chain([*self._ahead], self._pulled()):
-            if isinstance(frame, frames.Record) and (frame.state, frame.number) == (state, number):
-                return self._decoded(frame)
-        return None
-
-    def _decoded(self, frame: frames.Record) -> OutputRecord:
-        try:
-            return decode_body(memoryview(frame.body))
-        except FrameError as error:
-            raise self._refused(frame, "body", f"is not valid: {error}") from None
-
-    def _pulled(self) -> Iterator[frames.AnyFrame]:
-        for frame in self._left:
-            self._ahead.append(frame)
-            yield frame
+    def _reads(self, _: frames.Reads, played: Played) -> None:
+        played.bound.order_after_reads(memory=played.state.memory, stream=played.stream)
 
 
-_LEFT = (SlotStatus.PREEMPTED, SlotStatus.ABORTED)
-
-
-def _step(row: frames.StepRow | None, late: Mapping[int, str] | None = None) -> Step:
-    assert row is not None, "the reader of the file fills it in"
-    number, orders, speculative, (ranks, rank), logprobs, errors, recovered = row
-    slots = {name: np.frombuffer(order, np.int32) for name, order in orders.items()}
-    return Step(number, slots, speculative, Group(tuple(ranks), rank), logprobs, {**(late or {}), **errors}, recovered)
-
-
-def _rows(played: Played, step: Step) -> list[Row]:
-    """Return the rows of a step by the model, slot by slot."""
-    model, rows = played.fixture.model, list[Row]()
-    options = {"speculative": step.speculative, "logprobs": step.logprobs, "errors": {**step.errors, **step.recovered}}
-    for slot in step.orders[played.fixture.name].tolist():
-        found = expected_rows(model, [slot], **options)  # type: ignore[arg-type]
-        if (resident := model.residents.get(slot)) is not None:
-            if played.failed.get(slot) == resident.admission_id:
-                found[-1] = Row(resident.request.request_id, position=model.get("step_idx", slot))
-            elif found[-1].message is None:
-                played.failed[slot] = resident.admission_id
-            if slot in step.recovered:
-                found[-1].status = SlotStatus.RECOVERED
-        rows += found
-    return rows
-
-
-def _source_slots(fixture: StateFixture, offset: int, shape: Sequence[int], strides: Sequence[int]) -> set[int]:
-    """Return the slots whose tokens of the step a view shows."""
-    at = np.array(offset)
-    for count, stride in zip(shape, strides, strict=True):
-        at = np.add.outer(at, np.arange(count) * stride)
-    slots = set[int]()
-    for place in (fixture.state.layout.fields[name] for name in SOURCES):
-        inside = at[(at >= place.offset) & (at < place.offset + place.stride * fixture.sizes.num_slots)]
-        slots.update(((inside - place.offset) // place.stride).tolist())
-    return slots
-
-
-def _put_alternatives(fixture: StateFixture, slot: int, row: Row, put: Callable[[str, int, Any], None]) -> None:
-    """Write the log-probabilities of a row."""
-    shape = (fixture.sizes.max_accept, fixture.sizes.max_logprobs + 1)
-    for name, values in (("topk_token_ids", row.alternatives), ("topk_logprobs", row.logprobs)):
-        cells = fixture.model.cells[name][slot].reshape(shape).copy()
-        cells[: len(values), : len(values[0])] = values
-        put(name, slot, cells.reshape(-1))
-    put("topk_ranks", slot, row.ranks)
+def _step(row: frames.StepRow, late: Mapping[int, str] = MappingProxyType({})) -> Step:
+    number, orders, speculative, group, logprobs, errors, recovered = row
+    slots = {name: np.array(order, np.int32) for name, order in orders.items()}
+    return Step(number, slots, speculative, group, logprobs, {**late, **errors}, recovered)
