@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import select
 import signal
 import subprocess
@@ -13,6 +14,9 @@ import time
 from pathlib import Path
 
 import pytest
+from hal_conformance.opening import subject
+from hal_conformance.replay.command import replay
+from hal_conformance.replay.frames import InvalidRecording
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -143,6 +147,39 @@ def test_in_the_middle_all_answers_are_told_as_far_as_they_have_come(tmp_path, w
     out, err = process.communicate(timeout=120)
     check_end(process.returncode, out, err, number)
     assert [json.loads(line)["finish_reason"] for line in out.splitlines()] == ["abort", "abort"]
+
+
+LOADING = ("call", "hal.model.llama.load")
+"""Before any call: the recording has none."""
+STEPPING = ("return", "hal.engine.engine.step")
+RECORDING = [
+    LOADING,
+    STEPPING,
+    ("return", "hal_conformance.replay.recorder._insert"),
+    ("call", "hal_conformance.replay.frames._write"),
+    ("call", "hal_conformance.replay.recorder.close"),
+    ("return", "hal_conformance.replay.frames.close"),
+]
+
+
+@pytest.mark.parametrize(("kind", "where"), share.cases(RECORDING, STEPPING.__eq__))
+def test_after_ctrl_c_a_recording_is_replayed_up_to_there(tmp_path, warm, kind, where):
+    path = tmp_path / "x.rec"
+    arguments = (kind, where, str(int(signal.SIGINT)), *PROMPTS, "--record", str(path))
+    process = start(tmp_path, *arguments, code=textwrap.dedent(INJECTED), warm=warm)
+    out, err = process.communicate(timeout=120)
+    assert "FIRED\n" in err, "the moment was never reached"
+    check_end(process.returncode, out, err, signal.SIGINT)
+    if (kind, where) == LOADING:
+        with pytest.raises(
+            InvalidRecording, match=r"end is missing: the file is truncated after call 0 \(record again"
+        ):
+            replay(subject("cpu"), path)
+        return
+    call, told = replay(subject("cpu"), path)
+    assert call == 0, told
+    if (kind, where) == STEPPING:
+        assert re.match(r"[1-9]\d* calls, [1-9]\d* records of ", told)
 
 
 COMMANDS = {
