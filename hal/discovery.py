@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
+from traceback import walk_tb
 
 from hal_core import HalError, InvalidValue, Plugin, PluginError, Probe, Unavailable
 
@@ -78,7 +79,8 @@ class Entry:
         its code."""
         way_out = f"reinstall or update {self.distribution}"
         if own is not None:
-            what = f"{what}: {type(own).__name__}: {own}".rstrip(": ")
+            where = [frame.f_code.co_name for frame, _ in walk_tb(own.__traceback__)][-1:]  # for an error without text
+            what = f"{what}: {type(own).__name__}: {str(own) or ' '.join(where)}".rstrip(": ")
             way_out = f"{self.distribution} itself failed: mend it (-v shows its traceback)"
         if self.group == OBSERVERS:
             what, way_out = f"observer {self.name}: {what}", f"{way_out}, or take {self.name} out of {OBSERVED}"

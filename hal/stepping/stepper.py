@@ -34,6 +34,7 @@ from hal_core import (
 from hal_core.frames import entries_of
 
 from hal.timeouts import TIMEOUTS
+from hal.unwritten import unwritten
 
 from .acceptance import Acceptance
 from .runner import HostRunner, RunnerFailed
@@ -293,7 +294,10 @@ class Stepper:
 
     def _all_raised(self, method: str, error: Exception) -> bool:
         """Return whether all ranks of the group raised, once the device has done the runner's work. Its collectives end
-        only if the other ranks make the same ones. Raises :class:`RunnerFailed` if that does not end."""
+        only if the other ranks make the same ones. Raises :class:`RunnerFailed` if that does not end, and
+        :class:`hal_core.PluginError` for a primitive that the device's plugin has not written."""
+        if (fault := unwritten(self.device, error)) is not None:
+            raise fault from error
         with _working(self._what(method, error), error):
             self.stream.synchronize(TIMEOUTS.runner)
         return self.on_raised(method, error)

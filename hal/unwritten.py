@@ -1,0 +1,38 @@
+"""Primitives that a device's plugin has not written yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from traceback import walk_tb
+from typing import TYPE_CHECKING
+
+from hal_core import PluginError
+
+if TYPE_CHECKING:
+    from hal_core import BoundDevice
+
+
+def unwritten(device: BoundDevice, error: Exception) -> PluginError | None:
+    """Return the error that names the primitive; None for another one, as a runner or a library may raise
+    :class:`NotImplementedError` too."""
+    own = type(device.device).__module__
+    if not isinstance(error, NotImplementedError):
+        return None
+    frame = [frame for frame, _ in walk_tb(error.__traceback__)][-1]
+    packages = {module.partition(".")[0] for module in (own, "hal_core")}  # hal_core: a base's default
+    if frame.f_globals["__name__"].partition(".")[0] not in packages:
+        return None
+    cure = f"write it in {own}: docs/adding-a-device.md; hal conform {device.device.name} tries each primitive"
+    return PluginError(f"its primitive {frame.f_code.co_name} is not written", cure=cure, device=device.name)
+
+
+@contextmanager
+def named_unwritten(device: BoundDevice) -> Iterator[None]:
+    """Have a primitive that is not written named by the error that is raised."""
+    try:
+        yield
+    except NotImplementedError as error:
+        if (fault := unwritten(device, error)) is None:
+            raise
+        raise fault from error
