@@ -83,7 +83,7 @@ class AsyncEngine:
         self._link = EngineLink(self._serve, loop.call_soon_threadsafe)
         try:
             with self._naming():
-                await asyncio.wrap_future(self._link.up)
+                await asyncio.shield(asyncio.wrap_future(self._link.up))  # which end of it the link knows
         except BaseException:
             await self._close()
             raise

@@ -196,6 +196,24 @@ def test_an_engine_process_gives_the_same_text_to_many_tasks(aborted):
     assert found["aborted"] == ["a4", "a6"], "the one that a stop text ended, and the one whose task was cancelled"
 
 
+async def cancelled():
+    """The link of an engine whose opening was cancelled before its process was up."""
+    engine = hal.AsyncEngine(device="cpu")
+    opening = asyncio.create_task(engine.__aenter__())
+    await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    return engine._link
+
+
+def test_an_opening_that_is_cancelled_waits_for_no_process_that_is_not_up():
+    """A server whose port is in use would say so after ten seconds."""
+    link = asyncio.run(cancelled())
+    assert "the engine was closed" in str(link.up.exception()), "up was cancelled, and taken for an engine that is up"
+    assert link._process.returncode == -signal.SIGKILL
+
+
 async def opened(**options):
     async with hal.AsyncEngine(**options):
         raise AssertionError("it came up")
