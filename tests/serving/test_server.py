@@ -7,8 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,9 +17,12 @@ from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError, 
 
 import hal
 from hal.serving.metrics import Metrics
+from tests.commands import LIBRARIES
 
 from .conftest import COMMAND, HANGS, begin, serving
 
+pytestmark = pytest.mark.long(25)
+WARM = LIBRARIES
 PROMPTS = ["def main(", "import os\n", "class Tree:\n    def __init__(self", "for number in range(", "x = "]
 ROOT = Path(__file__).parents[2]
 
@@ -242,10 +243,9 @@ def test_a_wrong_route_is_refused_with_those_that_there_are(server):
     assert (answer.status_code, answer.json()["error"]["message"]) == (405, "/v1/completions takes no GET (send POST)")
 
 
-def test_a_port_in_use_is_one_line(server):
+def test_a_port_in_use_is_one_line(server, warm):
     port = urlsplit(server.url).port
-    command = [sys.executable, "-c", COMMAND, "serve", "--port", str(port)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
+    done = warm.run("serve", "--port", str(port), code=COMMAND)
     (line,) = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (2, "")
     assert line.startswith(f"hal: error: --port: 127.0.0.1:{port}: ")
@@ -255,9 +255,8 @@ def test_a_port_in_use_is_one_line(server):
 @pytest.mark.parametrize(
     ("host", "what"), [("192.0.2.1", "is no address of this host"), ("no.such.host.invalid", "unknown: ")]
 )
-def test_a_host_that_is_not_here_is_named(host, what):
-    command = [sys.executable, "-c", COMMAND, "serve", "--port", "0", "--api-key", "x", "--host", host]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
+def test_a_host_that_is_not_here_is_named(host, what, warm):
+    done = warm.run("serve", "--port", "0", "--api-key", "x", "--host", host, code=COMMAND)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2
     assert line.startswith(f"hal: error: --host: {host}: {what}")
@@ -265,9 +264,9 @@ def test_a_host_that_is_not_here_is_named(host, what):
 
 
 @pytest.mark.parametrize("module", ["uvicorn", "starlette", "sse_starlette", "prometheus_client"])
-def test_without_the_extra_its_install_line_is_shown(module):
+def test_without_the_extra_its_install_line_is_shown(module, warm):
     code = f"import sys; sys.modules['{module}'] = None; {COMMAND}"
-    done = subprocess.run([sys.executable, "-c", code, "serve"], capture_output=True, text=True, timeout=HANGS)
+    done = warm.run("serve", code=code)
     line = f"hal: error: hal serve: {module} is missing (pip install 'paddle-hal[serve]>=1.1,<2')\n"
     assert (done.returncode, done.stderr) == (2, line)
 
