@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import re
 import sys
@@ -45,8 +46,10 @@ def test_the_worker_of_the_page_runs(worker, device, capfd):
 def test_the_kit_proves_the_fields_of_the_worker(worker, tmp_path, monkeypatch):
     report = tmp_path / "report.json"
     given = ["cpu", "--only", "G11", "--profile", "quick", "--examples", "2", "--report", str(report)]
+    gc.freeze()
     assert conform([*given, "--fields", f"{worker.__name__}:FIELDS"]) == 0
     assert f"--fields {worker.__name__}:FIELDS" in report.read_text()
+    assert gc.get_freeze_count(), "the kit unfroze what its caller had frozen"
 
 
 @pytest.mark.parametrize("given", ["worker_of_the_page:main", "worker_of_the_page:none", "nowhere:FIELDS"])

@@ -148,11 +148,13 @@ def kit_session(request: pytest.FixtureRequest, device_subject: Subject) -> Iter
         what = f"{device_subject.name} was not opened: {type(error).__name__}: {error}"
         pytest.exit(f"{what}\n{trace_of(error)}".rstrip(), returncode=4)
     # The checks collect garbage hundreds of times; objects imported until now are no garbage, and Paddle is most of
-    # them.
+    # them. What a caller of the kit has frozen stays so.
+    frozen = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     yield kit
-    gc.unfreeze()
+    if not frozen:
+        gc.unfreeze()
     kit.renew()
     device_subject.undo()
     from .ranks.pool import release
