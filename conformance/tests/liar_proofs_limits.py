@@ -177,7 +177,7 @@ def _(bound):
     return pending_behind(bound, "copy_out", lambda: copied(bound, poisoned(bound, 64), [(0, 8)]))
 
 
-@proof("DroppedWithItsWork", queued)
+@proof("DroppedWithItsWork", pressed())
 @proof("DroppedButItsEvents", queued)
 def dropped_work(bound):
     """Whether the work of a stream that was dropped behind a held one is executed, and its ticket done."""

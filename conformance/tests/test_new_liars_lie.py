@@ -86,6 +86,7 @@ SINGLE = {
     *("NamesOfNow", "GoneAreLeftOut"),
 }
 """Liars of other modules that have a proof."""
+pytestmark = pytest.mark.long(30)
 NAMES = {module.__name__ for module in MODULES}
 NEW = [one for one in everyone() if one.how.__module__ in NAMES or one.name in SINGLE]
 
