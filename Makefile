@@ -5,8 +5,8 @@ STAMP  := $(VENV)/.installed
 OLDER  := .venv-older
 ARGS   ?=
 # Files of tests that run at a time, each whole in one process, which makes once what its tests share (ranks, wheels, a
-# process to fork). One more than two cores: tests that wait for others' processes leave a core to the third.
-FILES  := 3
+# process to fork). Twice two cores: a third of the tests' time is waiting, for other processes or behind a held stream.
+FILES  := 4
 # Seconds after which a test is taken to hang: it fails then, by its name and with where it stands.
 HANGS  := 1200
 BESIDE := -n $(FILES) --dist loadfile --no-loadscope-reorder --timeout $(HANGS)
@@ -51,7 +51,7 @@ slowest: $(STAMP) ## the same, and the slowest tests
 bench: $(STAMP)  ## the benchmarks, compared in one run
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-conform: $(STAMP) ## the other whole runs of the kit, its liars and guards, two at a time; ARGS='guards liars' takes some
+conform: $(STAMP) ## the other whole runs of the kit, its liars and guards, three at a time; ARGS='guards liars' takes some
 	$(BIN)/python tools/parts.py conform $(ARGS)
 
 $(VENV)/.ray: $(STAMP)
