@@ -30,6 +30,7 @@ from hal_conformance.liars import (
     streams,
     threads,
     tickets,
+    unseen,
     values,
     vendors,
     wraps,
@@ -43,6 +44,7 @@ import liar_proofs_large  # noqa: F401
 import liar_proofs_life  # noqa: F401
 import liar_proofs_limits  # noqa: F401
 import liar_proofs_runtimes  # noqa: F401
+import liar_proofs_unseen  # noqa: F401
 import liar_proofs_vendors  # noqa: F401
 import liar_proofs_waits  # noqa: F401
 import liar_proofs_writes  # noqa: F401
@@ -76,6 +78,7 @@ MODULES = (
     steps,
     late,
     large,
+    unseen,
 )
 SINGLE = {
     *("CompanionsBookRefusals", "CompanionsBookInTurn", "SizesAreCompared", "OtherTypesLeftOut"),

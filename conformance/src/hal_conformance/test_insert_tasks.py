@@ -15,7 +15,7 @@ from .draw.requests import sizes
 from .fixtures.batches import ALL, draw_batch, told
 from .fixtures.state import StateFixture
 from .fixtures.stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
-from .harness.backdoor import PATIENCE
+from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 
@@ -142,6 +142,18 @@ def test_g11_every_row_is_reset_to_the_largest_length_written_before(kit: Kit) -
     fixture.check("a short request followed in one batch")
     row = fixture.bytes()[fixture.state.layout.fields["block_tables"].offset :][:8].view(np.int32)
     assert row[1] == -1, f"entry 1 of the block table is {row[1]}, the former request's, but should be reset to -1"
+
+
+@guarantee(11)
+def test_g11_blocks_that_were_added_later_leave_with_their_request(kit: Kit) -> None:
+    fixture = StateFixture(kit, StateConfig(num_slots=2, max_model_len=24, block_size=2))
+    first = fixture.admit(Request("first", [1, 2]))
+    arrive(fixture.insert([Task(TaskKind.PREFILL, 1, first, 0, 2, [3])]))
+    arrive(fixture.insert([Task(TaskKind.MORE_BLOCKS, 1, first, blocks=[4, 5], first_block=1)]))
+    fixture.poke_cell("stop_flags", 1, True)
+    fixture.release([1])
+    arrive(fixture.insert([Task(TaskKind.PREFILL, 1, fixture.admit(Request("next", [6])), 0, 1, [8])]))
+    fixture.check("a request followed one that had got more blocks")
 
 
 @guarantee(12)

@@ -19,7 +19,7 @@ from .fixtures.state import StateFixture
 from .fixtures.stream_cases import Busy, copied
 from .harness import backdoor
 from .harness.asserts import assert_raises
-from .harness.backdoor import arrive
+from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .harness.waiters import SHORT
 from .kit import Kit, Latch
@@ -122,6 +122,22 @@ def still_waits(told: str, ticket: Ticket) -> None:
     __tracebackhide__ = True
     assert not ticket.done(), f"{told} is done, though a step that reads the slots is held"
     assert_raises(TicketTimeout, lambda: ticket.wait(SHORT), f"{told}, behind a step that is held: its ticket")
+
+
+@guarantee(28, requires=("async_h2d", "can_hold_stream"))
+def test_g28_an_event_comes_after_what_its_stream_waits_for(kit: Kit) -> None:
+    """By such an event the core orders writes after readers; hal has put no work on the stream since the wait."""
+    device = kit.device
+    held, stream, memory = device.stream(), device.stream(), device.allocate(64)
+    arrive(
+        kit.bound.async_set_value(target=View.contiguous(memory, 0, (64,), dtype_of("uint8")), value=1, stream=stream)
+    )
+    with kit.held(held, "the event of a stream that waits for another"):
+        stream.wait(device.event(held))
+        event = device.event(stream)
+        passed = event.done()
+    assert not passed, "an event has passed, though its stream waits for another stream that is held"
+    assert event.wait(PATIENCE), f"the event has not passed {PATIENCE} s after the other stream was let go"
 
 
 @guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
