@@ -1,11 +1,15 @@
 """Proofs that the liars of the fourth set lie."""
 
 import numpy as np
+from hal_conformance.harness.sinks import KeepingSink
+from hal_core.errors import TicketTimeout
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import View
 from hal_core.output.sinks import MemorySink
+from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 from liar_proofs import (
+    A_WHILE,
     PATIENCE,
     column,
     cpu,
@@ -15,6 +19,7 @@ from liar_proofs import (
     prefill,
     proof,
     queued,
+    raises,
     raw,
     state_of,
     step_of,
@@ -81,3 +86,15 @@ def names_of_now(bound):
         sink = MemorySink()
         ticket = bound.save_output(state=state, step=step, sink=sink, stream=bound.default_stream)
     return ticket.failure() is None and ticket.record().counts.tolist() == [1]
+
+
+@proof("LogprobsOnTheDefaultStream", queued)
+def copied_after_the_step(bound):
+    """Whether output with log-probabilities waits for its step, on a held stream beside the default one."""
+    state, stream, sink = state_of(bound, 1, max_logprobs=1), bound.device.stream(), KeepingSink()
+    insert(bound, state, [prefill(state, 0)])
+    step = Step(1, {state.name: np.array([0], np.int32)}, logprobs=1)
+    with bound.device.hold_stream(stream):
+        update(bound, state, step, stream)
+        ticket = bound.save_output(state=state, step=step, sink=sink, stream=stream)
+        return raises(TicketTimeout, lambda: ticket.record(A_WHILE))

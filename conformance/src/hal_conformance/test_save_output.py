@@ -6,7 +6,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from hal_core.errors import SinkClosed, SinkFull
+from hal_core.errors import SinkClosed, SinkFull, TicketTimeout
 from hal_core.group import Group
 from hal_core.output.ticket import OutputTicket
 from hal_core.slots.admission import Request, SamplingParams
@@ -23,6 +23,7 @@ from .harness.asserts import assert_raises
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .harness.sinks import DeadSink, FullSink, KeepingSink
+from .harness.waiters import SHORT
 from .kit import Draw, Kit, examples
 
 
@@ -222,6 +223,19 @@ def test_g24_log_probabilities_belong_to_their_tokens(kit: Kit) -> None:
     step = fixture.step([2, 0, 1], speculative=True, logprobs=1)
     fixture.update_inputs(step).wait(PATIENCE)
     fixture.output(step)
+
+
+@guarantee(24, requires=("async_h2d", "async_d2h", "can_hold_stream", "overlapped_update"))
+def test_g24_log_probabilities_are_of_the_step_on_the_given_stream(kit: Kit) -> None:
+    fixture, sink = accepting(kit, SplitRole.MIXED), KeepingSink()
+    fixture.stream = kit.device.stream()
+    step = fixture.step([2, 0, 1], speculative=True, logprobs=1)
+    with kit.held(fixture.stream, "a step with log-probabilities"):
+        fixture.update_inputs(step)
+        rows = fixture.rows_of(step)
+        ticket = cast(OutputTicket, fixture.save(step, sink))
+        assert_raises(TicketTimeout, lambda: ticket.record(SHORT), "the record of a step that is held")
+    assert_rows(sink.resolve_all()[0], rows)
 
 
 @guarantee(24)

@@ -108,3 +108,15 @@ class SlotsOfTheOrdersAreKept(Lie):
         else:
             self.known = state, step.orders, ticket._snapshot
         return ticket
+
+
+@liar(24, "log-probabilities are copied on the default stream", requires=(*HELD, "async_d2h"))
+class LogprobsOnTheDefaultStream(Lie):
+    """The way with log-probabilities was written when there was one stream."""
+
+    @hookimpl
+    def save_output(self, device: Any, state: Any, step: Any, sink: Any, stream: Any) -> Any:  # noqa: ANN401
+        """Copy after the work of that stream."""
+        if step.logprobs is not None:
+            stream = device.default_stream
+        return super().save_output(device=device, state=state, step=step, sink=sink, stream=stream)  # type: ignore[misc]
