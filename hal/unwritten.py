@@ -8,6 +8,7 @@ from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 from hal_core import PluginError
+from hal_core.devices import DeviceBase, StreamPrimitives
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice
@@ -16,14 +17,15 @@ if TYPE_CHECKING:
 def unwritten(device: BoundDevice, error: Exception) -> PluginError | None:
     """Return the error that names the primitive; None for another one, as a runner or a library may raise
     :class:`NotImplementedError` too."""
-    own = type(device.device).__module__
     if not isinstance(error, NotImplementedError):
         return None
     frame = [frame for frame, _ in walk_tb(error.__traceback__)][-1]
-    packages = {module.partition(".")[0] for module in (own, "hal_core")}  # hal_core: a base's default
-    if frame.f_globals["__name__"].partition(".")[0] not in packages:
+    owner = frame.f_locals.get("self")
+    if not isinstance(owner, DeviceBase | StreamPrimitives):
         return None
-    cure = f"write it in {own}: docs/adding-a-device.md; hal conform {device.device.name} tries each primitive"
+    own = type(owner).__module__  # the plugin's, even if the method is a base's default
+    name = device.name.partition(":")[0]
+    cure = f"write it in {own}: docs/adding-a-device.md; hal conform {name} tries each primitive"
     return PluginError(f"its primitive {frame.f_code.co_name} is not written", cure=cure, device=device.name)
 
 
