@@ -377,7 +377,8 @@ def _working(what: str, error: Exception) -> Iterator[None]:
     try:
         yield
     except HalError as broken:
-        raise RunnerFailed(what, cure=f"and the device is broken: {broken.what}") from error
+        cure = "mend the runner, then start again: a process cannot use a broken device any more"
+        raise RunnerFailed(f"{what}, and the device is broken: {broken.what}", cure=cure) from error
 
 
 def _every_slot(state: SlotState, sink: Sink) -> Int32s | None:

@@ -80,7 +80,8 @@ def test_a_runner_that_breaks_the_device_ends_the_command_in_one_line(run):
     assert code == 1
     assert "Traceback" not in err
     (line,) = [line for line in err.splitlines() if "hal: error:" in line]
-    assert WHAT in line
+    assert f"{WHAT}, and the device is broken: " in line
+    assert line.endswith("(mend the runner, then start again: a process cannot use a broken device any more)")
 
 
 def test_v_shows_where_a_runner_raised(run):
