@@ -1,8 +1,10 @@
 """Proofs that the liars of the fourth set lie."""
 
+from threading import Thread
+
 import numpy as np
 from hal_conformance.harness.sinks import KeepingSink
-from hal_core.errors import TicketTimeout
+from hal_core.errors import OutOfMemory, TicketTimeout
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import View
 from hal_core.output.sinks import MemorySink
@@ -11,12 +13,14 @@ from hal_core.slots.tasks import Task, TaskKind
 from liar_proofs import (
     A_WHILE,
     PATIENCE,
+    RING,
     column,
     cpu,
     flat,
     insert,
     poisoned,
     prefill,
+    pressed,
     proof,
     queued,
     raises,
@@ -98,3 +102,36 @@ def copied_after_the_step(bound):
         update(bound, state, step, stream)
         ticket = bound.save_output(state=state, step=step, sink=sink, stream=stream)
         return raises(TicketTimeout, lambda: ticket.record(A_WHILE))
+
+
+@proof("LimitOfValuesIsIgnored", pressed())
+def refused_above_the_limit(bound):
+    """Whether a value above the limit is refused while its stream is held."""
+    bound.device.value_limit, memory, stream = RING, poisoned(bound, 3 * RING), bound.default_stream
+    with bound.device.hold_stream(stream):
+        return raises(OutOfMemory, lambda: write(bound, flat(memory, 0, 3 * RING), np.ones(3 * RING, np.uint8)))
+
+
+@proof("ZerosRunBeside", queued)
+def filled_before_the_next_write(bound):
+    """Whether a large fill waits for nothing but its own stream."""
+    memory, stream = poisoned(bound, 1 << 16), bound.default_stream
+    with bound.device.hold_stream(stream.beside()):
+        write(bound, flat(memory, 0, 1 << 16), 0)
+        last = write(bound, flat(memory, 0, 8), 1)
+        last.wait(PATIENCE)
+    stream.beside().synchronize(PATIENCE)
+    return (raw(memory)[:8] == 1).all()
+
+
+@proof("CloseWaitsForOneStream", queued)
+def closed_after_its_work(bound):
+    """Whether close() waits for a stream that is not the default one."""
+    stream, memory, closing = bound.device.stream(), poisoned(bound, 16), Thread(target=bound.close)
+    with bound.device.hold_stream(stream):
+        write(bound, flat(memory, 0, 8), flat(memory, 8, 8), stream)
+        closing.start()
+        closing.join(A_WHILE)
+        waits = closing.is_alive()
+    closing.join(PATIENCE)
+    return waits

@@ -12,6 +12,7 @@ from hal_core.errors import DeviceClosed, HalError
 from hal_core.output.sinks import MemorySink
 
 from .fixtures import hook_calls
+from .fixtures.large_blocks import GAP, LargeBlock
 from .fixtures.state import StateFixture, assert_rows
 from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE
@@ -101,6 +102,21 @@ def test_g19_output_saved_before_closing_is_delivered_after_it(kit: Kit, fault: 
         for name, sink, rows in (("kept", kept, should[0]), ("sent by a thread", threaded, should[1])):
             assert len(sink.records) == 1, f"output that was {name} when the device was closed was lost"
             assert_rows(sink.records[0], rows)
+
+
+@guarantee(26, requires=("async_h2d", "can_hold_stream"))
+def test_g26_closing_waits_for_the_work_of_every_stream(kit: Kit) -> None:
+    one = another(kit)
+    block, closing = LargeBlock(one, 3 * GAP), threading.Thread(target=one.bound.close)
+    block.stream = one.device.stream()
+    with Latch(one.device.hold_stream(block.stream), kit.effort.hang):
+        ticket = block.set(block.at(0, (GAP,)), block.at(GAP, (GAP,)))  # uses nothing that close() waits for anyway
+        closing.start()
+        closing.join(A_MOMENT)
+        assert closing.is_alive(), "close() has returned, but a stream that is not the default one has work"
+    closing.join(PATIENCE)
+    assert not closing.is_alive(), "close() with work under way has not returned"
+    assert_no_error(lambda: ticket.wait(PATIENCE), "work of another stream, given before closing")
 
 
 @guarantee(26)

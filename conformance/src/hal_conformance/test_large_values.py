@@ -229,10 +229,14 @@ def test_g03_the_call_returns_while_held_for_values_of_any_size(kit: Kit) -> Non
 
 
 @guarantee(4, requires=("async_h2d", "can_hold_stream"), also=(1,))
-@pytest.mark.parametrize("length", [(1 << 16) - 1, 1 << 16, MIB])
-def test_g04_a_large_value_comes_after_small_writes_to_its_bytes(kit: Kit, length: int) -> None:
-    """Small writes, a large one over them, and small ones again, all queued while their stream is held."""
-    block, tickets = LargeBlock(kit, length + 2 * GAP), []
+@pytest.mark.parametrize(
+    ("value", "length"), [*(("array", length) for length in ((1 << 16) - 1, 1 << 16, MIB)), ("fill of 0", 16 * MIB)]
+)
+def test_g04_a_large_value_comes_after_small_writes_to_its_bytes(kit: Kit, value: str, length: int) -> None:
+    """Small writes, a large one over them, and small ones again, all queued while their stream is held. The fill is so
+    large that it ends after the small ones if another queue makes it."""
+    block, tickets, told = LargeBlock(kit, length + 2 * GAP), [], f"{value} of {length} bytes"
+    given = 0 if value == "fill of 0" else noise(16, length)
 
     def small(fill: int, past: int) -> None:
         for at in (0, length // 2, length - 32):
@@ -240,17 +244,17 @@ def test_g04_a_large_value_comes_after_small_writes_to_its_bytes(kit: Kit, lengt
             tickets.append(block.set(target, np.full(7, fill, np.uint8)))
             block.over(target)[...] = fill
 
-    with kit.held(block.stream, f"an array of {length} bytes between small writes to its bytes"):
+    with kit.held(block.stream, f"{told} between small writes to its bytes"):
         small(1, 0)
-        target, value = block.at(GAP, (length,)), noise(16, length)
-        tickets.append(block.set(target, value))
-        block.over(target)[...] = value
+        target = block.at(GAP, (length,))
+        tickets.append(block.set(target, given))
+        block.over(target)[...] = given
         small(2, 16)
-        why = f"an array of {length} bytes, on a stream that is held: its ticket"
+        why = f"{told}, on a stream that is held: its ticket"
         assert_raises(TicketTimeout, lambda: tickets[3].wait(A_WHILE), why)
     for ticket in tickets:
         arrive(ticket)
-    block.check(f"an array of {length} bytes between small writes to its bytes, on a stream that was held")
+    block.check(f"{told} between small writes to its bytes, on a stream that was held")
 
 
 TAKEN = {"64 KiB": 1 << 16, "1 MiB": MIB, "3 MiB": 3 * MIB}

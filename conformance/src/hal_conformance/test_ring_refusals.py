@@ -118,6 +118,23 @@ def test_g03_a_value_larger_than_the_ring_does_not_wait_for_its_stream(small: Ki
     block.check(f"a value of {target.size} bytes for a ring of {RING} on a stream that was held")
 
 
+@guarantee(3, requires=NEEDS)
+@pytest.mark.parametrize("rows", [False, True], ids=["contiguous", "rows"])
+def test_g03_a_value_above_the_limit_is_refused_while_its_stream_is_held(small: Kit, rows: bool) -> None:
+    small.device.value_limit = 2 * RING  # type: ignore[attr-defined]  # of the base, as its ring
+    writes, stream, wrong = RingWrites(small, 8 * RING), small.device.default_stream, True
+    with small.held(stream), impatient(small):
+        try:
+            writes.write(3 * RING, stream, rows=rows)
+        except Exception as error:  # noqa: BLE001 (whatever it is, it must be the contract's)
+            refusal(small, error, "async_set_value")
+            wrong = False
+    assert not wrong, f"{3 * RING} bytes, above the limit of {2 * RING}, were taken on a held stream"
+    writes.check("a value above the limit on a held stream, refused")
+    writes.must_write(3 * RING, stream, rows=rows)
+    writes.check("a value above the limit on a running stream")
+
+
 @guarantee(26, requires="staging", also=(3, 5))
 @pytest.mark.parametrize("rows", [False, True], ids=["contiguous", "rows"])
 def test_g26_a_value_that_finds_no_device_memory_is_refused_whole(kit: Kit, rows: bool) -> None:

@@ -120,3 +120,39 @@ class LogprobsOnTheDefaultStream(Lie):
         if step.logprobs is not None:
             stream = device.default_stream
         return super().save_output(device=device, state=state, step=step, sink=sink, stream=stream)  # type: ignore[misc]
+
+
+@liar(3, "a value above the limit does not wait for its stream", requires=HELD)
+class LimitOfValuesIsIgnored(Lie):
+    """It takes as much device memory as it needs, however long its stream is held."""
+
+    def require_moving(self, nbytes: int, stream: object) -> None:
+        """Count, and do not wait."""
+        device: Any = self
+        device.count("host_waits")
+
+
+@liar(4, "fills of 0 from 64 KiB on run beside their stream", requires=HELD)
+class ZerosRunBeside(Lie):
+    """As a memset of the copy engine, after the stream's earlier work; the stream's later work does not wait for it."""
+
+    def submit_value(self, target: Any, value: Any, stream: Any) -> Any:  # noqa: ANN401
+        """Choose the engine's stream."""
+        device: Any = self
+        shape, _, nbytes = target.collapsed()
+        if not isinstance(value, np.ndarray) and not value and not shape and nbytes >= 1 << 16:
+            own = device.own(stream)
+            stream = own.beside()
+            stream.wait(own.record())
+        return super().submit_value(target, value, stream)  # type: ignore[misc]
+
+
+@liar(26, "close waits for the default stream alone", requires=HELD)
+class CloseWaitsForOneStream(Lie):
+    """Work of other streams then finds its memory freed."""
+
+    def _settled(self) -> bool:
+        """Return whether that stream's work is done in time."""
+        device: Any = self
+        event = device.last.get(device.default_stream.stream_key)
+        return event is None or bool(event.wait(device.staging.deadline))

@@ -214,4 +214,4 @@ class Device(Hooks, Protocol):
         """Counts since the device was opened."""
 
     def close(self) -> None:
-        """Release everything. Idempotent."""
+        """Wait for the queued work of every stream, at most up to a deadline, and release everything. Idempotent."""
