@@ -195,3 +195,14 @@ def test_the_help_imports_nothing_that_only_commands_need():
     assert "hal.cli.tree" in imported
     unwanted = "importlib.metadata email logging asyncio rich pydantic packaging stevedore numpy msgspec zmq paddle"
     assert not imported & {*unwanted.split(), "hal_core.errors", "hal.discovery", "hal.contract"}
+
+
+def test_the_command_tree_is_imported_without_garbage_collection():
+    code = (
+        "import atexit, gc; atexit.register(lambda: print('frozen:', gc.get_freeze_count()))\n"
+        "from hal.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--help"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert int(done.stdout.rpartition("frozen: ")[2]) > 1000

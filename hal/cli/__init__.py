@@ -69,7 +69,10 @@ def _main(arguments: list[str]) -> None:
 def _dispatch(arguments: list[str]) -> None:
     from hal.timeouts import TIMEOUTS
 
-    from .tree import invoke
+    from .imports import uncollected
+
+    with uncollected():  # to collect among typer's objects takes an eighth of `hal --help`
+        from .tree import invoke
 
     TIMEOUTS.check()
     if not os.environ.get("HAL_LOG") or arguments[:1] == ["conform"]:  # pytest prints logs itself

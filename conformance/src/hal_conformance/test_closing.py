@@ -110,7 +110,7 @@ def test_g26_closing_waits_for_the_work_of_every_stream(kit: Kit) -> None:
     block, closing = LargeBlock(one, 3 * GAP), threading.Thread(target=one.bound.close)
     block.stream = one.device.stream()
     with Latch(one.device.hold_stream(block.stream), kit.effort.hang):
-        ticket = block.set(block.at(0, (GAP,)), block.at(GAP, (GAP,)))  # uses nothing that close() waits for anyway
+        ticket = block.set(block.at(0, (GAP,)), block.at(GAP, (GAP,)))  # without the ring, whose own close waits
         closing.start()
         closing.join(A_MOMENT)
         assert closing.is_alive(), "close() has returned, but a stream that is not the default one has work"

@@ -17,7 +17,7 @@ BELOW = (*HELD, "primitives")
 
 @liar(2, "read-only arrays are uploaded from the caller's memory", requires=BELOW)
 class ReadOnlyIsBorrowed(Lie):
-    """Nobody can change them, it seems; but the memory under a read-only view is the caller's."""
+    """They look unchangeable, but the memory under a read-only view is the caller's."""
 
     def submit_value(self, target: Any, value: Any, stream: Any) -> Any:  # noqa: ANN401
         """Copy straight from a read-only array."""
@@ -96,7 +96,7 @@ class SlotsOfTheOrdersAreKept(Lie):
     """``Step.again`` gives a step the orders of an earlier one, and the slots may hold other requests by then."""
 
     def laid(self) -> None:
-        """Know nothing."""
+        """Begin without a known step."""
         self.known: Any = None
 
     @hookimpl

@@ -141,7 +141,7 @@ class Writer:
     The stream is compressed in pieces of equal size, so that a file's bytes do not depend on when it was written. What
     is shorter than a piece is written with a copy of the compressor, and written over by the next piece.
 
-    ``error``: the first one, of the thread or of the caller; nothing that follows it is written.
+    ``error``: the first one, of the thread or of the caller; later frames are not written.
     """
 
     def __init__(self, path: Path, origin: str) -> None:
@@ -284,7 +284,7 @@ def _names_of(frame: AnyFrame) -> list[object]:
 
 
 def _problem_of(frame: AnyFrame, before: Counter[object]) -> str:
-    """Return what is wrong with a frame whose types are right, or ""."""
+    """Return the fault of a frame with valid types, or ""."""
     if isinstance(frame, State):
         return ""
     if frame.state not in range(before[State]):
