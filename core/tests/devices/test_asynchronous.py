@@ -249,7 +249,7 @@ def test_without_room_memory_that_is_about_to_be_free_is_waited_for():
 
 def test_streams_and_events_of_other_devices(device):
     other = LatchedDevice(1, **RING)
-    with pytest.raises(InvalidValue, match="not a stream of this device"):
+    with pytest.raises(InvalidValue, match="stream is of another opened device"):
         write(device, device.allocate(64), 1, other.stream())
     mine, theirs, memory = device.stream(), other.stream(), other.allocate(64)
     write(other, memory, 1, theirs)

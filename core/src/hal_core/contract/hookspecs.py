@@ -16,7 +16,8 @@ draft is lost silently.
 
 For all hooks:
 
-- G26: An error names device, hook and argument, and the cure.
+- G26: An error names device, hook and argument, and the cure. A stream that another opened device made is refused
+  before anything is queued; its events may be waited for.
 - G27: The core imports no device and asks for capabilities, never for a device's name.
 - G28: No write reaches a slot before the last step that reads it has passed its event; the core owns this.
 """

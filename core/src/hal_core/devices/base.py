@@ -50,6 +50,9 @@ class DeviceBase(ABC):
 
     dlpack_type: ClassVar[int] = 0
     """The ``DLDeviceType`` of memory whose addresses other libraries can use; 0 if they cannot."""
+    stream_pool: object = None
+    """What each stream that this device makes has as ``pool``, and no stream of another opened device; by it a call
+    refuses theirs. None: the device's own class of streams has no pool, and the device refuses them itself."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -285,6 +288,15 @@ class DeviceBase(ABC):
         """Run one collective over the state's broadcast slice."""
         self.fall_back("broadcast_tokens")
         return self.communicator(group).broadcast(state.memory, state.broadcast_range(), stream)
+
+
+def others_stream() -> InvalidValue:
+    """Return the error for a stream that another opened device made."""
+    return InvalidValue(
+        "the stream is of another opened device",
+        cure="give a stream of this device: device.default_stream, or one that its stream() made",
+        argument="stream",
+    )
 
 
 def check_index(device: str, index: int, count: int) -> None:

@@ -114,12 +114,13 @@ class AsyncStream:
     """A stream (:class:`hal_core.streams.Stream`): hal's own, released when unreferenced, or a framework's.
 
     ``stream_key``: a number of this object alone; the runtime may reuse the handle of a destroyed stream.
+    ``owned``: a device of hal made it, that of its ``pool``.
     """
 
-    __slots__ = ("_beside", "_owned", "handle", "pool", "raw", "stream_key")
+    __slots__ = ("_beside", "handle", "owned", "pool", "raw", "stream_key")
 
     def __init__(self, pool: EventPool, raw: RawStream, *, owned: bool) -> None:
-        self.pool, self.raw, self._owned = pool, raw, owned
+        self.pool, self.raw, self.owned = pool, raw, owned
         self.handle, self.stream_key = pool.primitives.stream_handle(raw), next(_lanes)
         self._beside: AsyncStream | None = None
 
@@ -162,7 +163,7 @@ class AsyncStream:
         return f"<{self.pool.health.device} stream {self.handle:#x}>"
 
     def __del__(self) -> None:
-        if getattr(self, "_owned", False):
+        if getattr(self, "owned", False):
             primitives: Any = self.pool.primitives
             raw = self.raw
             self.pool.retired.add((), lambda: primitives.stream_destroy(raw))

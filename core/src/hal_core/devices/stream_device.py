@@ -13,7 +13,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from ..errors import HalError, InvalidValue
-from .base import DeviceBase
+from .base import DeviceBase, others_stream
 from .blocks import HostBlock, HostBlocks, Lease
 from .events import AsyncStream, EventPool, RecordedEvent
 from .health import Health
@@ -81,7 +81,7 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
         self.located = f"{self.name}:{index}"
         self.health, self.retired = Health(self.located, self.fault_cure), Retired()
         primitives.counts, primitives.health = self._counts, self.health
-        self.events = EventPool(primitives, self.health, self.retired)
+        self.events = self.stream_pool = EventPool(primitives, self.health, self.retired)
         self.blocks, self.reads = HostBlocks(primitives), ReadsInFlight()
         self.last: dict[int, RecordedEvent] = {}
         self.ticket_type: type[AsyncTicket] = QuietTicket if self.raises_faults else AsyncTicket
@@ -111,9 +111,15 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
         return self._main
 
     def own(self, stream: object) -> AsyncStream:
-        """Return the stream as one of this device: its own, or a usable foreign one."""
-        if type(stream) is AsyncStream and stream.pool is self.events:
-            return stream
+        """Return the stream as one of this device: its own, or a usable foreign one.
+
+        Raises :class:`InvalidValue` for a stream that another opened device made.
+        """
+        if type(stream) is AsyncStream:
+            if stream.pool is self.events:
+                return stream
+            if stream.owned:
+                raise others_stream()
         return self.foreign_stream(stream)
 
     def foreign_stream(self, stream: object) -> AsyncStream:

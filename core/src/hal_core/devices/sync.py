@@ -30,10 +30,11 @@ PASSED = PassedEvent()
 class SyncStream:
     """A stream whose work is done when the call that queues it returns."""
 
-    __slots__ = ("handle",)
+    owned = True
+    __slots__ = ("handle", "pool")
 
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
+    def __init__(self, handle: int, pool: object = None) -> None:
+        self.handle, self.pool = handle, pool
 
     def record(self) -> Event:
         """Return an event that has passed."""
@@ -52,7 +53,8 @@ class SyncDevice(DeviceBase):
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
-        self._stream = SyncStream(0)
+        self.stream_pool = object()
+        self._stream = SyncStream(0, self.stream_pool)
         self._streams = 0
 
     @property
@@ -63,4 +65,4 @@ class SyncDevice(DeviceBase):
     def stream(self) -> Stream:
         """Create a stream."""
         self._streams += 1
-        return SyncStream(self._streams)
+        return SyncStream(self._streams, self.stream_pool)

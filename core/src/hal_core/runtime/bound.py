@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, TypeVarTuple
 
 import pluggy
 
@@ -17,6 +17,7 @@ from ..contract import hookspecs
 from ..contract.capabilities import HOOKS, Capabilities
 from ..contract.counters import Counters
 from ..contract.markers import PROJECT
+from ..devices.base import others_stream
 from ..errors import DeviceClosed, HalError, PluginError
 from ..tickets import DONE, Ticket
 from .hook_checks import HookManager, check_copies, check_implementation
@@ -42,12 +43,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("hal")
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
+Unchecked: TypeAlias = Any
+"""A stream as the caller gave it: any object."""
 _HOOK_OF = {"open_group": "broadcast_tokens"}
 """The hook named in errors of calls that are not hooks themselves."""
 
 
 class NoStream:
     """Placeholder for calls without a stream."""
+
+
+class NotMet:
+    """Placeholder for the class of a device's own streams until one was given."""
+
+    pool: object
 
 
 NO_STREAM = NoStream()
@@ -68,7 +77,9 @@ class BoundDevice:
         self._hooks: Hooks = device  # the device itself, until an observer is added
         self._observers = Observers(manager, self.name)
         self._tickets = OpenTickets(self._observers)
-        self._streams: set[type] = {NoStream}  # classes already checked to be streams
+        self._streams: set[type] = {NoStream}  # classes without a pool, already checked to be streams
+        self._pooled: type[Any] = NotMet  # the class of streams with the pool of this device
+        self._pool = getattr(device, "stream_pool", None)
         _open.add(self)
 
     @property
@@ -307,12 +318,12 @@ class BoundDevice:
         if self._tickets.pending:
             tell(self._tickets.unseen())
 
-    def _call(self, name: str, stream: object, act: Callable[[*Given], T], arguments: tuple[*Given]) -> T:
+    def _call(self, name: str, stream: Unchecked, act: Callable[[*Given], T], arguments: tuple[*Given]) -> T:
         """Run a call: check for closing, earlier errors and the stream, run the policy, and complete errors."""
         tickets = self._tickets
         if tickets.pending or self._refusal or tickets.watched:
             self._begin()
-        if type(stream) not in self._streams:
+        if (type(stream) is not self._pooled or stream.pool is not self._pool) and type(stream) not in self._streams:
             arguments = self._with_stream(stream, name, arguments)
         try:
             result = act(*arguments)
@@ -330,8 +341,8 @@ class BoundDevice:
         return result
 
     def _with_stream(self, stream: object, hook: str, arguments: tuple[*Given]) -> tuple[*Given]:
-        """Return the arguments with a checked last one, a stream of a class not seen before. A hal stream is unchanged;
-        the device converts a framework's."""
+        """Return the arguments with a checked last one, a stream of a class not seen before or of another opened
+        device, which is refused. A hal stream is unchanged; the device converts a framework's."""
         taken = stream
         try:
             if not is_stream(stream):
@@ -339,16 +350,26 @@ class BoundDevice:
                 if take is None or stream is None or isinstance(stream, type | bool | int | str):
                     raise no_stream(stream)
                 taken = take(stream)
+            elif (pool := getattr(stream, "pool", None)) is None or pool is self._pool:
+                self._learn(type(stream), pooled=pool is not None)
+            elif getattr(stream, "owned", False):  # else a framework's, of which another device has the wrapper
+                raise others_stream()
         except HalError as error:
             raise error.located(device=self.name, hook=hook) from None
         except (AttributeError, TypeError, ValueError):
             raise no_stream(stream).located(device=self.name, hook=hook) from None
         if taken is stream:
-            self._streams.add(type(stream))
             return arguments
         given: tuple[Any, ...] = arguments
         changed: Any = (*given[:-1], taken)  # every call has its stream last
         return changed  # type: ignore[no-any-return]
+
+    def _learn(self, kind: type, *, pooled: bool) -> None:
+        """Note a class of streams, so that its next ones are not checked again."""
+        if pooled:
+            self._pooled = kind
+        else:
+            self._streams.add(kind)
 
     def _blame(self, hook: str, arguments: dict[str, Any]) -> None:
         """Raise the error for wrong arguments of a call that failed with a raw exception; return if they are valid."""

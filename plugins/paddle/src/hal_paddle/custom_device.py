@@ -60,7 +60,7 @@ class CustomDevice(PaddlePlace, StreamDevice):
         return self.wrap(int(base.raw_stream), lambda: base)
 
     def foreign_stream(self, stream: Any) -> AsyncStream:  # noqa: ANN401 (a Paddle stream)
-        """Return a Paddle stream, or that of another opened device, as one of this device.
+        """Return a Paddle stream, or another opened device's object for one, as one of this device.
 
         :raises InvalidValue: for an object that is no stream of this device.
         """
