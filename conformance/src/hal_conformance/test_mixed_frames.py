@@ -1,0 +1,179 @@
+"""Frames with a row of every kind, beside each other: who sends (G17), clean-up (G18), each token once (G19), order
+(G20), nothing of an earlier step (G22), aligned parts (G24), in any mode (G25)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+import pytest
+from hal_core.group import ALONE, Group
+from hal_core.output.ticket import OutputTicket
+from hal_core.slots.step import Step
+from hal_core.slots.tasks import Task, TaskKind
+
+from .fixtures.crowd import ERRORS, LATE, ORDER, RECOVERED, SIZES, crowd_rows, crowded, entering, sample
+from .fixtures.state import FOLLOWER, StateFixture, assert_rows
+from .harness.asserts import assert_no_error
+from .harness.backdoor import arrive
+from .harness.guarantees import guarantee
+from .harness.sinks import KeepingSink
+from .kit import Kit
+from .oracle.output import Row
+
+FIRST_OF_THREE = Group((5, 9, 7), 5)
+CASES = [
+    (speculative, logprobs, group)
+    for speculative in (False, True)
+    for logprobs, group in ((None, ALONE), (0, FIRST_OF_THREE), (2, FOLLOWER), (2, ALONE), (None, FOLLOWER))
+]
+
+
+def told(case: object) -> str:
+    """Return the name of a case."""
+    if isinstance(case, Group):
+        return f"rank {case.rank} of {len(case.ranks)}"
+    return {True: "speculative", False: "plain"}[case] if isinstance(case, bool) else f"logprobs {case}"
+
+
+@guarantee(24, also=(17, 18, 19, 20, 22, 25))
+@pytest.mark.parametrize("own_stream", [False, True], ids=["default stream", "own stream"])
+@pytest.mark.parametrize(("speculative", "logprobs", "group"), CASES, ids=told)
+def test_g24_rows_of_every_kind_in_one_frame_have_their_own_parts(
+    kit: Kit, speculative: bool, logprobs: int | None, group: Group, own_stream: bool
+) -> None:
+    """Then a step by ``Step.again``, in which no error, departure or token of the first is told again."""
+    fixture = crowded(kit)
+    if own_stream:
+        fixture.stream = kit.device.stream()
+        fixture.stream.wait(kit.device.event(kit.device.default_stream))
+    step = fixture.step(
+        ORDER, speculative=speculative, logprobs=logprobs, group=group,
+        errors=ERRORS, recovered=RECOVERED, late_errors=lambda: LATE,
+    )  # fmt: skip
+    arrive(fixture.update_inputs(step))
+    fixture.check("a step of slots of every kind")
+    if speculative:
+        arrive(fixture.propose({2: [7], 0: [8, 9], 1: [], 12: [6, 5]}))
+    saved(fixture, step, crowd_rows(fixture, step))
+    arrive(fixture.insert([Task(TaskKind.PREEMPTED, 2, fixture.model.residents[2].admitted), entering(fixture, 5)]))
+    sample(fixture, 2)
+    fixture.steps += 1
+    again = step.again(step.number + 1)
+    arrive(fixture.update_inputs(again))
+    fixture.check("a second step with the same slots")
+    saved(fixture, again, fixture.rows_of(again))
+
+
+def saved(fixture: StateFixture, step: Step, should: list[Row]) -> None:
+    """Save a step; compare what the sink gets, what the rank knows, and every byte of the state."""
+    __tracebackhide__ = True
+    sink, ids, what = KeepingSink(), fixture.batch_ids_of(step), f"save_output of step {step.number}"
+    ticket = cast(OutputTicket, assert_no_error(lambda: fixture.save(step, sink), what))
+    sends = int(step.group.is_first)
+    assert len(sink.pending) == sends, (
+        f"rank {step.group.rank} of {step.group.ranks} gave {len(sink.pending)} outputs to its sink, not {sends}"
+    )
+    known = assert_no_error(lambda: fixture.state.take(ticket), f"taking the output of step {step.number}")
+    for record in (known, *assert_no_error(sink.resolve_all, what)):
+        assert_rows(record, should, step.number)
+    arrive(ticket, what)
+    assert ticket.batch_ids == ids, f"{what}: the rows have the batch ids {ticket.batch_ids}, but should have {ids}"
+    fixture.check(what)
+
+
+TURNS: tuple[tuple[tuple[int, ...], bool, int | None], ...] = (
+    ((14, 12, 2, 8, 7, 3), True, 1),
+    ((2, 3, 7, 8, 12, 14), False, None),
+    ((8, 14, 2, 12, 3, 7), False, 2),
+    ((14, 12, 2, 8, 7, 3), True, 0),
+    ((2, 3, 7, 8, 12, 14), False, None),
+    ((7, 3, 12, 2, 14, 8), True, None),
+)
+"""Orders that change from step to step and leave out slots that do not run, kinds of steps, log-probabilities."""
+
+
+@guarantee(19, also=(12, 20, 22, 24, 25))
+@pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
+@pytest.mark.parametrize("taken", [(5, 2, 4, 0, 1, 3), (0, 1, 2, 3, 4, 5), (3,), ()], ids=str)
+def test_g19_outputs_are_their_own_steps_in_whatever_order_they_are_taken(
+    kit: Kit, taken: tuple[int, ...], held: bool
+) -> None:
+    """By the worker, before the sink takes any; each take sets the host's mirror to its step, and nothing else does."""
+    if held and kit.missing(("async_h2d", "async_d2h", "can_hold_stream", "overlapped_update")):
+        pytest.skip("a step cannot be held")
+    fixture, sink = crowded(kit), KeepingSink()
+    begin = fixture.step(ORDER)
+    arrive(fixture.update_inputs(begin))
+    fixture.output(begin)
+    tickets, rows, mirrors, numbers = [], [], [], []
+    before = {name: column.copy() for name, column in fixture.state.mirror.items()}
+    with kit.held(fixture.stream, "several steps and their outputs") if held else nullcontext():
+        for turn, (order, speculative, logprobs) in enumerate(TURNS):
+            sample(fixture, turn + 2)
+            step = fixture.step(order, speculative=speculative, logprobs=logprobs)
+            fixture.update_inputs(step)
+            rows.append(fixture.rows_of(step))
+            mirrors.append({name: fixture.model.cells[name].copy() for name in fixture.state.mirror})
+            tickets.append(cast(OutputTicket, fixture.save(step, sink)))
+            numbers.append(step.number)
+    assert_mirror(fixture, before, "outputs that nobody has taken")
+    for at in taken:
+        record = assert_no_error(lambda at=at: fixture.state.take(tickets[at]), f"taking output {at}")  # type: ignore[misc]
+        assert_rows(record, rows[at], numbers[at])
+        assert_mirror(fixture, mirrors[at], f"taking output {at} of {len(TURNS)}")
+    records = assert_no_error(sink.resolve_all, "resolving the outputs")
+    assert len(records) == len(rows), f"{len(rows)} steps were saved, but {len(records)} records came"
+    for record, should, number in zip(records, rows, numbers, strict=True):
+        assert_rows(record, should, number)
+    fixture.check("several steps whose outputs were taken late")
+
+
+def assert_mirror(
+    fixture: StateFixture, should: Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]], told: str
+) -> None:
+    """Assert that the host's mirror has these values."""
+    __tracebackhide__ = True
+    for name, cells in should.items():
+        got = fixture.state.mirror[name]
+        assert got.tobytes() == cells.tobytes(), (
+            f"after {told}: mirror[{name!r}] is {got.tolist()}, but should be {cells.tolist()}"
+        )
+
+
+@guarantee(20, also=(17, 18, 19, 22))
+@pytest.mark.parametrize("group", [ALONE, FOLLOWER], ids=told)
+def test_g20_a_step_without_slots_and_steps_of_one_have_their_rows(kit: Kit, group: Group) -> None:
+    """A frame of no rows, then each slot in a step of its own; a departure is told by the step that names its slot."""
+    fixture = crowded(kit)
+    arrive(fixture.update_inputs(fixture.step(ORDER, speculative=True)))
+    for order in ([], *([slot] for slot in reversed(ORDER)), []):
+        step = fixture.step(order, speculative=True, logprobs=1, group=group)
+        saved(fixture, step, fixture.rows_of(step))
+
+
+@guarantee(25, also=(20, 22, 24))
+def test_g25_two_states_save_by_turns_in_their_own_modes(kit: Kit) -> None:
+    """Steps that name both states, each in its order; the second has neither drafts nor log-probabilities."""
+    target, plain = crowded(kit), StateFixture(kit, replace(SIZES, max_draft_tokens=0, max_logprobs=0), name="plain")
+    slots = [3, 0, 15, 6]
+    arrive(plain.insert([entering(plain, slot) for slot in slots]))
+    for turn in range(3):
+        orders = {"target": np.roll(ORDER, turn).tolist(), "plain": np.roll(slots, turn).tolist()}
+        number = 100 + turn
+        verifying = Step(number, orders, speculative=True, logprobs=2)
+        drawing = Step(number, orders)
+        for fixture, step in ((plain, drawing), (target, verifying)):
+            sample(fixture, turn + 3) if fixture is target else draw_plain(plain, turn)
+            arrive(fixture.update_inputs(step))
+        for fixture, step in ((target, verifying), (plain, drawing)):
+            fixture.output(step)
+            fixture.check(f"step {number} of two states")
+
+
+def draw_plain(fixture: StateFixture, turn: int) -> None:
+    """Write the sampled tokens of a state without drafts."""
+    fixture.poke({"sampled_token_ids": 70 + 100 * turn + np.arange(fixture.sizes.num_slots)})
