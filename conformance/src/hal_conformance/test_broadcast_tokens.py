@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any, NoReturn
 
 from hal_core.errors import StateUnusable
 from hal_core.group import Group
@@ -21,6 +23,22 @@ from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 
 
+@contextmanager
+def nobody_met(kit: Kit) -> Iterator[None]:
+    """Context in which the device may not open a group: one rank has nobody to meet."""
+    device: Any = kit.device
+    device.communicator = meet
+    try:
+        yield
+    finally:
+        del device.communicator
+
+
+def meet(group: Group) -> NoReturn:
+    """Refuse to open a group."""
+    raise AssertionError(f"a group of one asked for a communicator of {group}")
+
+
 @guarantee(15)
 @examples()
 def test_g15_a_group_of_one_communicates_nothing(kit: Kit, draw: Draw) -> None:
@@ -29,13 +47,20 @@ def test_g15_a_group_of_one_communicates_nothing(kit: Kit, draw: Draw) -> None:
     draw_sampling(draw, fixture, draw_step(draw, fixture))
     rank = draw(st.integers(0, 9), "rank")
     group = Group((rank,), rank)
+    stream = kit.device.stream() if draw(st.booleans(), "on a stream of its own") else fixture.stream
     before = kit.bound.counters()
 
     def broadcast() -> None:
-        kit.bound.broadcast_tokens(state=fixture.state, group=group, stream=fixture.stream).wait(PATIENCE)
+        kit.bound.open_group(state=fixture.state, group=group)
+        with kit.held(stream, "broadcast_tokens in a group of one"):
+            ticket = kit.bound.broadcast_tokens(state=fixture.state, group=group, stream=stream)
+            assert ticket.done(), "the ticket of a group of one is not done, though there is nothing to wait for"
+        ticket.wait(PATIENCE)
 
-    assert_no_error(broadcast, f"broadcast_tokens in a group of rank {rank} alone")
+    with nobody_met(kit):
+        assert_no_error(broadcast, f"broadcast_tokens in a group of rank {rank} alone")
     counted = kit.bound.counters() - before
+    assert counted.host_waits == 0, f"a group of one waited {counted.host_waits} times for the device"
     assert counted.collectives == 0, f"a group of one made {counted.collectives} collectives, but should make none"
     assert counted.submissions == 0, f"a group of one made {counted.submissions} submissions, but should make none"
     fixture.check("broadcast_tokens in a group of one")
@@ -73,10 +98,13 @@ def test_g14_a_state_that_ranks_disagree_about_is_refused_by_every_hook(kit: Kit
 @examples(0.5)
 def test_g14_sizes_that_differ_have_digests_that_differ(kit: Kit, draw: Draw) -> None:
     size = draw(sizes(), "sizes")
-    name = draw(st.sampled_from(size.__slots__), "what differs")
-    other = replace(size, **{name: getattr(size, name) + 1})
-    mine, theirs = lay_out(size).digest, lay_out(other).digest
-    assert mine != theirs, f"{size} and {other} have one digest"
-    assert mine == lay_out(StateConfig(**{field: getattr(size, field) for field in size.__slots__})).digest, (
-        "no constant"
-    )
+    digests = {lay_out(size).digest: size}
+    for name in size.__slots__:
+        for more in (1, 64):
+            other = replace(size, **{name: getattr(size, name) + more})
+            theirs = lay_out(other).digest
+            assert theirs not in digests, f"{other} and {digests[theirs]} have one digest"
+            digests[theirs] = other
+    assert (
+        lay_out(size).digest == lay_out(StateConfig(**{field: getattr(size, field) for field in size.__slots__})).digest
+    ), "no constant"

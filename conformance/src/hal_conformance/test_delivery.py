@@ -19,8 +19,8 @@ from .draw.requests import sizes
 from .fixtures.batches import ENTER, LEAVE, draw_batch
 from .fixtures.state import StateFixture, assert_rows
 from .fixtures.stepping import draw_sampling, draw_step, free_ended, run_step
-from .harness.asserts import assert_raises, assert_says
-from .harness.backdoor import PATIENCE, poisoned
+from .harness.asserts import assert_no_error, assert_raises, assert_says
+from .harness.backdoor import PATIENCE, arrive, poisoned
 from .harness.guarantees import guarantee
 from .harness.sinks import DeadSink, FullSink, KeepingSink
 from .kit import Draw, Kit, examples
@@ -96,7 +96,7 @@ def test_g19_output_that_a_sink_does_not_take_can_still_be_read(kit: Kit, draw: 
 
 
 @guarantee(21)
-@examples()
+@examples(0.3)
 def test_g21_what_the_host_can_see_out_of_bounds_raises_at_the_call(kit: Kit, draw: Draw) -> None:
     fixture = StateFixture(kit, draw(sizes(drafts=False), "sizes"))
     fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
@@ -106,16 +106,23 @@ def test_g21_what_the_host_can_see_out_of_bounds_raises_at_the_call(kit: Kit, dr
         "a negative slot": Step(1, {fixture.name: np.array([-1])}),
         "no order for the state": Step(1, {"another": np.array([0])}),
         "more log-probabilities than the state holds": fixture.step([0], logprobs=fixture.sizes.max_logprobs + 1),
+        "less than no log-probabilities": fixture.step([0], logprobs=-1),
         "drafts on a state without": fixture.step([0], speculative=True),
     }
-    why = draw(st.sampled_from([*steps]), "what is wrong")
-    for hook in ("save_output", "update_inputs"):
-        arguments = {"state": fixture.state, "step": steps[why], "stream": fixture.stream}
-        arguments |= {"sink": sink} if hook == "save_output" else {}
-        error = assert_raises(InvalidValue, partial(getattr(fixture.bound, hook), **arguments), f"{hook} with {why}")
-        assert_says(error, device=fixture.bound.name, hook=hook, argument="step")
-    assert not sink.pending, f"a step with {why} was sent all the same"
-    fixture.check(f"{why} was refused")
+    for why, step in steps.items():
+        for hook in ("save_output", "update_inputs"):
+            arguments = {"state": fixture.state, "step": step, "stream": fixture.stream}
+            arguments |= {"sink": sink} if hook == "save_output" else {}
+            error = assert_raises(
+                InvalidValue, partial(getattr(fixture.bound, hook), **arguments), f"{hook} with {why}"
+            )
+            assert_says(error, device=fixture.bound.name, hook=hook, argument="step")
+        assert not sink.pending, f"a step with {why} was sent all the same"
+        fixture.check(f"{why} was refused")
+    most = fixture.step(range(n), logprobs=fixture.sizes.max_logprobs)
+    draw_sampling(draw, fixture, most)
+    assert_no_error(lambda: arrive(fixture.update_inputs(most)), "a step at every bound")
+    fixture.output(most)
 
 
 @guarantee(21)

@@ -115,7 +115,7 @@ def test_g18_the_clean_up_comes_after_the_copy(kit: Kit, draw: Draw) -> None:
     fixture.check("save_output")
 
 
-@guarantee(20)
+@guarantee(20, also=(19, 22))
 @examples()
 def test_g20_rows_are_in_batch_id_order(kit: Kit, draw: Draw) -> None:
     fixture = working(kit, draw)
@@ -126,7 +126,8 @@ def test_g20_rows_are_in_batch_id_order(kit: Kit, draw: Draw) -> None:
 @guarantee(20)
 @examples(0.5)
 def test_g20_a_step_names_its_order_for_each_state(kit: Kit, draw: Draw) -> None:
-    target, proposer = working(kit, draw), StateFixture(kit, draw(sizes(), "sizes of the proposer"), name="proposer")
+    target = working(kit, draw)
+    proposer = StateFixture(kit, target.sizes, name="proposer")  # each order fits either state
     proposer.insert(draw_batch(draw, proposer, ENTER, least=1)).wait(PATIENCE)
     one = run_step(draw, target, speculative=False)
     other = run_step(draw, proposer, speculative=False)
@@ -135,7 +136,7 @@ def test_g20_a_step_names_its_order_for_each_state(kit: Kit, draw: Draw) -> None
         fixture.output(both)
 
 
-@guarantee(22)
+@guarantee(22, also=(19, 20))
 @examples()
 def test_g22_nothing_of_an_earlier_step_is_in_a_record(kit: Kit, draw: Draw) -> None:
     fixture = working(kit, draw)
@@ -260,9 +261,14 @@ MODES = {
 
 
 @guarantee(25)
-@examples()
+@examples(0.3)
 def test_g25_every_mode_of_decoding_gives_the_same_record(kit: Kit, draw: Draw) -> None:
-    mode = draw(st.sampled_from([*MODES]), "mode of decoding")
+    for mode in MODES:
+        check_mode(kit, draw, mode)
+
+
+def check_mode(kit: Kit, draw: Draw, mode: str) -> None:
+    """Compare the records of two steps of a mode with the model's rows."""
     max_draft_tokens, speculative, proposes = MODES[mode]
     size = StateConfig(
         num_slots=draw(st.integers(1, 4), "slots"),

@@ -1,0 +1,172 @@
+"""What is out of bounds (G21) at each place of a row, in several rows, and what is told of a slot after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import pytest
+from hal_core.errors import InvalidValue
+from hal_core.output.records import SlotStatus
+from hal_core.output.ticket import OutputTicket
+from hal_core.slots.admission import Request, SamplingParams
+from hal_core.slots.fields import FinishReason, SplitRole
+from hal_core.slots.step import Step
+from hal_core.slots.tasks import Task, TaskKind
+
+from .fixtures.state import StateFixture, assert_rows
+from .harness.asserts import assert_no_error, assert_raises, assert_says
+from .harness.backdoor import PATIENCE, arrive
+from .harness.guarantees import guarantee
+from .harness.sinks import KeepingSink
+from .kit import Kit
+from .oracle.output import Row
+from .test_vocabulary import ORDER, SIZES, STRANGE, VOCABULARY, filled
+
+MOST, COLUMNS = SIZES.max_accept, SIZES.max_logprobs + 1
+TOKENS = [("tokens", at, 0) for at in range(MOST)]
+ALTERNATIVES = [("topk_token_ids", at, 1) for at in range(MOST)]
+DRAFTS = [("draft_tokens", at, 0) for at in range(SIZES.max_draft_tokens)]
+PATHS: dict[str, tuple[bool, int | None, SplitRole, list[tuple[str, int, int]]]] = {
+    "plain": (False, None, SplitRole.MIXED, TOKENS[:1]),
+    "plain with alternatives": (False, 1, SplitRole.DECODE, [*TOKENS[:1], *ALTERNATIVES[:1]]),
+    "speculative": (True, None, SplitRole.MIXED, TOKENS),
+    "speculative with alternatives": (True, 1, SplitRole.MIXED, [*TOKENS, *ALTERNATIVES]),
+    "first tokens with drafts": (True, None, SplitRole.PREFILL, [*TOKENS[:1], *DRAFTS]),
+    "first tokens with drafts and alternatives": (True, 1, SplitRole.PREFILL, [*ALTERNATIVES[:1], *DRAFTS]),
+}
+"""Whether the step verifies drafts, its log-probabilities, the role, and each place of a row that holds a token id."""
+WHERE = ((0,), (1,), (2,), (0, 2), (0, 1, 2))
+"""The slots whose rows hold the strange id."""
+
+
+def sampled(fixture: StateFixture, place: str, at: int, column: int, slots: Sequence[int], strange: int) -> None:
+    """Write the ends of the vocabulary everywhere, and a strange id at one place of some rows."""
+    ids = np.zeros((3, MOST, COLUMNS), np.int64)
+    ids[:, ::2], ids[1] = VOCABULARY - 1, VOCABULARY - 1
+    ids[2, :, 1] = -1  # an alternative that is missing
+    if place == "tokens":
+        ids[list(slots), at, 0] = strange
+    elif place == "topk_token_ids":
+        ids[list(slots), at, column] = VOCABULARY if strange == -1 else strange
+    arrive(
+        fixture.poke(
+            {
+                "sampled_token_ids": ids[:, 0, 0].copy(), "accept_tokens": ids[:, :, 0].copy(),
+                "accept_num": np.full(3, MOST), "topk_token_ids": ids, "topk_logprobs": np.zeros(ids.size, np.float32),
+                "topk_ranks": np.zeros(3 * MOST, np.int32),
+            }
+        )
+    )  # fmt: skip
+
+
+@guarantee(21)
+@pytest.mark.parametrize("path", PATHS)
+def test_g21_a_strange_token_is_found_at_each_place_of_a_row(kit: Kit, path: str) -> None:
+    """The last and the first id of the vocabulary are none; of several such rows each is an error."""
+    speculative, logprobs, role, places = PATHS[path]
+    values = 0
+    for place, at, column in places:
+        for slots in WHERE:
+            fixture, strange = filled(kit, role), STRANGE[values % len(STRANGE)]
+            values += 1
+            sampled(fixture, place, at, column, slots, strange)
+            step = fixture.step(ORDER, speculative=speculative, logprobs=logprobs)
+            arrive(fixture.update_inputs(step))
+            if role is SplitRole.PREFILL:
+                drafts = np.full((3, SIZES.max_draft_tokens), VOCABULARY - 1, np.int64)
+                drafts[list(slots) if place == "draft_tokens" else [], at % SIZES.max_draft_tokens] = strange
+                counts = np.full(3, SIZES.max_draft_tokens, np.int32)
+                arrive(fixture.poke({"draft_num": counts, "draft_tokens": drafts}))
+            should = fixture.rows_of(step)
+            told = {row.request_id for row in should if row.status is SlotStatus.ERROR}
+            assert told == {f"r{slot}" for slot in slots}, f"the kit's own rows report errors of {told}"
+            fixture.output(step)
+
+
+@guarantee(21, also=(19,))
+@pytest.mark.parametrize("way", [TaskKind.PREEMPTED, TaskKind.ABORTED, None], ids=["preempted", "aborted", "released"])
+@pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
+def test_g21_the_next_request_in_the_slot_of_an_error_is_told(
+    kit: Kit, way: TaskKind | None, speculative: bool
+) -> None:
+    """The errors of rows 0 and 2 end with their requests; the next ones' tokens are theirs, from position 0."""
+    fixture = filled(kit, SplitRole.MIXED)
+    sampled(fixture, "tokens", 0, 0, (0, 2), VOCABULARY)
+    step = fixture.step(ORDER, speculative=speculative)
+    arrive(fixture.update_inputs(step))
+    fixture.output(step)
+    gone = [Task(way, slot, fixture.model.residents[slot].admitted) for slot in (0, 2)] if way else []
+    if not gone:
+        fixture.release([0, 2])
+    new = [fixture.admit(Request(fixture.new_name(), [1, 2], SamplingParams(max_tokens=9))) for _ in range(2)]
+    entering = [Task(TaskKind.PREFILL, slot, one, 0, 2, [slot]) for slot, one in zip((2, 0), new, strict=True)]
+    arrive(fixture.insert([*gone, *entering]))
+    for _ in range(2):
+        sampled(fixture, "", 0, 0, (), 0)
+        step = fixture.step(ORDER, speculative=speculative)
+        arrive(fixture.update_inputs(step))
+        rows = fixture.output(step)
+        given = [row.request_id for row in rows if row.tokens]
+        assert len(given) == 3, f"the kit's own rows have tokens of {given}"
+
+
+FAR = (MOST + 1, -1, 2**31 - 1, -(2**31))
+COUNTS = {
+    "accepted, far": ("accept_num", FAR, True),
+    "accepted, by a plain step": ("accept_num", (2, -1, 2**31 - 1), False),
+    "drafts": ("draft_num", (SIZES.max_draft_tokens + 1, -1, 2**30, -(2**31)), True),
+    "drafts of a plain step": ("draft_num", (SIZES.max_draft_tokens + 1, -1, 2**30), False),
+    "fewer generated than given": ("step_idx", (0, -1, -(2**31)), True),
+}
+"""The field that a kernel writes out of bounds after the step has advanced, values, and the kind of the step."""
+
+
+@guarantee(21, also=(24,))
+@pytest.mark.parametrize("what", COUNTS)
+def test_g21_a_count_out_of_bounds_is_an_error_of_each_row_that_has_it(kit: Kit, what: str) -> None:
+    name, values, speculative = COUNTS[what]
+    for turn, value in enumerate(values):
+        for slots in WHERE[turn % 2 :: 2]:
+            fixture = filled(kit, SplitRole.MIXED)
+            sampled(fixture, "", 0, 0, (), 0)
+            step = fixture.step(ORDER, speculative=speculative, logprobs=1 if turn % 2 else None)
+            arrive(fixture.update_inputs(step))
+            for slot in slots:
+                fixture.poke_cell(name, slot, value)
+            should = fixture.rows_of(step)
+            told = {row.request_id for row in should if row.status is SlotStatus.ERROR}
+            assert told == {f"r{slot}" for slot in slots}, f"the kit's own rows report errors of {told}"
+            refused(fixture, step, should, [f"r{slot}" for slot in slots])
+
+
+def refused(fixture: StateFixture, step: Step, should: list[Row], named: Sequence[str]) -> None:
+    """Assert that the ticket raises and names these requests, and that the record has all rows."""
+    __tracebackhide__ = True
+    sink, what = KeepingSink(), f"save_output of step {step.number}"
+    ticket = cast(OutputTicket, assert_no_error(lambda: fixture.save(step, sink), what))
+    (record,) = assert_no_error(sink.resolve_all, what)
+    assert_rows(record, should, step.number)
+    error = assert_raises(InvalidValue, lambda: ticket.wait(PATIENCE), "waiting for output out of bounds")
+    assert_says(error, device=fixture.bound.name, hook="save_output")
+    missing = [name for name in named if name not in str(error)]
+    assert not missing, f"the error does not name {missing}: {error}"
+    fixture.check(what)
+
+
+@guarantee(21, also=(19, 22))
+@pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
+def test_g21_a_slot_that_holds_another_admission_gives_no_tokens(kit: Kit, speculative: bool) -> None:
+    """A kernel wrote over the slot's admission: its tokens may be those of another request."""
+    fixture = filled(kit, SplitRole.MIXED)
+    sampled(fixture, "", 0, 0, (), 0)
+    step = fixture.step(ORDER, speculative=speculative)
+    arrive(fixture.update_inputs(step))
+    fixture.poke_cell("request_serial", 1, fixture.model.get("request_serial", 1) + 1)
+    should = fixture.rows_of(step)
+    for at, row in enumerate(should):
+        if row.request_id == "r1":
+            generated = fixture.model.get("step_idx", 1)
+            should[at] = Row("r1", SlotStatus.ERROR, FinishReason.ERROR, generated, message=None)
+    refused(fixture, step, should, ["r1"])
