@@ -4,17 +4,13 @@ G22, G23)."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
-from hal_core.errors import TicketTimeout
-from hal_core.memory.dtypes import dtype_of
-from hal_core.memory.views import View
-from hal_core.memory.writes import Writes
 from hal_core.output.records import OutputRecord
 from hal_core.output.ticket import OutputTicket
 from hal_core.slots.step import Step
@@ -26,22 +22,18 @@ from .fixtures.prepared_calls import unlike
 from .fixtures.state import StateFixture, assert_rows
 from .fixtures.stream_cases import copied
 from .harness import backdoor
-from .harness.asserts import assert_no_error, assert_raises
+from .harness.asserts import assert_no_error
 from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
-from .harness.waiters import A_WHILE
 from .kit import Kit
 from .oracle.output import Row
 from .test_copies import stream_cases
 from .test_streams import run_beside_each
 
 if TYPE_CHECKING:
-    from hal_core.memory.views import Memory
     from hal_core.slots.step import Step
-    from hal_core.streams import Stream
-    from hal_core.tickets import Ticket
 
 OUTPUTS = 70
 """Simultaneous pending outputs: more than any pool of buffers keeps."""
@@ -231,46 +223,3 @@ def test_g13_what_the_source_sends_arrives_in_the_order_of_the_stream(kit: Kit) 
     if not can_fake_group(kit):
         pytest.skip("the device's own broadcast_tokens may not ask communicator(), so no rank can be faked")
     run_beside_each(kit, "broadcast_tokens")
-
-
-MEMORIES, WORDS, INT64 = 3, 32, dtype_of("int64")
-
-
-def write_one(kit: Kit, memories: Sequence[Memory], at: int, stream: Stream) -> Ticket:
-    """Set a value in one of the memories."""
-    return kit.bound.async_set_value(target=View.contiguous(memories[at], 0, (WORDS,), INT64), value=7, stream=stream)
-
-
-def write_all(kit: Kit, memories: Sequence[Memory], at: int, stream: Stream) -> Ticket:
-    """Write to all of the memories at once."""
-    writes = Writes()
-    for memory in memories:
-        writes.set(View.contiguous(memory, 0, (WORDS,), INT64), 7)
-    return kit.bound.write(writes=writes, stream=stream)
-
-
-@guarantee(22, requires=("async_h2d", "async_d2h", "can_hold_stream"), also=(23, 28))
-@pytest.mark.parametrize(("write", "at"), [(write_one, 0), *((write_all, at) for at in range(MEMORIES))])
-def test_g22_a_write_comes_after_an_older_copy_of_any_of_its_memories(
-    kit: Kit, write: Callable[[Kit, Sequence[Memory], int, Stream], Ticket], at: int
-) -> None:
-    """One memory is read by a copy that is held, and then by one that arrives; the others by none."""
-    device = kit.device
-    memories = [device.allocate(8 * WORDS) for _ in range(MEMORIES)]
-    held, free, writer = device.stream(), device.stream(), device.stream()
-    should = noise(at, 8 * WORDS)
-    for memory in memories:
-        backdoor.write(device, memory, 0, should, held)
-    told = f"a write behind an older copy of memory {at}"
-    with kit.held(held, told):
-        older, newer = copied(kit, memories[at], held), copied(kit, memories[at], free)
-        arrive(newer)
-        written = write(kit, memories, at, writer)
-        assert_raises(TicketTimeout, lambda: written.wait(A_WHILE), f"{told}, which is held: its ticket")
-    for ticket in (older, written):
-        arrive(ticket, told)
-    for when, copy in (("older", older), ("newer", newer)):
-        wrong = unlike(copy.data[0][: 8 * WORDS], should)
-        assert not wrong, f"the {when} copy of memory {at}, made before a write: {wrong}"
-    got = backdoor.read(device, memories[at], writer)[: 8 * WORDS].view(np.int64)
-    assert (got == 7).all(), f"{told} wrote {got.tolist()}"
