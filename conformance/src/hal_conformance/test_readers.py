@@ -70,6 +70,25 @@ def _write_several(fixture: StateFixture, tasks: list[Task]) -> Ticket:
     return fixture.bound.write(writes=writes, stream=fixture.stream)
 
 
+def _set_from_device(fixture: StateFixture, tasks: list[Task]) -> Ticket:
+    fixture.model.cells["min_p"][...] = fixture.model.cells["top_p"]
+    value, view = fixture.state.view("top_p"), fixture.state.view("min_p")
+    return fixture.bound.async_set_value(target=view, value=value, stream=fixture.stream)
+
+
+def _set_strided(fixture: StateFixture, tasks: list[Task]) -> Ticket:
+    view, cells = fixture.state.view("bad_words")[::-2], fixture.model.cells["bad_words"][::-2]
+    cells[...] = 40 + np.arange(cells.size).reshape(cells.shape)
+    return fixture.bound.async_set_value(target=view, value=cells.tolist(), stream=fixture.stream)
+
+
+def _write_state(fixture: StateFixture, tasks: list[Task]) -> Ticket:
+    writes, rows = Writes(), np.array([[31], [32]])
+    writes.rows(fixture.state.view("next_tokens"), [EMPTY, LEFT], rows)
+    fixture.model.cells["next_tokens"][[EMPTY, LEFT]] = rows
+    return fixture.bound.write(writes=writes, stream=fixture.stream)
+
+
 WRITES: dict[str, Write] = {
     "a request that leaves": _leave,
     "a request that leaves and one that enters": _leave_and_enter,
@@ -77,6 +96,9 @@ WRITES: dict[str, Write] = {
     "a request that enters a slot the step does not name": _enter_elsewhere,
     "a value for one slot": _set_slot,
     "a value for every slot": _set_all,
+    "a value on the device": _set_from_device,
+    "a strided list": _set_strided,
+    "a write to the state alone": _write_state,
     "a write to several memories": _write_several,
 }
 """Description to the call; ``update_inputs`` reads every slot, including one that no step names."""
@@ -284,3 +306,31 @@ def test_g28_writes_on_two_streams_come_after_one_reader(kit: Kit, order: tuple[
         arrive(ticket)
     fixture.check("writes on two streams behind one reader")
     busy.check()
+
+
+MANY = 150
+"""Readers that pass before the write and the first reader do."""
+
+
+@guarantee(28, requires=("async_h2d", "can_hold_stream"))
+@pytest.mark.parametrize("what", ["a request that leaves and one that enters", "a value for one slot"])
+def test_g28_a_write_comes_after_the_oldest_of_many_readers(kit: Kit, what: str) -> None:
+    """All are pending when the write is called; then all but the oldest pass, some of which read the same slots."""
+    device, told = kit.device, f"{what} behind the oldest of {MANY + 1} readers"
+    held = [device.stream(), device.stream()]
+    fixture, tasks = filled(kit, NAMED)
+    latches = [kit.held(stream, told) for stream in held]
+    with latches[0], latches[1]:
+        busy = [Busy(kit, stream, 6) for stream in held]
+        fixture.state.add_reader(np.array(NAMED, np.int32), device.event(held[0]))
+        for number in range(MANY):
+            slots = np.array([number % 3], np.int32) if number % 4 else None
+            fixture.state.add_reader(slots, device.event(held[1]))
+        fixture.stream = device.stream()
+        written = WRITES[what](fixture, tasks)
+        latches[1].release()
+        busy[1].check()
+        still_waits(told, written)
+    arrive(written)
+    fixture.check(told)
+    busy[0].check()
