@@ -12,8 +12,6 @@ from . import failures, signals
 
 _OPTIONS = (
     "replay",
-    "calls",
-    "against",
     "only",
     "profile",
     "examples",

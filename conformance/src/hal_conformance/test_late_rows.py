@@ -62,9 +62,9 @@ def test_g19_a_recovered_request_is_reported_once_with_its_message(kit: Kit) -> 
     message = "the worker was restarted"
     step = fixture.step(range(hook_calls.ENTERED), recovered={1: message})
     arrive(fixture.update_inputs(step))
-    should = expected_rows(fixture.model, [0, 1, 2], errors={1: message})
-    should[1].status = SlotStatus.RECOVERED
-    assert should[1].finish is FinishReason.ERROR, "the kit's own row of a recovered request ends"
+    should = fixture.rows_of(step)
+    told = (should[1].status, should[1].finish, should[1].message)
+    assert told == (SlotStatus.RECOVERED, FinishReason.ERROR, message), f"the kit's own row is {should[1]}"
     sink = KeepingSink()
     ticket = fixture.save(step, sink)
     (record,) = sink.resolve_all()

@@ -36,15 +36,19 @@ def expected_rows(
     speculative: bool = False,
     logprobs: int | None = None,
     errors: Mapping[int, str] | None = None,
+    recovered: Mapping[int, str] | None = None,
 ) -> list[Row]:
     """Return the rows of a step in batch-id order: for each slot first its departed requests, then its current one
-    (G19, G20)."""
-    rows = []
+    (G19, G20). ``errors`` and ``recovered`` are the step's. A request whose token was outside the vocabulary is noted
+    in the model, and its later tokens are not reported (G21)."""
+    rows, messages = [], {**(errors or {}), **(recovered or {})}
     for slot in order:
         left = sorted(model.leavers.get(slot, ()), key=lambda leaver: leaver.kind)  # preempted before aborted
         rows += [_left(leaver.request_id, leaver.kind) for leaver in left]
         if slot in model.residents:
-            rows.append(_own(model, slot, speculative, logprobs, (errors or {}).get(slot)))
+            rows.append(_own(model, slot, speculative, logprobs, messages.get(slot)))
+            if slot in (recovered or {}):
+                rows[-1].status = SlotStatus.RECOVERED
     return rows
 
 
@@ -55,8 +59,10 @@ def _left(request_id: str, kind: TaskKind) -> Row:
 
 
 def _own(model: Model, slot: int, speculative: bool, logprobs: int | None, error: str | None) -> Row:
-    request = model.residents[slot].request
+    request, admission_id = model.residents[slot].request, model.residents[slot].admission_id
     count, generated = model.get("accept_num", slot), model.get("step_idx", slot)
+    if generated > model.failed.get(admission_id, generated):
+        count = 0
     drafts = model.get("draft_num", slot)
     most = model.sizes.max_accept if speculative else 1
     sound = 0 <= count <= min(most, generated) and 0 <= drafts <= model.sizes.max_draft_tokens
@@ -76,6 +82,7 @@ def _own(model: Model, slot: int, speculative: bool, logprobs: int | None, error
         row.logprobs = model.cells["topk_logprobs"][slot].reshape(shape)[:count, : logprobs + 1].tolist()
         row.ranks = model.cells["topk_ranks"][slot, :count].tolist()
     if not _in_vocabulary(row, model.sizes.vocab_size):
+        model.failed[admission_id] = generated
         return Row(request.request_id, SlotStatus.ERROR, FinishReason.ERROR, generated, message=None)
     return row
 

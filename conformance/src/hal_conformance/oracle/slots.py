@@ -66,6 +66,7 @@ class Model:
     - ``written``: row field to the length written to each slot's row since it was last reset.
     - ``bound``: the same for ``token_ids`` as an upper bound for a host that does not know how many drafts a step
       accepted; between the two a reset is optional (``loose``).
+    - ``failed``: admission id to the tokens generated, of requests that got a token outside the vocabulary (G21).
     - ``declared``: the fields of the state besides the slot table's.
     """
 
@@ -83,6 +84,7 @@ class Model:
         self.requests: dict[int, Request] = {}
         self.residents: dict[int, Resident] = {}
         self.leavers: dict[int, list[Leaver]] = {}
+        self.failed: dict[int, int] = {}
         self.written = {name: [0] * self.sizes.num_slots for name in ROWS}
         self.bound = [0] * self.sizes.num_slots
         self.loose: list[tuple[int, int, int]] = []

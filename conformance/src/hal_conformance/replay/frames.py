@@ -1,122 +1,63 @@
 """The file of a recording: a line with its version and origin, then a gzip stream of MessagePack frames.
 
-Each frame is a tagged array with its length before it (4 bytes, little-endian). The file of a killed run can be read,
-but for its last :data:`PERIOD`. The stream's end and checksum show that a file is whole. A recording has no times,
-addresses or admission ids: equal runs give equal files.
+Each frame is an array of a name, a state's number and an array of values, with its length before it (4 bytes,
+little-endian). The stream's end and checksum show that a file is whole.
 """
 
 from __future__ import annotations
 
 import gzip
-import os
 import zlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import msgspec
-from hal_core import FrameError, Group, InvalidValue, Request, StateConfig, TaskKind
-from hal_core.frames.bodies import decode_body
+from hal_core import Group, InvalidValue, Request, StateConfig, TaskKind
 
-MAGIC, VERSION = b"hal recording ", 3
+MAGIC, VERSION = b"hal recording ", 4
 PERIOD = 0.1
-"""Seconds between two writes to the file."""
+"""Seconds between two writes to the file: what a killed run loses at most."""
 _PIECE = 1 << 16
 
-FieldRow = tuple[str, str, int, float, str, Literal["extra"] | None, bool]
+FieldRow = tuple[str, str, int, int | float | bool, str, Literal["extra"] | None, bool]
 """A field that the worker declared: the arguments of :class:`hal_core.StateField`, its value "extra" or None."""
 TaskRow = tuple[TaskKind, int, int, int, int, list[int], int, int, list[int]]
-"""A task: the arguments of :class:`hal_core.Task`, the request by its number."""
+"""A task: the arguments of :class:`hal_core.Task`, the request by its place among the requests of the file, from 0."""
 StepRow = tuple[int, dict[str, list[int]], bool, Group, int | None, dict[int, str], dict[int, str]]
 """A step: the arguments of :class:`hal_core.Step`."""
 
+EVENTS: dict[str, Any] = {
+    # A new state: name, sizes, declared fields, and the arguments of each hal_core.Companion.
+    "state": tuple[str, StateConfig, list[FieldRow], list[tuple[str, list[FieldRow], bool]]],
+    "request": tuple[Request],  # as admitted
+    "release": tuple[list[int]],  # slots that are free since the call before
+    # A step's number, whether the worker took its record with state.take, and the record as save_output encoded it.
+    "record": tuple[int, bool, bytes],
+}
+"""What a frame tells besides calls, and its values."""
+CALLS: dict[str, Any] = {
+    "insert_tasks": tuple[list[TaskRow]],
+    # The view of the state (offset, shape, strides, type); bytes of one element that fills (True) or of the whole
+    # target; None: a value on the device.
+    "async_set_value": tuple[int, tuple[int, ...], tuple[int, ...], str, bool, bytes | None],
+    "broadcast_tokens": tuple[Group],
+    "update_inputs": tuple[StepRow],
+    "set_drafts": tuple[int, dict[int, list[int]]],  # after a step's number: slot to its drafts
+    "save_output": tuple[StepRow],
+    "order_after_reads": tuple[()],  # of the state's memory
+}
+"""The calls of an opened device that change a state, and their arguments."""
 
-class Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Base of all frames. A call's tag is the name of the method."""
 
-
-class State(Frame, tag="state"):
-    """A slot state. ``companions``: the arguments of :class:`hal_core.Companion`."""
+class Frame(NamedTuple):
+    """A call or another event. ``state``: the place of its slot state among the states of the file, from 0."""
 
     name: str
-    sizes: StateConfig
-    fields: list[FieldRow]
-    companions: list[tuple[str, list[FieldRow], bool]]
-
-
-class OfState(Frame):
-    """Base of frames about a state, named by its place among the states of the file, from 0."""
-
     state: int
-
-
-class Admitted(OfState, tag="request"):
-    """A request, as admitted; later frames name it by its place among the requests of the file, from 0."""
-
-    request: Request
-
-
-class Release(OfState, tag="release"):
-    """Slots that are free since the call before."""
-
-    slots: list[int]
-
-
-class Record(OfState, tag="record"):
-    """A step's record as ``save_output`` encoded it; ``taken``: the worker took it with ``state.take``."""
-
-    number: int
-    taken: bool
-    body: bytes
-
-
-class Call(OfState):
-    """Base of calls."""
-
-
-class Insert(Call, tag="insert_tasks"):
-    tasks: list[TaskRow]
-
-
-class SetValue(Call, tag="async_set_value"):
-    """``value``: bytes of one element that fills (``fills``) or of the whole target; None: a value on the device."""
-
-    offset: int
-    shape: list[int]
-    strides: list[int]
-    dtype: str
-    fills: bool
-    value: bytes | None
-
-
-class Broadcast(Call, tag="broadcast_tokens"):
-    """In a group of several ranks."""
-
-    group: Group
-
-
-class Update(Call, tag="update_inputs"):
-    step: StepRow
-
-
-class Drafts(Call, tag="set_drafts"):
-    """After step ``number``: slot to its drafts."""
-
-    number: int
-    drafts: dict[int, list[int]]
-
-
-class Save(Call, tag="save_output"):
-    step: StepRow
-
-
-class Reads(Call, tag="order_after_reads"):
-    """For the state's memory."""
-
-
-AnyFrame = State | Admitted | Release | Record | Insert | SetValue | Broadcast | Update | Drafts | Save | Reads
+    given: Any
 
 
 def _plain(value: Any) -> object:  # noqa: ANN401 (a number or array of NumPy's, a read-only mapping, or a sequence)
@@ -126,99 +67,77 @@ def _plain(value: Any) -> object:  # noqa: ANN401 (a number or array of NumPy's,
 
 
 encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
-_decode = msgspec.msgpack.Decoder(AnyFrame).decode
-
-
-def tag_of(frame: Frame) -> str:
-    """Return the name of a frame."""
-    return str(type(frame).__struct_config__.tag)
+_decode = msgspec.msgpack.Decoder(tuple[str, int, msgspec.Raw]).decode
+_DECODE = {name: msgspec.msgpack.Decoder(kind).decode for name, kind in (EVENTS | CALLS).items()}
 
 
 class Writer:
     """Writes frames into a file. A thread of its own makes, encodes, compresses and writes them every :data:`PERIOD`.
     The worker's thread appends their parts.
 
-    The stream is compressed in pieces of equal size, so that a file's bytes do not depend on when it was written. What
-    is shorter than a piece is written with a copy of the compressor, and written over by the next piece.
-
-    ``error``: the first one, of the thread or of the caller; later frames are not written.
+    As a context manager it keeps an error of its block instead of raising it. ``error``: the first one, of the thread
+    or of a block; later frames are not written, and the stream has no end.
     """
 
     def __init__(self, path: Path, origin: str) -> None:
-        if path.is_file() and path.stat().st_size and not _begins(path):
-            what, cure = f"{path} exists, and is no recording", "give another name, or remove it"
-            raise InvalidValue(what, cure=cure, argument="--record")
+        if path.is_file():
+            with path.open("rb") as file:
+                if file.read(len(MAGIC)) not in (b"", MAGIC):
+                    what, cure = f"{path} exists, and is no recording", "give another name, or remove it"
+                    raise InvalidValue(what, cure=cure, argument="--record")
         self.error: Exception | None = None
-        self._path, self._file = path, cast("BinaryIO", path.open("wb", buffering=0))
-        self._zip, self._rest, self._at = zlib.compressobj(1, wbits=31), bytearray(), 0
+        self._path, self._zip, self._closing = path, zlib.compressobj(1, wbits=31), Event()
         self._given = deque[tuple[Callable[..., Frame], tuple[object, ...]]]()
-        try:
-            self._at = self._put_out(MAGIC + f"{VERSION} {origin}\n".encode())
-        except OSError:  # a full disk, or a pipe
-            self._file.close()
-            raise
-        self._closing = Event()
         self._thread = Thread(target=self._run, name="hal-recording", daemon=True)
-        self._thread.start()
+        with self:
+            path.write_bytes(MAGIC + f"{VERSION} {origin}\n".encode())
+            self._thread.start()
+        if self.error is not None:
+            raise self.error
 
     def put(self, make: Callable[..., Frame], *given: object) -> None:
         """Append the frame ``make(*given)``, which is made later: ``given`` must not change."""
-        self._given.append((make, given))
+        if self.error is None and not self._closing.is_set():
+            self._given.append((make, given))
+
+    def __enter__(self) -> None:
+        """Begin a block."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        """Keep an error of the block; an observer's would only be logged. A full disk's does not name the file."""
+        if isinstance(error, OSError):
+            error.filename = str(self._path)
+        if isinstance(error, Exception):
+            self.error = self.error or error
+        return isinstance(error, Exception)
 
     def close(self) -> None:
-        """Write the remaining frames, and the stream's end if there was no error; then close the file, and raise the
-        error."""
+        """Write the remaining frames, and the stream's end if there was no error; then raise the error."""
         self._closing.set()
         self._thread.join()
-        self._file.close()
         if self.error is not None:
             raise self.error
 
     def _run(self) -> None:
-        try:
+        with self, self._path.open("ab") as file:
             while not self._closing.wait(PERIOD):
                 if self._given:
-                    self._write(zlib.Z_SYNC_FLUSH)
-            self._write(zlib.Z_FINISH if self.error is None else zlib.Z_SYNC_FLUSH)
-        except Exception as error:  # noqa: BLE001 (raised by close)
-            self.error = self.error or error
+                    self._write(file, zlib.Z_SYNC_FLUSH)
+            self._write(file, zlib.Z_FINISH if self.error is None else zlib.Z_SYNC_FLUSH)
 
-    def _write(self, flush: int) -> None:
-        """Make the frames, and write all whole pieces and the rest. To compress a piece releases the GIL, so that the
-        worker waits for at most a piece's frames."""
+    def _write(self, file: BinaryIO, flush: int) -> None:
+        """Make and write the frames. To compress a piece releases the GIL, so that the worker waits for at most a
+        piece's frames."""
+        data = bytearray()
         for _ in range(len(self._given)):
             make, given = self._given.popleft()
-            data = encode(make(*given))
-            self._rest += len(data).to_bytes(4, "little") + data
-            while len(self._rest) >= _PIECE:
-                self._at = self._put_out(self._zip.compress(self._rest[:_PIECE]))
-                del self._rest[:_PIECE]
-        tail = self._zip.copy()
-        self._put_out(tail.compress(self._rest) + tail.flush(flush))
-
-    def _put_out(self, data: bytes) -> int:
-        """Write after the whole pieces, cut the file there, and return its new length."""
-        left, at, file = memoryview(data), self._at, self._file.fileno()
-        try:
-            while left:
-                done = os.pwrite(file, left, at)
-                left, at = left[done:], at + done
-            if os.fstat(file).st_size > at:
-                os.ftruncate(file, at)
-        except OSError as error:
-            error.filename = str(self._path)
-            raise
-        return at
-
-
-def _begins(path: Path) -> bool:
-    """Return whether a file begins as a recording of any version."""
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
-
-
-class InvalidRecording(InvalidValue):
-    """A file that cannot be replayed."""
+            frame = encode(make(*given))
+            data += len(frame).to_bytes(4, "little") + frame
+            if len(data) >= _PIECE:
+                file.write(self._zip.compress(data))
+                data.clear()
+        file.write(self._zip.compress(data) + self._zip.flush(flush))
+        file.flush()
 
 
 _AGAIN, _GIVE = "record again: hal run --record FILE", "give a file of hal run --record FILE"
@@ -227,7 +146,7 @@ _AGAIN, _GIVE = "record again: hal run --record FILE", "give a file of hal run -
 class Recording:
     """A file that is read. ``origin``: the device on which it was recorded, and hal's release.
 
-    :raises InvalidRecording: naming the field, for a foreign or newer file.
+    :raises InvalidValue: naming the field, for a foreign or newer file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -243,60 +162,28 @@ class Recording:
             cure = "install the kit of the hal that recorded it (pip install ./core ./conformance)"
             raise self._refused("version", f"is {number}, but this kit reads {VERSION}", cure)
 
-    def frames(self, calls: int | None = None) -> Iterator[AnyFrame]:
-        """Yield the frames; with ``calls``, up to so many calls, whether or not the file is whole.
+    def frames(self) -> Iterator[Frame]:
+        """Yield the frames.
 
-        :raises InvalidRecording: naming the field, for a damaged or truncated file, and for a frame that names a
-            state, a request or a step that no frame before it has.
+        :raises InvalidValue: naming the field and the number of whole calls, for a damaged or truncated file.
         """
-        before, seen = Counter[object](), 0
+        calls = 0
         with self.path.open("rb") as file, gzip.open(file) as stream:
             file.seek(len(self._line))
             try:
                 if not file.peek(1):
                     raise EOFError  # gzip takes it for a whole stream
                 while size := stream.read(4):
-                    frame = _decode(stream.read(int.from_bytes(size, "little")))
-                    seen += isinstance(frame, Call)
-                    if calls is not None and seen > calls:
-                        return
-                    if problem := _problem_of(frame, before):
-                        field, _, what = problem.partition(" ")
-                        raise self._refused(f"{tag_of(frame)}.{field}", what, _AGAIN)
-                    before.update(_names_of(frame))
+                    name, state, given = _decode(stream.read(int.from_bytes(size, "little")))
+                    frame = Frame(name, state, _DECODE[name](given))
+                    calls += name in CALLS
                     yield frame
             except EOFError:
-                if calls is None or seen < calls:
-                    cure = f"give --calls {seen} to replay the calls that are whole, or " * bool(seen) + _AGAIN
-                    raise self._refused("end", f"is missing: the file is truncated after call {seen}", cure) from None
+                raise self._refused("end", f"is missing: the file is truncated after call {calls}", _AGAIN) from None
             except (zlib.error, gzip.BadGzipFile) as error:
-                raise self._refused("stream", f"is damaged after call {seen}: {error}", _AGAIN) from None
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise self._refused(f"frame {before[Frame]}", f"is not valid: {error}", _AGAIN) from None
+                raise self._refused("stream", f"is damaged after call {calls}: {error}", _AGAIN) from None
+            except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
+                raise self._refused("frame", f"after call {calls} is not valid: {error}", _AGAIN) from None
 
-    def _refused(self, field: str, what: str, cure: str) -> InvalidRecording:
-        return InvalidRecording(f"{self.path}: {field} {what}", cure=cure, argument="--replay")
-
-
-def _names_of(frame: AnyFrame) -> list[object]:
-    """Return what later frames may count on: the frame's kind, and the step whose output it saved."""
-    return [Frame, type(frame), *([(frame.state, frame.step[0])] if isinstance(frame, Save) else [])]
-
-
-def _problem_of(frame: AnyFrame, before: Counter[object]) -> str:
-    """Return the fault of a frame with valid types, or ""."""
-    if isinstance(frame, State):
-        return ""
-    if frame.state not in range(before[State]):
-        return f"state is {frame.state}, and {before[State]} states come before it"
-    if isinstance(frame, Insert):
-        unknown = [row[2] for row in frame.tasks if row[2] not in range(before[Admitted])]
-        return f"tasks names request {unknown[0]}, and {before[Admitted]} requests come before it" if unknown else ""
-    if isinstance(frame, Record):
-        if not before[frame.state, frame.number]:
-            return f"number is {frame.number}, and no save_output of that step comes before it"
-        try:
-            decode_body(memoryview(frame.body))
-        except FrameError as error:
-            return f"body is not valid: {error}"
-    return ""
+    def _refused(self, field: str, what: str, cure: str) -> InvalidValue:
+        return InvalidValue(f"{self.path}: {field} {what}", cure=cure, argument="--replay")

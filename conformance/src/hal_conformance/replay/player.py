@@ -1,68 +1,89 @@
-"""The replay of a recording: its calls on a device and on the reference models, and the first call that differs."""
+"""``hal conform NAME --replay FILE``: a recording's calls on a device and on the reference model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_core import AdmittedRequest, Companion, SlotStatus, StateField, Step, Task, View
+from hal_core import AdmittedRequest, Companion, SlotStatus, StateConfig, StateField, Step, Task, Ticket, View
 from hal_core.frames.bodies import decode_body
-from hal_core.memory.dtypes import bfloat16_to_float32, dtype_of
+from hal_core.memory.dtypes import BFLOAT16, bfloat16_to_float32, dtype_of
 
 from ..fixtures.state import StateFixture
 from ..harness import backdoor
 from ..harness.sinks import KeepingSink
-from ..kit import Kit
-from ..oracle.output import Row, expected_rows, found_rows, row_difference
-from . import frames
+from ..kit import Effort, Kit
+from ..oracle.output import Row, found_rows, row_difference
+from ..oracle.slots import Model, difference
+from .frames import CALLS, FieldRow, Frame, Recording
+
+if TYPE_CHECKING:
+    from ..harness.subject import Subject
 
 COMPARED = 64
 """Steps between two comparisons of the state, where calls are not compared one by one."""
 SOURCES = ("sampled_token_ids", "accept_tokens", "accept_num")
 """Fields in which a model leaves a step's tokens."""
-_LEFT = (SlotStatus.PREEMPTED, SlotStatus.ABORTED)
 
 
-class Differs(AssertionError):
-    """The effect of a call differs from the reference model's: its number, and how."""
+def replay(subject: Subject, path: str | Path) -> tuple[bool, str]:
+    """Replay a recording on a device. Return whether something differs, and a text that names the first such call.
 
+    The calls overlap as they did for the worker. If something differs, they are made again on a new device, and the
+    state is compared after each, which names the call.
 
-Saved = tuple[int, Any, KeepingSink, list[Row]]
-"""A step whose output was saved: the call, its ticket, its sink, and the rows that its record must have."""
+    :raises InvalidValue: naming the field, for a file that cannot be replayed, before the device is opened.
+    """
+    recording, found = Recording(Path(path)), list[str]()
+    records = {(one.state, one.given[0]): one.given[2] for one in recording.frames() if one.name == "record"}
+    for each in (False, True):
+        kit = Kit(subject, Effort())
+        player = Player(kit, recording.origin, records, each=each)
+        try:
+            found.append(player.run(recording.frames()))
+        finally:
+            kit.renew()
+        if not found[0]:
+            left = f"; {player.skipped} with values of the device or of other ranks were left out"
+            told = f"{player.calls} calls, {len(records)} records of {player.steps} steps: as the reference model"
+            return False, f"{told}{left * bool(player.skipped)} (recorded on {recording.origin})"
+    return True, found[1] or f"{found[0]}\ncall by call nothing differs: it depends on calls that overlap"
 
 
 class Played(StateFixture):
-    """A state, its reference model, and the steps whose records are not taken yet (``saved``).
+    """A state, its reference model, and the steps whose records are not taken yet (``saved``): each with its call,
+    ticket and sink, and the rows that its record must have.
 
-    ``written``: not 0 in the state's bytes that the host has written since the last update. ``failed``: slot to
-    admission id, of requests that got a token outside the vocabulary, and whose later tokens are not reported (G21).
-    ``late``: slot to message, of errors that only the device knew when the step was launched.
+    ``host``: a model whose bytes are not 0 where the host has written since the last update. ``late``: slot to message,
+    of errors that only the device knew when the step was launched.
     """
 
-    def __init__(self, kit: Kit, frame: frames.State) -> None:
-        fields = [StateField(*row) for row in frame.fields]
-        beside = [Companion(name, [StateField(*row) for row in rows], same) for name, rows, same in frame.companions]
-        super().__init__(kit, frame.sizes, name=frame.name, beside=beside, fields=fields)
-        self.written = np.zeros_like(self.model.block)
-        self.saved: dict[int, Saved] = {}
+    def __init__(self, kit: Kit, name: str, sizes: StateConfig, fields: list[FieldRow], beside: list[Any]) -> None:
+        own = [StateField(*row) for row in fields]
+        others = [Companion(other, [StateField(*row) for row in rows], same) for other, rows, same in beside]
+        super().__init__(kit, sizes, name=name, beside=others, fields=own)
+        self.host = Model(self.state.layout)
+        self.host.block[...] = 0
+        self.saved: dict[int, tuple[int, Any, KeepingSink, list[Row]]] = {}
         self.late: dict[int, str] = {}
-        self.failed: dict[int, int] = {}
 
     def model_wrote(self, step: Step, body: bytes | None) -> None:
         """Write the recorded tokens where the model has written them: in slots whose tokens the host did not write."""
-        model, self.late = self.model, {}
+        model, cells, runs = self.model, self.model.cells, list[tuple[int, bytes]]()
         found = [] if body is None else found_rows(decode_body(memoryview(body)))
-        rows = {row.request_id: row for row in found if row.status not in _LEFT}
-        cells: list[tuple[str, int]] = []
+        rows = {row.request_id: row for row in found if row.status not in (SlotStatus.PREEMPTED, SlotStatus.ABORTED)}
+        host = {slot for name in SOURCES for slot in np.flatnonzero(self.host.cells[name].any(axis=1)).tolist()}
+        self.late = {}
 
         def put(name: str, slot: int, values: Any) -> None:  # noqa: ANN401 (a scalar or a row)
             model.set(name, slot, values)
-            cells.append((name, slot))
+            place = self.state.layout.fields[name]
+            runs.append((place.offset + slot * place.stride, cells[name][slot].tobytes()))
 
-        for slot in sorted(set(model.residents) - self._host_wrote()):
+        for slot in set(model.residents) - host:
             row = rows.get(model.residents[slot].request.request_id)
             if row is None or (not row.tokens and row.status is not SlotStatus.ERROR):
                 continue
@@ -77,39 +98,23 @@ class Played(StateFixture):
             if step.speculative:
                 put("accept_num", slot, [len(tokens)])
             if row.logprobs:
-                shape = self.sizes.max_accept, self.sizes.max_logprobs + 1
                 for name, values in (("topk_token_ids", row.alternatives), ("topk_logprobs", row.logprobs)):
-                    held = model.cells[name][slot].reshape(shape).copy()
+                    held = cells[name][slot].reshape(self.sizes.max_accept, -1)
                     held[: len(values), : len(values[0])] = values
                     put(name, slot, held.reshape(-1))
                 put("topk_ranks", slot, row.ranks)
-        places = self.state.layout.fields
-        runs = [(places[at].offset + slot * places[at].stride, model.cells[at][slot].tobytes()) for at, slot in cells]
         if runs:
             backdoor.put(self.device, self.state.memory, runs, self.stream)
 
-    def _host_wrote(self) -> set[int]:
-        """Return the slots in which the host has written a step's tokens."""
-        slots = set[int]()
-        for place in (self.state.layout.fields[name] for name in SOURCES):
-            end = place.offset + place.stride * self.sizes.num_slots
-            rows = self.written[place.offset : end].reshape(-1, place.stride)
-            slots.update(np.flatnonzero(rows.any(axis=1)).tolist())
-        return slots
-
-    def rows_of(self, step: Step) -> list[Row]:
-        """Return the rows of a step by the model, slot by slot."""
-        model, rows, errors = self.model, list[Row](), {**step.errors, **step.recovered}
-        for slot in step.orders[self.name].tolist():
-            rows += expected_rows(model, [slot], speculative=step.speculative, logprobs=step.logprobs, errors=errors)
-            if (resident := model.residents.get(slot)) is not None:
-                if self.failed.get(slot) == resident.admission_id:
-                    rows[-1] = Row(resident.request.request_id, position=model.get("step_idx", slot))
-                elif rows[-1].message is None:
-                    self.failed[slot] = resident.admission_id
-                if slot in step.recovered:
-                    rows[-1].status = SlotStatus.RECOVERED
-        return rows
+    def set_value(self, view: View, value: bytes, *, fills: bool) -> Ticket:
+        """Write a value of the host into a view of the state."""
+        storage, shape = view.dtype.storage, view.shape
+        bits: Any = np.frombuffer(value, storage).reshape(() if fills else shape)
+        if 0 <= view.offset < self.state.layout.nbytes:  # else it is a companion's, which has no model
+            for block, values in ((self.model.block, bits), (self.host.block, 1)):
+                np.ndarray(shape, storage, block, view.offset, view.strides)[...] = values
+        given = bfloat16_to_float32(bits) if view.dtype is BFLOAT16 else bits
+        return self.bound.async_set_value(target=view, value=given[()], stream=self.stream)
 
 
 class Player:
@@ -126,111 +131,85 @@ class Player:
         self.requests: list[AdmittedRequest] = []
         self.calls = self.steps = self.skipped = 0
 
-    def run(self, given: Iterable[frames.AnyFrame]) -> None:
-        """Make the calls. Raises :class:`Differs` for the first whose effect differs."""
+    def run(self, given: Iterable[Frame]) -> str:
+        """Make the calls. Return how the first whose effect differs does so, or ""."""
         for frame in given:
-            self.calls += isinstance(frame, frames.Call)
-            played = () if isinstance(frame, frames.State) else (self.states[frame.state],)
+            self.calls += frame.name in CALLS
             try:
-                getattr(self, f"_{type(frame).__name__.lower()}")(frame, *played)
-            except Differs:
-                raise
-            except Exception as error:
-                raise Differs(self.calls, f"{self._named(frame)} raised {type(error).__name__}: {error}") from error
-            if self.each and isinstance(frame, frames.Call):
-                self._compare(self._named(frame))
-            elif isinstance(frame, frames.Save) and self.steps % COMPARED == 0:
-                self._compare(f"the {self.calls} calls so far")
-        self._compare(f"all {self.calls} calls")
+                wrong = self._make(frame)
+            except Exception as error:  # noqa: BLE001 (returned)
+                wrong = f"{self._named(frame)} raised {type(error).__name__}: {error}"
+            if self.each and frame.name in CALLS:
+                wrong = wrong or self._compare(self._named(frame))
+            elif frame.name == "save_output" and self.steps % COMPARED == 0:
+                wrong = wrong or self._compare(f"the {self.calls} calls so far")
+            if wrong:
+                return wrong
+        return self._compare(f"all {self.calls} calls")
 
-    def _compare(self, after: str) -> None:
-        for played in self.states:
-            try:
-                played.check(after)
-            except AssertionError as wrong:
-                raise Differs(self.calls, str(wrong)) from wrong
+    def _compare(self, after: str) -> str:
+        found = [difference(played.model, played.bytes()) for played in self.states]
+        return next((f"after {after}: {wrong}" for wrong in found if wrong), "")
 
-    def _named(self, frame: frames.AnyFrame) -> str:
-        told = f"call {self.calls}, {frames.tag_of(frame)}"
-        if isinstance(frame, frames.Update | frames.Save):
-            return f"{told} of step {frame.step[0]}"
-        if isinstance(frame, frames.Insert):
-            tasks = [f"{kind.name.lower()} -> slot {slot}" for kind, slot, *_ in frame.tasks[:8]]
-            return f"{told} ({', '.join(tasks)}{', …' * (len(frame.tasks) > 8)})"
+    def _named(self, frame: Frame) -> str:
+        told = f"call {self.calls}, {frame.name}"
+        match frame.name, frame.given:
+            case "update_inputs" | "save_output", ((number, *_),):
+                return f"{told} of step {number}"
+            case "insert_tasks", (tasks,):
+                shown = [f"{kind.name.lower()} -> slot {slot}" for kind, slot, *_ in tasks[:8]]
+                return f"{told} ({', '.join(shown)}{', …' * (len(tasks) > 8)})"
         return told
 
-    # -- what is no call ----------------------------------------------------------------------------------------------
+    def _make(self, frame: Frame) -> str:
+        """Make a call, or do what changes a state without one. Return how a record differs, or ""."""
+        if frame.name == "state":
+            self.states.append(Played(self.kit, *frame.given))
+        played = self.states[frame.state]
+        match frame.name, frame.given:
+            case "request", (request,):
+                self.requests.append(admitted := played.state.admit(request))
+                played.model.requests[admitted.admission_id] = request
+            case "release", (slots,):
+                played.release(slots)
+            case "record", (number, taken, body):
+                return self._take(played, number, taken, body)
+            case "insert_tasks", (tasks,):
+                played.insert([Task(kind, slot, self.requests[at], *rest) for kind, slot, at, *rest in tasks])
+            case "async_set_value", (offset, shape, strides, dtype, fills, bytes() as value):
+                view = View(played.state.memory, offset, shape, strides, dtype_of(dtype), played.state)
+                played.set_value(view, value, fills=fills)
+            case "async_set_value", _:
+                self.skipped += 1
+            case "broadcast_tokens", _:
+                self.skipped += 1
+                played.host.block[...] = 0  # the tokens are the first rank's, and in the record
+            case "update_inputs", (row,):
+                step = Step(*row)
+                played.model_wrote(step, self._records.get((frame.state, step.number)))
+                played.update_inputs(step)
+                played.host.block[...] = 0
+            case "set_drafts", (_, drafts):
+                played.propose(drafts)
+            case "save_output", (row,):
+                self.steps += 1
+                step, sink = Step(*row), KeepingSink()
+                step = replace(step, errors={**played.late, **step.errors})
+                rows = played.rows_of(step)
+                played.saved[step.number] = self.calls, played.save(step, sink), sink, rows
+            case "order_after_reads", _:
+                played.bound.order_after_reads(memory=played.state.memory, stream=played.stream)
+        return ""
 
-    def _state(self, frame: frames.State) -> None:
-        self.states.append(Played(self.kit, frame))
-
-    def _admitted(self, frame: frames.Admitted, played: Played) -> None:
-        extra = {name: row[0] if len(row) == 1 else row for name, row in frame.request.extra.items()}
-        request = replace(frame.request, extra=extra)
-        self.requests.append(admitted := played.state.admit(request))
-        played.model.requests[admitted.admission_id] = request
-
-    def _release(self, frame: frames.Release, played: Played) -> None:
-        played.release(frame.slots)
-
-    def _record(self, frame: frames.Record, played: Played) -> None:
-        call, ticket, sink, should = played.saved.pop(frame.number)
-        got = played.state.take(ticket) if frame.taken else ticket.record()
+    def _take(self, played: Played, number: int, taken: bool, body: bytes) -> str:
+        """Compare a step's record, and the recorded one, with the reference model's."""
+        call, ticket, sink, should = played.saved.pop(number)
+        got = played.state.take(ticket) if taken else ticket.record()
         sink.resolve_all()
-        name = f"call {call}, save_output of step {frame.number}"
+        name = f"call {call}, save_output of step {number}"
         if wrong := row_difference(found_rows(got), should):
-            raise Differs(call, f"{name}: {wrong}")
-        if wrong := row_difference(found_rows(decode_body(memoryview(frame.body))), should):
+            return f"{name}: {wrong}"
+        if wrong := row_difference(found_rows(decode_body(memoryview(body))), should):
             why = f"the device that recorded it ({self._origin}) or its host was wrong there"
-            raise Differs(call, f"{name}, as recorded: {wrong}\n{why}; this device gives the right record")
-
-    # -- calls --------------------------------------------------------------------------------------------------------
-
-    def _insert(self, frame: frames.Insert, played: Played) -> None:
-        tasks = [
-            Task(kind, slot, self.requests[number], computed, scheduled, blocks, first_block, token, drafts)
-            for kind, slot, number, computed, scheduled, blocks, first_block, token, drafts in frame.tasks
-        ]
-        played.insert(tasks)
-
-    def _setvalue(self, frame: frames.SetValue, played: Played) -> None:
-        if frame.value is None:
-            self.skipped += 1
-            return
-        dtype, shape, strides = dtype_of(frame.dtype), tuple(frame.shape), tuple(frame.strides)
-        bits = np.frombuffer(frame.value, dtype.storage)
-        value: Any = bits[0] if frame.fills else bits.reshape(shape)
-        if 0 <= frame.offset < played.state.layout.nbytes:  # else it is a companion's, which has no model
-            for block, values in ((played.model.block, value), (played.written, 1)):
-                np.ndarray(shape, dtype.storage, block, frame.offset, strides)[...] = values
-        given = bfloat16_to_float32(np.asarray(value)) if dtype.name == "bfloat16" else value
-        target = View(played.state.memory, frame.offset, shape, strides, dtype, played.state)
-        played.bound.async_set_value(target=target, value=given, stream=played.stream)
-
-    def _broadcast(self, _: frames.Broadcast, played: Played) -> None:
-        self.skipped += 1
-        played.written[...] = 0  # the tokens are the first rank's, and in the record
-
-    def _update(self, frame: frames.Update, played: Played) -> None:
-        step = _step(frame.step)
-        played.model_wrote(step, self._records.get((frame.state, step.number)))
-        played.update_inputs(step)
-        played.written[...] = 0
-
-    def _drafts(self, frame: frames.Drafts, played: Played) -> None:
-        played.propose(frame.drafts)
-
-    def _save(self, frame: frames.Save, played: Played) -> None:
-        self.steps += 1
-        step, sink = _step(frame.step, played.late), KeepingSink()
-        rows = played.rows_of(step)
-        played.saved[step.number] = self.calls, played.save(step, sink), sink, rows
-
-    def _reads(self, _: frames.Reads, played: Played) -> None:
-        played.bound.order_after_reads(memory=played.state.memory, stream=played.stream)
-
-
-def _step(row: frames.StepRow, late: Mapping[int, str] = MappingProxyType({})) -> Step:
-    number, orders, speculative, group, logprobs, errors, recovered = row
-    slots = {name: np.array(order, np.int32) for name, order in orders.items()}
-    return Step(number, slots, speculative, group, logprobs, {**late, **errors}, recovered)
+            return f"{name}, as recorded: {wrong}\n{why}; this device gives the right record"
+        return ""

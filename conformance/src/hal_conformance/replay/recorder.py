@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 from hal_core import HalError, InvalidValue, Request, SlotState, View, hookimpl
 from hal_core.frames.bodies import encode_body
 from hal_core.memory.dtypes import bfloat16_to_float32
 from hal_core.slots.fields import STATE_TABLE
+from msgspec import Raw
 
-from . import frames
+from .frames import FieldRow, Frame, Writer, encode
 
 if TYPE_CHECKING:
-    from hal_core import AdmittedRequest, BoundDevice, Group, OutputRecord, OutputTicket, Step, TaskBatch, Writes
+    from hal_core import AdmittedRequest, BoundDevice, Group, OutputRecord, OutputTicket, Step, TaskBatch
     from hal_core.devices import Value
 
 MOST_PENDING = 64
@@ -48,105 +48,81 @@ class CallRecorder:
     """
 
     def __init__(self, path: str | Path, bound: BoundDevice) -> None:
-        self._out = frames.Writer(Path(path), f"{bound.name} with hal {version('paddle-hal-core')}")
-        self._states: dict[int, _Kept] = {}
+        self._out = Writer(Path(path), f"{bound.name} with hal {version('paddle-hal-core')}")
+        self._states: dict[int, _Kept] = {}  # by their memory, which companions share
         self._requests: dict[int, int] = {}  # admission id to number
-        self._closed = False
         bound.observe(self, name=f"the recorder of {path}")
-
-    # -- observed calls -----------------------------------------------------------------------------------------------
 
     @hookimpl(wrapper=True)
     def insert_tasks(self, state: SlotState, tasks: TaskBatch) -> Watching:
         """Record the tasks, and before them the requests that are new."""
         ticket = yield
-        self._keep(self._insert, state, tasks)
+        with self._out:
+            kept = self._sync(state)
+            for request in tasks.requests:
+                if request.admission_id not in self._requests:
+                    self._requests[request.admission_id] = len(self._requests)
+                    self._out.put(_admitted, kept.number, state, request)
+            numbers = [self._requests[one.admission_id] for one in tasks.requests]
+            self._out.put(_insert, kept.number, tasks, numbers)
+            kept.held[tasks.slots] = -1
         return ticket
 
     @hookimpl(wrapper=True)
     def async_set_value(self, target: View, value: Value) -> Watching:
         """Record the target and a value of the host, if the target is a state's memory."""
         ticket = yield
-        self._keep(self._set, target, value)
+        with self._out:
+            kept = self._states.get(id(target.memory))
+            if kept is None and isinstance(target.owner, SlotState):
+                kept = self._entry(target.owner)
+            if kept is not None:
+                fills, data = isinstance(value, np.generic), None if isinstance(value, View) else value.tobytes()
+                places = target.offset, target.shape, target.strides, target.dtype.name
+                self._out.put(Frame, "async_set_value", kept.number, (*places, fills, data))
         return ticket
 
     @hookimpl(wrapper=True)
     def broadcast_tokens(self, state: SlotState, group: Group) -> Watching:
         """Record the group; a group of one does not communicate, so no observer sees it."""
         ticket = yield
-        self._keep(self._call, frames.Broadcast, state, group)
+        with self._out:
+            self._out.put(Frame, "broadcast_tokens", self._sync(state).number, (group,))
         return ticket
 
     @hookimpl(wrapper=True)
     def save_output(self, state: SlotState, step: Step) -> Watching:
         """Record the step, and keep its ticket for its record."""
         ticket = yield
-        self._keep(self._save, state, step, ticket)
+        with self._out:
+            kept = self._sync(state)
+            self._out.put(_of_step, "save_output", kept.number, step)
+            kept.pending[step.number] = ticket
+            if len(kept.pending) > MOST_PENDING:
+                self._write_records(kept, step.number)
         return ticket
 
     def called(self, call: str, arguments: Mapping[str, Any]) -> None:
         """Record a call that is no hook, if it changes a state."""
-        if (act := getattr(self, f"_after_{call}", None)) is not None:
-            self._keep(act, **arguments)
+        with self._out:
+            if call == "update_inputs":
+                self._out.put(_of_step, call, self._sync(arguments["state"]).number, arguments["step"])
+            elif call == "set_drafts":
+                drafts = Raw(encode(arguments["drafts"]))  # at once, as the caller's lists may change
+                self._out.put(Frame, call, self._sync(arguments["state"]).number, (arguments["step"].number, drafts))
+            elif call == "order_after_reads" and (kept := self._states.get(id(arguments["memory"]))) is not None:
+                self._out.put(Frame, call, kept.number, ())
+            elif call == "write" and any(isinstance(one, SlotState) for one in arguments["writes"].owners.values()):
+                cure = "use async_set_value"
+                raise InvalidValue("a write into a state is not recorded", cure=cure, argument="writes")
 
     def close(self) -> None:
         """Write the records that are left, and close the file. Raises what kept a call from being recorded."""
-        for kept in self._states.values():
-            self._keep(self._sync, kept.state)
-            self._keep(self._write_records, kept, max(kept.pending, default=0))
-        self._closed = True
+        with self._out:
+            for kept in self._states.values():
+                self._sync(kept.state)
+                self._write_records(kept, max(kept.pending, default=0))
         self._out.close()
-
-    # -- frames --------------------------------------------------------------------------------------------------------
-
-    def _keep(self, act: Callable[..., object], *arguments: object, **named: object) -> None:
-        """Run ``act``; after its first error, the recording ends there. Errors of an observer would only be logged."""
-        if self._out.error is None and not self._closed:
-            try:
-                act(*arguments, **named)
-            except Exception as error:  # noqa: BLE001 (raised by close)
-                self._out.error = error
-
-    def _call(self, make: Callable[..., frames.Call], state: SlotState, *given: object) -> None:
-        self._out.put(make, self._sync(state).number, *given)
-
-    def _insert(self, state: SlotState, tasks: TaskBatch) -> None:
-        kept = self._sync(state)
-        for request in tasks.requests:
-            if request.admission_id not in self._requests:
-                self._requests[request.admission_id] = len(self._requests)
-                self._out.put(_admitted, kept.number, state, request)
-        self._out.put(_insert, kept.number, tasks, [self._requests[one.admission_id] for one in tasks.requests])
-        kept.held[tasks.slots] = -1
-
-    def _set(self, target: View, value: Value) -> None:
-        if (kept := self._of_memory(target)) is not None:
-            places = target.offset, target.shape, target.strides, target.dtype.name
-            data = None if isinstance(value, View) else value.tobytes()
-            self._out.put(frames.SetValue, kept.number, *places, isinstance(value, np.generic), data)
-
-    def _save(self, state: SlotState, step: Step, ticket: OutputTicket) -> None:
-        self._call(_of_step, state, frames.Save, step)
-        kept = self._states[id(state)]
-        kept.pending[step.number] = ticket
-        if len(kept.pending) > MOST_PENDING:
-            self._write_records(kept, step.number)
-
-    def _after_update_inputs(self, state: SlotState, step: Step, **_: object) -> None:
-        self._call(_of_step, state, frames.Update, step)
-
-    def _after_set_drafts(self, state: SlotState, step: Step, drafts: Mapping[int, Any], **_: object) -> None:
-        given = msgspec.Raw(frames.encode(drafts))  # at once, as the caller's lists may change
-        self._call(frames.Drafts, state, step.number, given)
-
-    def _after_order_after_reads(self, memory: object, **_: object) -> None:
-        for kept in self._states.values():
-            if kept.state.memory is memory:
-                self._out.put(frames.Reads, kept.number)
-
-    def _after_write(self, writes: Writes, **_: object) -> None:
-        if any(isinstance(owner, SlotState) for owner in writes.owners.values()):
-            raise InvalidValue("a write into a state is not recorded", cure="use async_set_value", argument="writes")
 
     def _sync(self, state: SlotState) -> _Kept:
         """Write the records that the worker took and the slots that it released since the last such call; return the
@@ -158,7 +134,7 @@ class CallRecorder:
                 self._write_records(kept, number, taken=True)
         if held.tobytes() != kept.held.tobytes():
             if released := np.flatnonzero((held == 0) & (kept.held != 0)).tolist():
-                self._out.put(frames.Release, kept.number, released)
+                self._out.put(Frame, "release", kept.number, (released,))
             kept.held = held.copy()
         return kept
 
@@ -171,55 +147,49 @@ class CallRecorder:
                 continue
             self._out.put(_record, kept.number, number, taken and number == last, record)
 
-    def _of_memory(self, target: View) -> _Kept | None:
-        """Return the state whose memory a view shows, a companion's target for a companion."""
-        shown = [kept for kept in self._states.values() if kept.state.memory is target.memory]
-        return shown[0] if shown else self._entry(target.owner) if isinstance(target.owner, SlotState) else None
-
     def _entry(self, state: SlotState) -> _Kept:
         """Return a state's entry; write a new state."""
-        if (kept := self._states.get(id(state))) is None:
-            kept = self._states[id(state)] = _Kept(state, len(self._states))
+        if (kept := self._states.get(id(state.memory))) is None:
+            kept = self._states[id(state.memory)] = _Kept(state, len(self._states))
             beside = [(one.name, _declared(one), one.same_slots) for one in state.companions]
-            self._out.put(frames.State, state.name, state.sizes, _declared(state), beside)
+            self._out.put(Frame, "state", kept.number, (state.name, state.sizes, _declared(state), beside))
         return kept
 
 
-def _of_step(state: int, kind: type[frames.Update | frames.Save], step: Step) -> frames.Call:
+def _of_step(call: str, state: int, step: Step) -> Frame:
     errors = step.errors, step.recovered
-    return kind(state, (step.number, step.orders, step.speculative, step.group, step.logprobs, *errors))  # type: ignore[arg-type]
+    return Frame(call, state, [(step.number, step.orders, step.speculative, step.group, step.logprobs, *errors)])
 
 
-def _record(state: int, number: int, taken: bool, record: OutputRecord) -> frames.Record:
-    return frames.Record(state, number, taken, b"".join(encode_body(record)))
+def _record(state: int, number: int, taken: bool, record: OutputRecord) -> Frame:
+    return Frame("record", state, (number, taken, b"".join(encode_body(record))))
 
 
-def _insert(state: int, tasks: TaskBatch, requests: list[int]) -> frames.Insert:
+def _insert(state: int, tasks: TaskBatch, requests: list[int]) -> Frame:
     plain = tasks.plain
     columns = plain["kinds"], plain["slots"], requests, plain["num_computed_tokens"], plain["num_scheduled_tokens"]
     rows = zip(*columns, tasks.block_ids, plain["first_blocks"], plain["first_tokens"], tasks.drafts, strict=True)
-    return frames.Insert(state, [*rows])
+    return Frame("insert_tasks", state, [[*rows]])
 
 
-def _declared(state: SlotState) -> list[frames.FieldRow]:
-    rows: list[frames.FieldRow] = []
-    for place in state.layout.fields.values():
-        if (own := place.field).name not in _OURS:
-            of, value = (own.name, own.dtype.name, place.width, own.reset), own.source is not None
-            rows.append((*of, " ".join(sorted(own.groups)), "extra" if value else None, own.kept))
-    return rows
+def _declared(state: SlotState) -> list[FieldRow]:
+    own = [(place.field, place.width) for place in state.layout.fields.values() if place.field.name not in _OURS]
+    return [
+        (one.name, one.dtype.name, width, one.reset, " ".join(sorted(one.groups)), one.source and "extra", one.kept)
+        for one, width in own
+    ]
 
 
-def _admitted(number: int, state: SlotState, request: AdmittedRequest) -> frames.Admitted:
+def _admitted(number: int, state: SlotState, request: AdmittedRequest) -> Frame:
     """Return the request with the values of its declared fields, which are only in its packed records."""
-    extra: dict[str, list[float | int | bool]] = {}
-    layouts = {one.layout.config_key: one.layout for one in (state, *state.companions)}
+    extra, layouts = {}, {one.layout.config_key: one.layout for one in (state, *state.companions)}
     for one in (request, *request.beside):
-        record = np.frombuffer(one.packed, layouts[one.config_key].admission_dtype)["record"][0]
-        for place in layouts[one.config_key].declared:
-            bits, bfloat16 = np.atleast_1d(record[place.field.name]), place.field.dtype.name == "bfloat16"
+        layout = layouts[one.config_key]
+        record = np.frombuffer(one.packed, layout.admission_dtype)["record"][0]
+        for place in layout.declared:
+            bits, bfloat16 = record[place.field.name], place.field.dtype.name == "bfloat16"
             extra[place.field.name] = (bfloat16_to_float32(bits) if bfloat16 else bits).tolist()
     tokens = request.tokens.tolist()
     prompt, output = tokens[: request.prompt_len], tokens[request.prompt_len :]
     own = Request(request.request_id, prompt, request.params, output, request.role, extra)
-    return frames.Admitted(number, own)
+    return Frame("request", number, [own])

@@ -232,20 +232,16 @@ def _run_liars(options: Options) -> int:
 
 def _replay(options: Options) -> int:
     from ..opening import subject
-    from ..replay.command import difference, replay
+    from ..replay.player import replay
 
-    if options.against:
-        found = difference(options.replay, options.against)
-        print(found or "the recordings are equal")
-        return int(bool(found))
     names = {name: getattr(options, name) for name in ("policy", "liar", "fault", "target")}
     device = subject(options.device, factory=options.device_factory, **names)
     try:
-        call, text = replay(device, options.replay, options.calls)
+        differs, text = replay(device, options.replay)
     finally:
         device.undo()
     print(f"{device.name}: {text}")
-    return int(bool(call))
+    return int(differs)
 
 
 def _at_least(least: int) -> Callable[[str], int]:
@@ -305,10 +301,6 @@ def main(
     parser.add_argument("--fields", default="", metavar="MODULE:ATTR", help="a worker's StateFields, not drawn ones")
     parser.add_argument("--liars", action="store_true", help="test the kit: every liar must be killed")
     parser.add_argument("--replay", default="", metavar="FILE", help="replay a recording of hal run --record")
-    parser.add_argument("--calls", type=_at_least(1), metavar="N", help="of --replay: its first N calls alone")
-    parser.add_argument(
-        "--against", default="", metavar="FILE", help="of --replay: compare with this recording instead"
-    )
     found = vars(parser.parse_args(given))
     if found["liars"] and not found["device"] and not found["device_factory"]:
         found["device"] = EMBEDDED
@@ -317,12 +309,8 @@ def main(
     if not found["device"] and not found["device_factory"]:
         parser.error("name a device, or give --device-factory")
     own = {name for name, value in found.items() if value != parser.get_default(name)}
-    if not found["replay"] and (alone := own & {"calls", "against"}):
-        parser.error(f"--{min(alone)} needs --replay FILE")
     if found["replay"] and (useless := own & _OF_TESTS):
         parser.error(f"--{min(useless)}: --replay makes the calls of a recording and runs no test (leave it out)")
-    if found["against"] and found["calls"]:
-        parser.error("--calls: --against compares whole recordings (leave it out)")
     if find is not None and not found["device_factory"]:
         found["target"] = find(found["device"])
     return run(Options(**found), plugins)

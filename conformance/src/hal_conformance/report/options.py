@@ -32,8 +32,6 @@ class Options:
     liars: bool = False
     report: str = ""
     replay: str = ""
-    calls: int | None = None
-    against: str = ""
     data: str = ""
     """A further report, for the command itself."""
 
