@@ -3,26 +3,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from hal_core.errors import HalError
 from hal_core.group import ALONE, Group
+from hal_core.output.sinks import MemorySink, PendingOutput
 from hal_core.output.ticket import OutputTicket
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.crowd import ERRORS, LATE, ORDER, RECOVERED, SIZES, crowd_rows, crowded, entering, sample
 from .fixtures.state import FOLLOWER, StateFixture, assert_rows
-from .harness.asserts import assert_no_error
-from .harness.backdoor import arrive
+from .harness.asserts import assert_no_error, assert_raises
+from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
-from .harness.sinks import KeepingSink
+from .harness.sinks import DeadSink, FullSink, KeepingSink
 from .kit import Kit
+from .liars import faults
 from .oracle.output import Row
+from .test_faults import under
 
 FIRST_OF_THREE = Group((5, 9, 7), 5)
 CASES = [
@@ -177,3 +181,85 @@ def test_g25_two_states_save_by_turns_in_their_own_modes(kit: Kit) -> None:
 def draw_plain(fixture: StateFixture, turn: int) -> None:
     """Write the sampled tokens of a state without drafts."""
     fixture.poke({"sampled_token_ids": 70 + 100 * turn + np.arange(fixture.sizes.num_slots)})
+
+
+class BrokenSink(KeepingSink):
+    """Raises an error of its own, of no class of the contract."""
+
+    def put(self, pending: PendingOutput) -> None:
+        """Raise."""
+        raise ZeroDivisionError("the sink's own")
+
+
+SINKS: dict[str, Callable[[], Any]] = {
+    "full": FullSink,
+    "dead": DeadSink,
+    "broken": BrokenSink,
+    "never read": KeepingSink,
+    "on a thread": lambda: MemorySink(threaded=True),
+    "none, on another rank": lambda: None,
+    "broken, on another rank": BrokenSink,
+}
+
+
+@guarantee(18, also=(17, 19, 23))
+@pytest.mark.parametrize("kind", SINKS)
+@pytest.mark.parametrize(("speculative", "logprobs"), [(False, None), (True, 2)], ids=told)
+def test_g18_rows_of_every_kind_are_cleaned_up_whatever_the_sink_does(
+    kit: Kit, kind: str, speculative: bool, logprobs: int | None
+) -> None:
+    """The worker knows the rows all the same, the next step tells no departure again, and goes to a good sink."""
+    fixture, sink = crowded(kit), SINKS[kind]()
+    group = FOLLOWER if kind.endswith("rank") else ALONE
+    step = fixture.step(
+        ORDER, speculative=speculative, logprobs=logprobs, group=group,
+        errors=ERRORS, recovered=RECOVERED, late_errors=lambda: LATE,
+    )  # fmt: skip
+    arrive(fixture.update_inputs(step))
+    should, raised = crowd_rows(fixture, step), None
+    ticket: Any = None
+    try:
+        ticket = fixture.bound.save_output(state=fixture.state, step=step, sink=sink, stream=fixture.stream)
+    except (HalError, ZeroDivisionError) as error:
+        raised, ticket = error, getattr(error, "ticket", None)
+    fixture.model.clean_up(ORDER)
+    assert (raised is not None) == (kind in ("full", "dead", "broken")), f"a sink that is {kind}: {raised!r}"
+    fixture.check(f"save_output into a sink that is {kind}")
+    if ticket is not None:
+        record = assert_no_error(lambda: fixture.state.take(ticket), f"taking an output whose sink is {kind}")
+        assert_rows(record, should, step.number)
+    if kind == "on a thread":
+        sink.close(PATIENCE)
+        assert_rows(sink.records[0], should, step.number)
+    sample(fixture, 2)
+    fixture.steps += 1
+    again = step.again(step.number + 1)
+    arrive(fixture.update_inputs(again))
+    saved(fixture, again, fixture.rows_of(again))
+
+
+@guarantee(18, also=(17, 19))
+@pytest.mark.parametrize("late", [False, True], ids=["at the call", "late"])
+@pytest.mark.parametrize("group", [ALONE, FOLLOWER], ids=told)
+@pytest.mark.parametrize(("speculative", "logprobs"), [(False, 1), (True, None)], ids=told)
+def test_g18_rows_of_every_kind_are_cleaned_up_where_the_copy_fails(
+    kit: Kit, speculative: bool, logprobs: int | None, group: Group, late: bool
+) -> None:
+    with under(kit, faults.FailingCopies) as (laid, fuse):
+        fixture, sink = crowded(laid), KeepingSink()
+        step = fixture.step(ORDER, speculative=speculative, logprobs=logprobs, group=group)
+        arrive(fixture.update_inputs(step))
+        laid.device.late, fuse.at = late, 1  # type: ignore[attr-defined]  # the fault's
+        why = "save_output whose copy failed"
+        assert_raises(faults.CopyFailed, lambda: told_by(fixture, step, sink), why)
+        fuse.at = 0
+        fixture.check(why)
+        sample(fixture, 2)
+        after = fixture.step(ORDER[::-1], speculative=speculative, logprobs=logprobs, group=group)
+        arrive(fixture.update_inputs(after))
+        saved(fixture, after, fixture.rows_of(after))
+
+
+def told_by(fixture: StateFixture, step: Step, sink: KeepingSink) -> None:
+    """Save a step, and take its output."""
+    fixture.state.take(cast(OutputTicket, fixture.save(step, sink)))
