@@ -55,7 +55,7 @@ class StepPlanner:
         ended."""
         table = self._state.host_table
         known = table.admission_ids.tobytes(), table.prefilled.tobytes(), set(ended)
-        alike = set(tasks.plain["kinds"]) <= _STAYING
+        alike = not tasks.requests or set(tasks.plain["kinds"]) <= _STAYING
         if alike and known == self._known and self._last is not None:
             return PlannedStep(self._last.step.again(number), tasks, self._last.counts, self._last.decodes)
         made = self._planned(number, tasks, ended)

@@ -11,6 +11,12 @@ from hal_core.slots import native_columns
 
 SIZES = StateConfig(num_slots=8, max_model_len=64, block_size=8)
 IDS = np.dtype(np.int32)
+
+
+class Own(np.ndarray):
+    """A subclass."""
+
+
 KINDS = (
     [0, 1],
     (0, 1),
@@ -31,6 +37,12 @@ BLOCKS = (
     np.array([3, 4, 5, 6], np.int32)[::2],
     np.array([], np.int32),
     np.array([3], np.uint32),
+    np.arange(9, dtype=np.int32)[2:5],
+    np.arange(9, dtype=np.int32)[5:2:-1],
+    np.arange(9, dtype=np.int32)[::8][:1],
+    np.array([3, 4], ">i4"),
+    np.array(3, np.int32),
+    np.array([3, 4], np.int32).view(Own),
     b"abcd",
     None,
     range(2),
@@ -66,7 +78,7 @@ def test_columns_are_the_same_by_both_roads_or_the_same_error(opened, monkeypatc
         monkeypatch.setattr(native_columns, "of_lists", None)
         assert native_one == described(make), odd
     monkeypatch.setattr(native_columns, "of_lists", quick)
-    assert quick([0], [0], [1], ["no request"], [given_[3][0]], AdmittedRequest, "request_row", IDS, "dtype") is None
+    assert quick([0], [0], [1], ["no request"], [given_[3][0]], AdmittedRequest, "request_row", IDS, np.ndarray) is None
     assert described(lambda: TaskBatch.prefill([0, 1], requests, [1], [[1], [2]]))[0] == "InvalidValue"
 
 
@@ -96,7 +108,7 @@ def test_columns_of_tasks_are_the_same_by_both_roads_or_the_same_error(opened, m
         for name, values in odd.items():
             for value in values:
                 tasks = [plain, replace(plain, slot=3), replace(plain, **{name: value})]
-                natively += quick(tasks, Task, AdmittedRequest, native_columns.NAMES, IDS) is not None
+                natively += quick(tasks, Task, AdmittedRequest, native_columns.TASK_NAMES, IDS, np.ndarray) is not None
                 monkeypatch.setattr(native_columns, "of_tasks", quick)
                 native_one = described(lambda tasks=tasks: TaskBatch.of(tasks))
                 monkeypatch.setattr(native_columns, "of_tasks", None)
@@ -107,4 +119,4 @@ def test_columns_of_tasks_are_the_same_by_both_roads_or_the_same_error(opened, m
         with pytest.raises(TypeError):
             quick(*wrong)
     for none in ([], [1], "ab", [plain, None]):
-        assert quick(none, Task, AdmittedRequest, native_columns.NAMES, IDS) is None
+        assert quick(none, Task, AdmittedRequest, native_columns.TASK_NAMES, IDS, np.ndarray) is None

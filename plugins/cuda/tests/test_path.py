@@ -25,9 +25,11 @@ def part(monkeypatch):
     return put
 
 
-GOOD = SimpleNamespace(SOURCES=building.sources_digest(), LAYOUT=native.layout())
-OLD = SimpleNamespace(SOURCES=building.sources_digest(), LAYOUT=native.layout().replace("table 5", "table 6"))
-OTHER = SimpleNamespace(SOURCES="0" * 16, LAYOUT=native.layout())
+SAME = {"SOURCES": building.sources_digest(), "LAYOUT": native.layout(), "int32s": lambda array, *_: array.tobytes()}
+GOOD = SimpleNamespace(**SAME)
+OLD = SimpleNamespace(**SAME | {"LAYOUT": native.layout().replace("table 5", "table 6")})
+OTHER = SimpleNamespace(**SAME | {"SOURCES": "0" * 16})
+BLIND = SimpleNamespace(**SAME | {"int32s": lambda array, *_: array[::-1].tobytes()})
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,7 @@ OTHER = SimpleNamespace(SOURCES="0" * 16, LAYOUT=native.layout())
         (None, "the native part was not built"),
         (OLD, "built for another version of paddle-hal-core"),
         (OTHER, "built for another version of paddle-hal-cuda"),
+        (BLIND, "lays out its arrays in another way"),
     ],
 )
 def test_a_missing_or_foreign_native_part_is_not_used(part, monkeypatch, module, why):

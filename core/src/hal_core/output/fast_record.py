@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..slots import native_columns
 from ..slots.fields import FinishReason
 from .record_terms import OPTIONAL, SlotStatus
 from .records import OutputRecord, assemble
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ..slots.step import Step
 
@@ -57,29 +58,52 @@ def usual_record(
     ``order``, ``admission_ids``, ``names``: the indices of the step's slots, all held, and their requests; ``columns``:
     their fields; ``limit``: token ids are below it.
     """
-    ones, zeros, fields, batch_ids = _shared(len(order))
-    if columns["accept_num"].reshape(-1)[order].tobytes() != ones:
+    tokens = columns["accept_tokens" if step.speculative else "sampled_token_ids"]
+    read: Callable[..., tuple[bytes, bytes, bytes] | None] = native_columns.of_rows or rows_of
+    found = read(*[columns[name] for name in _READ], tokens, order, admission_ids, limit)
+    if found is None or (step.late_errors is not None and step.late_errors()):
         return None
-    if columns["request_serial"].reshape(-1)[order].tobytes() != admission_ids.tobytes():
-        return None
-    if columns["draft_num"].reshape(-1)[order].tobytes() != zeros:
-        return None
-    if step.late_errors is not None and step.late_errors():
-        return None
-    positions = columns["step_idx"].reshape(-1)[order] - 1
-    if (
-        positions.view(np.uint32)[1::2].tobytes() != zeros
-    ):  # the upper halves: not zero for negative positions, or for positions beyond any request
-        return None
-    values: dict[str, Any] = {"step": step.number, "request_ids": names, "positions": positions, "messages": {}}
-    values |= fields
-    reasons = columns["stop_reason"].reshape(-1)[order]
-    if reasons.tobytes().count(0) != reasons.nbytes:
-        values["finish"] = reasons.astype(np.uint8)
-        if values["finish"].tobytes().translate(None, _NATURAL):
+    positions, given, reasons = found
+    values: dict[str, Any] = {"step": step.number, "request_ids": names, "messages": {}}
+    shared = _shared(len(names))
+    values |= shared.fields
+    values["positions"], values["tokens"] = np.frombuffer(positions, np.int64), np.frombuffer(given, np.int64)
+    if any(reasons):
+        if reasons.translate(None, _NATURAL):
             return None
-    given = columns["accept_tokens" if step.speculative else "sampled_token_ids"]
-    values["tokens"] = given.reshape(-1)[:: given.shape[1]][order]
-    if beyond(values["tokens"], limit):
+        values["finish"] = np.frombuffer(reasons, np.uint8)
+    return assemble(values, checked=True), shared.batch_ids, None
+
+
+_READ = ("accept_num", "request_serial", "draft_num", "step_idx", "stop_reason")
+
+
+def rows_of(
+    counts: Arrays,
+    serials: Arrays,
+    drafts: Arrays,
+    steps: Arrays,
+    reasons: Arrays,
+    tokens: Arrays,
+    order: Arrays,
+    admission_ids: Arrays,
+    limit: int,
+) -> tuple[bytes, bytes, bytes] | None:
+    """Return positions and tokens, int64, and reasons, uint8, of a step's rows; None if one is not usual.
+
+    A usual row has one token, below ``limit``, no draft, its slot's admission, and a position of at most 32 bits. The
+    first arrays are the fields ``[slots, width]``; ``order`` and ``admission_ids`` are the rows', int64. Native code of
+    a device may replace it (:data:`hal_core.slots.native_columns.of_rows`).
+    """
+    ones, zeros = _shared(len(order))[:2]
+    if counts.reshape(-1)[order].tobytes() != ones or drafts.reshape(-1)[order].tobytes() != zeros:
         return None
-    return assemble(values, checked=True), batch_ids, None
+    if serials.reshape(-1)[order].tobytes() != admission_ids.tobytes():
+        return None
+    positions = steps.reshape(-1)[order] - 1
+    if positions.view(np.uint32)[1::2].tobytes() != zeros:  # the upper halves
+        return None
+    given, ends = tokens.reshape(-1)[:: tokens.shape[1]][order], reasons.reshape(-1)[order]
+    if beyond(given, limit) or beyond(ends.astype(np.int64), 1 << 8):
+        return None
+    return positions.tobytes(), given.tobytes(), ends.astype(np.uint8).tobytes()

@@ -1,4 +1,4 @@
-"""Native functions that build a batch's columns and a request's token ids, registered by a device that has them.
+"""Native functions for batches, token ids and the rows of a step, registered by a device that has them.
 
 They serve the whole process, since the code is the same whichever device registers it. They return None for input that
 is not plain; the core's own code then takes it, or refuses it with an error text.
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 NUMBERS = ("kind", "slot", "num_computed_tokens", "num_scheduled_tokens", "first_block", "first_token")
-OTHERS = ("request", "blocks", "drafts", "request_row", "dtype")
-NAMES = (*NUMBERS, *OTHERS)
-"""The attributes that native code reads of a task, its request and an array, in its order."""
+OTHERS = ("request", "blocks", "drafts", "request_row")
+TASK_NAMES = (*NUMBERS, *OTHERS)
+"""The attributes that native code reads of a task and its request, in its order."""
 
 of_lists: Callable[..., tuple[bytes, bytes] | None] | None = None
 """Build a batch's ``ints`` and ``rows`` from lists of new requests."""
@@ -20,13 +20,17 @@ of_tasks: Callable[..., tuple[bytes, bytes, tuple[Any, ...]] | None] | None = No
 """Build the same from tasks, and return their requests too."""
 of_ids: Callable[[object, object], tuple[bytes, int, int] | None] | None = None
 """Return a prompt and an output as int64, the number of ids of the prompt, and the largest id."""
+of_rows: Callable[..., tuple[bytes, bytes, bytes] | None] | None = None
+"""Read the rows of a usual step, as :func:`hal_core.output.fast_record.rows_of` does."""
 
 
 def gather_with(
     lists: Callable[..., tuple[bytes, bytes] | None],
     tasks: Callable[..., tuple[bytes, bytes, tuple[Any, ...]] | None],
     ids: Callable[[object, object], tuple[bytes, int, int] | None],
+    rows: Callable[..., tuple[bytes, bytes, bytes] | None],
 ) -> None:
-    """Register native code for batches from lists, for batches from tasks, and for a request's token ids."""
-    global of_lists, of_tasks, of_ids
-    of_lists, of_tasks, of_ids = lists, tasks, ids
+    """Register native code for batches from lists, for batches from tasks, for a request's token ids, and for the rows
+    of a usual step."""
+    global of_lists, of_tasks, of_ids, of_rows
+    of_lists, of_tasks, of_ids, of_rows = lists, tasks, ids, rows

@@ -80,14 +80,17 @@ class Step:
         put(made, "late_errors", late_errors)
         put(made, "errors", _NONE)
         put(made, "recovered", _NONE)
-        made._check_scalars()
+        made._check_number()
         return made
+
+    def _check_number(self) -> None:
+        if type(self.number) is not int or not 0 <= self.number < 2**63:
+            raise _refused(f"step number {self.number!r}", "count up from 0, in Python integers below 2**63")
 
     def _check_scalars(self) -> None:
         """Refuse values that no step can have; a hook checks them against its state."""
-        number, logprobs = self.number, self.logprobs
-        if type(number) is not int or not 0 <= number < 2**63:
-            raise _refused(f"step number {number!r}", "count up from 0, in Python integers below 2**63")
+        self._check_number()
+        logprobs = self.logprobs
         if not isinstance(self.group, Group):
             raise _refused(f"group = {self.group!r}", "give a Group, or leave it out for a single worker")
         if logprobs is not None and type(logprobs) is not int:

@@ -14,7 +14,7 @@ from . import native_columns
 from .admission import AdmittedRequest
 from .int_columns import INT32, Ids, Int32s, block_ids, int_column
 from .layout import StateLayout
-from .native_columns import NAMES
+from .native_columns import TASK_NAMES
 from .task import ENTERING as ENTERING
 from .task import FEEDING as FEEDING
 from .task import LEAVING as LEAVING
@@ -187,7 +187,7 @@ class TaskBatch:
         if isinstance(tasks, list | tuple) and not tasks:
             return NO_TASKS  # most decode steps
         if native_columns.of_tasks is not None:
-            found = native_columns.of_tasks(tasks, Task, AdmittedRequest, NAMES, INT32)
+            found = native_columns.of_tasks(tasks, Task, AdmittedRequest, TASK_NAMES, INT32, np.ndarray)
             if found is not None:
                 return cls.__new__(cls)._fill(*found)
         try:
@@ -219,7 +219,7 @@ class TaskBatch:
         of each."""
         if native_columns.of_lists is not None:
             given = slots, num_computed_tokens, num_scheduled_tokens, requests, blocks
-            found = native_columns.of_lists(*given, AdmittedRequest, "request_row", INT32, "dtype")
+            found = native_columns.of_lists(*given, AdmittedRequest, "request_row", INT32, np.ndarray)
             if found is not None:
                 return cls.__new__(cls)._fill(*found, tuple(requests))
         kinds = [TaskKind.PREFILL] * len(slots)

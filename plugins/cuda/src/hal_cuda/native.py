@@ -13,6 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from hal_core import InvalidValue, TaskKind, Unavailable
 from hal_core.devices import (
     ADMISSION_ID,
@@ -23,6 +24,7 @@ from hal_core.devices import (
     REQUEST_ROW,
     ROW_FIELDS,
     SLOT_ADMISSION,
+    TASK_NAMES,
     TOKENS,
     TOKENS_LEFT,
     TRAITS,
@@ -65,9 +67,10 @@ def layout() -> str:
     table = f"table {PREFILLED} {SLOT_ADMISSION} {HELD} {HELD + 1}"
     request = f"request {ADMISSION_ID} {CONFIG_KEY} {TOKENS_LEFT} {REQUEST_ROW.itemsize // 8}"
     kernel = f"entry {ENTRY.size // 8} enter {ENTER.itemsize} few {FEW_BYTES} piece {PIECE} threads {THREADS}"
-    told = (
+    kinds = (
         f"prefill {int(TaskKind.PREFILL)} traits {', '.join([str(TRAITS.get(at, 0)) for at in range(max(TRAITS) + 1)])}"
     )
+    told = f"names {len(TASK_NAMES)} {kinds}"
     return f"{rows} {table} {request} place {PLACE} chunk {CHUNK_NUMBERS} {kernel} {told}"
 
 
@@ -77,6 +80,9 @@ def refusal(module: Any) -> str:  # noqa: ANN401 (an extension module)
         return "the native part was built for another version of paddle-hal-cuda"
     if layout() != module.LAYOUT:
         return "the native part was built for another version of paddle-hal-core"
+    array = np.arange(9, dtype=np.int32)[2:5]
+    if module.int32s(array, array.dtype, np.ndarray) != array.tobytes():
+        return f"NumPy {np.__version__} lays out its arrays in another way than the native part reads them"
     return ""
 
 
@@ -131,7 +137,7 @@ class Native:
     ) -> None:
         self.module = module
         self.calls = module.Driver(fail, full, functions(library))
-        gather_with(module.gather, module.gather_tasks, module.ids)
+        gather_with(module.gather, module.gather_tasks, module.ids, module.usual_rows)
 
 
 class NativeHostTable:

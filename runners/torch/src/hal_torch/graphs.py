@@ -46,7 +46,7 @@ class Graphs:
 
     def launch(self, parts: Sequence[Part], stream: Stream) -> bool:
         """Launch a step's parts on ``stream``. Return False, without a launch, if one of them was not captured."""
-        handles = [self._handles[part] for part in parts if part in self._handles]
+        handles = [handle for part in parts if (handle := self._handles.get(part)) is not None]
         if len(handles) < len(parts):
             return False
         self._bound.launch_graphs(graphs=handles, stream=stream)

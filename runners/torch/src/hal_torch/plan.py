@@ -66,7 +66,9 @@ class Plan(NamedTuple):
 
 def pieces_of(step: PlannedStep, wants: dict[int, Want]) -> list[Piece]:
     """Prompt pieces of steps. ``wants``: by slot, how its request is sampled; set when a request enters."""
-    tasks, pieces = step.tasks.plain, []
+    tasks, pieces = step.tasks.plain, list[Piece]()
+    if not step.tasks.requests:
+        return pieces
     columns = (tasks["kinds"], tasks["slots"], step.tasks.requests)
     counts = (tasks["num_computed_tokens"], tasks["num_scheduled_tokens"])
     for kind, slot, request, start, length in zip(*columns, *counts, strict=True):

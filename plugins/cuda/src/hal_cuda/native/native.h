@@ -33,6 +33,7 @@
 #define PIECE 16384  /* bytes of a token row that one block of threads writes */
 #define THREADS 128
 #define WRITTEN (THREADS * 16) /* bytes of a copy out by a kernel that one block of threads writes at once */
+#define NAMES 10     /* attributes that a batch is read by: hal_core.slots.native_columns.TASK_NAMES */
 #define PREFILL 1    /* the kind of a new request's task, */
 #define TRAITS 0, 3, 2, 0, 5, 8, 8 /* what tasks of each kind do, by the kind's number: TRAITS; its bits */
 #define ENTERS 1
@@ -45,7 +46,7 @@
   "rows " TEXT(ROWS) " " TEXT(BLOCKS) " " TEXT(TOKENS) " table " TEXT(PREFILLED) " " TEXT(SLOT_ADMISSION) " " TEXT(HELD) " "    \
   TEXT(TABLE) " request " TEXT(ID) " " TEXT(KEY) " " TEXT(LEFT) " " TEXT(REQUEST) " place " TEXT(PLACE) " chunk " TEXT(CHUNK)    \
   " entry " TEXT(ENTRY) " enter " TEXT(ENTER) " few " TEXT(FEW) " piece " TEXT(PIECE) " threads " TEXT(THREADS)                \
-  " prefill " TEXT(PREFILL) " traits " TEXT(TRAITS)
+  " names " TEXT(NAMES) " prefill " TEXT(PREFILL) " traits " TEXT(TRAITS)
 
 /* -- the driver (calls.c) -- */
 typedef int Status; /* a CUresult */
@@ -153,7 +154,9 @@ typedef struct {
   uint8_t *seen; /* [slots] zeros between calls */
 } HostTable;
 PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t count); /* columns.c */
+PyObject *int32s(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ids(PyObject *self, PyObject *const *args, Py_ssize_t count); /* admitting.c */
+PyObject *usual_rows(PyObject *self, PyObject *const *args, Py_ssize_t count); /* output.c */
 PyObject *stage(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *gather_tasks(PyObject *self, PyObject *const *args, Py_ssize_t count);
 extern PyTypeObject *host_table_type;
