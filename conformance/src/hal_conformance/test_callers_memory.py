@@ -16,7 +16,7 @@ from hal_core.memory.views import Memory, View
 from .fixtures.large_blocks import GAP, LargeBlock
 from .harness import backdoor
 from .harness.backdoor import PATIENCE, arrive
-from .harness.bits import noise
+from .harness.bits import HostTensor, noise
 from .harness.guarantees import guarantee
 from .kit import Kit
 
@@ -45,9 +45,34 @@ def _listed(nbytes: int) -> tuple[Any, Any]:
     return value.tolist(), value
 
 
+def _read_only(nbytes: int) -> tuple[Any, Any]:
+    value = noise(10, nbytes)[...]
+    value.flags.writeable = False
+    return value, value.copy()
+
+
+def _part(nbytes: int) -> tuple[Any, Any]:
+    value = noise(11, nbytes + 2)[1:-1]
+    return value, value.copy()
+
+
+def _reversed(nbytes: int) -> tuple[Any, Any]:
+    value = noise(12, nbytes)[::-1]
+    return value, value.copy()
+
+
+def _tensor(nbytes: int) -> tuple[Any, Any]:
+    value = noise(13, nbytes)
+    return HostTensor(value, "uint8"), value.copy()
+
+
 GIVEN: dict[str, Given] = {
     "an array": _contiguous,
     "an array with gaps": _with_gaps,
+    "a read-only array": _read_only,
+    "a part of an array": _part,
+    "rows in reverse": _reversed,
+    "a host tensor": _tensor,
     "an array of another type": _converted,
     "a list": _listed,
 }
@@ -55,10 +80,12 @@ GIVEN: dict[str, Given] = {
 
 def spoil(value: Any) -> None:  # noqa: ANN401 (an array or a list)
     """Overwrite a value, as a caller may once the call has returned."""
-    if isinstance(value, list):
+    if isinstance(value, HostTensor):
+        spoil(value.numpy())
+    elif isinstance(value, list):
         value[:] = [0xEE] * len(value)
     else:
-        value[...] = 0xEE
+        (value if value.flags.writeable else value.base)[...] = 0xEE
 
 
 @guarantee(2)
@@ -82,23 +109,34 @@ def test_g02_a_large_value_may_be_changed_and_freed_after_the_call(kit: Kit, giv
     block.check(f"{given} of {lengths} bytes was changed and freed by its caller")
 
 
+FREED: dict[str, tuple[slice, slice]] = {
+    "whole": (slice(None), slice(None)),
+    "to every second element": (slice(None, None, 2), slice(None, None, 2)),
+    "reversed": (slice(None), slice(None, None, -1)),
+    "its second half": (slice(None, None, 2), slice(128, None)),
+}
+"""Parts of the target and of the value, of equal size for 256 elements."""
+
+
 @guarantee(2)
-def test_g02_a_device_value_may_be_freed_once_the_call_has_returned(kit: Kit) -> None:
-    for length in (256, 65_536, MIB + 8):
+@pytest.mark.parametrize("way", FREED)
+def test_g02_a_device_value_may_be_freed_once_the_call_has_returned(kit: Kit, way: str) -> None:
+    into, of = FREED[way]
+    for length in (256, 65_536, MIB + 8) if way == "whole" else (256,):
         block = LargeBlock(kit, length + 2 * GAP)
         source: LargeBlock | None = LargeBlock(kit, length, noise(10, length))
         assert source is not None
-        target, other = block.at(GAP, (length,)), kit.device.stream()
-        block.over(target)[...] = source.should
+        target, other = block.at(GAP, (length,))[into], kit.device.stream()
+        block.over(target)[...] = source.should[of]
         with kit.held(block.stream):
-            ticket = block.set(target, source.at(0, (length,)))
+            ticket = block.set(target, source.at(0, (length,))[of])
             source = None
             gc.collect()
             others = [kit.device.allocate(length) for _ in range(3)]  # likely to reuse the freed memory
             for memory in others:
                 backdoor.write(kit.device, memory, 0, np.full(length, 0xDD, np.uint8), other)
         arrive(ticket)
-        block.check(f"the device value of {length} bytes was freed by its caller")
+        block.check(f"the device value of {length} bytes, {way}, was freed by its caller")
 
 
 @guarantee(2, requires=("tensors", "async_h2d", "can_hold_stream"))
@@ -124,16 +162,27 @@ def test_g02_a_tensor_may_be_dropped_once_the_call_has_returned(kit: Kit, which:
         assert (support.values_of(kit.device, tensor) == others).all(), "a tensor was written in place of a dropped one"
 
 
+ONTO_FREED: dict[str, Callable[[Kit, int], tuple[slice, Any]]] = {
+    "an array": lambda kit, length: (slice(None), noise(11, length)),
+    "a scalar": lambda kit, length: (slice(None), 7),
+    "every second element": lambda kit, length: (slice(None, None, 2), noise(11, length // 2)),
+    "a device value": lambda kit, length: (slice(None), LargeBlock(kit, length, noise(11, length)).at(0, (length,))),
+}
+"""Parts of a target, and values for them."""
+
+
 @guarantee(5)
-def test_g05_a_target_that_was_freed_is_not_written_where_others_are_now(kit: Kit) -> None:
+@pytest.mark.parametrize("way", ONTO_FREED)
+def test_g05_a_target_that_was_freed_is_not_written_where_others_are_now(kit: Kit, way: str) -> None:
     stream, other = kit.device.default_stream, kit.device.stream()
-    for length in (256, 65_536, MIB + 8):
+    for length in (256, 65_536, MIB + 8) if way == "an array" else (256, 65_536):
+        part, value = ONTO_FREED[way](kit, length)
         memory: Memory | None = kit.device.allocate(length)
         assert memory is not None
         with kit.held(stream):
-            view: View | None = View.contiguous(memory, 0, (length,), dtype_of("uint8"))
-            kit.bound.async_set_value(target=view, value=noise(11, length), stream=stream)
-            memory = view = None
+            view: Any = View.contiguous(memory, 0, (length,), dtype_of("uint8"))
+            kit.bound.async_set_value(target=view[part], value=value, stream=stream)
+            memory = view = value = None
             gc.collect()
             others = [kit.device.allocate(length) for _ in range(3)]
             for block in others:

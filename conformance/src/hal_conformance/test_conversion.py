@@ -211,8 +211,8 @@ def test_g06_a_nan_of_any_payload_stays_one_in_every_type(kit: Kit, name: str) -
                 )
 
 
-FILLED = 70_001
-"""Elements: more than a grid of 65,535, or a 16-bit index, counts."""
+FILLED = 140_007
+"""Elements: more than two grids of 65,535, or a 16-bit index, count."""
 
 
 @guarantee(6, also=(5,))

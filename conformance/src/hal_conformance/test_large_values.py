@@ -36,10 +36,11 @@ LENGTHS = [(1 << power) + off for power in (8, 12, 16, 20, 22) for off in (-1, 0
 """Bytes of one value: both sides of every border at which a device may change its method."""
 LONGEST = 17 * MIB + 3
 RUNS = (255, 256, 257, 1025)
-MANY_RUNS = {"quick": (70_001,), "default": (65_536, 70_001), "nightly": (65_536, 70_001)}
-"""Separate runs of one target: more than a block, a grid or a 16-bit index holds."""
+MANY_RUNS = {"quick": (131_101,), "default": (65_536, 70_001, 131_101), "nightly": (65_536, 70_001, 131_101)}
+"""Separate runs of one target: more than a block, a grid, two grids or a 16-bit index hold."""
 WAYS = ("array", "array with gaps", "scalar", "device value")
-SOURCE = 2 * MIB
+TO_RUNS = (*WAYS, "reversed device value")
+SOURCE = 4 * MIB
 AXES = range(13)
 ONES = {"quick": (0, 3, 19), "default": (0, 1, 3, 8, 19), "nightly": (0, 1, 3, 8, 19)}
 """Additional axes of one element: with them up to 32, which every NumPy supports."""
@@ -59,13 +60,15 @@ def ways(block: LargeBlock, source: LargeBlock, target: View, seed: int) -> Iter
     one = elements(seed + 1, (1,), target.dtype)
     if target.dtype.kind != "float":
         yield "scalar", one[0].item(), one[0]
-    value = View.contiguous(source.memory, 64, target.shape, target.dtype)
+    value = View.contiguous(source.memory, 64 + seed % 3 * target.dtype.itemsize, target.shape, target.dtype)
     yield "device value", value, source.over(value)
+    value = value[tuple(slice(None, None, -1) for _ in target.shape)]
+    yield "reversed device value", value, source.over(value)
 
 
 @guarantee(5)
 def test_g05_values_of_every_length_land_whole_and_nowhere_else(kit: Kit) -> None:
-    source = LargeBlock(kit, LENGTHS[-1] + 128, noise(1, LENGTHS[-1] + 128))
+    source = LargeBlock(kit, LENGTHS[-1] + 192, noise(1, LENGTHS[-1] + 192))
     reached = Reached(f"{name}, {many}" for name in WAYS for many in [*PAST][:3])
     block = LargeBlock(kit, (sum(LENGTHS) + GAP * len(LENGTHS)))
     for turn, chosen in enumerate(WAYS):
@@ -117,7 +120,7 @@ KINDS = ("every second", "backwards", "pairs", "columns")
 
 @guarantee(5)
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "int64"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", TO_RUNS)
 def test_g05_targets_of_many_runs_are_written_run_by_run(kit: Kit, way: str, dtype: str) -> None:
     reached = Reached(f"{kind}, past 8 bits" for kind in KINDS)
     size = dtype_of(dtype).itemsize
@@ -132,7 +135,7 @@ def test_g05_targets_of_many_runs_are_written_run_by_run(kit: Kit, way: str, dty
 
 
 @guarantee(5)
-@pytest.mark.parametrize(("way", "dtype"), [*zip(WAYS, ["int64", "uint8", "int32", "uint16"], strict=True)])
+@pytest.mark.parametrize(("way", "dtype"), [*zip(TO_RUNS, ["int64", "uint8", "int32", "uint16", "uint8"], strict=True)])
 def test_g05_targets_of_more_runs_than_16_bits_count_are_written(kit: Kit, way: str, dtype: str) -> None:
     reached = Reached(f"{kind}, past 16 bits" for kind in KINDS)
     size = dtype_of(dtype).itemsize
@@ -150,7 +153,7 @@ def test_g05_targets_of_more_runs_than_16_bits_count_are_written(kit: Kit, way: 
 def test_g05_runs_past_24_bits_of_offset_are_written_where_they_are(kit: Kit) -> None:
     border, runs = 16 * MIB, 301  # from here on, a 32-bit float cannot distinguish neighbours
     block, source = LargeBlock(kit, border + 1 * MIB), LargeBlock(kit, SOURCE >> 4, noise(4, SOURCE >> 4))
-    for turn, way in enumerate(WAYS):
+    for turn, way in enumerate(TO_RUNS):
         for target in many_runs(block, border - 601 + turn * 16 * runs, runs, "uint8").values():
             write_by(way, block, source, target, turn)
     block.check("targets on both sides of byte 2**24")
@@ -174,7 +177,7 @@ def test_g05_every_count_of_axes_is_written_element_by_element(kit: Kit) -> None
             target = comb(block, 4096, axes, ones, dtype, rng)
             told = f"{target}, which has {axes} axes of several elements,"
             for name, value, should in ways(block, source, target, axes):
-                if name != "device value":
+                if not name.endswith("device value"):
                     block.write(target, value, should)
                     block.check(f"{told} was set to a {name}")
             if len(target.shape) <= DEEP and dtype.kind == "int":

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hal_core.devices.primitives import poll
+from hal_core.errors import TicketTimeout
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import View
 
@@ -15,13 +18,19 @@ from .fixtures import hook_calls
 from .fixtures.hook_cases import HOOK_CASES
 from .fixtures.stream_cases import copied
 from .harness import backdoor
+from .harness.asserts import assert_raises
 from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.lies import lay_below
-from .harness.waiters import come_true, times_out_at_once
+from .harness.waiters import SHORT, come_true, times_out_at_once
 from .kit import Kit
 from .test_tickets import STREAMS, prepared, stream_of
+
+if TYPE_CHECKING:
+    from hal_core.tickets import Ticket
+
+    from .fixtures.state import StateFixture
 
 BYTES, ROUNDS = 32 << 20, 5
 """Bytes of a copy that runs for milliseconds, longer than the host takes from its end to a look at its last bytes."""
@@ -75,6 +84,62 @@ class Gated(ABC):  # noqa: B024 (an ABC for its layout, as Lie)
         if name == self.chosen and self.gate is not None:
             self.met += 1
             self.stream_wait(stream, self.gate.raw)  # type: ignore[attr-defined]
+
+
+VAST = 1 << 17
+"""Elements of a large target."""
+
+
+def gated_calls(fixture: StateFixture) -> dict[str, Callable[[], Ticket]]:
+    """Return the calls of which one part is made to wait."""
+    block, stream = fixture.device.allocate(9 * VAST), fixture.stream
+    whole = View.contiguous(block, 0, (VAST,), dtype_of("int64"))
+
+    def set_to(target: View, value: object) -> Callable[[], Ticket]:
+        return lambda: fixture.bound.async_set_value(target=target, value=value, stream=stream)
+
+    calls: dict[str, Callable[[], Ticket]] = {
+        told: partial(hook_calls.CALLS[told], fixture) for told in GATED if told != "copy_out"
+    }
+    calls |= {
+        "a large fill with 0": set_to(whole, 0),
+        "a large fill": set_to(whole, 258),
+        "a large fill of every second element": set_to(whole[::2], 3),
+        "a large array": set_to(whole, np.arange(VAST)),
+        "a large value on the device": set_to(whole[: VAST // 2], whole[VAST // 2 :]),
+        "a value on the device that overlaps its target": set_to(whole[1:], whole[:-1]),
+    }
+    return calls
+
+
+@guarantee(4, requires=("async_h2d", "async_d2h", "can_hold_stream", "primitives"), also=(1, 22))
+@pytest.mark.parametrize("part", ["copy_in", "launch"])
+def test_g04_later_work_waits_for_each_part_of_a_call(kit: Kit, part: str) -> None:
+    """A part that runs beside the stream, as one of another engine, must be waited for by the stream's later work."""
+    one = Kit(kit.subject, kit.effort)
+    fixture, device = hook_calls.working(one), one.device
+    fixture.stream = device.stream()
+    lay_below(device, Gated)
+    primitives: Any = device.primitives  # type: ignore[attr-defined]  # what `requires` asks for
+    memory, held, made = device.allocate(64), device.stream(), gated_calls(fixture)
+    backdoor.write(device, memory, 0, np.zeros(64, np.uint8), fixture.stream)
+    for what, act in made.items():
+        met, why = primitives.met, f"{what}, whose {part} waits for another stream"
+        with one.held(held, why):
+            primitives.chosen, primitives.gate = part, device.event(held)
+            ticket = act()
+            primitives.gate, gate = None, primitives.gate
+            later = backdoor.put(device, memory, [(0, bytes(64))], fixture.stream)
+            if primitives.met > met:
+                assert_raises(TicketTimeout, partial(later.wait, SHORT), f"{why}: a later write of its stream")
+                assert not ticket.done(), f"{why}: its ticket is done"
+        for each in (ticket, later):
+            arrive(each, what)
+        del gate
+    fixture.check(f"calls whose {part} began late")
+    one.renew()
+    if not primitives.met:
+        pytest.skip(f"its compound primitives do not call {part}()")
 
 
 @guarantee(1, requires=("async_h2d", "async_d2h", "can_hold_stream", "primitives"), also=(2, 3, 22))

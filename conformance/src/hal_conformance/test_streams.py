@@ -91,6 +91,13 @@ def test_g02_a_device_value_is_read_between_its_writes(kit: Kit) -> None:
     assert ran >= 2 * len(FREE), f"{ran} forms of a value on the device were met"
 
 
+@guarantee(2)
+@pytest.mark.parametrize("hook", ["async_set_value", "submit"])
+def test_g02_a_value_of_any_form_is_changed_after_the_call(kit: Kit, hook: str) -> None:
+    """Each call overwrites what it was given; on a held stream that is before its work."""
+    run_beside_each(kit, hook)
+
+
 @guarantee(3, requires=("async_h2d", "can_hold_stream"))
 @HOOKS
 def test_g03_a_call_waits_for_no_stream_on_the_host(kit: Kit, hook: str) -> None:
