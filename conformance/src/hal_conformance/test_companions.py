@@ -44,8 +44,12 @@ class Beside:
 
     def __init__(self, fixture: StateFixture, number: int, fields: Sequence[StateField] = ()) -> None:
         self.fixture, self.state = fixture, fixture.state.companions[number]
-        self.begin = fixture.state.layout.nbytes * (number + 1)
         self.model = Model(lay_out(fixture.sizes, table_with(fixture.sizes, fields)), fields)
+        begins = {
+            self.state.layout.fields[name].offset - place.offset for name, place in self.model.layout.fields.items()
+        }
+        assert len(begins) == 1, f"the fields of companion {self.state.name!r} lie at {begins} past their places"
+        (self.begin,) = begins  # after the states before it, which may be of other sizes
         self.model.requests = fixture.model.requests
         self.slots: dict[int, int] = {}
         backdoor.write(fixture.device, fixture.state.memory, self.begin, self.model.block, fixture.stream)

@@ -1,0 +1,135 @@
+"""Many batches and steps one after the other without a wait (G9, G11), and large batches with companions (G10)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+from hal_core.slots.declared import Companion, StateField
+from hal_core.slots.step import Step
+from hal_core.slots.tasks import Task, TaskKind
+
+from .fixtures.many import MANY, handoff, leaving, prefill, request
+from .fixtures.state import StateFixture, assert_rows
+from .harness.guarantees import guarantee
+from .harness.sinks import KeepingSink
+from .kit import Kit
+from .oracle.output import Row
+from .test_companions import Beside
+from .test_submissions import cost
+
+FIELDS = [
+    StateField("kit_length", "int64", reset=-1, groups="step_input", value=lambda request: len(request.prompt)),
+    StateField("kit_row", "uint8", 3, reset=9, value=lambda request: [*range(len(request.prompt) % 4)], kept=True),
+]
+BESIDE = (Companion("own"), Companion("same", FIELDS, same_slots=True))
+SLOTS = (5, 0, 300, 7)
+ROUNDS = 6
+
+
+class InARow:
+    """A state with companions and everything that was done to it; nothing is waited for before the end."""
+
+    def __init__(self, kit: Kit, *, beside: bool) -> None:
+        self.fixture = StateFixture(kit, MANY, beside=BESIDE if beside else (), fields=FIELDS)
+        self.others = [Beside(self.fixture, at, one.fields) for at, one in enumerate(BESIDE)] if beside else []
+        self.sink, self.rows, self.numbers = KeepingSink(), list[list[Row]](), list[int]()
+
+    def insert(self, tasks: list[Task]) -> None:
+        """Insert a batch."""
+        self.fixture.insert(tasks)
+        for other in self.others:
+            other.inserted(tasks)
+
+    def turn(self, at: int, *, steps: bool) -> None:
+        """Let requests enter, grow, leave and enter again, in batches of one and of some; then run and save a step."""
+        fixture = self.fixture
+        make = (prefill, handoff)[at % 2]
+        self.insert([make(fixture, slot, request(fixture, slot + at)) for slot in SLOTS])
+        for slot in SLOTS[: 1 + at % 3]:
+            one = fixture.model.residents[slot]
+            more = Task(TaskKind.MORE_BLOCKS, slot, one.admitted, blocks=[at, 3], first_block=one.blocks)
+            self.insert([more])
+        gone = leaving(fixture, SLOTS[:2], TaskKind.PREEMPTED)
+        self.insert([*gone, prefill(fixture, SLOTS[1], request(fixture, 40 - at))])
+        if steps:
+            self.step(at)
+        self.insert(leaving(fixture, SLOTS[1:], TaskKind.ABORTED))
+        self.save(fixture.step(np.roll(SLOTS, at).tolist()))
+
+    def step(self, at: int) -> None:
+        """Sample, advance and save."""
+        fixture, n = self.fixture, MANY.num_slots
+        fixture.poke({"sampled_token_ids": 1000 * (at + 1) + np.arange(n)})
+        step = fixture.step(np.roll(SLOTS, -at).tolist())
+        fixture.update_inputs(step)
+        self.save(step)
+
+    def save(self, step: Step) -> None:
+        """Save a step into a sink that reads it at the end."""
+        self.rows.append(self.fixture.rows_of(step))
+        self.numbers.append(step.number)
+        self.fixture.save(step, self.sink)
+        for other in self.others:
+            other.model.clean_up(range(MANY.num_slots))
+
+    def check(self, told: str) -> None:
+        """Compare every byte of every state, and every record."""
+        self.fixture.check(told)
+        for other in self.others:
+            other.check(told)
+        records = self.sink.resolve_all()
+        assert len(records) == len(self.rows), f"{len(self.rows)} steps were saved, but {len(records)} records came"
+        for record, rows, number in zip(records, self.rows, self.numbers, strict=True):
+            assert_rows(record, rows, number)
+
+
+@guarantee(9, also=(4, 11, 12, 18, 19, 22))
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "companions"])
+@pytest.mark.parametrize("how", ["held", "free", "from stream to stream"])
+def test_g09_batches_and_steps_in_a_row_have_the_effect_of_each(kit: Kit, how: str, beside: bool) -> None:
+    """On a held stream without steps where a step cannot be held; the slots are left and entered again and again."""
+    one = InARow(kit, beside=beside)
+    fixture = one.fixture
+    waits = bool(kit.missing(("async_h2d", "async_d2h", "can_hold_stream", "overlapped_update")))
+    hold = kit.held(fixture.stream, "batches in a row") if how == "held" and not waits else nullcontext()
+    with hold:
+        for at in range(ROUNDS):
+            one.turn(at, steps=True)
+            if how == "from stream to stream":
+                new = kit.device.stream() if at % 2 else kit.device.default_stream
+                new.wait(kit.device.event(fixture.stream))
+                fixture.stream = new
+    one.check(f"{ROUNDS} rounds of batches and steps ({how})")
+
+
+@guarantee(10, requires="fused_scatter", also=(9,))
+def test_g10_large_batches_with_companions_cost_the_same(kit: Kit) -> None:
+    """Of every kind: they enter, get blocks, leave, and leave while others enter."""
+    fixture = StateFixture(kit, MANY, beside=BESIDE, fields=FIELDS)
+    others = [Beside(fixture, at, one.fields) for at, one in enumerate(BESIDE)]
+
+    def put(tasks: Sequence[Task], what: str) -> None:
+        cost(fixture, tasks, what)
+        for other in others:
+            other.inserted([*tasks])
+            other.check(what)
+        fixture.check(what)
+
+    for turn, count in enumerate((1, 65, 512)):
+        slots = np.random.default_rng(turn).permutation(MANY.num_slots)[:count].tolist()
+        put([prefill(fixture, slot, request(fixture, slot)) for slot in slots], f"{count} requests entering")
+        held = fixture.model.residents
+        more = [
+            Task(TaskKind.MORE_BLOCKS, slot, held[slot].admitted, blocks=[1, 2], first_block=held[slot].blocks)
+            for slot in slots
+        ]
+        put(more, f"{count} requests with more blocks")
+        new = [handoff(fixture, slot, request(fixture, slot + 1)) for slot in slots]
+        put([*leaving(fixture, slots, TaskKind.PREEMPTED), *new], f"{count} requests leaving and as many handoffs")
+        put(leaving(fixture, slots, TaskKind.ABORTED), f"{count} requests leaving")
+        fixture.output(fixture.step(slots))
+        for other in others:
+            other.model.clean_up(range(MANY.num_slots))
