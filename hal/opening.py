@@ -59,20 +59,25 @@ def open_device(
     return first(opened, name, index)
 
 
+@contextmanager
 def open_as_asked(
     device: str | None, require: Mapping[str, str | bool], *, among: LocalRank | None = None
-) -> BoundDevice:
-    """As :func:`open_device`, for commands with ``--device`` and ``--require``: errors name these options, and
-    Paddle's import warns of nothing."""
+) -> Iterator[BoundDevice]:
+    """As :func:`open_device`, for commands with ``--device`` and ``--require``, and closed at the end: errors name
+    these options, or the primitive that the device's plugin has not written, and Paddle's import warns of nothing."""
     try:
         with quiet_paddle():
-            return open_device(device, require=require, among=among)
+            bound = open_device(device, require=require, among=among)
     except HalError as error:
         if error.argument == "require":
             error.argument = "--require"
         elif error.argument == "name" and device is not None and device != os.environ.get("HAL_DEVICE"):
             error.argument = "--device"
         raise
+    from .unwritten import named_unwritten
+
+    with named_unwritten(bound), bound:
+        yield bound
 
 
 @contextmanager

@@ -1,10 +1,14 @@
-"""``hal run`` on a device whose plugin has not written a primitive yet: one line."""
+"""``hal run`` and ``hal serve`` on a device whose plugin has not written a primitive yet: one line."""
 
 from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
 
+import httpx
 import pytest
 from hal_conformance import scaffold
 from hal_core import bind
@@ -15,10 +19,31 @@ from hal.unwritten import named_unwritten
 
 from .finished_plugins import RUNTIME, finish
 from .fixtures_plugins.builder import Site
+from .serving.conftest import COMMAND, HANGS, serving
 
 AT_OPENING = ("stream_create", "allocate")
 """Primitives that the opening of the device calls."""
+LATER_ON_RANKS = ("copy_in", "copy_out", "event_query")
+"""At the start, in a step, and in a ticket, whose traceback has no device."""
 LATER = ("stream_destroy", "stream_wait", "event_create", "event_query", "free", "copy_in", "copy_out")
+
+OF_RANKS = """
+from hal_core.devices.cpu import CpuPlugin
+from hal_core.devices.cpu.device import CpuDevice
+
+class OurDevice(CpuDevice):
+    name = "without_copy_out"
+
+    def copy_out(self, memory, parts, stream):
+        raise NotImplementedError
+
+class OurPlugin(CpuPlugin):
+    name = "without_copy_out"
+
+    @classmethod
+    def open(cls, index, options):
+        return OurDevice(index, options)
+"""
 
 
 @pytest.fixture
@@ -34,25 +59,80 @@ def device(request, tmp_path, monkeypatch):
     code.write_text(code.read_text().replace(head, f"{head}        raise NotImplementedError\n"))
     plugin = re.search(r"class (\w+)\(Plugin\)", (folder / f"hal_{name}/__init__.py").read_text()).group(1)
     Site(folder).distribution(f"hal-{name}", points={"hal.devices": {name: f"hal_{name}:{plugin}"}})
+    with installed(monkeypatch, folder, tmp_path):
+        yield name
+
+
+@pytest.fixture
+def of_ranks(tmp_path, monkeypatch):
+    """The name of an installed device with collectives, whose ``copy_out`` is not written."""
+    name, folder = "without_copy_out", tmp_path / "site"
+    Site(folder).distribution(f"hal-{name}", points={"hal.devices": {name: f"hal_{name}.device:OurPlugin"}})
+    (package := folder / f"hal_{name}").mkdir()
+    (package / "__init__.py").touch()
+    (package / "device.py").write_text(OF_RANKS)
+    with installed(monkeypatch, folder, tmp_path):
+        yield name
+
+
+@contextmanager
+def installed(monkeypatch, folder, private):
+    """Have this process and its children find the distributions of a folder."""
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return name
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(private))
+    yield
+    for module in [one for one in sys.modules if one.startswith("hal_without_")]:
+        del sys.modules[module]  # another test installs one of that name
 
 
-def run(device, capsys):
+def run(device, capsys, *options):
     """Run the command; return its one line."""
     with pytest.raises(SystemExit) as end:
-        main(["run", "-q", "--device", device, "--prompt", "x", "--max-tokens", "2"])
+        main(["run", "-q", "--device", device, "--prompt", "x", "--max-tokens", "2", *options])
     assert end.value.code == 2
     (line,) = [one for one in capsys.readouterr().err.splitlines() if one]
     return line
 
 
+def told(device):
+    """The text of the error."""
+    cure = f"(write it in hal_{device}.device: docs/adding-a-device.md; hal conform {device} tries each primitive)"
+    return f"{device}:0: its primitive {device.removeprefix('without_')} is not written {cure}"
+
+
 @pytest.mark.parametrize("device", LATER, indirect=True)
 def test_a_primitive_that_is_not_written_is_one_line(device, capsys):
-    cure = f"(write it in hal_{device}.device: docs/adding-a-device.md; hal conform {device} tries each primitive)"
-    primitive = device.removeprefix("without_")
-    assert run(device, capsys) == f"hal: error: {device}:0: its primitive {primitive} is not written {cure}"
+    assert run(device, capsys) == f"hal: error: {told(device)}"
+
+
+@pytest.mark.parametrize("device", LATER_ON_RANKS, indirect=True)
+def test_a_split_worker_names_the_primitive(device, capsys):
+    assert run(device, capsys, "--split", "1,1") == f"hal: error: {told(device)}"
+
+
+def test_a_rank_of_a_group_names_the_primitive(of_ranks, capsys):
+    line = run(of_ranks, capsys, "--tp", "2")
+    assert re.sub("rank [01]: ", "", line) == f"hal: error: {told(of_ranks)}"
+
+
+@pytest.mark.parametrize("device", ["copy_in"], indirect=True)
+def test_a_server_that_cannot_start_names_the_primitive(device):
+    command = [sys.executable, "-c", COMMAND, "serve", "--device", device, "--port", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    _, line = ended.stderr.splitlines()
+    assert line == f"hal: error: {told(device)}"
+
+
+@pytest.mark.parametrize("device", ["copy_out"], indirect=True)
+def test_a_server_names_the_primitive_that_a_request_needs(device):
+    with serving("--device", device) as served:
+        answer = httpx.post(f"{served.url}/v1/completions", json={"prompt": "x", "max_tokens": 2}, timeout=HANGS)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["message"] == told(device)
+        assert served.process.stderr.readline() == f"hal: error: {told(device)}\n"
 
 
 @pytest.mark.parametrize("device", AT_OPENING, indirect=True)

@@ -24,7 +24,6 @@ from hal.proposers.counted import closing_well, open_proposer
 from hal.stepping import AUTO, PADDLE, RunnerSetup, Stepper, check_drafts, choose_runner, make_runner, overlap_of
 from hal.timeouts import TIMEOUTS
 from hal.transport.descriptors import SENDER, check_descriptors
-from hal.unwritten import named_unwritten
 from hal.worker import ModelRunner, Worker
 
 from . import failures, logs, signals
@@ -76,9 +75,7 @@ def generate(prompts: Prompts, options: Options) -> int:
             from .run_ranks import generate_on_ranks
 
             return generate_on_ranks(plan, options)
-        device = open_as_asked(options.device, options.require)
-        stack.enter_context(named_unwritten(device))
-        stack.enter_context(device)
+        device = stack.enter_context(open_as_asked(options.device, options.require))
         if options.record is not None:
             stack.enter_context(_recorded(options.record, device))
         name, why_paddle = _choose(options, device)

@@ -34,6 +34,7 @@ from hal.timeouts import TIMEOUTS
 from hal.transport import open_sink
 from hal.transport.curve import CurveKeys
 from hal.transport.fanout_sink import FanoutSink, close_all
+from hal.unwritten import named_unwritten
 
 from .control_channel import RankChannel
 from .control_messages import (
@@ -139,6 +140,7 @@ class _Serving:
             self._closing,
             self._sending(setup, layout),
             self.telling(),  # first, whatever else has to be closed
+            named_unwritten(device),  # in what is told
         ):
             self.channel.send(Ready(self.rank, _shared_facts(setup, layout)))
             self.wait(Go)
