@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hal_core.errors import OutOfMemory
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import View
+from hal_core.memory.writes import Writes
 from hal_core.slots.admission import Request
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.tasks import Task, TaskKind
@@ -24,6 +26,9 @@ from .harness.guarantees import guarantee
 from .kit import Kit
 from .liars import faults
 from .test_faults import under
+
+if TYPE_CHECKING:
+    from hal_core.tickets import Ticket
 
 
 @guarantee(3, requires=NEEDS)
@@ -53,12 +58,33 @@ def test_g02_what_a_full_ring_has_taken_is_what_the_caller_gave(small: Kit) -> N
     filled_twice(small, 50_000, rows=False)
 
 
+def write_several(fixture: StateFixture) -> Ticket:
+    """Write to the state and to other memory."""
+    writes, other = Writes(), fixture.device.allocate(64)
+    writes.fill(fixture.state.view("next_tokens"), [0, 1], 5)
+    writes.set(View.contiguous(other, 0, (8,), dtype_of("int64")), 3)
+    ticket = fixture.bound.write(writes=writes, stream=fixture.stream)
+    fixture.model.cells["next_tokens"][[0, 1]] = 5
+    return ticket
+
+
+PRESSED: dict[str, tuple[str, Callable[[StateFixture], Ticket]]] = {
+    **{what: ("async_set_value", act) for what, act in hook_calls.VALUES.items()},
+    **{what: ("insert_tasks", hook_calls.WRITES[what]) for what in ("insert", "leave")},
+    "a write to several": ("write", write_several),
+    "drafts": ("set_drafts", lambda fixture: fixture.propose({0: [4], 1: [5, 6]})),
+}
+"""Description to the call's name and the call."""
+
+
 @guarantee(26, requires=NEEDS, also=(3, 8))
 def test_g26_a_full_rings_refusals_are_the_contracts_and_not_booked(small: Kit) -> None:
     """Every call that writes; calls that need no room in the ring may succeed."""
     refused = 0
-    for what, act in hook_calls.WRITES.items():
+    for what, (hook, act) in PRESSED.items():
         fixture = hook_calls.working(small)
+        if hook == "set_drafts":
+            arrive(fixture.update_inputs(fixture.step(range(hook_calls.ENTERED))))
         writes, before = RingWrites(small, 3 * RING), fixture.model.block.copy()
         booked = fixture.state.host_table.table.copy(), dict(fixture.state.host_table.live)
         with small.held(fixture.stream), impatient(small):
@@ -68,7 +94,7 @@ def test_g26_a_full_rings_refusals_are_the_contracts_and_not_booked(small: Kit) 
             try:
                 ticket = act(fixture)
             except Exception as error:  # noqa: BLE001 (whatever it is, it must be the contract's)
-                refusal(small, error, "insert_tasks" if what in ("insert", "leave") else "async_set_value")
+                refusal(small, error, hook)
                 refused += 1
         if ticket is not None:
             arrive(ticket)
