@@ -77,7 +77,7 @@ def assert_pending(kit: Kit, found: Between, hook: str, told: str) -> None:
         assert not any(early), f"{told}: copies before it, after it and behind it say done={early} on a held stream"
 
 
-@guarantee(1)
+@guarantee(1, also=(2, 4, 5))
 @HOOKS
 def test_g01_a_call_belongs_to_the_stream_that_was_given(kit: Kit, hook: str) -> None:
     run_beside_each(kit, hook)
