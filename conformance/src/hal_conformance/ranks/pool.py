@@ -66,7 +66,16 @@ class Ranks:
         return self.collect(ranks)
 
     def collect(self, ranks: Sequence[int], patience: float = PATIENCE) -> dict[int, Any]:
-        """Return the answers of ranks that are running a function. A missing answer fails the test."""
+        """Return the answers of ranks that are running a function. A missing answer, or an error of a rank that is no
+        part of its answer, fails the test."""
+        __tracebackhide__ = True
+        try:
+            return self._collect(ranks, patience)
+        except RankFailed as error:
+            raise AssertionError(f"an error ended the work of a rank: {error.what}") from error
+
+    def _collect(self, ranks: Sequence[int], patience: float = PATIENCE) -> dict[int, Any]:
+        """Return the same, with a rank's error as it is."""
         __tracebackhide__ = True
         assert self._pool is not None
         try:
@@ -108,7 +117,7 @@ class Ranks:
         throws and the process aborts, which cannot be prevented from outside (seen in about half of all runs).
         """
         try:
-            self.collect([rank])
+            self._collect([rank])
         except RankFailed as error:
             if not isinstance(error.errors[rank], GroupLost):  # the process continues, and raised another error
                 raise

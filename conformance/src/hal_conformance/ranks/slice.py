@@ -162,14 +162,17 @@ class Corrupted:
     another: Met | None = None
 
 
-def corrupt(rank: Rank, recipe: Recipe, groups: Groups, places: Sequence[int], by: str, where: str) -> list[Corrupted]:
+def corrupt(
+    rank: Rank, recipe: Recipe, groups: Groups, places: Sequence[int], by: str, where: str, drafts: int = 0
+) -> list[Corrupted]:
     """For each place, create a state, run a valid step, and one whose header has a wrong byte there.
 
+    ``drafts``: those that the state is sized for.
     ``where``: at the "source", so that all ranks get it, or only at the last "receiver". The ranks check the ticket, or
     (``by``) only the output.
     """
     group, told = group_of(rank, groups), []
-    wrong = {"at": -1}
+    wrong, size = {"at": -1}, StateConfig(num_slots=2, max_model_len=16, max_draft_tokens=drafts)
 
     def before(bound: BoundDevice, state: SlotState, among: Group) -> None:
         if wrong["at"] >= 0 and where == "source" and among.is_first:
@@ -181,7 +184,7 @@ def corrupt(rank: Rank, recipe: Recipe, groups: Groups, places: Sequence[int], b
 
     with interfered(recipe, before, after) as bound:
         for at in places:
-            state, sink = bound.state(StateConfig(num_slots=2, max_model_len=16), name=f"byte{at}"), MemorySink()
+            state, sink = bound.state(size, name=f"byte{at}"), MemorySink()
             enter(bound, state, [0, 1])
             wrong["at"] = -1
             well = contract_error(lambda: one_step(bound, state, group, sink, 0, "ticket"))  # noqa: B023 (called at once)
@@ -190,7 +193,7 @@ def corrupt(rank: Rank, recipe: Recipe, groups: Groups, places: Sequence[int], b
             error = contract_error(lambda: one_step(bound, state, group, sink, 1, by))  # noqa: B023 (called at once)
             told.append(Corrupted(error, len(sink.records) - sent, later(bound, state, group, sink, error), well))
         wrong["at"] = -1
-        state = bound.state(StateConfig(num_slots=2, max_model_len=16), name="another")
+        state = bound.state(size, name="another")
         enter(bound, state, [0, 1])
         told[-1].another = contract_error(lambda: one_step(bound, state, group, MemorySink(), 0, "ticket"))
     return told

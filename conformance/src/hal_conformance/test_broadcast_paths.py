@@ -1,0 +1,136 @@
+"""Broadcasts that nobody waits for, of two states by turns, on several streams, in groups of several sizes (G13, G14);
+the one rank among several that differs, wherever it stands (G14)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hal_core.slots.declared import StateField, table_with
+from hal_core.slots.fields import HEADER_BYTES, StateConfig
+from hal_core.slots.layout import lay_out
+
+from .harness.guarantees import RANKS, guarantee
+from .kit import Kit
+from .ranks import paths as rank_paths
+from .ranks import slice as rank_slice
+from .ranks.paths import STREAMS, TURNS, InFlight, fields_of
+from .ranks.pool import GROUPS
+from .test_broadcast_slice import REVERSED, assert_corrupted
+from .test_ranks import PAIR, PLAIN, assert_well, told
+
+TARGET = StateConfig(num_slots=7, max_model_len=8, max_draft_tokens=3, max_logprobs=1)
+DRAFT = StateConfig(num_slots=5, max_model_len=9, max_logprobs=0)
+OF_GROUPS = (
+    {"target": TARGET, "draft": DRAFT},
+    {"target": replace(DRAFT, num_slots=65), "draft": replace(TARGET, max_draft_tokens=1)},
+)
+"""The sizes of both states, of the first group and of the second."""
+
+
+def assert_turns(rank: int, mine: InFlight, source: InFlight, sizes: dict[str, StateConfig]) -> None:
+    """Assert that each broadcast brought the source's slice of that turn, and that nothing else changed."""
+    __tracebackhide__ = True
+    assert_well(rank, mine.error, "broadcasts that nobody waits for")
+    assert mine.collectives == [1] * len(TURNS), (
+        f"rank {rank} made {mine.collectives} collectives in {len(TURNS)} calls"
+    )
+    for turn, name in enumerate(TURNS):
+        size = sizes[name]
+        layout = lay_out(size, table_with(size, fields_of(size)))
+        part = layout.groups["broadcast_speculative" if size.max_draft_tokens else "broadcast"]
+        before, after, theirs = mine.before[turn], mine.after[turn], source.before[turn]
+        where = f"rank {rank}, broadcast {turn}, of state {name!r}"
+        for field, place in layout.fields.items():
+            low, high = place.offset, place.offset + place.stride * size.num_slots
+            inside = part.offset + HEADER_BYTES <= low < part.end
+            got, should = after[low:high], (theirs if inside else before)[low:high]
+            assert got == should, f"{where}: {field} is not {'the source' if inside else 'its own'}: {got!r}"
+        outside = after[: part.offset] + after[part.end :]
+        assert outside == before[: part.offset] + before[part.end :], f"{where}: bytes outside the slice changed"
+        untouched, still = mine.others[turn]
+        assert untouched == still, f"{where}: the other state changed"
+
+
+@guarantee(13, requires=RANKS, also=(14,))
+@pytest.mark.parametrize("streams", STREAMS)
+@pytest.mark.parametrize("groups", [PAIR, GROUPS, REVERSED], ids=["two-ranks", "two-by-two", "reversed"])
+def test_g13_broadcasts_in_flight_bring_the_slice_of_their_turn(kit: Kit, groups: Any, streams: str) -> None:  # noqa: ANN401
+    """Of states with drafts and without, with declared fields; the second group's are of other sizes."""
+    sizes = {group[0]: OF_GROUPS[at] for at, group in enumerate(groups)}
+    seen = kit.ranks.run(kit.recipe, rank_paths.in_flight, groups, sizes, streams, ranks=told(groups))
+    for group in groups:
+        for rank in group:
+            assert_turns(rank, seen[rank], seen[group[0]], sizes[group[0]])
+
+
+@guarantee(13, requires=(RANKS, "whole_group"), also=(14,))
+@pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (2, 0, 3, 1)], ids=str)
+def test_g13_broadcasts_in_flight_reach_four_ranks(kit: Kit, ranks: tuple[int, ...]) -> None:
+    sizes = {ranks[0]: OF_GROUPS[0]}
+    seen = kit.ranks.run(kit.recipe, rank_paths.in_flight, (ranks,), sizes, STREAMS[2], ranks=sorted(ranks))
+    for rank in ranks:
+        assert_turns(rank, seen[rank], seen[ranks[0]], OF_GROUPS[0])
+
+
+SIZES = {name: replace(PLAIN, **{name: getattr(PLAIN, name) + 1}) for name in PLAIN.__slots__}
+FIELD = StateField("bias", "float32", 2, groups="step_input")
+FIELDS: dict[str, list[StateField]] = {
+    "none": [],
+    "another name": [replace(FIELD, name="bios")],
+    "another type": [replace(FIELD, dtype="int32")],
+    "another width": [replace(FIELD, width=3)],
+    "another reset value": [replace(FIELD, reset=1)],
+    "other groups": [replace(FIELD, groups="output")],
+    "one more": [FIELD, replace(FIELD, name="last")],
+}
+
+
+def assert_all_find(kit: Kit, odd: int, sizes: list[StateConfig], fields: list[list[StateField]], what: str) -> None:
+    """Assert that every rank of the group refuses the state."""
+    __tracebackhide__ = True
+    ranks = range(len(sizes))
+    for rank, error in kit.ranks.run(kit.recipe, rank_paths.odd_one, sizes, fields, ranks=[*ranks]).items():
+        assert error is not None, f"rank {rank} of {len(sizes)} continued, though rank {odd} has another {what}"
+        assert error.kind == "StateUnusable", f"rank {rank} met {error.kind}: {error.text} ({what} of rank {odd})"
+
+
+@guarantee(14, requires=RANKS)
+@pytest.mark.parametrize("odd", [0, 1])
+def test_g14_each_size_and_field_that_differs_is_found(kit: Kit, odd: int) -> None:
+    for name, size in SIZES.items():
+        sizes = [PLAIN, PLAIN]
+        sizes[odd] = size
+        assert_all_find(kit, odd, sizes, [[FIELD], [FIELD]], name)
+    for what, other in FIELDS.items():
+        fields = [[FIELD], [FIELD]]
+        fields[odd] = other
+        assert_all_find(kit, odd, [PLAIN, PLAIN], fields, f"declared fields: {what}")
+
+
+@guarantee(14, requires=(RANKS, "whole_group"))
+@pytest.mark.parametrize("odd", range(4))
+def test_g14_one_of_four_that_differs_is_found_by_all(kit: Kit, odd: int) -> None:
+    sizes, fields = [PLAIN] * 4, [[FIELD]] * 4
+    sizes[odd] = SIZES["max_bad_words"]
+    assert_all_find(kit, odd, sizes, fields, "size")
+    fields = [*fields[:odd], FIELDS["another reset value"], *fields[odd + 1 :]]
+    assert_all_find(kit, odd, [PLAIN] * 4, fields, "reset value")
+
+
+PLACES = (0, 5, 12, 16, 20, 31, 40, 63)
+"""Bytes of the header."""
+
+
+@guarantee(14, requires=RANKS)
+@pytest.mark.parametrize("by", ["ticket", "output"])
+@pytest.mark.parametrize("where", ["source", "receiver"])
+def test_g14_the_header_of_a_state_with_drafts_is_compared_too(kit: Kit, where: str, by: str) -> None:
+    answers = kit.ranks.run(kit.recipe, rank_slice.corrupt, PAIR, PLACES, by, where, 2, ranks=told(PAIR))
+    for rank, found in answers.items():
+        for at, one in zip(PLACES, found, strict=True):
+            if where == "source" or rank == PAIR[0][-1]:
+                assert_corrupted(rank, one, f"byte {at} of the header was wrong (looked at by {by})")
+            else:
+                assert_well(rank, one.error, "a broadcast whose header was wrong on another rank")
