@@ -56,7 +56,7 @@ class Generation:
     - ``prefilled``: tokens that its tasks have fed in this stay; ``goal``: how many there are to prefill, the prompt
       and, after a preemption, the tokens generated before.
     - ``pending``: most tokens that steps in flight may give it.
-    - ``arrival``: its number among all requests; see :attr:`rank`.
+    - ``rank``: its place in the order of service: its priority, the lower first, then its number among all requests.
     - ``due``: number of the step that checks whether it lacks blocks (:mod:`hal.engine.due`).
     - ``aborted``: its abort was requested, and its end is not reported yet.
     """
@@ -72,12 +72,11 @@ class Generation:
     pending: int = 0
     due: int = 0
     aborted: bool = False
-    arrival: int = 0
+    rank: tuple[int, int] = (0, 0)
 
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Its place in the order of service: by priority, the lower first, then by arrival."""
-        return self.request.priority, self.arrival
+    def arrive(self, number: int) -> None:
+        """Take a place in the order of service, as the request of that number."""
+        self.rank = self.request.priority, number
 
     @property
     def request_id(self) -> str:

@@ -139,7 +139,7 @@ class DecodeScheduler(Scheduler):
         generation.generated.append(first_token)
         generation.enter(generation.slot, generation.blocks, generation.known)
         self._arrivals += 1
-        generation.arrival = self._arrivals
+        generation.arrive(self._arrivals)
         self._live[generation.request_id] = generation
         self._to_enter.append((generation, drafts))
 

@@ -125,7 +125,7 @@ class Scheduler:
     def enqueue(self, generation: Generation) -> None:
         """Queue a request that was checked; no other one of its name has not ended."""
         self._arrivals += 1
-        generation.arrival = self._arrivals
+        generation.arrive(self._arrivals)
         self._live[generation.request_id] = generation
         self._wait(generation)
 

@@ -53,20 +53,21 @@ class StepPlanner:
     def plan(self, number: int, tasks: TaskBatch, ended: set[int]) -> PlannedStep:
         """Return the step after ``tasks``, which are inserted. ``ended``: slots whose requests are known to have
         ended."""
+        if tasks.requests and not set(tasks.plain["kinds"]) <= _STAYING:
+            self._last = None
+            return self._planned(number, tasks, ended)
         table = self._state.host_table
         known = table.admission_ids.tobytes(), table.prefilled.tobytes(), set(ended)
-        alike = not tasks.requests or set(tasks.plain["kinds"]) <= _STAYING
-        if alike and known == self._known and self._last is not None:
-            return PlannedStep(self._last.step.again(number), tasks, self._last.counts, self._last.decodes)
-        made = self._planned(number, tasks, ended)
-        made.counts.flags.writeable = made.decodes.flags.writeable = False
-        self._last, self._known = made if alike else None, known
-        return made
+        if self._last is None or known != self._known:
+            self._last, self._known = self._planned(number, tasks, ended), known
+            return self._last
+        return PlannedStep(self._last.step.again(number), tasks, self._last.counts, self._last.decodes)
 
     def _planned(self, number: int, tasks: TaskBatch, ended: set[int]) -> PlannedStep:
-        fed = np.zeros(len(self._totals), np.int32)
+        table, name, plain = self._state.host_table, self._state.name, tasks.plain
         left: list[int] = []
-        columns = (tasks.plain["kinds"], tasks.plain["slots"], tasks.requests, tasks.plain["num_scheduled_tokens"])
+        fed: dict[int, int] = {}
+        columns = plain["kinds"], plain["slots"], tasks.requests, plain["num_scheduled_tokens"]
         for kind, slot, request, length in zip(*columns, strict=True):
             if kind in LEAVING:
                 left.append(slot)
@@ -75,15 +76,23 @@ class StepPlanner:
                 self._totals[slot], self._logprobs[slot] = request.total, -1 if logprobs is None else logprobs
             if kind in FEEDING:
                 fed[slot] = length
-        table, name = self._state.host_table, self._state.name
-        decodes = (table.admission_ids != 0) & (table.prefilled >= self._totals) & (fed == 0)
-        decodes[list(ended)] = False
-        fed[decodes] = self._state.sizes.max_accept
-        runs = fed > 0
-        most = int(self._logprobs[runs].max(initial=-1))
-        runs[left] = True
-        places = np.flatnonzero(runs)
-        order = places.astype(np.int32)
+        runs = table.prefilled >= self._totals
+        runs &= table.admission_ids != 0
+        for slots, value in ((fed, False), (ended, False)):
+            if slots:
+                runs[[*slots]] = value
+        counts = np.zeros(len(runs), np.int32)
+        counts[runs] = self._state.sizes.max_accept
+        decodes = runs.copy() if fed or left else runs
+        if fed:
+            counts[[*fed]], runs[[*fed]] = [*fed.values()], True
+        most = max(self._logprobs[runs].tolist(), default=-1)
+        if left:
+            runs[left] = True
+        places = runs.nonzero()[0]
         logprobs = None if most < 0 else most
-        step = Step(number, {name: order}, speculative=self._state.speculative, group=self._group, logprobs=logprobs)
-        return PlannedStep(step, tasks, fed[places], decodes[places])
+        orders = {name: places.astype(np.int32)}
+        step = Step(number, orders, speculative=self._state.speculative, group=self._group, logprobs=logprobs)
+        counts, decodes = counts[places], decodes[places]
+        counts.flags.writeable = decodes.flags.writeable = False
+        return PlannedStep(step, tasks, counts, decodes)

@@ -194,9 +194,13 @@ class Stepper:
         mirror, order, ended = state.mirror, launched.step.places[state.name], []
         flags = mirror["stop_flags"].reshape(-1)[order]
         if any(flags.tobytes()):
-            held = state.host_table.admission_ids[order]
-            stopped = flags & (held != 0) & (mirror["request_serial"].reshape(-1)[order] == held)
-            ended = [slot for slot in order[stopped].tolist() if slot not in self._ended]
+            stopped = order[flags]
+            held, serials = (
+                state.host_table.admission_ids[stopped].tolist(),
+                mirror["request_serial"].reshape(-1)[stopped],
+            )
+            who = zip(stopped.tolist(), held, serials.tolist(), strict=True)
+            ended = [slot for slot, now, then in who if now and now == then and slot not in self._ended]
         failed = FinishReason.ERROR in record.finish.tobytes()
         stopped_now = self._stop_failed(launched.ticket, ended) if failed else []
         free = [slot for slot, last in self._ended.items() if last <= number]
@@ -232,8 +236,9 @@ class Stepper:
         tasks = [*zip(batch.plain["kinds"], batch.plain["slots"], strict=True)]
         if entered := {slot for kind, slot in tasks if kind in ENTERING}:
             held = entered.intersection(self.state.host_table.live.values())
-            left = {slot for kind, slot in tasks if kind in LEAVING}
-            self.state.release([slot for slot in held - left if self._ends(slot)])
+            held.difference_update([slot for kind, slot in tasks if kind in LEAVING])
+            if over := [slot for slot in held if self._ends(slot)]:
+                self.state.release(over)
 
     def _ends(self, slot: int) -> bool:
         """Return whether its length ends a slot's request with the step in flight, if there is one."""
@@ -358,7 +363,7 @@ class Stepper:
 
     def _check_drafts(self, batch: TaskBatch) -> None:
         """Refuse another worker's drafts that a step could not feed; the hooks check everything else."""
-        if not any(batch.drafts):
+        if not any(batch.plain["draft_counts"]):
             return
         size, why = self.state.sizes.block_size, ""
         for request, drafts, count in zip(batch.requests, batch.drafts, batch.plain["block_counts"], strict=True):

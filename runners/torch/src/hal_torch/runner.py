@@ -117,8 +117,8 @@ class TorchRunner:
             layers = Layers(size, bool(decoding))
         # The step reports log-probabilities if any of its slots wants them, even one without a token.
         reports = Want(logprobs=step.step.logprobs is not None)
-        wants = {self._wants[slot] for slot in giving}
-        return layers, reduce(or_, wants, reports) if giving else Still.NO_TOKENS
+        wants = {id(want): want for want in map(self._wants.__getitem__, giving)}
+        return layers, reduce(or_, wants.values(), reports) if giving else Still.NO_TOKENS
 
     def propose(self, state: SlotState, step: Step, stream: Stream) -> None:
         """Look up drafts in each slot's own tokens."""

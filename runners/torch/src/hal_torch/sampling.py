@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
@@ -57,11 +58,16 @@ class Want:
             draw = TRUNCATED if params.top_k > 0 or params.top_p < 1 else DRAWN
         penalized = params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
         adjusts = penalized or bool(params.bad_words) or params.min_tokens > 0
-        return cls(draw, adjusts, params.logprobs is not None)
+        return _WANTS[draw, adjusts, params.logprobs is not None]
 
     def __or__(self, other: Want) -> Want:
         """Return the joint needs of two."""
         return Want(max(self.draw, other.draw), self.adjusts or other.adjusts, self.logprobs or other.logprobs)
+
+
+_KINDS = product((GREEDY, DRAWN, TRUNCATED), (False, True), (False, True))
+_WANTS = {kind: Want(*kind) for kind in _KINDS}
+"""Requests share these, so that those of a step are told apart by identity: a hash of a dataclass is slow."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
