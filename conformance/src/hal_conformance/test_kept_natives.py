@@ -5,12 +5,19 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from hal_core.errors import HalError
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.views import ByteRange, View
+from hal_core.memory.writes import Writes
 
 from .fixtures import hook_calls
 from .harness.asserts import assert_raises
+from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .harness.lies import Lie, lay_over
 from .harness.natives import counted
@@ -21,9 +28,75 @@ from .test_faults import under
 if TYPE_CHECKING:
     from hal_core.memory.views import Memory
 
+    from .fixtures.state import StateFixture
+
+INT64 = dtype_of("int64")
 ROUNDS, WINDOWS = 40, 8
 """Rounds of a window, and most windows. A loss appears in each window; a pool that fills, as of fences, does not."""
 CALLS = (*hook_calls.VALUES, "submit", "copy_out", "onto itself", "insert and leave", "a step")
+
+
+def _write_several(fixture: StateFixture) -> None:
+    writes, other = Writes(), View.contiguous(fixture.device.allocate(64), 0, (8,), INT64)
+    writes.fill(fixture.state.view("next_tokens"), [0, 1], 5)
+    writes.set(other, [*range(8)])
+    arrive(fixture.bound.write(writes=writes, stream=fixture.stream))
+
+
+def _set_drafts(fixture: StateFixture) -> None:
+    arrive(fixture.update_inputs(fixture.step(range(hook_calls.ENTERED))))
+    arrive(fixture.propose({0: [], 1: []}))
+
+
+def _stream(fixture: StateFixture) -> None:
+    """Work on a stream of its own that another one waits for; all of it is dropped, and no ticket is waited for."""
+    mine, fixture.stream = fixture.stream, fixture.device.stream()
+    hook_calls.array(fixture)
+    hook_calls.copy_out(fixture)
+    mine.wait(fixture.device.event(fixture.stream))
+    fixture.bound.timed_event(stream=fixture.stream)
+    fixture.stream = mine
+    arrive(hook_calls.scalar(fixture))
+
+
+def _to_new_memory(value: object) -> Callable[[StateFixture], None]:
+    def act(fixture: StateFixture) -> None:
+        view = View.contiguous(fixture.device.allocate(1 << 13), 0, (1 << 10,), INT64)
+        fixture.bound.async_set_value(target=view, value=value, stream=fixture.stream)
+        given = View(view.memory, 0, (1 << 9,), (0,), INT64)
+        arrive(fixture.bound.async_set_value(target=view[::-2], value=given, stream=fixture.stream))
+
+    return act
+
+
+def _reader(fixture: StateFixture) -> None:
+    """A reader on another stream, and writes behind it and behind a copy out."""
+    reader = fixture.device.stream()
+    fixture.state.add_reader(None, fixture.device.event(reader))
+    fixture.device.copy_out(fixture.state.memory, [ByteRange(0, 64), ByteRange(128, 64)], reader)
+    arrive(hook_calls.strided(fixture))
+
+
+def _refused(fixture: StateFixture) -> None:
+    """A full range of refusals: of the value, the target and the ranges."""
+    bound, view = fixture.bound, fixture.state.view("seed")
+    for value in (1.5, [1, 2], None, fixture.state.view("top_p")):
+        assert_raises(HalError, partial(bound.async_set_value, target=view, value=value, stream=fixture.stream), "it")
+    past = [ByteRange(fixture.state.memory.nbytes, 8)]
+    copy = partial(bound.copy_out, memory=fixture.state.memory, parts=past, stream=fixture.stream)
+    assert_raises(HalError, copy, "a copy past the end")
+
+
+MORE: dict[str, Callable[[StateFixture], None]] = {
+    "a write to several": _write_several,
+    "drafts": _set_drafts,
+    "a stream that is dropped": _stream,
+    "a fill of new memory": _to_new_memory(3),
+    "an array to new memory": _to_new_memory(np.arange(1 << 10)),
+    "a reader": _reader,
+    "refusals": _refused,
+}
+"""Calls that leave the state's model as it is."""
 
 
 Held = Callable[[], dict[str, int]]
@@ -60,12 +133,13 @@ def held_by(own: Any) -> Held:  # noqa: ANN401 (an opened device with the fault 
 
 
 @guarantee(26)
-@pytest.mark.parametrize("what", CALLS)
+@pytest.mark.parametrize("what", [*CALLS, *MORE])
 def test_g26_calls_keep_no_device_memory_and_no_native_object(kit: Kit, what: str) -> None:
     """Counted where the device allocates, and where it asks its primitives: a process shows no loss of 64 bytes."""
     with under(kit, faults.OutOfRoom) as (laid, _):
         fixture = hook_calls.working(laid)
-        kept = kept_by(lambda: hook_calls.again(fixture, what), held_by(laid.device))
+        act = MORE.get(what, partial(hook_calls.again, what=what))
+        kept = kept_by(lambda: act(fixture), held_by(laid.device))
     assert not kept, f"each {ROUNDS} rounds of {what} leave {kept} more"
 
 
