@@ -21,6 +21,14 @@ from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 
 
+def draw_block(kit: Kit, draw: Draw) -> Block:
+    """Return a block whose calls are on the default stream, or on one of its own."""
+    block = Block(kit)
+    if draw(st.booleans(), "on a stream of its own"):
+        block.stream = kit.device.stream()
+    return block
+
+
 def draw_write(draw: Draw, block: Block) -> tuple[Any, Any, list[Any]]:
     """Return a target, a value that fits it, and the expected elements."""
     target = draw_view(draw, block.memory)
@@ -35,7 +43,7 @@ def draw_write(draw: Draw, block: Block) -> tuple[Any, Any, list[Any]]:
 @guarantee(1)
 @examples()
 def test_g01_later_work_on_the_stream_sees_the_value(kit: Kit, draw: Draw) -> None:
-    block = Block(kit)
+    block = draw_block(kit, draw)
     target, value, items = draw_write(draw, block)
     ticket = block.set(target, value)
     seen_by_the_stream = backdoor.read(kit.device, block.memory, block.stream)
@@ -47,7 +55,7 @@ def test_g01_later_work_on_the_stream_sees_the_value(kit: Kit, draw: Draw) -> No
 @guarantee(1)
 @examples(0.5)
 def test_g01_the_host_sees_the_value_after_the_ticket_was_waited_for(kit: Kit, draw: Draw) -> None:
-    block = Block(kit)
+    block = draw_block(kit, draw)
     target, value, items = draw_write(draw, block)
     arrive(block.set(target, value))
     seen_by_another_stream = backdoor.read(kit.device, block.memory, kit.device.stream())
@@ -58,7 +66,7 @@ def test_g01_the_host_sees_the_value_after_the_ticket_was_waited_for(kit: Kit, d
 @guarantee(2)
 @examples()
 def test_g02_the_caller_may_change_the_value_once_the_call_has_returned(kit: Kit, draw: Draw) -> None:
-    block = Block(kit)
+    block = draw_block(kit, draw)
     target = draw_view(draw, block.memory)
     items = draw(st.lists(st.integers(0, 1), min_size=target.size, max_size=target.size), "elements")
     value: Any = np.array(items, target.dtype.storage if target.dtype.name != "bfloat16" else "float32")
@@ -78,7 +86,7 @@ def test_g02_the_caller_may_change_the_value_once_the_call_has_returned(kit: Kit
 @guarantee(4)
 @examples()
 def test_g04_calls_on_one_stream_take_effect_in_order(kit: Kit, draw: Draw) -> None:
-    block = Block(kit)
+    block = draw_block(kit, draw)
     tickets = []
     with kit.held(block.stream):
         for _ in range(draw(st.integers(2, 6), "writes")):
@@ -93,7 +101,7 @@ def test_g04_calls_on_one_stream_take_effect_in_order(kit: Kit, draw: Draw) -> N
 @guarantee(5)
 @examples(2.0)
 def test_g05_not_one_byte_outside_the_target_changes(kit: Kit, draw: Draw) -> None:
-    block = Block(kit)
+    block = draw_block(kit, draw)
     target, value, items = draw_write(draw, block)
     arrive(block.set(target, value))
     block.expect(target, items)
@@ -124,7 +132,7 @@ def test_g05_a_target_whose_elements_share_memory_is_refused(
 @guarantee(5)
 @examples()
 def test_g05_an_array_of_the_targets_type_lands_element_by_element(kit: Kit, draw: Draw) -> None:
-    block = Block(kit)
+    block = draw_block(kit, draw)
     target = draw_view(draw, block.memory)
     items = draw(st.lists(fitting(target.dtype), min_size=target.size, max_size=target.size), "elements")
     block.set_if_convertible(target, contained(draw, items, target.shape), items)

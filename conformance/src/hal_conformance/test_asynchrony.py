@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from time import monotonic
 
 import numpy as np
@@ -13,19 +14,21 @@ from hal_core.memory.views import View
 from hal_core.runtime.bound import bind
 
 from .fixtures.block import Block
+from .fixtures.prepared_calls import VALUES
 from .harness import backdoor
 from .harness.asserts import assert_raises, assert_says
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .harness.waiters import A_WHILE, EARLY
 from .kit import Draw, Kit, Latch, examples
-from .test_async_set_value import draw_write
+from .test_async_set_value import draw_block, draw_write
+from .test_vendor_mistakes import another
 
 
 @guarantee(3, requires=("async_h2d", "can_hold_stream"))
 @examples()
 def test_g03_the_call_returns_while_the_stream_is_held(kit: Kit, draw: Draw) -> None:
-    block = Block(kit)
+    block = draw_block(kit, draw)
     target, value, items = draw_write(draw, block)
     other = kit.device.stream()
     with kit.held(block.stream):
@@ -87,7 +90,7 @@ def test_g03_a_full_ring_refuses_after_its_deadline_without_half_work(kit: Kit) 
 @guarantee(7, requires="not async_h2d")
 @examples()
 def test_g07_a_synchronous_write_is_there_on_return_and_says_so(kit: Kit, draw: Draw) -> None:
-    block = Block(kit)
+    block = draw_block(kit, draw)
     target, value, items = draw_write(draw, block)
     ticket = block.set(target, value)
     assert ticket.mode == "sync", f"the ticket says {ticket.mode!r}, but the device has no async_h2d"
@@ -119,6 +122,39 @@ def test_g07_a_fallback_is_counted_logged_once_and_refusable(kit: Kit, caplog: p
         'require={"async_set_value": "async"}',
     )
     assert reason in str(error), f"the refusal {str(error)!r} does not give the device's reason {reason!r}"
+
+
+@guarantee(7, requires="not async_h2d", also=(1, 2))
+@pytest.mark.parametrize("default", [True, False], ids=["default", "own"])
+def test_g07_every_form_of_a_value_is_there_on_return_and_counted(
+    kit: Kit, default: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One record in the log for each of two opened devices, however many forms follow; a refused value counts none."""
+    reason = kit.capabilities.fallbacks.get("async_set_value", "")
+    with caplog.at_level(logging.DEBUG), another(kit) as one, another(kit) as two:
+        for kit_of in (one, two):
+            device, forms = kit_of.device, VALUES if kit_of is one else dict([*VALUES.items()][:3])
+            stream = device.default_stream if default else device.stream()
+            for told, form in forms.items():
+                call, before = form.call(kit_of), kit_of.bound.counters().fallbacks
+                for memory, data in ((call.memory, call.before), *call.sources):
+                    backdoor.write(device, memory, 0, data, stream)
+                ticket = call.act(stream)
+                assert ticket.mode == "sync", f"{told}: the ticket says {ticket.mode!r}, but there is no async_h2d"
+                assert ticket.done(), f"{told}: the ticket is not done on return"
+                wrong = call.wrong(backdoor.read(device, call.memory, device.stream())[: len(call.before)])
+                assert not wrong, f"{told}, not waited for: {wrong}"
+                counted = kit_of.bound.counters().fallbacks - before
+                assert counted == 1, f"{told}, one write by a fallback, was counted as {counted}"
+            before = kit_of.bound.counters().fallbacks
+            target = View.contiguous(device.allocate(64), 0, (8,), dtype_of("int64"))
+            for value in (1.5, [1, 2]):
+                refused = partial(kit_of.bound.async_set_value, target=target, value=value, stream=stream)
+                assert_raises(HalError, refused, f"{value!r} for eight int64")
+            counted = kit_of.bound.counters().fallbacks - before
+            assert not counted, f"two values that were refused were counted as {counted} fallbacks"
+        said = sum(reason in record.getMessage() for record in caplog.records)
+    assert said == 2, f"two opened devices, and the reason {reason!r} was logged {said} times"
 
 
 @guarantee(7, requires="async_h2d")

@@ -98,7 +98,7 @@ def test_g02_a_value_of_any_form_is_changed_after_the_call(kit: Kit, hook: str) 
     run_beside_each(kit, hook)
 
 
-@guarantee(3, requires=("async_h2d", "can_hold_stream"))
+@guarantee(3, requires=("async_h2d", "can_hold_stream"), also=(7,))
 @HOOKS
 def test_g03_a_call_waits_for_no_stream_on_the_host(kit: Kit, hook: str) -> None:
     run_beside_each(kit, hook)
