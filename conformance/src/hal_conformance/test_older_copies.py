@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import ByteRange, View
 from hal_core.memory.writes import Writes
 
-from .fixtures.hook_cases import HOOK_CASES, hook_cases, overlaps
+from .fixtures.hook_cases import HOOK_CASES, filled, hook_cases, overlaps
 from .fixtures.prepared_calls import unlike
 from .fixtures.stream_cases import copied
 from .harness import backdoor
@@ -21,10 +21,12 @@ from .harness.asserts import assert_raises
 from .harness.backdoor import arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
-from .harness.waiters import A_WHILE
+from .harness.sinks import KeepingSink
+from .harness.waiters import A_WHILE, SHORT
 from .kit import Kit
 
 if TYPE_CHECKING:
+    from hal_core.memory.copies import CopyTicket
     from hal_core.memory.views import Memory
     from hal_core.streams import Stream
     from hal_core.tickets import Ticket
@@ -188,3 +190,40 @@ def test_g22_a_tensor_is_written_after_an_older_copy_of_it(kit: Kit) -> None:
         assert got == should.tolist(), f"{told} of a tensor came before an older copy of it, which has {got}"
         after[part] = -1
         assert support.values_of(device, tensors[told]).tolist() == after.tolist(), f"{told} of a tensor"
+
+
+@guarantee(23, requires=("async_h2d", "async_d2h", "can_hold_stream"), also=(1, 22))
+@pytest.mark.parametrize("what", ["a copy", "an output"])
+def test_g23_every_stream_that_asks_waits_for_a_pending_read(kit: Kit, what: str) -> None:
+    """The worker's own writes and those of hooks, on five streams in turn, behind one read that is held."""
+    device, bound, held = kit.device, kit.bound, kit.device.stream()
+    fixture, _ = filled(kit)
+    memory, view = fixture.state.memory, fixture.state.view("top_p")
+    step = fixture.step([4, 0, 2, 5, 1, 3])
+    arrive(fixture.update_inputs(step))
+    asking = [device.stream(), device.default_stream, device.stream()]
+    writing, sink, whole = [device.stream(), device.stream()], KeepingSink(), fixture.model.block.copy()
+    fixture.stream = held
+    with kit.held(held, f"streams that are ordered after {what}"):
+        read = fixture.save(step, sink) if what == "an output" else copied(kit, memory, held)
+        bound.order_after_reads(memory=memory, stream=asking[0])
+        tickets = [bound.async_set_value(target=view, value=0.5, stream=writing[0])]
+        bound.order_after_reads(memory=memory, stream=asking[1])
+        device.order_after_reads(asking[2])
+        tickets.append(bound.async_set_value(target=view[:1], value=view[1:2], stream=writing[1]))
+        for at, stream in enumerate(asking):
+            why = f"synchronize of stream {at} of three that are ordered after {what} on a held stream"
+            assert_raises(TicketTimeout, partial(stream.synchronize, SHORT), why)
+        for at, ticket in enumerate(tickets):
+            assert_raises(TicketTimeout, partial(ticket.wait, SHORT), f"write {at} of two behind {what}: its ticket")
+    for stream in asking:
+        stream.synchronize(backdoor.PATIENCE)
+    for ticket in tickets:
+        arrive(ticket)
+    if what == "a copy":
+        arrive(read)
+        wrong = unlike(cast("CopyTicket", read).data[0][: len(whole)], whole)
+        assert not wrong, f"a copy before two writes: {wrong}"
+    else:
+        sink.resolve_all()
+        arrive(read)
