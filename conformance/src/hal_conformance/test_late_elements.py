@@ -146,3 +146,33 @@ def test_g06_a_device_value_of_another_type_is_refused_for_its_width(kit: Kit, n
         error2 = assert_raises(ShapeMismatch, partial(block.set, target, value), f"{value} for {target}")
         assert_says(error2, device=kit.bound.name, hook="async_set_value", argument="value")
     block.check("device values of another type or count were refused")
+
+
+SHAPES = (((2, 3), (6,)), ((2, 3), (3, 2)), ((2, 3), (1, 6, 1)), ((6,), (2, 3)), ((3, 2, 2), (4, 3)), ((), (1, 1)),
+          ((1, 1), (1,)), ((4, 3), (2, 3, 2)), ((1, 7), (7, 1)))  # fmt: skip
+"""Shapes of the target and of a value with as many elements."""
+
+
+@guarantee(6, also=(5,))
+@pytest.mark.parametrize("into", ["int64", "int16", "float32", "bool"])
+def test_g06_a_value_of_another_shape_is_taken_in_row_major_order(kit: Kit, into: str) -> None:
+    """Arrays of the target's type and another, in each layout, tensors and nested lists."""
+    dtype, item = dtype_of(into), dtype_of(into).itemsize
+    for shape, have in SHAPES:
+        block = LargeBlock(kit, 1024)
+        steps = [3 * item * int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
+        targets = [block.at(64, shape, into), View(block.memory, 512, shape, tuple(steps), dtype)]
+        for source in (dtype, dtype_of("int8") if into != "bool" else dtype):
+            cells = np.arange(1, int(np.prod(have)) + 1).reshape(have) % (2 if into == "bool" else 100)
+            array = cells.astype(source.storage)
+            for form, made in FORMS.items():
+                if form == "tuple":
+                    continue
+                for target in targets:
+                    value = made(array) if form != "list" else cells.astype(dtype.storage).tolist()
+                    arrive(block.set(target, value))
+                    block.over(target)[...] = array.reshape(shape).astype(dtype.storage)
+                block.check(f"a {form} of {source.name}{list(have)} for {into}{list(shape)}")
+                for target in targets:
+                    arrive(block.set(target, 0))
+                    block.over(target)[...] = 0

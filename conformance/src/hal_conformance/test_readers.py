@@ -334,3 +334,32 @@ def test_g28_a_write_comes_after_the_oldest_of_many_readers(kit: Kit, what: str)
     arrive(written)
     fixture.check(told)
     busy[0].check()
+
+
+@guarantee(28, requires=("async_h2d", "can_hold_stream"))
+def test_g28_a_companions_fields_are_written_after_its_own_readers(kit: Kit) -> None:
+    """By every form of a value, each on a stream of its own; the target, which nobody reads, is written meanwhile."""
+    device, bound, reader = kit.device, kit.bound, kit.device.stream()
+    state = bound.state(SIZES, name="target", beside=("proposer",))
+    companion = state.companions[0]
+    tokens, top = companion.view("next_tokens"), companion.view("top_p")
+    values: dict[str, tuple[View, object]] = {
+        "a scalar": (tokens, 5), "an array": (tokens, np.arange(SIZES.num_slots)), "a list": (tokens[::2], [1, 2, 3]),
+        "a value on the device": (companion.view("min_p"), top), "one element": (top[1:2], 0.5),
+    }  # fmt: skip
+    with kit.held(reader, "writes to a companion that is read"):
+        busy = Busy(kit, reader, 5)
+        companion.add_reader(np.array(NAMED, np.int32), device.event(reader))
+        written = {}
+        for told, (target, value) in values.items():
+            written[told] = bound.async_set_value(target=target, value=value, stream=device.stream())
+        writes = Writes()
+        writes.fill(tokens, [LEFT], 9)
+        writes.fill(state.view("next_tokens"), [LEFT], 9)
+        written["a write to several"] = bound.write(writes=writes, stream=device.stream())
+        arrive(bound.async_set_value(target=state.view("seed"), value=3, stream=device.stream()))
+        for told, ticket in written.items():
+            still_waits(f"{told} of a companion that is read", ticket)
+    for told, ticket in written.items():
+        arrive(ticket, told)
+    busy.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures import hook_calls
 from .fixtures.large_blocks import GAP, LargeBlock
-from .fixtures.ring_cases import ENOUGH, NEEDS, RING, RingWrites, impatient, refusal
+from .fixtures.ring_cases import ENOUGH, NEEDS, RING, RingWrites, impatient, in_its_time, refusal
 from .fixtures.state import StateFixture
 from .harness.asserts import assert_says
 from .harness.backdoor import PATIENCE, arrive
@@ -90,10 +91,11 @@ def test_g26_a_full_rings_refusals_are_the_contracts_and_not_booked(small: Kit) 
         with small.held(fixture.stream), impatient(small):
             for nbytes in (RING // 8, 4096, 1):  # the last of them leaves no room at all
                 writes.until_refused([nbytes], fixture.stream)
-            ticket = None
+            ticket, began = None, monotonic()
             try:
                 ticket = act(fixture)
             except Exception as error:  # noqa: BLE001 (whatever it is, it must be the contract's)
+                in_its_time(small, began, hook)
                 refusal(small, error, hook)
                 refused += 1
         if ticket is not None:
@@ -127,21 +129,33 @@ def test_g03_a_value_larger_than_the_ring_is_taken_whole_or_not_at_all(small: Ki
         writes.check(f"a value of {nbytes} bytes, on a running stream")
 
 
-@guarantee(3, requires=(*NEEDS, "fused_scatter"))
+@guarantee(3, requires=(*NEEDS, "fused_scatter"), also=(2, 4))
 @pytest.mark.parametrize("rows", [False, True], ids=["contiguous", "rows"])
 def test_g03_a_value_larger_than_the_ring_does_not_wait_for_its_stream(small: Kit, rows: bool) -> None:
+    """Set, and written together with other memory; a small write after each keeps its place (G4)."""
     shape, strides = ((3 * RING // 4096, 4096), (8192, 1)) if rows else ((3 * RING + 5,), (1,))
     block = LargeBlock(small, 8 * RING)
     target = View(block.memory, GAP, shape, strides, dtype_of("uint8"))
-    value = noise(17, target.size).reshape(shape)
-    should = value.copy()
-    with small.held(block.stream):
-        ticket = block.set(target, value)
-        value[...] = 0xEE
-        assert not ticket.done(), f"{target.size} bytes for a ring of {RING} are written, but their stream is held"
-    arrive(ticket)
-    block.over(target)[...] = should
-    block.check(f"a value of {target.size} bytes for a ring of {RING} on a stream that was held")
+    for turn, several in enumerate((False, True)):
+        value, tickets = noise(17 + turn, target.size).reshape(shape), []
+        should = value.copy()
+        with small.held(block.stream):
+            if several:
+                writes = Writes()
+                writes.set(target, value)
+                writes.set(View.contiguous(small.device.allocate(64), 0, (64,), target.dtype), 3)
+                tickets.append(small.bound.write(writes=writes, stream=block.stream))
+            else:
+                tickets.append(block.set(target, value))
+            value[...] = 0xEE
+            tickets.append(block.set(block.at(GAP + 64, (8,)), 2))
+            done = [ticket.done() for ticket in tickets]
+            assert not any(done), f"{target.size} bytes for a ring of {RING}: done={done}, but their stream is held"
+        for ticket in tickets:
+            arrive(ticket)
+        block.over(target)[...] = should
+        block.over(block.at(GAP + 64, (8,)))[...] = 2
+        block.check(f"a value of {target.size} bytes for a ring of {RING} on a stream that was held")
 
 
 @guarantee(3, requires=NEEDS)
