@@ -15,10 +15,11 @@ from .harness.guarantees import RANKS, guarantee
 from .kit import Kit
 from .ranks import paths as rank_paths
 from .ranks import slice as rank_slice
+from .ranks import work as rank_work
 from .ranks.paths import STREAMS, TURNS, InFlight, fields_of
 from .ranks.pool import GROUPS
 from .test_broadcast_slice import REVERSED, assert_corrupted
-from .test_ranks import PAIR, PLAIN, assert_well, told
+from .test_ranks import PAIR, PLAIN, assert_agreed, assert_well, check_casualty, told
 
 TARGET = StateConfig(num_slots=7, max_model_len=8, max_draft_tokens=3, max_logprobs=1)
 DRAFT = StateConfig(num_slots=5, max_model_len=9, max_logprobs=0)
@@ -134,3 +135,49 @@ def test_g14_the_header_of_a_state_with_drafts_is_compared_too(kit: Kit, where: 
                 assert_corrupted(rank, one, f"byte {at} of the header was wrong (looked at by {by})")
             else:
                 assert_well(rank, one.error, "a broadcast whose header was wrong on another rank")
+
+
+@guarantee(14, requires=RANKS)
+@pytest.mark.parametrize("who", [0, 1])
+def test_g14_a_rank_that_is_256_steps_ahead_is_found_by_the_header(kit: Kit, who: int) -> None:
+    answers = kit.ranks.run(kit.recipe, rank_slice.stray, who, "output", 256, ranks=[0, 1])
+    assert_corrupted(1, answers[1], f"rank {who} was 256 steps ahead")
+
+
+SMALL = {"max_model_len": 2, "max_logprobs": 0, "max_eos": 1, "max_stop_sequences": 1, "max_stop_length": 1}
+LARGE = (
+    StateConfig(num_slots=9_000, max_draft_tokens=7, max_bad_words=1, **SMALL),
+    StateConfig(num_slots=66_000, max_bad_words=1, **SMALL),
+)
+"""Slices of half a megabyte and more."""
+
+
+@guarantee(13, requires=RANKS, also=(14,))
+@pytest.mark.parametrize("size", LARGE, ids=["drafts", "plain"])
+def test_g13_slices_of_half_a_megabyte_arrive_to_their_last_byte(kit: Kit, size: StateConfig) -> None:
+    seen = kit.ranks.run(kit.recipe, rank_work.agree, PAIR, (), size, 3, 2, ranks=told(PAIR))
+    for rank, mine in seen.items():
+        assert_well(rank, mine.error, f"broadcast_tokens of {size.num_slots} slots")
+        assert mine.collectives == [1] * 2, f"rank {rank} made {mine.collectives} collectives in 2 calls"
+        assert_agreed(rank, mine, seen[0], size)
+
+
+@guarantee(16, requires=RANKS, also=(17,))
+@pytest.mark.parametrize(("groups", "victim"), [(PAIR, 1), (PAIR, 0), (GROUPS, 3)], ids=["receiver", "source", "pairs"])
+def test_g16_a_rank_that_hangs_between_steps_is_told_by_the_output(kit: Kit, groups: Any, victim: int) -> None:  # noqa: ANN401
+    check_steps_lost(kit, groups, victim, "hung")
+
+
+@guarantee(16, requires=RANKS, also=(17,), last=True)
+def test_g16_a_rank_that_is_lost_between_steps_is_told_by_the_output(kit: Kit) -> None:
+    check_steps_lost(kit, PAIR, 0, "lost")
+
+
+def check_steps_lost(kit: Kit, groups: Any, victim: int, how: str) -> None:  # noqa: ANN401 (nested tuples)
+    """Let one rank hang or be lost between steps with drafts, on a stream of its own; no step of its group is sent."""
+    __tracebackhide__ = True
+    answers = check_casualty(kit, groups, victim, how, rank_paths.lose_in_a_step)
+    for rank, lost in answers.items():
+        group = next(group for group in groups if rank in group)
+        should = lost.calls if rank == group[0] else 0
+        assert lost.sent == should, f"rank {rank} sent {lost.sent} steps, but {should} went well"

@@ -205,8 +205,9 @@ def test_g18_the_clean_up_happens_on_every_rank_of_real_groups(kit: Kit, groups:
         assert mine.cleaned, f"rank {rank} did not clean up last_preempted"
 
 
-def check_casualty(kit: Kit, groups: Any, victim: int, how: str, lose: Any = rank_losses.lose) -> None:  # noqa: ANN401
-    """Let one rank be lost, hung or absent: only its group gets an error, in time, and other devices continue."""
+def check_casualty(kit: Kit, groups: Any, victim: int, how: str, lose: Any = rank_losses.lose) -> dict[int, Any]:  # noqa: ANN401
+    """Let one rank be lost, hung or absent: only its group gets an error, in time, and other devices continue. Return
+    the survivors' answers."""
     __tracebackhide__ = True
     ranks = [rank for rank in told(groups) if rank != victim]
     with kit.ranks.casualty(kit.recipe, lose, victim, how, groups):
@@ -225,6 +226,7 @@ def check_casualty(kit: Kit, groups: Any, victim: int, how: str, lose: Any = ran
             again = f"rank {rank}: a broadcast of {what} on a dead group"
             assert later.seconds < TIMEOUT, f"{again} took {later.seconds:.1f} s, as if it waited {TIMEOUT} s once more"
         assert_well(rank, lost.rest, "what needs no group")
+    return answers
 
 
 @guarantee(16, requires=RANKS)

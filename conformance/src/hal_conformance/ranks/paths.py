@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hal_core.memory.views import ByteRange
+from hal_core.output.sinks import MemorySink
 from hal_core.slots.declared import StateField
 from hal_core.slots.fields import StateConfig
+from hal_core.slots.step import Step
 
 from ..harness import backdoor
+from .losses import Lost, after_loss, until_lost
 from .processes import Rank
-from .work import Groups, Met, contract_error, group_of, opened, spy_on
+from .work import Groups, Met, contract_error, filled, group_of, opened, spy_on
 
 if TYPE_CHECKING:
     from hal_core.memory.copies import CopyTicket
@@ -119,3 +124,38 @@ def odd_one(
             bound.broadcast_tokens(state=state, group=group, stream=bound.default_stream).wait(backdoor.PATIENCE)
 
         return contract_error(broadcast)
+
+
+@dataclass
+class LostInAStep(Lost):
+    """The results of a rank whose group lost a member between two steps, and how many steps it has sent."""
+
+    sent: int = 0
+
+
+def lose_in_a_step(rank: Rank, recipe: Recipe, groups: Groups, victim: int, how: str, well: int = 2) -> LostInAStep:
+    """Run steps of which only the output is waited for; ``victim`` kills or stops itself after ``well`` of them."""
+    group, sink = group_of(rank, groups), MemorySink()
+    with opened(recipe) as bound:
+        stream = bound.device.stream()
+        state = filled(bound, StateConfig(num_slots=3, max_model_len=600, max_draft_tokens=2, max_logprobs=0))
+        other = bound.state(StateConfig(num_slots=4, max_model_len=16), name="other")
+        stream.wait(bound.device.event(bound.default_stream))
+
+        def broadcast(of: SlotState) -> None:
+            bound.broadcast_tokens(state=of, group=group, stream=stream).wait()
+
+        def one(calls: int) -> None:
+            if rank.rank == victim and calls == well:
+                os.kill(os.getpid(), signal.SIGKILL if how == "lost" else signal.SIGSTOP)
+            bound.broadcast_tokens(state=state, group=group, stream=stream)
+            step = Step(calls, {state.name: np.arange(3, dtype=np.int32)}, speculative=True, group=group)
+            bound.update_inputs(state=state, step=step, stream=stream)
+            saved: Any = bound.save_output(state=state, step=step, sink=sink, stream=stream)
+            state.take(saved)
+
+        calls, error = until_lost(one, 20, missed=victim in group.ranks)
+        if error is None:
+            return LostInAStep(calls, None, sent=len(sink.records))
+        lost = after_loss(bound, calls, error, broadcast, state, other)
+        return LostInAStep(**{each.name: getattr(lost, each.name) for each in fields(lost)}, sent=len(sink.records))

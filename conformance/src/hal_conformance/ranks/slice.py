@@ -229,18 +229,18 @@ def later(bound: BoundDevice, state: SlotState, group: Group, sink: MemorySink, 
     return {hook: one.kind if one else "" for hook, one in met.items()}
 
 
-def stray(rank: Rank, recipe: Recipe, who: int, by: str) -> Corrupted:
-    """Let rank ``who`` advance once more than the other ranks between two broadcasts."""
+def stray(rank: Rank, recipe: Recipe, who: int, by: str, times: int = 1) -> Corrupted:
+    """Let rank ``who`` advance ``times`` more than the other ranks between two broadcasts."""
     group, sink = Group((0, 1), rank.rank), MemorySink()
     with opened(recipe) as bound:
         state = bound.state(StateConfig(num_slots=2, max_model_len=16))
         enter(bound, state, [0, 1])
         well = contract_error(lambda: one_step(bound, state, group, sink, 0, "ticket"))
         sent = len(sink.records)
-        if rank.rank == who:
-            step = Step(1, {state.name: np.arange(2, dtype=np.int32)}, group=group)
+        for number in range(1, 1 + times if rank.rank == who else 1):
+            step = Step(number, {state.name: np.arange(2, dtype=np.int32)}, group=group)
             bound.update_inputs(state=state, step=step, stream=bound.default_stream).wait(backdoor.PATIENCE)
-        error = contract_error(lambda: one_step(bound, state, group, sink, 2, by))
+        error = contract_error(lambda: one_step(bound, state, group, sink, 1 + times, by))
         after = later(bound, state, group, sink, error)
         return Corrupted(error, len(sink.records) - sent, after, well)
 
