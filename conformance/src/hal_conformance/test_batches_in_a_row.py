@@ -13,12 +13,13 @@ from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.many import MANY, handoff, leaving, prefill, request
 from .fixtures.state import StateFixture, assert_rows
+from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .kit import Kit
 from .oracle.output import Row
 from .test_companions import Beside
-from .test_submissions import cost
+from .test_submissions import A_CALL, cost
 
 FIELDS = [
     StateField("kit_length", "int64", reset=-1, groups="step_input", value=lambda request: len(request.prompt)),
@@ -102,7 +103,10 @@ def test_g09_batches_and_steps_in_a_row_have_the_effect_of_each(kit: Kit, how: s
                 new = kit.device.stream() if at % 2 else kit.device.default_stream
                 new.wait(kit.device.event(fixture.stream))
                 fixture.stream = new
-    one.check(f"{ROUNDS} rounds of batches and steps ({how})")
+    last = prefill(fixture, SLOTS[0], request(fixture, 3))
+    one.insert([last])
+    one.insert([Task(TaskKind.PREEMPTED, SLOTS[0], last.request), prefill(fixture, SLOTS[0], request(fixture, 8))])
+    one.check(f"{ROUNDS} rounds of batches and steps ({how})")  # that departure is not reported yet
 
 
 @guarantee(10, requires="fused_scatter", also=(9,))
@@ -133,3 +137,35 @@ def test_g10_large_batches_with_companions_cost_the_same(kit: Kit) -> None:
         fixture.output(fixture.step(slots))
         for other in others:
             other.model.clean_up(range(MANY.num_slots))
+
+
+IN_FLIGHT = 100
+"""Batches that wait on a held stream."""
+
+
+@guarantee(10, requires=("fused_scatter", "async_h2d", "async_d2h", "can_hold_stream"), also=(3, 9))
+@pytest.mark.parametrize("where", ["default stream", "own stream"])
+def test_g10_a_batch_costs_the_same_whatever_is_in_flight(kit: Kit, where: str) -> None:
+    """Behind other batches, behind a step and its output where a step can be held, and on a stream beside them."""
+    fixture = StateFixture(kit, MANY)
+    fixture.stream = kit.device.default_stream if where == "default stream" else kit.device.stream()
+    arrive(fixture.insert([prefill(fixture, slot, request(fixture, slot)) for slot in range(8)]))
+    fixture.poke({"sampled_token_ids": np.arange(MANY.num_slots)})
+    step, sink = fixture.step(range(8)), KeepingSink()
+    overlaps = not kit.missing(("overlapped_update",))
+    spent = []
+    with kit.held(fixture.stream, f"{IN_FLIGHT} batches"):
+        if overlaps:
+            fixture.update_inputs(step)
+            fixture.save(step, sink)
+        for at in range(IN_FLIGHT):
+            tasks = [prefill(fixture, 10 + at, request(fixture, at))]
+            tasks += leaving(fixture, [at % 8], TaskKind.ABORTED) if at < 8 else []
+            before = fixture.bound.counters()
+            fixture.insert(tasks)
+            spent.append(fixture.bound.counters() - before)
+    most, waits = max(one.submissions for one in spent), sum(one.host_waits for one in spent)
+    assert most <= A_CALL, f"a batch behind others took {most} submissions, but at most {A_CALL} are due"
+    assert not waits, f"the host waited {waits} times for the device in {IN_FLIGHT} batches"
+    sink.resolve_all()
+    fixture.check(f"{IN_FLIGHT} batches that waited")

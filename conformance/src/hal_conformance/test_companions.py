@@ -133,7 +133,7 @@ def test_g09_a_release_frees_the_slots_of_every_companion(kit: Kit) -> None:
             other.check(f"requests that entered released slots, turn {turn}")
 
 
-@guarantee(9)
+@guarantee(9, also=(11, 12, 18))
 @examples()
 def test_g09_one_insertion_serves_a_state_and_its_companions(kit: Kit, draw: Draw) -> None:
     fixture, others = opened(kit, draw(sizes(), "sizes"), draw(st.integers(1, 2), "companions"))
@@ -153,7 +153,7 @@ def test_g09_one_insertion_serves_a_state_and_its_companions(kit: Kit, draw: Dra
             other.follow_releases()
 
 
-@guarantee(9)
+@guarantee(9, also=(11, 12))
 def test_g09_every_kind_of_task_reaches_each_of_three_companions(kit: Kit) -> None:
     """In batches of one kind, and then of several; requests get chunks and blocks more than once."""
     fixture, others = opened(kit, FIXED, len(NAMES))
@@ -180,7 +180,7 @@ def test_g09_every_kind_of_task_reaches_each_of_three_companions(kit: Kit) -> No
           more(1, 2, [33]), more(2, 1, [34]))  # fmt: skip
 
 
-@guarantee(10, requires="fused_scatter")
+@guarantee(10, requires="fused_scatter", also=(9, 11))
 @examples(0.5)
 def test_g10_companions_take_no_submission_of_their_own(kit: Kit, draw: Draw) -> None:
     fixture, others = opened(kit, draw(sizes(), "sizes"), 2)

@@ -28,7 +28,7 @@ def drawn(kit: Kit, draw: Draw) -> StateFixture:
     return StateFixture(kit, draw(sizes(most_slots=4), "sizes"), fields=kit.fields or draw_fields(draw))
 
 
-@guarantee(9)
+@guarantee(9, also=(11,))
 @examples()
 def test_g09_declared_fields_have_the_requests_values(kit: Kit, draw: Draw) -> None:
     fixture = drawn(kit, draw)
@@ -41,7 +41,7 @@ def test_g09_declared_fields_have_the_requests_values(kit: Kit, draw: Draw) -> N
         free_ended(fixture)
 
 
-@guarantee(11)
+@guarantee(11, also=(9,))
 @examples()
 def test_g11_declared_fields_are_reset_unless_they_are_kept(kit: Kit, draw: Draw) -> None:
     fixture = drawn(kit, draw)
@@ -119,7 +119,7 @@ def test_g13_declared_fields_of_broadcast_are_in_the_slice(kit: Kit, draw: Draw)
     fixture.check("broadcast_tokens")
 
 
-@guarantee(9)
+@guarantee(9, also=(11,))
 @examples(0.5)
 def test_g09_a_companion_has_its_own_fields_and_may_have_the_targets_slots(kit: Kit, draw: Draw) -> None:
     fields = draw_fields(draw, groups=("", "step_input"))

@@ -27,7 +27,7 @@ from .kit import Draw, Kit, examples
 from .oracle.output import Row, found_rows
 
 
-@guarantee(19)
+@guarantee(19, also=(20, 22))
 @examples()
 def test_g19_each_token_of_each_request_is_delivered_once_and_in_order(kit: Kit, draw: Draw) -> None:
     fixture = StateFixture(kit, draw(sizes(), "sizes"))

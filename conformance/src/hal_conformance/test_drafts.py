@@ -36,7 +36,7 @@ def test_g12_drafts_that_left_with_their_request_bind_nobody(kit: Kit) -> None:
     fixture.check(why)
 
 
-@guarantee(12)
+@guarantee(12, also=(9,))
 @examples()
 def test_g12_drafts_handed_over_are_what_the_next_step_feeds(kit: Kit, draw: Draw) -> None:
     fixture = StateFixture(kit, draw(sizes(drafts=True), "sizes"))

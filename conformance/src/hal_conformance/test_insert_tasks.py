@@ -31,7 +31,7 @@ def insert_and_check(
     return tasks
 
 
-@guarantee(9)
+@guarantee(9, also=(11, 12, 19, 20))
 @examples()
 def test_g09_every_field_of_every_slot_is_as_the_model_says(kit: Kit, draw: Draw) -> None:
     fixture = StateFixture(kit, draw(sizes(), "sizes"))
@@ -49,7 +49,7 @@ def test_g09_new_requests_enter_many_slots_at_once(kit: Kit, draw: Draw) -> None
     insert_and_check(draw, fixture, (TaskKind.PREFILL,), least=fixture.sizes.num_slots)
 
 
-@guarantee(9)
+@guarantee(9, also=(11,))
 @examples(0.5)
 def test_g09_requests_leave_go_on_and_enter_in_one_batch(kit: Kit, draw: Draw) -> None:
     fixture = StateFixture(kit, draw(sizes(), "sizes"))
@@ -81,7 +81,7 @@ def test_g09_a_full_row_ends_its_request_whatever_it_might_still_be_given(kit: K
         fixture.check(f"step {number}, after which a row is full")
 
 
-@guarantee(9)
+@guarantee(9, also=(11,))
 @examples(0.5)
 def test_g09_one_batch_serves_two_states_with_their_own_slots(kit: Kit, draw: Draw) -> None:
     size = draw(sizes(), "sizes")
@@ -107,7 +107,7 @@ def test_g09_slots_beside_a_named_one_keep_what_the_last_step_wrote(kit: Kit) ->
         fixture.check(f"a step, and one more block for slot {slot}")
 
 
-@guarantee(11)
+@guarantee(11, also=(9, 19))
 @examples()
 def test_g11_nothing_of_the_former_request_is_left_in_a_slot(kit: Kit, draw: Draw) -> None:
     fixture = StateFixture(kit, draw(sizes(most_slots=3), "sizes"))
@@ -188,7 +188,7 @@ def test_g12_exactly_the_given_drafts_are_written(kit: Kit, draw: Draw) -> None:
         fixture.output(fixture.step(sorted(fixture.model.leavers)))
 
 
-@guarantee(12)
+@guarantee(12, also=(22,))
 @examples(0.5)
 def test_g12_the_host_mirror_is_as_of_the_last_step_whose_output_was_taken(kit: Kit, draw: Draw) -> None:
     fixture = StateFixture(kit, draw(sizes(), "sizes"))

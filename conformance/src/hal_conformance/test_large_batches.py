@@ -33,7 +33,7 @@ COUNTS = (1, 8, 9, 64, 65, 257)
 """Requests of one batch: both sides of every border at which a core, a block or a table may end."""
 
 
-@guarantee(9)
+@guarantee(9, also=(11, 12, 19, 20, 22, 24))
 def test_g09_512_slots_are_entered_left_and_stepped_at_once(kit: Kit) -> None:
     fixture = filled(kit)
     fixture.check("512 requests entered at once")
@@ -65,7 +65,7 @@ def test_g09_512_slots_are_entered_left_and_stepped_at_once(kit: Kit) -> None:
     stepped(fixture, 1)
 
 
-@guarantee(9)
+@guarantee(9, also=(11, 12, 18, 19, 20))
 @pytest.mark.parametrize("kind", [TaskKind.PREFILL, TaskKind.REMOTE_PREFILL], ids=lambda kind: kind.name.lower())
 def test_g09_batches_of_every_count_enter_and_leave(kit: Kit, kind: TaskKind) -> None:
     fixture, reached = StateFixture(kit, MANY), Reached(map(str, COUNTS))
@@ -81,7 +81,7 @@ def test_g09_batches_of_every_count_enter_and_leave(kit: Kit, kind: TaskKind) ->
     reached.check()
 
 
-@guarantee(9)
+@guarantee(9, also=(18, 19, 20))
 def test_g09_slots_past_16_bits_are_their_own(kit: Kit) -> None:
     size = StateConfig(
         66_000, 6, 4, max_logprobs=0, max_eos=1, max_stop_sequences=1, max_stop_length=1, max_bad_words=1

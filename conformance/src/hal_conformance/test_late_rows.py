@@ -32,7 +32,7 @@ def sampled(kit: Kit) -> StateFixture:
     return fixture
 
 
-@guarantee(19, also=(24,))
+@guarantee(19, also=(21, 24))
 def test_g19_late_errors_are_read_when_the_output_is_on_the_host(kit: Kit) -> None:
     fixture, asked = sampled(kit), list[int]()
     message = "logits that are no numbers"

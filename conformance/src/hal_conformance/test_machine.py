@@ -11,7 +11,7 @@ from .harness.properties import Results, explore
 from .kit import Kit
 
 
-@guarantee(9)
+@guarantee(9, also=(11, 12, 19, 20, 22))
 def test_g09_all_hooks_in_any_order_agree_with_the_model(kit: Kit) -> None:
     class Machine(WorkerMachine):
         pass

@@ -45,7 +45,7 @@ def advanced(draw: Draw, fixture: StateFixture, group: Group, *, speculative: bo
     return step
 
 
-@guarantee(17)
+@guarantee(17, also=(12, 20))
 @examples()
 def test_g17_a_rank_that_is_not_the_first_sends_nothing(kit: Kit, draw: Draw) -> None:
     role = draw(st.sampled_from([None, SplitRole.PREFILL]), "role")
@@ -146,7 +146,7 @@ def test_g22_nothing_of_an_earlier_step_is_in_a_record(kit: Kit, draw: Draw) -> 
         fixture.insert(draw_batch(draw, fixture)).wait(PATIENCE)
 
 
-@guarantee(22)
+@guarantee(22, also=(19,))
 @examples(0.5)
 def test_g22_a_record_does_not_change_when_later_steps_run(kit: Kit, draw: Draw) -> None:
     fixture = working(kit, draw)
@@ -158,7 +158,7 @@ def test_g22_a_record_does_not_change_when_later_steps_run(kit: Kit, draw: Draw)
         assert_rows(record, rows)
 
 
-@guarantee(22)
+@guarantee(22, also=(19,))
 @examples(0.5)
 def test_g22_outputs_that_wait_do_not_share_memory(kit: Kit, draw: Draw) -> None:
     fixture = working(kit, draw)
@@ -171,7 +171,7 @@ def test_g22_outputs_that_wait_do_not_share_memory(kit: Kit, draw: Draw) -> None
         assert_rows(record, rows)
 
 
-@guarantee(24)
+@guarantee(24, also=(12, 20))
 @examples()
 def test_g24_a_prefill_node_reports_first_token_and_drafts_aligned(kit: Kit, draw: Draw) -> None:
     fixture = working(kit, draw, drafts=True, role=SplitRole.PREFILL)

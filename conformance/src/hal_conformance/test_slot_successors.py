@@ -298,4 +298,9 @@ def test_g09_a_batch_has_the_same_effect_in_every_form(kit: Kit, form: str) -> N
     put([*chunks, *more, *leaving(fixture, [0, 2], TaskKind.PREEMPTED), enter(fixture, 0, 1, "whole"),
          *leaving(fixture, [21], TaskKind.ABORTED)], "chunks, more blocks, leavings and one that enters")  # fmt: skip
     put([], "nothing")
+    none = [
+        replace(more[0], blocks=(), first_block=held[3].blocks),
+        replace(more[1], blocks=[3], first_block=held[1].blocks),
+    ]
+    put(none, "no more blocks, and one more")
     put([cached(slot) for slot in (2, 21)], "new requests in slots that were left")
