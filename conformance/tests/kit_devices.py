@@ -140,7 +140,7 @@ any_blocks.support = AnyBlocks
 
 
 class ByChance(CpuDevice):
-    """Every seventh value has a wrong bit, whatever is called."""
+    """Every fifth value has a wrong bit, whatever is called."""
 
     written = 0
 
@@ -148,7 +148,7 @@ class ByChance(CpuDevice):
     def async_set_value(self, device, target, value, stream):
         ticket = super().async_set_value(device, target, value, stream)
         ByChance.written += 1
-        if ByChance.written % 7 == 0 and target.size:
+        if ByChance.written % 5 == 0 and target.size:
             target.memory.buffer[target.bounds()[0]] ^= 1
         return ticket
 

@@ -122,7 +122,7 @@ def test_a_device_that_does_not_open_is_reported_in_a_few_lines(conform):
 
 
 def test_a_foreign_error_is_shown_once_with_draws_and_plugin_frames(conform):
-    quick = ("--only=G5", "--profile=quick", "--examples=4")
+    quick = ("--only=G5", "--profile=quick", "--examples=20")
     out = conform("--device-factory=kit_devices:stumbles", *quick, code=1).stdout
     assert "= FAILURES =" not in out
     first, last = out.index("first failure: G5 "), out.index("hal conformance: ")

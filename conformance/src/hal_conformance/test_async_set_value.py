@@ -21,12 +21,10 @@ from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 
 
-def draw_block(kit: Kit, draw: Draw) -> Block:
-    """Return a block whose calls are on the default stream, or on one of its own."""
-    block = Block(kit)
+def choose_stream(kit: Kit, draw: Draw, block: Block) -> None:
+    """Make the block's calls on a stream of its own, or on the default one as before."""
     if draw(st.booleans(), "on a stream of its own"):
         block.stream = kit.device.stream()
-    return block
 
 
 def draw_write(draw: Draw, block: Block) -> tuple[Any, Any, list[Any]]:
@@ -43,8 +41,9 @@ def draw_write(draw: Draw, block: Block) -> tuple[Any, Any, list[Any]]:
 @guarantee(1)
 @examples()
 def test_g01_later_work_on_the_stream_sees_the_value(kit: Kit, draw: Draw) -> None:
-    block = draw_block(kit, draw)
+    block = Block(kit)
     target, value, items = draw_write(draw, block)
+    choose_stream(kit, draw, block)
     ticket = block.set(target, value)
     seen_by_the_stream = backdoor.read(kit.device, block.memory, block.stream)
     arrive(ticket)
@@ -55,8 +54,9 @@ def test_g01_later_work_on_the_stream_sees_the_value(kit: Kit, draw: Draw) -> No
 @guarantee(1)
 @examples(0.5)
 def test_g01_the_host_sees_the_value_after_the_ticket_was_waited_for(kit: Kit, draw: Draw) -> None:
-    block = draw_block(kit, draw)
+    block = Block(kit)
     target, value, items = draw_write(draw, block)
+    choose_stream(kit, draw, block)
     arrive(block.set(target, value))
     seen_by_another_stream = backdoor.read(kit.device, block.memory, kit.device.stream())
     block.expect(target, items)
@@ -66,11 +66,12 @@ def test_g01_the_host_sees_the_value_after_the_ticket_was_waited_for(kit: Kit, d
 @guarantee(2)
 @examples()
 def test_g02_the_caller_may_change_the_value_once_the_call_has_returned(kit: Kit, draw: Draw) -> None:
-    block = draw_block(kit, draw)
+    block = Block(kit)
     target = draw_view(draw, block.memory)
     items = draw(st.lists(st.integers(0, 1), min_size=target.size, max_size=target.size), "elements")
     value: Any = np.array(items, target.dtype.storage if target.dtype.name != "bfloat16" else "float32")
     value = value.reshape(target.shape) if draw(st.booleans(), "an array") else value.tolist()
+    choose_stream(kit, draw, block)
     with kit.held(block.stream):
         ticket = block.set(target, value)
         if isinstance(value, np.ndarray):
@@ -86,7 +87,8 @@ def test_g02_the_caller_may_change_the_value_once_the_call_has_returned(kit: Kit
 @guarantee(4)
 @examples()
 def test_g04_calls_on_one_stream_take_effect_in_order(kit: Kit, draw: Draw) -> None:
-    block = draw_block(kit, draw)
+    block = Block(kit)
+    choose_stream(kit, draw, block)
     tickets = []
     with kit.held(block.stream):
         for _ in range(draw(st.integers(2, 6), "writes")):
@@ -101,8 +103,9 @@ def test_g04_calls_on_one_stream_take_effect_in_order(kit: Kit, draw: Draw) -> N
 @guarantee(5)
 @examples(2.0)
 def test_g05_not_one_byte_outside_the_target_changes(kit: Kit, draw: Draw) -> None:
-    block = draw_block(kit, draw)
+    block = Block(kit)
     target, value, items = draw_write(draw, block)
+    choose_stream(kit, draw, block)
     arrive(block.set(target, value))
     block.expect(target, items)
     block.check(f"async_set_value({target}, {value!r})")
@@ -132,9 +135,10 @@ def test_g05_a_target_whose_elements_share_memory_is_refused(
 @guarantee(5)
 @examples()
 def test_g05_an_array_of_the_targets_type_lands_element_by_element(kit: Kit, draw: Draw) -> None:
-    block = draw_block(kit, draw)
+    block = Block(kit)
     target = draw_view(draw, block.memory)
     items = draw(st.lists(fitting(target.dtype), min_size=target.size, max_size=target.size), "elements")
+    choose_stream(kit, draw, block)
     block.set_if_convertible(target, contained(draw, items, target.shape), items)
     block.check(f"async_set_value({target}, {items})")
 

@@ -21,15 +21,16 @@ from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .harness.waiters import A_WHILE, EARLY
 from .kit import Draw, Kit, Latch, examples
-from .test_async_set_value import draw_block, draw_write
+from .test_async_set_value import choose_stream, draw_write
 from .test_vendor_mistakes import another
 
 
 @guarantee(3, requires=("async_h2d", "can_hold_stream"))
 @examples()
 def test_g03_the_call_returns_while_the_stream_is_held(kit: Kit, draw: Draw) -> None:
-    block = draw_block(kit, draw)
+    block = Block(kit)
     target, value, items = draw_write(draw, block)
+    choose_stream(kit, draw, block)
     other = kit.device.stream()
     with kit.held(block.stream):
         ticket = block.set(target, value)
@@ -90,8 +91,9 @@ def test_g03_a_full_ring_refuses_after_its_deadline_without_half_work(kit: Kit) 
 @guarantee(7, requires="not async_h2d")
 @examples()
 def test_g07_a_synchronous_write_is_there_on_return_and_says_so(kit: Kit, draw: Draw) -> None:
-    block = draw_block(kit, draw)
+    block = Block(kit)
     target, value, items = draw_write(draw, block)
+    choose_stream(kit, draw, block)
     ticket = block.set(target, value)
     assert ticket.mode == "sync", f"the ticket says {ticket.mode!r}, but the device has no async_h2d"
     assert ticket.done(), "the ticket is not done on return, but the device has no async_h2d"
