@@ -28,6 +28,7 @@ from hal_conformance.liars import (
     slices,
     steps,
     streams,
+    swept,
     threads,
     tickets,
     unseen,
@@ -44,6 +45,7 @@ import liar_proofs_large  # noqa: F401
 import liar_proofs_life  # noqa: F401
 import liar_proofs_limits  # noqa: F401
 import liar_proofs_runtimes  # noqa: F401
+import liar_proofs_swept  # noqa: F401
 import liar_proofs_unseen  # noqa: F401
 import liar_proofs_vendors  # noqa: F401
 import liar_proofs_waits  # noqa: F401
@@ -79,6 +81,7 @@ MODULES = (
     late,
     large,
     unseen,
+    swept,
 )
 SINGLE = {
     *("CompanionsBookRefusals", "CompanionsBookInTurn", "SizesAreCompared", "OtherTypesLeftOut"),
