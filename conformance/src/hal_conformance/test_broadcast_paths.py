@@ -132,7 +132,7 @@ def test_g14_the_header_of_a_state_with_drafts_is_compared_too(kit: Kit, where: 
     for rank, found in answers.items():
         for at, one in zip(PLACES, found, strict=True):
             if where == "source" or rank == PAIR[0][-1]:
-                assert_corrupted(rank, one, f"byte {at} of the header was wrong (looked at by {by})")
+                assert_corrupted(rank, one, f"byte {at} of the header was wrong (looked at by {by})", by)
             else:
                 assert_well(rank, one.error, "a broadcast whose header was wrong on another rank")
 

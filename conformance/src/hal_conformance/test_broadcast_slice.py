@@ -92,13 +92,17 @@ def test_g13_any_of_four_ranks_is_the_source(kit: Kit, groups: Any) -> None:  # 
     check_whole(kit, groups)
 
 
-def assert_corrupted(rank: int, found: Corrupted, what: str) -> None:
-    """Assert that the rank got the error, sent no output, and that every hook refuses the state."""
+def assert_corrupted(rank: int, found: Corrupted, what: str, by: str = "output") -> None:
+    """Assert that the rank got the error, sent no output, and that every hook refuses the state.
+
+    ``by``: the "ticket" of the broadcast has raised it, or the "output" at the latest.
+    """
     __tracebackhide__ = True
     assert_well(rank, found.before, f"the step before {what}")
     assert found.error is not None, f"{what}, but rank {rank} continued"
     assert found.error.kind == "StateUnusable", f"{what}: rank {rank} met {found.error.kind}: {found.error.text}"
     assert all(found.error.named), f"{what}: rank {rank}: {found.error.text} names {found.error.named}"
+    assert by == "output" or not found.passed, f"{what}: the broadcast's ticket told rank {rank} nothing of it"
     assert found.sent == 0, f"{what}: rank {rank} sent {found.sent} records of that step"
     usable = [hook for hook, kind in found.later.items() if kind != "StateUnusable"]
     assert not usable, f"{what}: rank {rank} may use the state again, by {usable} (each call met {found.later})"
@@ -121,7 +125,7 @@ def test_g14_every_byte_of_the_header_is_compared_on_every_rank(kit: Kit, groups
     for rank, found in answers.items():
         assert len(found) == len(places), f"rank {rank} tried {len(found)} of {len(places)} wrong headers"
         for at, one in zip(places, found, strict=True):
-            assert_corrupted(rank, one, f"byte {at} of the header was wrong (looked at by {by})")
+            assert_corrupted(rank, one, f"byte {at} of the header was wrong (looked at by {by})", by)
         assert_well(rank, found[-1].another, "a new state of a group that had met wrong headers")
 
 
@@ -131,7 +135,7 @@ def test_g14_a_header_that_is_wrong_on_one_receiver_alone_is_found_there(kit: Ki
     places = [0, 9, 16, 17, 23, 24, 31, 32, 47, 63]
     answers = kit.ranks.run(kit.recipe, rank_slice.corrupt, PAIR, places, by, "receiver", ranks=[0, 1])
     for at, one in zip(places, answers[1], strict=True):
-        assert_corrupted(1, one, f"byte {at} of the header arrived wrong (looked at by {by})")
+        assert_corrupted(1, one, f"byte {at} of the header arrived wrong (looked at by {by})", by)
     for one in answers[0]:
         assert_well(0, one.error, "a broadcast whose header was wrong on another rank")
 
@@ -142,7 +146,7 @@ def test_g14_a_header_that_is_wrong_on_one_receiver_alone_is_found_there(kit: Ki
 def test_g14_a_rank_that_is_a_step_ahead_is_found_by_the_header(kit: Kit, who: int, by: str) -> None:
     answers = kit.ranks.run(kit.recipe, rank_slice.stray, who, by, ranks=[0, 1])
     assert_corrupted(
-        1, answers[1], f"rank {who} was a step ahead (checked by {by})"
+        1, answers[1], f"rank {who} was a step ahead (checked by {by})", by
     )  # the source's own header is right
 
 

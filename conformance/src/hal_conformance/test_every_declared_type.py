@@ -135,9 +135,9 @@ class Declared:
         fixture = self.fixture
         n, most = SIZES.num_slots, SIZES.max_accept
         alternatives = np.arange(n * most * (SIZES.max_logprobs + 1)).reshape(n, most, -1) % SIZES.vocab_size
-        alternatives[:, :, 0] = 5
+        alternatives[:, :, 0] = 5 if speculative else 6
         sampled: dict[str, Any] = {
-            "sampled_token_ids": np.full(n, 5), "accept_tokens": np.full((n, most), 5), "accept_num": np.full(n, 2),
+            "sampled_token_ids": np.full(n, 6), "accept_tokens": np.full((n, most), 5), "accept_num": np.full(n, 2),
             "topk_token_ids": alternatives, "topk_logprobs": np.zeros(alternatives.size, np.float32),
             "topk_ranks": np.arange(n * most),
         }  # fmt: skip

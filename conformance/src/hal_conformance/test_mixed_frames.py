@@ -50,7 +50,7 @@ def test_g24_rows_of_every_kind_in_one_frame_have_their_own_parts(
     kit: Kit, speculative: bool, logprobs: int | None, group: Group, own_stream: bool
 ) -> None:
     """Then a step by ``Step.again``, in which no error, departure or token of the first is told again."""
-    fixture = crowded(kit)
+    fixture = crowded(kit, speculative=speculative)
     if own_stream:
         fixture.stream = kit.device.stream()
         fixture.stream.wait(kit.device.event(kit.device.default_stream))
@@ -64,7 +64,7 @@ def test_g24_rows_of_every_kind_in_one_frame_have_their_own_parts(
         arrive(fixture.propose({2: [7], 0: [8, 9], 1: [], 12: [6, 5]}))
     saved(fixture, step, crowd_rows(fixture, step))
     arrive(fixture.insert([Task(TaskKind.PREEMPTED, 2, fixture.model.residents[2].admitted), entering(fixture, 5)]))
-    sample(fixture, 2)
+    sample(fixture, 2, speculative=speculative)
     fixture.steps += 1
     again = step.again(step.number + 1)
     arrive(fixture.update_inputs(again))
@@ -109,7 +109,7 @@ def test_g19_outputs_are_their_own_steps_in_whatever_order_they_are_taken(
     """By the worker, before the sink takes any; each take sets the host's mirror to its step, and nothing else does."""
     if held and kit.missing(("async_h2d", "async_d2h", "can_hold_stream", "overlapped_update")):
         pytest.skip("a step cannot be held")
-    fixture, sink = crowded(kit), KeepingSink()
+    fixture, sink = crowded(kit, speculative=False), KeepingSink()
     begin = fixture.step(ORDER)
     arrive(fixture.update_inputs(begin))
     fixture.output(begin)
@@ -117,7 +117,7 @@ def test_g19_outputs_are_their_own_steps_in_whatever_order_they_are_taken(
     before = {name: column.copy() for name, column in fixture.state.mirror.items()}
     with kit.held(fixture.stream, "several steps and their outputs") if held else nullcontext():
         for turn, (order, speculative, logprobs) in enumerate(TURNS):
-            sample(fixture, turn + 2)
+            sample(fixture, turn + 2, speculative=speculative)
             step = fixture.step(order, speculative=speculative, logprobs=logprobs)
             fixture.update_inputs(step)
             rows.append(fixture.rows_of(step))
@@ -130,6 +130,7 @@ def test_g19_outputs_are_their_own_steps_in_whatever_order_they_are_taken(
         assert_rows(record, rows[at], numbers[at])
         assert_mirror(fixture, mirrors[at], f"taking output {at} of {len(TURNS)}")
     records = assert_no_error(sink.resolve_all, "resolving the outputs")
+    assert_mirror(fixture, mirrors[taken[-1]] if taken else before, "the sink has read outputs that nobody took")
     assert len(records) == len(rows), f"{len(rows)} steps were saved, but {len(records)} records came"
     for record, should, number in zip(records, rows, numbers, strict=True):
         assert_rows(record, should, number)
@@ -152,7 +153,7 @@ def assert_mirror(
 @pytest.mark.parametrize("group", [ALONE, FOLLOWER], ids=told)
 def test_g20_a_step_without_slots_and_steps_of_one_have_their_rows(kit: Kit, group: Group) -> None:
     """A frame of no rows, then each slot in a step of its own; a departure is told by the step that names its slot."""
-    fixture = crowded(kit)
+    fixture = crowded(kit, speculative=True)
     arrive(fixture.update_inputs(fixture.step(ORDER, speculative=True)))
     for order in ([], *([slot] for slot in reversed(ORDER)), []):
         step = fixture.step(order, speculative=True, logprobs=1, group=group)
@@ -162,7 +163,10 @@ def test_g20_a_step_without_slots_and_steps_of_one_have_their_rows(kit: Kit, gro
 @guarantee(25, also=(20, 22, 24))
 def test_g25_two_states_save_by_turns_in_their_own_modes(kit: Kit) -> None:
     """Steps that name both states, each in its order; the second has neither drafts nor log-probabilities."""
-    target, plain = crowded(kit), StateFixture(kit, replace(SIZES, max_draft_tokens=0, max_logprobs=0), name="plain")
+    target, plain = (
+        crowded(kit, speculative=True),
+        StateFixture(kit, replace(SIZES, max_draft_tokens=0, max_logprobs=0), name="plain"),
+    )
     slots = [3, 0, 15, 6]
     arrive(plain.insert([entering(plain, slot) for slot in slots]))
     for turn in range(3):
@@ -171,7 +175,7 @@ def test_g25_two_states_save_by_turns_in_their_own_modes(kit: Kit) -> None:
         verifying = Step(number, orders, speculative=True, logprobs=2)
         drawing = Step(number, orders)
         for fixture, step in ((plain, drawing), (target, verifying)):
-            sample(fixture, turn + 3) if fixture is target else draw_plain(plain, turn)
+            sample(fixture, turn + 3, speculative=True) if fixture is target else draw_plain(plain, turn)
             arrive(fixture.update_inputs(step))
         for fixture, step in ((target, verifying), (plain, drawing)):
             fixture.output(step)
@@ -209,7 +213,7 @@ def test_g18_rows_of_every_kind_are_cleaned_up_whatever_the_sink_does(
     kit: Kit, kind: str, speculative: bool, logprobs: int | None
 ) -> None:
     """The worker knows the rows all the same, the next step tells no departure again, and goes to a good sink."""
-    fixture, sink = crowded(kit), SINKS[kind]()
+    fixture, sink = crowded(kit, speculative=speculative), SINKS[kind]()
     group = FOLLOWER if kind.endswith("rank") else ALONE
     step = fixture.step(
         ORDER, speculative=speculative, logprobs=logprobs, group=group,
@@ -231,7 +235,7 @@ def test_g18_rows_of_every_kind_are_cleaned_up_whatever_the_sink_does(
     if kind == "on a thread":
         sink.close(PATIENCE)
         assert_rows(sink.records[0], should, step.number)
-    sample(fixture, 2)
+    sample(fixture, 2, speculative=speculative)
     fixture.steps += 1
     again = step.again(step.number + 1)
     arrive(fixture.update_inputs(again))
@@ -246,7 +250,7 @@ def test_g18_rows_of_every_kind_are_cleaned_up_where_the_copy_fails(
     kit: Kit, speculative: bool, logprobs: int | None, group: Group, late: bool
 ) -> None:
     with under(kit, faults.FailingCopies) as (laid, fuse):
-        fixture, sink = crowded(laid), KeepingSink()
+        fixture, sink = crowded(laid, speculative=speculative), KeepingSink()
         step = fixture.step(ORDER, speculative=speculative, logprobs=logprobs, group=group)
         arrive(fixture.update_inputs(step))
         laid.device.late, fuse.at = late, 1  # type: ignore[attr-defined]  # the fault's
@@ -254,7 +258,7 @@ def test_g18_rows_of_every_kind_are_cleaned_up_where_the_copy_fails(
         assert_raises(faults.CopyFailed, lambda: told_by(fixture, step, sink), why)
         fuse.at = 0
         fixture.check(why)
-        sample(fixture, 2)
+        sample(fixture, 2, speculative=speculative)
         after = fixture.step(ORDER[::-1], speculative=speculative, logprobs=logprobs, group=group)
         arrive(fixture.update_inputs(after))
         saved(fixture, after, fixture.rows_of(after))

@@ -153,13 +153,15 @@ def flip(bound: BoundDevice, state: SlotState, group: Group, at: int, *, sent: b
 
 @dataclass
 class Corrupted:
-    """The results of a broadcast with a wrong header: the first error, records sent, and later calls' errors."""
+    """The results of a broadcast with a wrong header: the first error, records sent, later calls' errors, and whether
+    the broadcast's own ticket was waited for and raised nothing."""
 
     error: Met | None
     sent: int
     later: dict[str, str]
     before: Met | None = None
     another: Met | None = None
+    passed: bool = False
 
 
 def corrupt(
@@ -190,8 +192,10 @@ def corrupt(
             well = contract_error(lambda: one_step(bound, state, group, sink, 0, "ticket"))  # noqa: B023 (called at once)
             sent = len(sink.records)
             wrong["at"] = at
-            error = contract_error(lambda: one_step(bound, state, group, sink, 1, by))  # noqa: B023 (called at once)
-            told.append(Corrupted(error, len(sink.records) - sent, later(bound, state, group, sink, error), well))
+            passed: list[int] = []
+            error = contract_error(lambda: one_step(bound, state, group, sink, 1, by, passed))  # noqa: B023 (as above)
+            after_it = later(bound, state, group, sink, error)
+            told.append(Corrupted(error, len(sink.records) - sent, after_it, well, passed=bool(passed)))
         wrong["at"] = -1
         state = bound.state(size, name="another")
         enter(bound, state, [0, 1])
@@ -199,12 +203,22 @@ def corrupt(
     return told
 
 
-def one_step(bound: BoundDevice, state: SlotState, group: Group, sink: MemorySink, number: int, by: str) -> None:
-    """Broadcast, update, save, take."""
+def one_step(
+    bound: BoundDevice,
+    state: SlotState,
+    group: Group,
+    sink: MemorySink,
+    number: int,
+    by: str,
+    passed: list[int] | None = None,
+) -> None:
+    """Broadcast, update, save, take. ``passed`` gets the number once the broadcast's ticket has raised nothing."""
     stream = bound.default_stream
     ticket = bound.broadcast_tokens(state=state, group=group, stream=stream)
     if by == "ticket":
         ticket.wait(backdoor.PATIENCE)
+        if passed is not None:
+            passed.append(number)
     step = Step(number, {state.name: np.arange(state.sizes.num_slots, dtype=np.int32)}, group=group)
     bound.update_inputs(state=state, step=step, stream=stream).wait(backdoor.PATIENCE)
     saved: Any = bound.save_output(state=state, step=step, sink=sink, stream=stream)
@@ -240,9 +254,10 @@ def stray(rank: Rank, recipe: Recipe, who: int, by: str, times: int = 1) -> Corr
         for number in range(1, 1 + times if rank.rank == who else 1):
             step = Step(number, {state.name: np.arange(2, dtype=np.int32)}, group=group)
             bound.update_inputs(state=state, step=step, stream=bound.default_stream).wait(backdoor.PATIENCE)
-        error = contract_error(lambda: one_step(bound, state, group, sink, 1 + times, by))
+        passed: list[int] = []
+        error = contract_error(lambda: one_step(bound, state, group, sink, 1 + times, by, passed))
         after = later(bound, state, group, sink, error)
-        return Corrupted(error, len(sink.records) - sent, after, well)
+        return Corrupted(error, len(sink.records) - sent, after, well, passed=bool(passed))
 
 
 LONG = 3.0
