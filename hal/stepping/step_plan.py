@@ -47,6 +47,7 @@ class StepPlanner:
         self._state, self._group = state, group
         self._totals = np.zeros(state.sizes.num_slots, np.int64)  # by slot: tokens of its request left to prefill
         self._logprobs = np.full(state.sizes.num_slots, -1, np.int64)
+        self._reports = False  # whether a request so far has wanted log-probabilities
         self._last: PlannedStep | None = None  # of the same slots as the next one, if ``_known`` is unchanged
         self._known: tuple[bytes, bytes, set[int]] | None = None
 
@@ -74,6 +75,7 @@ class StepPlanner:
             elif kind in ENTERING:
                 logprobs = request.params.logprobs
                 self._totals[slot], self._logprobs[slot] = request.total, -1 if logprobs is None else logprobs
+                self._reports |= logprobs is not None
             if kind in FEEDING:
                 fed[slot] = length
         runs = table.prefilled >= self._totals
@@ -86,7 +88,7 @@ class StepPlanner:
         decodes = runs.copy() if fed or left else runs
         if fed:
             counts[[*fed]], runs[[*fed]] = [*fed.values()], True
-        most = max(self._logprobs[runs].tolist(), default=-1)
+        most = int(self._logprobs[runs].max(initial=-1)) if self._reports else -1
         if left:
             runs[left] = True
         places = runs.nonzero()[0]

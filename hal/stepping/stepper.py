@@ -233,6 +233,8 @@ class Stepper:
     def _make_way(self, batch: TaskBatch) -> None:
         """Free slots of requests whose length ends them in the step in flight, which gives each at least one token.
         Other slots stay held, and the insertion is refused."""
+        if self._taken == self.steps:
+            return
         tasks = [*zip(batch.plain["kinds"], batch.plain["slots"], strict=True)]
         if entered := {slot for kind, slot in tasks if kind in ENTERING}:
             held = entered.intersection(self.state.host_table.live.values())
@@ -241,13 +243,13 @@ class Stepper:
                 self.state.release(over)
 
     def _ends(self, slot: int) -> bool:
-        """Return whether its length ends a slot's request with the step in flight, if there is one."""
-        held, mirror, under_way = self.state.host_table.requests[slot], self.state.mirror, self.steps - self._taken
+        """Return whether its length ends a slot's request with the step in flight."""
+        held, mirror = self.state.host_table.requests[slot], self.state.mirror
         assert held is not None
         known = mirror["request_serial"][slot, 0] == held.admission_id
         generated = int(mirror["step_idx"][slot, 0]) if known else held.generated
         decodes = self.state.host_table.prefilled[slot] >= held.total
-        return bool(decodes and under_way and generated + 1 >= held.params.max_tokens)
+        return bool(decodes and generated + 1 >= held.params.max_tokens)
 
     def _stop_failed(self, ticket: OutputTicket, ended: Sequence[int]) -> list[int]:
         """Stop requests with an error row that the device has not stopped, such as an invalid token (G21). Return their
