@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from .draw.requests import sizes
 from .fixtures.batches import ENTER, LEAVE, draw_batch
 from .fixtures.state import FOLLOWER, StateFixture, assert_rows
-from .fixtures.stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
+from .fixtures.stepping import draftable, draw_proposal, draw_sampling, draw_step, free_ended, run_step
 from .harness.asserts import assert_raises
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
@@ -287,6 +287,35 @@ def check_mode(kit: Kit, draw: Draw, mode: str) -> None:
             draw_proposal(draw, fixture)
         fixture.output(step)
         fixture.check(f"a step of mode {mode!r}")
+
+
+@guarantee(25, also=(12, 24))
+@pytest.mark.parametrize("role", SplitRole, ids=lambda role: role.name.lower())
+@pytest.mark.parametrize("mode", MODES)
+def test_g25_each_count_of_tokens_and_drafts_is_told_in_every_mode(kit: Kit, mode: str, role: SplitRole) -> None:
+    """In each of four steps a slot gives another count, from none to all; then it has another count of drafts."""
+    drafts, speculative, proposes = MODES[mode]
+    size = StateConfig(num_slots=6, max_model_len=40, block_size=8, max_draft_tokens=drafts, max_logprobs=1)
+    fixture, params = StateFixture(kit, size), SamplingParams(max_tokens=30, logprobs=1)
+    asked = [fixture.admit(Request(f"r{slot}", [1, 2], params, role=role)) for slot in range(6)]
+    fixture.insert([Task(TaskKind.PREFILL, slot, one, 0, 2, [slot]) for slot, one in enumerate(asked)]).wait(PATIENCE)
+    most = size.max_accept
+    for turn in range(4):
+        tokens = 1000 * turn + 10 * np.arange(6)[:, None] + np.arange(most)
+        alternatives = np.stack([tokens, tokens + 500_000], axis=2)
+        fields = {"topk_token_ids": alternatives, "topk_logprobs": -np.arange(12 * most, dtype=np.float32) - turn,
+                  "topk_ranks": np.arange(6 * most, dtype=np.int32) + turn}  # fmt: skip
+        fields["sampled_token_ids"] = np.full(6, -3) if speculative else tokens[:, 0]
+        fields["accept_tokens"] = tokens if speculative else np.full((6, most), -3)
+        fields["accept_num"] = (np.arange(6) + 1 + turn) % (most + 1) if speculative else np.full(6, 77)
+        fixture.poke(fields)
+        step = fixture.step(np.roll(range(6), turn).tolist(), speculative=speculative, logprobs=turn % 2)
+        fixture.update_inputs(step).wait(PATIENCE)
+        fixture.check(f"step {turn} of mode {mode!r}")
+        if proposes:
+            given = {slot: [7] * ((slot + turn) % (drafts + 1)) for slot in draftable(fixture)}
+            fixture.propose(given).wait(PATIENCE)
+        fixture.output(step)
 
 
 @guarantee(25)
