@@ -104,7 +104,7 @@ def test_g19_output_saved_before_closing_is_delivered_after_it(kit: Kit, fault: 
             assert_rows(sink.records[0], rows)
 
 
-CLOSED = ("on the device", "an array", "copy_out", "update_inputs", "a stream that was dropped")
+CLOSED = ("on the device", "copy_out", "update_inputs", "a stream that was dropped")
 """Work under way; the first one does not use the ring, whose own close waits."""
 
 
