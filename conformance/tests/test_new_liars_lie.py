@@ -22,6 +22,7 @@ from hal_conformance.liars import (
     nans,
     ordering,
     parts,
+    paths,
     ring,
     runtimes,
     sizes,
@@ -44,6 +45,7 @@ import liar_proofs_first  # noqa: F401 (each registers its proofs)
 import liar_proofs_large  # noqa: F401
 import liar_proofs_life  # noqa: F401
 import liar_proofs_limits  # noqa: F401
+import liar_proofs_paths  # noqa: F401
 import liar_proofs_runtimes  # noqa: F401
 import liar_proofs_swept  # noqa: F401
 import liar_proofs_unseen  # noqa: F401
@@ -82,6 +84,7 @@ MODULES = (
     large,
     unseen,
     swept,
+    paths,
 )
 SINGLE = {
     *("CompanionsBookRefusals", "CompanionsBookInTurn", "SizesAreCompared", "OtherTypesLeftOut"),
