@@ -123,20 +123,20 @@ FREED: dict[str, tuple[slice, slice]] = {
 def test_g02_a_device_value_may_be_freed_once_the_call_has_returned(kit: Kit, way: str) -> None:
     into, of = FREED[way]
     for length in (256, 65_536, MIB + 8) if way == "whole" else (256,):
-        block = LargeBlock(kit, length + 2 * GAP)
-        source: LargeBlock | None = LargeBlock(kit, length, noise(10, length))
-        assert source is not None
-        target, other = block.at(GAP, (length,))[into], kit.device.stream()
-        block.over(target)[...] = source.should[of]
+        block, other = LargeBlock(kit, 2 * length + 3 * GAP), kit.device.stream()
+        sources = [LargeBlock(kit, length, noise(10 + turn, length)) for turn in range(2)]
         with kit.held(block.stream):
-            ticket = block.set(target, source.at(0, (length,))[of])
-            source = None
+            for turn in range(2):  # the second value's work must not release what the first one's uses
+                target, source = block.at(GAP + turn * (length + GAP), (length,))[into], sources.pop(0)
+                block.over(target)[...] = source.should[of]
+                ticket = block.set(target, source.at(0, (length,))[of])
+                del source
             gc.collect()
             others = [kit.device.allocate(length) for _ in range(3)]  # likely to reuse the freed memory
             for memory in others:
                 backdoor.write(kit.device, memory, 0, np.full(length, 0xDD, np.uint8), other)
         arrive(ticket)
-        block.check(f"the device value of {length} bytes, {way}, was freed by its caller")
+        block.check(f"two device values of {length} bytes, {way}, were freed by their caller")
 
 
 @guarantee(2, requires=("tensors", "async_h2d", "can_hold_stream"))

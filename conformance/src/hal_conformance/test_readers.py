@@ -344,8 +344,9 @@ def test_g28_a_companions_fields_are_written_after_its_own_readers(kit: Kit) -> 
     companion = state.companions[0]
     tokens, top = companion.view("next_tokens"), companion.view("top_p")
     values: dict[str, tuple[View, object]] = {
-        "a scalar": (tokens, 5), "an array": (tokens, np.arange(SIZES.num_slots)), "a list": (tokens[::2], [1, 2, 3]),
-        "a value on the device": (companion.view("min_p"), top), "one element": (top[1:2], 0.5),
+        "a scalar": (tokens, 5), "an array": (companion.view("seed"), np.arange(SIZES.num_slots)),
+        "a list": (companion.view("top_k")[::2], [1, 2, 3]), "a value on the device": (companion.view("min_p"), top),
+        "one element": (companion.view("temperature")[1:2], 0.5),
     }  # fmt: skip
     with kit.held(reader, "writes to a companion that is read"):
         busy = Busy(kit, reader, 5)
@@ -354,7 +355,7 @@ def test_g28_a_companions_fields_are_written_after_its_own_readers(kit: Kit) -> 
         for told, (target, value) in values.items():
             written[told] = bound.async_set_value(target=target, value=value, stream=device.stream())
         writes = Writes()
-        writes.fill(tokens, [LEFT], 9)
+        writes.fill(companion.view("step_idx"), [LEFT], 9)
         writes.fill(state.view("next_tokens"), [LEFT], 9)
         written["a write to several"] = bound.write(writes=writes, stream=device.stream())
         arrive(bound.async_set_value(target=state.view("seed"), value=3, stream=device.stream()))

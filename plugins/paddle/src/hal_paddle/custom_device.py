@@ -154,5 +154,6 @@ class CustomDevice(PaddlePlace, StreamDevice):
         self.count("launches")
         self.count("submissions")
         self.count("allocations")
-        self.mark(self.own(stream)).keep = (value.memory, gathered)
-        return self.writer.place(memory, elements_of(target, value), gathered, target.dtype.itemsize, stream)
+        self.mark(self.own(stream)).keep = (value.memory, gathered)  # also if the ring refuses what follows
+        places = elements_of(target, value)
+        return self.writer.place(memory, places, gathered, target.dtype.itemsize, stream, value.memory)

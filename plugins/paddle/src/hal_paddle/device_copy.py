@@ -35,8 +35,9 @@ def gather(value: View, dtype: str) -> Tensor:
     low = memory.begin + value.bounds()[0]
     shape, strides = [count for count, _ in axes], [step for _, step in axes]
     strided = paddle.as_strided(memory.typed(dtype), shape or [1], strides or [1], low)
-    packed = strided.contiguous()
-    return (paddle.assign(packed) if packed is strided or strided.is_contiguous() else packed).reshape([-1])
+    begin = strided.data_ptr()
+    packed = strided.contiguous()  # the same object, which has memory of its own then, unless it was contiguous
+    return (paddle.assign(packed) if packed.data_ptr() == begin else packed).reshape([-1])
 
 
 def elements_of(target: View, value: View) -> np.ndarray[Any, np.dtype[np.int64]]:
