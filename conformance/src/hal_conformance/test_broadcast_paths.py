@@ -138,10 +138,11 @@ def test_g14_the_header_of_a_state_with_drafts_is_compared_too(kit: Kit, where: 
 
 
 @guarantee(14, requires=RANKS)
-@pytest.mark.parametrize("who", [0, 1])
-def test_g14_a_rank_that_is_256_steps_ahead_is_found_by_the_header(kit: Kit, who: int) -> None:
-    answers = kit.ranks.run(kit.recipe, rank_slice.stray, who, "output", 256, ranks=[0, 1])
-    assert_corrupted(1, answers[1], f"rank {who} was 256 steps ahead")
+@pytest.mark.parametrize(("who", "times"), [(0, 256), (1, 256), (1, 2**16), (0, 2**32)])
+def test_g14_a_rank_that_is_many_steps_ahead_is_found_by_the_header(kit: Kit, who: int, times: int) -> None:
+    """By as many as one, two and four bytes count."""
+    answers = kit.ranks.run(kit.recipe, rank_slice.stray, who, "output", times, ranks=[0, 1])
+    assert_corrupted(1, answers[1], f"rank {who} was {times} steps ahead")
 
 
 SMALL = {"max_model_len": 2, "max_logprobs": 0, "max_eos": 1, "max_stop_sequences": 1, "max_stop_length": 1}

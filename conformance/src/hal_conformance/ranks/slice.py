@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -164,17 +164,26 @@ class Corrupted:
     passed: bool = False
 
 
+MOST = 2
+"""Alternatives that the states of :func:`corrupt` hold."""
+
+
+def form_of(turn: int, drafts: int) -> dict[str, Any]:
+    """Return the arguments of a step: its log-probabilities by turns, and whether it verifies drafts."""
+    return {"logprobs": (None, 0, MOST)[turn % 3], "speculative": drafts > 0 and turn % 2 == 0}
+
+
 def corrupt(
     rank: Rank, recipe: Recipe, groups: Groups, places: Sequence[int], by: str, where: str, drafts: int = 0
 ) -> list[Corrupted]:
     """For each place, create a state, run a valid step, and one whose header has a wrong byte there.
 
-    ``drafts``: those that the state is sized for.
+    ``drafts``: those that the state is sized for. The steps have the forms of :func:`form_of`.
     ``where``: at the "source", so that all ranks get it, or only at the last "receiver". The ranks check the ticket, or
     (``by``) only the output.
     """
     group, told = group_of(rank, groups), []
-    wrong, size = {"at": -1}, StateConfig(num_slots=2, max_model_len=16, max_draft_tokens=drafts)
+    wrong, size = {"at": -1}, StateConfig(num_slots=2, max_model_len=16, max_draft_tokens=drafts, max_logprobs=MOST)
 
     def before(bound: BoundDevice, state: SlotState, among: Group) -> None:
         if wrong["at"] >= 0 and where == "source" and among.is_first:
@@ -185,15 +194,16 @@ def corrupt(
             flip(bound, state, among, wrong["at"], sent=True)
 
     with interfered(recipe, before, after) as bound:
-        for at in places:
+        for turn, at in enumerate(places):
             state, sink = bound.state(size, name=f"byte{at}"), MemorySink()
             enter(bound, state, [0, 1])
+            form = form_of(turn, drafts)
             wrong["at"] = -1
-            well = contract_error(lambda: one_step(bound, state, group, sink, 0, "ticket"))  # noqa: B023 (called at once)
+            well = contract_error(lambda: one_step(bound, state, group, sink, 0, "ticket", form=form))  # noqa: B023 (called at once)
             sent = len(sink.records)
             wrong["at"] = at
             passed: list[int] = []
-            error = contract_error(lambda: one_step(bound, state, group, sink, 1, by, passed))  # noqa: B023 (as above)
+            error = contract_error(lambda: one_step(bound, state, group, sink, 1, by, passed, form))  # noqa: B023 (as above)
             after_it = later(bound, state, group, sink, error)
             told.append(Corrupted(error, len(sink.records) - sent, after_it, well, passed=bool(passed)))
         wrong["at"] = -1
@@ -211,15 +221,19 @@ def one_step(
     number: int,
     by: str,
     passed: list[int] | None = None,
+    form: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Broadcast, update, save, take. ``passed`` gets the number once the broadcast's ticket has raised nothing."""
+    """Broadcast, update, save, take. ``passed`` gets the number once the broadcast's ticket has raised nothing.
+
+    ``form``: arguments of the step.
+    """
     stream = bound.default_stream
     ticket = bound.broadcast_tokens(state=state, group=group, stream=stream)
     if by == "ticket":
         ticket.wait(backdoor.PATIENCE)
         if passed is not None:
             passed.append(number)
-    step = Step(number, {state.name: np.arange(state.sizes.num_slots, dtype=np.int32)}, group=group)
+    step = Step(number, {state.name: np.arange(state.sizes.num_slots, dtype=np.int32)}, group=group, **form)
     bound.update_inputs(state=state, step=step, stream=stream).wait(backdoor.PATIENCE)
     saved: Any = bound.save_output(state=state, step=step, sink=sink, stream=stream)
     state.take(saved)
@@ -243,15 +257,22 @@ def later(bound: BoundDevice, state: SlotState, group: Group, sink: MemorySink, 
     return {hook: one.kind if one else "" for hook, one in met.items()}
 
 
+REALLY_RUN = 256
+"""Steps that :func:`stray` runs at most."""
+
+
 def stray(rank: Rank, recipe: Recipe, who: int, by: str, times: int = 1) -> Corrupted:
-    """Let rank ``who`` advance ``times`` more than the other ranks between two broadcasts."""
+    """Let rank ``who`` advance ``times`` more than the other ranks between two broadcasts; most of many such steps are
+    only counted."""
     group, sink = Group((0, 1), rank.rank), MemorySink()
     with opened(recipe) as bound:
         state = bound.state(StateConfig(num_slots=2, max_model_len=16))
         enter(bound, state, [0, 1])
         well = contract_error(lambda: one_step(bound, state, group, sink, 0, "ticket"))
         sent = len(sink.records)
-        for number in range(1, 1 + times if rank.rank == who else 1):
+        counted = max(0, times - REALLY_RUN) if rank.rank == who else 0
+        state.updates += counted
+        for number in range(1 + counted, 1 + times if rank.rank == who else 1):
             step = Step(number, {state.name: np.arange(2, dtype=np.int32)}, group=group)
             bound.update_inputs(state=state, step=step, stream=bound.default_stream).wait(backdoor.PATIENCE)
         passed: list[int] = []

@@ -1,0 +1,162 @@
+"""A broadcast that is pending while its step is saved: each form of output finds a wrong header (G14)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import numpy as np
+import pytest
+from hal_core.errors import StateUnusable
+from hal_core.group import Group
+from hal_core.output.sinks import complete_with
+from hal_core.output.ticket import OutputTicket
+from hal_core.slots.fields import HEADER_BYTES
+from hal_core.tickets import PromiseTicket
+
+from .fixtures.fake_group import can_fake_group
+from .fixtures.state import StateFixture, assert_rows
+from .harness import backdoor
+from .harness.asserts import assert_no_error, assert_raises, assert_says
+from .harness.backdoor import PATIENCE, arrive
+from .harness.guarantees import guarantee
+from .harness.sinks import KeepingSink
+from .kit import Kit
+from .oracle.output import Row
+from .test_steps_after_errors import ALL, AT_ONCE, FALLING, LATE, SOME, Case, advance, working
+
+if TYPE_CHECKING:
+    from hal_core.memory.views import ByteRange, Memory
+    from hal_core.streams import Stream
+    from hal_core.tickets import Ticket
+
+
+class PendingCollectives:
+    """A communicator whose other rank is simulated. Its data is there in stream order, its tickets end when told."""
+
+    def __init__(self, group: Group, fixtures: Sequence[StateFixture]) -> None:
+        self._group, self._fixtures = group, fixtures
+        self.pending: list[PromiseTicket] = []
+        self.wrong: int | None = None
+        """The byte of the next header that arrives wrong."""
+
+    def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
+        """Write the header; the fields are equal on both ranks."""
+        fixture = next(one for one in self._fixtures if one.state.memory is memory)
+        header = bytearray(fixture.state.channels[self._group.ranks].expected)
+        if self.wrong is not None:
+            header[self.wrong] ^= 1
+        self.wrong = None
+        fixture.model.block[part.offset : part.offset + HEADER_BYTES] = np.frombuffer(header, np.uint8)
+        arrive(backdoor.put(fixture.device, memory, [(part.offset, bytes(header))], stream))
+        self.pending.append(PromiseTicket("async"))
+        return self.pending[-1]
+
+    def exchange(self, block: bytes) -> Mapping[int, bytes]:
+        """Return the same block for every rank."""
+        return dict.fromkeys(self._group.ranks, block)
+
+    def end(self) -> None:
+        """End all collectives."""
+        for ticket in self.pending:
+            ticket.complete()
+        self.pending.clear()
+
+    def close(self) -> None:
+        """Return at once."""
+
+
+@contextmanager
+def pending_collectives(group: Group, fixtures: Sequence[StateFixture]) -> Iterator[PendingCollectives]:
+    """Context in which the device's groups have a simulated rank and pending collectives."""
+    far, device = PendingCollectives(group, fixtures), fixtures[0].device
+    device.communicator = lambda group: far  # type: ignore[method-assign]
+    try:
+        yield far
+    finally:
+        far.end()
+        del device.communicator
+
+
+FIRST, OTHER, HIGH = Group((1, 0), 1), Group((0, 1), 1), Group((5, 2), 5)
+
+
+class Wrong(NamedTuple):
+    """The form of the steps, the step whose header is wrong, and the wrong byte of it."""
+
+    case: Case
+    turn: int
+    byte: int
+
+
+def _wrong(
+    speculative: bool, logprobs: int | None, order: str, group: Group, taken: str, turn: int, byte: int
+) -> Wrong:
+    return Wrong(Case(speculative, logprobs, order, group, taken, KeepingSink), turn, byte)
+
+
+WRONG = {
+    "plain, first step": _wrong(False, None, ALL, FIRST, AT_ONCE, 0, 0),
+    "plain, other rank, second": _wrong(False, None, SOME, OTHER, LATE, 1, 17),
+    "drafts, third": _wrong(True, None, FALLING, HIGH, LATE, 2, 24),
+    "drafts, other rank, tenth": _wrong(True, None, ALL, OTHER, AT_ONCE, 9, 63),
+    "no alternatives, second": _wrong(False, 0, FALLING, FIRST, AT_ONCE, 1, 16),
+    "no alternatives, drafts, other rank, third": _wrong(True, 0, SOME, OTHER, AT_ONCE, 2, 31),
+    "all alternatives, tenth": _wrong(False, 2, SOME, HIGH, LATE, 9, 40),
+    "all alternatives, other rank, first step": _wrong(False, 2, FALLING, OTHER, AT_ONCE, 0, 20),
+    "all alternatives, drafts, second": _wrong(True, 2, ALL, FIRST, LATE, 1, 5),
+    "no alternatives, tenth": _wrong(False, 0, ALL, HIGH, AT_ONCE, 9, 32),
+}
+
+
+@guarantee(14, also=(17, 19))
+@pytest.mark.parametrize("form", WRONG)
+def test_g14_an_output_whose_broadcast_ends_later_finds_a_wrong_header(kit: Kit, form: str) -> None:
+    """Only the output is waited for; the steps before it, and those of another state, are delivered."""
+    if not can_fake_group(kit):
+        pytest.skip("the device's own broadcast_tokens may not ask communicator(), so no rank can be faked")
+    (case, last, byte), fixtures = WRONG[form], [working(kit), working(kit, "other")]
+    sink, good = KeepingSink(), list[tuple[OutputTicket, list[Row]]]()
+    with pending_collectives(case.group, fixtures) as far:
+        for turn in range(last + 1):
+            for fixture in fixtures:
+                far.wrong = byte if turn == last and fixture is fixtures[0] else None
+                broadcast = fixture.bound.broadcast_tokens(state=fixture.state, group=case.group, stream=fixture.stream)
+                step = advance(fixture, case, turn)
+                rows = fixture.rows_of(step)
+                ticket = cast(OutputTicket, assert_no_error(lambda: fixture.save(step, sink), "save_output"))  # noqa: B023
+                if turn == last and fixture is fixtures[0]:
+                    bad = ticket, broadcast
+                else:
+                    good.append((ticket, rows))
+            if case.taken == AT_ONCE and turn < last:
+                far.end()
+        far.end()
+        check_bad(fixtures[0], *bad, sink, f"a step whose header has a wrong byte {byte}")
+        check_good(good, sink, first=case.group.is_first)
+        error = assert_raises(StateUnusable, lambda: advance(fixtures[0], case, last + 1), "a later step of that state")
+        assert_says(error, device=kit.bound.name, hook="update_inputs")
+
+
+def check_bad(fixture: StateFixture, ticket: OutputTicket, broadcast: Ticket, sink: KeepingSink, what: str) -> None:
+    """Assert that neither the worker nor the sink gets the record of that step."""
+    __tracebackhide__ = True
+    error = assert_raises(StateUnusable, lambda: fixture.state.take(ticket), f"taking the output of {what}")
+    assert_says(error, device=fixture.bound.name, hook="broadcast_tokens")
+    for pending in [one for one in sink.pending if one is ticket]:
+        sink.pending.remove(pending)
+        assert complete_with(pending) is None, f"the sink was given the record of {what}"
+        assert_raises(StateUnusable, lambda: ticket.wait(PATIENCE), f"waiting for the output of {what}")
+    assert_raises(StateUnusable, lambda: broadcast.wait(PATIENCE), f"waiting for the broadcast of {what}")
+
+
+def check_good(good: Sequence[tuple[OutputTicket, list[Row]]], sink: KeepingSink, *, first: bool) -> None:
+    """Assert that the other outputs have their records, and that a first rank's sink has them all in order."""
+    __tracebackhide__ = True
+    for ticket, rows in good:
+        assert_rows(assert_no_error(ticket.record, f"the record of step {ticket.step}"), rows, ticket.step)
+    assert [one for one in sink.pending if one not in [ticket for ticket, _ in good]] == [], "other outputs were sent"
+    sent = [record.step for record in sink.resolve_all()]
+    should = [ticket.step for ticket, _ in good] if first else []
+    assert sent == should, f"the sink was given the steps {sent}, but should be given {should}"
