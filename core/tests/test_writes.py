@@ -122,3 +122,16 @@ def test_g26_rows_and_lengths_that_do_not_fit_are_refused(values, lengths):
         Writes().fill(view, [0, SLOTS], 1)
     with pytest.raises(ShapeMismatch, match=r"of slots -1 to 0"):
         Writes().fill(view, [-1], 1)
+
+
+def test_g28_owners_are_all_whose_views_are_written_also_in_one_memory():
+    """A state and its companions share one memory, and each has readers of its own."""
+    block, beside, owners = Block(), Block(), [object(), object(), object()]
+    views = [
+        View.contiguous(memory, 8 * SLOTS * at, (SLOTS, 1), INT64, owner)
+        for at, (memory, owner) in enumerate(zip((block, block, beside), owners, strict=True))
+    ]
+    writes = Writes()
+    for view in (*views, views[0]):
+        writes.fill(view, [0], 1)
+    assert [*writes.owners.values()] == owners

@@ -131,7 +131,7 @@ class Writes:
         found = self._builders.get(id(target.memory))
         if found is None:
             found = self._builders[id(target.memory)] = PlanBuilder(target.memory)
-            self.owners[id(target.owner)] = target.owner
+        self.owners[id(target.owner)] = target.owner  # a state and its companions share one memory
         return found
 
 
