@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -157,3 +158,55 @@ def test_g05_a_tensor_of_the_framework_is_written_where_it_is(kit: Kit, draw: Dr
     arrive(kit.bound.async_set_value(target=target, value=77, stream=kit.device.default_stream))
     got = support.values_of(kit.device, tensor)
     assert (got == should).all(), f"a tensor's slice [{rows}, 1, {columns}] set to 77 gives\n{got}\nnot\n{should}"
+
+
+FOLDED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "sliding windows": ((5, 4), (1, 1)),
+    "windows that overlap by half": ((3, 4), (2, 1)),
+    "windows that share one element": ((2, 3, 3), (9, 2, 1)),
+    "one row for all": ((3, 4), (0, 1)),
+    "one element for all": ((6,), (0,)),
+}
+"""Shape and strides, in elements, of views of a tensor in which two elements share memory."""
+
+
+def folded(tensor: Any, what: str) -> Any:  # noqa: ANN401 (a framework's tensor)
+    """Return such a view of a flat tensor of int64, made as its framework makes it."""
+    shape, strides = FOLDED[what]
+    if isinstance(tensor, np.ndarray):
+        return np.lib.stride_tricks.as_strided(tensor, shape, [8 * stride for stride in strides])
+    if isinstance(tensor, View):
+        return View(tensor.memory, tensor.offset, shape, tuple(8 * stride for stride in strides), tensor.dtype)
+    if isinstance(whole := getattr(tensor, "view", None), View):  # a tensor that is little more than a view
+        return type(tensor)(folded(whole, what))
+    if not hasattr(tensor, "as_strided"):
+        pytest.skip(f"{type(tensor).__name__} has no as_strided, so no tensor of it has elements that share memory")
+    return tensor.as_strided(list(shape), list(strides))
+
+
+@guarantee(5, requires="tensors", also=(26,))
+@pytest.mark.parametrize("what", FOLDED)
+def test_g05_a_tensor_whose_elements_share_memory_is_refused(kit: Kit, what: str) -> None:
+    """By every class of values, on each kind of stream, and also once the same tensor was written as a whole."""
+    device, support, should = kit.device, kit.subject.support, np.arange(32, dtype=np.int64)
+    tensor: Any = support.tensor(device, should.copy())
+    shape = FOLDED[what][0]
+    values: dict[str, Any] = {
+        "a scalar": 7,
+        "an array": np.full(shape, 8),
+        "a list": np.full(shape, 9).tolist(),
+        "a tensor": support.tensor(device, np.full(shape, 10)),
+    }
+    for turn, stream in enumerate((device.default_stream, device.stream())):
+        for told, value in values.items():
+            target = folded(tensor, what)
+            call = partial(kit.bound.async_set_value, target=target, value=value, stream=stream)
+            error = assert_raises(InvalidValue, call, f"{told} for {what} of a tensor")
+            assert_says(error, device=kit.bound.name, hook="async_set_value", argument="target")
+        stream.synchronize(backdoor.PATIENCE)
+        got = support.values_of(device, tensor)
+        assert (got == should).all(), f"{what} of a tensor were refused as a target, and it holds {got.tolist()}"
+        should = should + 100 * (turn + 1)
+        arrive(kit.bound.async_set_value(target=tensor, value=should.copy(), stream=stream))
+    got = support.values_of(device, tensor)
+    assert (got == should).all(), f"a tensor was set as a whole after {what} of it were refused: {got.tolist()}"

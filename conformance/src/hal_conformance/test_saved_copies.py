@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.views import View
 from hal_core.output.records import OutputRecord
 from hal_core.output.ticket import OutputTicket
 from hal_core.slots.step import Step
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 OUTPUTS = 70
 """Simultaneous pending outputs: more than any pool of buffers keeps."""
+LATER = 4
+"""Outputs that come and go after the one that was taken."""
 
 
 def stepped(kit: Kit) -> tuple[StateFixture, Step]:
@@ -107,6 +111,63 @@ def test_g23_however_many_outputs_are_in_flight_the_host_does_not_wait(kit: Kit)
         assert not waits, f"{OUTPUTS} outputs on {told}: the host waited {waits} times for the device"
         assert not any(done), f"{sum(done)} of {OUTPUTS} outputs on {told} are done while it is held"
         compare_records(sink.resolve_all(), rows, f"{OUTPUTS} outputs in flight on {told}")
+
+
+@guarantee(12, also=(22,))
+@pytest.mark.parametrize("which", [0, -1], ids=["own", "default"])
+def test_g12_the_mirror_stays_that_of_the_step_taken_last(kit: Kit, which: int) -> None:
+    """Later outputs are saved, arrive, are sent and are dropped; the mirror changes when one of them is taken."""
+    told, stream = stream_cases(kit)[which]
+    fixture, step = stepped(kit)
+    fixture.stream = stream
+    for turn in range(3):
+        fixture.poke(sampled(100 * turn))
+        should = {name: cells.copy() for name, cells in fixture.model.cells.items()}
+        sink = KeepingSink()
+        ticket = cast(OutputTicket, fixture.save(step, sink))
+        assert_no_error(partial(fixture.state.take, ticket), f"taking an output on {told}")
+        assert_no_error(sink.resolve_all, f"resolving the output that was taken on {told}")
+        for later_one in range(LATER):
+            fixture.poke(sampled(100 * turn + 1 + later_one))
+            sink = KeepingSink()  # the only holder of the output before, and of its ticket
+            ticket = cast(OutputTicket, fixture.save(step, sink))
+            assert_no_error(partial(ticket.record, PATIENCE), f"reading a later output on {told}")
+            assert_no_error(sink.resolve_all, f"resolving a later output on {told}")
+        for name, column in fixture.state.mirror.items():
+            assert (column == should[name]).all(), (
+                f"{told}, take {turn}: mirror[{name!r}] is {column.tolist()} after {LATER} later outputs that were not "
+                f"taken, but should be {should[name].tolist()}"
+            )
+
+
+@guarantee(23, requires=("async_d2h", "async_h2d", "can_hold_stream", "primitives"))
+@pytest.mark.parametrize("mode", ["plain", "log-probabilities", "drafts"])
+@pytest.mark.parametrize("which", [0, -1], ids=["own", "default"])
+def test_g23_the_compute_stream_does_not_wait_for_the_copy(kit: Kit, mode: str, which: int) -> None:
+    """The stream of the copies is held, thrice: work of the step's stream on other memory is done meanwhile."""
+    told, stream = stream_cases(kit)[which]
+    device: Any = kit.device
+    fixture, _ = filled(kit)
+    arguments = {"logprobs": 1} if mode == "log-probabilities" else {"speculative": mode == "drafts"}
+    other, memory = StateFixture(kit, SIZES, name="other"), device.allocate(64)
+    fixture.stream = other.stream = stream
+    view, told = View.contiguous(memory, 0, (8,), dtype_of("int64")), f"{mode}, on {told}"
+    for turn in range(3):
+        if mode != "drafts":
+            fixture.poke(sampled(turn))
+        step = fixture.step([3, 1, 5, 0, 2, 4], **arguments)
+        arrive(fixture.update_inputs(step))
+        should, sink = fixture.rows_of(step), KeepingSink()
+        with kit.held(device.own(stream).beside(), f"an output ({told}) or work after it"):
+            saved = fixture.save(step, sink)
+            event = device.event(stream)
+            assert event.wait(kit.effort.hang / 2), f"output {turn} ({told}): the compute stream waits for its copy"
+            arrive(kit.bound.async_set_value(target=view, value=turn, stream=stream))
+            if not turn:
+                arrive(other.insert(new_tasks(other, [0, 3])))
+            stream.synchronize(PATIENCE)
+        compare_records(sink.resolve_all(), [should], told)
+        arrive(saved)
 
 
 @guarantee(19, also=(22,))
