@@ -24,7 +24,7 @@ from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .kit import Kit
 from .oracle.output import Row
-from .test_steps_after_errors import ALL, AT_ONCE, FALLING, LATE, SOME, Case, advance, working
+from .test_later_steps import ALL, AT_ONCE, FALLING, LATE, SOME, Case, advance, working
 
 if TYPE_CHECKING:
     from hal_core.memory.views import ByteRange, Memory

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from hal_core.errors import HalError
 
-E = TypeVar("E", bound=HalError)
+E = TypeVar("E", bound=Exception)
 R = TypeVar("R")
 
 

@@ -1,0 +1,272 @@
+"""What is told in the steps after an event (G18, G19, G21): the next, the third and the tenth, in each form of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import pytest
+from hal_core.errors import SinkClosed, SinkFull
+from hal_core.group import ALONE, Group
+from hal_core.output.records import SlotStatus
+from hal_core.output.sinks import complete_with
+from hal_core.output.ticket import OutputTicket
+from hal_core.slots.admission import Request, SamplingParams
+from hal_core.slots.fields import StateConfig
+from hal_core.slots.step import Step
+from hal_core.slots.tasks import Task, TaskKind
+
+from .fixtures.state import FOLLOWER, StateFixture, assert_rows
+from .harness.asserts import assert_no_error, assert_raises
+from .harness.backdoor import PATIENCE, arrive
+from .harness.guarantees import guarantee
+from .harness.sinks import DeadSink, FullSink, KeepingSink
+from .kit import Kit
+from .oracle.output import Row
+
+VOCABULARY, SLOTS = 50, 4
+SIZES = StateConfig(
+    num_slots=SLOTS, max_model_len=64, block_size=8, max_draft_tokens=2, max_logprobs=2, vocab_size=VOCABULARY
+)
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+LATER = 11
+"""Steps after the one with the error."""
+BAD = (0, 2)
+"""Slots with a token outside the vocabulary; the second gets it three steps after the first."""
+ALL, SOME, FALLING = "all slots", "some slots", "falling"
+AT_ONCE, LATE = "at once", "late"
+
+
+class Case(NamedTuple):
+    """One form of all steps of a test."""
+
+    speculative: bool
+    logprobs: int | None
+    order: str
+    group: Group
+    taken: str
+    sink: type[KeepingSink]
+
+
+CASES = {
+    "plain": Case(False, None, ALL, ALONE, AT_ONCE, KeepingSink),
+    "plain, some slots, late": Case(False, None, SOME, Group((7,), 7), LATE, KeepingSink),
+    "plain, falling, dead sink": Case(False, None, FALLING, Group((3, 1), 3), AT_ONCE, DeadSink),
+    "plain, other rank": Case(False, None, SOME, FOLLOWER, AT_ONCE, KeepingSink),
+    "drafts": Case(True, None, FALLING, Group((7,), 7), AT_ONCE, KeepingSink),
+    "drafts, full sink, late": Case(True, None, ALL, Group((3, 1), 3), LATE, FullSink),
+    "drafts, other rank, some slots": Case(True, None, SOME, FOLLOWER, LATE, KeepingSink),
+    "no alternatives": Case(False, 0, SOME, Group((3, 1), 3), LATE, KeepingSink),
+    "no alternatives, drafts, dead sink": Case(True, 0, ALL, Group((7,), 7), AT_ONCE, DeadSink),
+    "all alternatives, full sink": Case(False, 2, FALLING, Group((7,), 7), AT_ONCE, FullSink),
+    "all alternatives, drafts, other rank": Case(True, 2, FALLING, FOLLOWER, LATE, KeepingSink),
+    "all alternatives, drafts, alone": Case(True, 2, SOME, ALONE, AT_ONCE, KeepingSink),
+}
+"""Every value of one axis with most values of each other one."""
+
+
+def working(kit: Kit, name: str = "target") -> StateFixture:
+    """Return a state with a request in each slot."""
+    fixture, params = StateFixture(kit, SIZES, name=name), SamplingParams(max_tokens=60, logprobs=2)
+    requests = [fixture.admit(Request(f"{name}{slot}", [1, 2], params)) for slot in range(SLOTS)]
+    arrive(fixture.insert([Task(TaskKind.PREFILL, at, one, 0, 2, [at]) for at, one in enumerate(requests)]))
+    return fixture
+
+
+def order_of(case: Case, turn: int) -> list[int]:
+    """Return the slots of a step; the slots of errors are left out now and then where not all are named."""
+    if case.order == SOME:
+        return [slot for slot in np.roll(range(SLOTS), turn).tolist() if turn == 0 or (slot + turn) % 3]
+    return [*range(SLOTS)] if case.order == ALL else [*range(SLOTS)][::-1]
+
+
+def feed(fixture: StateFixture, order: Sequence[int]) -> None:
+    """Let the slots run that a step names, and no other: those that are left out wait, as a scheduler lets them."""
+    lengths = fixture.model.cells["seq_lens_this_time"].copy()
+    for slot in range(SLOTS):
+        if slot not in order:
+            lengths[slot] = 0
+        elif slot in fixture.model.residents and not fixture.model.get("stop_flags", slot):
+            lengths[slot] = max(1, int(lengths[slot, 0]))
+    fixture.poke({"seq_lens_this_time": lengths})
+
+
+def advance(
+    fixture: StateFixture,
+    case: Case,
+    turn: int,
+    strange: tuple[int, ...] = (),
+    messages: Mapping[str, Any] = NOTHING,
+) -> Step:
+    """Run a step in which each slot gets a token of its own, and those in ``strange`` one outside the vocabulary.
+
+    ``messages``: ``errors``, ``recovered`` or ``late_errors`` of the step.
+    """
+    ids = (np.arange(SLOTS * 9, dtype=np.int64).reshape(SLOTS, 3, 3) + turn) % VOCABULARY
+    ids[list(strange), 0, 0] = VOCABULARY + turn
+    fixture.poke(
+        {
+            "sampled_token_ids": ids[:, 0, 0].copy(), "accept_tokens": ids[:, :, 0].copy(),
+            "accept_num": np.arange(SLOTS, dtype=np.int32) % 2 + 1, "topk_token_ids": ids,
+            "topk_logprobs": -np.arange(ids.size, dtype=np.float32), "topk_ranks": np.arange(SLOTS * 3, dtype=np.int32),
+        }
+    )  # fmt: skip
+    order = order_of(case, turn)
+    feed(fixture, order)
+    form = {"speculative": case.speculative, "logprobs": case.logprobs, "group": case.group, **messages}
+    step = fixture.step(order, **form)
+    fixture.update_inputs(step)
+    return step
+
+
+def saved(fixture: StateFixture, step: Step, sink: KeepingSink) -> OutputTicket:
+    """Save the output; where the sink does not take it, the error has the ticket."""
+    try:
+        return cast(OutputTicket, fixture.save(step, sink))
+    except (SinkFull, SinkClosed) as error:
+        return cast(OutputTicket, error.ticket)
+
+
+def told(should: list[Row], status: SlotStatus) -> list[str]:
+    """Return the requests with this status."""
+    return sorted(row.request_id for row in should if row.status is status)
+
+
+def compared(pairs: Sequence[tuple[OutputTicket, list[Row]]]) -> None:
+    """Assert that each output has its rows."""
+    __tracebackhide__ = True
+    for ticket, rows in pairs:
+        record = assert_no_error(ticket.record, f"the record of step {ticket.step}")
+        assert_rows(record, rows, ticket.step)
+
+
+@guarantee(21, also=(19, 20))
+@pytest.mark.parametrize("form", CASES)
+def test_g21_nothing_is_told_of_a_request_in_any_step_after_its_error(kit: Kit, form: str) -> None:
+    """Of two requests, whose errors are three steps apart; another state has the same slots without an error."""
+    case = CASES[form]
+    fixture, other, sink = working(kit), working(kit, "other"), case.sink()
+    late: list[tuple[OutputTicket, list[Row]]] = []
+    failed: set[str] = set()
+    for turn in range(1 + LATER):
+        bad = {0: BAD[:1], 3: BAD[1:]}.get(turn, ())
+        step = advance(fixture, case if turn not in (0, 3) else case._replace(order=FALLING), turn, bad)
+        should = fixture.rows_of(step)
+        failed |= {f"target{slot}" for slot in bad}
+        assert told(should, SlotStatus.ERROR) == [f"target{slot}" for slot in bad], f"the kit's own rows: {should}"
+        assert not failed & {*told(should, SlotStatus.TOKEN)}, f"the kit's own rows: {should}"
+        late.append((saved(fixture, step, sink), should))
+        beside = advance(other, case, turn)
+        theirs = other.rows_of(beside)
+        late.append((saved(other, beside, sink), theirs))
+        if case.taken == AT_ONCE or turn == LATER:
+            compared(late)
+            late.clear()
+    resolved = len(assert_no_error(sink.resolve_all, "outputs whose records were taken"))
+    should_send = 2 * (1 + LATER) if case.group.is_first and case.sink is not DeadSink else 0
+    assert resolved == should_send, f"the sink was given {resolved} outputs, but should be given {should_send}"
+
+
+EVENTS: Mapping[int, tuple[tuple[TaskKind, int], ...]] = {
+    0: ((TaskKind.PREEMPTED, 1),),
+    1: ((TaskKind.ABORTED, 3), (TaskKind.PREEMPTED, 0)),
+    2: ((TaskKind.PREEMPTED, 1), (TaskKind.ABORTED, 2)),
+    9: ((TaskKind.PREEMPTED, 0), (TaskKind.PREEMPTED, 1), (TaskKind.PREEMPTED, 2), (TaskKind.ABORTED, 3)),
+    10: ((TaskKind.ABORTED, 0),),
+}
+"""Before which steps which slots are left, and entered anew."""
+
+
+@guarantee(18, also=(17, 19, 20))
+@pytest.mark.parametrize("form", CASES)
+def test_g18_each_request_that_leaves_is_told_once_in_ten_steps(kit: Kit, form: str) -> None:
+    """The clean-up of a step is compared too, whatever became of its output."""
+    case = CASES[form]
+    fixture, sink, params = working(kit), case.sink(), SamplingParams(max_tokens=60, logprobs=2)
+    late: list[tuple[OutputTicket, list[Row]]] = []
+    gone: list[str] = []
+    seen: list[str] = []
+    for turn in range(1 + LATER):
+        tasks = []
+        for kind, slot in EVENTS.get(turn, ()):
+            gone.append(fixture.model.residents[slot].request.request_id)
+            request = fixture.admit(Request(fixture.new_name(), [1, 2], params))
+            left = Task(kind, slot, fixture.model.residents[slot].admitted)
+            tasks += [left, Task(TaskKind.PREFILL, slot, request, 0, 2, [slot])]
+        fixture.insert(tasks)
+        step = advance(fixture, case if turn not in EVENTS else case._replace(order=FALLING), turn)
+        should = fixture.rows_of(step)
+        seen += told(should, SlotStatus.PREEMPTED) + told(should, SlotStatus.ABORTED)
+        late.append((saved(fixture, step, sink), should))
+        fixture.check(f"save_output of step {turn}")
+        if case.taken == AT_ONCE or turn == LATER:
+            compared(late)
+            late.clear()
+    assert sorted(seen) == sorted(gone), f"the kit's own rows tell of {seen}, but should of {gone}"
+    assert_no_error(sink.resolve_all, "outputs whose records were taken")
+
+
+MESSAGES: Mapping[int, Mapping[str, Mapping[int, str]]] = {
+    0: {"recovered": {1: "the worker was restarted"}},
+    1: {"errors": {0: "no block left"}},
+    2: {"recovered": {0: "again"}, "errors": {2: "logits that are no numbers"}},
+    9: {"recovered": {0: "one", 1: "two", 2: "three", 3: "four"}},
+}
+"""The errors and recovered requests of a step. The same slots have none in the steps after it."""
+
+
+@guarantee(19, also=(20, 21))
+@pytest.mark.parametrize("form", CASES)
+def test_g19_messages_are_of_their_step_alone(kit: Kit, form: str) -> None:
+    """Recovered and failed requests of several steps, in each form: the next steps tell nothing of it."""
+    case = CASES[form]
+    fixture, sink = working(kit), case.sink()
+    late: list[tuple[OutputTicket, list[Row]]] = []
+    for turn in range(1 + LATER):
+        given = MESSAGES.get(turn, {})
+        step = advance(fixture, case if not given else case._replace(order=FALLING), turn, messages=given)
+        should = fixture.rows_of(step)
+        marked = len(told(should, SlotStatus.ERROR)) + len(told(should, SlotStatus.RECOVERED))
+        assert marked == sum(map(len, given.values())), f"the kit's own rows: {should}"
+        late.append((saved(fixture, step, sink), should))
+        if case.taken == AT_ONCE or turn == LATER:
+            compared(late)
+            late.clear()
+    assert_no_error(sink.resolve_all, "outputs whose records were taken")
+
+
+@guarantee(19, also=(21, 26))
+@pytest.mark.parametrize("form", CASES)
+def test_g19_late_errors_that_raise_are_the_error_of_their_step_alone(kit: Kit, form: str) -> None:
+    """Of the second and the third step: neither has a record, the tickets raise, and the other steps are told."""
+    case = CASES[form]
+    fixture, sink = working(kit), KeepingSink()
+    late: list[tuple[OutputTicket, list[Row]]] = []
+    broken: list[OutputTicket] = []
+
+    def unreadable() -> Mapping[int, str]:
+        raise ArithmeticError("the reasons cannot be read")
+
+    for turn in range(5):
+        given = {"late_errors": unreadable} if turn in (1, 2) else {}
+        step = advance(fixture, case, turn, messages=given)
+        should = fixture.rows_of(step)
+        ticket = saved(fixture, step, sink)
+        fixture.check(f"save_output of step {turn}")
+        if given:
+            assert_raises(ArithmeticError, ticket.record, f"the record of step {turn}, whose late_errors raises")
+            broken.append(ticket)
+        else:
+            late.append((ticket, should))
+    compared(late)
+    lost = [pending for pending in sink.pending if complete_with(pending) is None]
+    assert lost == (broken if case.group.is_first else []), f"the sink lost {len(lost)} outputs, not {len(broken)}"
+    for pending in lost:
+        why = "waiting for an output whose late_errors raises"
+        assert_raises(ArithmeticError, lambda: cast(OutputTicket, pending).wait(PATIENCE), why)  # noqa: B023
+        sink.pending.remove(pending)
+    sent = [record.step for record in assert_no_error(sink.resolve_all, "the other outputs")]
+    should_send = [ticket.step for ticket, _ in late] if case.group.is_first else []
+    assert sent == should_send, f"the sink was given the steps {sent}, but should be given {should_send}"
