@@ -1,4 +1,4 @@
-"""What is told in the steps after an event (G18, G19, G21): the next, the third and the tenth, in each form of a step."""
+"""What is told in the steps after an event (G18, G19, G21): the second, third and tenth, in each form of a step."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
-from hal_core.errors import SinkClosed, SinkFull
+from hal_core.errors import SinkClosed, SinkFull, Undelivered
 from hal_core.group import ALONE, Group
 from hal_core.output.records import SlotStatus
-from hal_core.output.sinks import complete_with
+from hal_core.output.sinks import MemorySink, complete_with
 from hal_core.output.ticket import OutputTicket
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
@@ -23,6 +23,7 @@ from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .harness.sinks import DeadSink, FullSink, KeepingSink
+from .harness.waiters import SHORT
 from .kit import Kit
 from .oracle.output import Row
 
@@ -270,3 +271,31 @@ def test_g19_late_errors_that_raise_are_the_error_of_their_step_alone(kit: Kit, 
     sent = [record.step for record in assert_no_error(sink.resolve_all, "the other outputs")]
     should_send = [ticket.step for ticket, _ in late] if case.group.is_first else []
     assert sent == should_send, f"the sink was given the steps {sent}, but should be given {should_send}"
+
+
+@guarantee(19, requires=("async_d2h", "can_hold_stream"), also=(23,))
+@pytest.mark.parametrize("form", [form for form, case in CASES.items() if case.group.is_first])
+def test_g19_what_a_closing_sink_cannot_deliver_is_reported_and_not_delivered(kit: Kit, form: str) -> None:
+    """One step is delivered first; the outputs of the next three are pending when their sink is closed."""
+    case, fixture, sink = CASES[form], working(kit), MemorySink(threaded=True)
+    first = advance(fixture, case, 0)
+    rows = fixture.rows_of(first)
+    arrive(fixture.save(first, sink))
+    tickets, named = list[OutputTicket](), list[str]()
+    with kit.held(fixture.stream, "save_output into a sink that is closed"):
+        for turn in (1, 2, 3):
+            step = advance(fixture, case, turn)
+            named += [row.request_id for row in fixture.rows_of(step)]
+            tickets.append(cast(OutputTicket, fixture.save(step, sink)))
+        error = assert_raises(Undelivered, lambda: sink.close(SHORT), "closing a sink with three pending outputs")
+        reported = [name for name, _, _ in error.records]
+    for ticket in tickets:
+        assert_raises(SinkClosed, lambda: ticket.wait(PATIENCE), f"step {ticket.step}, which was reported as lost")  # noqa: B023
+    assert reported == named, f"reported as lost are {reported}, but should be {named}"
+    delivered = [record.step for record in sink.records]
+    assert delivered == [first.number], f"the sink has the steps {delivered}, but should have {[first.number]}"
+    assert_rows(sink.records[0], rows, first.number)
+    again = advance(fixture, case, 4)
+    assert_raises(SinkClosed, lambda: fixture.save(again, sink), "save_output into a closed sink")
+    fixture.check("save_output into a closed sink")
+    fixture.output(advance(fixture, case, 5))

@@ -114,6 +114,10 @@ def is_ready(pending: PendingOutput) -> bool:
     return ready is not None and bool(ready())
 
 
+def _closed_first() -> SinkClosed:
+    return SinkClosed("the sink was closed first", hook="save_output", argument="sink")
+
+
 class MemorySink:
     """Collects records in the list ``records``, for tests and for engines in the worker's own process.
 
@@ -166,7 +170,7 @@ class MemorySink:
             self._given_up = True
             late = tuple(self._left)
         for pending in late[1:]:  # The first belongs to the thread, which waits for it.
-            pending.complete(SinkClosed("the sink was closed first", hook="save_output", argument="sink"))
+            pending.complete(_closed_first())
         if late:
             names = [name for pending in late for name in unresolved(pending)]
             raise Undelivered(f"{len(late)} record(s) not copied out within {timeout} s", names, cure="wait longer")
@@ -175,14 +179,32 @@ class MemorySink:
         """Complete outputs in order until the sink is closed or gives up. The thread's main loop."""
         while (pending := self._queue.get()) is not None:
             try:
-                self._keep(pending, complete_with(pending))
+                kept = self._resolved(pending)
             except Exception:  # The output's own complete() failed; continue with the later ones.
                 log.exception("a memory sink could not complete the output of step %d", pending.step)
+                kept = True
             del pending  # else the last output would keep its state and device while the thread waits
+            if not kept:
+                return
+
+    def _resolved(self, pending: PendingOutput) -> bool:
+        """Resolve the first output that is left, and keep its record; False if :meth:`close` has reported it lost.
+
+        One lock decides which: an output is never both in the list and reported (G19).
+        """
+        record: OutputRecord | None = None
+        try:
+            record = complete_with(pending)
+        finally:
             with self._lock:
-                if self._given_up:
-                    return
-                self._left.popleft()
+                kept = not self._given_up
+                if kept:
+                    self._left.popleft()
+                    if record is not None:
+                        self.records.append(record)
+        if record is not None:
+            pending.complete(None if kept else _closed_first())
+        return kept
 
     def _keep(self, pending: PendingOutput, record: OutputRecord | None) -> None:
         if record is not None:
