@@ -90,8 +90,22 @@ def feed(fixture: StateFixture, order: Sequence[int]) -> None:
         if slot not in order:
             lengths[slot] = 0
         elif slot in fixture.model.residents and not fixture.model.get("stop_flags", slot):
-            lengths[slot] = max(1, int(lengths[slot, 0]))
+            lengths[slot] = max(1, fixture.model.get("seq_lens_encoder", slot), int(lengths[slot, 0]))
     fixture.poke({"seq_lens_this_time": lengths})
+
+
+def sampled(fixture: StateFixture, order: Sequence[int], turn: int, strange: Sequence[int] = ()) -> None:
+    """Write the sampler's fields for a step over these slots; its tokens differ from turn to turn."""
+    ids = (np.arange(SLOTS * 9, dtype=np.int64).reshape(SLOTS, 3, 3) + turn) % VOCABULARY
+    ids[list(strange), 0, 0] = VOCABULARY + turn
+    fixture.poke(
+        {
+            "sampled_token_ids": ids[:, 0, 0].copy(), "accept_tokens": ids[:, :, 0].copy(),
+            "accept_num": np.arange(SLOTS, dtype=np.int32) % 2 + 1, "topk_token_ids": ids,
+            "topk_logprobs": -np.arange(ids.size, dtype=np.float32), "topk_ranks": np.arange(SLOTS * 3, dtype=np.int32),
+        }
+    )  # fmt: skip
+    feed(fixture, order)
 
 
 def advance(
@@ -105,17 +119,8 @@ def advance(
 
     ``messages``: ``errors``, ``recovered`` or ``late_errors`` of the step.
     """
-    ids = (np.arange(SLOTS * 9, dtype=np.int64).reshape(SLOTS, 3, 3) + turn) % VOCABULARY
-    ids[list(strange), 0, 0] = VOCABULARY + turn
-    fixture.poke(
-        {
-            "sampled_token_ids": ids[:, 0, 0].copy(), "accept_tokens": ids[:, :, 0].copy(),
-            "accept_num": np.arange(SLOTS, dtype=np.int32) % 2 + 1, "topk_token_ids": ids,
-            "topk_logprobs": -np.arange(ids.size, dtype=np.float32), "topk_ranks": np.arange(SLOTS * 3, dtype=np.int32),
-        }
-    )  # fmt: skip
     order = order_of(case, turn)
-    feed(fixture, order)
+    sampled(fixture, order, turn, strange)
     form = {"speculative": case.speculative, "logprobs": case.logprobs, "group": case.group, **messages}
     step = fixture.step(order, **form)
     fixture.update_inputs(step)
