@@ -159,8 +159,7 @@ def test_g03_a_value_larger_than_the_ring_does_not_wait_for_its_stream(small: Ki
 
 
 @guarantee(3, requires=NEEDS)
-@pytest.mark.parametrize("own", [False, True], ids=["default", "own"])
-@pytest.mark.parametrize("rows", [False, True], ids=["contiguous", "rows"])
+@pytest.mark.parametrize(("rows", "own"), [(False, True), (True, False)], ids=["contiguous-own", "rows-default"])
 def test_g03_a_value_above_the_limit_is_refused_while_its_stream_is_held(small: Kit, rows: bool, own: bool) -> None:
     """Its stream alone counts: while only others are held the value is taken, before and after a refusal."""
     device = small.device
