@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hal_core.errors import InvalidValue
+from hal_core.errors import InvalidBatch, InvalidValue
+from hal_core.group import Group
 from hal_core.output.records import SlotStatus
 from hal_core.output.ticket import OutputTicket
 from hal_core.slots.admission import Request, SamplingParams
@@ -145,3 +146,72 @@ def test_g21_a_count_out_of_bounds_is_an_error_of_its_step_alone(kit: Kit, form:
         if slots and name == "draft_num":  # the kernel's next step writes it well
             for slot in slots:
                 fixture.poke_cell(name, slot, 0)
+
+
+def wrong_batch(fixture: StateFixture, turn: int) -> list[Task]:
+    """Return tasks that are all refused: into held slots, into one that there is not, and out of another's slot."""
+    strangers = [fixture.admit(Request(fixture.new_name(), [1, 2], PARAMS)) for _ in range(3)]
+    places = [turn % SLOTS, SLOTS + turn]
+    entering = [Task(TaskKind.PREFILL, slot, one, 0, 2, [0]) for slot, one in zip(places, strangers, strict=False)]
+    kind = (TaskKind.PREEMPTED, TaskKind.ABORTED)[turn % 2]
+    return [*entering, Task(kind, (turn + 1) % SLOTS, strangers[-1])]
+
+
+@guarantee(8, also=(9, 19))
+@pytest.mark.parametrize("form", CASES)
+def test_g08_a_refused_batch_before_each_step_changes_nothing(kit: Kit, form: str) -> None:
+    """Of each such batch every problem is listed, in the tenth step too; the steps go on, and so do departures."""
+    case, sink = CASES[form], CASES[form].sink()
+    fixture = working(kit)
+    late: list[tuple[OutputTicket, list[Row]]] = []
+    for turn in range(1 + LATER):
+        tasks, before = wrong_batch(fixture, turn), kit.bound.counters().submissions
+        call: Any = {"state": fixture.state, "tasks": tasks, "stream": fixture.stream}
+        error = assert_raises(InvalidBatch, lambda: kit.bound.insert_tasks(**call), f"a wrong batch before step {turn}")  # noqa: B023
+        assert len(error.problems) == len(tasks), f"{len(tasks)} tasks are wrong, but listed are {error.problems}"
+        spent = kit.bound.counters().submissions - before
+        assert spent == 0, f"a refused batch made {spent} submissions before step {turn}"
+        if turn % 3 == 2:
+            slot = turn % SLOTS
+            again = fixture.admit(Request(fixture.new_name(), [1, 2], SamplingParams(max_tokens=60, logprobs=2)))
+            left = Task(TaskKind.PREEMPTED, slot, fixture.model.residents[slot].admitted)
+            fixture.insert([left, Task(TaskKind.PREFILL, slot, again, 0, 2, [slot])])
+        fixture.check(f"a refused batch before step {turn}")
+        step = advance(fixture, case._replace(order=FALLING) if turn % 3 == 2 else case, turn)
+        should = fixture.rows_of(step)
+        late.append((saved(fixture, step, sink), should))
+        if case.taken == AT_ONCE or turn == LATER:
+            compared(late)
+            late.clear()
+    assert_no_error(sink.resolve_all, "outputs whose records were taken")
+
+
+@guarantee(15, also=(13, 17))
+@pytest.mark.parametrize("form", [form for form, case in CASES.items() if len(case.group.ranks) == 1])
+def test_g15_a_group_of_one_communicates_nothing_in_any_step(kit: Kit, form: str) -> None:
+    """Whatever its rank, with drafts and log-probabilities, and of two states; its output is sent."""
+    case, fixtures, asked = CASES[form]._replace(sink=KeepingSink), [working(kit), working(kit, "other")], list[Group]()
+    sink = KeepingSink()
+
+    def communicator(group: Group) -> object:
+        asked.append(group)
+        raise AssertionError(f"a group of one asked for its collectives: {group}")
+
+    device: Any = kit.device
+    device.communicator = communicator
+    try:
+        for turn in range(1 + LATER):
+            for fixture in fixtures:
+                before = kit.bound.counters().submissions
+                call: Any = {"state": fixture.state, "group": case.group, "stream": fixture.stream}
+                kit.bound.broadcast_tokens(**call).wait(PATIENCE)
+                spent = kit.bound.counters().submissions - before
+                assert spent == 0, f"broadcast_tokens in {case.group} made {spent} submissions in step {turn}"
+                step = advance(fixture, case, turn)
+                should = fixture.rows_of(step)
+                compared([(saved(fixture, step, sink), should)])
+    finally:
+        del device.communicator
+    assert not asked, f"collectives were asked for in a group of one: {asked}"
+    sent = len(assert_no_error(sink.resolve_all, "the outputs of a group of one"))
+    assert sent == 2 * (1 + LATER), f"the first and only rank sent {sent} outputs, but should send {2 * (1 + LATER)}"
