@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ from .fixtures.stream_cases import Busy
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Kit
-from .test_readers import EMPTY, LEFT, NAMED, STREAMS, WRITES, still_waits, streams, update_held
+from .test_readers import EMPTY, LEFT, NAMED, STREAMS, WRITES, step_held, still_waits, streams, update_held
 
 if TYPE_CHECKING:
     from hal_core.slots.state import SlotState
@@ -66,6 +67,28 @@ def test_g28_a_write_waits_for_each_step_on_one_pair_of_streams(kit: Kit, which:
             arrive(ticket)
         fixture.check(f"{told} behind a step")
         reader.wait(kit.device.event(writer))  # the next step reads what was written
+
+
+@guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"), also=(1, 12))
+@pytest.mark.parametrize("which", STREAMS)
+def test_g28_drafts_wait_for_each_step_on_one_pair_of_streams(kit: Kit, which: str) -> None:
+    """Three steps that verify what the last one was given, each held; the drafts are of other slots each time."""
+    reader, writer = streams(kit, which)
+    fixture, _ = filled(kit, NAMED)
+    for turn in range(3):
+        told = f"drafts {turn}, {which},"
+        with kit.held(reader, told) as latch:
+            fixture.stream = reader
+            step = fixture.step(NAMED, speculative=True)
+            stepped = step_held(kit, latch, partial(fixture.update_inputs, step))
+            fixture.stream = writer
+            written = fixture.propose({NAMED[turn]: [5 + turn, 6], NAMED[turn - 1]: [7]})
+            still_waits(told, written)
+        for ticket in (stepped, written):
+            arrive(ticket)
+        fixture.check(f"{told} behind a step")
+        reader.wait(kit.device.event(writer))
+        arrive(fixture.save(step))
 
 
 OWNERS = ("first", "second", "companion")

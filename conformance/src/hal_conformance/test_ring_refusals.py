@@ -182,6 +182,39 @@ def test_g03_a_value_above_the_limit_is_refused_while_its_stream_is_held(small: 
     writes.check("values above the limit, refused on a held stream")
 
 
+@guarantee(3, requires=(*NEEDS, "several_memories"), also=(26,))
+@pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
+def test_g03_a_write_to_several_with_a_value_above_the_limit_is_refused_whole(small: Kit, last: bool) -> None:
+    """On a stream of its own; the small memory comes before the large one, or after it, and is left as it was."""
+    device, stream = small.device, small.device.stream()
+    device.value_limit = 2 * RING  # type: ignore[attr-defined]  # of the base, as its ring
+    lines, beside = RingWrites(small, 4 * RING), LargeBlock(small, 4096)
+    lines.block.stream = beside.stream = stream
+    large, little = lines.target(3 * RING), beside.at(GAP, (64,))
+    value = noise(3, 3 * RING)
+
+    def write() -> Ticket:
+        writes = Writes()
+        for target, given in [(large, value), (little, 7)][:: -1 if last else 1]:
+            writes.set(target, given)
+        return small.bound.write(writes=writes, stream=stream)
+
+    taken = True
+    with small.held(stream), impatient(small):
+        try:
+            write()
+        except Exception as error:  # noqa: BLE001 (whatever it is, it must be the contract's)
+            refusal(small, error, "write")
+            taken = False
+    assert not taken, f"{3 * RING} bytes and 64, above the limit of {2 * RING}, were taken on a held stream"
+    for block in (lines.block, beside):
+        block.check("a write to two memories that was refused for its size")
+    arrive(write())
+    lines.block.over(large)[...], beside.over(little)[...] = value, 7
+    for block in (lines.block, beside):
+        block.check("the same write on a running stream")
+
+
 @guarantee(26, requires="staging", also=(3, 5))
 @pytest.mark.parametrize("rows", [False, True], ids=["contiguous", "rows"])
 def test_g26_a_value_that_finds_no_device_memory_is_refused_whole(kit: Kit, rows: bool) -> None:

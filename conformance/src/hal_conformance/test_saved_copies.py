@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
+from hal_core.errors import TicketTimeout
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import View
 from hal_core.output.records import OutputRecord
@@ -22,13 +23,14 @@ from .fixtures.fake_group import PAIR, can_fake_group, fake_source
 from .fixtures.hook_cases import HOOK_CASES, SIZES, filled, new_tasks, overlaps
 from .fixtures.prepared_calls import unlike
 from .fixtures.state import StateFixture, assert_rows
-from .fixtures.stream_cases import copied
+from .fixtures.stream_cases import copied, pairs
 from .harness import backdoor
-from .harness.asserts import assert_no_error
+from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
+from .harness.waiters import SHORT
 from .kit import Kit
 from .oracle.output import Row
 from .test_copies import stream_cases
@@ -140,22 +142,29 @@ def test_g12_the_mirror_stays_that_of_the_step_taken_last(kit: Kit, which: int) 
             )
 
 
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {"speculative": False},
+    "log-probabilities": {"logprobs": 1},
+    "drafts": {"speculative": True},
+}
+"""Mode of decoding to what a step says of it."""
+
+
 @guarantee(23, requires=("async_d2h", "async_h2d", "can_hold_stream", "primitives"))
-@pytest.mark.parametrize("mode", ["plain", "log-probabilities", "drafts"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("which", [0, -1], ids=["own", "default"])
 def test_g23_the_compute_stream_does_not_wait_for_the_copy(kit: Kit, mode: str, which: int) -> None:
     """The stream of the copies is held, thrice: work of the step's stream on other memory is done meanwhile."""
     told, stream = stream_cases(kit)[which]
     device: Any = kit.device
     fixture, _ = filled(kit)
-    arguments = {"logprobs": 1} if mode == "log-probabilities" else {"speculative": mode == "drafts"}
     other, memory = StateFixture(kit, SIZES, name="other"), device.allocate(64)
     fixture.stream = other.stream = stream
     view, told = View.contiguous(memory, 0, (8,), dtype_of("int64")), f"{mode}, on {told}"
     for turn in range(3):
         if mode != "drafts":
             fixture.poke(sampled(turn))
-        step = fixture.step([3, 1, 5, 0, 2, 4], **arguments)
+        step = fixture.step([3, 1, 5, 0, 2, 4], **MODES[mode])
         arrive(fixture.update_inputs(step))
         should, sink = fixture.rows_of(step), KeepingSink()
         with kit.held(device.own(stream).beside(), f"an output ({told}) or work after it"):
@@ -167,6 +176,29 @@ def test_g23_the_compute_stream_does_not_wait_for_the_copy(kit: Kit, mode: str, 
                 arrive(other.insert(new_tasks(other, [0, 3])))
             stream.synchronize(PATIENCE)
         compare_records(sink.resolve_all(), [should], told)
+        arrive(saved)
+
+
+@guarantee(23, requires=("async_d2h", "async_h2d", "can_hold_stream"), also=(1, 22))
+@pytest.mark.parametrize("at", range(3), ids=["from-default", "to-default", "two-others"])
+def test_g23_a_write_comes_after_each_output_on_one_pair_of_streams(kit: Kit, at: int) -> None:
+    """Outputs of each mode in turn on a held stream, and writes over them on another, which has waited before."""
+    told, saver, writer = pairs(kit)[at]
+    fixture, _ = filled(kit)
+    for turn, mode in enumerate((*MODES, "plain")):
+        why = f"output {turn} ({mode}), {told}"
+        fixture.stream = saver
+        fixture.poke(sampled(turn))
+        step = fixture.step([3, 1, 5, 0, 2, 4], **MODES[mode])
+        arrive(fixture.update_inputs(step))
+        should, sink = fixture.rows_of(step), KeepingSink()
+        with kit.held(saver, why):
+            saved = fixture.save(step, sink)
+            fixture.stream = writer
+            overwritten = fixture.poke(sampled(50 + turn))
+            assert_raises(TicketTimeout, partial(overwritten.wait, SHORT), f"a write behind {why}: its ticket")
+        arrive(overwritten)
+        compare_records(sink.resolve_all(), [should], why)
         arrive(saved)
 
 
