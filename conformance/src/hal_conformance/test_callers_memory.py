@@ -119,11 +119,14 @@ FREED: dict[str, tuple[slice, slice]] = {
 
 
 @guarantee(2)
+@pytest.mark.parametrize("own", [False, True], ids=["default", "own"])
 @pytest.mark.parametrize("way", FREED)
-def test_g02_a_device_value_may_be_freed_once_the_call_has_returned(kit: Kit, way: str) -> None:
+def test_g02_a_device_value_may_be_freed_once_the_call_has_returned(kit: Kit, way: str, own: bool) -> None:
+    """Whichever stream reads it: the default stream's work may be long over."""
     into, of = FREED[way]
     for length in (256, 65_536, MIB + 8) if way == "whole" else (256,):
         block, other = LargeBlock(kit, 2 * length + 3 * GAP), kit.device.stream()
+        block.stream = kit.device.stream() if own else kit.device.default_stream
         sources = [LargeBlock(kit, length, noise(10 + turn, length)) for turn in range(2)]
         with kit.held(block.stream):
             for turn in range(2):  # the second value's work must not release what the first one's uses

@@ -62,8 +62,8 @@ FORMS = ("an array", "a list", "an array of int32", "a scalar", "a value on the 
 def _given(kit: Kit, form: str, items: np.ndarray[Any, Any], stream: Stream) -> tuple[Any, Callable[[], object]]:
     """Return a value of this form, and what its caller does to it after the call."""
     if form == "a scalar":
-        items[...] = items[0]
-        return items[0].item(), lambda: None
+        items[...] = items.flat[0]
+        return items.flat[0].item(), lambda: None
     if form == "a value on the device":
         value = View.contiguous(kit.device.allocate(items.nbytes), 0, items.shape, INT64)
         backdoor.put(kit.device, value.memory, [(0, items.tobytes())], stream)
@@ -154,6 +154,28 @@ def test_g01_a_stream_waits_each_time_for_another(kit: Kit) -> None:
             arrive(copy)
             got = copy.data[0].tobytes()
             assert got == data or not kit.capabilities.async_h2d, f"{told}, round {turn}: the copy is of {got[:4]!r}"
+
+
+PARTS = (np.s_[:3], np.s_[::2], np.s_[:3], np.s_[5:2:-1], np.s_[::-2], np.s_[:2], np.s_[::3])
+"""Parts of six elements; several begin at the same one, are of the same shape, and have other strides."""
+
+
+@guarantee(5, also=(4,))
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("what", TARGETS)
+def test_g05_parts_that_begin_at_one_element_are_told_apart(kit: Kit, what: str, form: str) -> None:
+    device, stream, target = kit.device, kit.device.default_stream, TARGETS[what](kit)
+    view = target if isinstance(target, View) else device.resolve(target)
+    arrive(kit.bound.async_set_value(target=view, value=0, stream=stream))
+    should = backdoor.read(device, view.memory, stream)
+    for turn, part in enumerate(PARTS):
+        into = view[part]
+        items = (1000 * (turn + 1) + np.arange(into.size, dtype=np.int64)).reshape(into.shape)
+        value, _ = _given(kit, form, items, stream)
+        arrive(kit.bound.async_set_value(target=into, value=value, stream=stream))
+        np.ndarray(into.shape, np.int64, should, into.offset, into.strides)[...] = items
+        wrong = np.flatnonzero(backdoor.read(device, view.memory, stream) != should)
+        assert not len(wrong), f"{form} for {part} of {what}: {len(wrong)} bytes are wrong, the first is {wrong[0]}"
 
 
 CLASSES: tuple[object, ...] = (

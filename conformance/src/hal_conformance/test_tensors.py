@@ -107,8 +107,18 @@ def test_g07_a_large_value_for_a_tensor_is_there_when_the_call_returns(kit: Kit,
         assert ticket.done(), f"{told} of {nbytes} bytes: the ticket is not done on return"
 
 
+PARTS: dict[str, Any] = {
+    "whole": np.s_[:],
+    "every second slot": np.s_[::2],
+    "slots in reverse": np.s_[::-1],
+    "a hundred tokens of each slot": np.s_[:, :100],
+}
+"""Parts of a field of 512 slots and 256 tokens."""
+
+
 @guarantee(7, requires=("not async_h2d", "tensors"), also=(1,))
-def test_g07_a_field_that_a_model_reads_is_there_when_the_call_returns(kit: Kit) -> None:
+@pytest.mark.parametrize("part", PARTS)
+def test_g07_a_field_that_a_model_reads_is_there_when_the_call_returns(kit: Kit, part: str) -> None:
     bound, support = kit.bound, kit.subject.support
     state = bound.state(SIZES)
     support.tensor(kit.device, np.zeros(4, np.int64))  # its framework is imported from now on
@@ -116,7 +126,9 @@ def test_g07_a_field_that_a_model_reads_is_there_when_the_call_returns(kit: Kit)
         tensor = state.tensor("token_ids")
     except Unavailable as error:
         pytest.skip(str(error))
-    values = noise(5, SIZES.num_slots * SIZES.max_model_len * 8).view(np.int64).reshape(SIZES.num_slots, -1)
-    bound.async_set_value(target=state.view("token_ids"), value=values.copy(), stream=bound.default_stream)
-    wrong = np.argwhere(support.values_of(kit.device, tensor) != values)
-    assert not len(wrong), f"token_ids was set as a whole, but slot {wrong[0][0]} is not in a tensor over it"
+    should = np.array(support.values_of(kit.device, tensor))
+    values = noise(5, should.nbytes).view(np.int64)
+    should[PARTS[part]] = value = values.reshape(should.shape)[PARTS[part]].copy()
+    bound.async_set_value(target=state.view("token_ids")[PARTS[part]], value=value, stream=bound.default_stream)
+    wrong = np.argwhere(support.values_of(kit.device, tensor) != should)
+    assert not len(wrong), f"token_ids was set ({part}), but slot {wrong[0][0]} is wrong in a tensor over it"
