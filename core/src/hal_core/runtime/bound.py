@@ -135,7 +135,8 @@ class BoundDevice:
     def write(self, *, writes: Writes, stream: Stream) -> Ticket:
         """Write to any number of memories: tensors that a framework has allocated (``device.resolve``), and states.
 
-        One submission where the device has ``several_memories``, else one for each memory.
+        One submission where the device has ``several_memories``, else one for each memory, in their order: an error of
+        one then leaves those before it written.
 
         :param writes: what to write; unchanged until this returns (G2).
         :param stream: one of this device's streams; work put on it later sees the values.
