@@ -33,6 +33,7 @@ from hal_conformance.liars import (
     threads,
     tickets,
     unseen,
+    unseen_later,
     values,
     vendors,
     wraps,
@@ -49,6 +50,7 @@ import liar_proofs_paths  # noqa: F401
 import liar_proofs_runtimes  # noqa: F401
 import liar_proofs_swept  # noqa: F401
 import liar_proofs_unseen  # noqa: F401
+import liar_proofs_unseen_later  # noqa: F401
 import liar_proofs_vendors  # noqa: F401
 import liar_proofs_waits  # noqa: F401
 import liar_proofs_writes  # noqa: F401
@@ -83,6 +85,7 @@ MODULES = (
     late,
     large,
     unseen,
+    unseen_later,
     swept,
     paths,
 )

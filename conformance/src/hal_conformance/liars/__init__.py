@@ -34,7 +34,7 @@ MODULES = (
     *("sizes", "ring", "copies", "streams", "values", "slices", "life", "companions", "fields", "handover"),
     *("tickets", "vendors", "steps", "kept", "late"),
     *("memories", "runtimes", "wraps", "dropped", "nans", "leaks", "broken", "threads", "lazy"),
-    *("limits", "parts", "late_faults", "large", "unseen", "swept", "paths"),
+    *("limits", "parts", "late_faults", "large", "unseen", "unseen_later", "swept", "paths"),
 )
 """The modules of this package that register liars."""
 
