@@ -109,7 +109,8 @@ def test_g01_an_event_outlives_its_stream(kit: Kit) -> None:
         event = device.event(dropped)
         del dropped
         device.allocate(1)  # a device looks for what nobody holds when it allocates
-        others = [device.event(device.stream()) for _ in range(64)]
+        # few, because CUDA itself waits for held streams when some seventy streams have worked and one more is made
+        others = [device.event(device.stream()) for _ in range(16)]
         copies = []
         for stream in waiting:
             stream.wait(event)
