@@ -278,7 +278,7 @@ def test_g19_late_errors_that_raise_are_the_error_of_their_step_alone(kit: Kit, 
     assert sent == should_send, f"the sink was given the steps {sent}, but should be given {should_send}"
 
 
-@guarantee(19, requires=("async_d2h", "can_hold_stream"), also=(23,))
+@guarantee(19, requires=("async_d2h", "can_hold_stream", "overlapped_update"), also=(23,))
 @pytest.mark.parametrize("form", [form for form, case in CASES.items() if case.group.is_first])
 def test_g19_what_a_closing_sink_cannot_deliver_is_reported_and_not_delivered(kit: Kit, form: str) -> None:
     """One step is delivered first; the outputs of the next three are pending when their sink is closed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -99,8 +100,11 @@ class CustomDevice(PaddlePlace, StreamDevice):
             marker = PaddleMemory.allocate(self, self.place, 16)
             with self.current(own):
                 marker.bytes(8, 8).copy_(marker.bytes(0, 8), False)
-            self.mark(own).keep = marker
-            yield
+            event = self.mark(own)
+            try:
+                yield
+            finally:  # the copy is executed after the hold
+                self.retired.add((event,), partial(_let_go, marker))
 
     # -- work ---------------------------------------------------------------------------------------------------------
 
@@ -157,3 +161,7 @@ class CustomDevice(PaddlePlace, StreamDevice):
         self.mark(self.own(stream)).keep = (value.memory, gathered)  # also if the ring refuses what follows
         places = elements_of(target, value)
         return self.writer.place(memory, places, gathered, target.dtype.itemsize, stream, value.memory)
+
+
+def _let_go(memory: PaddleMemory) -> None:
+    """Do nothing: this call held the memory until now."""
