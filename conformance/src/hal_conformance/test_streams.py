@@ -131,6 +131,10 @@ def orders(names: Sequence[str], profile: str) -> list[tuple[str, str]]:
     return [(one, names[(at + step) % len(names)]) for at, one in enumerate(names) for step in steps]
 
 
+PAIRS_HELD = 200
+"""Pairs of writes behind one held stream, which a device must not take to be a call that waits."""
+
+
 @guarantee(4)
 @pytest.mark.parametrize("stream_case", [*HELD, *FREE])
 def test_g04_of_any_two_writes_on_one_stream_the_later_wins(kit: Kit, stream_case: str) -> None:
@@ -148,21 +152,24 @@ def test_g04_of_any_two_writes_on_one_stream_the_later_wins(kit: Kit, stream_cas
             wrong = unlike(copy.data[0][: len(should)], should)
             assert not wrong, f"{told}, on {stream_case}: {wrong}"
 
-    with beside(kit, stream_case, f"async_set_value on {stream_case}") as stream:
-        now = noise(0, memory.nbytes)
-        backdoor.put(kit.device, memory, [(0, now.tobytes())], stream)
-        for seed, (one, other) in enumerate(orders([*forms], kit.effort.profile)):
-            for told in (one, other):
-                call = forms[told].call(kit, memory, now, 2 * seed + (told == other))
-                for source, data in call.sources:
-                    backdoor.put(kit.device, source, [(0, data.tobytes())], stream)
-                call.act(stream)
-                assert call.after is not None
-                now = call.after
-            seen.append((f"{one}, then {other}", copied(kit, memory, stream), now))
-        if stream_case in FREE:
-            compare()
-    compare()
+    pairs = [*enumerate(orders([*forms], kit.effort.profile))]
+    for begin in range(0, len(pairs), PAIRS_HELD):
+        seen.clear()
+        with beside(kit, stream_case, f"async_set_value on {stream_case}") as stream:
+            now = noise(begin, memory.nbytes)
+            backdoor.put(kit.device, memory, [(0, now.tobytes())], stream)
+            for seed, (one, other) in pairs[begin : begin + PAIRS_HELD]:
+                for told in (one, other):
+                    call = forms[told].call(kit, memory, now, 2 * seed + (told == other))
+                    for source, data in call.sources:
+                        backdoor.put(kit.device, source, [(0, data.tobytes())], stream)
+                    call.act(stream)
+                    assert call.after is not None
+                    now = call.after
+                seen.append((f"{one}, then {other}", copied(kit, memory, stream), now))
+            if stream_case in FREE:
+                compare()
+        compare()
 
 
 @guarantee(4)
