@@ -13,6 +13,7 @@ from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.many import MANY, handoff, leaving, prefill, request
 from .fixtures.state import StateFixture, assert_rows
+from .harness.asserts import assert_no_error
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
@@ -40,7 +41,7 @@ class InARow:
 
     def insert(self, tasks: list[Task]) -> None:
         """Insert a batch."""
-        self.fixture.insert(tasks)
+        assert_no_error(lambda: self.fixture.insert(tasks), "a valid batch")
         for other in self.others:
             other.inserted(tasks)
 

@@ -13,6 +13,7 @@ from hal_core.memory.views import ByteRange
 from hal_core.output.sinks import MemorySink
 
 from .fixtures import hook_calls
+from .fixtures.large_blocks import GAP, LargeBlock
 from .fixtures.state import StateFixture, assert_rows
 from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE, arrive
@@ -104,8 +105,24 @@ def test_g19_output_saved_before_closing_is_delivered_after_it(kit: Kit, fault: 
             assert_rows(sink.records[0], rows)
 
 
+@guarantee(26, requires=("async_h2d", "can_hold_stream"))
+def test_g26_closing_waits_for_a_copy_between_two_memories(kit: Kit) -> None:
+    """Without the ring and blocks of the host, whose own close waits."""
+    one = another(kit)
+    block, closing = LargeBlock(one, 3 * GAP), threading.Thread(target=one.bound.close)
+    block.stream = one.device.stream()
+    with Latch(one.device.hold_stream(block.stream), kit.effort.hang):
+        ticket = block.set(block.at(0, (GAP,)), block.at(GAP, (GAP,)))
+        closing.start()
+        closing.join(A_MOMENT)
+        assert closing.is_alive(), "close() has returned, but a stream that is not the default one has work"
+    closing.join(PATIENCE)
+    assert not closing.is_alive(), "close() with work under way has not returned"
+    assert_no_error(lambda: ticket.wait(PATIENCE), "work of another stream, given before closing")
+
+
 CLOSED = ("on the device", "copy_out", "update_inputs", "a stream that was dropped")
-"""Work under way; the first one does not use the ring, whose own close waits."""
+"""Work under way."""
 
 
 @guarantee(26, requires=("async_h2d", "async_d2h", "can_hold_stream"))
