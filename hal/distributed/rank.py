@@ -140,7 +140,7 @@ class _Serving:
             self._closing,
             self._sending(setup, layout),
             self.telling(),  # first, whatever else has to be closed
-            named_unwritten(device),  # in what is told
+            named_unwritten(device),  # before the error is sent
         ):
             self.channel.send(Ready(self.rank, _shared_facts(setup, layout)))
             self.wait(Go)

@@ -80,9 +80,8 @@ class StepPlanner:
                 fed[slot] = length
         runs = table.prefilled >= self._totals
         runs &= table.admission_ids != 0
-        for slots, value in ((fed, False), (ended, False)):
-            if slots:
-                runs[[*slots]] = value
+        if fed or ended:
+            runs[[*fed, *ended]] = False
         counts = np.zeros(len(runs), np.int32)
         counts[runs] = self._state.sizes.max_accept
         decodes = runs.copy() if fed or left else runs

@@ -147,11 +147,10 @@ class Stepper:
         """
         batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
         device, state, stream = self.device, self.state, self.stream
+        began = self._timed()
         if batch.requests:
             self._check_drafts(batch)
             self._make_way(batch)
-        began = self._timed()
-        if batch.requests:
             device.insert_tasks(state=state, tasks=batch, stream=stream)
         planned = self._planner.plan(self.steps, batch, set(self._ended))
         self.steps += 1

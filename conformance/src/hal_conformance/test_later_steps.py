@@ -1,4 +1,4 @@
-"""What is told in the steps after an event (G18, G19, G21): the second, third and tenth, in each form of a step."""
+"""Reports in the steps after an event (G18, G19, G21): the second, third and tenth, in each form of a step."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ EVENTS: Mapping[int, tuple[tuple[TaskKind, int], ...]] = {
     9: ((TaskKind.PREEMPTED, 0), (TaskKind.PREEMPTED, 1), (TaskKind.PREEMPTED, 2), (TaskKind.ABORTED, 3)),
     10: ((TaskKind.ABORTED, 0),),
 }
-"""Before which steps which slots are left, and entered anew."""
+"""Before which steps which slots are left, and entered again."""
 
 
 @guarantee(18, also=(17, 19, 20))
@@ -226,7 +226,7 @@ MESSAGES: Mapping[int, Mapping[str, Mapping[int, str]]] = {
 @guarantee(19, also=(20, 21))
 @pytest.mark.parametrize("form", CASES)
 def test_g19_messages_are_of_their_step_alone(kit: Kit, form: str) -> None:
-    """Recovered and failed requests of several steps, in each form: the next steps tell nothing of it."""
+    """Recovered and failed requests of several steps, in each form: the next steps do not report it again."""
     case = CASES[form]
     fixture, sink = working(kit), case.sink()
     late: list[tuple[OutputTicket, list[Row]]] = []
@@ -246,7 +246,7 @@ def test_g19_messages_are_of_their_step_alone(kit: Kit, form: str) -> None:
 @guarantee(19, also=(21, 26))
 @pytest.mark.parametrize("form", CASES)
 def test_g19_late_errors_that_raise_are_the_error_of_their_step_alone(kit: Kit, form: str) -> None:
-    """Of the second and the third step: neither has a record, the tickets raise, and the other steps are told."""
+    """Of the second and the third step: neither has a record, the tickets raise, and the other steps have records."""
     case = CASES[form]
     fixture, sink = working(kit), KeepingSink()
     late: list[tuple[OutputTicket, list[Row]]] = []

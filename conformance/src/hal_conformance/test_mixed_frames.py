@@ -1,5 +1,5 @@
-"""Frames with a row of every kind, beside each other: who sends (G17), clean-up (G18), each token once (G19), order
-(G20), nothing of an earlier step (G22), aligned parts (G24), in any mode (G25)."""
+"""Frames with a row of every kind, beside each other: the sender (G17), clean-up (G18), each token once (G19), order
+(G20), no rest of an earlier step (G22), aligned parts (G24), in any mode (G25)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def told(case: object) -> str:
 def test_g24_rows_of_every_kind_in_one_frame_have_their_own_parts(
     kit: Kit, speculative: bool, logprobs: int | None, group: Group, own_stream: bool
 ) -> None:
-    """Then a step by ``Step.again``, in which no error, departure or token of the first is told again."""
+    """Then a step by ``Step.again``, in which no error, departure or token of the first is reported again."""
     fixture = crowded(kit, speculative=speculative)
     if own_stream:
         fixture.stream = kit.device.stream()
@@ -73,7 +73,7 @@ def test_g24_rows_of_every_kind_in_one_frame_have_their_own_parts(
 
 
 def saved(fixture: StateFixture, step: Step, should: list[Row]) -> None:
-    """Save a step; compare what the sink gets, what the rank knows, and every byte of the state."""
+    """Save a step; compare the sink's record, the record that the rank has, and every byte of the state."""
     __tracebackhide__ = True
     sink, ids, what = KeepingSink(), fixture.batch_ids_of(step), f"save_output of step {step.number}"
     ticket = cast(OutputTicket, assert_no_error(lambda: fixture.save(step, sink), what))
@@ -106,7 +106,7 @@ TURNS: tuple[tuple[tuple[int, ...], bool, int | None], ...] = (
 def test_g19_outputs_are_their_own_steps_in_whatever_order_they_are_taken(
     kit: Kit, taken: tuple[int, ...], held: bool
 ) -> None:
-    """By the worker, before the sink takes any; each take sets the host's mirror to its step, and nothing else does."""
+    """By the worker, before the sink takes any. Each take sets the mirror to its step; no other call changes it."""
     if held and (need := kit.missing(("async_h2d", "async_d2h", "can_hold_stream", "overlapped_update"))):
         pytest.skip(f"needs {need}")
     fixture, sink = crowded(kit, speculative=False), KeepingSink()
@@ -152,7 +152,7 @@ def assert_mirror(
 @guarantee(20, also=(17, 18, 19, 22))
 @pytest.mark.parametrize("group", [ALONE, FOLLOWER], ids=told)
 def test_g20_a_step_without_slots_and_steps_of_one_have_their_rows(kit: Kit, group: Group) -> None:
-    """A frame of no rows, then each slot in a step of its own; a departure is told by the step that names its slot."""
+    """A frame of no rows, then each slot in a step of its own, which reports the departure from that slot."""
     fixture = crowded(kit, speculative=True)
     arrive(fixture.update_inputs(fixture.step(ORDER, speculative=True)))
     for order in ([], *([slot] for slot in reversed(ORDER)), []):
@@ -212,7 +212,7 @@ SINKS: dict[str, Callable[[], Any]] = {
 def test_g18_rows_of_every_kind_are_cleaned_up_whatever_the_sink_does(
     kit: Kit, kind: str, speculative: bool, logprobs: int | None
 ) -> None:
-    """The worker knows the rows all the same, the next step tells no departure again, and goes to a good sink."""
+    """The worker has the rows all the same; the next step goes to a good sink and reports no departure again."""
     fixture, sink = crowded(kit, speculative=speculative), SINKS[kind]()
     group = FOLLOWER if kind.endswith("rank") else ALONE
     step = fixture.step(

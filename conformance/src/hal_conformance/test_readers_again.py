@@ -30,8 +30,8 @@ AGAIN = ("a value for one slot", "a value on the device", "a write to several me
 @guarantee(28, requires=("async_h2d", "can_hold_stream"), also=(1,))
 @pytest.mark.parametrize("which", STREAMS)
 def test_g28_a_write_waits_for_each_reader_on_one_pair_of_streams(kit: Kit, which: str) -> None:
-    """Several ways to write, and the first of them again: that a stream has waited once orders nothing that comes
-    later."""
+    """Several ways to write, and the first of them again: a stream that has waited once must wait again for a later
+    step."""
     reader, writer = streams(kit, which)
     fixture, tasks = filled(kit, NAMED)
     fixture.stream = writer
@@ -66,13 +66,13 @@ def test_g28_a_write_waits_for_each_step_on_one_pair_of_streams(kit: Kit, which:
         for ticket in (stepped, written):
             arrive(ticket)
         fixture.check(f"{told} behind a step")
-        reader.wait(kit.device.event(writer))  # the next step reads what was written
+        reader.wait(kit.device.event(writer))  # the next step reads the written values
 
 
 @guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"), also=(1, 12))
 @pytest.mark.parametrize("which", STREAMS)
 def test_g28_drafts_wait_for_each_step_on_one_pair_of_streams(kit: Kit, which: str) -> None:
-    """Three steps that verify what the last one was given, each held; the drafts are of other slots each time."""
+    """Three held steps, each of which verifies the drafts given after the step before; each time in other slots."""
     reader, writer = streams(kit, which)
     fixture, _ = filled(kit, NAMED)
     for turn in range(3):
@@ -110,7 +110,7 @@ def _write(kit: Kit, states: dict[str, SlotState], turn: int, first: str, writer
 @pytest.mark.parametrize("read", OWNERS)
 @pytest.mark.parametrize("which", STREAMS[1:])
 def test_g28_a_write_to_several_waits_for_the_readers_of_each(kit: Kit, read: str, which: str) -> None:
-    """One owner is read, which is the first, the second and the last of the write's; the others by nobody."""
+    """One owner is read: the first, the second or the last of the write's. No step reads the rest."""
     reader, writer = streams(kit, which)
     target, bound = StateFixture(kit, SIZES, name="first"), kit.bound
     arrive(target.insert(new_tasks(target, NAMED)))

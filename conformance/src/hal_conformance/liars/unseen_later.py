@@ -109,7 +109,7 @@ class PostponesStridedArrays(Lie):
     """Every call of the device catches up; what reads the memory itself does not see the value."""
 
     def laid(self) -> None:
-        """Begin with nothing to do."""
+        """Begin without postponed writes."""
         self.later: list[tuple[Any, Any]] = []
 
     def _do_later(self) -> None:
@@ -154,7 +154,7 @@ class CopyWithoutLease(AsyncCopy):
     __slots__ = ()
 
     def ahead(self) -> Sequence[Bytes]:
-        """Return arrays over the block that hold nothing."""
+        """Return arrays over the block that do not keep it."""
         if self._data is None:
             buffer = self._lease.block.buffer
             self._data = [buffer[begin : begin + nbytes] for begin, nbytes in self._places]
@@ -163,7 +163,7 @@ class CopyWithoutLease(AsyncCopy):
 
 @liar(12, "the host block of a copy is used again once its ticket is dropped", requires=("async_d2h", "primitives"))
 class MirrorIsUsedAgain(Lie):
-    """The output of a later step, which nobody has taken, is then in the mirror."""
+    """The output of a later step, which was not taken, is then in the mirror."""
 
     def laid(self) -> None:
         """Make such copies."""
@@ -195,7 +195,7 @@ class FailureIsForgotten(Patch):
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Forget what was known before this record."""
+        """Forget the failures before this record."""
 
         def build(columns: Any, snapshot: Any) -> Any:  # noqa: ANN401
             earlier = [*snapshot.failed]

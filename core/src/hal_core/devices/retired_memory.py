@@ -36,6 +36,10 @@ class Retired:
             return
         self._waiting.append((tuple(events), free))
 
+    def keep(self, events: Iterable[Event], owner: object) -> None:
+        """Keep an object alive until all events have passed."""
+        self.add(events, partial(_let_go, owner))
+
     def close(self, deadline: float) -> None:
         """Release entries whose work is done within ``deadline`` seconds; from now on release new ones at once."""
         self.reap(deadline)
@@ -94,11 +98,14 @@ class DeviceMemory:
         self.device, self.address, self.nbytes, self.keep, self._free = device, address, nbytes, keep, free
 
     def __del__(self) -> None:
-        free = self._free
-        if free is None and self.keep is not None:
-            free = partial(_let_go, self.keep)
-        if free is not None:  # work that uses it was queued before now, so before the stream's last event
-            self.device.retired.add([event for event in self.device.last.values() if not event.passed], free)
+        if self._free is None and self.keep is None:
+            return
+        # work that uses it was queued before now, so before the stream's last event
+        events = [event for event in self.device.last.values() if not event.passed]
+        if self._free is None:
+            self.device.retired.keep(events, self.keep)
+        else:
+            self.device.retired.add(events, self._free)
 
 
 class SpanMemory(DeviceMemory):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -100,11 +99,8 @@ class CustomDevice(PaddlePlace, StreamDevice):
             marker = PaddleMemory.allocate(self, self.place, 16)
             with self.current(own):
                 marker.bytes(8, 8).copy_(marker.bytes(0, 8), False)
-            event = self.mark(own)
-            try:
-                yield
-            finally:  # the copy is executed after the hold
-                self.retired.add((event,), partial(_let_go, marker))
+            self.retired.keep((self.mark(own),), marker)
+            yield
 
     # -- work ---------------------------------------------------------------------------------------------------------
 
@@ -158,10 +154,8 @@ class CustomDevice(PaddlePlace, StreamDevice):
         self.count("launches")
         self.count("submissions")
         self.count("allocations")
-        self.mark(self.own(stream)).keep = (value.memory, gathered)  # also if the ring refuses what follows
-        places = elements_of(target, value)
-        return self.writer.place(memory, places, gathered, target.dtype.itemsize, stream, value.memory)
-
-
-def _let_go(memory: PaddleMemory) -> None:
-    """Do nothing: this call held the memory until now."""
+        self.retired.look()
+        try:
+            return self.writer.place(memory, elements_of(target, value), gathered, target.dtype.itemsize, stream)
+        finally:  # the ring may refuse the rest
+            self.retired.keep((self.mark(self.own(stream)),), (value.memory, gathered))

@@ -80,11 +80,8 @@ class Writer:
             ticket = self._scatter(piece, memory, widest, stream)
         return ticket
 
-    def place(
-        self, memory: PaddleMemory, indices: Ints, values: Tensor, width: int, stream: Stream, keep: object
-    ) -> Ticket:
-        """Scatter a device tensor of elements of ``width`` bytes to the elements named by host ``indices``. ``keep``:
-        what the work before reads, kept alive with ``values`` until the work is done."""
+    def place(self, memory: PaddleMemory, indices: Ints, values: Tensor, width: int, stream: Stream) -> Ticket:
+        """Scatter a device tensor of elements of ``width`` bytes to the elements named by host ``indices``."""
         span = self._filled(indices.nbytes, partial(np.copyto, src=indices.reshape(-1).view(np.uint8)))
         mirror = span.segment.block.mirror  # type: ignore[attr-defined]  # a PaddleBlock
         where = mirror.typed("int64")[span.begin // WORD : (span.begin + span.nbytes) // WORD]
@@ -94,7 +91,7 @@ class Writer:
             scatter.put(memory.typed(scatter.dtype), where, values)
             self._launched()
 
-        return self._send(span, stream, memory, mirror.bytes(span.begin, span.nbytes), launch, keep=(values, keep))
+        return self._send(span, stream, memory, mirror.bytes(span.begin, span.nbytes), launch)
 
     def _scatter(self, plan: WritePlan, memory: PaddleMemory, widest: int, stream: Stream) -> Ticket:
         found = elements(plan, memory.begin, widest, self._spread(plan, memory, widest))

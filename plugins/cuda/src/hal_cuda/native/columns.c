@@ -32,8 +32,8 @@ static int put(Numbers *numbers, Py_ssize_t at, PyObject *given) { /* borrowed, 
   return given && PyLong_CheckExact(given) && small(given, numbers->at + at);
 }
 
-/* The first fields of NumPy's PyArrayObject_fields (numpy/ndarraytypes.h), the same in NumPy 1 and 2: reading them takes a
-   fourteenth of the time of the buffer protocol. native.py compares what is read of an array before this is used. */
+/* The first fields of NumPy's PyArrayObject_fields (numpy/ndarraytypes.h), the same in NumPy 1 and 2; the buffer protocol takes
+   longer. native.py reads an array by them, and compares, before the native part is used. */
 typedef struct { PyObject_HEAD char *data; int nd; Py_ssize_t *shape, *strides; PyObject *base, *dtype; } Array;
 
 /* Append plain whole numbers, or an array of them (`array`, `dtype`: its type, and that of its elements); returns their

@@ -53,7 +53,7 @@ void run_tasks(Stream* s) {
     for (const auto& r : task.op->ranges) note_access(task.op, r.begin, r.bytes, r.write);
     task.run(task.op);
     task.run = nullptr;
-    Clock().swap(task.op->after);  // as long as the process had streams, and later ones are compared with its tick alone
+    Clock().swap(task.op->after);  // one number for each stream so far; later operations compare its tick only
     guard.lock();
     // Only now: a stream whose last operation still runs is not done, although nothing is queued on it.
     s->running = nullptr;
