@@ -347,6 +347,17 @@ def _raw(path):
     return found
 
 
+def test_a_companions_own_step_is_named(tmp_path):
+    with bind(CpuDevice(0, {})) as bound:
+        recorder = CallRecorder(tmp_path / "x.rec", bound)
+        worker = SmallWorker(bound, beside=["proposer"])
+        worker.enter([0, 1])
+        (companion,) = worker.state.companions
+        bound.update_inputs(state=companion, step=Step(0, {"proposer": [0, 1]}), stream=bound.default_stream)
+        with pytest.raises(InvalidValue, match=r"a companion's own call is not recorded \(call its target\)"):
+            recorder.close()
+
+
 def test_a_write_of_its_own_memory_is_named(tmp_path):
     path = tmp_path / "x.rec"
     with bind(CpuDevice(0, {})) as bound:
@@ -355,7 +366,7 @@ def test_a_write_of_its_own_memory_is_named(tmp_path):
         writes = Writes()
         writes.fill(state.view("seed"), [0], 3)
         bound.write(writes=writes, stream=bound.default_stream)
-        with pytest.raises(InvalidValue, match=r"a write into a state is not recorded \(use async_set_value\)"):
+        with pytest.raises(InvalidValue, match=r"a write to a state is not recorded \(use async_set_value\)"):
             recorder.close()
     with pytest.raises(InvalidValue, match="end is missing"):
         [*frames.Recording(path).frames()]

@@ -63,8 +63,7 @@ class CallRecorder:
                 if request.admission_id not in self._requests:
                     self._requests[request.admission_id] = len(self._requests)
                     self._out.put(_admitted, kept.number, state, request)
-            numbers = [self._requests[one.admission_id] for one in tasks.requests]
-            self._out.put(_insert, kept.number, tasks, numbers)
+            self._out.put(_insert, kept.number, tasks, [self._requests[one.admission_id] for one in tasks.requests])
             kept.held[tasks.slots] = -1
         return ticket
 
@@ -113,8 +112,7 @@ class CallRecorder:
             elif call == "order_after_reads" and (kept := self._states.get(id(arguments["memory"]))) is not None:
                 self._out.put(Frame, call, kept.number, ())
             elif call == "write" and any(isinstance(one, SlotState) for one in arguments["writes"].owners.values()):
-                cure = "use async_set_value"
-                raise InvalidValue("a write into a state is not recorded", cure=cure, argument="writes")
+                raise InvalidValue("a write to a state is not recorded", cure="use async_set_value", argument="writes")
 
     def close(self) -> None:
         """Write the records that are left, and close the file. Raises what kept a call from being recorded."""
@@ -153,6 +151,8 @@ class CallRecorder:
             kept = self._states[id(state.memory)] = _Kept(state, len(self._states))
             beside = [(one.name, _declared(one), one.same_slots) for one in state.companions]
             self._out.put(Frame, "state", kept.number, (state.name, state.sizes, _declared(state), beside))
+        if kept.state is not state:
+            raise InvalidValue("a companion's own call is not recorded", cure="call its target", argument="state")
         return kept
 
 
