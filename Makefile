@@ -7,10 +7,9 @@ ARGS   ?=
 # Files of tests that run at a time, each whole in one process, which makes once what its tests share (ranks, wheels, a
 # process to fork). Twice two cores: a third of the tests' time is waiting, for other processes or behind a held stream.
 FILES  := 4
-# Seconds after which a test is taken to hang. Its process then ends, and the test fails by its name, with the stack of each
-# thread. An exception in its place (pytest-timeout's other method) reaches no test that waits in native code.
-HANGS  := 900
-BESIDE := -n $(FILES) --dist loadfile --no-loadscope-reorder --timeout $(HANGS) --timeout-method thread
+# A test that hangs ends its process (pyproject.toml: faulthandler_timeout), and this run with it, by the test's name: a new
+# process would begin with the same test.
+BESIDE := -n $(FILES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # Two hundred processes of the tests import the same code: it is compiled once, also where Python is told to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=

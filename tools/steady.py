@@ -32,8 +32,6 @@ SENSITIVE = re.compile(r"subprocess|RankPool|multiprocessing|os\.fork|signal\.SI
 """Patterns of a file that starts processes or threads, or depends on deadlines."""
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 BUSY = "while True: pass"
-HANGS = 1200
-"""Seconds after which a test counts as hanging; it then fails with its traceback."""
 CHOSEN = "not whole_kit and (not conform or steady)"
 """The marked tests that a round has."""
 
@@ -41,7 +39,11 @@ CHOSEN = "not whole_kit and (not conform or steady)"
 def beside(files: int) -> list[str]:
     """Options for pytest: files beside each other, where there are several of both files and cores."""
     workers = min(files, os.cpu_count() or 1)
-    return ["-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"] if workers > 1 else []
+    return (
+        ["-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0"]
+        if workers > 1
+        else []
+    )
 
 
 def sensitive_files(folders: Sequence[str] = FOLDERS) -> list[Path]:
@@ -97,7 +99,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     "--no-header",
                     "-p",
                     "no:cacheprovider",
-                    f"--timeout={HANGS}",
                     "-m",
                     CHOSEN,
                     *together,

@@ -10,7 +10,7 @@ import pytest
 
 from .conftest import HANGS, serving
 
-pytestmark = [pytest.mark.conform, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.conform
 CLIENTS, FEW, MANY = 200, 2_000, 10_000
 
 

@@ -90,7 +90,6 @@ WAYS = [(scheme, end) for scheme in ("ipc", "tcp") for end in ("killed", "closed
 
 
 @pytest.mark.steady
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(("scheme", "end"), share.cases(WAYS, {("ipc", "killed"), ("tcp", "closed")}.__contains__))
 def test_g19_an_engine_that_does_not_read_outlives_workers_that_end(scheme, end):
     urls = [private_ipc_url() if scheme == "ipc" else "tcp://127.0.0.1:*" for _ in BACKLOGS]

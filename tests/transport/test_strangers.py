@@ -29,7 +29,6 @@ fuzz_socket = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(fuzz_socket)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(("scheme", "seed"), [("tcp", 3), ("ipc", 4)])
 def test_g26_no_bytes_of_strangers_end_a_reader_or_take_a_record_away(scheme, seed):
     found = fuzz_socket.run(scheme, attacks=150, seed=seed)
