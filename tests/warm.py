@@ -46,7 +46,11 @@ class Warm:
         """The same, with its output, until it has ended."""
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
         with self.start(*arguments, code=code, **options) as process:
-            out, err = process.communicate(timeout=timeout)
+            try:
+                out, err = process.communicate(timeout=timeout)
+            except BaseException:
+                process.kill()
+                raise
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def fork(self, request, streams):
@@ -65,7 +69,10 @@ class Warm:
     def close(self):
         """End it, and its children."""
         self._ours.close()
-        self._server.wait()
+        try:
+            self._server.wait(20)
+        finally:
+            self._server.kill()  # without effect on a process that has ended
 
 
 class Forked(subprocess.Popen):

@@ -59,6 +59,7 @@ def closed_after_a_copy(bound):
         closing.join(A_WHILE)
         waits = closing.is_alive()
     closing.join(PATIENCE)
+    copy.wait(PATIENCE)  # of a liar: until here its work uses this memory
     return waits and copy.failure() is None
 
 

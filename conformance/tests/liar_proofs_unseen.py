@@ -129,9 +129,10 @@ def closed_after_its_work(bound):
     """Whether close() waits for a stream that is not the default one."""
     stream, memory, closing = bound.device.stream(), poisoned(bound, 16), Thread(target=bound.close)
     with bound.device.hold_stream(stream):
-        write(bound, flat(memory, 0, 8), flat(memory, 8, 8), stream)
+        ticket = write(bound, flat(memory, 0, 8), flat(memory, 8, 8), stream)
         closing.start()
         closing.join(A_WHILE)
         waits = closing.is_alive()
     closing.join(PATIENCE)
+    ticket.wait(PATIENCE)  # of a liar: until here its work uses this memory
     return waits

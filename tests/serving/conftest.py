@@ -63,8 +63,9 @@ def serving(*options, until_loaded=True):
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         line = process.stderr.readline()
-        found = re.search(r"http://\S+:\d+", line)
-        assert found is not None, line + process.stderr.read()
+        if (found := re.search(r"http://\S+:\d+", line)) is None:
+            process.kill()
+            raise AssertionError(line + process.stderr.read())
         served = Served(process, found[0])
         if until_loaded:
             served.wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 200, "the engine did not load")

@@ -81,6 +81,21 @@ static int take_request(Made *made, Py_ssize_t at, PyObject *request) { /* borro
   return plain;
 }
 
+/* Begin to load what is read of each request and of its blocks: 128 of them are more than the first cache holds, and would be
+   waited for one after the other. */
+static void ahead(PyObject *requests, PyObject *blocks, Py_ssize_t n, PyObject *array) {
+  for (Py_ssize_t at = 0; at < n; at++) {
+    const char *request = (const char *)item(requests, at), *given = (const char *)item(blocks, at);
+    for (int i = 0; i < 2; i++) __builtin_prefetch(request + i * 64), __builtin_prefetch(given + i * 48);
+  }
+  for (Py_ssize_t at = 0; at < n; at++) {
+    const Array *given = (const Array *)item(blocks, at);
+    if ((PyObject *)Py_TYPE(given) != array) return;
+    __builtin_prefetch(given->shape);
+    for (int i = 0; i < 4; i++) __builtin_prefetch(given->data + i * 64);
+  }
+}
+
 static int take_ids(Made *made, Py_ssize_t at, PyObject *blocks) {
   Py_ssize_t ids = blocks ? extend(&made->numbers, blocks, made->dtype, made->array) : -1;
   column(made, COUNTS)[at] = (int32_t)ids;
@@ -126,6 +141,7 @@ PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   for (int i = 1; i < 5; i++) plain = plain && (length(args[i]) == n || (i == 1 && no_starts));
   Made made = {.type = args[5], .row = args[6], .dtype = args[7], .array = args[8]};
   plain = plain && made_open(&made, n);
+  if (plain) ahead(args[3], args[4], n, made.array);
   for (Py_ssize_t at = 0; plain && at < n; at++) {
     column(&made, KINDS)[at] = PREFILL, column(&made, STARTS)[at] = 0, column(&made, FIRSTS)[at] = 0;
     column(&made, FIRST_TOKENS)[at] = -1, column(&made, DRAFTED)[at] = 0;
@@ -140,8 +156,20 @@ PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t count) {
 enum { NUMBERS = 6, ASKED = NUMBERS, GIVEN, DRAFTS, ROW }; /* hal_core.slots.native_columns.TASK_NAMES */
 static const int places[NUMBERS] = {KINDS, SLOTS, STARTS, LENGTHS, FIRSTS, FIRST_TOKENS};
 
-/* Write one task into the columns, and its request into `requests`; 0 if something of it is not plain. */
-static int take_task(Made *made, PyObject *const *names, PyObject *task, Py_ssize_t at, PyObject *requests) {
+/* Put the request and the blocks of each task into tuples; 0 if one is no task. */
+static int take_parts(PyObject *tasks, PyObject *type, PyObject *const *names, PyObject *requests, PyObject *blocks) {
+  for (Py_ssize_t at = 0; at < length(tasks); at++) {
+    PyObject *task = item(tasks, at), *request, *given;
+    if (!task || (PyObject *)Py_TYPE(task) != type || !(request = PyObject_GetAttr(task, names[ASKED]))) return 0;
+    PyTuple_SetItem(requests, at, request); /* takes the reference */
+    if (!(given = PyObject_GetAttr(task, names[GIVEN]))) return 0;
+    PyTuple_SetItem(blocks, at, given);
+  }
+  return 1;
+}
+
+/* Write one task into the columns; 0 if something of it is not plain. */
+static int take_task(Made *made, PyObject *const *names, PyObject *task, Py_ssize_t at, PyObject *request, PyObject *blocks) {
   for (int i = 0; i < NUMBERS; i++) {
     PyObject *number = PyObject_GetAttr(task, names[i]);
     int plain = number && (PyLong_CheckExact(number) || (places[i] == KINDS && PyLong_Check(number)));
@@ -149,16 +177,11 @@ static int take_task(Made *made, PyObject *const *names, PyObject *task, Py_ssiz
     Py_XDECREF(number);
     if (!plain) return 0;
   }
-  PyObject *request = PyObject_GetAttr(task, names[ASKED]);
-  if (!request) return 0;
-  PyTuple_SetItem(requests, at, request); /* takes the reference */
-  if (!take_request(made, at, request)) return 0;
-  PyObject *blocks = PyObject_GetAttr(task, names[GIVEN]), *drafts = PyObject_GetAttr(task, names[DRAFTS]);
-  int plain = take_ids(made, at, blocks);
+  PyObject *drafts = PyObject_GetAttr(task, names[DRAFTS]);
   Py_ssize_t drafted = drafts && length(drafts) >= 0 ? extend(&made->drafts, drafts, made->dtype, made->array) : -1;
   column(made, DRAFTED)[at] = (int32_t)drafted;
-  Py_XDECREF(blocks), Py_XDECREF(drafts);
-  return plain && drafted >= 0;
+  Py_XDECREF(drafts);
+  return drafted >= 0 && take_request(made, at, request) && take_ids(made, at, blocks);
 }
 
 /* gather_tasks(tasks, task type, request type, names, dtype, type of an array): (ints, rows, requests), or None. */
@@ -171,11 +194,11 @@ PyObject *gather_tasks(PyObject *self, PyObject *const *args, Py_ssize_t count) 
   Py_ssize_t n = length(args[0]);
   if (n < 1 || n > 1 << 20) Py_RETURN_NONE;
   Made made = {.type = args[2], .row = names[ROW], .dtype = args[4], .array = args[5]};
-  PyObject *requests = PyTuple_New(n);
-  int plain = requests && made_open(&made, n);
-  for (Py_ssize_t at = 0; plain && at < n; at++) {
-    PyObject *task = item(args[0], at);
-    plain = task && (PyObject *)Py_TYPE(task) == args[1] && take_task(&made, names, task, at, requests);
-  }
+  PyObject *requests = PyTuple_New(n), *blocks = PyTuple_New(n);
+  int plain = requests && blocks && made_open(&made, n) && take_parts(args[0], args[1], names, requests, blocks);
+  if (plain) ahead(requests, blocks, n, made.array);
+  for (Py_ssize_t at = 0; plain && at < n; at++)
+    plain = take_task(&made, names, item(args[0], at), at, PyTuple_GetItem(requests, at), PyTuple_GetItem(blocks, at));
+  Py_XDECREF(blocks);
   return made_close(&made, plain, requests);
 }
