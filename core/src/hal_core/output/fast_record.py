@@ -59,7 +59,8 @@ def usual_record(
     their fields; ``limit``: token ids are below it.
     """
     tokens = columns["accept_tokens" if step.speculative else "sampled_token_ids"]
-    read: Callable[..., tuple[bytes, bytes, bytes] | None] = native_columns.of_rows or rows_of
+    native = native_columns.of_rows
+    read: Callable[..., tuple[Any, Any, bytes] | None] = native or rows_of
     found = read(*[columns[name] for name in _READ], tokens, order, admission_ids, limit)
     if found is None or (step.late_errors is not None and step.late_errors()):
         return None
@@ -67,8 +68,10 @@ def usual_record(
     values: dict[str, Any] = {"step": step.number, "request_ids": names, "messages": {}}
     shared = _shared(len(names))
     values |= shared.fields
-    values["positions"], values["tokens"] = np.frombuffer(positions, np.int64), np.frombuffer(given, np.int64)
-    if any(reasons):
+    if native is not None:  # bytes
+        positions, given = np.frombuffer(positions, np.int64), np.frombuffer(given, np.int64)
+    values["positions"], values["tokens"] = positions, given
+    if reasons.count(0) != len(reasons):
         if reasons.translate(None, _NATURAL):
             return None
         values["finish"] = np.frombuffer(reasons, np.uint8)
@@ -88,7 +91,7 @@ def rows_of(
     order: Arrays,
     admission_ids: Arrays,
     limit: int,
-) -> tuple[bytes, bytes, bytes] | None:
+) -> tuple[Arrays, Arrays, bytes] | None:
     """Return positions and tokens, int64, and reasons, uint8, of a step's rows; None if one is not usual.
 
     A usual row has one token, below ``limit``, no draft, its slot's admission, and a position of at most 32 bits. The
@@ -104,6 +107,9 @@ def rows_of(
     if positions.view(np.uint32)[1::2].tobytes() != zeros:  # the upper halves
         return None
     given, ends = tokens.reshape(-1)[:: tokens.shape[1]][order], reasons.reshape(-1)[order]
-    if beyond(given, limit) or beyond(ends.astype(np.int64), 1 << 8):
+    if beyond(given, limit):
         return None
-    return positions.tobytes(), given.tobytes(), ends.astype(np.uint8).tobytes()
+    ended = ends.tobytes()
+    if ended.count(0) == len(ended):
+        return positions, given, ended[: len(order)]
+    return None if beyond(ends.astype(np.int64), 1 << 8) else (positions, given, ends.astype(np.uint8).tobytes())

@@ -21,7 +21,7 @@ of_tasks: Callable[..., tuple[bytes, bytes, tuple[Any, ...]] | None] | None = No
 of_ids: Callable[[object, object], tuple[bytes, int, int] | None] | None = None
 """Return a prompt and an output as int64, the number of ids of the prompt, and the largest id."""
 of_rows: Callable[..., tuple[bytes, bytes, bytes] | None] | None = None
-"""Read the rows of a usual step, as :func:`hal_core.output.fast_record.rows_of` does."""
+"""Read the rows of a usual step, as :func:`hal_core.output.fast_record.rows_of` does, all as bytes."""
 
 
 def gather_with(
