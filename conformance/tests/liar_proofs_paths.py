@@ -56,7 +56,7 @@ def saved(bound, state, step, sink):
 
 @proof("MirrorFollowsTheSink", cpu)
 def mirror_untouched(bound):
-    """Whether the mirror is as it was while nobody has taken the output that the sink has read."""
+    """Whether the mirror is as it was before the worker takes the output that the sink has read."""
     state, sink = state_of(bound, 1), MemorySink()
     insert(bound, state, [prefill(state, 0)])
     saved(bound, state, Step(1, {state.name: [0]}), sink)
@@ -65,7 +65,7 @@ def mirror_untouched(bound):
 
 @proof("ToldUnderItsNameOnce", cpu)
 def both_told(bound):
-    """Whether a request that was preempted and goes on in its slot is told twice."""
+    """Whether a request that was preempted and continues in its slot is reported twice."""
     state, sink = state_of(bound, 1), MemorySink()
     first = prefill(state, 0)
     insert(bound, state, [first])

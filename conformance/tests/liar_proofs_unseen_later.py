@@ -40,7 +40,7 @@ def freed_after_its_readers(bound):
     device, stream, target = bound.device, bound.device.stream(), poisoned(bound, 64)
     value = poisoned(bound, 64)
     address, blocks = value.address, device.primitives.memory
-    block = blocks[address]  # held here, so that a liar's copy reads what is still there
+    block = blocks[address]  # held here, so that a liar's copy reads memory that is still there
     with device.hold_stream(stream):
         ticket = write(bound, flat(target, 0, 64), flat(value, 0, 64), stream)
         del value
@@ -140,7 +140,7 @@ class Losing:
 
 @proof("LogprobsAreUnchecked", cpu)
 def nothing_of_a_lost_step(bound):
-    """Whether nothing is sent of a step with log-probabilities whose broadcast was lost."""
+    """Whether no record is sent of a step with log-probabilities whose broadcast was lost."""
     group, state, sink = Group((0, 1), 0), state_of(bound, 1, max_logprobs=1), MemorySink()
     bound.device._communicators[group.ranks] = Losing()
     insert(bound, state, [prefill(state, 0)])

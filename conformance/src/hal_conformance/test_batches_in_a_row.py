@@ -32,7 +32,7 @@ ROUNDS = 6
 
 
 class InARow:
-    """A state with companions and everything that was done to it; nothing is waited for before the end."""
+    """A state with companions and all calls made with it; no ticket is waited for before the end."""
 
     def __init__(self, kit: Kit, *, beside: bool) -> None:
         self.fixture = StateFixture(kit, MANY, beside=BESIDE if beside else (), fields=FIELDS)

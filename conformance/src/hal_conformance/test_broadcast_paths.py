@@ -1,5 +1,5 @@
-"""Broadcasts that nobody waits for, of two states by turns, on several streams, in groups of several sizes (G13, G14);
-the one rank among several that differs, wherever it stands (G14)."""
+"""Broadcasts without a wait, of two states by turns, on several streams, in groups of several sizes (G13, G14);
+the one rank among several that differs, at every place (G14)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OF_GROUPS = (
 
 
 def assert_turns(rank: int, mine: InFlight, source: InFlight, sizes: dict[str, StateConfig]) -> None:
-    """Assert that each broadcast brought the source's slice of that turn, and that nothing else changed."""
+    """Assert that each broadcast brought the source's slice of that turn, and changed no other byte."""
     __tracebackhide__ = True
     assert_well(rank, mine.error, "broadcasts that nobody waits for")
     assert mine.collectives == [1] * len(TURNS), (

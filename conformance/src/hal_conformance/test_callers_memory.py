@@ -129,7 +129,7 @@ def test_g02_a_device_value_may_be_freed_once_the_call_has_returned(kit: Kit, wa
         block.stream = kit.device.stream() if own else kit.device.default_stream
         sources = [LargeBlock(kit, length, noise(10 + turn, length)) for turn in range(2)]
         with kit.held(block.stream):
-            for turn in range(2):  # the second value's work must not release what the first one's uses
+            for turn in range(2):  # the second value's work must not release memory that the first one's uses
                 target, source = block.at(GAP + turn * (length + GAP), (length,))[into], sources.pop(0)
                 block.over(target)[...] = source.should[of]
                 ticket = block.set(target, source.at(0, (length,))[of])

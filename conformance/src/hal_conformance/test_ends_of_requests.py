@@ -19,7 +19,7 @@ from .kit import Kit
 
 LENGTH, STOP, NONE = FinishReason.LENGTH, FinishReason.STOP, FinishReason.NONE
 TOKENS = (11, 12, 13, 14, 15, 16)
-"""What every request is given, in this order, whatever the step."""
+"""The tokens of every request, in this order, whatever the step."""
 EOS = {"eos_token_ids": (14,)}
 PAIR = {"stop_sequences": ((13, 14),)}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], FinishReason, int]] = {

@@ -76,12 +76,12 @@ def fields_of(groups: tuple[str, ...], *, kept: bool) -> list[StateField]:
 
 
 def brought(name: str) -> Callable[[Request], object]:
-    """Return a function of the request that gives what it brings under a name."""
+    """Return a function of the request that gives its value of a name."""
     return lambda request: request.extra[name]
 
 
 def extra_of(fields: list[StateField], turn: int) -> dict[str, Any]:
-    """Return what a request brings: another end of each type, rows from empty to full."""
+    """Return the values of a request: another end of each type, rows from empty to full."""
     found: dict[str, Any] = {}
     for at, field in enumerate(fields):
         values = values_of(field.dtype)

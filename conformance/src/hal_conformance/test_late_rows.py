@@ -96,7 +96,7 @@ def test_g23_a_workers_own_writes_wait_for_copies_of_that_memory(kit: Kit) -> No
 
 @guarantee(23, requires=("async_d2h", "can_hold_stream"), also=(1, 22))
 def test_g23_a_workers_own_writes_wait_for_each_of_several_copies(kit: Kit) -> None:
-    """Copies of other parts on other streams: none is the first, the last or the whole of what is read."""
+    """Copies of other parts on other streams: none is the first, the last or the whole of the part that is read."""
     device = kit.device
     memory, should = device.allocate(4096), noise(5, 4096)
     parts = [ByteRange(64, 100), ByteRange(2000, 1), ByteRange(4000, 96)]

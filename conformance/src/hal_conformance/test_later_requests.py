@@ -57,7 +57,7 @@ def enter_free(fixture: StateFixture, turn: int) -> None:
 @guarantee(24, also=(12, 19, 20, 25))
 @pytest.mark.parametrize("form", CASES)
 def test_g24_first_tokens_are_told_of_each_request_in_a_slot(kit: Kit, form: str) -> None:
-    """A slot whose first token was told gets another request before the next step, taken or not; so does the mirror."""
+    """A slot whose first token was reported gets another request before the next step; so does the mirror."""
     case = CASES[form]
     fixture, sink = StateFixture(kit, SIZES), case.sink()
     late: list[tuple[OutputTicket, list[Row]]] = []
@@ -128,7 +128,7 @@ COUNTS = {1: ("accept_num", 9, (1,)), 2: ("draft_num", -1, (0, 3)), 4: ("accept_
 @guarantee(21, also=(19,))
 @pytest.mark.parametrize("form", CASES)
 def test_g21_a_count_out_of_bounds_is_an_error_of_its_step_alone(kit: Kit, form: str) -> None:
-    """The steps after it tell their tokens; the ticket of a rank that sends raises."""
+    """The steps after it report their tokens; the ticket of a rank that sends raises."""
     case: Case = CASES[form]._replace(sink=KeepingSink)
     fixture, sink = working(kit), KeepingSink()
     for turn in range(1 + LATER):
@@ -149,7 +149,7 @@ def test_g21_a_count_out_of_bounds_is_an_error_of_its_step_alone(kit: Kit, form:
 
 
 def wrong_batch(fixture: StateFixture, turn: int) -> list[Task]:
-    """Return tasks that are all refused: into held slots, into one that there is not, and out of another's slot."""
+    """Return tasks that are all refused: into held slots, into one beyond the last, and out of another's slot."""
     strangers = [fixture.admit(Request(fixture.new_name(), [1, 2], PARAMS)) for _ in range(3)]
     places = [turn % SLOTS, SLOTS + turn]
     entering = [Task(TaskKind.PREFILL, slot, one, 0, 2, [0]) for slot, one in zip(places, strangers, strict=False)]

@@ -37,7 +37,7 @@ def values(form: str, turn: int, view: View) -> tuple[View, Any, np.ndarray[Any,
 @pytest.mark.parametrize("form", ["scalars", "arrays", "strided arrays", "mixed"])
 @pytest.mark.parametrize("default", [True, False], ids=["default", "own"])
 def test_g03_hundreds_of_calls_are_pending_and_each_is_right(kit: Kit, form: str, default: bool) -> None:
-    """To one place, each with a copy out of what was there after it; tickets are waited for from the last to the
+    """To one place, each with a copy out of its bytes after it; tickets are waited for from the last to the
     first."""
     device = kit.device
     stream = device.default_stream if default else device.stream()
@@ -62,7 +62,7 @@ def test_g03_hundreds_of_calls_are_pending_and_each_is_right(kit: Kit, form: str
 
 
 def compare(copies: list[CopyTicket], should: list[np.ndarray[Any, Any]], form: str) -> None:
-    """Compare each copy with what was there."""
+    """Compare each copy with the bytes at its call."""
     __tracebackhide__ = True
     for at, (copy, cells) in enumerate(zip(copies, should, strict=True)):
         arrive(copy)
@@ -72,7 +72,7 @@ def compare(copies: list[CopyTicket], should: list[np.ndarray[Any, Any]], form: 
 
 @guarantee(1, requires=HELD, also=(3, 4))
 def test_g01_hundreds_of_calls_on_several_streams_stay_apart(kit: Kit) -> None:
-    """Four streams in turn, of which two are held: the calls of the others are done, and theirs are not."""
+    """Four streams in turn, two of them held: calls on the free ones are done, those on the held ones are not."""
     device = kit.device
     streams = [device.default_stream, *(device.stream() for _ in range(3))]
     memory = device.allocate(8 * MANY)
@@ -108,7 +108,7 @@ def test_g01_an_event_outlives_its_stream(kit: Kit) -> None:
         write = backdoor.put(device, memory, [(0, bytes([7]) * 64)], dropped)
         event = device.event(dropped)
         del dropped
-        device.allocate(1)  # a device looks for what nobody holds when it allocates
+        device.allocate(1)  # a device looks for free memory when it allocates
         # few, because CUDA itself waits for held streams when some seventy streams have worked and one more is made
         others = [device.event(device.stream()) for _ in range(16)]
         copies = []

@@ -61,14 +61,14 @@ class Calls:
 
 
 def streams(calls: Calls) -> Iterator[tuple[str, Misuse]]:
-    """Yield calls with what is no stream."""
+    """Yield calls with values that are no streams."""
     for name in calls.arguments():
         for given in (None, "0", object(), type(calls.fixture.stream)):
             yield f"{name} on {given!r}", calls.wrong(name, "stream", given)
 
 
 def states(calls: Calls) -> Iterator[tuple[str, Misuse]]:
-    """Yield calls with what is no state of the device."""
+    """Yield calls with values that are no states of the device."""
     for name in ("insert_tasks", "update_inputs", "save_output", "broadcast_tokens", "set_drafts"):
         for given in (None, "target", calls.fixture.state.memory):
             yield f"{name} of {given!r}", calls.wrong(name, "state", given)

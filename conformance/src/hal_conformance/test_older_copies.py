@@ -113,7 +113,7 @@ RANGES: dict[str, tuple[list[tuple[int, int]], int]] = {
     "a range before an empty one": ([(256, 64), (0, 0)], 312),
     "one of two hundred ranges": ([(8 * (at % 120), 8) for at in range(200)], 8 * 79),
 }
-"""What is written, to the ranges of the copy and the offset of the eight bytes that are."""
+"""The kind of write, to the ranges of the copy and the offset of the eight bytes written."""
 
 
 @guarantee(22, requires=("async_h2d", "async_d2h", "can_hold_stream"), also=(1, 23))

@@ -1,4 +1,4 @@
-"""What is out of bounds (G21) at each place of a row, in several rows, and what is told of a slot after it."""
+"""Values out of bounds (G21) at each place of a row and in several rows, and the reports of a slot after them."""
 
 from __future__ import annotations
 

@@ -338,7 +338,7 @@ def test_g28_a_write_comes_after_the_oldest_of_many_readers(kit: Kit, what: str)
 
 @guarantee(28, requires=("async_h2d", "can_hold_stream"))
 def test_g28_a_companions_fields_are_written_after_its_own_readers(kit: Kit) -> None:
-    """By every form of a value, each on a stream of its own; the target, which nobody reads, is written meanwhile."""
+    """By every form of a value, each on a stream of its own; the target, which no step reads, is written meanwhile."""
     device, bound, reader = kit.device, kit.bound, kit.device.stream()
     state = bound.state(SIZES, name="target", beside=("proposer",))
     companion = state.companions[0]

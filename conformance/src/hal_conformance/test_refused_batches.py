@@ -192,7 +192,7 @@ ABOVE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a stop sequence of one token more": ({}, {"stop_sequences": ((1, 2, 3, 4),)}),
     "one bad word more": ({}, {"bad_words": (1, 2, 3)}),
 }
-"""What is one above its limit, of the request and of its parameters."""
+"""Values one above their limits, of the request and of its parameters."""
 
 
 @guarantee(8, also=(9, 21))

@@ -47,7 +47,7 @@ def filled_twice(small: Kit, nbytes: int, *, rows: bool) -> None:
     stream = small.device.default_stream
     for turn in range(rounds):
         with small.held(stream), impatient(small):
-            for _ in range(2):  # a refusal frees nothing that is still to be read
+            for _ in range(2):  # a refusal frees no span that is still to be read
                 refusals += writes.until_refused([nbytes], stream, rows=rows) is not None
         writes.check(f"round {turn} of a ring that was filled while its stream was held")
         writes.must_write(nbytes, stream, rows=rows)

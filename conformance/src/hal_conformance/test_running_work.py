@@ -170,7 +170,7 @@ def test_g01_a_ticket_waits_for_each_part_of_its_work(kit: Kit, part: str) -> No
 @guarantee(3, requires=("async_h2d", "async_d2h", "can_hold_stream"), also=(1,))
 @pytest.mark.parametrize("which", STREAMS)
 def test_g03_work_that_no_thread_waits_for_is_executed(kit: Kit, which: str) -> None:
-    """The host only asks. A runtime that keeps commands until a wait (OpenCL before clFlush) must be told of them."""
+    """The host only asks. A runtime that keeps commands until a wait (OpenCL before clFlush) must submit them."""
     acts = [(told, act) for told, act in prepared(kit, tuple(HOOK_CASES)) if not told.startswith("save_output")]
     device, stream, other = kit.device, stream_of(kit, which), kit.device.stream()
     memory, should = device.allocate(4096), noise(7, 4096)

@@ -147,7 +147,7 @@ MODES: dict[str, dict[str, Any]] = {
     "log-probabilities": {"logprobs": 1},
     "drafts": {"speculative": True},
 }
-"""Mode of decoding to what a step says of it."""
+"""Mode of decoding to a step's arguments."""
 
 
 @guarantee(23, requires=("async_d2h", "async_h2d", "can_hold_stream", "primitives"))

@@ -59,7 +59,7 @@ class Generations:
         self.check(f"step {step.number} and its output")
 
     def former(self) -> None:
-        """Let the former requests enter, run, and get what their case says."""
+        """Let the former requests enter, run, and get the tasks of their case."""
         order = np.random.default_rng(1).permutation(len(CASES)).tolist()
         self.insert([enter(self.fixture, slot, 0, CASES[slot][0]) for slot in order], "the first requests")
         self.step(speculative=True)
@@ -111,7 +111,7 @@ def test_g11_each_way_in_after_each_history_and_each_way_out(kit: Kit, beside: s
 @guarantee(11, also=(9, 12, 19, 22))
 @pytest.mark.parametrize("devices", [1, 2], ids=["one device", "two devices"])
 def test_g11_two_states_of_one_size_go_through_it_by_turns(kit: Kit, devices: int) -> None:
-    """The second state's slots are in other orders of length: what is kept of one state's slots serves no other."""
+    """The second state's slots are in other orders of length: an order that was kept for one state serves no other."""
     other = kit.another() if devices == 2 else kit
     try:
         one, two = Generations(kit), Generations(other, name="target" if devices == 2 else "other")

@@ -94,7 +94,7 @@ def test_g02_a_device_value_is_read_between_its_writes(kit: Kit) -> None:
 @guarantee(2)
 @pytest.mark.parametrize("hook", ["async_set_value", "submit"])
 def test_g02_a_value_of_any_form_is_changed_after_the_call(kit: Kit, hook: str) -> None:
-    """Each call overwrites what it was given; on a held stream that is before its work."""
+    """Each call's arguments are overwritten after it, on a held stream before its work."""
     run_beside_each(kit, hook)
 
 
@@ -258,7 +258,7 @@ def test_g01_the_work_of_a_stream_that_is_dropped_is_executed(kit: Kit) -> None:
         copy = copied(kit, memory, dropped)
         del dropped
         gc.collect()
-        device.allocate(1)  # a device looks for what nobody holds when it allocates
+        device.allocate(1)  # a device looks for free memory when it allocates
         assert not write.done(), "a write is done, though its stream waits for a held one"
     come_true({"a write on a dropped stream": write, "a copy on a dropped stream": copy}, kit.effort.hang)
     wrong = unlike(copy.data[0][:4096], should)

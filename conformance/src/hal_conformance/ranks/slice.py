@@ -154,7 +154,7 @@ def flip(bound: BoundDevice, state: SlotState, group: Group, at: int, *, sent: b
 @dataclass
 class Corrupted:
     """The results of a broadcast with a wrong header: the first error, records sent, later calls' errors, and whether
-    the broadcast's own ticket was waited for and raised nothing."""
+    the broadcast's own ticket was waited for without an error."""
 
     error: Met | None
     sent: int
@@ -223,7 +223,7 @@ def one_step(
     passed: list[int] | None = None,
     form: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Broadcast, update, save, take. ``passed`` gets the number once the broadcast's ticket has raised nothing.
+    """Broadcast, update, save, take. ``passed`` gets the number once the broadcast's ticket has ended without an error.
 
     ``form``: arguments of the step.
     """

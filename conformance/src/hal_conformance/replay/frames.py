@@ -37,7 +37,7 @@ EVENTS: dict[str, Any] = {
     # A step's number, whether the worker took its record with state.take, and the record as save_output encoded it.
     "record": tuple[int, bool, bytes],
 }
-"""What a frame tells besides calls, and its values."""
+"""Kinds of frames besides calls, and their values."""
 CALLS: dict[str, Any] = {
     "insert_tasks": tuple[list[TaskRow]],
     # The view of the state (offset, shape, strides, type); bytes of one element that fills (True) or of the whole
