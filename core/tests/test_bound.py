@@ -14,6 +14,7 @@ from hal_core import Group, Request, Task, TaskKind, admit, hookimpl
 from hal_core.devices.base import DeviceBase
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.devices.cpu.device import CpuDevice
+from hal_core.devices.sync import SyncStream
 from hal_core.errors import CapabilityMissing, DeviceClosed, HalError, InvalidValue, PluginError, TicketTimeout
 from hal_core.runtime.bound import bind
 from hal_core.slots.fields import StateConfig
@@ -273,6 +274,14 @@ def test_a_target_of_another_opened_device_is_refused(bound):
     view = other.state(SIZES).view("step_idx")
     with pytest.raises(InvalidValue, match="another opened device"):
         bound.async_set_value(target=view, value=1, stream=bound.default_stream)
+    other.close()
+
+
+def test_g26_a_stream_of_no_device_does_not_make_another_devices_valid(bound):
+    other, view = bind(CpuPlugin.open(0, {})), bound.state(SIZES).view("step_idx")
+    bound.async_set_value(target=view, value=1, stream=SyncStream(3))
+    with pytest.raises(InvalidValue, match="another opened device"):
+        bound.async_set_value(target=view, value=2, stream=other.default_stream)
     other.close()
 
 

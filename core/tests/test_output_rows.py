@@ -59,7 +59,7 @@ def test_g20_g21_both_ways_say_the_same(state, data, order, speculative):
         "accept_num": data.draw(some(0, 1, 1, 1, 2, 3, 4, -1), label="accept_num"),
         "step_idx": data.draw(some(0, 1, 3), label="step_idx"),
         "draft_num": data.draw(some(0, 0, 0, 2, 3, -1), label="draft_num"),
-        "stop_reason": data.draw(some(0, 1, 2), label="stop_reason"),
+        "stop_reason": data.draw(some(0, 0, 1, 2, 3, -1), label="stop_reason"),
         "request_serial": [admission_id + data.draw(st.sampled_from([0, 0, 0, 1])) for admission_id in admission_ids],
     }
     step = Step(1, {"target": np.array(order)}, speculative=speculative)
@@ -81,6 +81,9 @@ def test_g20_g21_both_ways_say_the_same(state, data, order, speculative):
         ("draft_num", -1, "-1 drafts (at most 2)"),
         ("step_idx", 0, "0 generated in all"),
         ("request_serial", 10**9, "the slot holds admission 1000000000"),
+        ("stop_reason", 3, "stop_reason is 3, but a step gives 0 to 2"),
+        ("stop_reason", 256, "stop_reason is 256"),
+        ("stop_reason", -1, "stop_reason is -1"),
     ],
 )
 def test_g21_a_plain_steps_bad_values_are_errors_of_their_rows_only(state, field, value, told):

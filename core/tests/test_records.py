@@ -175,6 +175,21 @@ def test_g19_closing_names_the_requests_whose_output_never_came():
     assert [type(output.settled[0]) for output in outputs[1:]] == [SinkClosed, SinkClosed]
 
 
+def test_g19_after_a_close_that_gave_up_no_output_is_completed_again(caplog):
+    latch, sink = threading.Event(), MemorySink(threaded=True)
+    outputs = [Output(step, latch=latch) for step in range(3)]
+    outputs[0].complete = lambda error: int("no number")
+    for output in outputs:
+        sink.put(output)
+    with pytest.raises(Undelivered):
+        sink.close(0.01)
+    latch.set()
+    sink._thread.join(10)
+    assert "could not complete the output of step 0" in caplog.text
+    assert [len(output.settled) for output in outputs[1:]] == [1, 1]
+    assert sink.records == []
+
+
 def test_g19_an_output_that_cannot_be_settled_does_not_stop_those_after_it(caplog):
     sink, settled = MemorySink(threaded=True), threading.Event()
     faulty, last = Output(0), Output(1)

@@ -152,10 +152,12 @@ class Stepper:
             self._check_drafts(batch)
             self._make_way(batch)
             device.insert_tasks(state=state, tasks=batch, stream=stream)
+        else:
+            state.check_usable()
+        # the runner writes memory that may still be copied out; raises earlier errors before the step counts
+        device.order_after_reads(memory=state.memory, stream=stream)
         planned = self._planner.plan(self.steps, batch, set(self._ended))
         self.steps += 1
-        # the runner writes memory that may still be copied out
-        device.order_after_reads(memory=state.memory, stream=stream)
         step, failed = self._run(planned)
         agreed = device.broadcast_tokens(state=state, group=self.group, stream=stream)
         if self._told is not None and not failed:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hal_core.errors import InvalidBatch, SinkClosed, SinkFull, Undelivered
+from hal_core.errors import HalError, InvalidBatch, SinkClosed, SinkFull, StateUnusable, Undelivered
 from hal_core.memory.views import View
 from hal_core.output.records import SlotStatus
 from hal_core.output.sinks import MemorySink
@@ -310,6 +310,38 @@ def test_a_sink_that_raises_does_not_stop_the_engine(opaque, oracle, error):
         lost = raised.value.ticket.record()
         assert sorted(lost.request_ids) == ["a", "short"]
         assert lost.positions.tolist() == [1, 1]
+
+
+def test_a_step_without_tasks_does_not_count_where_an_earlier_error_is_raised(opaque, oracle, monkeypatch):
+    """The error of the first step's output: no runner has been called, and the next step has its number (G14)."""
+    engine = make(opaque, oracle)
+    engine.submit(Request("a", [1, 2], SamplingParams(max_tokens=4)))
+    engine.step()
+    stepper, refused = engine.worker, [HalError("the record could not be queued")]
+    order = stepper.device.order_after_reads
+
+    def raises_once(**given):
+        if refused:
+            raise refused.pop()
+        order(**given)
+
+    monkeypatch.setattr(stepper.device, "order_after_reads", raises_once)
+    steps, rows = stepper.steps, len(oracle.rows)
+    with pytest.raises(HalError, match="could not be queued"):
+        engine.step()
+    assert (stepper.steps, len(oracle.rows)) == (steps, rows)
+    assert {one.request_id: one.token_ids for one in engine.run()} == {"a": oracle.expected([1, 2], 4)}
+
+
+def test_g14_an_unusable_state_is_refused_before_the_runner(opaque, oracle):
+    engine = make(opaque, oracle)
+    engine.submit(Request("a", [1, 2], SamplingParams(max_tokens=4)))
+    engine.step()
+    engine.worker.state.mark_unusable("the ranks differ")
+    steps, rows = engine.worker.steps, len(oracle.rows)
+    with pytest.raises(StateUnusable, match="the ranks differ"):
+        engine.step()
+    assert (engine.worker.steps, len(oracle.rows)) == (steps, rows)
 
 
 @pytest.mark.parametrize("error", [SinkClosed("the disk is full"), Undelivered("the disk is full", [("a", 0, 1)])])

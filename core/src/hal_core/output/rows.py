@@ -108,7 +108,10 @@ def _plain_record(columns: Columns, snapshot: OutputSnapshot) -> Built | None:
     source, width = columns["accept_tokens" if speculative else "sampled_token_ids"], np.arange(max(largest, 1))
     given = source.reshape(-1)[order[:, None] * source.shape[1] + width]
     status = np.minimum(counts, 1).astype(np.uint8)  # TOKEN is 1, NONE is 0
-    finish = _of(columns["stop_reason"], order).astype(np.uint8) * status
+    reasons = _of(columns["stop_reason"], order)
+    if int(reasons.view(np.uint32).max(initial=0)) > FinishReason.LENGTH:
+        return None
+    finish = reasons.astype(np.uint8) * status
     one_each = largest == 1 and status.all()
     tokens = given[:, 0] if one_each else given[width < counts[:, None]]
     if beyond(tokens, snapshot.token_limit):
@@ -192,11 +195,16 @@ def _out_of_bounds(
     strange = held & (columns["request_serial"][order, 0] != snapshot.admission_ids)
     wrong = strange | (held & ((counts < 0) | (counts > most) | (drafts < 0) | (drafts > snapshot.max_draft_tokens)))
     wrong |= held & (generated < counts)
+    reasons = columns["stop_reason"][order, 0]
+    unknown = held & (counts > 0) & ((reasons < 0) | (reasons > FinishReason.LENGTH))
+    wrong |= unknown
     found = {}
     for row in np.flatnonzero(wrong).tolist():
         name = snapshot.names[row] or f"slot {int(order[row])}"
         if strange[row]:
             found[row] = f"{name}: the slot holds admission {int(columns['request_serial'][order[row], 0])}"
+        elif unknown[row]:
+            found[row] = f"{name}: stop_reason is {int(reasons[row])}, but a step gives 0 to {int(FinishReason.LENGTH)}"
         else:
             found[row] = (
                 f"{name}: {int(counts[row])} tokens (at most {most}), {int(drafts[row])} drafts (at most "

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from collections import deque
+from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Protocol, runtime_checkable
 
@@ -118,6 +119,15 @@ def _closed_first() -> SinkClosed:
     return SinkClosed("the sink was closed first", hook="save_output", argument="sink")
 
 
+@contextlib.contextmanager
+def _logged(step: int) -> Iterator[None]:
+    """Log an error of the output's own ``complete()``; the later outputs follow."""
+    try:
+        yield
+    except Exception:
+        log.exception("a memory sink could not complete the output of step %d", step)
+
+
 class MemorySink:
     """Collects records in the list ``records``, for tests and for engines in the worker's own process.
 
@@ -177,15 +187,8 @@ class MemorySink:
 
     def _serve(self) -> None:
         """Complete outputs in order until the sink is closed or gives up. The thread's main loop."""
-        while (pending := self._queue.get()) is not None:
-            try:
-                kept = self._resolved(pending)
-            except Exception:  # The output's own complete() failed; continue with the later ones.
-                log.exception("a memory sink could not complete the output of step %d", pending.step)
-                kept = True
+        while (pending := self._queue.get()) is not None and self._resolved(pending):
             del pending  # else the last output would keep its state and device while the thread waits
-            if not kept:
-                return
 
     def _resolved(self, pending: PendingOutput) -> bool:
         """Resolve the first output that is left, and keep its record; False if :meth:`close` has reported it lost.
@@ -193,17 +196,17 @@ class MemorySink:
         One lock decides which: an output is never both in the list and reported (G19).
         """
         record: OutputRecord | None = None
-        try:
+        with _logged(pending.step):
             record = complete_with(pending)
-        finally:
-            with self._lock:
-                kept = not self._given_up
-                if kept:
-                    self._left.popleft()
-                    if record is not None:
-                        self.records.append(record)
+        with self._lock:
+            kept = not self._given_up
+            if kept:
+                self._left.popleft()
+                if record is not None:
+                    self.records.append(record)
         if record is not None:
-            pending.complete(None if kept else _closed_first())
+            with _logged(pending.step):
+                pending.complete(None if kept else _closed_first())
         return kept
 
     def _keep(self, pending: PendingOutput, record: OutputRecord | None) -> None:

@@ -351,9 +351,11 @@ class BoundDevice:
                 if take is None or stream is None or isinstance(stream, type | bool | int | str):
                     raise no_stream(stream)
                 taken = take(stream)
-            elif (pool := getattr(stream, "pool", None)) is None or pool is self._pool:
-                self._learn(type(stream), pooled=pool is not None)
-            elif getattr(stream, "owned", False):  # else a framework's, of which another device has the wrapper
+            elif not hasattr(stream, "pool"):
+                self._streams.add(type(stream))
+            elif (pool := stream.pool) is self._pool:
+                self._pooled = type(stream)
+            elif pool is not None and getattr(stream, "owned", False):  # not owned: a framework's
                 raise others_stream()
         except HalError as error:
             raise error.located(device=self.name, hook=hook) from None
@@ -364,13 +366,6 @@ class BoundDevice:
         given: tuple[Any, ...] = arguments
         changed: Any = (*given[:-1], taken)  # every call has its stream last
         return changed  # type: ignore[no-any-return]
-
-    def _learn(self, kind: type, *, pooled: bool) -> None:
-        """Note a class of streams, so that its next ones are not checked again."""
-        if pooled:
-            self._pooled = kind
-        else:
-            self._streams.add(kind)
 
     def _blame(self, hook: str, arguments: dict[str, Any]) -> None:
         """Raise the error for wrong arguments of a call that failed with a raw exception; return if they are valid."""

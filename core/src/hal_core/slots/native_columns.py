@@ -1,7 +1,7 @@
 """Native functions for batches, token ids and the rows of a step, registered by a device that has them.
 
 They serve the whole process, since the code is the same whichever device registers it. They return None for input that
-is not plain; the core's own code then takes it, or refuses it with an error text.
+is not plain; the core's own code then reads it, or refuses it with an error text.
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@ HERE = Path(__file__).parent
 FOLDER = HERE / "native"
 NAME = "_native.abi3.so"
 FLAGS = ("-O2", "-std=c11", "-Wall", "-Wextra", "-shared", "-fPIC", "-fvisibility=hidden")
+ERRORS = ("-Werror=incompatible-pointer-types",)
+"""Warnings that are errors, as they are for GCC 14."""
 
 
 class NotBuilt(Exception):
@@ -42,7 +44,7 @@ def build(target: Path) -> Path:
     named = f'-DHAL_SOURCES="{sources_digest()}"'
     files = [str(file) for file in sorted(FOLDER.glob("*.c"))]
     try:
-        command = [*compiler(), *FLAGS, named, f"-I{include}", *files, "-o", str(part)]
+        command = [*compiler(), *FLAGS, *ERRORS, named, f"-I{include}", *files, "-o", str(part)]
         found = subprocess.run(command, capture_output=True, text=True, check=False)
         if found.returncode:
             errors = [line for line in found.stderr.splitlines() if "error" in line] or [

@@ -89,10 +89,10 @@ static void ahead(PyObject *requests, PyObject *blocks, Py_ssize_t n, PyObject *
     for (int i = 0; i < 2; i++) __builtin_prefetch(request + i * 64), __builtin_prefetch(given + i * 48);
   }
   for (Py_ssize_t at = 0; at < n; at++) {
-    const Array *given = (const Array *)item(blocks, at);
+    PyObject *given = item(blocks, at);
     if ((PyObject *)Py_TYPE(given) != array) return;
-    __builtin_prefetch(given->shape);
-    for (int i = 0; i < 4; i++) __builtin_prefetch(given->data + i * 64);
+    __builtin_prefetch(((const Array *)given)->shape);
+    for (int i = 0; i < 4; i++) __builtin_prefetch(((const Array *)given)->data + i * 64);
   }
 }
 
@@ -158,7 +158,7 @@ static const int places[NUMBERS] = {KINDS, SLOTS, STARTS, LENGTHS, FIRSTS, FIRST
 
 /* Put the request and the blocks of each task into tuples; 0 if one is no task. */
 static int take_parts(PyObject *tasks, PyObject *type, PyObject *const *names, PyObject *requests, PyObject *blocks) {
-  for (Py_ssize_t at = 0; at < length(tasks); at++) {
+  for (Py_ssize_t at = 0; at < PyTuple_Size(requests); at++) { /* making a tuple may run code that changes the list */
     PyObject *task = item(tasks, at), *request, *given;
     if (!task || (PyObject *)Py_TYPE(task) != type || !(request = PyObject_GetAttr(task, names[ASKED]))) return 0;
     PyTuple_SetItem(requests, at, request); /* takes the reference */

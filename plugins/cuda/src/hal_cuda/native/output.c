@@ -42,8 +42,7 @@ PyObject *usual_rows(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   (void)self;
   if (count != ARRAYS + 1) return PyErr_Format(PyExc_TypeError, "usual_rows takes 9 arguments, not %zd", count);
   uint64_t limit = PyLong_AsUnsignedLongLong(args[ARRAYS]);
-  if (PyErr_Occurred()) return NULL;
-  while (held < ARRAYS && !PyObject_GetBuffer(args[held], &views[held], PyBUF_SIMPLE)) held++;
+  while (!PyErr_Occurred() && held < ARRAYS && !PyObject_GetBuffer(args[held], &views[held], PyBUF_SIMPLE)) held++;
   if (held == ARRAYS) {
     Py_ssize_t n = views[ORDER].len / 8, slots = views[SERIAL].len / 8, width = slots ? views[IDS].len / 8 / slots : 0;
     int whole = views[HELD_BY].len == n * 8 && width && views[IDS].len == slots * width * 8;
@@ -56,6 +55,7 @@ PyObject *usual_rows(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     for (int i = 0; i < 3; i++) Py_XDECREF(parts[i]);
   }
   while (held) PyBuffer_Release(&views[--held]);
-  if (result || PyErr_Occurred()) return result;
+  if (result) return result;
+  PyErr_Clear(); /* the core reads the rows, and raises what there is to raise */
   Py_RETURN_NONE;
 }
