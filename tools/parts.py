@@ -106,7 +106,7 @@ CONFORM = (
         f"{BIN}python -m pytest -q -m conform --ignore {OVERLAP} --ignore {ON_RAY} tests",
         "HAL_TEST_SHARE=1",
     ),
-    Part("liars", f"{BIN}python -m pytest -q -m conform {LIARS}"),
+    Part("liars", f"{BIN}python -m pytest -q -m conform -o faulthandler_timeout=3600 {LIARS}"),  # one fixture runs all
     Part("overlap, a thousand schedules", f"{BIN}python -m pytest -q -m conform {OVERLAP}"),
     kit_sim("sim, lazy", 2, "default"),
     Part("guards", f"{BIN}python tools/guards.py"),
