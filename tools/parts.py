@@ -134,7 +134,7 @@ CI = (Part("make test", "make test", alone=True), RAY, *CONFORM, NO_COMPILER, OL
 PLANS = {
     "conform": Plan(CONFORM),
     "nightly": Plan(NIGHTLY),
-    "ci": Plan(CI, limit=75 * 60),
+    "ci": Plan(CI, limit=85 * 60),
 }
 
 
