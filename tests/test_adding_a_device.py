@@ -108,7 +108,7 @@ def test_all_pass_the_conformance_kit(kits, device, shown):
 
 
 @pytest.mark.conform
-def test_nothing_is_skipped_on_the_asynchronous_one_but_what_it_does_not_declare(kits):
+def test_nothing_is_skipped_on_the_asynchronous_one_but_ranks(kits):
     found = kits["queue"].report()
     missing = {need for entry in found["guarantees"] for need in re.findall(r"needs ([\w ]+)", entry["note"])}
     only_others = {"not async_h2d", "not can_hold_stream"}  # of G7: tests for synchronous devices, or without a latch
