@@ -160,7 +160,7 @@ def test_a_run_is_written_down(parts, monkeypatch, tmp_path):
     ]
 
 
-def test_every_plan_can_be_listed_and_ci_has_a_limit_within_eighty_minutes(parts):
+def test_every_plan_can_be_listed_and_ci_has_a_limit_within_ninety_minutes(parts):
     for plan in parts.PLANS:
         done = subprocess.run([sys.executable, TOOL, plan, "--list"], capture_output=True, text=True, check=True)
         assert len(done.stdout.splitlines()) == len(parts.PLANS[plan].parts)
@@ -169,7 +169,7 @@ def test_every_plan_can_be_listed_and_ci_has_a_limit_within_eighty_minutes(parts
     assert parts.CI[1] is parts.RAY
     assert parts.RAY.alone, "it installs hal anew, under what else would run"
     assert parts.CI[2 : 2 + len(parts.CONFORM)] == parts.CONFORM
-    assert 0 < parts.PLANS["ci"].limit + 2 * parts.ENDING < 80 * 60
+    assert 0 < parts.PLANS["ci"].limit + 2 * parts.ENDING < 90 * 60
     assert "tools/parts.py ci" in (ROOT / ".ci" / "run").read_text()
 
 
