@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RANKS = 8, SLOTS = 4, ROOM = 1 << 16, SUCCESS = 0, INTERNAL = 3, INVALID = 4, PROGRESS = 7 };
+enum { RANKS = 8, SLOTS = 4, ROOM = 1 << 22, SUCCESS = 0, INTERNAL = 3, INVALID = 4, PROGRESS = 7 };
 typedef struct { char name[128]; } Id;
 typedef struct {
   volatile int joined, taken[SLOTS]; /* ranks that came; those that have read a slot */
