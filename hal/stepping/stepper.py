@@ -154,7 +154,7 @@ class Stepper:
             device.insert_tasks(state=state, tasks=batch, stream=stream)
         else:
             state.check_usable()
-        # the runner writes memory that may still be copied out; raises earlier errors before the step counts
+        # the runner writes memory that may still be copied out; an earlier error is raised here, before the step counts
         device.order_after_reads(memory=state.memory, stream=stream)
         planned = self._planner.plan(self.steps, batch, set(self._ended))
         self.steps += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import numpy as np
@@ -120,3 +121,33 @@ def test_columns_of_tasks_are_the_same_by_both_roads_or_the_same_error(opened, m
             quick(*wrong)
     for none in ([], [1], "ab", [plain, None]):
         assert quick(none, Task, AdmittedRequest, native_columns.TASK_NAMES, IDS, np.ndarray) is None
+
+
+class Changes:
+    """Garbage in a circle, which changes a list when it is collected."""
+
+    def __init__(self, act):
+        self.act, self.own = act, self
+
+    def __del__(self):
+        self.act()
+
+
+@pytest.mark.parametrize("act", [lambda tasks: tasks.clear(), lambda tasks: tasks.append(tasks[0])])
+def test_a_list_of_tasks_may_change_in_a_collection(opened, act):
+    """Python 3.11 may collect when a tuple is made: the batch is of the list as it was, or left to the core."""
+    state, quick, threshold = opened().state(SIZES), native_columns.of_tasks, gc.get_threshold()
+    tasks = [Task(TaskKind.PREFILL, i, state.admit(Request(f"r{i}", [1] * 4)), 0, 4, [i]) for i in range(8)]
+    given_, others = (tasks, Task, AdmittedRequest, native_columns.TASK_NAMES, IDS, np.ndarray), []
+    gc.collect()
+    gc.disable()
+    try:
+        Changes(lambda: act(tasks))
+        gc.set_threshold(1, 1000, 1000)
+        others.extend([] for _ in range(50))
+        gc.enable()
+        found = quick(*given_)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.enable()
+    assert found is None or len(found[2]) == 8

@@ -81,8 +81,8 @@ static int take_request(Made *made, Py_ssize_t at, PyObject *request) { /* borro
   return plain;
 }
 
-/* Begin to load what is read of each request and of its blocks: 128 of them are more than the first cache holds, and would be
-   waited for one after the other. */
+/* Begin to load each request and its blocks: 128 of them do not fit in the first cache, and the loop that copies them would wait
+   for one after the other. */
 static void ahead(PyObject *requests, PyObject *blocks, Py_ssize_t n, PyObject *array) {
   for (Py_ssize_t at = 0; at < n; at++) {
     const char *request = (const char *)item(requests, at), *given = (const char *)item(blocks, at);
@@ -158,7 +158,7 @@ static const int places[NUMBERS] = {KINDS, SLOTS, STARTS, LENGTHS, FIRSTS, FIRST
 
 /* Put the request and the blocks of each task into tuples; 0 if one is no task. */
 static int take_parts(PyObject *tasks, PyObject *type, PyObject *const *names, PyObject *requests, PyObject *blocks) {
-  for (Py_ssize_t at = 0; at < PyTuple_Size(requests); at++) { /* making a tuple may run code that changes the list */
+  for (Py_ssize_t at = 0; at < PyTuple_Size(requests); at++) { /* a collection in PyTuple_New may change the list */
     PyObject *task = item(tasks, at), *request, *given;
     if (!task || (PyObject *)Py_TYPE(task) != type || !(request = PyObject_GetAttr(task, names[ASKED]))) return 0;
     PyTuple_SetItem(requests, at, request); /* takes the reference */

@@ -56,6 +56,6 @@ PyObject *usual_rows(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   }
   while (held) PyBuffer_Release(&views[--held]);
   if (result) return result;
-  PyErr_Clear(); /* the core reads the rows, and raises what there is to raise */
+  PyErr_Clear(); /* the core's own code reads the rows, and raises the error */
   Py_RETURN_NONE;
 }
