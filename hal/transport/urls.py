@@ -23,7 +23,9 @@ from hal_core import HalError, InvalidValue, Unavailable
 from hal.transport.addresses import lock_of, open_exactly, remove_left
 
 SCHEMES = ("ipc", "tcp")  #: the schemes that carry frames
-_PREFIX, _LOCK, _NEW_LOCK, _SOCKET = "hal-", "lock", "lock.new", "output"
+_PREFIX, _SOCKET = "hal-", "output"
+# Folders are recognized by this file, and removed with all in it: no other program may have one of that name.
+_LOCK, _NEW_LOCK = "paddle-hal.lock", "paddle-hal.lock.new"
 _MAX_PATH = 107  #: bytes of a path in sockaddr_un without its end
 _locks: dict[Path, int] = {}  #: private folders of this process, with the descriptor of their lock
 

@@ -32,7 +32,7 @@ CODE = """
         private_ipc_url()
     except Unavailable as error:
         print(error)
-    assert os.listdir(os.path.dirname(url.removeprefix("ipc://"))) == ["lock"]
+    assert os.listdir(os.path.dirname(url.removeprefix("ipc://"))) == ["paddle-hal.lock"]
     for name in (0, 1):  # a reader makes two files: its socket and its lock
         os.remove(f"{folder}/{name}")
     with OutputReader(url):

@@ -159,7 +159,7 @@ def test_modes_do_not_depend_on_the_umask(tmp_path, monkeypatch, mask):
         release_ipc(url)
     finally:
         os.umask(before)
-    assert modes == {"output": 0o600, "lock": 0o600, "output.lock": 0o600}
+    assert modes == {"output": 0o600, "paddle-hal.lock": 0o600, "output.lock": 0o600}
     assert mode == 0o700
 
 

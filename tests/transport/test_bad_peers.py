@@ -281,6 +281,15 @@ def test_private_folders_are_private_and_those_of_the_dead_are_removed(tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_of_another_program_is_not_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    for lock in "lock", "hal.lock":
+        (other := tmp_path / f"hal-{lock}").mkdir()
+        (other / lock).touch()
+    release_ipc(private_ipc_url())
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_restarted_reader_keeps_its_dead_predecessors_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     url = url_of_the_dead("from hal.reading import OutputReader; reader = OutputReader(); url = reader.url")
