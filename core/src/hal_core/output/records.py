@@ -48,7 +48,7 @@ class OutputRow(NamedTuple):
 class OutputRecord(RecordFields):
     """One step's output, rows in batch-id order. Validates itself; an error lists every problem found.
 
-    A record owns its arrays: its creator must not write to them afterwards. Its fields:
+    A record owns its arrays: neither its creator nor a sink may write to them, and some are read-only. Its fields:
     :class:`hal_core.output.record_terms.RecordFields`.
     """
 
