@@ -165,6 +165,19 @@ def test_nothing_is_left_of_what_fails(tmp_path, monkeypatch, there):
     assert [*tmp_path.rglob("*")] == ([folder] if there else [])
 
 
+def test_files_that_somebody_else_made_meanwhile_remain(tmp_path, monkeypatch):
+    """The folder was empty when it was looked at."""
+    theirs = [tmp_path / "new" / name for name in ("src/work.py", "pyproject.toml")]
+    for path in theirs:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("theirs")
+    monkeypatch.setattr(scaffold, "check_folder", lambda folder: None)
+    with pytest.raises(InvalidValue, match=r"pyproject\.toml was made meanwhile \(name a new or empty folder"):
+        scaffold.make("mychip", "async", tmp_path / "new")
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(theirs)
+    assert [path.read_text() for path in theirs] == ["theirs"] * 2
+
+
 def test_every_kind_has_what_a_test_finishes():
     assert set(WRITTEN) == set(KINDS)
     assert {path.name for path in Path(scaffold.__file__).with_name("templates").iterdir()} == {"common", *KINDS}

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -184,6 +183,6 @@ def scrubbed(told: Any) -> Any:  # noqa: ANN401 (any part of the report)
     for name, value in os.environ.items():
         if _SECRETS.search(name) and len(value) > 3:
             text = text.replace(value, "***")
-    home = str(Path.home())
+    home = os.path.expanduser("~")
     text = text.replace(home, "~") if len(home) > 1 else text
     return _HOMES.sub("~", text)

@@ -51,6 +51,7 @@ class EngineLink:
         self._commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._wake_end, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
+        self._wakes = threading.Lock()  # nobody writes to the pipe after it was closed
         self._outbox = deque[Submit | Abort]()  # until the process's queue has room
         self._streams, self._parts = Streams(), list[tuple[Put, Part | HalError]]()
         self._error: HalError | None = None
@@ -78,10 +79,14 @@ class EngineLink:
         self._closing = True
         self._do(lambda: None)
         self._thread.join()
+        with self._wakes:
+            ends, self._wake_end, self._wake = {self._wake_end, self._wake} - {-1}, -1, -1
+        for one in ends:
+            os.close(one)
 
     def _do(self, command: Callable[[], object]) -> None:
         self._commands.put(command)
-        with contextlib.suppress(OSError):  # full: the thread is being woken; closed: it has ended, as streams have
+        with self._wakes, contextlib.suppress(OSError):  # full: the thread is being woken; closed (-1): it has ended
             os.write(self._wake, b"w")
 
     # -- the thread -----------------------------------------------------------------------------------------------

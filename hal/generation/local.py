@@ -83,7 +83,7 @@ class _Local:
     """A model that is open in this process. Several threads may use it: one at a time steps for all."""
 
     def __init__(self, model: Model, device: str | None, speculate: str) -> None:
-        self.key = str(model), device, speculate
+        self.key = _key(model, device, speculate)
         self._stack, self._streams, self._count = ExitStack(), Streams(), 0
         with named_as_parameters():
             self.plan = ModelPlan(model)
@@ -141,11 +141,29 @@ class _Local:
 
 _lock = RLock()
 _here: _Local | None = None
+_of_parents: list[_Local] = []
+"""Models that were open before a fork: kept, as their devices must not be closed in this process."""
+
+
+def _begin_anew() -> None:
+    """In a forked child, forget the parent's model, and its lock, which another thread may have held."""
+    global _here, _lock
+    if _here is not None:
+        _of_parents.append(_here)
+    _here, _lock = None, RLock()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+def _key(model: Model, device: str | None, speculate: str) -> tuple[str | None, str | None, str]:
+    """Return what a model is open for; a folder by its place, whatever the current folder."""
+    return None if model is None else os.path.realpath(os.path.expanduser(model)), device, speculate
 
 
 def _open(model: Model, device: str | None, speculate: str) -> _Local:
     global _here
-    if _here is None or _here.key != (str(model), device, speculate):
+    if _here is None or _here.key != _key(model, device, speculate):
         _close()
         _here = _Local(model, device, speculate)
     return _here

@@ -29,16 +29,17 @@ ROOM, ROOM_OF_A_BYTE = 1 << 30, 1 << 10
 def bounded(call: Callable[[str], list[int]], texts: Iterable[str], source: str) -> list[list[int]]:
     """Return ``call`` of each text. Raises :class:`InvalidValue` naming ``source`` for a text that exceeds a limit or
     fails in native code, and the call's own errors."""
-    reads, writes = os.pipe()
+    memory = os.memfd_create("hal-tokens")  # no pipe: its end comes when all forks of this process have closed theirs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a process with threads, which the child does not need
         child = os.fork()
     if child == 0:
-        _serve(call, texts, writes)
-    os.close(writes)
-    with open(reads, "rb") as pipe:
-        answer = pipe.read()
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        _serve(call, texts, memory)
+    with open(memory, "rb") as file:
+        ended = _end_of(child)
+        file.seek(0)
+        answer = file.read()
+    status = int(not answer) if ended is None else ended
     if status:
         most = f"{TIMEOUTS.tokenizer:g} s of processor time"
         what = f"takes more than {most} for a prompt: a regular expression of it backtracks"
@@ -53,8 +54,16 @@ def bounded(call: Callable[[str], list[int]], texts: Iterable[str], source: str)
     return list(found)
 
 
-def _serve(call: Callable[[str], list[int]], texts: Iterable[str], writes: int) -> NoReturn:
-    """Run the child: answer through the pipe and end in any case."""
+def _end_of(child: int) -> int | None:
+    """Wait for the child; its status as ``subprocess`` has it, None if the process ignores SIGCHLD."""
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    except ChildProcessError:
+        return None
+
+
+def _serve(call: Callable[[str], list[int]], texts: Iterable[str], memory: int) -> NoReturn:
+    """Run the child: write the answer and end in any case."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGABRT):  # Paddle's reports an abort
             signal.signal(number, signal.SIG_DFL)
@@ -74,8 +83,8 @@ def _serve(call: Callable[[str], list[int]], texts: Iterable[str], writes: int) 
             error = raised
         except BaseException as raised:  # noqa: BLE001 (a panic of Rust's is no Exception)
             error = str(raised)
-        with open(writes, "wb") as pipe:
-            pipe.write(pickle.dumps((found, error)))
+        with open(memory, "wb") as file:
+            file.write(pickle.dumps((found, error)))
         os._exit(0)
     finally:
         os._exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -15,7 +16,7 @@ def find_checkpoint(given: str) -> Path:
 
     Raises :class:`InvalidValue` with the command that fetches the model where the cache has none.
     """
-    folder = Path(given).expanduser()
+    folder = Path(os.path.expanduser(given))  # unlike Path's, no error for a user who does not exist
     if folder.is_dir() or not _NAME.fullmatch(given):
         return folder  # the error comes when its configuration is read
     from huggingface_hub import try_to_load_from_cache

@@ -1,9 +1,9 @@
 """The address of a reader within one host: the path of a socket, which one reader at a time holds.
 
-The reader holds a lock (flock) on the file ``SOCKET.lock`` beside the socket. The kernel releases the lock whenever the
-process ends. Only the holder of the lock creates or removes the socket. Both files are accessible only to this user
-(0600), whatever the umask. A socket whose lock is free and which accepts no connection is left by a dead reader: the
-next reader replaces it.
+The reader holds a lock (flock) on the file ``SOCKET.paddle-hal.lock`` beside the socket. The kernel releases the lock
+whenever the process ends. Only the holder of the lock creates or removes the socket. Both files are accessible only to
+this user (0600), whatever the umask. A socket whose lock is free and which accepts no connection is left by a dead
+reader: the next reader replaces it.
 """
 
 from __future__ import annotations
@@ -124,8 +124,9 @@ def remove_left(path: Path) -> None:
 
 
 def lock_of(path: Path) -> Path:
-    """Return the file whose lock the reader at that path holds."""
-    return path.with_name(f"{path.name}.lock")
+    """Return the file whose lock the reader at that path holds. It is truncated and removed, so its name is hal's own:
+    ``poetry.lock`` is another program's."""
+    return path.with_name(f"{path.name}.paddle-hal.lock")
 
 
 def open_exactly(path: Path, flags: int = 0) -> int:

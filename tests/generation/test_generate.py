@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -212,6 +213,43 @@ def test_an_opening_that_is_cancelled_waits_for_no_process_that_is_not_up():
     link = asyncio.run(cancelled())
     assert "the engine was closed" in str(link.up.exception()), "up was cancelled, and taken for an engine that is up"
     assert link._process.returncode == -signal.SIGKILL
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_closed_engine_leaves_no_descriptor():
+    asyncio.run(cancelled())
+    before = descriptors()
+    asyncio.run(cancelled())._do(lambda: None)
+    assert descriptors() == before
+
+
+def test_a_child_of_a_fork_opens_its_own_model():
+    """Another thread of the parent held the lock, and a model was open."""
+    there = local._Local.__new__(local._Local)
+    with pytest.MonkeyPatch.context() as patch, local._lock:
+        patch.setattr(local, "_here", there)
+        if (child := os.fork()) == 0:
+            free = []
+            other = threading.Thread(target=lambda: free.append(local._lock.acquire(timeout=20)))
+            other.start()
+            other.join()
+            os._exit(not (free == [True] and local._here is None))
+        assert local._here is there
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_model_is_known_by_its_folder_and_not_by_how_it_was_named(tmp_path, monkeypatch):
+    for name in "ab":
+        (tmp_path / name / "checkpoint").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a")
+    first = local._key("checkpoint", None, "none")
+    assert first == local._key(tmp_path / "a" / "checkpoint", None, "none")
+    monkeypatch.chdir(tmp_path / "b")
+    assert local._key("checkpoint", None, "none") != first
+    assert local._key(None, None, "none") != local._key("", None, "none")
 
 
 async def opened(**options):

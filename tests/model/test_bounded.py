@@ -131,6 +131,32 @@ def test_a_child_gives_what_the_tokenizer_gives_and_raises(checkpoints):
         tokenizer.encode("\ud800")
 
 
+HELD_OPEN = """
+import os, signal, sys, time
+from hal.model.bounded import bounded
+
+fork, held = os.fork, []
+def fork_another_first():  # as another thread might, in the middle of the call
+    if (other := fork()) == 0:
+        time.sleep(600)
+        os._exit(0)
+    held.append(other)
+    return fork()
+
+os.fork = fork_another_first
+print(bounded(lambda text: [len(text)], ["abc"], "tokenizer.json"), flush=True)
+os.kill(held[0], signal.SIGKILL)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.fork = fork
+print(bounded(lambda text: [len(text)], ["abcd"], "tokenizer.json"))
+"""
+
+
+def test_other_children_hold_nothing_up_and_may_be_ignored():
+    done = subprocess.run([sys.executable, "-c", HELD_OPEN], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "[[3]]\n[[4]]\n"), done.stderr
+
+
 def test_the_command_says_it_in_one_line(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(TIMEOUTS, "tokenizer", 0)
     model = tmp_path / "model"

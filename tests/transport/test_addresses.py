@@ -48,6 +48,17 @@ def test_a_file_that_took_the_place_of_the_socket_stays(tmp_path):
     reader.close()
 
 
+def test_a_lock_of_another_program_stays_as_it_is(tmp_path):
+    (lock := tmp_path / "poetry.lock").write_text("the lock of another program")
+    with OutputReader(f"ipc://{tmp_path}/poetry"):
+        pass
+    (tmp_path / "package").mkdir()
+    with pytest.raises(InvalidValue, match="names a folder"):
+        OutputReader(f"ipc://{tmp_path}/package")
+    assert lock.read_text() == "the lock of another program"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["package", "poetry.lock"]
+
+
 def test_what_a_dead_reader_left_is_replaced_and_a_living_one_is_not(tmp_path):
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "socket"))
@@ -87,7 +98,7 @@ def test_an_addresss_reader_is_named_and_survives_a_foreign_release(tmp_path):
     """
     with OutputReader(url):
         subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["socket", "socket.lock"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["socket", "socket.paddle-hal.lock"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -159,7 +170,7 @@ def test_modes_do_not_depend_on_the_umask(tmp_path, monkeypatch, mask):
         release_ipc(url)
     finally:
         os.umask(before)
-    assert modes == {"output": 0o600, "paddle-hal.lock": 0o600, "output.lock": 0o600}
+    assert modes == {"output": 0o600, "paddle-hal.lock": 0o600, "output.paddle-hal.lock": 0o600}
     assert mode == 0o700
 
 

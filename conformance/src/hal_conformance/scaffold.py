@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import keyword
 import re
-import shutil
 from collections.abc import Collection, Iterator
 from importlib import metadata, resources
 from importlib.resources.abc import Traversable
@@ -37,16 +36,24 @@ def make(name: str, kind: str, folder: Path, taken: Collection[str] = ()) -> lis
         raise InvalidValue(f"{kind!r} is no kind of device", cure=f"give {', '.join(KINDS)}", argument="kind")
     check_folder(folder)
     files = render(name, kind)
-    was_there = folder.exists()
+    made: list[Path] = []
     try:
-        folder.mkdir(exist_ok=True)
         for path, text in files.items():
             target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
+            for one in [*reversed(target.parents)][-len(Path(path).parents) :]:
+                if not one.is_dir():
+                    one.mkdir()
+                    made.append(one)
             with target.open("x", encoding="utf-8") as stream:
+                made.append(target)
                 stream.write(text)
-    except BaseException:
-        _remove(folder, files, keep=was_there)
+    except BaseException as error:
+        for one in reversed(made):  # what somebody else has made there meanwhile remains
+            with contextlib.suppress(OSError):
+                one.rmdir() if one.is_dir() else one.unlink()
+        if isinstance(error, FileExistsError):
+            what = f"{error.filename} was made meanwhile"
+            raise InvalidValue(what, cure="name a new or empty folder with --into", argument="into") from error
         raise
     return [*files]
 
@@ -117,15 +124,3 @@ def _texts(folder: Traversable, name: str, before: str = "") -> Iterator[tuple[s
             yield from _texts(one, name, f"{before}{inner}/")
         elif one.name.endswith(".txt"):
             yield before + one.name.removesuffix(".txt"), one.read_text(encoding="utf-8")
-
-
-def _remove(folder: Path, files: Collection[str], *, keep: bool) -> None:
-    """Remove what was made in a folder that was empty, and the folder unless it was there before."""
-    for top in {path.partition("/")[0] for path in files}:
-        if (folder / top).is_dir():
-            shutil.rmtree(folder / top, ignore_errors=True)
-        else:
-            (folder / top).unlink(missing_ok=True)
-    if not keep:
-        with contextlib.suppress(OSError):
-            folder.rmdir()

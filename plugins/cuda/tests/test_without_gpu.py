@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
 import sys
@@ -14,7 +15,7 @@ import pytest
 from hal_core.devices import STEP_FIELDS
 from hal_core.errors import DeviceClosed, HalError, InvalidValue, OutOfMemory, Unavailable
 from hal_core.slots.fields import STATE_TABLE
-from hal_cuda import CudaPlugin
+from hal_cuda import CudaPlugin, compiling
 from hal_cuda.context import Context, Options
 from hal_cuda.driver import STICKY, CudaError, Driver, load_bindings
 
@@ -298,3 +299,21 @@ def test_the_kernel_of_a_step_reads_its_fields_in_the_cores_order():
     assert {name: types[kind] for name, kind in declared.items()} == {
         name: fields[name].dtype.name for name in STEP_FIELDS
     }
+
+
+def test_what_could_not_be_stored_leaves_no_file(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    compiling._keep(tmp_path / "kernels" / "a.cubin", b"stored")
+    monkeypatch.setattr("os.fsync", full)
+    compiling._keep(tmp_path / "kernels" / "b.cubin", b"not stored")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "kernels").iterdir()} == {"a.cubin": b"stored"}
+
+
+def test_without_a_home_the_variable_is_named(monkeypatch):
+    monkeypatch.delenv("HAL_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: Path("~no-such-user").expanduser())
+    with pytest.raises(Unavailable, match="set HAL_CACHE"):
+        compiling.cache_folder()

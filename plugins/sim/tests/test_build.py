@@ -44,6 +44,24 @@ def test_an_unusable_cache_is_an_error_with_the_cure(monkeypatch, tmp_path):
         build._built("test", "lib.so", [], [], (), (), "")
 
 
+def test_a_build_whose_library_was_removed_is_made_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("HALSIM_CACHE", str(tmp_path / "cache"))
+    source = tmp_path / "tiny.cc"
+    source.write_text(TINY)
+    made = build._built("tiny", "lib.so", [source], [], (), (), "")
+    made.unlink()
+    assert build._built("tiny", "lib.so", [source], [], (), (), "") == made
+    assert made.is_file()
+
+
+def test_without_a_home_the_variable_is_named(monkeypatch):
+    monkeypatch.delenv("HALSIM_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: Path("~no-such-user").expanduser())
+    with pytest.raises(build.BuildFailed, match="set HALSIM_CACHE"):
+        build.cache_folder()
+
+
 def test_parallel_processes_build_once(tmp_path):
     source = tmp_path / "tiny.cc"
     source.write_text(TINY)

@@ -21,8 +21,11 @@ def source(name: str) -> str:
 
 def cache_folder() -> Path:
     """Return the folder of compiled kernels: ``HAL_CACHE``, else in the user's cache folder."""
-    base = os.environ.get("HAL_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "paddle-hal" / "cuda"
+    base = os.environ.get("HAL_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "paddle-hal" / "cuda"
+    except RuntimeError as error:  # Python's, without HOME and an entry of the user
+        raise Unavailable(f"no folder for kernels: {error}", cure="set HAL_CACHE", device="cuda") from error
 
 
 def cubin(name: str, arch: str) -> bytes:
@@ -75,8 +78,11 @@ def _keep(path: Path, code: bytes) -> None:
     """Write the file completely or not at all, since several processes may write it at once."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(code)
-        os.replace(file.name, path)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            with (made := Path(folder, path.name)).open("wb") as file:
+                file.write(code)
+                file.flush()
+                os.fsync(file.fileno())  # otherwise a power cut may leave an empty file of that name
+            made.replace(path)
     except OSError:
         return  # with a read-only or full disk every start compiles again

@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -100,8 +101,11 @@ def cache_folder() -> Path:
     named = os.environ.get("HALSIM_CACHE")
     if named:
         return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "paddle-hal-sim"
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "paddle-hal-sim"
+    except RuntimeError as error:  # Python's, without HOME and an entry of the user
+        raise BuildFailed(f"no folder for builds: {error}", cure="set HALSIM_CACHE", device="sim") from error
 
 
 def core_library() -> Path:
@@ -148,7 +152,9 @@ def _built(
     link_flags: Sequence[str],
     salt: str,
 ) -> Path:
-    digest = hashlib.sha256(repr((FLAGS, tuple(compile_flags), tuple(link_flags), salt)).encode())
+    # the machine, as one home may be that of several
+    salted = FLAGS, tuple(compile_flags), tuple(link_flags), salt, platform.machine()
+    digest = hashlib.sha256(repr(salted).encode())
     for file in (*sources, *headers):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     stem, cache_root = f"{title}-{digest.hexdigest()[:16]}", cache_folder()
@@ -208,6 +214,9 @@ def _build(
         for leftover in (*objects, *work.glob("standard.h*")):
             leftover.unlink()
         (work / "build.log").write_text(log)
+        with (work / name).open("rb") as library:
+            os.fsync(library.fileno())  # otherwise a power cut may leave the folder with an empty library
+        shutil.rmtree(folder, ignore_errors=True)  # what a cleaner of old files left of it
         os.replace(work, folder)  # the whole folder appears at once, or not at all
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
