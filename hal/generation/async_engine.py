@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -79,6 +80,9 @@ class AsyncEngine:
 
     async def __aenter__(self) -> AsyncEngine:
         """Start the process and wait until it takes requests. Raises as opening its device, model or ranks does."""
+        if self._link is not None and self._link.error is None:
+            cure = "make one for each async with"
+            raise InvalidValue("the engine is open already", cure=cure, argument="AsyncEngine")
         loop = asyncio.get_running_loop()
         self._link = EngineLink(self._serve, loop.call_soon_threadsafe)
         try:
@@ -161,13 +165,17 @@ class AsyncEngine:
         if isinstance(prompt, str):
             ids = await asyncio.to_thread(self._plan.encode, prompt)  # the event loop continues meanwhile
         elif isinstance(prompt, Iterable):
-            ids = list(prompt)
+            ids = [one if type(one) is int else _whole(one, "prompt") for one in prompt]
         else:
             raise InvalidValue(f"{prompt!r} is no text", cure="give a text, or token ids", argument="prompt")
+        number, priority = _whole(number, "number"), _whole(priority, "priority")
         if isinstance(params, SamplingParams):
             wanted = self._plan.params(params)
-        else:
+        elif params is None or isinstance(params, Mapping):
             wanted = self._plan.params(None, **dict(params or {}))
+        else:
+            cure = "give SamplingParams, or some by name as a mapping"  # type: ignore[unreachable]  # by its type
+            raise InvalidValue(f"{params!r} is neither", cure=cure, argument="params")
         self.check(ids, wanted.max_tokens)
         answer = self._plan.answer(ids, stop, wanted)
         self._count += 1
@@ -189,3 +197,13 @@ class AsyncEngine:
         finally:
             self._unfinished -= 1
             self._link.abort(request.request_id)  # without effect if it has ended
+
+
+def _whole(given: object, argument: str) -> int:
+    """Return a number as Python's own, NumPy's too: the process that gets it takes no others."""
+    try:
+        if isinstance(given, bool):
+            raise TypeError
+        return operator.index(given)  # type: ignore[arg-type]  # which is what is tried
+    except TypeError:
+        raise InvalidValue(f"{given!r} is no whole number", cure="give whole numbers", argument=argument) from None

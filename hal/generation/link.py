@@ -51,7 +51,7 @@ class EngineLink:
         self._commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._wake_end, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
-        self._wakes = threading.Lock()  # nobody writes to the pipe after it was closed
+        self._wakes, self._over = threading.Lock(), False  # what is asked for after the thread's end is done at once
         self._outbox = deque[Submit | Abort]()  # until the process's queue has room
         self._streams, self._parts = Streams(), list[tuple[Put, Part | HalError]]()
         self._error: HalError | None = None
@@ -79,15 +79,19 @@ class EngineLink:
         self._closing = True
         self._do(lambda: None)
         self._thread.join()
-        with self._wakes:
-            ends, self._wake_end, self._wake = {self._wake_end, self._wake} - {-1}, -1, -1
+        ends, self._wake_end, self._wake = {self._wake_end, self._wake} - {-1}, -1, -1
         for one in ends:
             os.close(one)
 
     def _do(self, command: Callable[[], object]) -> None:
-        self._commands.put(command)
-        with self._wakes, contextlib.suppress(OSError):  # full: the thread is being woken; closed (-1): it has ended
-            os.write(self._wake, b"w")
+        with self._wakes:
+            if self._over:
+                command()
+                self._flush()
+                return
+            self._commands.put(command)
+            with contextlib.suppress(BlockingIOError):  # full: the thread is being woken
+                os.write(self._wake, b"w")
 
     # -- the thread -----------------------------------------------------------------------------------------------
 
@@ -109,6 +113,11 @@ class EngineLink:
         while not self._closing:  # each later call of a failed engine gets its error
             self._commands.get()()
             self._flush()
+        with self._wakes:
+            while not self._commands.empty():
+                self._commands.get()()
+            self._flush()
+            self._over = True
 
     def _start(self) -> None:
         paths = os.pathsep.join(path for path in sys.path if path)

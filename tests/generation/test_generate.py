@@ -12,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hal_core import FinishReason, HalError, InvalidValue, SamplingParams, Unavailable
 
@@ -250,6 +251,39 @@ def test_a_model_is_known_by_its_folder_and_not_by_how_it_was_named(tmp_path, mo
     monkeypatch.chdir(tmp_path / "b")
     assert local._key("checkpoint", None, "none") != first
     assert local._key(None, None, "none") != local._key("", None, "none")
+
+
+async def mistaken():
+    """What each wrong request got, a right one with NumPy's numbers after them, and what a closed engine gives."""
+    wrong = [
+        {"prompt": [5.0, 6]},
+        {"prompt": [True, 5]},
+        {"prompt": ["a"]},
+        {"prompt": [[1, 2]]},
+        {"prompt": [5], "params": "abc"},
+        {"prompt": [5], "params": 5},
+        {"prompt": [5], "priority": "first"},
+        {"prompt": [5], "number": 1.5},
+    ]
+    got = []
+    async with hal.AsyncEngine(device="cpu") as engine:
+        for request in wrong:
+            with pytest.raises(InvalidValue) as error:
+                await text_of(engine, **request)
+            got.append(error.value.argument)
+        with pytest.raises(InvalidValue, match=r"the engine is open already \(make one for each async with\)"):
+            await engine.__aenter__()
+        ids, number = np.array(engine.plan.encode(PROMPTS[0])), np.int64(1)
+        text = await text_of(engine, ids, GREEDY, number=number, priority=number)
+    with pytest.raises(Unavailable, match=r"the engine was closed \(open another one\)"):
+        await asyncio.wait_for(text_of(engine, [5]), 60)
+    return got, text
+
+
+def test_a_mistake_is_its_own_requests_and_a_closed_engine_says_so():
+    got, text = asyncio.run(mistaken())
+    assert got == ["prompt"] * 4 + ["params"] * 2 + ["priority", "number"]
+    assert text == hal.generate(PROMPTS[0], **GREEDY)
 
 
 async def opened(**options):
