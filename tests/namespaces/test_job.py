@@ -35,7 +35,7 @@ LONG = (
     "--chunk",
     "3",
 )
-PATIENCE = 240
+PATIENCE = 600
 
 
 @pytest.fixture(scope="module")
