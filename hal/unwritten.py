@@ -19,14 +19,22 @@ def unwritten(device: BoundDevice, error: Exception) -> PluginError | None:
     :class:`NotImplementedError` too."""
     if not isinstance(error, NotImplementedError):
         return None
-    frame = [frame for frame, _ in walk_tb(error.__traceback__)][-1]
-    owner = frame.f_locals.get("self")
-    if not isinstance(owner, DeviceBase | StreamPrimitives):
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)][::-1]
+    inner: list[str] = []  # modules of functions and classes that the device called, such as those of its memory
+    for frame in frames:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, DeviceBase | StreamPrimitives):
+            break
+        inner.append(frame.f_globals.get("__name__", ""))
+    else:
         return None
     own = type(owner).__module__  # the plugin's, even if the method is a base's default
+    package = own.rpartition(".")[0] or own
+    if any(not f"{module}.".startswith(f"{package}.") for module in inner):
+        return None
     name = device.name.partition(":")[0]
-    cure = f"write it in {own}: docs/adding-a-device.md; hal conform {name} tries each primitive"
-    return PluginError(f"its primitive {frame.f_code.co_name} is not written", cure=cure, device=device.name)
+    cure = f"write it in {(inner or [own])[0]}: docs/adding-a-device.md; hal conform {name} tries each primitive"
+    return PluginError(f"its primitive {frames[0].f_code.co_name} is not written", cure=cure, device=device.name)
 
 
 @contextmanager

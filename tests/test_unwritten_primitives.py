@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
+from types import FunctionType
 
 import httpx
 import pytest
 from hal_conformance import scaffold
-from hal_core import bind
+from hal_core import PluginError, bind
 from hal_core.devices.cpu.device import CpuDevice
 
 from hal.cli import main
@@ -49,13 +52,24 @@ class OurPlugin(CpuPlugin):
 @pytest.fixture
 def device(request, tmp_path, monkeypatch):
     """The name of an installed device of the async template, with one primitive not written."""
-    name, folder = f"without_{request.param}", tmp_path / "site"
-    scaffold.make(name, "async", tmp_path / "made")
+    yield from without(request.param, f"without_{request.param}", "async", tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def sync_device(tmp_path, monkeypatch):
+    """The name of one of the sync template whose memory, which is no part of hal's, has no ``_allocate``."""
+    yield from without("_allocate", "without_memory", "sync", tmp_path, monkeypatch)
+
+
+def without(primitive, name, kind, tmp_path, monkeypatch):
+    """Install a device of a template with one primitive not written, and yield its name."""
+    folder = tmp_path / "site"
+    scaffold.make(name, kind, tmp_path / "made")
     shutil.copytree(tmp_path / f"made/src/hal_{name}", folder / f"hal_{name}")
     shutil.copy(RUNTIME, folder / "memory_runtime.py")
     code = folder / f"hal_{name}/device.py"
-    head = re.search(rf"    def {request.param}\(.*\n", code.read_text()).group()
-    finish("async", folder / f"hal_{name}")
+    head = re.search(rf"    def {primitive}\(.*\n", code.read_text()).group()
+    finish(kind, folder / f"hal_{name}")
     code.write_text(code.read_text().replace(head, f"{head}        raise NotImplementedError\n"))
     plugin = re.search(r"class (\w+)\(Plugin\)", (folder / f"hal_{name}/__init__.py").read_text()).group(1)
     Site(folder).distribution(f"hal-{name}", points={"hal.devices": {name: f"hal_{name}:{plugin}"}})
@@ -79,7 +93,7 @@ def of_ranks(tmp_path, monkeypatch):
 def installed(monkeypatch, folder, private):
     """Have this process and its children find the distributions of a folder."""
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(private))
     yield
     for module in [one for one in sys.modules if one.startswith("hal_without_")]:
@@ -95,15 +109,36 @@ def run(device, capsys, *options):
     return line
 
 
-def told(device):
+def told(device, primitive=""):
     """The text of the error."""
+    primitive = primitive or device.removeprefix("without_")
     cure = f"(write it in hal_{device}.device: docs/adding-a-device.md; hal conform {device} tries each primitive)"
-    return f"{device}:0: its primitive {device.removeprefix('without_')} is not written {cure}"
+    return f"{device}:0: its primitive {primitive} is not written {cure}"
 
 
 @pytest.mark.parametrize("device", LATER, indirect=True)
 def test_a_primitive_that_is_not_written_is_one_line(device, capsys):
     assert run(device, capsys) == f"hal: error: {told(device)}"
+
+
+def test_a_primitive_of_the_plugins_own_class_is_one_line(sync_device, capsys):
+    assert run(sync_device, capsys) == f"hal: error: {told(sync_device, '_allocate')}"
+
+
+def test_a_checked_step_names_the_primitive(sync_device, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["doctor", "--step", "--json"])
+    assert end.value.code == 1
+    (line,) = [one for one in json.loads(capsys.readouterr().out)["findings"] if one.startswith(sync_device)]
+    assert line == f"{sync_device}: one step failed: {told(sync_device, '_allocate')}"
+
+
+@pytest.mark.parametrize("device", ["stream_destroy"], indirect=True)
+def test_a_check_names_the_primitive_that_closing_needs(device, capsys):
+    with pytest.raises(SystemExit):
+        main(["doctor", "--json"])
+    (line,) = [one for one in json.loads(capsys.readouterr().out)["findings"] if one.startswith(device)]
+    assert line == f"{device}: broken: {told(device).removeprefix(f'{device}:0: ')}"
 
 
 @pytest.mark.parametrize("device", LATER_ON_RANKS, indirect=True)
@@ -116,14 +151,30 @@ def test_a_rank_of_a_group_names_the_primitive(of_ranks, capsys):
     assert re.sub("rank [01]: ", "", line) == f"hal: error: {told(of_ranks)}"
 
 
+@pytest.mark.conform
+def test_a_rank_names_a_primitive_of_the_plugins_own_class(sync_device, capsys):
+    line = run(sync_device, capsys, "--tp", "2")
+    assert re.sub("rank [01]: ", "", line) == f"hal: error: {told(sync_device, '_allocate')}"
+
+
+@pytest.mark.conform
+def test_a_server_names_a_primitive_of_the_plugins_own_class(sync_device):
+    refused_at_start(sync_device, told(sync_device, "_allocate"))
+
+
 @pytest.mark.parametrize("device", ["copy_in"], indirect=True)
 def test_a_server_that_cannot_start_names_the_primitive(device):
+    refused_at_start(device, told(device))
+
+
+def refused_at_start(device, error):
+    """Start a server, which ends with one line."""
     command = [sys.executable, "-c", COMMAND, "serve", "--device", device, "--port", "0"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
     assert ended.returncode == 2
     assert ended.stdout == ""
     _, line = ended.stderr.splitlines()
-    assert line == f"hal: error: {told(device)}"
+    assert line == f"hal: error: {error}"
 
 
 @pytest.mark.parametrize("device", ["copy_out"], indirect=True)
@@ -140,6 +191,31 @@ def test_a_primitive_that_the_opening_calls_is_named_too(device, capsys):
     line = run(device, capsys)
     assert f"opening index 0 failed: NotImplementedError: {device.removeprefix('without_')} (" in line
     assert line.startswith(f"hal: error: {device}: ")
+
+
+def missing(*_):
+    """A function of the plugin's module."""
+    raise NotImplementedError
+
+
+def library():
+    """A function of another module that raises."""
+    return FunctionType(missing.__code__, {"__name__": "a_library", "NotImplementedError": NotImplementedError})
+
+
+@pytest.mark.parametrize("called", [missing, library()])
+def test_what_a_library_of_the_plugin_has_not_written_is_no_primitive(called):
+    class OurDevice(CpuDevice):
+        def allocate(self, nbytes):
+            return called(nbytes)
+
+    device = OurDevice(0, {})
+    with bind(device) as bound, pytest.raises((PluginError, NotImplementedError)) as raised, named_unwritten(bound):
+        device.allocate(1)
+    assert isinstance(raised.value, PluginError) == (called is missing)
+    assert called is not missing or f"its primitive missing is not written (write it in {__name__}: " in str(
+        raised.value
+    )
 
 
 def test_what_another_part_has_not_written_is_no_primitive():

@@ -45,6 +45,7 @@ def check(name: str, *, step: bool, tell: Tell) -> None:
         tell("")
         return
     from hal import open_device
+    from hal.unwritten import named_unwritten
 
     before, began = locked_kilobytes(), time.perf_counter()
     try:
@@ -54,14 +55,19 @@ def check(name: str, *, step: bool, tell: Tell) -> None:
         return
     opened = {"seconds": time.perf_counter() - began, **described(device)}
     tell("its locked memory", opened=opened)
-    with contextlib.closing(device):
-        tell("its step", locked=locked(device, before))
-        if step:
-            try:
-                one_step(device, tell)
-            except HalError as error:
-                tell("", step_error=" ".join(str(error).split()))
-        tell("its closing")
+    try:
+        with named_unwritten(device), contextlib.closing(device):
+            tell("its step", locked=locked(device, before))
+            if step:
+                try:
+                    with named_unwritten(device):
+                        one_step(device, tell)
+                except HalError as error:
+                    tell("", step_error=" ".join(str(error).split()))
+            tell("its closing")
+    except HalError as error:
+        tell("", status="broken", reason=error.what, cure=error.cure)
+        return
     tell("")
 
 
