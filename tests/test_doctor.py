@@ -135,6 +135,21 @@ def test_the_report_has_no_secrets_and_no_output_of_plugins(tmp_path):
     assert "HAL_DEVICE=cpu" in told
 
 
+def test_the_report_quotes_no_output_in_its_findings(tmp_path):
+    site = Site(tmp_path / "site")
+    site.core()
+    module = site.device("x", state="exits_at_once", priority=None)
+    path = site.folder / f"{module}.py"
+    path.write_text(
+        path.read_text().replace("import os; os._exit(3)", "import os; print('noise', flush=True); os._exit(3)")
+    )
+    plain, report = doctor(site, HAL_DEVICE="cpu"), doctor(site, "--report", HAL_DEVICE="cpu")
+    assert any(one.endswith("; its output: noise") for one in plain["findings"])
+    (line,) = [one for one in report["findings"] if one.startswith("x: ")]
+    assert BROKEN["exits_at_once"] in line
+    assert "noise" not in json.dumps(report)
+
+
 def test_paths_of_users_are_scrubbed_everywhere(monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "abcdef")
     told = {"a": ["/" + "Users/jane/x", {"b": f"{HOMES}/joe: no"}], "n": 3, "k": "--key=abcdef"}

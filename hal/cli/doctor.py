@@ -48,12 +48,13 @@ def command(
     entries = installed()
     machine = facts()
     plugins = [_plugin(entry, entries, step, seconds) for entry in entries]
+    if report:
+        for plugin in plugins:
+            plugin.pop("output", None)  # before the findings, which quote it
     chosen = _chosen(seconds)
     found = [*map(_finding, plugins), chosen.pop("finding", ""), *limits(machine)]
     told = {"machine": machine, **chosen, "plugins": plugins, "findings": [one for one in found if one]}
     if report:
-        for plugin in plugins:
-            plugin.pop("output", None)
         told = scrubbed(told)
     if as_json:
         print(json.dumps(told, indent=2))
