@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -149,6 +150,14 @@ def test_an_empty_folder_is_filled(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert out.startswith("made in .:\n  .github/workflows/test.yml\n")
     assert (tmp_path / "mine" / "pyproject.toml").is_file()
+
+
+@pytest.mark.parametrize("into", ["my chip", "mychip"])
+def test_the_printed_command_is_one_for_a_shell(tmp_path, monkeypatch, capsys, into):
+    monkeypatch.chdir(tmp_path)
+    main(["new-plugin", "mychip", "--into", into])
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("next: ")]
+    assert shlex.split(line.removeprefix("next: ")) == ["pip", "install", "-e", into]
 
 
 @pytest.mark.parametrize("there", [False, True])

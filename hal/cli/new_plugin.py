@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -35,5 +36,5 @@ def command(
     signals.check()
     print(f"made in {folder}:")
     print("".join(f"  {path}\n" for path in made), end="")
-    print(f"next: pip install -e {folder}")
+    print(f"next: pip install -e {shlex.quote(str(folder))}")
     print(f"then write what raises NotImplementedError; {folder / 'README.md'} has the steps")
