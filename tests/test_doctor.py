@@ -39,7 +39,8 @@ def doctor(site, *options, **extra):
 
 
 @pytest.mark.parametrize("state", BROKEN)
-def test_a_broken_plugin_is_one_line(tmp_path, state):
+def test_a_broken_plugin_is_one_line(tmp_path, monkeypatch, state):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # what is printed stays in a buffer first
     site = Site(tmp_path / "site")
     site.core()
     site.device("x", state=state, priority=None)

@@ -38,6 +38,8 @@ def check(name: str, *, step: bool, tell: Tell) -> None:
     except HalError as error:
         tell("", status="broken", reason=error.what, cure=error.cure)
         return
+    sys.stdout.flush()
+    sys.stderr.flush()
     printed = os.fstat(sys.stdout.fileno()).st_size > 0  # the file that takes both streams
     status = "available" if found.available else "unavailable"
     tell("its opening", status=status, reason=found.reason, cure=found.cure, printed=printed)
