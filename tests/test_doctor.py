@@ -157,6 +157,19 @@ def test_paths_of_users_are_scrubbed_everywhere(monkeypatch):
     assert scrubbed(told) == {"a": ["~/x", {"b": "~: no"}], "n": 3, "k": "--key=***"}
 
 
+@pytest.mark.parametrize("name", ["DB_PASS", "PASSPHRASE", "MY_PASSWORD"])
+def test_each_kind_of_secret_is_hidden(monkeypatch, name):
+    monkeypatch.setenv(name, "hush-hush-1")
+    assert scrubbed("needs hush-hush-1") == "needs ***"
+
+
+def test_a_user_whose_name_begins_with_this_ones_is_hidden_whole(monkeypatch):
+    monkeypatch.setenv("HOME", f"{HOMES}/jo")
+    assert scrubbed(f"{HOMES}/john/x and {HOMES}/jo/y") == "~/x and ~/y"
+    monkeypatch.setenv("HOME", f"{HOMES}/group/jo")
+    assert scrubbed(f"{HOMES}/group/jo/x") == "~/x"
+
+
 def test_small_limits_are_findings_with_cures():
     found = {"shared_memory_free": 1 << 20, "descriptors": 64}
     shared, descriptors = doctor_machine.findings(found)

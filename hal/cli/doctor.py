@@ -29,7 +29,8 @@ def command(
         bool, typer.Option("--step", help="Run one step of each hook on each device that can be used.")
     ] = False,
     report: Annotated[
-        bool, typer.Option("--report", help="Print what an issue needs: no output of plugins, no names of users.")
+        bool,
+        typer.Option("--report", help="Print what an issue needs: no output of plugins, home folders or secrets."),
     ] = False,
     timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="What the check of one plugin may take (default 30).")
@@ -168,8 +169,9 @@ def _word(name: str, value: Any) -> str:  # noqa: ANN401 (a fact)
     return str(value) if value not in ("", None) else "unknown"
 
 
-_HOMES = re.compile(r"/(?:home|Users)/[^/\s:;,'\")]+")
-_SECRETS = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_NAME = r"[^/\s:;,'\")]"
+_HOMES = re.compile(rf"/(?:home|Users)/{_NAME}+")
+_SECRETS = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 
 
 def scrubbed(told: Any) -> Any:  # noqa: ANN401 (any part of the report)
@@ -185,5 +187,6 @@ def scrubbed(told: Any) -> Any:  # noqa: ANN401 (any part of the report)
         if _SECRETS.search(name) and len(value) > 3:
             text = text.replace(value, "***")
     home = os.path.expanduser("~")
-    text = text.replace(home, "~") if len(home) > 1 else text
+    if len(home) > 1:
+        text = re.sub(f"{re.escape(home)}(?!{_NAME})", "~", text)  # another user's name may begin with this one's
     return _HOMES.sub("~", text)
