@@ -95,6 +95,7 @@ def test_a_line_of_objects_has_its_own_sampling(tmp_path):
         ('{"prompt": ""}', "no object with a prompt"),
         ("[1]", "no object with a prompt"),
         ("{", "no JSON: "),
+        ("[" * 200_000, "no JSON: "),
     ],
 )
 def test_a_bad_object_is_refused_by_line_and_name(tmp_path, line, told):

@@ -123,7 +123,7 @@ def _of_object(line: str, place: str, sampling: Sampling) -> Prompt:
     """Return the prompt of a line of JSON. Its sampling parameters replace the command's."""
     try:
         told: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _refused(place, f"no JSON: {error}", 'write {"prompt": "def main("}') from None
     if not isinstance(told, dict) or not isinstance(told.get("prompt"), str) or not told["prompt"]:
         raise _refused(place, "no object with a prompt, which is a text", 'write {"prompt": "def main("}')

@@ -1,0 +1,102 @@
+"""A checkpoint's chat template: its files are read or refused by their path, and what it raises is an error of 400."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from hal_core import InvalidValue
+
+from hal.model import DEFAULT_CHECKPOINT
+from hal.serving.chat import ChatTemplate
+from hal.serving.errors import ApiError
+from hal.serving.schemas import Message
+from tests.commands import LIBRARIES
+
+from .conftest import COMMAND
+
+WARM = LIBRARIES
+CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+HELLO = [Message("user", "hello"), Message("user", "again")]
+
+
+def deep(count):
+    return "{% for x in [1] %}" * count + "{% endfor %}" * count
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        (CONFIG, b"{bad", "cannot be read: "),
+        (CONFIG, b'{"a": "\xff\xfe"}', "cannot be read: "),
+        (CONFIG, b"[]", "is not a JSON object"),
+        (CONFIG, b"[" * 200_000, "cannot be read: "),
+        (CONFIG, b'{"chat_template": 5}', "chat_template is no text"),
+        (CONFIG, b'{"chat_template": ["x"]}', "chat_template is no text"),
+        (CONFIG, b'{"chat_template": [{"name": "default"}]}', "chat_template is no text"),
+        (CONFIG, b'{"chat_template": "{% for %}"}', "no chat template: line 1: "),
+        (TEMPLATE, b"\xff", "is no UTF-8 text: "),
+        (TEMPLATE, b"\n{{ messages", "no chat template: line 2: "),
+        (TEMPLATE, b"{{ x | no_such_filter }}", "no chat template: line 1: No filter named 'no_such_filter'"),
+        (TEMPLATE, deep(30).encode(), "no chat template: "),
+        (TEMPLATE, b"{{ " + b"(" * 20_000, "no chat template: "),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, told):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidValue) as caught:
+        ChatTemplate(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / name}: {told}")
+    assert caught.value.cure
+
+
+def test_a_folder_in_place_of_a_file_is_named(tmp_path):
+    for name in (TEMPLATE, CONFIG):
+        (tmp_path / name).mkdir()
+        with pytest.raises(InvalidValue, match=f"{name}: is not a regular file"):
+            ChatTemplate(tmp_path)
+        (tmp_path / name).rmdir()
+
+
+@pytest.mark.parametrize("text", [None, [], [{"name": "tool_use", "template": "x"}]])
+def test_a_checkpoint_may_have_no_template(tmp_path, text):
+    (tmp_path / CONFIG).write_text(json.dumps({"chat_template": text}))
+    with pytest.raises(ApiError, match="the model has no chat template"):
+        ChatTemplate(tmp_path).render(HELLO)
+
+
+@pytest.mark.parametrize("word", ["break", "continue"])
+def test_loops_may_be_left_as_with_transformers(tmp_path, word):
+    text = "{% for one in messages %}{{ one.content }}{% " + word + " %}!{% endfor %}"
+    (tmp_path / TEMPLATE).write_text(text)
+    assert ChatTemplate(tmp_path).render(HELLO) == ("hello" if word == "break" else "helloagain")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
+        ("{{ '{x}'.format() }}", "KeyError: 'x'"),
+        ("{{ 1 + 'x' }}", "TypeError: "),
+        ("{{ messages[9].content.x }}", "list object has no element 9"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "RecursionError: "),
+    ],
+)
+def test_what_a_template_raises_refuses_the_messages(tmp_path, text, told):
+    (tmp_path / TEMPLATE).write_text(text)
+    with pytest.raises(ApiError) as caught:
+        ChatTemplate(tmp_path).render(HELLO)
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+    assert caught.value.message.startswith(f"the chat template refuses the messages: {told}")
+
+
+def test_a_server_of_such_a_checkpoint_ends_with_one_line(tmp_path, warm):
+    model = tmp_path / "model"
+    shutil.copytree(DEFAULT_CHECKPOINT, model)
+    (model / TEMPLATE).write_text("{% for %}")
+    done = warm.run("serve", "--port", "0", "--model", str(model), code=COMMAND)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line.startswith(f"hal: error: {model / TEMPLATE}: no chat template: line 1: ")
