@@ -31,8 +31,8 @@ def command(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0: any free one.")] = _PORT,
     api_key: Annotated[
-        str, typer.Option(metavar="KEY", envvar="HAL_API_KEY", help="What clients send as a bearer token.")
-    ] = "",
+        str | None, typer.Option(metavar="KEY", envvar="HAL_API_KEY", help="What clients send as a bearer token.")
+    ] = None,
     name: Annotated[str | None, typer.Option(metavar="TEXT", help="The model's name in requests.")] = None,
     slots: Annotated[int, typer.Option(metavar="N", min=1, help="Most requests that run at once.")] = 8,
     max_waiting: Annotated[int, typer.Option(metavar="N", min=0, help="Most requests that wait.")] = 256,
@@ -78,7 +78,8 @@ def command(
 ) -> None:
     """Serve a model over HTTP with OpenAI's routes: completions, chats, models; /health, /metrics and a page at /."""
     check_seconds(drain, "--drain")
-    if not _is_local(host) and not api_key:
+    key = "" if api_key is None else _checked_key(api_key)
+    if not _is_local(host) and not key:
         raise InvalidValue(f"{host} is reached from other hosts", cure="give --api-key too", argument="--host")
     try:
         import uvicorn
@@ -119,7 +120,7 @@ def command(
             acceptance=acceptance,
             timed=True,
         )
-    settings = Settings(model=name or model or "default", api_key=api_key, lenient=lenient)
+    settings = Settings(model=name or model or "default", api_key=key, lenient=lenient)
     failures: list[HalError] = []
 
     def on_failure(error: HalError, ran: bool) -> None:
@@ -196,6 +197,18 @@ def _cannot_listen(host: str, port: int, error: OSError) -> Unavailable:
         what = "is no address of this host" if error.errno == errno.EADDRNOTAVAIL else f"unknown: {error.strerror}"
         return Unavailable(f"{host}: {what}", cure="give an address of this host, or 0.0.0.0", argument="--host")
     return Unavailable(f"{host}:{port}: {error.strerror}", cure="choose another port", argument="--port")
+
+
+def _checked_key(given: str) -> str:
+    """Return a key as clients can send it: a header has no white space at its ends, and clients differ in how they
+    encode what is not ASCII."""
+    key = given.strip()
+    if not key:
+        raise InvalidValue("an empty key", cure="give one, or leave the option out", argument="--api-key")
+    if not (key.isascii() and key.isprintable()):
+        what = "characters that clients cannot send in a header"
+        raise InvalidValue(what, cure="give a key of ASCII letters, digits and signs", argument="--api-key")
+    return key
 
 
 def _is_local(host: str) -> bool:

@@ -192,6 +192,31 @@ def test_a_key_is_asked_for_and_an_open_address_needs_one():
         assert loading.status_code in (200, 503)
 
 
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("", "an empty key (give one, or leave the option out)"),
+        (" \n", "an empty key (give one, or leave the option out)"),
+        (
+            "schlüssel",
+            "characters that clients cannot send in a header (give a key of ASCII letters, digits and signs)",
+        ),
+        ("a\nb", "characters that clients cannot send in a header (give a key of ASCII letters, digits and signs)"),
+    ],
+)
+def test_a_key_that_nobody_can_send_is_refused(key, told, warm):
+    done = warm.run("serve", "--port", "0", "--api-key", key, "--device", "none", code=COMMAND)
+    assert (done.returncode, done.stderr) == (2, f"hal: error: --api-key: {told}\n")
+
+
+def test_white_space_at_the_ends_of_a_key_is_no_part_of_it(monkeypatch):
+    monkeypatch.setenv("HAL_API_KEY", " abc\n")
+    with serving(until_loaded=False) as served:
+        url = f"{served.url}/v1/models"
+        assert httpx.get(url, headers={"Authorization": "Bearer abc"}).status_code == 200
+        assert httpx.get(url, headers={"Authorization": "Bearer ab"}).status_code == 401
+
+
 def test_a_full_queue_is_refused_and_those_that_wait_go_by_priority():
     ended = []
 
