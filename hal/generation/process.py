@@ -91,8 +91,7 @@ class _Gauge:
                 ranks,
             ),
         )
-        same = told is not None and (told.running, told.waiting) == (0, 0) == (running, waiting)
-        return None if same else self._told
+        return None if told == self._told else self._told
 
 
 def serve_requests(channel: Channel, engine: Engine) -> None:
@@ -111,7 +110,7 @@ def serve_requests(channel: Channel, engine: Engine) -> None:
             elif isinstance(message, Abort):
                 engine.abort(message.request)
             message = channel.receive(0.0)
-        with gauge:
+        with gauge if engine.busy else contextlib.nullcontext():  # an idle turn looks after ranks, and is no step
             ended = engine.step()
         for one in ended:
             if not one.reported:

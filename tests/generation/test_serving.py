@@ -80,6 +80,17 @@ def test_how_busy_the_engine_is_is_sent_with_its_first_step(monkeypatch):
     assert [one.steps for one in caller.stats] == [*range(1, len(caller.stats) + 1)]
 
 
+def test_turns_without_a_request_are_no_steps(monkeypatch):
+    monkeypatch.setenv("HAL_SECONDS_STATS", "1e-9")
+    busy, _ = serve(4, (0, submit("a", most=3)))
+    idle, _ = serve(30, (10, submit("a", most=3)), (20, submit("b", most=3)))
+    first, last = busy.stats[-1], idle.stats[-1]
+    assert (first.steps, last.steps) == (3, 6), "a step a token"
+    before = idle.stats[0]
+    assert (before.steps, before.step_seconds, before.host_seconds) == (0, 0.0, 0.0)
+    assert len(idle.stats) <= 1 + 2 * 3, "figures that have not changed are not sent"
+
+
 def test_without_its_caller_the_process_ends():
     class Gone(Caller):
         def receive(self, timeout):
