@@ -105,6 +105,18 @@ class Tokenize(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+_INNER: dict[str, type[msgspec.Struct]] = {"stream_options": StreamOptions, "messages": Message}
+"""Fields whose value is an object, or a list of objects, with fields of its own."""
+
+
+def _offered(kind: type[msgspec.Struct], found: Any) -> Any:  # noqa: ANN401 (whatever JSON can hold)
+    """Return an object, or each one of a list, without the fields that ``kind`` does not have."""
+    if isinstance(found, list):
+        return [_offered(kind, one) for one in found]
+    if not isinstance(found, dict):
+        return found
+    kept = {name: value for name, value in found.items() if name in kind.__struct_fields__}
+    return kept | {name: _offered(inner, kept[name]) for name, inner in _INNER.items() if name in kept}
 
 
 def read_body(kind: type[Body], data: bytes, *, lenient: bool) -> Body:
@@ -112,10 +124,7 @@ def read_body(kind: type[Body], data: bytes, *, lenient: bool) -> Body:
     try:
         data.decode()
         if lenient:
-            found = msgspec.json.decode(data)
-            if isinstance(found, dict):
-                found = {name: value for name, value in found.items() if name in kind.__struct_fields__}
-            return msgspec.convert(found, kind)
+            return msgspec.convert(_offered(kind, msgspec.json.decode(data)), kind)
         return msgspec.json.decode(data, type=kind)
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is not UTF-8: byte {error.start} (send JSON in UTF-8)") from error
