@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import time
 import uuid
+from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from hal.generation import Part
@@ -57,23 +59,27 @@ class CompletionShape(Shape):
 
     prefix, whole, chunk = "cmpl-", "text_completion", "text_completion"
 
+    def __init__(self, model: str, tokenizer: Tokenizer, *, logprobs: bool) -> None:
+        super().__init__(model, tokenizer, logprobs=logprobs)
+        self._lengths = Counter[int]()  # of the tokens that each answer has so far, in characters
+
     def choice(self, index: int, parts: Sequence[Part]) -> dict[str, Any]:
         """See :class:`Shape`."""
         text = "".join(part.text for part in parts)
         reason = parts[-1].finish_reason
-        found = self._probabilities([pairs for part in parts for pairs in part.logprobs])
+        found = self._probabilities(index, [pairs for part in parts for pairs in part.logprobs])
         return {"index": index, "text": text, "logprobs": found, "finish_reason": REASONS[reason] if reason else None}
 
     def piece(self, index: int, part: Part) -> dict[str, Any]:
         """See :class:`Shape`."""
         return self.choice(index, [part])
 
-    def _probabilities(self, pairs: Pairs) -> dict[str, Any] | None:
+    def _probabilities(self, index: int, pairs: Pairs) -> dict[str, Any] | None:
         if not self._logprobs:
             return None
         texts = [self.text_of(one[0][0]) for one in pairs]
         best = [{self.text_of(token): _finite(value) for token, value in one[1:]} for one in pairs]
-        offsets = [sum(map(len, texts[:at])) for at in range(len(texts))]
+        *offsets, self._lengths[index] = accumulate(map(len, texts), initial=self._lengths[index])
         values = [_finite(one[0][1]) for one in pairs]
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": best, "text_offset": offsets}
 

@@ -95,6 +95,21 @@ def test_several_prompts_and_choices_are_numbered(client, expected):
     assert all(value <= 0 for value in probabilities.token_logprobs)
 
 
+def test_the_chunks_of_a_stream_have_the_log_probabilities_of_the_whole_answers(client):
+    asked = {"model": "default", "prompt": PROMPTS[:2], "n": 2, "max_tokens": 6, "temperature": 0.9, "seed": 3}
+    found = {}
+    for event in client.completions.create(stream=True, logprobs=2, **asked):
+        (choice,) = event.choices
+        given = found.setdefault(choice.index, {})
+        for name, values in choice.logprobs.model_dump().items():
+            given[name] = given.get(name, []) + values
+    whole = client.completions.create(logprobs=2, **asked)
+    for choice in whole.choices:
+        assert choice.logprobs.text_offset[0] == 0 < choice.logprobs.text_offset[-1]
+        for name in ("tokens", "text_offset"):
+            assert found[choice.index][name] == getattr(choice.logprobs, name)
+
+
 def test_a_stop_text_ends_an_answer_before_it(client, expected):
     text = expected(PROMPTS[0], max_tokens=20, temperature=0.0)
     stop = text[5:8]
