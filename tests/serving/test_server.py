@@ -182,6 +182,19 @@ def test_too_large_a_body_is_refused_while_it_comes(server):
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
 
 
+def test_more_answers_than_ever_have_room_reach_no_engine():
+    with serving("--slots", "2", "--max-waiting", "1") as served:
+        for body, answers in (({"prompt": "x", "n": 4}, 4), ({"prompt": ["x", "y"], "n": 2}, 4)):
+            answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=HANGS)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, "n"), answer.text
+            assert error["message"].startswith(f"{answers} answers, ")
+            assert error["message"].endswith(" (ask for 1 to 3)")
+        assert served.metric("prompt_tokens_total") == 0
+        answer = httpx.post(f"{served.url}/v1/completions", json={"prompt": "x", "n": 3}, timeout=HANGS)
+        assert (answer.status_code, len(answer.json()["choices"])) == (200, 3)
+
+
 def test_a_client_that_leaves_has_its_request_aborted(server):
     before = server.metric("request_success_total{[^}]*abort[^}]*}")
     streams = [begin(server.url, tokens=250) for _ in range(3)]
