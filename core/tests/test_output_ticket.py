@@ -6,9 +6,10 @@ import threading
 
 import numpy as np
 import pytest
-from hal_core import TIMEOUTS, Request, StateConfig, Step, TaskBatch
+from hal_core import TIMEOUTS, MemorySink, Request, StateConfig, Step, TaskBatch
 from hal_core.devices import CopyTicket
 from hal_core.devices.cpu import CpuPlugin
+from hal_core.errors import InvalidValue
 from hal_core.output.ticket import OutputTicket
 from hal_core.runtime.bound import bind
 
@@ -127,3 +128,27 @@ def test_a_sink_without_a_taking_worker_waits_for_the_device(made, taken):
     thread.join(60)
     assert found[0].step == 1
     assert "sink" in copy.noted
+
+
+def saved(device, name="target"):
+    state = device.state(StateConfig(num_slots=2, max_model_len=16), name=name)
+    sink, step = MemorySink(), Step(0, {name: np.arange(2)})
+    return state, device.save_output(state=state, step=step, sink=sink, stream=device.default_stream)
+
+
+def test_g26_a_state_takes_its_own_output_and_no_other():
+    """The output of another state, of this device or another, or any other ticket: refused, and nothing changes."""
+    with bind(CpuPlugin.open(0, {})) as device, bind(CpuPlugin.open(0, {})) as other:
+        (state, own), (_, beside), (_, theirs) = saved(device), saved(device, "draft"), saved(other)
+        write = device.async_set_value(target=state.view("seed"), value=1, stream=device.default_stream)
+        mirror = state.mirror
+        for ticket in (beside, theirs, write, None, own.record(), state):
+            with pytest.raises(InvalidValue, match="save_output") as raised:
+                state.take(ticket)
+            error = raised.value
+            assert (error.device, error.hook, error.argument) == ("cpu:0", "take", "ticket")
+            assert error.cure
+        assert state.mirror is mirror
+        assert state.taker == 0
+        assert state.take(own).step == 0
+        assert state.take(own) is own.record()

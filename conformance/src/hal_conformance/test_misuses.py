@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import ByteRange, View
 from hal_core.memory.writes import Writes
 from hal_core.output.sinks import MemorySink
+from hal_core.output.ticket import OutputTicket
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 
@@ -142,6 +144,8 @@ def test_g26_a_state_and_memory_of_another_opened_device_are_refused(kit: Kit) -
             for view in (calls.value, state.view("seed")) if first else (state.view("seed"), calls.value):
                 writes.set(view, 5)
             misuses.append(calls.wrong("write", "writes", writes))
+        for taken in (hook_calls.save(theirs), hook_calls.array(fixture)):
+            misuses.append(("take", "ticket", partial(fixture.state.take, cast(OutputTicket, taken))))
         for name, argument, call in misuses:
             error = assert_raises(HalError, call, f"{name} with another opened device's {argument}")
             assert_says(error, device=kit.bound.name, hook=name, argument=argument)

@@ -204,11 +204,27 @@ class SlotState:
         return admitted
 
     def take(self, ticket: StepOutput[R]) -> R:
-        """Wait for a step's output, update ``mirror`` to it, and return the record. For the worker's thread."""
+        """Wait for a step's output, update ``mirror`` to it, and return the record. For the worker's thread.
+
+        :raises InvalidValue: for what is no ticket of ``save_output`` of this state; nothing was changed.
+        """
+        if getattr(ticket, "_state", None) is not self:
+            raise self._not_taken(ticket)
         self.taker = get_ident()
         record = ticket.record()
         self.mirror = {name: ticket.columns[name] for name in self.mirror}
         return record
+
+    def _not_taken(self, ticket: object) -> InvalidValue:
+        """Return the error for a ticket that is not of this state's output."""
+        other = getattr(ticket, "_state", None)
+        what = f"{ticket!r} is no ticket of save_output"
+        if isinstance(other, SlotState):
+            place = f"{other.device.name}:{other.device.index}"
+            what = f"the ticket is of another state's save_output: of {other.name!r} on {place}"
+        cure = f"give what save_output returned for this state, {self.name!r}"
+        device = f"{self.device.name}:{self.device.index}"
+        return InvalidValue(what, cure=cure, device=device, hook="take", argument="ticket")
 
     def release(self, slots: Sequence[int]) -> None:
         """Declare slots free whose requests have ended; their next request resets their rows.
