@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from hal_core import StateConfig
+from hal_core.devices.cpu import CpuPlugin
 from hal_core.devices.cpu.device import CpuDevice
 from hal_core.devices.cpu.memory import CYCLE, HostMemory
 from hal_core.errors import InvalidValue
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.plan import SCATTER_MAP, WRITE, PlanBuilder, Records, WritePlan, apply_to_host
 from hal_core.memory.views import View
+from hal_core.runtime.bound import bind
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -166,8 +169,35 @@ def test_g05_a_huge_view_is_refused_only_if_its_strides_are_ambiguous():
 def test_an_index_outside_the_view_is_refused():
     view = View.contiguous(Block(), 0, (3, 4), dtype_of("int32"))
     for index in (3, -4, (0, 4), (0, 0, 0)):
-        with pytest.raises(InvalidValue, match="shape"):
+        with pytest.raises(InvalidValue, match="shape") as raised:
             view[index]
+        assert raised.value.argument == "index"
+        assert raised.value.cure
+    with pytest.raises(InvalidValue, match="give a slice"):
+        view[3:][0]
+
+
+NO_INDICES = [
+    *(1.7, True, np.True_, np.float32(1), "x", None, ..., [0, 2], np.array([0, 2]), np.array([True, False, True])),
+    *((0, 1.5), (slice(None), [1]), slice("a", None), slice(1.5), slice(None, None, 0)),
+]
+
+
+@pytest.mark.parametrize("index", NO_INDICES, ids=repr)
+def test_g26_a_view_is_sliced_by_whole_numbers_and_slices(index):
+    with bind(CpuPlugin.open(0, {})) as device:
+        view = device.state(StateConfig(num_slots=3, max_model_len=8)).view("token_ids")
+        with pytest.raises(InvalidValue, match="give a whole number or a slice") as raised:
+            view[index]
+    assert (raised.value.device, raised.value.argument) == ("cpu:0", "index")
+
+
+@pytest.mark.parametrize("index", [np.int64(1), np.array(1), -2, (np.uint8(2), slice(np.int64(1), None))], ids=repr)
+def test_numpy_whole_numbers_index_a_view(index):
+    array = np.arange(12, dtype=np.int32).reshape(3, 4)
+    part, view = array[index], View.contiguous(Block(), 0, (3, 4), dtype_of("int32"))[index]
+    assert (view.shape, view.strides) == (part.shape, part.strides)
+    assert view.offset == part.flat[0] * 4
 
 
 @given(

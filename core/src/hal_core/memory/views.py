@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import index as whole
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +29,7 @@ class ByteRange:
 
 
 Index = int | slice
+NO_INDEX = "give a whole number or a slice; several slots: a slice, or one call each"
 MOST_RUNS = 1 << 24
 """Most runs whose addresses are compared one by one if the strides alone do not show whether elements overlap."""
 
@@ -59,8 +61,8 @@ class View:
     """A strided view of device memory, a target of ``async_set_value``.
 
     ``offset`` and ``strides`` are bytes (strides may be negative), ``shape`` elements. ``state.view(name)`` and
-    ``device.resolve(tensor)`` create views, and they are sliced as NumPy's are. ``host`` caches the NumPy view of
-    memory that the host may touch (the cpu device).
+    ``device.resolve(tensor)`` create views, and they are sliced as NumPy's are, by whole numbers and slices. ``host``
+    caches the NumPy view of memory that the host may touch (the cpu device).
     """
 
     __slots__ = ("_apart", "_collapsed", "dtype", "host", "memory", "offset", "owner", "shape", "strides")
@@ -99,27 +101,50 @@ class View:
         return math.prod(self.shape)
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> View:
-        """Return a view of the part; a whole number drops its axis. Raises :class:`InvalidValue` out of bounds."""
+        """Return a view of the part; a whole number drops its axis.
+
+        :raises InvalidValue: out of bounds, and for lists, masks and other indices that NumPy's arrays take.
+        """
         parts = index if isinstance(index, tuple) else (index,)
         if len(parts) > len(self.shape):
-            raise InvalidValue(f"{len(parts)} indices for a view of shape {self.shape}", argument="index")
+            raise self._not_indexed(f"{len(parts)} indices", f"give at most {len(self.shape)}")
         offset, shape, strides = self.offset, [], []
         for axis, (extent, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
             part = parts[axis] if axis < len(parts) else slice(None)
             if isinstance(part, slice):
-                start, stop, step = part.indices(extent)
+                start, stop, step = self._span(part, extent)
                 count = len(range(start, stop, step))
                 offset += start * stride if count else 0
                 shape.append(count)
                 strides.append(step * stride)
             else:
-                at = int(part)
+                at = self._number(part)
                 if not -extent <= at < extent:
-                    raise InvalidValue(f"index {at} on axis {axis} of a view of shape {self.shape}", argument="index")
+                    cure = f"give one from {-extent} to {extent - 1}" if extent else "the axis is empty: give a slice"
+                    raise self._not_indexed(f"index {at} on axis {axis}", cure)
                 offset += (at % extent) * stride
         view = View(self.memory, offset, tuple(shape), tuple(strides), self.dtype, self.owner)
         view._apart = self._apart
         return view
+
+    def _span(self, part: slice, extent: int) -> tuple[int, int, int]:
+        try:
+            return part.indices(extent)
+        except (TypeError, ValueError):  # no whole numbers, or a step of 0
+            raise self._not_indexed(f"index {part!r}", NO_INDEX) from None
+
+    def _number(self, part: object) -> int:
+        try:
+            if not isinstance(part, bool):
+                return whole(part)  # type: ignore[arg-type]  # any object: it raises
+        except TypeError:
+            pass
+        raise self._not_indexed(f"index {part!r}", NO_INDEX)
+
+    def _not_indexed(self, what: str, cure: str) -> InvalidValue:
+        device: Any = self.memory.device
+        place = f"{device.name}:{device.index}" if hasattr(device, "name") else ""
+        return InvalidValue(f"{what} of a view of shape {self.shape}", cure=cure, device=place, argument="index")
 
     @property
     def elements_apart(self) -> bool:
