@@ -11,6 +11,8 @@ from hal_core.devices.cpu.device import CpuDevice
 from hal_core.devices.sync import SyncStream
 from hal_core.errors import InvalidValue, OutOfMemory
 from hal_core.group import Group
+from hal_core.memory.views import ByteRange
+from hal_core.memory.writes import Writes
 from hal_core.output.sinks import MemorySink
 from hal_core.runtime.bound import bind
 from hal_core.slots.fields import StateConfig
@@ -92,6 +94,38 @@ def test_g26_tasks_that_are_none_are_refused(bound):
             )
     with pytest.raises(InvalidValue, match=r"request .*admit\(\) the request first"):
         TaskBatch.prefill([0], [Request("r", [1])], [1], [[0]])
+
+
+@pytest.mark.parametrize(
+    ("argument", "wrong"),
+    [
+        *[("memory", wrong) for wrong in (None, "state", 5, SlotState)],
+        *[("parts", wrong) for wrong in (None, 5, ByteRange(0, 4), "ab", [(0, 4)], [ByteRange(0, 4), None], [0, 4])],
+        *[("parts", wrong) for wrong in ([ByteRange("0", 4)], [ByteRange(0, None)], [ByteRange(0.0, 4.0)])],
+        ("parts", iter([ByteRange(0, 4)])),
+    ],
+    ids=repr,
+)
+def test_g26_a_copy_out_of_what_is_no_memory_or_no_ranges_is_refused(bound, argument, wrong):
+    arguments = {"memory": bound.state(SIZES).memory, "parts": [ByteRange(0, 4)], "stream": bound.default_stream}
+    check_refused(bound, "copy_out", argument, arguments | {argument: wrong})
+
+
+def test_g26_a_state_is_not_its_memory_and_bounds_are_not_a_range(bound):
+    state, stream = bound.state(SIZES), bound.default_stream
+    view = state.view("seed")
+    for argument, wrong in (("memory", state), ("memory", view), ("parts", [view.bounds()])):
+        arguments = {"memory": state.memory, "parts": [ByteRange(0, 4)], "stream": stream}
+        check_refused(bound, "copy_out", argument, arguments | {argument: wrong})
+    first, end = view.bounds()
+    copied = bound.copy_out(memory=state.memory, parts=(ByteRange(first, end - first),), stream=stream)
+    copied.wait()
+    assert copied.data[0].nbytes == end - first == 8 * SIZES.num_slots
+
+
+@pytest.mark.parametrize("wrong", [None, [1], 5, "writes", Writes], ids=repr)
+def test_g26_writes_that_are_none_are_refused(bound, wrong):
+    check_refused(bound, "write", "writes", {"writes": wrong, "stream": bound.default_stream})
 
 
 def test_g18_what_left_is_still_to_be_reported_after_a_sink_that_is_none(bound):

@@ -91,8 +91,15 @@ def steps(calls: Calls) -> Iterator[tuple[str, Misuse]]:
 
 
 def ranges(calls: Calls) -> Iterator[tuple[str, Misuse]]:
-    """Yield copies of what lies outside the memory, and drafts that do not fit."""
+    """Yield copies of what lies outside the memory or is no range, and drafts that do not fit."""
     end = calls.fixture.state.memory.nbytes
+    others: dict[str, list[object]] = {
+        "parts": [None, ByteRange(0, 8), [(0, 8)], iter([ByteRange(0, 8)])],
+        "memory": [None, calls.fixture.state],
+    }
+    for argument, given in ((argument, given) for argument, wrong in others.items() for given in wrong):
+        yield f"copy_out with {argument} = {given!r}", calls.wrong("copy_out", argument, given)
+    yield "write of a list", calls.wrong("write", "writes", [1])
     for told, parts in {
         "one byte past the end": [ByteRange(0, 8), ByteRange(end - 7, 8)],
         "all past the end": [ByteRange(end + 64, 1)],

@@ -223,9 +223,10 @@ class BoundDevice:
         """Copy byte ranges to the host, as they are after the work that is now on ``stream``.
 
         :param memory: memory of this device: ``state.memory``, or a view's.
-        :param parts: byte ranges of it; a view's are at ``view.bounds()``, a field's in ``state.layout``.
+        :param parts: byte ranges of it. A view's: ``ByteRange(first, end - first)`` with ``first, end =
+            view.bounds()``; a group's of fields: ``state.layout.groups[name]``.
         :return: a ticket whose ``data`` has a uint8 array for each part, once it is done.
-        :raises InvalidValue: for memory of another device, or a part outside it.
+        :raises InvalidValue: for memory of another device, or a part outside it or that is no ByteRange.
         """
         return self._call("copy_out", stream, self.policy.copy_out, (self.device, memory, parts, stream))
 

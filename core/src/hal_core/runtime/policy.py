@@ -7,7 +7,7 @@ outside it. ``hooks`` is the device itself, or the device with its observers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..errors import GroupLost, InvalidBatch, InvalidValue, OutOfMemory, PluginE
 from ..group import Group
 from ..memory.dtypes import SCALAR_MAKERS
 from ..memory.values import Value, device_value, host_array, prepare, prepare_array, prepare_on_device
-from ..memory.views import View
+from ..memory.views import ByteRange, View
 from ..memory.writes import Writes
 from ..output.sinks import PendingOutput, Sink
 from ..ranks.channel import BroadcastChannel, channel_of
@@ -33,7 +33,7 @@ from ..tickets import DONE, Ticket
 if TYPE_CHECKING:
     from ..contract.device import Device, Hooks
     from ..memory.copies import CopyTicket
-    from ..memory.views import ByteRange, Memory
+    from ..memory.views import Memory
     from ..slots.fields import StateConfig
     from ..streams import Event, Stream
 
@@ -230,6 +230,8 @@ class Policy:
             raise InvalidValue(
                 f"{memory!r} is not memory of this device", cure="give state.memory, or a view's", argument="memory"
             )
+        if not isinstance(parts, Sized):  # an iterator, which can be read only once
+            check_parts(parts)
         for part in parts:
             if part.offset < 0 or part.nbytes < 0 or part.end > memory.nbytes:
                 raise InvalidValue(
@@ -291,12 +293,26 @@ def check_kinds(arguments: Mapping[str, object]) -> None:
             raise InvalidValue(f"{given!r} is no {kind.__name__}", cure=cure, argument=name)
         if name == "tasks":
             check_tasks(given)
+        if name == "parts":
+            check_parts(given)
+        if name == "memory" and not (hasattr(given, "address") and hasattr(given, "nbytes")):
+            raise InvalidValue(f"{given!r} is no memory", cure="give state.memory, or a view's", argument=name)
         if name == "sink" and _sends(arguments) and not callable(getattr(given, "put", None)):
             raise InvalidValue(
                 f"{given!r} is not a sink: it has no method put",
                 cure="give a MemorySink or open_sink(url)",
                 argument=name,
             )
+
+
+def check_parts(parts: object) -> None:
+    """Raise :class:`InvalidValue` for anything but byte ranges in a list or the like."""
+    if not isinstance(parts, Sized) or not isinstance(parts, Iterable):
+        raise InvalidValue(f"{parts!r} is no list of ByteRange", cure=BYTE_RANGES, argument="parts")
+    for at, part in enumerate(parts):
+        whole = isinstance(part, ByteRange) and all(isinstance(n, int | np.integer) for n in (part.offset, part.nbytes))
+        if not whole:
+            raise InvalidValue(f"entry {at} is {part!r}, which is no ByteRange", cure=BYTE_RANGES, argument="parts")
 
 
 def _sends(arguments: Mapping[str, object]) -> bool:
@@ -320,10 +336,16 @@ def no_stream(stream: object) -> InvalidValue:
     )
 
 
+BYTE_RANGES = (
+    "give a list of ByteRange(offset, nbytes), whole numbers; for a view: first, end = view.bounds(), and"
+    " ByteRange(first, end - first)"
+)
+
 _KINDS: dict[str, tuple[type, str]] = {
     "state": (SlotState, "give what device.state(StateConfig(…)) returned"),
     "step": (Step, "give Step(number, {state.name: slots})"),
     "group": (Group, "give Group(ranks, rank), or ALONE"),
+    "writes": (Writes, "make writes = Writes(), say writes.set(view, value), and give writes"),
 }
 
 
