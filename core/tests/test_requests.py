@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 
+import msgspec
 import numpy as np
 import pytest
 from hal_core.devices.cpu import CpuPlugin
@@ -54,6 +55,25 @@ def test_a_prompt_is_one_list_of_whole_numbers(prompt):
 @pytest.mark.parametrize("value", [2, None, "ab", (1.5,), (None,), (-1,)])
 def test_lists_of_token_ids_are_lists_of_token_ids(name, value):
     refused(name, lambda: SamplingParams(**{name: value}))
+
+
+def test_numpys_numbers_become_pythons():
+    """A seed of NumPy's could not be packed, and none of its numbers be sent to another process."""
+    whole = dict.fromkeys(("top_k", "seed", "min_tokens", "max_tokens", "logprobs"), np.int64(7))
+    parts = dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), np.float32(0.5))
+    parts |= {"frequency_penalty": np.longdouble(0.5), "presence_penalty": np.int8(1)}
+    ids = {"bad_words": np.array([3, 4]), "eos_token_ids": [np.int32(2)], "stop_sequences": [np.array([5, 6]), [7]]}
+    params = SamplingParams(**whole, **parts, **ids)
+    plain = dict.fromkeys(whole, 7) | dict.fromkeys(parts, 0.5) | {"presence_penalty": 1}
+    plain |= {"bad_words": (3, 4), "eos_token_ids": (2,), "stop_sequences": ((5, 6), (7,))}
+    assert params == SamplingParams(**plain)
+    sent = msgspec.msgpack.encode(params)
+    assert msgspec.msgpack.decode(sent, type=SamplingParams) == params
+    assert sent == msgspec.msgpack.encode(SamplingParams(**plain))
+    sizes = StateConfig(num_slots=2, max_model_len=16)
+    made = admit(Request("r", [1, 2], SamplingParams(seed=np.int64(7), max_tokens=np.int64(7))), lay_out(sizes))
+    other = admit(Request("r", [1, 2], SamplingParams(seed=7, max_tokens=7)), lay_out(sizes))
+    assert len(made.packed) == len(other.packed)
 
 
 @pytest.mark.parametrize("value", [(13, 10), [13], np.array([13, 10]), ((),), ((1, "a"),)])

@@ -62,7 +62,7 @@ class _Body(msgspec.Struct, gc=False):
 
 
 def _plain(value: object) -> object:
-    """Convert NumPy's numbers, which sampling parameters may hold, to Python's."""
+    """Convert NumPy's numbers to Python's."""
     if isinstance(value, np.generic):
         return value.item()
     raise InvalidValue(f"{value!r} cannot be sent", cure="give numbers and texts", argument="params")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,23 @@ def check_number(name: str, value: object, low: float, high: float = math.inf, *
         kind = "a whole number" if whole else "a number"
         bound = f"of at least {low}" if math.isinf(high) else f"from {low} to {high}"
         raise InvalidValue(f"{name} = {value!r}", cure=f"give {kind} {bound}", argument=name)
+
+
+_PLAIN = {int, float, type(None)}
+_NUMBERS = (
+    *("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "frequency_penalty", "presence_penalty"),
+    *("min_tokens", "max_tokens", "logprobs"),
+)
+
+
+_numbers_of = attrgetter(*_NUMBERS)
+
+
+def _plain(value: Any) -> int | float | None:  # noqa: ANN401 (a checked number)
+    """Return a number of NumPy's as Python's: others can neither be packed nor sent to another process."""
+    if value is None:
+        return None
+    return int(value) if isinstance(value, int | np.integer) else float(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +82,9 @@ class SamplingParams:
             raise InvalidValue("top_p = 0", cure="give a number above 0, at most 1", argument="top_p")
         if self.logprobs is not None:
             check_number("logprobs", self.logprobs, 0, 2**31 - 1, whole=True)
+        if not _PLAIN.issuperset(map(type, _numbers_of(self))):
+            for name in _NUMBERS:
+                object.__setattr__(self, name, _plain(getattr(self, name)))
         for name in ("bad_words", "eos_token_ids"):
             object.__setattr__(self, name, _ids(name, getattr(self, name)))
         sequences = _items("stop_sequences", self.stop_sequences, "a tuple of tuples of token ids, such as ((13, 10),)")
@@ -83,7 +104,7 @@ def _ids(name: str, values: Sequence[int]) -> tuple[int, ...]:
     ids = _items(name, values, "a tuple of token ids, such as (2,)")
     for value in ids:
         check_number(name, value, 0, 2**31 - 1, whole=True)
-    return ids
+    return ids if _PLAIN.issuperset(map(type, ids)) else tuple(map(int, ids))
 
 
 def _sequence(values: Sequence[int]) -> tuple[int, ...]:
