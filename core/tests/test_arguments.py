@@ -13,7 +13,7 @@ from hal_core.errors import InvalidValue, OutOfMemory
 from hal_core.group import Group
 from hal_core.memory.views import ByteRange
 from hal_core.memory.writes import Writes
-from hal_core.output.sinks import MemorySink
+from hal_core.output.sinks import MemorySink, Sink
 from hal_core.runtime.bound import bind
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.state import SlotState
@@ -130,12 +130,15 @@ def test_g26_writes_that_are_none_are_refused(bound, wrong):
 
 def test_g18_what_left_is_still_to_be_reported_after_a_sink_that_is_none(bound):
     state, stream = bound.state(SIZES), bound.default_stream
-    task = prefill(state)
+    task, saved = prefill(state), state.drafts.saved
     bound.insert_tasks(state=state, tasks=[task], stream=stream)
     bound.insert_tasks(state=state, tasks=[Task(TaskKind.PREEMPTED, 0, task.request)], stream=stream)
-    with pytest.raises(InvalidValue, match="not a sink"):
-        bound.save_output(state=state, step=Step(0, {"target": [0]}), sink=None, stream=stream)
-    assert list(state.host_table.preempted) == [0]
+    for sink in (None, MemorySink, Sink):  # a class has a put, but is no object to put into
+        with pytest.raises(InvalidValue, match="not a sink") as raised:
+            bound.save_output(state=state, step=Step(0, {"target": [0]}), sink=sink, stream=stream)
+        assert (raised.value.argument, raised.value.device) == ("sink", "cpu:0")
+        assert list(state.host_table.preempted) == [0]
+    assert state.drafts.saved == saved
 
 
 def test_g17_a_rank_that_does_not_send_needs_no_sink(bound):

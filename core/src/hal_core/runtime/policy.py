@@ -193,6 +193,8 @@ class Policy:
         order = _check_step(state, step)
         outbox = Outbox()
         first = step.group.is_first
+        if first and isinstance(sink, type):
+            raise no_sink(sink)  # type: ignore[unreachable]  # a class, whatever the annotation says
         send = sink.put if first else outbox.put  # looked up before any work, so that an object without put fails here
         try:
             ticket = _ticket(hooks.save_output(device=device, state=state, step=step, sink=outbox, stream=stream))
@@ -298,11 +300,7 @@ def check_kinds(arguments: Mapping[str, object]) -> None:
         if name == "memory" and not (hasattr(given, "address") and hasattr(given, "nbytes")):
             raise InvalidValue(f"{given!r} is no memory", cure="give state.memory, or a view's", argument=name)
         if name == "sink" and _sends(arguments) and not callable(getattr(given, "put", None)):
-            raise InvalidValue(
-                f"{given!r} is not a sink: it has no method put",
-                cure="give a MemorySink or open_sink(url)",
-                argument=name,
-            )
+            raise no_sink(given)
 
 
 def check_parts(parts: object) -> None:
@@ -341,6 +339,13 @@ BYTE_RANGES = (
     " ByteRange(first, end - first)"
 )
 
+
+def no_sink(sink: object) -> InvalidValue:
+    """Return the error for an object that is not a sink."""
+    why = "it is a class" if isinstance(sink, type) else "it has no method put"
+    return InvalidValue(f"{sink!r} is not a sink: {why}", cure="give a MemorySink() or open_sink(url)", argument="sink")
+
+
 _KINDS: dict[str, tuple[type, str]] = {
     "state": (SlotState, "give what device.state(StateConfig(…)) returned"),
     "step": (Step, "give Step(number, {state.name: slots})"),
@@ -351,10 +356,11 @@ _KINDS: dict[str, tuple[type, str]] = {
 
 def _ticket(result: object) -> Ticket:
     """Check that a plugin's hook returned a ticket; None would hide a hook without effect."""
-    if type(result) in _tickets or isinstance(result, Ticket):  # isinstance is slow for an abstract class
+    if type(result) not in _tickets:  # isinstance is slow for an abstract class
+        if not isinstance(result, Ticket):
+            raise PluginError(f"the plugin's hook returned {result!r}", cure="return a Ticket, never None")
         _tickets.add(type(result))
-        return result  # type: ignore[return-value]
-    raise PluginError(f"the plugin's hook returned {result!r}", cure="return a Ticket, never None")
+    return result  # type: ignore[return-value]
 
 
 _tickets: set[type] = set()
