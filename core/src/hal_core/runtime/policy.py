@@ -194,7 +194,7 @@ class Policy:
         outbox = Outbox()
         first = step.group.is_first
         if first and isinstance(sink, type):
-            raise no_sink(sink)  # type: ignore[unreachable]  # a class, whatever the annotation says
+            raise no_sink(sink)
         send = sink.put if first else outbox.put  # looked up before any work, so that an object without put fails here
         try:
             ticket = _ticket(hooks.save_output(device=device, state=state, step=step, sink=outbox, stream=stream))
@@ -233,7 +233,7 @@ class Policy:
                 f"{memory!r} is not memory of this device", cure="give state.memory, or a view's", argument="memory"
             )
         if not isinstance(parts, Sized):  # an iterator, which can be read only once
-            check_parts(parts)
+            check_parts(parts)  # type: ignore[unreachable]  # not by its type
         for part in parts:
             if part.offset < 0 or part.nbytes < 0 or part.end > memory.nbytes:
                 raise InvalidValue(
