@@ -102,7 +102,7 @@ def test_g26_tasks_that_are_none_are_refused(bound):
         *[("memory", wrong) for wrong in (None, "state", 5, SlotState)],
         *[("parts", wrong) for wrong in (None, 5, ByteRange(0, 4), "ab", [(0, 4)], [ByteRange(0, 4), None], [0, 4])],
         *[("parts", wrong) for wrong in ([ByteRange("0", 4)], [ByteRange(0, None)], [ByteRange(0.0, 4.0)])],
-        ("parts", iter([ByteRange(0, 4)])),
+        pytest.param("parts", iter([ByteRange(0, 4)]), id="parts-an iterator"),
     ],
     ids=repr,
 )
