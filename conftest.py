@@ -31,6 +31,8 @@ settings.register_profile("unshrunk", deadline=None, max_examples=EXAMPLES, phas
 settings.load_profile("hal")
 
 
+gc.disable()  # until all is collected: of what is imported none is garbage
+
 WARM: dict[object, Any] = {}
 """The processes of :func:`warm`, each with what its files asked for; they end with this process."""
 
@@ -104,6 +106,7 @@ def pytest_collection_finish() -> None:
     """All is imported, and none of it is garbage: tests that collect garbage need not walk through Paddle each time.
 
     Those that need a collection ask for it; by itself it comes seldom."""
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
