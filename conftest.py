@@ -16,13 +16,13 @@ import pytest
 from hypothesis import Phase, settings
 
 # Set before NumPy or Paddle is imported, here and in every process that a test starts: files run beside each other, and
-# threads of a matrix product that spin while they wait take the cores from what they wait for.
+# waiting threads of a matrix product spin, and so take the cores from the threads that work.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
 os.environ.setdefault("HAL_TEST_SHARE", "0.1")
 EXAMPLES = round(100 * float(os.environ["HAL_TEST_SHARE"]))
-"""Of a property that does not say how many it has in full (``tests/share.py``)."""
+"""Examples of a property without a number of its own (``tests/share.py``)."""
 # The cores are shared, so a deadline in milliseconds would measure the neighbours.
 settings.register_profile("hal", deadline=None, max_examples=EXAMPLES)
 # For tools/guards.py, which wants to know that a test fails, not the smallest example of it.
@@ -31,7 +31,7 @@ settings.register_profile("unshrunk", deadline=None, max_examples=EXAMPLES, phas
 settings.load_profile("hal")
 
 
-gc.disable()  # until all is collected: of what is imported none is garbage
+gc.disable()  # until pytest has collected the tests: imported modules are not garbage
 
 WARM: dict[object, Any] = {}
 """The processes of :func:`warm`, each with what its files asked for; they end with this process."""
@@ -56,7 +56,7 @@ def warm(request: pytest.FixtureRequest) -> Any:  # noqa: ANN401 (of a module th
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
-    """End them, before it is told what they took."""
+    """End them before pytest reports its time."""
     while WARM:
         WARM.popitem()[1].close()
 
@@ -78,7 +78,7 @@ def pytest_runtest_call() -> Generator[None, object, object]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:  # noqa: ANN401 (pytest's own, not in its face)
-    """Tell how many tests were skipped for what, a line each reason."""
+    """Print the number of skipped tests, a line for each reason."""
     reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", ()))
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")

@@ -174,7 +174,7 @@ class AsyncEngine:
         elif params is None or isinstance(params, Mapping):
             wanted = self._plan.params(None, **dict(params or {}))
         else:
-            cure = "give SamplingParams, or some by name as a mapping"  # type: ignore[unreachable]  # by its type
+            cure = "give SamplingParams, or some by name as a mapping"  # type: ignore[unreachable]  # the caller may ignore the annotation
             raise InvalidValue(f"{params!r} is neither", cure=cure, argument="params")
         self.check(ids, wanted.max_tokens)
         answer = self._plan.answer(ids, stop, wanted)
@@ -200,10 +200,10 @@ class AsyncEngine:
 
 
 def _whole(given: object, argument: str) -> int:
-    """Return a number as Python's own, NumPy's too: the process that gets it takes no others."""
+    """Return a whole number as an ``int``, as only those can be sent to the engine process."""
     try:
         if isinstance(given, bool):
             raise TypeError
-        return operator.index(given)  # type: ignore[arg-type]  # which is what is tried
+        return operator.index(given)  # type: ignore[arg-type]  # raises TypeError
     except TypeError:
         raise InvalidValue(f"{given!r} is no whole number", cure="give whole numbers", argument=argument) from None

@@ -51,7 +51,7 @@ class EngineLink:
         self._commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._wake_end, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
-        self._wakes, self._over = threading.Lock(), False  # what is asked for after the thread's end is done at once
+        self._wakes, self._over = threading.Lock(), False  # over: the thread has ended, and commands run at once
         self._outbox = deque[Submit | Abort]()  # until the process's queue has room
         self._streams, self._parts = Streams(), list[tuple[Put, Part | HalError]]()
         self._error: HalError | None = None
@@ -79,7 +79,8 @@ class EngineLink:
         self._closing = True
         self._do(lambda: None)
         self._thread.join()
-        ends, self._wake_end, self._wake = {self._wake_end, self._wake} - {-1}, -1, -1
+        with self._wakes:  # two callers may close at once
+            ends, self._wake_end, self._wake = {self._wake_end, self._wake} - {-1}, -1, -1
         for one in ends:
             os.close(one)
 

@@ -210,7 +210,7 @@ async def cancelled():
 
 
 def test_an_opening_that_is_cancelled_waits_for_no_process_that_is_not_up():
-    """A server whose port is in use would say so after ten seconds."""
+    """Without this, a server whose port is in use reported it only after ten seconds."""
     link = asyncio.run(cancelled())
     assert "the engine was closed" in str(link.up.exception()), "up was cancelled, and taken for an engine that is up"
     assert link._process.returncode == -signal.SIGKILL
@@ -254,7 +254,7 @@ def test_a_model_is_known_by_its_folder_and_not_by_how_it_was_named(tmp_path, mo
 
 
 async def mistaken():
-    """What each wrong request got, a right one with NumPy's numbers after them, and what a closed engine gives."""
+    """Return the argument that each error names, and the text of a request with NumPy's numbers after them."""
     wrong = [
         {"prompt": [5.0, 6]},
         {"prompt": [True, 5]},

@@ -233,7 +233,7 @@ class Policy:
                 f"{memory!r} is not memory of this device", cure="give state.memory, or a view's", argument="memory"
             )
         if not isinstance(parts, Sized):  # an iterator, which can be read only once
-            check_parts(parts)  # type: ignore[unreachable]  # not by its type
+            check_parts(parts)  # type: ignore[unreachable]  # the caller may ignore the annotation
         for part in parts:
             if part.offset < 0 or part.nbytes < 0 or part.end > memory.nbytes:
                 raise InvalidValue(

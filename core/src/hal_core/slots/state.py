@@ -206,7 +206,7 @@ class SlotState:
     def take(self, ticket: StepOutput[R]) -> R:
         """Wait for a step's output, update ``mirror`` to it, and return the record. For the worker's thread.
 
-        :raises InvalidValue: for what is no ticket of ``save_output`` of this state; nothing was changed.
+        :raises InvalidValue: for any ticket but one of this state's ``save_output``; the state is unchanged.
         """
         if getattr(ticket, "_state", None) is not self:
             raise self._not_taken(ticket)
@@ -293,7 +293,7 @@ class SlotState:
 
 
 def check_sizes(sizes: StateConfig) -> None:
-    """Raise :class:`InvalidValue` for what is no StateConfig."""
+    """Raise :class:`InvalidValue` for anything but a StateConfig."""
     if not isinstance(sizes, StateConfig):
         raise InvalidValue(
             f"{type(sizes).__name__} is not a StateConfig", cure="give StateConfig(num_slots=…, …)", argument="sizes"
