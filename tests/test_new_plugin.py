@@ -53,6 +53,7 @@ def test_unfinished_packages_are_found_and_say_what_to_write(made):
     assert "no my_paddle" in rows["my_paddle"]["reason"]
 
 
+@pytest.mark.conform
 def test_finished_packages_are_found_and_their_primitives_pass(made, finished):
     assert all(written <= MOST for written in finished.values()), finished
     rows = {row["name"]: row for row in json.loads(hal(made, "devices", "--json").stdout)["devices"]}

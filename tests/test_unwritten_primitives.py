@@ -26,7 +26,7 @@ from .serving.conftest import COMMAND, HANGS, serving
 
 AT_OPENING = ("stream_create", "allocate")
 """Primitives that the opening of the device calls."""
-LATER_ON_RANKS = ("copy_out", *(pytest.param(name, marks=pytest.mark.conform) for name in ("copy_in", "event_query")))
+LATER_ON_RANKS = ("copy_out", "copy_in", "event_query")
 """In a step, at the start, and in a ticket, whose traceback has no device."""
 LATER = ("stream_destroy", "stream_wait", "event_create", "event_query", "free", "copy_in", "copy_out")
 
@@ -141,11 +141,13 @@ def test_a_check_names_the_primitive_that_closing_needs(device, capsys):
     assert line == f"{device}: broken: {told(device).removeprefix(f'{device}:0: ')}"
 
 
+@pytest.mark.conform
 @pytest.mark.parametrize("device", LATER_ON_RANKS, indirect=True)
 def test_a_split_worker_names_the_primitive(device, capsys):
     assert run(device, capsys, "--split", "1,1") == f"hal: error: {told(device)}"
 
 
+@pytest.mark.conform
 def test_a_rank_of_a_group_names_the_primitive(of_ranks, capsys):
     line = run(of_ranks, capsys, "--tp", "2")
     assert re.sub("rank [01]: ", "", line) == f"hal: error: {told(of_ranks)}"

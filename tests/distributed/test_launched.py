@@ -84,6 +84,7 @@ def test_a_world_that_cannot_share_out_the_heads_is_refused_on_each(tmp_path):
     assert "3 ranks cannot share out num_attention_heads = 4" in said
 
 
+@pytest.mark.conform
 def test_ranks_that_were_told_different_things_are_refused_on_each(tmp_path):
     said = refused(ranks(tmp_path, [*PROMPT, "--tp", "2"], [*PROMPT, "--tp", "1", "--dp", "2"]))
     assert "the ranks differ in their options: rank 0 has" in said

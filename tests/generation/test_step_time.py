@@ -91,6 +91,7 @@ def each_step(monkeypatch):
     monkeypatch.setenv("HAL_SECONDS_STATS", "1e-9")
 
 
+@pytest.mark.conform
 def test_a_first_rank_reports_the_devices_time_and_its_own(sim, each_step):
     runner = {"runner": "hal_sim.mixing:MixRunner", "ranks": Ranks(tp=2)}
     first, (ranks, device), elapsed = spent("sim", timed=True, **runner)

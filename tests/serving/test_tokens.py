@@ -84,6 +84,7 @@ def test_tokens_are_those_of_hal_run(server, capsys):
     compare(capsys, server.url, 6, 2)
 
 
+@pytest.mark.conform
 def test_tokens_are_those_of_hal_run_with_speculation(capsys):
     with serving("--slots", "4", "--max-model-len", "256", "--speculate", "ngram", "--drafts", "3") as served:
         compare(capsys, served.url, 6, 2)

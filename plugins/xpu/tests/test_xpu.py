@@ -217,7 +217,7 @@ def needs_sim(place):
             pytest.skip(str(error))
 
 
-SOME = pytest.param("cpu", ("--hal-only=G3,G6,G7,G9,G12,G23",), id="cpu-some")
+SOME = pytest.param("cpu", ("--hal-only=G3,G7,G9,G23",), id="cpu-some")
 ALL = [pytest.param(place, (), id=f"{place}-all", marks=pytest.mark.conform) for place in ("cpu", "sim")]
 
 

@@ -62,9 +62,10 @@ class Decoder:
         at = tokens.positions.clamp(0, len(self._cos) - 1)
         turns = (self._cos[at], self._sin[at])
         for number, layer in enumerate(self._layers):
-            hidden = hidden + self._whole(self._attended(hidden, number, tokens, turns, kernels))
+            mixed = self._attended(hidden, number, tokens, turns, kernels)
+            hidden = self._plus(hidden, mixed, layer + "self_attn.o_proj")
             inner = self._linear(self._normed(hidden, layer + "post_attention_layernorm"), layer + "mlp.gate_up")
-            hidden = hidden + self._whole(self._linear(kernels.gated(inner), layer + "mlp.down_proj"))
+            hidden = self._plus(hidden, kernels.gated(inner), layer + "mlp.down_proj")
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -80,13 +81,18 @@ class Decoder:
         if config.qk_norm:
             query, key = self._normed(query, layer + "q_norm"), self._normed(key, layer + "k_norm")
         mixed = attend(query, key, value, (self.keys[number], self.values[number]), tokens, turns, kernels)
-        return self._linear(mixed.flatten(1), layer + "o_proj")
+        return mixed.flatten(1)
 
-    def _whole(self, part: Tensor) -> Tensor:
-        """The sum over the ranks."""
+    def _plus(self, hidden: Tensor, x: Tensor, name: str) -> Tensor:
+        """``hidden`` and the product of ``x``, summed over the ranks. On one rank the product adds to ``hidden`` in
+        place: a kernel less, of which a short prompt's step has two a layer."""
         if self._shard.size > 1:
+            part = self._linear(x, name)
             add_up(part)
-        return part
+            return hidden + part
+        bias = self.tensors.get(name + ".bias")
+        hidden.addmm_(x, self.tensors[name + ".weight"].t())
+        return hidden if bias is None else hidden.add_(bias)
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         return functional.linear(x, self.tensors[name + ".weight"], self.tensors.get(name + ".bias"))
