@@ -64,6 +64,7 @@ def test_make_test_has_three_kit_runs_and_make_conform_the_rest():
         "test_the_main_job_gives_the_tokens_of_the_cpu",
         "test_a_lost_rank_is_an_error_on_the_survivor_in_time",
         "test_a_failure_has_a_shrunk_example_and_a_reproducing_command",
+        "test_an_update_that_waits_for_the_device_is_told_once_with_both_cures",
         "test_a_device_that_ends_the_process_leaves_the_name_of_the_test",
         "test_two_ranks_agree_by_one_collective_a_call_without_races",
         "test_all_pass_the_conformance_kit",

@@ -238,6 +238,7 @@ def test_failures_of_one_cause_are_shown_once_and_the_rest_counted(tmp_path, con
     assert all("driver error" in test["error"] for test in failed), "the report as data has each of them"
 
 
+@pytest.mark.conform  # half a minute of waits
 def test_an_update_that_waits_for_the_device_is_told_once_with_both_cures(report):
     found = entry(report("--device-factory=kit_devices:waits", "--only=G28", code=1), "G28")["tests"]
     (failed,) = [test for test in found if test["outcome"] == "failed"]

@@ -15,7 +15,7 @@ import pytest
 pytestmark = pytest.mark.long(45)
 
 
-OVERLAP = "G1,G3,G23,G28"
+OVERLAP = "G1,G23,G28"
 """The guarantees whose tests let most work overlap, for `make test`; `make conform` also runs the whole kit, lazy."""
 
 
