@@ -122,7 +122,7 @@ def steps(out: Path) -> list[Step]:
         Step("kit, ranks on one GPU", [*shared, "-vv"], {}, no_ranks, 500),
         Step("beside graph captures", [str(HERE / "captures.py")], {}, no_gpu),
         Step("faults that were mended", [str(HERE / "faults.py")], {}, no_torch, 90),
-        Step("tests of the plugin", [*PYTEST, str(HERE.parent / "tests")]),
+        Step("tests of the plugin", [*PYTEST, f"--rootdir={ROOT}", str(HERE.parent / "tests")]),
         Step("kit, CuPy tensors", [*COUNTED, *quick], {"HAL_CUDA_TENSORS": "cupy"}, cupy),
         Step("kit, torch tensors", [*COUNTED, *quick], {"HAL_CUDA_TENSORS": "torch"}, no_torch),
         Step("kit, as a user runs it", ["-c", HAL, "conform", "cuda"], {"HAL_CUDA_TENSORS": "cupy"}, cupy, 560),

@@ -73,6 +73,14 @@ def test_without_a_gpu_only_what_needs_none_is_run(prove, monkeypatch, tmp_path)
     assert runs["kit, ranks over NCCL"] == "no GPU"
 
 
+def test_the_step_of_the_plugins_tests_finds_all_of_them(prove, tmp_path):
+    (step,) = [step for step in prove.steps(tmp_path) if step.name == "tests of the plugin"]
+    found = subprocess.run(
+        [sys.executable, *step.arguments, "--collect-only"], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-1000:]
+
+
 @pytest.mark.parametrize(("count", "why"), [(1, "one GPU"), (2, "")])
 def test_ranks_need_two_gpus_and_any_build_of_paddle(prove, monkeypatch, tmp_path, count, why):
     monkeypatch.setattr(prove, "gpus", lambda: ["NVIDIA H200"] * count)
