@@ -123,6 +123,33 @@ def test_g26_a_state_is_not_its_memory_and_bounds_are_not_a_range(bound):
     assert copied.data[0].nbytes == end - first == 8 * SIZES.num_slots
 
 
+def test_g26_copies_out_of_what_is_no_memory_of_the_device_order_nothing(bound):
+    state, stream = bound.state(SIZES), bound.default_stream
+    with bind(CpuPlugin.open(0, {})) as other:
+        for wrong in (state, None, b"x" * 8, other.state(SIZES).memory):
+            check_refused(bound, "order_after_reads", "memory", {"memory": wrong, "stream": stream})
+    assert bound.order_after_reads(memory=state.memory, stream=stream) is None
+
+
+class OfAFramework(CpuDevice):
+    """A device that takes a framework's stream as its own, and keeps what it orders."""
+
+    ordered = ()
+
+    def foreign_stream(self, stream):
+        return self.default_stream
+
+    def order_after_reads(self, stream, memory=None):
+        self.ordered = (stream, memory)
+
+
+def test_a_frameworks_stream_is_ordered_after_reads_of_the_given_memory():
+    with bind(OfAFramework(0, {})) as bound:
+        memory = bound.state(SIZES).memory
+        bound.order_after_reads(memory=memory, stream=object())
+        assert bound.device.ordered == (bound.default_stream, memory)
+
+
 @pytest.mark.parametrize("wrong", [None, [1], 5, "writes", Writes], ids=repr)
 def test_g26_writes_that_are_none_are_refused(bound, wrong):
     check_refused(bound, "write", "writes", {"writes": wrong, "stream": bound.default_stream})

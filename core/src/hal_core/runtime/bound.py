@@ -237,8 +237,12 @@ class BoundDevice:
 
     def order_after_reads(self, *, memory: Memory, stream: Stream) -> None:
         """Make ``stream`` wait for copies out that still read ``memory``, before the caller's own work (a model's)
-        writes there. The host does not wait. Writes of the hooks are already ordered so."""
-        self._call("order_after_reads", stream, self.device.order_after_reads, (stream, memory))
+        writes there. The host does not wait. Writes of the hooks are already ordered so.
+
+        :param memory: memory of this device: ``state.memory``, or a view's.
+        :raises InvalidValue: for memory of another device.
+        """
+        self._call("order_after_reads", stream, self.policy.order_after_reads, (self.device, memory, stream))
 
     def timed_event(self, *, stream: Stream) -> TimedEvent | None:
         """Return an event after all work that is now on ``stream`` and that notes the device's time.

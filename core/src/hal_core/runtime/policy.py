@@ -227,11 +227,7 @@ class Policy:
 
     def copy_out(self, device: Device, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Check that the bytes are this device's, then copy them."""
-        foreign = getattr(memory, "device", None) is not device
-        if foreign:
-            raise InvalidValue(
-                f"{memory!r} is not memory of this device", cure="give state.memory, or a view's", argument="memory"
-            )
+        _check_memory(device, memory)
         if not isinstance(parts, Sized):  # an iterator, which can be read only once
             check_parts(parts)  # type: ignore[unreachable]  # the caller may ignore the annotation
         for part in parts:
@@ -242,6 +238,11 @@ class Policy:
                     argument="parts",
                 )
         return device.copy_out(memory, parts, stream)
+
+    def order_after_reads(self, device: Device, memory: Memory, stream: Stream) -> None:
+        """Check that the memory is this device's, then order the stream after the copies out that still read it."""
+        _check_memory(device, memory)
+        device.order_after_reads(stream, memory)
 
     def update_inputs(self, device: Device, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """Advance the state by one step, and book that the step reads the state (G28).
@@ -284,6 +285,14 @@ def advanced(state: SlotState, step: Step, order: Any, event: Event | None) -> N
     state.host_table.appended(order, state.sizes.max_accept if step.speculative else 1)
     if event is not None:
         state.add_reader(None, event)
+
+
+def _check_memory(device: Device, memory: Memory) -> None:
+    """Raise :class:`InvalidValue` for what is no memory, such as a state, and for another device's."""
+    if getattr(memory, "device", None) is not device or not hasattr(memory, "nbytes"):
+        raise InvalidValue(
+            f"{memory!r} is not memory of this device", cure="give state.memory, or a view's", argument="memory"
+        )
 
 
 def check_kinds(arguments: Mapping[str, object]) -> None:
