@@ -31,15 +31,15 @@ def bound():
 
 
 class Late(CpuDevice):
-    """A device whose writes end when the test lets them."""
+    """A device whose writes end when the test lets them. ``kind``: the class of their tickets."""
 
-    def __init__(self):
+    def __init__(self, kind=PromiseTicket):
         super().__init__(0, {})
-        self.tickets = []
+        self.tickets, self.kind = [], kind
 
     @hookimpl
     def async_set_value(self, device, target, value, stream):
-        self.tickets.append(PromiseTicket("async"))
+        self.tickets.append(self.kind("async"))
         return self.tickets[-1]
 
 
@@ -96,6 +96,32 @@ def test_of_several_unobserved_errors_the_first_names_the_rest():
     with pytest.raises(InvalidValue, match="first") as raised:
         bound.close()
     assert "second" in raised.value.__notes__[1]
+
+
+class Queued(PromiseTicket):
+    """A ticket of a stream. It counts how often one was asked."""
+
+    order, asked = "a stream", 0
+
+    def done(self):
+        Queued.asked += 1
+        return super().done()
+
+
+def test_behind_a_long_queue_a_call_asks_one_ticket_of_each_stream():
+    bound, before = bind(Late(Queued)), Queued.asked
+    write = lambda: bound.async_set_value(target=np.zeros(2), value=1.0, stream=bound.default_stream)  # noqa: E731
+    for _ in range(300):
+        write()
+    assert Queued.asked - before == 299, "each call asked the first"
+    for at, ticket in enumerate(bound.device.tickets[:200]):
+        ticket.complete(InvalidValue("the copy engine fell over") if at == 150 else None)
+    with pytest.raises(InvalidValue, match="fell over"):
+        write()
+    before = Queued.asked
+    write()
+    assert Queued.asked - before == 1
+    bound.close()
 
 
 def test_what_fails_while_the_device_is_closed_is_raised_too(monkeypatch):

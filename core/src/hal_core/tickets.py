@@ -25,6 +25,9 @@ class Ticket(ABC):
     watched = True
     """False where the device itself raises a later failure at its next call (CUDA's sticky errors). Such a ticket need
     not be checked again."""
+    order: object = None
+    """What tickets have in common that are done in the order of their calls, such as a stream's number. Of those a
+    later call asks only the first. None: it is asked by itself."""
 
     def __init__(self) -> None:
         self.observed = False

@@ -35,6 +35,15 @@ def test_a_fault_sticks_to_its_device_alone(device):
     other.close()
 
 
+def test_tickets_and_copies_of_one_stream_have_one_order(device):
+    memory, stream = device.allocate(64), device.stream()
+    one, two, other = write(device, memory, 1), write(device, memory, 2), write(device, memory, 3, stream)
+    assert one.order == two.order != other.order
+    copies = [device.copy_out(memory, [ByteRange(0, 64)], stream) for _ in range(2)]
+    assert copies[0].order == copies[1].order is not None
+    drain(device)
+
+
 def test_a_lost_group_is_told_by_its_ticket_and_the_device_goes_on(device):
     memory = device.allocate(64)
     first = write(device, memory, 1)

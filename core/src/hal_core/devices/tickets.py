@@ -32,6 +32,10 @@ class AsyncTicket(Ticket):
         self._error: BaseException | None = None
         self._looked = False
 
+    @property
+    def order(self) -> int:  # type: ignore[override]  # a constant of each ticket
+        return self._event.stream_key
+
     def done(self) -> bool:
         try:
             return self._error is not None or self._event.done()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from threading import Lock
 from typing import Any
 
@@ -16,8 +17,8 @@ _kinds: set[type] = set()
 class OpenTickets:
     """Pending tickets whose errors or completion must still be reported.
 
-    ``pending``: tickets whose errors may never be waited for. ``watched``: tickets whose ends observers want, with the
-    names of their hooks. Both are usually empty.
+    ``pending``: tickets whose errors may never be waited for, by their ``order``, or by themselves. ``watched``:
+    tickets whose ends observers want, with the names of their hooks. Both are usually empty.
     """
 
     __slots__ = ("_observers", "_telling", "pending", "watched")
@@ -25,7 +26,7 @@ class OpenTickets:
     def __init__(self, observers: Observers) -> None:
         self._observers = observers
         self._telling = Lock()
-        self.pending: list[Ticket] = []
+        self.pending: dict[object, deque[Ticket]] = {}
         self.watched: list[tuple[str, Ticket]] = []
 
     def track(self, hook: str, ticket: Any) -> None:  # noqa: ANN401 (what any call returns)
@@ -35,7 +36,7 @@ class OpenTickets:
                 return
             _kinds.add(type(ticket))
         if ticket is not DONE and ticket.watched:
-            self.pending.append(ticket)
+            self.pending.setdefault(ticket if ticket.order is None else ticket.order, deque()).append(ticket)
         if not self._observers.wants_ends or hook not in HOOKS:
             return
         if ticket is DONE:
@@ -53,16 +54,19 @@ class OpenTickets:
             self._observers.end(hook, ticket)
 
     def unseen(self) -> list[BaseException]:
-        """Forget tickets that are done, and return the errors that were never raised by a wait."""
-        left = []
+        """Forget tickets that are done, and return the errors that were never raised by a wait.
+
+        Of each order only the first ticket is asked that is not done: behind a long queue a call costs what it costs
+        behind a short one."""
         unseen = []
-        for ticket in self.pending:
-            if not ticket.done():
-                left.append(ticket)
-            elif not ticket.observed and (failure := ticket.failure()) is not None:
-                ticket.observed = True
-                unseen.append(failure)
-        self.pending = left
+        for order, tickets in [*self.pending.items()]:
+            while tickets and tickets[0].done():
+                ticket = tickets.popleft()
+                if not ticket.observed and (failure := ticket.failure()) is not None:
+                    ticket.observed = True
+                    unseen.append(failure)
+            if not tickets:
+                del self.pending[order]
         return unseen
 
 
