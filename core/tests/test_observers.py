@@ -296,7 +296,7 @@ def test_other_calls_are_seen_once_they_have_succeeded(bound, caplog):
     assert names == ["state", "update_inputs", "set_drafts", "order_after_reads"]
     assert calls.seen[1][1]["step"] is step
     assert calls.seen[2][1].items() >= {"state": state, "step": step, "drafts": {}, "stream": stream}.items()
-    assert calls.seen[3][1].items() >= {"memory": state.memory, "stream": stream}.items()
+    assert calls.seen[3][1] == {"device": bound.device, "memory": state.memory, "stream": stream}
     assert caplog.text.count("observer calls raised in called") == 1
 
 

@@ -26,8 +26,8 @@ class Ticket(ABC):
     """False where the device itself raises a later failure at its next call (CUDA's sticky errors). Such a ticket need
     not be checked again."""
     order: object = None
-    """What tickets have in common that are done in the order of their calls, such as a stream's number. Of those a
-    later call asks only the first. None: it is asked by itself."""
+    """The key of tickets that become done in the order of their calls, such as a stream's number. A later call queries
+    only the oldest pending one of them. None: each call queries the ticket itself."""
 
     def __init__(self) -> None:
         self.observed = False

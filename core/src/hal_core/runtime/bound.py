@@ -308,7 +308,7 @@ class BoundDevice:
             error.add_note(f"closing the device raised: {late!r}")
 
     def __del__(self) -> None:
-        """Log errors that nobody waited for, where no close raises them."""
+        """Log errors that no wait raised, where no close raises them."""
         if not getattr(self, "_refusal", "not opened") and not sys.is_finalizing():
             for error in self._tickets.unseen():
                 log.error("%s was dropped without a close, after an earlier call had failed: %r", self.name, error)

@@ -56,8 +56,8 @@ class OpenTickets:
     def unseen(self) -> list[BaseException]:
         """Forget tickets that are done, and return the errors that were never raised by a wait.
 
-        Of each order only the first ticket is asked that is not done: behind a long queue a call costs what it costs
-        behind a short one."""
+        Of each order only the oldest pending ticket is queried, so a call is as fast behind a long queue as behind a
+        short one."""
         unseen = []
         for order, tickets in [*self.pending.items()]:
             while tickets and tickets[0].done():
@@ -71,7 +71,7 @@ class OpenTickets:
 
 
 def tell(unseen: list[BaseException]) -> None:
-    """Raise the first of the unobserved errors, with the others as notes; return if there are no errors."""
+    """Raise the first of the unobserved errors, with the rest as notes; return if there are no errors."""
     if unseen:
         first, *others = dict.fromkeys(unseen)
         first.add_note("raised by an earlier call whose ticket was never waited for")

@@ -288,7 +288,7 @@ def advanced(state: SlotState, step: Step, order: Any, event: Event | None) -> N
 
 
 def _check_memory(device: Device, memory: Memory) -> None:
-    """Raise :class:`InvalidValue` for what is no memory, such as a state, and for another device's."""
+    """Raise :class:`InvalidValue` for another device's memory, and for an object that is not memory, as a state."""
     if getattr(memory, "device", None) is not device or not hasattr(memory, "nbytes"):
         raise InvalidValue(
             f"{memory!r} is not memory of this device", cure="give state.memory, or a view's", argument="memory"
