@@ -1,7 +1,7 @@
 """Make the table of liars from the output of ``hal conform … --liars --json``.
 
     hal conform cpu --liars --json > cpu.json
-    PYTHONPATH=conformance/tests hal conform --device-factory queued_device:queued --liars --json > queue.json
+    PYTHONPATH=conformance/tests hal conform --device-factory queued_device:keeping --liars --json > queue.json
     python tools/liars_table.py cpu=cpu.json queue=queue.json
 
 A liar that the first device skips, because it cannot be detected there, is taken from the next. Prints the table, and
