@@ -100,6 +100,26 @@ def test_pocl_without_a_linker_is_refused_before_it_ends_the_process(runtime, mo
     assert "binutils" in found.cure
 
 
+@pytest.mark.parametrize(
+    ("version", "available"),
+    [
+        ("pthread-x86_64-unknown-linux-gnu-generic", False),
+        ("x86_64-pc-linux-gnu-znver4", True),
+        ("aarch64-generic", True),
+    ],
+)
+def test_pocl_on_a_cpu_that_its_compiler_does_not_know_is_refused(monkeypatch, version, available):
+    monkeypatch.setattr(cl, "devices", lambda: (1,))
+    monkeypatch.setattr(cl, "platform_name", lambda: POCL)
+    monkeypatch.setattr(cl, "device_name", lambda _: "a CPU")
+    monkeypatch.setattr(cl, "device_version", lambda _: f"OpenCL 3.0 PoCL HSTR: {version}")
+    monkeypatch.setattr("shutil.which", lambda _: "ld")
+    found = OpenCLPlugin.probe()
+    assert (found.available, found.present) == (available, True)
+    assert available or "newer than its LLVM" in found.reason
+    assert available or "Intel's from pip" in found.cure
+
+
 def test_the_device_is_opened_by_name_only(runtime):
     with hal.open_device() as device:
         assert not device.name.startswith("opencl")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ CURE = (
     "pip install './plugins/opencl[pocl]' in hal's checkout"
 )
 POCL, LD_CURE = "Portable Computing Language", "install binutils (Debian: apt install binutils)"
+NEWER = "install a newer PoCL or another driver, such as Intel's from pip (see the README of paddle-hal-opencl)"
 
 
 class OpenCLPlugin(Plugin):
@@ -38,8 +40,11 @@ class OpenCLPlugin(Plugin):
             return Probe.absent("OpenCL has no devices", CURE)
         if cl.platform_name() == POCL and shutil.which("ld") is None:
             return Probe.no("PoCL links kernels with the program ld, and ends the process without it", LD_CURE)
+        if cl.platform_name() == POCL and re.search("x86_64.*-generic$", version := cl.device_version(found[0])):
+            what = "PoCL does not know this CPU, which is newer than its LLVM, and compiles no kernel"
+            return Probe.no(f"{what} ({version})", NEWER)
         names = ", ".join(cl.device_name(device) for device in found)
-        return Probe.yes(f"{names}; verified on PoCL's CPU driver only")
+        return Probe.yes(f"{names}; verified on the CPU drivers of PoCL and Intel only")
 
     @classmethod
     def open(cls, index: int, options: Mapping[str, object]) -> OpenCLDevice:

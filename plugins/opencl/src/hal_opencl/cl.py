@@ -21,7 +21,8 @@ COMPLETE, EXECUTION_STATUS = 0, 0x11D3
 READ_WRITE, ALLOC_HOST_PTR, MEM_FLAGS = 1 << 0, 1 << 4, 0x1101
 MAP_READ, MAP_WRITE, BLOCKING = 1 << 0, 1 << 1, 1
 PLATFORM_NAME = 0x0902
-DEVICE_NAME, DEVICE_TYPE, TYPE_CPU, TYPE_ALL = 0x102B, 0x1000, 1 << 1, 0xFFFFFFFF
+DEVICE_NAME, DEVICE_VERSION = 0x102B, 0x102F
+DEVICE_TYPE, TYPE_CPU, TYPE_ALL = 0x1000, 1 << 1, 0xFFFFFFFF
 CONTEXT_PLATFORM, BUILD_LOG = 0x1084, 0x1183
 DEVICE_NOT_FOUND, PLATFORM_NOT_FOUND = -1, -1001
 NO_ROOM = {-4: "MEM_OBJECT_ALLOCATION_FAILURE", -5: "OUT_OF_RESOURCES", -6: "OUT_OF_HOST_MEMORY", -61: "BUFFER_SIZE"}
@@ -175,6 +176,11 @@ def info(name: str, handle: int, key: int, size: int = 256) -> bytes:
 def device_name(device: int) -> str:
     """The name that the driver gives the device."""
     return _text(info("clGetDeviceInfo", device, DEVICE_NAME))
+
+
+def device_version(device: int) -> str:
+    """The device's version of OpenCL, with the driver's own words."""
+    return _text(info("clGetDeviceInfo", device, DEVICE_VERSION))
 
 
 def platform_name() -> str:
