@@ -134,6 +134,22 @@ def test_calls_records_and_state_are_replayed(recorded, cpu):
     assert (differs, told.split(":")[0]) == (False, "10 calls, 2 records of 2 steps")
 
 
+def test_a_run_without_a_call_keeps_an_earlier_recording(recorded):
+    path = recorded(from_host)
+    before = path.read_bytes()
+    with bind(CpuDevice(0, {})) as bound, closing(CallRecorder(path, bound)):
+        assert path.read_bytes() == before, "until the first call"
+    assert path.read_bytes() == before
+
+
+def test_two_runs_at_once_do_not_write_one_file(recorded, tmp_path):
+    with bind(CpuDevice(0, {})) as bound, closing(CallRecorder(tmp_path / "x", bound)):
+        with bind(CpuDevice(0, {})) as second, pytest.raises(InvalidValue, match="x is being written by another run"):
+            CallRecorder(tmp_path / "x", second)
+        from_host(bound)
+    assert len(given_of(tmp_path / "x", "record")) == 2
+
+
 def test_tokens_of_a_kernel_are_those_of_the_record(recorded, cpu):
     def work(bound):
         worker = SmallWorker(bound)
@@ -368,8 +384,7 @@ def test_a_write_of_its_own_memory_is_named(tmp_path):
         bound.write(writes=writes, stream=bound.default_stream)
         with pytest.raises(InvalidValue, match=r"a write to a state is not recorded \(use async_set_value\)"):
             recorder.close()
-    with pytest.raises(InvalidValue, match="end is missing"):
-        [*frames.Recording(path).frames()]
+    assert path.read_bytes() == b"", "no call was recorded before it"
 
 
 @pytest.mark.parametrize(
@@ -516,8 +531,10 @@ def test_a_full_disk_is_raised_by_name_when_it_is_met(tmp_path, monkeypatch):
 
     write, path = frames.Writer._write, tmp_path / "x.rec"
     with bind(CpuDevice(0, {})) as bound:
+        device = CallRecorder("/dev/full", bound)
+        SmallWorker(bound).enter([1])
         with pytest.raises(OSError, match=r"No space left on device: '/dev/full'"):
-            CallRecorder("/dev/full", bound)
+            device.close()
         kept = CallRecorder(path, bound)
         monkeypatch.setattr(frames.Writer, "_write", full)
         from_host(bound)
@@ -532,9 +549,10 @@ def test_a_recording_is_written_over_and_another_file_is_kept(recorded, tmp_path
     with bind(CpuDevice(0, {})) as bound:
         with pytest.raises(InvalidValue, match=r"prompts\.txt exists, and is no recording \(give another name"):
             CallRecorder(other, bound)
-        CallRecorder(path, bound).close()
+        with closing(CallRecorder(path, bound)):
+            SmallWorker(bound).enter([1])
     assert other.read_text() == "def main(\n"
-    assert _raw(path) == []
+    assert [frame.name for frame in frames.Recording(path).frames()] == ["state", "request", "insert_tasks"]
 
 
 def test_what_is_no_regular_file_is_refused(cpu, tmp_path):

@@ -6,6 +6,7 @@ little-endian). The stream's end and checksum show that a file is whole.
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import zlib
 from collections import deque
@@ -73,27 +74,29 @@ _DECODE = {name: msgspec.msgpack.Decoder(kind).decode for name, kind in (EVENTS 
 
 class Writer:
     """Writes frames into a file. A thread of its own makes, encodes, compresses and writes them every :data:`PERIOD`.
-    The worker's thread appends their parts.
+    The worker's thread appends their parts. The file is locked; an earlier recording is in it until the first frame.
 
     As a context manager it keeps an error of its block instead of raising it. ``error``: the first one, of the thread
     or of a block; later frames are not written, and the stream has no end.
     """
 
     def __init__(self, path: Path, origin: str) -> None:
-        if path.is_file():
-            with path.open("rb") as file:
-                if file.read(len(MAGIC)) not in (b"", MAGIC):
-                    what, cure = f"{path} exists, and is no recording", "give another name, or remove it"
-                    raise InvalidValue(what, cure=cure, argument="--record")
         self.error: Exception | None = None
         self._path, self._zip, self._closing = path, zlib.compressobj(1, wbits=31), Event()
         self._given = deque[tuple[Callable[..., Frame], tuple[object, ...]]]()
         self._thread = Thread(target=self._run, name="hal-recording", daemon=True)
-        with self:
-            path.write_bytes(MAGIC + f"{VERSION} {origin}\n".encode())
-            self._thread.start()
-        if self.error is not None:
-            raise self.error
+        self._head, self._file = MAGIC + f"{VERSION} {origin}\n".encode(), path.open("a+b")
+        wrong = "exists, and is no recording"
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file.seek(0)
+            wrong *= path.is_file() and self._file.read(len(MAGIC)) not in (b"", MAGIC)
+        except BlockingIOError:
+            wrong = "is being written by another run"
+        if wrong:
+            self._file.close()
+            raise InvalidValue(f"{path} {wrong}", cure="give another name", argument="--record")
+        self._thread.start()
 
     def put(self, make: Callable[..., Frame], *given: object) -> None:
         """Append the frame ``make(*given)``, which is made later: ``given`` must not change."""
@@ -119,16 +122,21 @@ class Writer:
             raise self.error
 
     def _run(self) -> None:
-        with self, self._path.open("ab") as file:
+        with self, self._file as file:
             while not self._closing.wait(PERIOD):
                 if self._given:
                     self._write(file, zlib.Z_SYNC_FLUSH)
-            self._write(file, zlib.Z_FINISH if self.error is None else zlib.Z_SYNC_FLUSH)
+            if self._given or not self._head:
+                self._write(file, zlib.Z_FINISH if self.error is None else zlib.Z_SYNC_FLUSH)
 
     def _write(self, file: BinaryIO, flush: int) -> None:
-        """Make and write the frames. To compress a piece releases the GIL, so that the worker waits for at most a
-        piece's frames."""
+        """Make and write the frames. Compressing a piece releases the GIL for the worker."""
         data = bytearray()
+        if self._head:
+            if file.seek(0, 2):  # not a device
+                file.truncate(0)
+            file.write(self._head)
+            self._head = b""
         for _ in range(len(self._given)):
             make, given = self._given.popleft()
             frame = encode(make(*given))
@@ -163,10 +171,7 @@ class Recording:
             raise self._refused("version", f"is {number}, but this kit reads {VERSION}", cure)
 
     def frames(self) -> Iterator[Frame]:
-        """Yield the frames.
-
-        :raises InvalidValue: naming the field and the number of whole calls, for a damaged or truncated file.
-        """
+        """Yield the frames. Raises :class:`InvalidValue` with the number of whole calls, if damaged or truncated."""
         calls = 0
         with self.path.open("rb") as file, gzip.open(file) as stream:
             file.seek(len(self._line))
@@ -175,9 +180,8 @@ class Recording:
                     raise EOFError  # gzip takes it for a whole stream
                 while size := stream.read(4):
                     name, state, given = _decode(stream.read(int.from_bytes(size, "little")))
-                    frame = Frame(name, state, _DECODE[name](given))
+                    yield Frame(name, state, _DECODE[name](given))
                     calls += name in CALLS
-                    yield frame
             except EOFError:
                 raise self._refused("end", f"is missing: the file is truncated after call {calls}", _AGAIN) from None
             except (zlib.error, gzip.BadGzipFile) as error:

@@ -121,8 +121,7 @@ class Player:
     """One replay on one opened device. ``each``: compare the state after every call; else every :data:`COMPARED` steps
     and at the end, so that calls overlap on the device as they did for the worker.
 
-    :param origin: where it was recorded.
-    :param records: state and step to the recorded record, as a step's tokens are written before it is saved.
+    :param records: state and step to the record, as a step's tokens are written before it is saved.
     """
 
     def __init__(self, kit: Kit, origin: str, records: Mapping[tuple[int, int], bytes], *, each: bool = False) -> None:

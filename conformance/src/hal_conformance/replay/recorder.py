@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,8 +44,8 @@ class CallRecorder:
     States of which something was set before are recorded as if they were empty, so it is made before them.
 
     :param bound: the opened device; close the recorder first.
-    :raises OSError: if the file cannot be written; a full disk later is raised by :meth:`close`.
-    :raises InvalidValue: for a file that exists and is no recording. A recording is written over.
+    :raises OSError: if the file cannot be opened; an error of writing, as of a full disk, is raised by :meth:`close`.
+    :raises InvalidValue: if the file is no recording, or another run writes it. The first call replaces a recording.
     """
 
     def __init__(self, path: str | Path, bound: BoundDevice) -> None:
@@ -123,8 +124,7 @@ class CallRecorder:
         self._out.close()
 
     def _sync(self, state: SlotState) -> _Kept:
-        """Write the records that the worker took and the slots that it released since the last such call; return the
-        state's entry."""
+        """Write the records taken and the slots released since the last such call; return the state's entry."""
         kept, held = self._entry(state), state.host_table.admission_ids
         if state.mirror is not kept.mirror:
             kept.mirror, column = state.mirror, state.mirror["step_idx"]
@@ -139,11 +139,9 @@ class CallRecorder:
     def _write_records(self, kept: _Kept, last: int, *, taken: bool = False) -> None:
         """Write the records that are there, up to step ``last``, which the worker took."""
         for number in [at for at, ticket in kept.pending.items() if at <= last and ticket.ready()]:
-            try:
+            with suppress(HalError):  # ranks disagreed: the step has no record
                 record = kept.pending.pop(number).record()
-            except HalError:  # ranks disagreed: the step has no record
-                continue
-            self._out.put(_record, kept.number, number, taken and number == last, record)
+                self._out.put(_record, kept.number, number, taken and number == last, record)
 
     def _entry(self, state: SlotState) -> _Kept:
         """Return a state's entry; write a new state."""
@@ -189,7 +187,6 @@ def _admitted(number: int, state: SlotState, request: AdmittedRequest) -> Frame:
         for place in layout.declared:
             bits, bfloat16 = record[place.field.name], place.field.dtype.name == "bfloat16"
             extra[place.field.name] = (bfloat16_to_float32(bits) if bfloat16 else bits).tolist()
-    tokens = request.tokens.tolist()
-    prompt, output = tokens[: request.prompt_len], tokens[request.prompt_len :]
-    own = Request(request.request_id, prompt, request.params, output, request.role, extra)
+    tokens, cut = request.tokens.tolist(), request.prompt_len
+    own = Request(request.request_id, tokens[:cut], request.params, tokens[cut:], request.role, extra)
     return Frame("request", number, [own])
