@@ -230,7 +230,7 @@ class RankExecutor:
     def _collect(self, wanted: type[_Said]) -> Generator[None, None, dict[int, _Said]]:
         """Collect this message from every rank."""
         said: dict[int, _Said] = {}
-        end = time.monotonic() + self._starting
+        began = told = time.monotonic()
         while len(said) < self.layout.size:
             for rank, message in self.channel.receive(0.0):
                 if isinstance(message, wanted):
@@ -242,20 +242,23 @@ class RankExecutor:
             self._look()
             self.channel.beat(Beat())
             self.reader.read(0.0)  # heartbeats of the sinks, which exist before the first step
-            self._check_start(said, end)
-            if len(said) < self.layout.size:
+            missing = sorted(set(range(self.layout.size)) - set(said))
+            self._check_start(missing, began + self._starting)
+            if missing and time.monotonic() > told + TIMEOUTS.start_line:
+                told, limit = time.monotonic(), f"{self._starting:g} s ({Timeouts.starting.variable})"
+                log.warning("waiting for rank(s) %s since %.0f s, at most %s", missing, told - began, limit)
+            if missing:
                 yield
         return said
 
-    def _check_start(self, said: Mapping[int, object], end: float) -> None:
+    def _check_start(self, missing: Sequence[int], end: float) -> None:
         """Raise the loss of ranks that cannot come up any more, or have not until ``end``."""
         cure = "see their output; check that Paddle imports and that ports of this host are free"
-        missing = sorted(set(range(self.layout.size)) - set(said))
         if how := self._starter.ended():
             raise self._lose(missing[0] if missing else 0, f"rank(s) {missing} did not come up: {how}", cure)
         if gone := self.channel.gone():
             raise self._lose(gone[0], "its connection was closed: its process has ended, or its host is lost", cure)
-        if time.monotonic() > end:
+        if missing and time.monotonic() > end:
             why = f"rank(s) {missing} did not come up: no message for {self._starting:g} s"
             raise self._lose(missing[0], why, f"{cure}, or give them more time ({Timeouts.starting.variable})")
 

@@ -5,6 +5,7 @@ processes: the ranks are threads that follow a script.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections import deque
 from typing import ClassVar
@@ -149,6 +150,38 @@ def test_ranks_that_do_not_come_in_time_are_lost():
     told = r"rank\(s\) \[0, 1\] did not come up: no message for 0 s .*HAL_RANKS_STARTING"
     with pytest.raises(RankLost, match=told):
         up(Row(tp=2).setup(), Actors(), starting=0.0)
+
+
+class Late(Actors):
+    """Ranks of which the last begins once ``begin`` is set."""
+
+    def __init__(self, *failed):
+        super().__init__(*failed)
+        self.begin = threading.Event()
+
+    def _act(self, url, rank):
+        if rank == len(self.failed) - 1:
+            assert self.begin.wait(PATIENCE)
+        super()._act(url, rank)
+
+
+def test_a_line_of_the_log_names_ranks_that_are_late(monkeypatch):
+    """Ray can keep a rank waiting for minutes. The last rank begins after the line."""
+    monkeypatch.setenv("HAL_SECONDS_START_LINE", "1e-9")
+    actors = Late(None, Failed(1, "that cannot be", refused=True))
+
+    class Lines(logging.Handler):
+        def emit(self, record):
+            if "waiting for rank(s) [1] since 0 s, at most 300 s (HAL_RANKS_STARTING)" in record.getMessage():
+                actors.begin.set()
+
+    log, handler = logging.getLogger("hal"), Lines()
+    log.addHandler(handler)
+    try:
+        with pytest.raises(InvalidValue, match="rank 1: that cannot be"):
+            up(Row(tp=2).setup(), actors)
+    finally:
+        log.removeHandler(handler)
 
 
 @pytest.mark.parametrize(
