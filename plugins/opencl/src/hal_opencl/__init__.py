@@ -17,7 +17,10 @@ CURE = (
     "pip install './plugins/opencl[pocl]' in hal's checkout"
 )
 POCL, LD_CURE = "Portable Computing Language", "install binutils (Debian: apt install binutils)"
-NEWER = "install a newer PoCL or another driver, such as Intel's from pip (see the README of paddle-hal-opencl)"
+NEWER = (
+    "install a newer PoCL, or Intel's driver: pip install './plugins/opencl[intel]' in hal's checkout, "
+    "with the variables of its README"
+)
 
 
 class OpenCLPlugin(Plugin):
