@@ -14,7 +14,7 @@ BESIDE := -n $(FILES) --dist loadfile --no-loadscope-reorder --max-worker-restar
 # Two hundred processes of the tests import the same code: it is compiled once, also where Python is told to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run test tests slowest lint bench conform ray nightly matrix soak chaos steady fuzz clean
+.PHONY: help run test tests slowest lint bench conform ray intel nightly matrix soak chaos steady fuzz clean
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -60,6 +60,14 @@ $(VENV)/.ray: $(STAMP)
 
 ray: $(VENV)/.ray ## install Ray into the environment and run the tests of ranks on it, nodes killed included
 	$(BIN)/python -m pytest -m 'conform or not conform' tests/distributed/test_ray.py $(ARGS)
+
+$(VENV)/.intel: $(STAMP)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e './plugins/opencl[intel]'
+	@touch $@
+
+intel: $(VENV)/.intel ## install Intel's OpenCL driver (0.7 GB, its own license) and run opencl's tests and kit on it
+	LD_LIBRARY_PATH=$(CURDIR)/$(VENV)/lib OCL_ICD_FILENAMES=$(CURDIR)/$(VENV)/lib/libintelocl.so \
+		$(BIN)/python -m pytest -m 'conform or not conform' plugins/opencl/tests $(ARGS)
 
 nightly: $(STAMP) $(OLDER)/.installed ## what conform has no time for, and ten times the examples; writes docs/evidence/nightly.md
 	$(BIN)/python tools/parts.py nightly --record docs/evidence/nightly.md $(ARGS)
