@@ -120,9 +120,7 @@ def command(
             acceptance=acceptance,
             timed=True,
         )
-    room = slots * (dp if ranks.split is None else ranks.split[1]) + max_waiting  # more answers could never be taken
-    choices = min(Settings.choices, room)
-    settings = Settings(model=name or model or "default", api_key=key, lenient=lenient, choices=choices)
+    settings = Settings(model=name or model or "default", api_key=key, lenient=lenient)
     failures: list[HalError] = []
 
     def on_failure(error: HalError, ran: bool) -> None:

@@ -112,6 +112,11 @@ class AsyncEngine:
         """Most tokens of a request with its prompt."""
         return longest_of(self._serve)
 
+    @property
+    def room(self) -> int | None:
+        """Most requests that it can have at once, in slots and waiting. None: any number."""
+        return None if self._max_waiting is None else self._slots + self._max_waiting
+
     def check(self, ids: Sequence[int], max_tokens: int) -> None:
         """Raise :class:`InvalidValue`, naming ``prompt`` or ``max_tokens``, for a request that can never run."""
         check_request(self._serve, ids, max_tokens)

@@ -185,7 +185,8 @@ class Server:
     async def _wanted(
         self, body: Sampling, prompts: Sequence[str | Sequence[int]], tokens: int | None, params: dict[str, Any]
     ) -> Wanted:
-        most = self.settings.choices
+        room = self.engine.room
+        most = self.settings.choices if room is None else min(self.settings.choices, room)
         if not 1 <= len(prompts) * body.n <= most:
             answers = len(prompts) * body.n
             what = f"{answers} answers, of {len(prompts)} prompts and n = {body.n} (ask for 1 to {most})"

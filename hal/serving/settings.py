@@ -13,7 +13,7 @@ class Settings:
     - ``api_key``: what requests have to bring as a bearer token; "" if none.
     - ``lenient``: ignore fields of requests that are not offered, in place of refusing them by name.
     - ``body_bytes``: largest body of a request.
-    - ``choices``: most answers of one request: its prompts times ``n``.
+    - ``choices``: most answers of one request, its prompts times ``n``; at most as many as the engine has room for.
     """
 
     model: str
