@@ -170,6 +170,12 @@ def test_a_user_whose_name_begins_with_this_ones_is_hidden_whole(monkeypatch):
     assert scrubbed(f"{HOMES}/group/jo/x") == "~/x"
 
 
+def test_folders_with_the_users_name_are_hidden(monkeypatch):
+    monkeypatch.setenv("LOGNAME", "jane")
+    monkeypatch.delenv("USER", raising=False)
+    assert scrubbed("/data/jane/x /data/janet/y /scratch/jane: no") == "/data/USER/x /data/janet/y /scratch/USER: no"
+
+
 def test_small_limits_are_findings_with_cures():
     found = {"shared_memory_free": 1 << 20, "descriptors": 64}
     shared, descriptors = doctor_machine.findings(found)

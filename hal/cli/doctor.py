@@ -175,7 +175,7 @@ _SECRETS = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 
 
 def scrubbed(told: Any) -> Any:  # noqa: ANN401 (any part of the report)
-    """Return the report with home folders as "~", and without the values of variables that look like secrets."""
+    """Return the report with home folders as "~", folders named as the user "USER", and secrets' values "***"."""
     if isinstance(told, dict):
         return {name: scrubbed(value) for name, value in told.items()}
     if isinstance(told, list):
@@ -189,4 +189,7 @@ def scrubbed(told: Any) -> Any:  # noqa: ANN401 (any part of the report)
     home = os.path.expanduser("~")
     if len(home) > 1:
         text = re.sub(f"{re.escape(home)}(?!{_NAME})", "~", text)  # another user's name may begin with this one's
-    return _HOMES.sub("~", text)
+    text = _HOMES.sub("~", text)
+    for user in {os.environ.get("USER", ""), os.environ.get("LOGNAME", "")} - {"", "root"}:
+        text = re.sub(f"/{re.escape(user)}(?!{_NAME})", "/USER", text)  # /data/jane
+    return text
