@@ -86,11 +86,12 @@ class Writer:
         self._given = deque[tuple[Callable[..., Frame], tuple[object, ...]]]()
         self._thread = Thread(target=self._run, name="hal-recording", daemon=True)
         self._head, self._file = MAGIC + f"{VERSION} {origin}\n".encode(), path.open("a+b")
-        wrong = "exists, and is no recording"
+        wrong, regular = "exists, and is no recording", path.is_file()
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if regular:  # several runs may write to /dev/null
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._file.seek(0)
-            wrong *= path.is_file() and self._file.read(len(MAGIC)) not in (b"", MAGIC)
+            wrong *= regular and self._file.read(len(MAGIC)) not in (b"", MAGIC)
         except BlockingIOError:
             wrong = "is being written by another run"
         if wrong:
@@ -127,7 +128,7 @@ class Writer:
                 if self._given:
                     self._write(file, zlib.Z_SYNC_FLUSH)
             if self._given or not self._head:
-                self._write(file, zlib.Z_FINISH if self.error is None else zlib.Z_SYNC_FLUSH)
+                self._write(file, zlib.Z_SYNC_FLUSH if self.error else zlib.Z_FINISH)
 
     def _write(self, file: BinaryIO, flush: int) -> None:
         """Make and write the frames. Compressing a piece releases the GIL for the worker."""
@@ -152,10 +153,8 @@ _AGAIN, _GIVE = "record again: hal run --record FILE", "give a file of hal run -
 
 
 class Recording:
-    """A file that is read. ``origin``: the device on which it was recorded, and hal's release.
-
-    :raises InvalidValue: naming the field, for a foreign or newer file.
-    """
+    """A file that is read. ``origin``: the device on which it was recorded, and hal's release. Raises
+    :class:`InvalidValue` that names the field, for a foreign or newer file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -165,7 +164,8 @@ class Recording:
             self._line = file.readline(1 << 10)
         number, _, self.origin = self._line.removeprefix(MAGIC).decode(errors="replace").strip().partition(" ")
         if not self._line.startswith(MAGIC) or not number.isdecimal():
-            raise self._refused("magic", f"is {self._line[:16]!r}: not a recording", _GIVE)
+            what = f"is {self._line[:16]!r}: not a recording" if self._line else "is missing: no call was recorded"
+            raise self._refused("magic", what, _GIVE)
         if int(number) != VERSION:
             cure = "install the kit of the hal that recorded it (pip install ./core ./conformance)"
             raise self._refused("version", f"is {number}, but this kit reads {VERSION}", cure)
