@@ -143,7 +143,11 @@ def test_a_run_without_a_call_keeps_an_earlier_recording(recorded):
 
 
 def test_two_runs_at_once_do_not_write_one_file(recorded, tmp_path):
-    with bind(CpuDevice(0, {})) as second, bind(CpuDevice(0, {})) as bound, closing(CallRecorder(tmp_path / "x", bound)):
+    with (
+        bind(CpuDevice(0, {})) as second,
+        bind(CpuDevice(0, {})) as bound,
+        closing(CallRecorder(tmp_path / "x", bound)),
+    ):
         with pytest.raises(InvalidValue, match="x is being written by another run"):
             CallRecorder(tmp_path / "x", second)
         with closing(CallRecorder("/dev/null", bound)), closing(CallRecorder("/dev/null", second)):
