@@ -191,5 +191,5 @@ def scrubbed(told: Any) -> Any:  # noqa: ANN401 (any part of the report)
         text = re.sub(f"{re.escape(home)}(?!{_NAME})", "~", text)  # another user's name may begin with this one's
     text = _HOMES.sub("~", text)
     for user in {os.environ.get("USER", ""), os.environ.get("LOGNAME", "")} - {"", "root"}:
-        text = re.sub(f"/{re.escape(user)}(?!{_NAME})", "/USER", text)  # /data/jane
+        text = re.sub(f"/{re.escape(user)}(?!{_NAME})", "/USER", text)  # of /disks/jane
     return text
