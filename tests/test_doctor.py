@@ -173,7 +173,7 @@ def test_a_user_whose_name_begins_with_this_ones_is_hidden_whole(monkeypatch):
 def test_folders_with_the_users_name_are_hidden(monkeypatch):
     monkeypatch.setenv("LOGNAME", "jane")
     monkeypatch.delenv("USER", raising=False)
-    assert scrubbed("/disks/jane/x /disks/janet/y /scratch/jane: no") == "/disks/USER/x /disks/janet/y /scratch/USER: no"
+    assert scrubbed("/disks/jane/x /disks/janet/y /fast/jane: no") == "/disks/USER/x /disks/janet/y /fast/USER: no"
 
 
 def test_small_limits_are_findings_with_cures():
