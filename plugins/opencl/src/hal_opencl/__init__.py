@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 CURE = (
     "install an OpenCL driver: the vendor's, Debian's pocl-opencl-icd, or on x86_64 "
-    "pip install './plugins/opencl[pocl]' in hal's checkout; Intel's from pip needs the variables of the plugin's README"
+    "pip install './plugins/opencl[pocl]' in hal's checkout; Intel's from pip needs the variables of its README"
 )
 POCL, LD_CURE = "Portable Computing Language", "install binutils (Debian: apt install binutils)"
 NEWER = (
