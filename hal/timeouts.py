@@ -47,7 +47,7 @@ class Timeouts(CoreTimeouts):
     starting: Seconds = Seconds(
         300.0, "the start of all ranks: each imports its framework, perhaps on a busy machine", "HAL_RANKS_STARTING"
     )
-    start_line: Seconds = Seconds(60.0, "ranks' start, until a line of the log names those that are missing, each time")
+    start_line: Seconds = Seconds(60.0, "ranks' start, between two lines of the log that name the missing ranks")
     step: Seconds = Seconds(
         600.0,
         "a step, from the end of the one before it; 256 prompt tokens (`--chunk`) through 7 B parameters take 360 at "

@@ -246,7 +246,7 @@ class RankExecutor:
             self._check_start(missing, began + self._starting)
             if missing and time.monotonic() > told + TIMEOUTS.start_line:
                 told, limit = time.monotonic(), f"{self._starting:g} s ({Timeouts.starting.variable})"
-                log.warning("waiting for rank(s) %s since %.0f s, at most %s", missing, told - began, limit)
+                log.warning("waited %.0f s for rank(s) %s, at most %s", told - began, missing, limit)
             if missing:
                 yield
         return said

@@ -152,6 +152,15 @@ def test_ranks_that_do_not_come_in_time_are_lost():
         up(Row(tp=2).setup(), Actors(), starting=0.0)
 
 
+def test_ranks_that_come_just_after_the_limit_have_come():
+    """The last message is there when the limit is looked at; the next part of the start is then too late."""
+    rank_executor = RankExecutor(Row().setup(), Actors(None), starting=0.0)
+    wait_for([rank_executor.channel.socket], PATIENCE)
+    with pytest.raises(RankLost, match=r"rank\(s\) \[0\] did not come up"):
+        while not rank_executor.assemble():
+            pass
+
+
 class Late(Actors):
     """Ranks of which the last begins once ``begin`` is set."""
 
@@ -172,7 +181,7 @@ def test_a_line_of_the_log_names_ranks_that_are_late(monkeypatch):
 
     class Lines(logging.Handler):
         def emit(self, record):
-            if "waiting for rank(s) [1] since 0 s, at most 300 s (HAL_RANKS_STARTING)" in record.getMessage():
+            if "waited 0 s for rank(s) [1], at most 300 s (HAL_RANKS_STARTING)" in record.getMessage():
                 actors.begin.set()
 
     log, handler = logging.getLogger("hal"), Lines()

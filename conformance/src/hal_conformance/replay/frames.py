@@ -134,7 +134,7 @@ class Writer:
         """Make and write the frames. Compressing a piece releases the GIL for the worker."""
         data = bytearray()
         if self._head:
-            if file.seek(0, 2):  # not a device
+            if file.seek(0, 2):  # a device has no length
                 file.truncate(0)
             file.write(self._head)
             self._head = b""

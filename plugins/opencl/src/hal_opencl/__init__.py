@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 CURE = (
     "install an OpenCL driver: the vendor's, Debian's pocl-opencl-icd, or on x86_64 "
-    "pip install './plugins/opencl[pocl]' in hal's checkout; Intel's from pip needs the variables of its README"
+    "pip install './plugins/opencl[pocl]' in hal's checkout; Intel's from pip needs variables (plugins/opencl/README.md)"
 )
 POCL, LD_CURE = "Portable Computing Language", "install binutils (Debian: apt install binutils)"
 NEWER = (
     "install a newer PoCL, or Intel's driver: pip install './plugins/opencl[intel]' in hal's checkout, "
-    "with the variables of its README"
+    "with the variables in plugins/opencl/README.md"
 )
 
 
