@@ -68,7 +68,10 @@ class Actors:
 
 def up(setup, starter, **how):
     """A rank_executor whose ranks are up."""
-    rank_executor = RankExecutor(setup, starter, **how)
+    return assembled(RankExecutor(setup, starter, **how))
+
+
+def assembled(rank_executor):
     while not rank_executor.assemble():
         wait_for(rank_executor.sockets, 0.05)
     return rank_executor
@@ -157,8 +160,7 @@ def test_ranks_that_come_just_after_the_limit_have_come():
     rank_executor = RankExecutor(Row().setup(), Actors(None), starting=0.0)
     wait_for([rank_executor.channel.socket], PATIENCE)
     with pytest.raises(RankLost, match=r"rank\(s\) \[0\] did not come up"):
-        while not rank_executor.assemble():
-            pass
+        assembled(rank_executor)
 
 
 class Late(Actors):

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 CURE = (
     "install an OpenCL driver: the vendor's, Debian's pocl-opencl-icd, or on x86_64 "
-    "pip install './plugins/opencl[pocl]' in hal's checkout; Intel's from pip needs variables (plugins/opencl/README.md)"
+    "pip install './plugins/opencl[pocl]' in hal's checkout; "
+    "Intel's from pip needs variables (plugins/opencl/README.md)"
 )
 POCL, LD_CURE = "Portable Computing Language", "install binutils (Debian: apt install binutils)"
 NEWER = (
