@@ -1,6 +1,6 @@
-"""A model served on a GPU, measured by four commands that run alone, and merged.
+"""A model served on a GPU, measured by commands that run alone, and merged.
 
-    python -m benchmarks.report hooks|decode|prefill|arrivals OUT.json     # at most 6 minutes each
+    python -m benchmarks.report hooks|decode|prefill|contexts|arrivals OUT.json     # at most 6 minutes each
     python -m benchmarks.report merge IN.json ...                          # prints the page
 
 They need torch, the cuda plugin and the torch runner; no Paddle. ``--tiny`` takes a small model, on a machine without a
@@ -31,6 +31,10 @@ def measured(kind: str, *, tiny: bool, seconds: float, rounds: int, only: str) -
         from . import prefill
 
         return prefill.measure()
+    if kind == "contexts":
+        from . import contexts
+
+        return contexts.measure(tiny=tiny, chunks=[int(one) for one in only.split(",") if one])
     from . import arrivals
 
     return arrivals.measure("tiny", 4, seconds) if tiny else arrivals.measure(seconds=seconds)
@@ -38,12 +42,12 @@ def measured(kind: str, *, tiny: bool, seconds: float, rounds: int, only: str) -
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("hooks", "decode", "prefill", "arrivals", "merge"))
+    parser.add_argument("kind", choices=("hooks", "decode", "prefill", "contexts", "arrivals", "merge"))
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=("long", "short"), default="", help="answers of decode")
+    parser.add_argument("--only", default="", help="long or short answers of decode; chunks of contexts, as 1024,2048")
     chosen = parser.parse_args()
     if chosen.kind == "merge":
         from .merge import merged

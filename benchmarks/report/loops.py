@@ -19,7 +19,7 @@ from hal_torch.plan import NOTHING, Piece, size_of
 from hal_torch.sampling import Want
 from hal_torch.steps import UNDER_WAY, Layers
 
-from .node import CHUNK, Node
+from .node import Node
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Plain:
                 continue
             launched, turn = None, number % UNDER_WAY
             if left or waiting:
-                decodes, pieces, room = bool(left), list[Piece](), CHUNK
+                decodes, pieces, room = bool(left), list[Piece](), self._node.chunk
                 while waiting and free and len(waiting[0].prompt) <= room and len(pieces) < MOST_PIECES:
                     one, slot = waiting.popleft(), free.pop()
                     room -= len(one.prompt)

@@ -90,6 +90,30 @@ def _prefill(found: Found) -> Iterator[str]:
     yield f"Decoding alone: {found['decode']:.2f} ms; captured in {found['capture_s']:.1f} s."
 
 
+def _contexts(found: Found) -> Iterator[str]:
+    yield (
+        f"{found['shape']}, one request; copies move {found['bandwidth'] / 1e12:.2f} TB/s. Floor: the keys' and "
+        "values' bytes at that rate, and a token at 128."
+    )
+    yield ""
+    head = ["tokens before", "chunk", "to the first token, ms", "a token, ms", "floor, ms", "times"]
+    made = [
+        [
+            *(str(row["context"]), str(row["chunk"]), f"{row['first']:.1f}"),
+            *(f"{row['between']:.3f}", f"{row['floor']:.3f}", f"{row['between'] / row['floor']:.2f}"),
+        ]
+        for row in found["rows"]
+    ]
+    yield from _table(head, made)
+    yield ""
+    if found["forward"] is not None:
+        yield f"transformers' forward of the longest, SDPA, one row of logits: {found['forward']:.1f} ms."
+    many = found["many"]
+    told = ", ".join(f"{ms:.0f} ms in chunks of {chunk}" for chunk, ms in many["last"].items())
+    bare = "" if many["bare"] is None else f"; products and attention alone {many['bare']:.0f} ms"
+    yield f"{many['shape']}, {many['count']} prompts of {many['length']}: the last first token after {told}{bare}."
+
+
 def _arrivals(found: Found) -> Iterator[str]:
     yield (
         f"{found['shape']}, {found['slots']} slots, {found['rate']:.1f} requests a second for {found['seconds']:g} s; "
@@ -106,4 +130,4 @@ def _arrivals(found: Found) -> Iterator[str]:
     yield from _table(head, made)
 
 
-PARTS = {"hooks": _hooks, "decode": _decode, "prefill": _prefill, "arrivals": _arrivals}
+PARTS = {"hooks": _hooks, "decode": _decode, "prefill": _prefill, "contexts": _contexts, "arrivals": _arrivals}

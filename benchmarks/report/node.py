@@ -34,8 +34,8 @@ SHAPES = {
     | {"num_attention_heads": 4, "num_key_value_heads": 2},
 }
 """Llama 3 of 8 and of 1 billion parameters; "tiny" is a check without measurement, on any machine."""
-BLOCK, CHUNK, LONGEST = 16, 1024, 1024
-"""Tokens of a block; of prompts in a step; of a request."""
+BLOCK, LONGEST = 16, 1024
+"""Tokens of a block; of a request."""
 SHORT_INTERVAL = 1e-4
 """Seconds: the switch interval that docs/busy-threads.md explains."""
 
@@ -72,6 +72,7 @@ class Node:
     state: SlotState
     runner: TorchRunner
     blocks: int
+    chunk: int
 
     @property
     def slots(self) -> int:
@@ -82,7 +83,7 @@ class Node:
         """An engine with all slots free, which hands each record on as in ``hal run`` of one process."""
         sink = Handed(to)
         stepper = Stepper(self.device, self.state, self.runner, sink, blocks=self.blocks)
-        yield Engine(stepper, chunk=CHUNK, overlap=overlap, on_record=sink.take)
+        yield Engine(stepper, chunk=self.chunk, overlap=overlap, on_record=sink.take)
         sink.close(30.0)
 
 
@@ -112,7 +113,8 @@ def opened(decoder: Decoder, slots: int, longest: int = LONGEST) -> Iterator[Nod
         device = stack.enter_context(device_of())
         state, blocks = device.state(sizes), slots * sizes.max_blocks
         setup = RunnerSetup(device, state, blocks, Path(), "", decoder.config.vocab_size, ALONE)
-        yield Node(device, state, TorchRunner(setup, decoder=decoder), blocks)
+        runner = TorchRunner(setup, decoder=decoder)
+        yield Node(device, state, runner, blocks, runner.chunk)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 

@@ -275,8 +275,11 @@ class Options:
     blocks: int | None = option(
         None, "KV blocks of 16 tokens; as many as may be needed if not given.", "N", group="scheduling"
     )
-    chunk: int = option(
-        256, "Most prompt tokens that a step feeds: longer prompts go in pieces.", "N", group="scheduling"
+    chunk: int | None = option(
+        None,
+        "Most prompt tokens that a step feeds: longer prompts go in pieces. 256, or what the runner prefers.",
+        "N",
+        group="scheduling",
     )
     step_tokens: int | None = option(
         None,

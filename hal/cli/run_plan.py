@@ -14,7 +14,7 @@ from typing import Any
 from hal_core import InvalidValue, Request, SamplingParams, StateConfig, lay_out
 
 from hal.engine import Scheduler, tokens_to_keep
-from hal.engine.budget import Budget
+from hal.engine.budget import DEFAULT_CHUNK, Budget
 from hal.model.config import LlamaConfig, read_config
 from hal.model.streaming import AnswerText
 from hal.model.tokenizer import Tokenizer
@@ -202,7 +202,7 @@ def make_plan(prompts: Sequence[Prompt], options: Options, notes: Sequence[str] 
 
 def _check_budget(options: Options, sizes: StateConfig) -> None:
     try:
-        Budget(options.chunk, options.step_tokens, sizes)
+        Budget(options.chunk or DEFAULT_CHUNK, options.step_tokens, sizes)
     except InvalidValue as error:
         error.argument = f"--{error.argument.replace('_', '-')}"
         raise

@@ -126,7 +126,7 @@ class Go(_Message):
 class Up(_Message):
     """The rank waits for step 1. ``device``: its name. ``fallbacks``, ``substituted``: from its capabilities.
     ``index``: its number on the host. ``overlap``: whether steps overlap; ``no_overlap``: why not, or "". ``peer``:
-    address and description for the ranks of the other role. ``vocab_size``: its runner's."""
+    address and description for the ranks of the other role. ``vocab_size``, ``chunk``: its runner's."""
 
     rank: int
     device: str
@@ -137,6 +137,7 @@ class Up(_Message):
     no_overlap: str = ""
     peer: Description | None = None
     vocab_size: int = ALL_TOKENS
+    chunk: int | None = None
 
 
 class Stats(_Message):
@@ -315,7 +316,7 @@ class Serve(_Message):
     sizes: StateConfig
     blocks: int
     records: str
-    chunk: int
+    chunk: int | None
     step_tokens: int | None = None
     runner: str = "auto"
     dtype: str = "auto"

@@ -36,7 +36,7 @@ def open_engine(
     *,
     vocab_size: int,
     split: tuple[int, int] | None = None,
-    chunk: int = DEFAULT_CHUNK,
+    chunk: int | None = None,
     step_tokens: int | None = None,
     restarts: int = 0,
     on_record: Callable[[OutputRecord], object] = lambda record: None,
@@ -58,12 +58,13 @@ def open_engine(
     def admits(request: Request) -> AdmittedRequest:
         return admit(request, layout=layout, vocab_size=min(vocabularies))
 
-    def scheduler(kind: type[Scheduler]) -> Scheduler:
-        return kind(layout, setup.blocks, chunk=chunk, step_tokens=step_tokens, admit=admits)
+    def scheduler(kind: type[Scheduler], preferred: int | None = None) -> Scheduler:
+        most = chunk or preferred or DEFAULT_CHUNK
+        return kind(layout, setup.blocks, chunk=most, step_tokens=step_tokens, admit=admits)
 
     def schedulers(role: SplitRole, rank_executor: RankExecutor) -> list[Scheduler]:
         vocabularies.add(rank_executor.rank_info.vocab_size)
-        return [scheduler(_KINDS[role]) for _ in range(setup.dp)]
+        return [scheduler(_KINDS[role], rank_executor.rank_info.chunk) for _ in range(setup.dp)]
 
     prefill, decode = SplitRole.PREFILL, SplitRole.DECODE
     places = [(setup.role, 0)] if split is None else [(prefill, n) for n in range(split[0])]

@@ -225,7 +225,7 @@ class RankExecutor:
         vocabulary = min(message.vocab_size for message in up.values())
         self.peers = tuple(up[rank].peer for rank in sorted(up))
         named = first.device, first.fallbacks, first.substituted
-        self.rank_info = RankInfo(*named, indices, overlap, first.no_overlap, vocabulary)
+        self.rank_info = RankInfo(*named, indices, overlap, first.no_overlap, vocabulary, first.chunk)
 
     def _collect(self, wanted: type[_Said]) -> Generator[None, None, dict[int, _Said]]:
         """Collect this message from every rank."""

@@ -23,6 +23,8 @@ class RankInfo:
     """Whether steps overlap, and the reason why not if it is worth showing."""
     vocab_size: int = ALL_TOKENS
     """Vocabulary size of the runners."""
+    chunk: int | None = None
+    """Most prompt tokens of a step that the first rank's runner prefers."""
 
     @property
     def capabilities(self) -> RankInfo:

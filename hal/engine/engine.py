@@ -36,10 +36,10 @@ Wait = Callable[[Sequence[Any], float], None]
 
 
 def local_worker(
-    executor: LocalExecutor, *, chunk: int = DEFAULT_CHUNK, step_tokens: int | None = None, overlap: bool = False
+    executor: LocalExecutor, *, chunk: int | None = None, step_tokens: int | None = None, overlap: bool = False
 ) -> EngineWorker[Scheduler]:
     """Return an executor of this process, such as a :class:`hal.stepping.Stepper`, with its scheduler."""
-    limits = {"chunk": chunk, "step_tokens": step_tokens, "overlap": overlap}
+    limits = {"chunk": chunk or executor.chunk or DEFAULT_CHUNK, "step_tokens": step_tokens, "overlap": overlap}
     return EngineWorker(executor, Scheduler(executor.layout, executor.blocks, admit=executor.admit, **limits))  # type: ignore[arg-type]
 
 
@@ -84,7 +84,7 @@ class Engine:
         self,
         workers: LocalExecutor | Sequence[EngineWorker[Any]],
         *,
-        chunk: int = DEFAULT_CHUNK,
+        chunk: int | None = None,
         step_tokens: int | None = None,
         overlap: bool = False,
         front: Callable[[Sequence[EngineWorker[Any]], End], Front] = Queue,

@@ -50,6 +50,10 @@ class LocalExecutor(Executor, Protocol):
         """The layout of the state that requests are admitted to."""
 
     @property
+    def chunk(self) -> int | None:
+        """Most prompt tokens of a step that its runner prefers; None if it does not say."""
+
+    @property
     def blocks(self) -> int:
         """KV blocks of the model's cache."""
 

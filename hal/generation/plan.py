@@ -155,7 +155,7 @@ class ModelPlan:
         slots: int = 8,
         blocks: int | None = None,
         max_model_len: int | None = None,
-        chunk: int = DEFAULT_CHUNK,
+        chunk: int | None = None,
         step_tokens: int | None = None,
         runner: str = "auto",
         dtype: str = "auto",
@@ -199,7 +199,7 @@ class ModelPlan:
             vocab_size=self.config.vocab_size,
         )
         try:
-            Budget(chunk, step_tokens, sizes)
+            Budget(DEFAULT_CHUNK if chunk is None else chunk, step_tokens, sizes)
         except InvalidValue as error:
             error.argument = f"--{error.argument.replace('_', '-')}"
             raise

@@ -10,7 +10,7 @@ from .acceptance import Acceptance
 from .async_loop import AsyncLoop
 from .loading import AUTO, PADDLE, check_drafts, check_dtype, check_runner_name, choose_runner, make_runner
 from .overlap import OVERLAPS, check_overlap, overlap_of
-from .runner import DraftsOnDevice, HostRunner, KeepsBlocks, Runner, RunnerSetup
+from .runner import DraftsOnDevice, HostRunner, KeepsBlocks, PrefersChunks, Runner, RunnerSetup
 from .step_plan import PlannedStep
 from .stepper import Launched, Stepper
 
@@ -25,6 +25,7 @@ __all__ = [
     "KeepsBlocks",
     "Launched",
     "PlannedStep",
+    "PrefersChunks",
     "Runner",
     "RunnerSetup",
     "Stepper",

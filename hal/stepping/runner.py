@@ -98,6 +98,14 @@ class Runner(Protocol):
 
 
 @runtime_checkable
+class PrefersChunks(Protocol):
+    """A runner whose steps pay for more prompt tokens than :data:`hal.engine.budget.DEFAULT_CHUNK`, or for fewer."""
+
+    chunk: int
+    """Most prompt tokens of a step, unless the user gives a number."""
+
+
+@runtime_checkable
 class DraftsOnDevice(Protocol):
     """A runner that drafts for itself, by work on the device (``--drafts``), in ``propose``."""
 

@@ -37,7 +37,7 @@ from hal.timeouts import TIMEOUTS
 from hal.unwritten import unwritten
 
 from .acceptance import Acceptance
-from .runner import HostRunner, RunnerFailed
+from .runner import HostRunner, PrefersChunks, RunnerFailed
 from .step_plan import Int32s, PlannedStep, StepPlanner
 
 if TYPE_CHECKING:
@@ -116,6 +116,11 @@ class Stepper:
     def layout(self) -> StateLayout:
         """Layout of the state that requests are admitted to."""
         return self.state.layout
+
+    @property
+    def chunk(self) -> int | None:
+        """Most prompt tokens of a step that the runner prefers; None if it does not say."""
+        return self.runner.chunk if isinstance(self.runner, PrefersChunks) else None
 
     @property
     def vocab_size(self) -> int:

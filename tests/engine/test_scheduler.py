@@ -47,7 +47,7 @@ class PaperWorker:
         self.device = bind(CpuPlugin.open(0, {}))
         self.state = self.device.state(sizes)
         self.host_table = self.state.host_table
-        self.layout, self.blocks, self.vocab_size = self.state.layout, blocks, 100
+        self.layout, self.blocks, self.vocab_size, self.chunk = self.state.layout, blocks, 100, None
         self.cache: dict[int, list[int]] = {block: [] for block in range(blocks)}
         self.tables: dict[int, list[int]] = {}
         self.known: dict[int, list[int]] = {}

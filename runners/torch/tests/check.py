@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from hal_core import ALONE, MemorySink, Request, SamplingParams, SlotStatus, StateConfig
-from hal_torch.attention import Prompts, Rows, Tokens, TorchKernels, TritonKernels, attend
+from hal_torch.attention import Prompts, Tokens, TorchKernels, TritonKernels, attend
 from hal_torch.model import Decoder
 from hal_torch.runner import TorchRunner
 from requests_drawn import drawn_requests
@@ -133,9 +133,8 @@ def attention(name: str) -> str:
         given = []
         for kernels in (TorchKernels(), TritonKernels(packs=dtype == "bfloat16")):
             mine, bad = tuple(cache.clone() for cache in caches), torch.zeros(count, dtype=torch.uint8, device="cuda")
-            tokens = Tokens(
-                positions, positions, places, bad, 4, Prompts(seen, (ends, key_ends), bias), Rows(table, last)
-            )
+            decoding = kernels.rows(table, last, kv_heads)
+            tokens = Tokens(positions, positions, places, bad, 4, Prompts(seen, (ends, key_ends), bias), decoding)
             parts = projected.split([heads, kv_heads, kv_heads], 1)
             out = attend(*parts, mine, tokens, (angles.cos(), angles.sin()), kernels)
             given.append((out, *(one[:150] for one in mine), bad))
@@ -146,6 +145,44 @@ def attention(name: str) -> str:
     assert worst["float32"] < 1e-5, worst
     assert worst["bfloat16"] < 4e-2, worst
     return f"largest differences {worst}"
+
+
+def shares(name: str) -> str:
+    """Few slots with many keys, which several programs divide: the results of torch, also of each repetition."""
+    worst, most = {"float32": 0.0, "bfloat16": 0.0}, 0
+    for heads, kv_heads, width, each, slots, longest, dtype in (
+        (32, 8, 64, 1, 1, 32768, "bfloat16"),
+        (32, 8, 128, 1, 3, 9000, "bfloat16"),
+        (4, 2, 32, 1, 128, 700, "float32"),
+        (12, 2, 80, 4, 5, 4000, "float32"),
+        (12, 2, 80, 4, 5, 4000, "bfloat16"),
+    ):
+        size, blocks = 16, -(-longest // 16)
+        made = {"device": "cuda", "dtype": getattr(torch, dtype)}
+        cache = tuple(torch.randn(slots * blocks + 2, size, kv_heads, width, **made) for _ in "kv")
+        table = torch.randperm(slots * blocks, device="cuda").reshape(slots, blocks).int()
+        ends = torch.randint(-1, longest - each, (slots,), device="cuda")
+        ends[-1] = longest - each
+        last = ends[:, None] + torch.arange(each, device="cuda")
+        if each > 1:  # rows of one slot that end before, and behind, a share begins; a slot without rows
+            last[1], last[0] = torch.tensor([254, 255, 256, 257], device="cuda"), -1
+        query = torch.randn(slots * each, heads, width, **made)
+        found = []
+        for kernels in (TorchKernels(), TritonKernels(packs=dtype == "bfloat16")):
+            rows = kernels.rows(table, last.flatten(), kv_heads)
+            for _ in range(1 if rows.shares is None else 50):
+                out = torch.full_like(query, float("nan"))
+                kernels.attend(query, cache, rows, out)
+                found.append(out)
+        assert rows.shares is not None
+        most = max(most, int(rows.shares.ends[-1]))
+        assert all(torch.equal(found[1], one) for one in found[2:]), "repetitions differ"
+        assert int(rows.shares.arrived.abs().sum()) == 0, "a share was counted and not joined"
+        worst[dtype] = max(worst[dtype], float((found[0].float() - found[1].float()).abs().max()))
+    assert most > 60, most
+    assert worst["float32"] < 1e-5, worst
+    assert worst["bfloat16"] < 4e-2, worst
+    return f"largest differences {worst}, at most {most} shares"
 
 
 def controls(name: str) -> str:
@@ -275,6 +312,7 @@ def stages(name: str) -> dict[str, Any]:
     made: dict[str, Any] = {}
     if name == "cuda":
         made["attention"] = attention
+        made["shares"] = shares
         made["tokens, no graph, attention in torch"] = lambda n: tokens(n, captures=False, kernels=TorchKernels())
         made["tokens, no graph"] = lambda n: tokens(n, captures=False)
         made["tokens, graphs, attention in torch"] = lambda n: tokens(n, kernels=TorchKernels())

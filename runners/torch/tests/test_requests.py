@@ -135,10 +135,10 @@ class TestPlan:
         assert key_slots.tolist() == [2] * 6 + [0] * 10
         assert key_positions.tolist() == [0, 1, 2, 3, 4, 5, 0, 1] + [-1] * 8
 
-    @pytest.mark.parametrize(("slots", "longest"), [(1, 1), (4, 10), (4, 1024), (128, 8192)])
+    @pytest.mark.parametrize(("slots", "longest"), [(1, 1), (4, 10), (4, 1024), (128, 8192), (2, 131072)])
     def test_a_captured_size_holds_every_prompt_that_begins(self, slots, longest):
         sizes, most = captured_sizes(slots, longest), slots * longest
-        assert len(sizes) == len(set(sizes)) <= 18
+        assert len(sizes) == len(set(sizes)) <= 22
         for length in {1, min(most // 2, 700), min(most, 2048)} - {0}:
             found = size_of([Piece(0, 0, length, True)], sizes)
             assert found in sizes
@@ -148,5 +148,7 @@ class TestPlan:
         sizes = captured_sizes(64, 32768)
         assert size_of([Piece(0, 0, 100, True)], sizes) == Size(128, 128, 32)
         assert size_of([Piece(0, 400, 500, True)], sizes) == Size(128, 512, 32)
-        assert size_of([Piece(0, 30000, 30100, True)], sizes) == Size(112, 30112, 1)
+        assert size_of([Piece(0, 30000, 30100, True)], sizes) == Size(512, 32768, 32)
+        assert size_of([Piece(0, 30000, 32048, False)], sizes) == Size(2048, 32768, 32)
+        assert size_of([Piece(0, 0, 3000, True)], sizes) == Size(3008, 3008, 1)
         assert size_of([Piece(slot, 0, 2, True) for slot in range(40)], sizes) == Size(80, 80, 40)

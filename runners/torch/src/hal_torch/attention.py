@@ -38,13 +38,26 @@ class Prompts:
 
 
 @dataclass(frozen=True, eq=False)
+class Shares:
+    """How the keys of slots are divided among programs: ``length`` int32 ``[1]``, keys of a share; ``ends`` int32
+    ``[slots]``, how many shares there are up to each slot; ``most``: of all slots; ``arrived`` int32 ``[slots,
+    kv_heads]``, zeros, how many shares of a slot are computed."""
+
+    length: Tensor
+    ends: Tensor
+    arrived: Tensor
+    most: int
+
+
+@dataclass(frozen=True, eq=False)
 class Rows:
     """Rows of slots that decode, of one token each, as many of every slot, which lie side by side: ``table`` ``[slots,
     blocks]``, the blocks of each slot, and ``last`` int64 ``[rows]``, the last position that a row sees; below 0:
-    none."""
+    none. ``shares``: for kernels that divide keys; :meth:`Kernels.rows` makes them."""
 
     table: Tensor
     last: Tensor
+    shares: Shares | None = None
 
     @property
     def each(self) -> int:
@@ -86,6 +99,9 @@ class Kernels(Protocol):
     def store(self, query: Tensor, key: Tensor, value: Tensor, cache: Pair, tokens: Tokens, turns: Pair) -> Tensor:
         """Turn ``query`` ``[n, heads, head_dim]`` and ``key`` by their positions (``turns``: cos, sin ``[n, half]``),
         store ``key`` and ``value``, and return the turned query."""
+
+    def rows(self, table: Tensor, last: Tensor, kv_heads: int) -> Rows:
+        """Return the rows of a step, for all of its layers."""
 
     def attend(self, query: Tensor, cache: Pair, rows: Rows, out: Tensor) -> None:
         """Compute attention of one query a row, into ``out``; a row that sees no key gives zeros."""
@@ -169,6 +185,9 @@ class TorchKernels:
             cached.flatten(0, 1).index_copy_(0, tokens.places, torch.where(sound, new, 0))
         return _turned(query, *turns).contiguous()
 
+    def rows(self, table: Tensor, last: Tensor, kv_heads: int) -> Rows:
+        return Rows(table, last)
+
     def attend(self, query: Tensor, cache: Pair, rows: Rows, out: Tensor) -> None:
         reach = torch.arange(rows.table.shape[1] * cache[0].shape[1], device=query.device)
         sees = reach <= rows.last.view(-1, rows.each, 1)  # [slots, rows of each, keys]
@@ -180,9 +199,13 @@ class TorchKernels:
 
 class TritonKernels:
     """Kernels that read each key and value of a slot once, and no slot further than it is. ``packs``: as of the
-    function of this name."""
+    function of this name.
+
+    Keys are divided among programs (``least``: of a share), so that few slots with many keys use the whole GPU:
+    ``programs`` beside one for each slot and key/value head, some four a multiprocessor of an H100 or H200."""
 
     tile, warps, stages, columns = 64, 4, 3, 1024
+    least, programs = 256, 528
 
     def __init__(self, *, packs: bool) -> None:
         self.packs = packs
@@ -214,17 +237,38 @@ class TritonKernels:
         )
         return turned
 
+    def rows(self, table: Tensor, last: Tensor, kv_heads: int) -> Rows:
+        slots, made = len(table), {"dtype": torch.int32, "device": table.device}
+        most = slots + -(-self.programs // kv_heads)
+        length, ends = torch.empty(1, **made), torch.empty(slots, **made)
+        arrived = torch.empty((slots, kv_heads), **made)
+        rows = Rows(table, last, Shares(length, ends, arrived, most))
+        rooms = (slots, _room(slots), rows.each, _room(rows.each), kv_heads, _room(kv_heads))
+        self._kernel.share_out[(1,)](last, ends, arrived, length, most, *rooms, self.least, num_warps=self.warps)
+        return rows
+
     def attend(self, query: Tensor, cache: Pair, rows: Rows, out: Tensor) -> None:
-        count, heads, width = query.shape
+        (_, heads, width), slots, shares = query.shape, len(rows.table), rows.shares
+        assert shares is not None
         size, kv_heads = cache[0].shape[1:3]
-        group, room = heads // kv_heads, 1 << (width - 1).bit_length()
-        beside = max(16, 1 << (group * rows.each - 1).bit_length())  # a product's least sizes
-        rooms = (group, rows.each, beside, width, max(16, room))
-        known = (query, *cache, rows.table, rows.last, out, width**-0.5, rows.table.stride(0))
+        group = heads // kv_heads
+        beside, room = max(16, _room(group * rows.each)), max(16, _room(width))  # a product's least sizes
+        parts = torch.empty((shares.most * kv_heads * beside, room + 2), dtype=torch.float32, device=query.device)
+        tops, totals, mixed = parts.view(-1).split([len(parts), len(parts), len(parts) * room])
+        given = (query, *cache, rows.table, rows.last, out, shares.ends, shares.length, shares.arrived)
+        rooms = (size, kv_heads, group, rows.each, beside, width, room, slots, _room(slots))
         stages = self.stages if query.dtype.itemsize < 4 else 1
-        self._kernel.attend_rows[(count // rows.each, kv_heads)](
-            *known, size, kv_heads, *rooms, self.tile, num_warps=self.warps, num_stages=stages
+        self._kernel.attend_rows[(shares.most, kv_heads)](
+            *(*given, tops, totals, mixed, width**-0.5, rows.table.stride(0)),
+            *(*rooms, self.tile),
+            num_warps=self.warps,
+            num_stages=stages,
         )
+
+
+def _room(count: int) -> int:
+    """The power of two that holds so many."""
+    return 1 << (count - 1).bit_length()
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -60,40 +60,103 @@ def gate(inner, out, width, TILE: tl.constexpr):  # noqa: ANN001, ANN201
 
 
 @triton.jit
+def share_out(last, ends, arrived, share, most,  # noqa: ANN001, ANN201
+    SLOTS: tl.constexpr, SLOTS_ROOM: tl.constexpr, EACH: tl.constexpr, EACH_ROOM: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEADS_ROOM: tl.constexpr, LEAST: tl.constexpr,
+):  # fmt: skip
+    """Divide the keys of all slots into shares of one length, the least of ``LEAST * 2**k`` that makes at most ``most``
+    shares. A slot has at least one. Into ``share`` the length, into ``ends`` ``[SLOTS]`` how many shares there are up
+    to each slot; zeros into ``arrived`` ``[SLOTS, KV_HEADS]``."""
+    slot, each, head = tl.arange(0, SLOTS_ROOM), tl.arange(0, EACH_ROOM), tl.arange(0, HEADS_ROOM)
+    inside = slot < SLOTS
+    asked = inside[:, None] & (each < EACH)[None, :]
+    seen = tl.load(last + slot[:, None] * EACH + each[None, :], mask=asked, other=-1) + 1
+    count = tl.max(seen, axis=1).to(tl.int32)
+    length = tl.full([], LEAST, tl.int32)
+    shares = tl.where(inside, tl.maximum((count + length - 1) // length, 1), 0)
+    while tl.sum(shares, axis=0) > most:
+        length = length * 2
+        shares = tl.where(inside, tl.maximum((count + length - 1) // length, 1), 0)
+    tl.store(share, length)
+    tl.store(ends + slot, tl.cumsum(shares, axis=0), mask=inside)
+    place = slot[:, None] * KV_HEADS + head[None, :]
+    nothing = tl.zeros([SLOTS_ROOM, HEADS_ROOM], tl.int32)
+    tl.store(arrived + place, nothing, mask=inside[:, None] & (head < KV_HEADS)[None, :])
+
+
+@triton.jit
 def attend_rows(  # noqa: ANN201
-    query, keys, values, table, last, out, scale, table_stride,  # noqa: ANN001
+    query, keys, values, table, last, out, ends, share, arrived, tops, totals, parts, scale, table_stride,  # noqa: ANN001
     SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, EACH: tl.constexpr, ROOM: tl.constexpr,
-    WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, TILE: tl.constexpr,
+    WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, SLOTS: tl.constexpr, SLOTS_ROOM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """``query``, ``out`` ``[slots * EACH, heads, WIDTH]``; the heads of one key/value head lie side by side. A program
-    has all rows of a slot, whose keys and values it reads once."""
-    slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    each, lane, offset = tl.arange(0, ROOM), tl.arange(0, WIDTH_ROOM), tl.arange(0, TILE)
-    row = slot * EACH + each // GROUP
-    seen = tl.load(last + row, mask=each < GROUP * EACH, other=-1) + 1
-    count = tl.max(seen, axis=0)
-    limit = tl.where(seen > 0, seen, count)  # a row without visible keys computes finite numbers
-    inside = (each < GROUP * EACH)[:, None] & (lane < WIDTH)[None, :]
-    place = (row * KV_HEADS * GROUP + head * GROUP + each % GROUP)[:, None] * WIDTH + lane[None, :]
-    asked = tl.load(query + place, mask=inside, other=0.0)
-    top = tl.full([ROOM], float("-inf"), tl.float32)
-    total = tl.zeros([ROOM], tl.float32)
-    mixed = tl.zeros([ROOM, WIDTH_ROOM], tl.float32)
-    for begin in range(0, count, TILE):
-        position = begin + offset
-        there = position < count
-        block = tl.load(table + slot * table_stride + position // SIZE, mask=there, other=0).to(tl.int64)
-        at = ((block * SIZE + position % SIZE) * KV_HEADS + head)[:, None] * WIDTH + lane[None, :]
-        known = there[:, None] & (lane < WIDTH)[None, :]
-        key = tl.load(keys + at, mask=known, other=0.0)
-        value = tl.load(values + at, mask=known, other=0.0)
-        scores = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
-        scores = tl.where(position[None, :] < limit[:, None], scores, float("-inf"))
-        above = tl.maximum(top, tl.max(scores, axis=1))
-        shares = tl.exp(scores - above[:, None])
-        kept = tl.exp(top - above)
-        total = total * kept + tl.sum(shares, axis=1)
-        mixed = mixed * kept[:, None] + tl.dot(shares.to(value.dtype), value, input_precision="ieee")
-        top = above
-    result = tl.where((seen > 0)[:, None], mixed / tl.where(total > 0, total, 1.0)[:, None], 0.0)
-    tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
+    has all rows of a slot and one share of its keys and values, which it reads once. ``ends``, ``share``, ``arrived``:
+    of :func:`share_out`. Where a slot has several shares, each program leaves its part (largest score, sum and mixture,
+    in ``tops``, ``totals``, ``parts``), and the last to arrive joins them in their order."""
+    number, head = tl.program_id(0), tl.program_id(1)
+    every = tl.arange(0, SLOTS_ROOM)
+    behind = tl.load(ends + every, mask=every < SLOTS, other=2147483647)
+    found = tl.sum((behind <= number).to(tl.int32), axis=0)
+    if found < SLOTS:
+        first = tl.max(tl.where(behind <= number, behind, 0), axis=0)
+        shares = tl.load(ends + found) - first
+        slot = found.to(tl.int64)
+        each, lane, offset = tl.arange(0, ROOM), tl.arange(0, WIDTH_ROOM), tl.arange(0, TILE)
+        row = slot * EACH + each // GROUP
+        seen = tl.load(last + row, mask=each < GROUP * EACH, other=-1) + 1
+        count = tl.max(seen, axis=0)
+        limit = tl.where(seen > 0, seen, count)  # a row without visible keys computes finite numbers
+        inside = (each < GROUP * EACH)[:, None] & (lane < WIDTH)[None, :]
+        place = (row * KV_HEADS * GROUP + head * GROUP + each % GROUP)[:, None] * WIDTH + lane[None, :]
+        asked = tl.load(query + place, mask=inside, other=0.0)
+        length = tl.load(share).to(tl.int64)
+        lower = (number - first) * length
+        upper = tl.minimum(lower + length, count)
+        top = tl.full([ROOM], float("-inf"), tl.float32)
+        total = tl.zeros([ROOM], tl.float32)
+        mixed = tl.zeros([ROOM, WIDTH_ROOM], tl.float32)
+        for begin in range(lower, upper, TILE):
+            position = begin + offset
+            there = position < upper
+            block = tl.load(table + slot * table_stride + position // SIZE, mask=there, other=0).to(tl.int64)
+            at = ((block * SIZE + position % SIZE) * KV_HEADS + head)[:, None] * WIDTH + lane[None, :]
+            known = there[:, None] & (lane < WIDTH)[None, :]
+            key = tl.load(keys + at, mask=known, other=0.0)
+            value = tl.load(values + at, mask=known, other=0.0)
+            scores = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
+            scores = tl.where(there[None, :] & (position[None, :] < limit[:, None]), scores, float("-inf"))
+            above = tl.maximum(top, tl.max(scores, axis=1))
+            level = tl.where(above > float("-inf"), above, 0.0)  # a draft's row may see no key of this share
+            shown = tl.exp(scores - level[:, None])
+            kept = tl.exp(top - level)
+            total = total * kept + tl.sum(shown, axis=1)
+            mixed = mixed * kept[:, None] + tl.dot(shown.to(value.dtype), value, input_precision="ieee")
+            top = above
+        if shares > 1:
+            line = (number.to(tl.int64) * KV_HEADS + head) * ROOM + each
+            tl.store(tops + line, top)
+            tl.store(totals + line, total)
+            tl.store(parts + line[:, None] * WIDTH_ROOM + lane[None, :], mixed)
+            tl.debug_barrier()  # all threads' parts are written before the count says so
+            before = tl.atomic_add(arrived + slot * KV_HEADS + head, 1, sem="acq_rel", scope="gpu")
+            if before == shares - 1:
+                tl.store(arrived + slot * KV_HEADS + head, 0)  # for the next layer
+                top = tl.full([ROOM], float("-inf"), tl.float32)
+                total = tl.zeros([ROOM], tl.float32)
+                mixed = tl.zeros([ROOM, WIDTH_ROOM], tl.float32)
+                for other in range(shares):
+                    line = ((first + other).to(tl.int64) * KV_HEADS + head) * ROOM + each
+                    highest = tl.load(tops + line, cache_modifier=".cg")
+                    above = tl.maximum(top, highest)
+                    level = tl.where(above > float("-inf"), above, 0.0)
+                    kept, new = tl.exp(top - level), tl.exp(highest - level)
+                    total = total * kept + tl.load(totals + line, cache_modifier=".cg") * new
+                    part = tl.load(parts + line[:, None] * WIDTH_ROOM + lane[None, :], cache_modifier=".cg")
+                    mixed = mixed * kept[:, None] + part * new[:, None]
+                    top = above
+                result = tl.where((seen > 0)[:, None], mixed / tl.where(total > 0, total, 1.0)[:, None], 0.0)
+                tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
+        else:
+            result = tl.where((seen > 0)[:, None], mixed / tl.where(total > 0, total, 1.0)[:, None], 0.0)
+            tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)

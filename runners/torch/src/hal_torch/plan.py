@@ -14,8 +14,12 @@ from .sampling import Want
 if TYPE_CHECKING:
     from hal.stepping import PlannedStep
 
-_TOKENS, _TIMES, _MOST_KEYS, _MOST_PIECES = (32, 128, 256, 512, 1024, 2048), (1, 4, 16), 16384, 32
+_TOKENS, _MOST_PIECES = (32, 128, 256, 512, 1024, 2048), 32
+_STEP, _TIMES, _CHUNK, _MOST_KEYS = 4, 16, 512, 1 << 17
+"""Captured numbers of keys grow by a factor: to so many times the tokens; for a chunk of a prompt, to so many."""
 _ALIGNED = 16
+CHUNK = _TOKENS[-1]
+"""Prompt tokens of a step that the runner prefers on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +86,13 @@ def pieces_of(step: PlannedStep, wants: dict[int, Want]) -> list[Piece]:
 def captured_sizes(slots: int, longest: int) -> list[Size]:
     """Return the captured sizes for so many slots of so many tokens at most, smallest first: prompts that begin, and
     pieces that see several times their number of keys."""
-    sizes, most = [], slots * longest
+    sizes, most = list[Size](), slots * longest
     for tokens in _TOKENS:
-        for times in _TIMES:
-            keys = tokens * times
-            if times == 1 or (keys <= _MOST_KEYS and keys // 4 < most):
-                sizes.append(Size(tokens, keys, min(slots, _MOST_PIECES)))
+        limit = _TIMES * tokens if tokens < _CHUNK else _MOST_KEYS
+        keys = tokens
+        while keys == tokens or (keys <= limit and keys // _STEP < most):
+            sizes.append(Size(tokens, keys, min(slots, _MOST_PIECES)))
+            keys *= _STEP
         if tokens >= most:
             break
     return sizes

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from hal_core import Request, SlotState, Step, Stream
 
+from hal.engine.budget import DEFAULT_CHUNK
 from hal.model.config import read_config
 from hal.model.loading import checked_entries
 from hal.model.split import Shard, check_split
@@ -19,7 +20,7 @@ from .attention import Kernels, TorchKernels, TritonKernels, packs
 from .blocks import CacheBlocks
 from .graphs import Graphs
 from .model import Decoder
-from .plan import NOTHING, Piece, captured_sizes, pieces_of, size_of
+from .plan import CHUNK, NOTHING, Piece, captured_sizes, pieces_of, size_of
 from .ranks import meet
 from .sampling import TROUBLES, Want
 from .steps import UNDER_WAY, Draft, Layers, Part, Steps, Still, Tell
@@ -44,6 +45,8 @@ class TorchRunner:
     """
 
     needs_host, drafts_on_device = "", True
+    chunk: int
+    """Most prompt tokens of a step: on a GPU as many as its attention needs to use all multiprocessors."""
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class TorchRunner:
         check_sees(setup.device)
         self._device = state.tensor("token_ids", "torch").device
         self._on_cuda = self._device.type == "cuda"
+        self.chunk = CHUNK if self._on_cuda else DEFAULT_CHUNK
         shard = Shard(group.ranks.index(group.rank), group.size)
         with self._on(setup.device.default_stream):
             if group.size > 1:

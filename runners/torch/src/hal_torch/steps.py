@@ -16,7 +16,7 @@ from torch import Tensor
 
 from . import drafting
 from .adjusting import FIELDS
-from .attention import Kernels, Pair, Prompts, Rows, Tokens, lowest
+from .attention import Kernels, Pair, Prompts, Tokens, lowest
 from .plan import NOTHING, Piece, Plan, Size, packed
 from .sampling import Want, choose, log_probabilities
 
@@ -142,7 +142,9 @@ class Steps:
         if decodes:
             runs = self._decoding(stopped)
             made.append(self._row_tokens(runs))
-            rows = Rows(self._fields["block_tables"], made[-1][1])
+            rows = self._kernels.rows(
+                self._fields["block_tables"], made[-1][1], self._decoder.config.num_key_value_heads
+            )
         ids, positions, places = (torch.cat(columns) for columns in zip(*made, strict=True))
         bad = torch.zeros(len(ids), dtype=torch.uint8, device=ids.device)
         tokens = Tokens(ids, positions, places, bad, size.tokens, prompts, rows)
