@@ -63,7 +63,7 @@ def executed_unasked(bound):
 def copy_that_runs(bound, ended):
     """Whether a copy that has begun, and runs until a gate is opened, has ended."""
     memory, stream, gate = poisoned(bound, 64), bound.default_stream, threading.Event()
-    bound.device.own(stream).beside().raw.put(gate.wait)
+    bound.device.own(stream).beside.raw.put(gate.wait)
     try:
         ticket = copied(bound, memory, [(0, 64)])
         stream.synchronize(PATIENCE)  # all before the copy is done

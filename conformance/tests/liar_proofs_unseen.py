@@ -116,11 +116,11 @@ def refused_above_the_limit(bound):
 def filled_before_the_next_write(bound):
     """Whether a large fill waits for nothing but its own stream."""
     memory, stream = poisoned(bound, 1 << 16), bound.default_stream
-    with bound.device.hold_stream(stream.beside()):
+    with bound.device.hold_stream(stream.beside):
         write(bound, flat(memory, 0, 1 << 16), 0)
         last = write(bound, flat(memory, 0, 8), 1)
         last.wait(PATIENCE)
-    stream.beside().synchronize(PATIENCE)
+    stream.beside.synchronize(PATIENCE)
     return (raw(memory)[:8] == 1).all()
 
 

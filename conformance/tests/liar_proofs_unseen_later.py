@@ -173,7 +173,7 @@ def later_work_beside_a_copy(bound):
     insert(bound, state, [prefill(state, 0)])
     step, sink = Step(1, {state.name: np.array([0], np.int32)}, logprobs=1), KeepingSink()
     write(bound, state.view("topk_token_ids"), np.array([[5, 1]])).wait(PATIENCE)
-    with bound.device.hold_stream(stream.beside()):
+    with bound.device.hold_stream(stream.beside):
         outputs(bound, state, sink, step, 5)
         return not raises(TicketTimeout, lambda: write(bound, flat(memory, 0, 8), 1).wait(1.0))
 

@@ -133,15 +133,15 @@ def test_g26_closing_waits_for_the_work_of_every_stream(kit: Kit, what: str) -> 
     one = another(kit)
     fixture, closing = hook_calls.working(one), threading.Thread(target=one.bound.close)
     held = fixture.stream = one.device.stream()
+    dropped, free = [one.device.stream()], [one.device.stream() for _ in range(3)]
     with Latch(one.device.hold_stream(held), kit.effort.hang):
         if what == CLOSED[-1]:
-            fixture.stream = one.device.stream()
+            fixture.stream = dropped.pop()
             fixture.stream.wait(one.device.event(held))
         ticket = hook_calls.CALLS.get(what, hook_calls.on_device)(fixture)
         fixture.stream = held
-        for _ in range(3):  # later work on other streams is done before
-            free = one.device.stream()
-            arrive(one.device.copy_out(fixture.state.memory, [ByteRange(0, 8)], free))
+        for stream in free:  # later work on other streams is done before
+            arrive(one.device.copy_out(fixture.state.memory, [ByteRange(0, 8)], stream))
         closing.start()
         closing.join(A_MOMENT)
         assert closing.is_alive(), f"close() has returned, but {what} is under way, not on the default stream"

@@ -100,17 +100,16 @@ def test_g01_hundreds_of_calls_on_several_streams_stay_apart(kit: Kit) -> None:
 def test_g01_an_event_outlives_its_stream(kit: Kit) -> None:
     """It belongs to work that is pending when the stream is dropped; other streams wait for it, one of them twice."""
     device, held, memory = kit.device, kit.device.stream(), kit.device.allocate(64)
-    waiting = [device.stream(), device.stream()]
+    waiting, dropped = [device.stream(), device.stream()], device.stream()
+    further = [device.stream() for _ in range(16)]
     backdoor.write(device, memory, 0, np.zeros(64, np.uint8), held)
     with kit.held(held, "an event of a stream that was dropped"):
-        dropped = device.stream()
         dropped.wait(device.event(held))
         write = backdoor.put(device, memory, [(0, bytes([7]) * 64)], dropped)
         event = device.event(dropped)
         del dropped
         device.allocate(1)  # a device looks for free memory when it allocates
-        # few, because CUDA itself waits for held streams when some seventy streams have worked and one more is made
-        others = [device.event(device.stream()) for _ in range(16)]
+        others = [device.event(stream) for stream in further]
         copies = []
         for stream in waiting:
             stream.wait(event)

@@ -291,14 +291,14 @@ def test_g28_a_step_holds_up_no_other_state_and_no_host(kit: Kit) -> None:
 def test_g28_writes_on_two_streams_come_after_one_reader(kit: Kit, order: tuple[int, int]) -> None:
     """Two streams wait for one event while its stream is held: each must."""
     device, names = kit.device, ("a value for one slot", "a value for every slot")
-    reader = device.stream()
+    reader, writers = device.stream(), [device.stream(), device.stream()]
     fixture, tasks = filled(kit, NAMED)
     written = {}
     with kit.held(reader, "writes on two streams"):
         busy = Busy(kit, reader, 4)
         fixture.state.add_reader(np.array(NAMED, np.int32), device.event(reader))
         for at in order:
-            fixture.stream = device.stream()
+            fixture.stream = writers[at]
             written[names[at]] = WRITES[names[at]](fixture, tasks)
         for told, ticket in written.items():
             still_waits(f"{told}, on one of two streams behind a reader,", ticket)
@@ -317,7 +317,7 @@ MANY = 150
 def test_g28_a_write_comes_after_the_oldest_of_many_readers(kit: Kit, what: str) -> None:
     """All are pending when the write is called; then all but the oldest pass, some of which read the same slots."""
     device, told = kit.device, f"{what} behind the oldest of {MANY + 1} readers"
-    held = [device.stream(), device.stream()]
+    held, writer = [device.stream(), device.stream()], device.stream()
     fixture, tasks = filled(kit, NAMED)
     latches = [kit.held(stream, told) for stream in held]
     with latches[0], latches[1]:
@@ -326,7 +326,7 @@ def test_g28_a_write_comes_after_the_oldest_of_many_readers(kit: Kit, what: str)
         for number in range(MANY):
             slots = np.array([number % 3], np.int32) if number % 4 else None
             fixture.state.add_reader(slots, device.event(held[1]))
-        fixture.stream = device.stream()
+        fixture.stream = writer
         written = WRITES[what](fixture, tasks)
         latches[1].release()
         busy[1].check()
@@ -348,17 +348,19 @@ def test_g28_a_companions_fields_are_written_after_its_own_readers(kit: Kit) -> 
         "a list": (companion.view("top_k")[::2], [1, 2, 3]), "a value on the device": (companion.view("min_p"), top),
         "one element": (companion.view("temperature")[1:2], 0.5),
     }  # fmt: skip
+    streams = {told: device.stream() for told in (*values, "a write to several", "a write to the target")}
     with kit.held(reader, "writes to a companion that is read"):
         busy = Busy(kit, reader, 5)
         companion.add_reader(np.array(NAMED, np.int32), device.event(reader))
         written = {}
         for told, (target, value) in values.items():
-            written[told] = bound.async_set_value(target=target, value=value, stream=device.stream())
+            written[told] = bound.async_set_value(target=target, value=value, stream=streams[told])
         writes = Writes()
         writes.fill(companion.view("step_idx"), [LEFT], 9)
         writes.fill(state.view("next_tokens"), [LEFT], 9)
-        written["a write to several"] = bound.write(writes=writes, stream=device.stream())
-        arrive(bound.async_set_value(target=state.view("seed"), value=3, stream=device.stream()))
+        written["a write to several"] = bound.write(writes=writes, stream=streams["a write to several"])
+        to_target = streams["a write to the target"]
+        arrive(bound.async_set_value(target=state.view("seed"), value=3, stream=to_target))
         for told, ticket in written.items():
             still_waits(f"{told} of a companion that is read", ticket)
     for told, ticket in written.items():

@@ -109,12 +109,12 @@ def test_g03_the_ring_goes_round_with_spans_of_every_size(small: Kit) -> None:
 def test_g03_a_full_ring_waits_for_its_oldest_entry_alone(small: Kit, same: bool) -> None:
     writes = RingWrites(small, 4 * RING)
     held, work = small.device.stream(), small.device.default_stream
+    newest = work if same else small.device.stream()
     writes.empty_ring(work)
     with small.held(held):
         behind = small.device.event(held)
         with small.held(work) as gate:
             writes.must_write(RING * 11 // 20, work)
-            newest = work if same else small.device.stream()
             newest.wait(behind)
             late = writes.must_write(RING * 6 // 20, newest)
             opener = threading.Thread(target=open_when_waited_for, args=(small, gate))

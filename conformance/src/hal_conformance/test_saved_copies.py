@@ -167,7 +167,7 @@ def test_g23_the_compute_stream_does_not_wait_for_the_copy(kit: Kit, mode: str, 
         step = fixture.step([3, 1, 5, 0, 2, 4], **MODES[mode])
         arrive(fixture.update_inputs(step))
         should, sink = fixture.rows_of(step), KeepingSink()
-        with kit.held(device.own(stream).beside(), f"an output ({told}) or work after it"):
+        with kit.held(device.own(stream).beside, f"an output ({told}) or work after it"):
             saved = fixture.save(step, sink)
             event = device.event(stream)
             assert event.wait(kit.effort.hang / 2), f"output {turn} ({told}): the compute stream waits for its copy"

@@ -49,8 +49,8 @@ def run_beside(
             continue
         ran += 1
         told = f"{told} on {stream_case}"
-        with beside(kit, stream_case, told) as stream:
-            found = Between(kit, call, stream)
+        with beside(kit, stream_case, told) as (stream, aside):
+            found = Between(kit, call, stream, aside)
             if stream_case in HELD and kit.can_hold:
                 assert_pending(kit, found, hook, told)
             else:
@@ -155,7 +155,7 @@ def test_g04_of_any_two_writes_on_one_stream_the_later_wins(kit: Kit, stream_cas
     pairs = [*enumerate(orders([*forms], kit.effort.profile))]
     for begin in range(0, len(pairs), PAIRS_HELD):
         seen.clear()
-        with beside(kit, stream_case, f"async_set_value on {stream_case}") as stream:
+        with beside(kit, stream_case, f"async_set_value on {stream_case}") as (stream, _):
             now = noise(begin, memory.nbytes)
             backdoor.put(kit.device, memory, [(0, now.tobytes())], stream)
             for seed, (one, other) in pairs[begin : begin + PAIRS_HELD]:
@@ -180,7 +180,7 @@ def test_g04_hooks_on_one_state_take_effect_in_the_order_of_their_calls(kit: Kit
         return
     fixture, sink = StateFixture(kit, SIZES), KeepingSink()
     rows = []
-    with beside(kit, stream_case, f"one of the hooks on {stream_case}") as stream:
+    with beside(kit, stream_case, f"one of the hooks on {stream_case}") as (stream, _):
         fixture.stream = stream
         tasks = new_tasks(fixture, range(6))
         fixture.insert(tasks)
@@ -250,9 +250,8 @@ def test_g01_streams_are_apart(kit: Kit) -> None:
 @guarantee(1, requires=("async_h2d", "async_d2h", "can_hold_stream"), also=(2, 26))
 def test_g01_the_work_of_a_stream_that_is_dropped_is_executed(kit: Kit) -> None:
     device, memory, should = kit.device, kit.device.allocate(4096), noise(3, 4096)
-    held = device.stream()
+    held, dropped = device.stream(), device.stream()
     with kit.held(held, "the work of a stream that was dropped"):
-        dropped = device.stream()
         dropped.wait(device.event(held))
         write = backdoor.put(device, memory, [(0, should.tobytes())], dropped)
         copy = copied(kit, memory, dropped)
@@ -322,11 +321,10 @@ def test_g01_a_stream_waiting_for_two_waits_for_both_and_no_later_work(kit: Kit)
     memory = device.allocate(4096)
     backdoor.write(device, memory, 0, noise(1, 4096), device.default_stream)
     for order in (0, 1):
-        held, last = [device.stream(), device.stream()], device.stream()
+        held, middle, last = [device.stream(), device.stream()], device.stream(), device.stream()
         latches = [kit.held(stream) for stream in held]
         with latches[0], latches[1]:
             busy = [Busy(kit, stream, at) for at, stream in enumerate(held)]
-            middle = device.stream()
             for stream in held:
                 middle.wait(device.event(stream))
             last.wait(device.event(middle))
@@ -352,7 +350,7 @@ def test_g01_a_tensor_is_written_on_the_stream_that_was_given(kit: Kit) -> None:
     for stream_case in FREE:
         tensor = support.tensor(kit.device, np.zeros_like(values))
         support.values_of(kit.device, tensor)  # created before any stream is held
-        with beside(kit, stream_case, f"async_set_value of a tensor on {stream_case}") as stream:
+        with beside(kit, stream_case, f"async_set_value of a tensor on {stream_case}") as (stream, _):
             for part in (slice(None), slice(3, 4)):
                 kit.bound.async_set_value(target=tensor[part], value=values[part], stream=stream).wait(PATIENCE)  # type: ignore[index]
         got = support.values_of(kit.device, tensor)

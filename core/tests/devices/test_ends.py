@@ -131,7 +131,7 @@ def test_finalizers_of_other_threads_call_no_primitive(device):
     assert device.primitives.threads == set()
     drain(device)
     device.allocate(8)
-    assert device.primitives.destroyed == 3, "two streams, and the one beside the first"
+    assert device.primitives.destroyed == 4, "two streams, each with the one beside it"
     assert device.primitives.threads == {threading.get_ident()}
 
 

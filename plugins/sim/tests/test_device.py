@@ -9,11 +9,11 @@ import ctypes
 import os
 import signal
 import threading
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 
 import numpy as np
 import pytest
-from hal_core import Request, StateConfig, Task, TaskKind, admit
+from hal_core import MemorySink, Request, StateConfig, Step, Task, TaskKind, admit
 from hal_core.devices import blocks
 from hal_core.errors import DeviceClosed, InvalidValue, OutOfMemory, TicketTimeout
 from hal_core.memory.dtypes import dtype_of
@@ -21,6 +21,7 @@ from hal_core.memory.plan import PlanBuilder, apply_to_host
 from hal_core.memory.views import ByteRange, View
 from hal_core.runtime.bound import bind
 from hal_sim import DeviceFault, Mode, SimPlugin, SimTensor, SubmissionRefused, options
+from hal_sim.device import SimDevice
 
 INT64 = dtype_of("int64")
 
@@ -52,6 +53,33 @@ def tasks(state, slots, tokens=4):
         Task(TaskKind.PREFILL, slot, admit(Request(f"r{slot}", list(range(tokens))), state.layout), 0, tokens, [slot])
         for slot in slots
     ]
+
+
+class MakesStreamsLate(SimDevice):
+    """Makes the stream beside another one when it is used first, in a hook."""
+
+    def copy_out(self, memory, parts, stream):
+        stream = self.own(stream)
+        stream.beside = self._made()
+        return super().copy_out(memory, parts, stream)
+
+
+@pytest.mark.parametrize("kind", [SimDevice, MakesStreamsLate])
+def test_no_hook_makes_a_stream(kind):
+    """While a stream is held, no stream can be made here, as with some drivers."""
+    with options(mode=Mode.WORKER, creation_waits=1), closing(kind(0, {})) as device:
+        bound, stream, held = bind(device), device.default_stream, device.stream()
+        state = bound.state(StateConfig(num_slots=4, max_model_len=16, block_size=4))
+        with device.hold_stream(held), options(wait_limit_ms=50):
+            late = kind is MakesStreamsLate
+            with pytest.raises(TicketTimeout, match="no stream is made") if late else nullcontext():
+                bound.insert_tasks(state=state, tasks=tasks(state, [1]), stream=stream)
+                bound.async_set_value(target=state.view("temperature")[1], value=0.5, stream=stream)
+                bound.copy_out(memory=state.memory, parts=[ByteRange(0, 8)], stream=stream).wait(10)
+                bound.update_inputs(state=state, step=Step(0, {state.name: np.array([1])}), stream=stream)
+                bound.save_output(
+                    state=state, step=Step(0, {state.name: np.array([1])}), sink=MemorySink(), stream=stream
+                ).wait(10)
 
 
 def content(memory):

@@ -28,7 +28,7 @@ def test_the_device_conforms(mode, some, built):
     ours = "not g27"  # it reads the sources of the core: once, for cpu, is enough
     command += ["--hal-device=sim", "--hal-profile=quick", "--hal-examples=2", "--hal-hang=60", "-k", ours, *some]
     number = {"eager": 0, "worker": 1, "lazy": 2}[mode]
-    environment = os.environ | {"HALSIM_MODE": str(number), "HALSIM_STAGED": "0"}
+    environment = os.environ | {"HALSIM_MODE": str(number), "HALSIM_STAGED": "0", "HALSIM_CREATION_WAITS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "conforms as far as checked" in done.stdout

@@ -44,7 +44,7 @@ class CopiesDoNotKeep(Reuses):
         """Copy, and forget the copy's own stream."""
         device: Any = self
         copied = super().copy_out(memory, parts, stream)  # type: ignore[misc]
-        device.last.pop(device.own(stream).beside().stream_key, None)
+        device.last.pop(device.own(stream).beside.stream_key, None)
         return copied  # type: ignore[no-any-return]
 
 

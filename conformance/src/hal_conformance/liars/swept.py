@@ -81,7 +81,7 @@ class CloseLeavesCopies(Lie):
         """Forget the copy's event."""
         device: Any = self
         ticket = super().copy_out(memory, parts, stream)  # type: ignore[misc]
-        device.last.pop(device.own(stream).beside().stream_key, None)
+        device.last.pop(device.own(stream).beside.stream_key, None)
         return ticket
 
 

@@ -142,7 +142,7 @@ class ZerosRunBeside(Lie):
         shape, _, nbytes = target.collapsed()
         if not isinstance(value, np.ndarray) and not value and not shape and nbytes >= 1 << 16:
             own = device.own(stream)
-            stream = own.beside()
+            stream = own.beside
             stream.wait(own.record())
         return super().submit_value(target, value, stream)  # type: ignore[misc]
 

@@ -217,7 +217,7 @@ class LogprobsStallStream(Lie):
         ticket = super().save_output(device=device, state=state, step=step, sink=sink, stream=stream)  # type: ignore[misc]
         if step.logprobs is not None:
             own = device.own(stream)
-            own.wait(own.beside().record())
+            own.wait(own.beside.record())
         return ticket
 
 

@@ -85,6 +85,7 @@ class AsyncDevice(StreamDevice):
     @primitive
     def register_state(self, state: SlotState) -> None:
         """Upload the map of the state's records for launches, and wait for it."""
+        super().register_state(state)
         if self.capabilities.fused_scatter:
             self.table(state.scatter_map, state.sizes.num_slots)
 

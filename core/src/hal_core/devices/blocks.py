@@ -105,6 +105,11 @@ class HostBlocks:
         self.kept -= size
         return free.pop()
 
+    def reserve(self, nbytes: int, count: int) -> None:
+        """Allocate so many blocks of at least ``nbytes`` before they are needed."""
+        for block in [self.take(nbytes) for _ in range(count)]:
+            self.give(block)
+
     def give(self, block: HostBlock) -> None:
         """Keep a block for later, or release it if enough are kept."""
         self._primitives.host_read(block.address, block.nbytes)  # holders of its arrays may have read them until now

@@ -27,6 +27,11 @@ class EventPool:
         self.free_timed: deque[RawEvent] = deque()
         self.made = 0
 
+    def reserve(self, count: int) -> None:
+        """Make so many events before they are needed."""
+        self.made += count
+        self.free.extend([self.primitives.event_create() for _ in range(count)])
+
     def record(self, stream: AsyncStream) -> RecordedEvent:
         """Return an event after all work that is now on ``stream``."""
         free = self.free
@@ -114,24 +119,16 @@ class AsyncStream:
     """A stream (:class:`hal_core.streams.Stream`): hal's own, released when unreferenced, or a framework's.
 
     ``stream_key``: a number of this object alone; the runtime may reuse the handle of a destroyed stream.
-    ``owned``: a device of hal made it, that of its ``pool``.
+    ``owned``: a device of hal made it, that of its ``pool``. ``beside``: the stream for copies out of this one's work;
+    None for such a stream itself. If several streams shared it, a held one would delay the copies of all. It is made
+    with its stream, in no hook: a driver may make a stream wait for work under way.
     """
 
-    __slots__ = ("_beside", "handle", "owned", "pool", "raw", "stream_key")
+    __slots__ = ("beside", "handle", "owned", "pool", "raw", "stream_key")
 
-    def __init__(self, pool: EventPool, raw: RawStream, *, owned: bool) -> None:
-        self.pool, self.raw, self.owned = pool, raw, owned
+    def __init__(self, pool: EventPool, raw: RawStream, *, owned: bool, beside: AsyncStream | None = None) -> None:
+        self.pool, self.raw, self.owned, self.beside = pool, raw, owned, beside
         self.handle, self.stream_key = pool.primitives.stream_handle(raw), next(_lanes)
-        self._beside: AsyncStream | None = None
-
-    def beside(self) -> AsyncStream:
-        """The stream for copies out of this one's work, created on first use.
-
-        If several streams shared it, a held one would delay the copies of all.
-        """
-        if self._beside is None:
-            self._beside = AsyncStream(self.pool, self.pool.primitives.stream_create(), owned=True)
-        return self._beside
 
     def record(self) -> Event:
         """Return an event after all work that is now on the stream."""

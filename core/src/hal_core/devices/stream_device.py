@@ -24,9 +24,14 @@ from .tickets import AsyncCopy, AsyncTicket, QuietCopy, QuietTicket, ReadsInFlig
 if TYPE_CHECKING:
     from ..memory.copies import CopyTicket
     from ..memory.views import ByteRange, Memory
+    from ..slots.state import SlotState
     from ..streams import Stream, TimedEvent
     from .staging import StagingRing
 
+SPARES = 4
+"""Streams made with the device, for copies beside streams of frameworks that a hook sees first."""
+EVENTS, OUTPUTS = 64, 4
+"""Events made with the device; blocks of host memory made with a state, for outputs under way at once."""
 P = ParamSpec("P")
 D = TypeVar("D", bound="StreamDevice")
 T = TypeVar("T")
@@ -55,6 +60,7 @@ class _Opening(ABCMeta):
     def __call__(cls, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 (a class's own)
         device = super().__call__(*arguments, **named)
         device.opened = True
+        device.make_ready()
         return device
 
 
@@ -88,7 +94,8 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
         self.copy_type: type[AsyncCopy] = QuietCopy if self.raises_faults else AsyncCopy
         self._wrapped: dict[int, AsyncStream] = {}
         self._main: AsyncStream | None = None
-        self.uploads = self.stream()  # for uploads that run beside all other work and are waited for
+        self.uploads = self._made()  # for uploads that run beside all other work and are waited for
+        self._spares = [self._made() for _ in range(SPARES)]
         _open.add(self)
         give_back_dropped()
 
@@ -97,11 +104,25 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
             _dropped.append(self)
             give_back_dropped()
 
+    def make_ready(self) -> None:
+        """Make what the first hooks need: a driver may let it wait for work that is under way then."""
+        if type(self).default_stream is StreamDevice.default_stream:
+            self._main = self.stream()
+        self.events.reserve(EVENTS)
+
+    def register_state(self, state: SlotState) -> None:
+        """Make host memory for the first outputs of the state."""
+        for topk in (False, True):
+            self.blocks.reserve(state.output_range(topk=topk).nbytes, OUTPUTS)
+
     # -- streams ------------------------------------------------------------------------------------------------------
 
+    def _made(self, beside: AsyncStream | None = None) -> AsyncStream:
+        return AsyncStream(self.events, self.events.primitives.stream_create(), owned=True, beside=beside)
+
     def stream(self) -> AsyncStream:
-        """Create a stream, released when unreferenced."""
-        return AsyncStream(self.events, self.events.primitives.stream_create(), owned=True)
+        """Create a stream, with the one beside it, released when unreferenced."""
+        return self._made(self._made())
 
     @property
     def default_stream(self) -> Stream:
@@ -136,7 +157,8 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
         once."""
         found = self._wrapped.get(handle)
         if found is None:
-            found = self._wrapped[handle] = AsyncStream(self.events, find(), owned=False)
+            beside = self._spares.pop() if self._spares else self._made()
+            found = self._wrapped[handle] = AsyncStream(self.events, find(), owned=False, beside=beside)
         return found
 
     # -- work ---------------------------------------------------------------------------------------------------------
@@ -186,7 +208,7 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
             places.append((at, part.nbytes))
             at += part.nbytes
         after = self.own(stream)
-        copies = after.beside()
+        copies = after.beside or after
         try:
             lease = Lease(self.blocks, self.blocks.take(at))
             try:
@@ -239,6 +261,7 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
             self._main = None
             del self.uploads
             self._wrapped.clear()
+            self._spares.clear()
             self.retired.close(self.staging.deadline)
             self.events.close()
 

@@ -158,7 +158,7 @@ class NativeCommunicator(NcclCommunicator):
         if device.reads.under_way:
             device.reads.order(memory, own)
         begin, end, fixed = self._places(memory, part, announced[1])
-        copies = own._beside or own.beside()
+        copies = own.beside or own
         lease = Lease(device.blocks, device.blocks.take(end - begin))
         number = self._begin()
         event, copied = events.take(own), events.take(copies)

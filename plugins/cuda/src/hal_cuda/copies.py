@@ -44,7 +44,7 @@ class Copies:
         events, blocks, nbytes = device.events, device.blocks, part.nbytes
         after = stream if type(stream) is AsyncStream and stream.pool is events else device.own(stream)
         begin = device.address_of(memory) + part.offset
-        copies = after if nbytes <= BY_KERNEL else after.beside()
+        copies = after if nbytes <= BY_KERNEL else after.beside or after
         lease = Lease(blocks, blocks.take(nbytes))
         free, key = events.free, copies.stream_key
         event = lease.event = RecordedEvent(events, free.popleft(), key) if free else events.take(copies)

@@ -23,6 +23,7 @@ enum Mode : long {
   X(polls, 8)                   /* lazy: queries answered "no" before there is progress */                     \
   X(memory_mb, 1024)            /* memory of each device */                                                    \
   X(oom_null, 1)                /* Paddle: report out of memory as a null pointer, so that it frees its cache and retries */ \
+  X(creation_waits, 0)          /* 1: a stream is made once no other of its device is held, as some drivers' */ \
   X(sync_drains, 0)             /* 1: a synchronous copy waits for the whole device first */                   \
   X(check, 1)                   /* the happens-before checker */                                               \
   X(host_threads, 0)            /* 0: the host is one line of time; 1: each thread is its own */               \

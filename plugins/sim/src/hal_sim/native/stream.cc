@@ -148,12 +148,38 @@ int64_t device_time() {
 long pending_tasks() { return pending; }
 bool in_forked_child() { return forked; }
 
+// Whether a stream of the device is held.
+static bool any_held(int device) {
+  std::lock_guard<std::mutex> guard(lock);
+  for (Stream* s : live) {
+    std::lock_guard<std::mutex> own(s->mutex);
+    if (s->device == device && s->held) return true;
+  }
+  return false;
+}
+
+// Option creation_waits: real drivers make every few dozenth stream wait for work under way.
+static Status await_none_held(int device) {
+  auto deadline = deadline_after(options.wait_limit_ms);
+  while (any_held(device)) {
+    if (std::chrono::steady_clock::now() >= deadline) {
+      return fail(Status::timeout, "no stream is made while another one is held (option creation_waits)");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return Status::ok;
+}
+
 Status create_stream(int device, Stream** out) {
   if (device < 0 || device >= options.devices) {
     return fail(Status::invalid, "device %d does not exist, there are %ld", device, options.devices.load());
   }
   if (forked) return fail(Status::forked, "this process was forked: open the device in the child's own process");
   install_fork_handler();
+  if (options.creation_waits) {
+    Status status = await_none_held(device);
+    if (status != Status::ok) return status;
+  }
   auto* s = new Stream;
   s->device = device;
   s->line = new_line();
