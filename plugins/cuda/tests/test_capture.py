@@ -218,7 +218,7 @@ def test_memory_grows_and_goes_beside_a_capture(opened, mode, monkeypatch):
         bound.device.allocate(64)  # unreferenced memory is released
         bound.device.stream()
         second = opened()
-        second.device._runtime.wait_for_default_stream()
+        second.device._runtime.wait_for_default_stream(10.0)
         second.close()
     expected = {"cuMemAlloc", "cuMemFree", "cuStreamSynchronize", "cuStreamQuery"}
     assert set(names) >= expected if mode == "global" else not names

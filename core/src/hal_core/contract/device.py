@@ -127,6 +127,10 @@ class Device(Hooks, Protocol):
     index: int
     capabilities: Capabilities
 
+    @property
+    def deadline(self) -> float | None:
+        """Seconds that a call waits for the device at most, before it raises; None for one that no call waits for."""
+
     def allocate(self, nbytes: int) -> Memory:
         """Allocate device memory, at least 64-byte aligned; its contents are undefined."""
 

@@ -95,7 +95,8 @@ class AsyncDevice(StreamDevice):
         if found is None:
             data = np.ascontiguousarray(scatter_map).view(np.uint8).reshape(-1)
             memory = self.allocate(data.nbytes)
-            self.upload(memory.address, data, self.uploads).wait(self.staging.deadline)
+            if not self.upload(memory.address, data, self.uploads).wait(self.staging.deadline):
+                raise self.full(f"the map of a state was not uploaded in {self.staging.deadline} s")
             found = self._tables[id(scatter_map)] = memory, slots
             weakref.finalize(scatter_map, self._tables.pop, id(scatter_map), None)
         return found[0]

@@ -53,6 +53,8 @@ class DeviceBase(ABC):
     stream_pool: object = None
     """What each stream that this device makes has as ``pool``, and no stream of another opened device; by it a call
     refuses theirs. None: the device's own class of streams has no pool, and the device refuses them itself."""
+    deadline: float | None = None
+    """Seconds that a call waits for the device at most, before it raises; None for a device that no call waits for."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -268,7 +270,7 @@ class DeviceBase(ABC):
         """
         low, high = value.bounds()
         copied = self.copy_out(value.memory, [ByteRange(low, high - low)], stream)
-        copied.wait()
+        copied.wait(self.deadline)
         self.count("host_waits")
         strided = np.ndarray(value.shape, value.dtype.storage, copied.data[0], value.offset - low, value.strides)
         return self.submit_value(target, np.ascontiguousarray(strided).reshape(target.shape), stream)

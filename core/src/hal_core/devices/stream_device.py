@@ -104,6 +104,11 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
             _dropped.append(self)
             give_back_dropped()
 
+    @property
+    def deadline(self) -> float | None:  # type: ignore[override]  # that of its ring
+        """Seconds that a call waits for the device at most; option ``deadline`` of the device."""
+        return self.staging.deadline
+
     def make_ready(self) -> None:
         """Make what the first hooks need: a driver may let it wait for work that is under way then."""
         if type(self).default_stream is StreamDevice.default_stream:

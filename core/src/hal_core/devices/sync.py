@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..errors import TicketTimeout
+from ..timeouts import TIMEOUTS
 from .base import DeviceBase
 
 if TYPE_CHECKING:
@@ -41,8 +43,16 @@ class SyncStream:
         return PASSED
 
     def wait(self, event: Event) -> None:
-        """Wait on the host for an event of another device, as this stream has no other way."""
-        event.wait()
+        """Wait on the host for an event of another device, as this stream has no other way.
+
+        :raises TicketTimeout: if it has not passed when a call may not wait any longer.
+        """
+        if not event.wait(TIMEOUTS.ring):
+            what, cure = (
+                f"an event of another device has not passed after {TIMEOUTS.ring:g} s",
+                "find out what holds it",
+            )
+            raise TicketTimeout(what, cure=cure)
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Return at once."""

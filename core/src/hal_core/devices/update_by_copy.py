@@ -23,7 +23,7 @@ def update_by_copy(device: MemoryDevice, state: SlotState, step: Step, stream: S
     """Copy out the inputs of ``update_inputs``, compute on the host, and write the changes back as one plan."""
     part = state.layout.groups["step_input"]
     copied = device.copy_out(state.memory, [part], stream)
-    copied.wait()
+    copied.wait(device.deadline)
     before = state.columns(copied.data[0], part)
     fields = {name: before[name].copy() for name in reference.WRITES}
     fields |= {name: before[name] for name in reference.READS}
@@ -57,7 +57,7 @@ def _token_tails(
     spans = [(slot, max(0, end - sizes.max_stop_length), end) for slot, end in zip(slots.tolist(), ends, strict=True)]
     parts = [ByteRange(place.offset + slot * place.stride + low * 8, (end - low) * 8) for slot, low, end in spans]
     copied = device.copy_out(state.memory, parts, stream)
-    copied.wait()
+    copied.wait(device.deadline)
     for (slot, low, end), data in zip(spans, copied.data, strict=True):
         tokens[slot, low:end] = data.view(np.int64)
     return tokens

@@ -21,6 +21,10 @@ class Copies(Protocol):
     """The device methods used here; a bound device has them."""
 
     @property
+    def deadline(self) -> float | None:
+        """Seconds that a call waits for the device at most."""
+
+    @property
     def default_stream(self) -> Any:  # noqa: ANN401 (a stream of the device's)
         """The stream on which steps run."""
 
@@ -78,10 +82,10 @@ class DeviceBlocks:
         return self._facts
 
     def read(self, blocks: Sequence[int]) -> Bytes:
-        """See :class:`hal_core.handover.BlockCache`. Waits for the work on the stream."""
+        """See :class:`hal_core.handover.BlockCache`. Waits for the work on the stream, up to the device's deadline."""
         parts = [ByteRange(block * self.block_bytes, self.block_bytes) for block in blocks]
         copied = self._device.copy_out(memory=self._memory, parts=parts, stream=self._stream)
-        copied.wait()
+        copied.wait(self._device.deadline)
         return np.array([np.asarray(data, np.uint8).reshape(-1) for data in copied.data])
 
     def write(self, blocks: Sequence[int], data: Bytes) -> Ticket:

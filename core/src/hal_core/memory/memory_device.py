@@ -18,6 +18,10 @@ class MemoryDevice(Protocol):
     name: str
     index: int
 
+    @property
+    def deadline(self) -> float | None:
+        """Seconds that a call waits for the device at most; None for one that no call waits for."""
+
     def allocate(self, nbytes: int) -> Memory:
         """Allocate device memory, at least 64-byte aligned; its contents are undefined."""
 

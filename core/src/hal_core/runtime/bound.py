@@ -97,6 +97,11 @@ class BoundDevice:
         """The stream on which the framework computes."""
         return self.device.default_stream
 
+    @property
+    def deadline(self) -> float | None:
+        """Seconds that a call waits for the device at most, before it raises; None for one that no call waits for."""
+        return self.device.deadline
+
     def counters(self) -> Counters:
         """Counts since the device was opened."""
         return self.device.counters()
@@ -114,6 +119,7 @@ class BoundDevice:
         :param beside: companions, by name or as :class:`hal_core.Companion`: states in the same memory that hold the
             same requests (``state.companions``). One ``insert_tasks`` into the state serves them too.
         :param fields: fields of this state besides the slot table's: :class:`hal_core.StateField`.
+        :raises TicketTimeout: when the default stream is busy until the device's deadline; there is no state then.
         """
         return self._call("state", NO_STREAM, self.policy.state, (self.device, sizes, name, beside, fields))
 

@@ -110,7 +110,7 @@ class SlotState:
         self.scatter_map = self._spread_map()
         self.rows = rows_of(self.layout)
         device.register_state(self)
-        device.submit(self.reset_plan(), device.default_stream).wait()
+        device.submit(self.reset_plan(), device.default_stream).wait(device.deadline)
         told = self.output_range(topk=False)
         self.mirror = self.columns(np.zeros(told.nbytes, np.uint8), told)
 

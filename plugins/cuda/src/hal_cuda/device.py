@@ -136,7 +136,8 @@ class CudaDevice(OnGpu):
             base = paddle.to_tensor(zeros, place=paddle.CUDAPlace(self.index))
         # A copy of pageable memory returns when the host's bytes are read, and may arrive on the GPU later than what
         # our streams write there next: ranks that share a GPU had empty slots.
-        self._runtime.wait_for_default_stream()
+        if not self._runtime.wait_for_default_stream(self.staging.deadline):
+            raise self.full(f"CUDA's default stream was busy for {self.staging.deadline} s")
         return DeviceMemory(self, int(base.data_ptr()), nbytes, base)
 
     def resolve(self, target: object) -> View:

@@ -162,13 +162,14 @@ class CudaPrimitives(Primitives):
     def free(self, address: int) -> None:
         self._memory.free(address, self.driver)
 
-    def wait_for_default_stream(self) -> None:
-        """Wait for CUDA's default stream, but not for non-blocking streams."""
+    def wait_for_default_stream(self, timeout: float) -> bool:
+        """Wait for CUDA's default stream, but not for non-blocking streams; False after ``timeout`` seconds."""
         event = self.event_create()
         with self.driver.beside_captures():
             self._record(event, LEGACY)
-        self.event_synchronize(event, None)
+        passed = self.event_synchronize(event, timeout)
         self.event_destroy(event)
+        return passed
 
     def allocate_host(self, nbytes: int) -> int:
         return self._memory.allocate_host(nbytes, self.driver)
