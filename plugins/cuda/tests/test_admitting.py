@@ -10,7 +10,8 @@ import pytest
 from hal_core import InvalidValue, Request, SamplingParams, StateConfig
 from hal_core.slots import native_columns
 from hal_core.slots.admission import admit
-from hal_core.slots.layout import lay_out
+from hal_core.slots.batch_admission import admit_all, largest
+from hal_core.slots.layout import REQUEST_ROW, lay_out
 from hal_cuda.staged_requests import Chunk, StagedRequests
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +23,9 @@ if isinstance(built(), str):
 NATIVE = built()[0]
 LAYOUT = lay_out(StateConfig(num_slots=1, max_model_len=4096))
 PARAMS = SamplingParams(max_tokens=4000, bad_words=(3,), stop_sequences=((4, 5), (6,)))
+
+
+WIDTHS = st.sampled_from([np.int32, np.int64])
 
 
 class Overlong(list):
@@ -106,7 +110,7 @@ def test_bytes_are_staged_whole_each_piece_on_16_bytes(requests):
 
 
 def test_a_chunk_that_is_full_is_left_for_another():
-    staged = StagedRequests(Block, nullcontext, limit=3 << 22, stage=NATIVE.stage)
+    staged = StagedRequests(Block, nullcontext, limit=3 << 22, stage=NATIVE.stage, stage_all=NATIVE.stage_all)
     state = SimpleNamespace()
     for number in range(3):
         request = admit(Request(f"r{number}", np.full(4000, number + 1, np.int32)), LAYOUT)
@@ -124,3 +128,76 @@ def test_wrong_calls_are_refused():
     with pytest.raises((TypeError, BufferError)):
         chunk.put(b"", ("no bytes",))
     assert chunk.used == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.sampled_from([PARAMS, SamplingParams()])), min_size=7, max_size=20),
+    WIDTHS,
+)
+def test_requests_staged_together_lie_as_those_staged_one_by_one(drawn, kind):
+    requests = [Request(f"r{at}", np.arange(count, dtype=kind), params) for at, (count, params) in enumerate(drawn)]
+    alone, together = staged_one_by_one(requests), staged_together(requests)
+    found = []
+    for staged, admitted in (alone, together):
+        (chunk,) = staged.chunks
+        lines = [staged.table[one.admission_id % len(staged.table)].tolist() for one in admitted]
+        assert [line[0] for line in lines] == [one.admission_id for one in admitted]
+        data = chunk.block.buffer.tobytes()
+        for one, line in zip(admitted, lines, strict=True):
+            begin = data.index(one.admission_id.to_bytes(8, "little"), line[1] - chunk.block.mirror)
+            data = data[:begin] + bytes(8) + data[begin + 8 :]
+        found.append((chunk.used, [line[1:] for line in lines], data))
+    assert found[0] == found[1]
+    staged, admitted = together
+    del alone, together, one
+    assert len(staged._alive) == len(admitted)
+    admitted.clear()
+    staged._forget_dropped()
+    assert not staged._alive, "a request that was dropped waits for its insertion"
+
+
+def staged_one_by_one(requests):
+    staged = StagedRequests(Block, nullcontext, limit=3 << 22, stage=NATIVE.stage, stage_all=NATIVE.stage_all)
+    admitted = [admit(one, LAYOUT) for one in requests]
+    for one in admitted:
+        staged.put(one, one.packed[REQUEST_ROW.itemsize :])
+    return staged, admitted
+
+
+def staged_together(requests):
+    staged, done = StagedRequests(Block, nullcontext, limit=3 << 22, stage=NATIVE.stage, stage_all=NATIVE.stage_all), []
+    admitted = admit_all(requests, LAYOUT, None, lambda columns: done.append(staged.put_all(columns)))
+    assert done == [True]
+    return staged, admitted
+
+
+def test_requests_that_cannot_be_staged_together_leave_no_trace():
+    staged = StagedRequests(Block, nullcontext, limit=1 << 10, stage=NATIVE.stage, stage_all=NATIVE.stage_all)
+    before, done = staged.table.copy(), []
+    admitted = admit_all(
+        [Request(f"r{at}", [1] * 100) for at in range(9)],
+        LAYOUT,
+        None,
+        lambda columns: done.append((staged.put_all(columns), columns)),
+    )
+    assert not done[0][0]
+    assert not staged._alive
+    np.testing.assert_array_equal(staged.table, before)
+    columns = done[0][1]
+    table, chunk = staged.table.data.cast("B"), np.array([0, 0, 1 << 20, 0, 0], np.int64)
+    wrong = (*columns.lists, b"", columns.ids[:-4])
+    with pytest.raises(ValueError, match="as long as"):
+        NATIVE.stage_all(chunk.ctypes.data, 0, table, columns.rows, columns.records, wrong, columns.width)
+    with pytest.raises(TypeError):
+        NATIVE.stage_all(chunk.ctypes.data)
+    assert len(admitted) == 9
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_the_largest_id_of_many(kind):
+    ids = np.arange(1000, dtype=kind)
+    assert NATIVE.largest(ids) == largest(ids) == 999
+    ids[700] = -1
+    assert NATIVE.largest(ids) >= 2**31 <= largest(ids)
+    with pytest.raises(TypeError):
+        NATIVE.largest(np.zeros(3, np.int16))

@@ -63,7 +63,7 @@ def staging(monkeypatch):
 
 
 def staging_of(allocate, limit):
-    return StagedRequests(allocate, nullcontext, limit=limit, stage=NATIVE.stage)
+    return StagedRequests(allocate, nullcontext, limit=limit, stage=NATIVE.stage, stage_all=NATIVE.stage_all)
 
 
 def has(staging, request):

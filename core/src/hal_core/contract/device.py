@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..output.sinks import Sink
     from ..ranks.communicator import Communicator
     from ..slots.admission import AdmittedRequest
+    from ..slots.batch_admission import AdmittedColumns
     from ..slots.state import SlotState
     from ..slots.step import Step
     from ..slots.tasks import TaskBatch
@@ -144,6 +145,9 @@ class Device(Hooks, Protocol):
         Called from any thread. ``request.admission_id`` identifies the bytes at the insertion. The request must not be
         changed.
         """
+
+    def on_admit_all(self, state: SlotState, columns: AdmittedColumns) -> None:
+        """The same of requests that were admitted together, from columns that are valid until it returns."""
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
         """Write a plan in stream order. The plan's arrays may be changed by the caller once this returns (G2)."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ..output.sinks import Sink
     from ..ranks.communicator import Communicator
     from ..slots.admission import AdmittedRequest
+    from ..slots.batch_admission import AdmittedColumns
     from ..slots.state import SlotState
     from ..slots.step import Step
     from ..slots.tasks import TaskBatch
@@ -74,6 +75,12 @@ class DeviceBase(ABC):
 
     def on_admit(self, state: SlotState, request: AdmittedRequest) -> None:  # noqa: B027 (optional)
         """Take an admitted request's bytes ahead of its insertion; ignored by default."""
+
+    def on_admit_all(self, state: SlotState, columns: AdmittedColumns) -> None:
+        """The same of requests that were admitted together; by default one by one."""
+        if type(self).on_admit is not DeviceBase.on_admit:
+            for request in columns.requests:
+                self.on_admit(state, request)
 
     @abstractmethod
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:

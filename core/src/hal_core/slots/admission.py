@@ -6,12 +6,14 @@ import itertools
 import zlib
 from array import array as ints
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from struct import Struct
 from typing import Any, NamedTuple, NoReturn
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ..errors import InvalidValue
 from . import native_columns
@@ -23,7 +25,7 @@ from .sampling_params import SamplingParams as SamplingParams
 from .sampling_params import check_number
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
-_admission_ids = itertools.count(1)
+admission_ids = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +60,24 @@ class Request:
             raise InvalidValue(f"priority = {self.priority!r}", cure=cure, argument="priority")
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class AdmittedRequest:
+class AdmittedRequest(msgspec.Struct, frozen=True, eq=False, weakref=True):
     """A request that fits a state's sizes, packed for its slot. Made by :func:`admit`; immutable.
 
     - ``admission_id``: identifies this stay of the request in a slot; a resumed request has a new one.
-    - ``tokens``: int64 ``[prompt + output]``, read-only; ``prompt_len`` and ``generated`` are its two parts.
+    - ``ids``: all token ids, the prompt's ``prompt_len`` and the ``generated`` ones, as bytes of int64, or of int32.
     - ``total``: tokens known so far, prompt and generated.
     - ``config_key``: the sizes it was checked against (``StateLayout.config_key``).
     - ``packed``: its :data:`hal_core.slots.layout.REQUEST_ROW` and record (``StateLayout.admission_dtype``), as bytes;
       values that depend on the moment of insertion (lengths, blocks, drafts) are set then. ``request_row`` is the part
       before the record.
     - ``row_lengths``: the lengths of its rows, in the order of ``ROW_FIELDS``, the block table's 0.
-    - ``rows``: the bytes of each of ``ROW_FIELDS``, for the tokens the memory of ``tokens`` itself; the block table is
-      empty, as its blocks come with the task.
+    - ``lists``: the bytes of the first three of them: bad words, lengths of stop sequences, stop sequences.
     - ``beside``: the same request packed for each companion of the state with fields of its own.
     """
 
     request_id: str
     admission_id: int
-    tokens: Int64s
+    ids: bytes
     prompt_len: int
     generated: int
     params: SamplingParams
@@ -87,8 +87,22 @@ class AdmittedRequest:
     packed: bytes
     request_row: bytes
     row_lengths: tuple[int, int, int, int, int]
-    rows: tuple[bytes | memoryview, ...]
+    lists: tuple[bytes, bytes, bytes]
     beside: tuple[AdmittedRequest, ...] = ()
+
+    @property
+    def tokens(self) -> Int64s:
+        """All token ids, int64 ``[total]``, read-only."""
+        return np.frombuffer(widened(self.ids, self.total), np.int64)
+
+    @property
+    def rows(self) -> tuple[bytes | memoryview, ...]:
+        """The bytes of each of ``ROW_FIELDS``; the block table is empty, as its blocks come with the task."""
+        return *self.lists, b"", widened(self.ids, self.total)
+
+    def __copy__(self) -> NoReturn:
+        """Refuse to be copied, as :meth:`__reduce__`."""
+        self.__reduce__()
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be copied or pickled: the admission id, and devices' data under it, are valid only in this
@@ -115,8 +129,8 @@ def admit(
     if request.extra:
         _check_extra(request, (layout, *beside))
     sizes, params = layout.sizes, request.params
-    tokens, prompt_len, largest = _tokens(request)
-    total = len(tokens)
+    ids, prompt_len, largest = _tokens(request)
+    total = len(ids) >> 3
     _check_lengths(request, prompt_len, total - prompt_len, layout)
     limit = min(sizes.token_limit, vocab_size or sizes.token_limit)
     if largest >= limit:
@@ -125,35 +139,45 @@ def admit(
             cure="tokenize with the model's own tokenizer",
             argument=f"request {request.request_id!r}",
         )
-    admission_id, stops = next(_admission_ids), len(params.stop_sequences)
+    admission_id, stops = next(admission_ids), len(params.stop_sequences)
     row_lengths = (len(params.bad_words), stops, stops * sizes.max_stop_length, 0, total)
     known = row_lengths, admission_id, prompt_len, total - prompt_len
-    packed = _packed(request, layout, *known)
-    rows = *_rows_of(params.bad_words, params.stop_sequences, sizes.max_stop_length), b"", tokens.data.cast("B")
+    whole = packed(request, layout, *known)
     admitted = AdmittedRequest(
         request_id=request.request_id,
         admission_id=admission_id,
-        tokens=tokens,
+        ids=ids,
         prompt_len=prompt_len,
         generated=total - prompt_len,
         params=params,
         role=request.role,
         total=total,
         config_key=layout.config_key,
-        packed=packed,
-        request_row=packed[:_ROW_BYTES],
+        packed=whole,
+        request_row=whole[:_ROW_BYTES],
         row_lengths=row_lengths,
-        rows=rows,
+        lists=rows_of(params.bad_words, params.stop_sequences, sizes.max_stop_length),
     )
     if not beside:
         return admitted
-    others = [(_packed(request, one, *known), one.config_key) for one in beside]
+    others = [(packed(request, one, *known), one.config_key) for one in beside]
     own = [replace(admitted, packed=data, request_row=data[:_ROW_BYTES], config_key=key) for data, key in others]
     return replace(admitted, beside=tuple(own))
 
 
+def widened(ids: bytes, count: int) -> bytes | memoryview:
+    """Return ``count`` ids as int64 bytes. A structure is one element for NumPy, whatever it holds, and for so few
+    elements NumPy keeps the interpreter's lock."""
+    if len(ids) == 8 * count:
+        return ids
+    wide = np.empty(count, np.int64)
+    wide.view([("ids", "<i8", (count,))])[:] = np.frombuffer(ids, [("ids", "<i4", (count,))])
+    wide.flags.writeable = False
+    return wide.data.cast("B")
+
+
 @lru_cache(maxsize=256)
-def _rows_of(
+def rows_of(
     bad_words: tuple[int, ...], stop_sequences: tuple[tuple[int, ...], ...], longest: int
 ) -> tuple[bytes, bytes, bytes]:
     """Return the rows of bad words, of the lengths of stop sequences, and of stop sequences padded to ``longest``. Many
@@ -189,22 +213,21 @@ def _check_extra(request: Request, layouts: Sequence[StateLayout]) -> None:
         )
 
 
-_AT_ONCE = 500
+AT_ONCE = 500
 """Elements. NumPy releases the GIL for longer arrays, and a busy thread then keeps it for 5 ms."""
 
 
-def _tokens(request: Request) -> tuple[Int64s, int, int]:
-    """Return all token ids in a new read-only array, the number of those of the prompt, and the largest id. Native code
-    reads plain lists and arrays."""
+def _tokens(request: Request) -> tuple[bytes, int, int]:
+    """Return all token ids as int64 bytes, the number of those of the prompt, and the largest id. Native code reads
+    plain lists and arrays."""
     native = native_columns.of_ids
     if native is not None and (found := native(request.prompt, request.output)) is not None:
-        return np.frombuffer(found[0], np.int64), found[1], found[2]
+        return found
     prompt, output = _ids_of(request, request.prompt, "prompt"), _ids_of(request, request.output, "output")
     tokens, largest = _copied(prompt, output)
     if largest >= 2**31:
         raise _no_ids(request, "output" if _copied(prompt, ())[1] < 2**31 else "prompt")
-    tokens.flags.writeable = False
-    return tokens, len(prompt), largest
+    return tokens.tobytes(), len(prompt), largest
 
 
 def _ids_of(request: Request, values: object, name: str) -> Any:  # noqa: ANN401 (an array of some kind)
@@ -228,8 +251,8 @@ def _copied(*parts: Any) -> tuple[Int64s, int]:  # noqa: ANN401 (arrays of whole
     tokens, at, largest = np.empty(sum(map(len, parts)), np.int64), 0, 0
     unsigned = tokens.view(np.uint64)
     for part in parts:
-        for begin in range(0, len(part), _AT_ONCE):
-            piece = part[begin : begin + _AT_ONCE]
+        for begin in range(0, len(part), AT_ONCE):
+            piece = part[begin : begin + AT_ONCE]
             end = at + len(piece)
             tokens[at:end] = piece
             largest = max(largest, int(np.maximum.reduce(unsigned[at:end])))
@@ -257,6 +280,12 @@ def _check_lengths(request: Request, prompt_len: int, generated: int, layout: St
         )
     if generated >= params.max_tokens:
         raise InvalidValue(f"{generated} tokens are already generated", cure="raise max_tokens", argument=who)
+    check_lists(request, layout)
+
+
+def check_lists(request: Request, layout: StateLayout) -> None:
+    """Refuse parameters whose lists are longer than a state's bounds."""
+    sizes, params, who = layout.sizes, request.params, f"request {request.request_id!r}"
     longest = max(map(len, params.stop_sequences), default=0)
     for name, count, bound in (
         ("stop_sequences", len(params.stop_sequences), sizes.max_stop_sequences),
@@ -284,14 +313,14 @@ _CODES = {"b1": "?", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2"
     "f8": "d",
 }
 _ROW_BYTES = REQUEST_ROW.itemsize
-_ROW_NUMBERS = _ROW_BYTES // 8
+ROW_NUMBERS = _ROW_BYTES // 8
 _packings: dict[int, _Packing] = {}
 
 
 def _packing_of(layout: StateLayout) -> _Packing:
     found = _packings.get(layout.config_key)
     if found is None:
-        codes, empty, at = "<" + "q" * _ROW_NUMBERS, [0] * _ROW_NUMBERS, {}
+        codes, empty, at = "<" + "q" * ROW_NUMBERS, [0] * ROW_NUMBERS, {}
         empty[CONFIG_KEY] = layout.config_key
         for name in layout.record_dtype.names or ():
             place = layout.fields[name]
@@ -311,15 +340,17 @@ def empty_record(layout: StateLayout) -> np.ndarray[Any, np.dtype[np.void]]:
     return np.frombuffer(packing.pack(*packing.empty), layout.admission_dtype)["record"].copy()
 
 
+GOLDEN = 0x9E37_79B9_7F4A_7C15
+"""The 64-bit golden ratio of Knuth's multiplicative hashing."""
+
+
 def draw_seed(seed: int, request_id: str) -> int:
-    """Return the seed of a request's draws, mixed from its seed and its name; draws also depend on the position.
-
-    The multiplier is the 64-bit golden ratio of Knuth's multiplicative hashing; the result is 0 to 2**63 - 1.
-    """
-    return (seed ^ (zlib.crc32(request_id.encode()) * 0x9E37_79B9_7F4A_7C15)) & (2**63 - 1)
+    """Return the seed of a request's draws, mixed from its seed and its name, 0 to 2**63 - 1; draws also depend on the
+    position."""
+    return (seed ^ (zlib.crc32(request_id.encode()) * GOLDEN)) & (2**63 - 1)
 
 
-def _packed(
+def packed(
     request: Request,
     layout: StateLayout,
     row_lengths: tuple[int, ...],

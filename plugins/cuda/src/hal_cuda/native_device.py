@@ -22,6 +22,7 @@ from .writing import Writer
 if TYPE_CHECKING:
     from hal_core import AdmittedRequest, ByteRange, Device, SlotState, Stream, TaskBatch, hookimpl
     from hal_core.devices import CopyTicket, Memory, Value
+    from hal_core.slots.batch_admission import AdmittedColumns
 
     from .context import Options
 else:
@@ -46,7 +47,8 @@ class NativeDevice(CudaDevice, OnNative):
         self.writer = Writer(self)
         make = partial(MirroredBlock, self._runtime)
         limit, stage = chosen.admission_limit, native.module.stage
-        self.staged_requests = StagedRequests(make, self.context.entered, limit=limit, stage=stage)
+        stage_all = native.module.stage_all
+        self.staged_requests = StagedRequests(make, self.context.entered, limit=limit, stage=stage, stage_all=stage_all)
         self.insertion = Insertion(self)
         self.copies: Copies | None = Copies(self)
 
@@ -59,6 +61,11 @@ class NativeDevice(CudaDevice, OnNative):
     def on_admit(self, state: SlotState, request: AdmittedRequest) -> None:
         """Stage the request's bytes in pinned memory for its insertion; from any thread."""
         self.staged_requests.put(request, request.packed[REQUEST_ROW.itemsize :])
+
+    def on_admit_all(self, state: SlotState, columns: AdmittedColumns) -> None:
+        """Stage them by one call; one by one where that cannot be."""
+        if not self.staged_requests.put_all(columns):
+            super().on_admit_all(state, columns)
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Copy one part, such as an output, by one native call; copy several parts as the base does."""

@@ -34,6 +34,7 @@ from .structs import CHUNK_NUMBERS, PLACE
 if TYPE_CHECKING:
     from hal_core import AdmittedRequest
     from hal_core.devices import MirroredBlock, RecordedEvent
+    from hal_core.slots.batch_admission import AdmittedColumns
 
 log = logging.getLogger("hal")
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
@@ -44,6 +45,10 @@ PLACES = 1 << 14
 """Most staged requests that wait for their insertion; a power of two."""
 SPARE = 1
 """Idle chunks kept besides the one being filled; chunks beyond that, left by a burst, are released."""
+
+
+def _say_gone(gone: Callable[[int], object], admission_id: int, _: object) -> None:
+    gone(admission_id)
 
 
 def _up16(nbytes: int) -> int:
@@ -105,7 +110,8 @@ class StagedRequests:
     - ``table`` int64 ``[PLACES, PLACE]``, by a request's admission id modulo ``PLACES``: that id, its address on the
       device, the number of its chunk, and 1 while it waits for its insertion. One table, so that an insertion needs one
       look-up. Admission ids are unique in the process, so devices cannot confuse their requests.
-    - ``stage``: native code for :meth:`Chunk.put`; takes the address of a chunk's numbers.
+    - ``stage``, ``stage_all``: native code for :meth:`Chunk.put` and for :meth:`put_all`; both take the address of a
+      chunk's numbers.
     - ``listed``: for native code, addresses of chunks' numbers: of the chunk being filled, or 0, then of all chunks.
     """
 
@@ -116,9 +122,10 @@ class StagedRequests:
         *,
         limit: int,
         stage: Callable[[int, bytes, Rows], int],
+        stage_all: Callable[..., int],
     ) -> None:
         self._allocate, self._entered, self.limit = allocate, entered, limit
-        self._stage = stage
+        self._stage, self._stage_all = stage, stage_all
         self.lock = Lock()
         self.chunks: list[Chunk] = []
         self._filling: Chunk | None = None
@@ -131,7 +138,8 @@ class StagedRequests:
         self.table = np.full((PLACES, PLACE), -1, np.int64)
         self._ids, self._address, self._chunk, self._waits = self.table.T
         self._waits[:] = 0
-        self._numbers = self.table.data.cast("B").cast("q")  # for one place: NumPy takes 0.7 us for a row
+        self._table_bytes = self.table.data.cast("B")
+        self._numbers = self._table_bytes.cast("q")  # for one place: NumPy takes 0.7 us for a row
 
     @property
     def held(self) -> int:
@@ -159,7 +167,31 @@ class StagedRequests:
                 numbers[at_place], numbers[at_place + 1] = admission_id, chunk.block.mirror + at
                 numbers[at_place + 2], numbers[at_place + 3] = chunk.number, 1
                 self._alive[admission_id] = weakref.ref(request, lambda _: dropped.append(admission_id))
-        if self._leaving:  # outside the lock, which an insertion needs: freeing waits for the device
+        self._release()
+
+    def put_all(self, columns: AdmittedColumns) -> bool:
+        """Stage requests that were admitted together; return False, with nothing done, if that cannot be."""
+        if os.getpid() != self._process:
+            return True  # as :meth:`put`
+        alive, gone = self._alive, self._dropped.append
+        pieces = (*columns.lists, b"", columns.ids)
+        given = self._table_bytes, columns.rows, columns.records, pieces, columns.width
+        with self.lock:
+            self._forget_dropped()
+            chunk = self._filling
+            needed = self._stage_all(chunk.address if chunk else 0, chunk.number if chunk else 0, *given)
+            if needed > 0:
+                chunk = self._chunk_for(needed)
+                needed = -1 if chunk is None else self._stage_all(chunk.address, chunk.number, *given)
+            if not needed:
+                for one in columns.requests:
+                    alive[one.admission_id] = weakref.ref(one, partial(_say_gone, gone, one.admission_id))
+        self._release()
+        return not needed
+
+    def _release(self) -> None:
+        """Free chunks that left, outside the lock, which an insertion needs: freeing waits for the device."""
+        if self._leaving:
             with self._entered():
                 while self._leaving:
                     self._leaving.popleft().block.release()

@@ -158,6 +158,8 @@ PyObject *int32s(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ids(PyObject *self, PyObject *const *args, Py_ssize_t count); /* admitting.c */
 PyObject *usual_rows(PyObject *self, PyObject *const *args, Py_ssize_t count); /* output.c */
 PyObject *stage(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *largest(PyObject *self, PyObject *given); /* admitting_batch.c */
+PyObject *stage_all(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *gather_tasks(PyObject *self, PyObject *const *args, Py_ssize_t count);
 extern PyTypeObject *host_table_type;
 extern PyType_Spec host_table_spec, driver_spec;
