@@ -55,7 +55,22 @@ def admitting(bound: Any) -> Iterator[Case]:  # noqa: ANN401 (a device)
             batch = TaskBatch.prefill(slots, kept, [bench.TOKENS] * len(slots), blocks)
             bound.insert_tasks(state=state, tasks=batch, stream=stream)
 
+        def all_at_once(_: object, slots: list[int] = slots, prompts: Any = prompts) -> None:  # noqa: ANN401
+            kept.extend(state.admit_all([Request(f"r{at}", prompts[at], bench.PARAMS) for at in slots]))
+
+        def all_inserted(_: object, slots: list[int] = slots, blocks: Any = blocks, prompts: Any = prompts) -> None:  # noqa: ANN401
+            all_at_once(None, slots, prompts)
+            batch = TaskBatch.prefill(slots, kept, [bench.TOKENS] * len(slots), blocks)
+            bound.insert_tasks(state=state, tasks=batch, stream=stream)
+
+        def one_by_one(_: object, slots: list[int] = slots, prompts: Any = prompts) -> None:  # noqa: ANN401
+            kept.extend(state.admit(Request(f"r{at}", prompts[at], bench.PARAMS)) for at in slots)
+
         yield f"admit int32 and insert {count} x {bench.TOKENS}", before, both
+        if count > 1:
+            yield f"admit {count} x {bench.TOKENS} from int32, one by one", before, one_by_one
+            yield f"admit_all {count} x {bench.TOKENS} from int32", before, all_at_once
+            yield f"admit_all int32 and insert {count} x {bench.TOKENS}", before, all_inserted
 
 
 def of_torch() -> Iterator[Case]:
