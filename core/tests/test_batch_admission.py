@@ -113,7 +113,7 @@ def test_a_batch_is_admitted_as_each_of_it_alone(batch):
     with bind(CpuDevice(0, {})) as device, pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_admission, "FEW", 0)
         patch.setattr(native_columns, "of_ids", None)
-        patch.setattr(native_columns, "largest", None)
+        patch.setattr(native_columns, "within", None)
         states = [device.state(SIZES, name=name) for name in ("one", "all")]
         alone, together = one_by_one(states[0], batch), states[1].admit_all(batch)
         assert [*map(told, together)] == [*map(told, alone)]
@@ -136,12 +136,21 @@ def plain(count, length=10, form="int32"):
 @pytest.mark.parametrize("odd", [*WRONG, *OTHERWISE])
 @pytest.mark.parametrize("form", FORMS)
 def test_one_of_a_batch_that_is_not_plain_is_as_alone(bound, odd, form, monkeypatch):
-    monkeypatch.setattr(native_columns, "largest", None)
+    monkeypatch.setattr(native_columns, "within", None)
     state, batch = bound.state(SIZES), plain(9, form=form)
     batch[4] = (WRONG | OTHERWISE)[odd](batch[4])
     found = state.admit_all(batch)
     assert [*map(told, found)] == [*map(told, one_by_one(state, batch))]
     assert isinstance(found[4], InvalidValue) == (odd in WRONG)
+
+
+@pytest.mark.parametrize("vocab_size", [None, 100])
+def test_a_limit_of_ids_holds_without_and_with_a_vocabulary(bound, vocab_size):
+    sizes = StateConfig(num_slots=2, max_model_len=60)
+    state, batch = bound.state(sizes), plain(9, form="int64")
+    batch[4].prompt[3] = 2**31 if vocab_size is None else 100
+    found = state.admit_all(batch, vocab_size=vocab_size)
+    assert [isinstance(one, InvalidValue) for one in found] == [at == 4 for at in range(9)]
 
 
 def test_ids_of_a_batch_are_in_the_order_of_its_requests(bound):

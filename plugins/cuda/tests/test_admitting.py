@@ -10,7 +10,7 @@ import pytest
 from hal_core import InvalidValue, Request, SamplingParams, StateConfig
 from hal_core.slots import native_columns
 from hal_core.slots.admission import admit
-from hal_core.slots.batch_admission import admit_all, largest
+from hal_core.slots.batch_admission import admit_all, within
 from hal_core.slots.layout import REQUEST_ROW, lay_out
 from hal_cuda.staged_requests import Chunk, StagedRequests
 from hypothesis import given
@@ -194,10 +194,20 @@ def test_requests_that_cannot_be_staged_together_leave_no_trace():
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
-def test_the_largest_id_of_many(kind):
-    ids = np.arange(1000, dtype=kind)
-    assert NATIVE.largest(ids) == largest(ids) == 999
-    ids[700] = -1
-    assert NATIVE.largest(ids) >= 2**31 <= largest(ids)
-    with pytest.raises(TypeError):
-        NATIVE.largest(np.zeros(3, np.int16))
+@pytest.mark.parametrize("check", [NATIVE.within, within])
+def test_ids_are_checked_together(kind, check):
+    ids = np.arange(1003, dtype=kind)
+    assert check(ids, 1003)
+    assert check(ids, 2**31)
+    assert not check(ids, 1002)
+    for at in (0, 700, 1002):
+        for wrong in (-1, 1003, np.iinfo(kind).min, np.iinfo(kind).max):
+            ids[at] = wrong
+            assert not check(ids, 1003), (at, wrong)
+        ids[at] = at
+
+
+def test_wrong_checks_are_refused():
+    for wrong in ((np.zeros(3, np.int16), 5), (np.zeros(3, np.int32),), (b"abcd", None)):
+        with pytest.raises(TypeError):
+            NATIVE.within(*wrong)

@@ -94,45 +94,42 @@ def _alone(request: Request, admit: Alone) -> Admitted:
 
 def _plain(requests: Sequence[Request], layout: StateLayout) -> Sequence[int]:
     """Return which requests can be packed together: new ones whose parameters and lengths fit."""
-    fits, longest = _Fits(layout), layout.sizes.max_model_len
-
-    def plain(outputs: Sequence[Any], extras: Sequence[Any], roles: Sequence[Any], prompts: Sequence[Any]) -> bool:
-        return (
-            not any(map(len, outputs))
-            and not any(extras)
-            and {*roles} == {SplitRole.MIXED}
-            and {*map(type, prompts)} <= _LISTS
-            and 0 < min(map(len, prompts)) <= max(map(len, prompts)) < longest
-        )
-
-    known = [at for at, one in enumerate(requests) if type(one) is Request and fits(one.params)]
+    known = [at for at, one in enumerate(requests) if type(one) is Request]
     columns = [*map(_plainness, map(requests.__getitem__, known))]
-    if columns and plain(*zip(*columns, strict=True)):
+    if not columns or _are_plain(layout, *zip(*columns, strict=True)):
         return known
-    return [at for at, one in zip(known, columns, strict=True) if plain(*[(value,) for value in one])]
+    return [at for at, one in zip(known, columns, strict=True) if _are_plain(layout, *[(value,) for value in one])]
 
 
-_plainness = attrgetter("output", "extra", "role", "prompt")
+_plainness = attrgetter("params", "output", "extra", "role", "prompt")
 _LISTS = {list, tuple, np.ndarray}
 
 
-class _Fits:
-    """Whether parameters fit a state's bounds; looked up once for parameters that several requests share."""
+def _are_plain(
+    layout: StateLayout,
+    params: Sequence[SamplingParams],
+    outputs: Sequence[Any],
+    extras: Sequence[Any],
+    roles: Sequence[Any],
+    prompts: Sequence[Any],
+) -> bool:
+    return (
+        not any(map(len, outputs))
+        and not any(extras)
+        and {*roles} == {SplitRole.MIXED}
+        and {*map(type, prompts)} <= _LISTS
+        and 0 < min(map(len, prompts)) <= max(map(len, prompts)) < layout.sizes.max_model_len
+        and all(_fit(layout, one) for one in {id(one): one for one in params}.values())
+    )
 
-    def __init__(self, layout: StateLayout) -> None:
-        self._layout, self._known = layout, dict[int, bool]()
 
-    def __call__(self, params: SamplingParams) -> bool:
-        found = self._known.get(id(params))
-        if found is None:
-            try:
-                admission.check_lists(Request("r", (0,), params), self._layout)
-            except InvalidValue:
-                found = False
-            else:
-                found = True
-            self._known[id(params)] = found
-        return found
+def _fit(layout: StateLayout, params: SamplingParams) -> bool:
+    """Return whether parameters fit a state's bounds."""
+    try:
+        admission.check_lists(Request("r", (0,), params), layout)
+    except InvalidValue:
+        return False
+    return True
 
 
 def _parts(requests: Sequence[Request], chosen: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -150,9 +147,9 @@ def _parts(requests: Sequence[Request], chosen: Sequence[int]) -> Iterator[Seque
 def _packed(requests: list[Request], layout: StateLayout, vocab_size: int | None) -> AdmittedColumns | None:
     """Return the requests packed; None if one of them is to be refused for its ids."""
     names, prompts, params = zip(*map(_of_request, requests), strict=True)
-    limit = min(layout.sizes.token_limit, vocab_size or layout.sizes.token_limit)
+    limit = min(layout.sizes.token_limit, vocab_size or layout.sizes.token_limit, 2**31)
     ids, width = _joined(prompts)
-    if not ids or (native_columns.largest or largest)(np.frombuffer(ids, f"i{width}")) >= limit:
+    if not ids or not (native_columns.within or within)(np.frombuffer(ids, f"i{width}"), limit):
         return None
     made = {key: _of_params(layout, one) for key, one in {id(one): one for one in params}.items()}
     templates = [made[id(one)] for one in params]
@@ -259,12 +256,11 @@ def _as_int32(ids: Sequence[int] | Ids) -> bytes:
     return _packer(len(ids))(*ids)
 
 
-def largest(ids: Ids) -> int:
-    """Return the largest id; a negative one counts as one that is too large. In pieces that keep the interpreter's
-    lock."""
-    unsigned = ids.view(np.uint32 if ids.itemsize == 4 else np.uint64)
+def within(ids: Ids, limit: int) -> bool:
+    """Return whether all ids are at least 0 and below ``limit``. In pieces that keep the interpreter's lock."""
+    unsigned = ids.view(np.uint32 if ids.itemsize == 4 else np.uint64)  # a negative one is too large
     whole = len(unsigned) // AT_ONCE * AT_ONCE
     most, higher = np.zeros(AT_ONCE, unsigned.dtype), np.maximum
     for piece in unsigned[:whole].reshape(-1, AT_ONCE):
         higher(most, piece, out=most)
-    return max(int(higher.reduce(most)), int(higher.reduce(unsigned[whole:], initial=0)))
+    return max(int(higher.reduce(most)), int(higher.reduce(unsigned[whole:], initial=0))) < limit

@@ -20,8 +20,8 @@ of_tasks: Callable[..., tuple[bytes, bytes, tuple[Any, ...]] | None] | None = No
 """Build the same from tasks, and return their requests too."""
 of_ids: Callable[[object, object], tuple[bytes, int, int] | None] | None = None
 """Return a prompt and an output as int64, the number of ids of the prompt, and the largest id."""
-largest: Callable[[Any], int] | None = None
-"""Return the largest of an array of ids, int32 or int64; a negative one counts as one that is too large."""
+within: Callable[[Any, int], bool] | None = None
+"""Return whether all ids of an array, int32 or int64, are at least 0 and below a limit."""
 of_rows: Callable[..., tuple[bytes, bytes, bytes] | None] | None = None
 """Read the rows of a usual step, as :func:`hal_core.output.fast_record.rows_of` does, all as bytes."""
 
@@ -31,9 +31,9 @@ def gather_with(
     tasks: Callable[..., tuple[bytes, bytes, tuple[Any, ...]] | None],
     ids: Callable[[object, object], tuple[bytes, int, int] | None],
     rows: Callable[..., tuple[bytes, bytes, bytes] | None],
-    largest_id: Callable[[Any], int],
+    bounded: Callable[[Any, int], bool],
 ) -> None:
     """Register native code for batches from lists, for batches from tasks, for a request's token ids, for the rows of a
-    usual step, and for the largest of many ids."""
-    global of_lists, of_tasks, of_ids, of_rows, largest
-    of_lists, of_tasks, of_ids, of_rows, largest = lists, tasks, ids, rows, largest_id
+    usual step, and for a check of many ids."""
+    global of_lists, of_tasks, of_ids, of_rows, within
+    of_lists, of_tasks, of_ids, of_rows, within = lists, tasks, ids, rows, bounded

@@ -137,7 +137,7 @@ class Native:
     ) -> None:
         self.module = module
         self.calls = module.Driver(fail, full, functions(library))
-        gather_with(module.gather, module.gather_tasks, module.ids, module.usual_rows, module.largest)
+        gather_with(module.gather, module.gather_tasks, module.ids, module.usual_rows, module.within)
 
 
 class NativeHostTable:

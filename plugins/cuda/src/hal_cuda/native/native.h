@@ -158,7 +158,7 @@ PyObject *int32s(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ids(PyObject *self, PyObject *const *args, Py_ssize_t count); /* admitting.c */
 PyObject *usual_rows(PyObject *self, PyObject *const *args, Py_ssize_t count); /* output.c */
 PyObject *stage(PyObject *self, PyObject *const *args, Py_ssize_t count);
-PyObject *largest(PyObject *self, PyObject *given); /* admitting_batch.c */
+PyObject *ids_within(PyObject *self, PyObject *const *args, Py_ssize_t count); /* admitting_batch.c */
 PyObject *stage_all(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *gather_tasks(PyObject *self, PyObject *const *args, Py_ssize_t count);
 extern PyTypeObject *host_table_type;
