@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from hal_core import ContractMismatch, InvalidValue, PluginError
 
+import hal
 from hal.cli import main
 from hal.stepping import AUTO, PADDLE, check_runner_name, choose_runner, make_runner
 
@@ -145,6 +146,20 @@ class TestCommand:
         code, objects, lines = run("--device", "cpu", *arguments)
         assert (code, objects, len(lines)) == (2, [], 1)
         assert says in lines[0]
+
+    @pytest.mark.parametrize("command", ["run", "generate"])
+    def test_a_proposer_is_refused_where_a_runner_runs_by_default(self, runners, run, command):
+        """It would be the Paddle model that runs, for which the device may be of no use."""
+        runners(device="cpu", fast="Able")
+        if command == "run":
+            code, objects, lines = run("--device", "cpu", "--speculate", "ngram")
+            assert (code, objects, len(lines)) == (2, [], 1)
+        else:
+            with pytest.raises(InvalidValue) as caught:
+                hal.generate("def main(", max_tokens=2, device="cpu", speculate="ngram")
+            lines = [str(caught.value)]
+        assert "ngram drafts beside the Paddle model, and runner fast runs on this device" in lines[0]
+        assert "drafts K" in lines[0]
 
     @pytest.mark.parametrize(
         ("arguments", "why"),

@@ -19,8 +19,9 @@ from hal.engine import Engine
 from hal.engine.handed import HandedSink
 from hal.model.split import check_split
 from hal.opening import open_as_asked, quiet_paddle
-from hal.proposers.asked import REJECTION, no_drafts
+from hal.proposers.asked import REJECTION, drafts_beside, no_drafts
 from hal.proposers.counted import closing_well, open_proposer
+from hal.proposers.loading import NONE
 from hal.stepping import AUTO, PADDLE, RunnerSetup, Stepper, check_drafts, choose_runner, make_runner, overlap_of
 from hal.timeouts import TIMEOUTS
 from hal.transport.descriptors import SENDER, check_descriptors
@@ -53,7 +54,8 @@ _DESCRIPTORS = 8
 def generate(prompts: Prompts, options: Options) -> int:
     """Generate for all prompts and show the answers. Return the exit status. Raises :class:`HalError` for options that
     cannot work."""
-    if options.runner == PADDLE or (options.runner == AUTO and options.paddle_alone):
+    named = options.runner == AUTO and options.paddle_alone and options.speculate == NONE
+    if options.runner == PADDLE or named:  # a proposer is refused first where a runner would run
         _check_paddle()
     status("reading the tokenizer")
     plan = make_plan(prompts.prompts, options, prompts.notes)
@@ -176,9 +178,12 @@ def _open_output(url: str | None, keys: CurveKeys | None) -> Iterator[tuple[Sink
 def _choose(options: Options, device: BoundDevice) -> tuple[str, str]:
     """Return the runner's name, and why ``auto`` chose the Paddle model. Raises if that needs Paddle and it is
     missing."""
-    if options.runner == AUTO and options.paddle_alone:
-        return PADDLE, options.paddle_alone
     name, why = choose_runner(options.runner, device, options.model)
+    if options.runner == AUTO and options.speculate != NONE and name != PADDLE:
+        raise drafts_beside(options.speculate, name)
+    if options.runner == AUTO and options.paddle_alone:
+        _check_paddle()
+        return PADDLE, options.paddle_alone
     if name == PADDLE:
         if options.asks_runner:
             raise no_drafts(why)

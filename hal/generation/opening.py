@@ -16,7 +16,7 @@ from hal.engine import Engine
 from hal.engine.handed import HandedSink
 from hal.opening import open_as_asked, quiet_paddle
 from hal.proposers import NONE
-from hal.proposers.asked import no_drafts
+from hal.proposers.asked import drafts_beside, no_drafts
 from hal.proposers.counted import closing_well, open_proposer
 from hal.stepping import AUTO, PADDLE, RunnerSetup, Stepper, check_drafts, choose_runner, make_runner, overlap_of
 from hal.timeouts import TIMEOUTS
@@ -39,8 +39,9 @@ def opened(serve: Serve, take: Take) -> Iterator[tuple[Engine, Any]]:
 def _worker(serve: Serve, take: Take) -> Iterator[tuple[Engine, Any]]:
     drafts = serve.sizes.max_draft_tokens
     with open_as_asked(serve.device, serve.require) as device, ExitStack() as stack:
-        wanted = PADDLE if serve.speculate != NONE else serve.runner
-        name, why = choose_runner(wanted, device, Path(serve.model))
+        name, why = choose_runner(serve.runner, device, Path(serve.model))
+        if serve.speculate != NONE and name != PADDLE:
+            raise drafts_beside(serve.speculate, name)
         sink = HandedSink()
         worker: Stepper
         if name == PADDLE:

@@ -56,7 +56,10 @@ def no_drafts(why: str) -> InvalidValue:
     return InvalidValue(what, cure=cure, argument="--drafts")
 
 
-def drafts_beside(speculate: str) -> InvalidValue:
-    """Return the refusal of a proposer beside a named runner."""
+def drafts_beside(speculate: str, runner: str = "") -> InvalidValue:
+    """Return the refusal of a proposer beside a named runner, or beside ``runner``, which runs by default."""
+    what = f"{speculate} drafts beside the Paddle model"
     cure = "leave it out: with --drafts K a runner drafts for itself"
-    return InvalidValue(f"{speculate} drafts beside the Paddle model", cure=cure, argument="--speculate")
+    if runner:
+        what, cure = f"{what}, and runner {runner} runs on this device", f"{cure}; or add --runner paddle"
+    return InvalidValue(what, cure=cure, argument="--speculate")

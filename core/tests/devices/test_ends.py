@@ -193,3 +193,14 @@ def test_a_group_is_left_after_its_work_or_an_interrupted_wait(monkeypatch, inte
         device.close()
         assert group.unfinished == []
     device.close()
+
+
+def test_tickets_that_were_waited_for_keep_no_event(device):
+    memory, kept = device.allocate(64), []
+    for number in range(300):
+        kept.append(write(device, memory, number % 7))
+        drain(device)
+        kept[-1].wait()
+    assert len({ticket.order for ticket in kept}) == 1
+    assert all(ticket.done() for ticket in kept)
+    assert device.events.made < 100, "each kept ticket has an event of its own"

@@ -93,6 +93,24 @@ class RecordedEvent:
         self.pool.free.append(self.raw)
 
 
+class EndedEvent:
+    """What a ticket keeps of an event that has passed, so that the event returns to its pool."""
+
+    __slots__ = ("pool", "stream_key")
+    passed, raw = True, None
+
+    def __init__(self, event: RecordedEvent) -> None:
+        self.pool, self.stream_key = event.pool, event.stream_key
+
+    def done(self) -> bool:
+        """Return True."""
+        return True
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return True at once."""
+        return True
+
+
 class ClockedEvent(RecordedEvent):
     """A recorded event with the device's time (:class:`hal_core.streams.TimedEvent`)."""
 

@@ -12,7 +12,7 @@ from ..memory.copies import CopyTicket
 from ..memory.views import ByteRange, Memory
 from ..tickets import Mode, Ticket
 from .blocks import Lease
-from .events import AsyncStream, RecordedEvent
+from .events import AsyncStream, EndedEvent, RecordedEvent
 from .retired_memory import SpanMemory
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -28,7 +28,7 @@ class AsyncTicket(Ticket):
     def __init__(self, event: RecordedEvent) -> None:
         self.observed = False
         self.keep: object = None
-        self._event = event
+        self._event: RecordedEvent | EndedEvent = event
         self._error: BaseException | None = None
         self._looked = False
 
@@ -56,6 +56,8 @@ class AsyncTicket(Ticket):
             error = self._find()
             if error is not None:
                 self._fail(error)
+            elif isinstance(self._event, RecordedEvent):
+                self._event = EndedEvent(self._event)
         return self._error
 
     def _find(self) -> Exception | None:
