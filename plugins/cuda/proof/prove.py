@@ -1,11 +1,13 @@
 """Runs all proofs of the cuda device on the hardware; steps that cannot run here give the reason.
 
-    python plugins/cuda/proof/prove.py [evidence.json] [--only NAME,NAME] [--within SECONDS] [--list]
+    python plugins/cuda/proof/prove.py [evidence.json] [--only NAME] [--only NAME] [--within SECONDS] [--list]
 
 Run it where GPU Paddle is installed for the kit with Paddle tensors, the main job and the ranks (two GPUs), and where
 it is not for CuPy tensors (numpy 2). Steps with missing requirements are listed as "not here", never as passed.
-``--only`` selects the steps whose name contains one of the words. hal itself need not be installed: entry points are
-then written from each pyproject.toml. Every step has a limit, after which its processes, stopped ranks too, are ended.
+``--only`` selects the steps whose name contains its text. hal itself need not be installed: entry points are then
+written from each pyproject.toml. The plugin of this tree is proved, or the installed one where only that has its native part;
+the first lines say which, and on which path. Every step has a limit, after which its processes, stopped ranks too, are
+ended.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -161,13 +164,26 @@ def write_entry_points(folder: Path) -> list[str]:
     return written
 
 
+@cache
+def plugin() -> tuple[Path, str]:
+    """Return the folder of the plugin that is proved, and its path: native, or fallback and how to build the other."""
+    tree, installed_one = HERE.parent / "src", find_spec("hal_cuda")
+    places = [tree]
+    if installed_one is not None and installed_one.origin is not None:
+        places.append(Path(installed_one.origin).parents[1])
+    for place in places:
+        if [*(place / "hal_cuda").glob("_native*.so")]:
+            return place, "native"
+    return tree, "fallback: python -m hal_cuda.building makes the native part"
+
+
 def run(step: Step, metadata: Path) -> tuple[int, str]:
     """Return exit status and output of one step, errors last; after its limit 124, with the output so far."""
     command = [sys.executable, *step.arguments]
     if step.arguments[0].startswith("compute-sanitizer"):
         command = [*step.arguments[0].split(), sys.executable, *step.arguments[1:]]
     env = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"} | step.environment
-    sources = [ROOT / project / "src" for project in ("core", "conformance", "plugins/cuda")]
+    sources = [ROOT / project / "src" for project in ("core", "conformance")] + [plugin()[0]]
     paths = [str(path) for path in (*sources, ROOT, metadata, HERE)]
     env["PYTHONPATH"] = os.pathsep.join([*paths, env.get("PYTHONPATH", "")])
     text: dict[str, Any] = {"mode": "w+", "encoding": "utf-8", "errors": "replace"}
@@ -239,12 +255,12 @@ def main() -> int:
     """Run every selected step, then print the table; return 1 if a step that could run failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("evidence", nargs="?", default="", help="write what was found to this JSON file")
-    parser.add_argument("--only", default="", help="words, separated by commas: the steps whose name contains one")
+    parser.add_argument("--only", action="append", default=[], help="the steps whose name contains this; repeatable")
     parser.add_argument("--within", type=float, default=3600.0, metavar="SECONDS", help="for all steps together")
     parser.add_argument("--list", action="store_true", help="say what would run, and why not the rest")
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the running step, too
-    words = [word for word in chosen.only.split(",") if word]
+    words = chosen.only
     with tempfile.TemporaryDirectory() as made:
         metadata, out = Path(made) / "metadata", Path(made) / "out"
         metadata.mkdir()
@@ -255,6 +271,8 @@ def main() -> int:
                 print(f"{step.name:22s} {step.missing or f'at most {step.limit} s'}")
             return int(not wanted)
         written = write_entry_points(metadata)
+        place, path = plugin()
+        print(f"the plugin in {place}, path: {path}", flush=True)
         print(f"entry points written for: {', '.join(written) or 'none, all are installed'}", flush=True)
         rows, outputs = go(wanted, metadata, chosen.within)
         measured = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in out.glob("*.json")}
@@ -264,6 +282,7 @@ def main() -> int:
         "command": " ".join(["python", "plugins/cuda/proof/prove.py", *sys.argv[1:]]),
         "python": platform.python_version(),
         "gpus": gpus(),
+        "path": path,
         "versions": {name: installed(name) for name in names},
         "rows": rows,
         "kit": {name: output.splitlines()[-60:] for name, output in outputs.items() if name.startswith("kit")},

@@ -1,13 +1,16 @@
 """Support of the cuda device for the conformance kit: tensors of Paddle, torch or CuPy on the GPU, and ranks over NCCL.
 
-``HAL_CUDA_TENSORS`` names the library (paddle, torch, cupy); without it the first installed one is used. Ranks need two
-GPUs, NCCL, and any build of Paddle, which joins the job.
+``HAL_CUDA_TENSORS`` names the library (cupy, torch, paddle); without it the first of them that sees the GPU is used.
+Ranks need two GPUs, NCCL, and any build of Paddle, which joins the job.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +29,25 @@ SIZE = 4
 """Ranks of the kit."""
 
 
+VARIABLE = "HAL_CUDA_TENSORS"
+_SEES = {
+    "cupy": "cupy.cuda.runtime.getDeviceCount() > 0",
+    "torch": "torch.cuda.is_available()",
+    "paddle": "paddle.is_compiled_with_cuda()",
+}
+"""Whether a library can use the GPU. CuPy is first: the kit slices tensors as NumPy would, and it alone can."""
+
+
+@cache
 def tensors() -> str:
     """Return the tensor library to test, or ""."""
-    chosen = os.environ.get("HAL_CUDA_TENSORS", "")
-    return chosen or next((name for name in ("paddle", "torch", "cupy") if find_spec(name) is not None), "")
+    return os.environ.get(VARIABLE, "") or next((name for name in _SEES if find_spec(name) and _sees(name)), "")
+
+
+def _sees(name: str) -> bool:
+    """Ask in another process: a library that is loaded stays, and each chooses its own version of NumPy."""
+    command = [sys.executable, "-c", f"import {name}, sys; sys.exit(not ({_SEES[name]}))"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def visible_gpus() -> list[str]:
@@ -66,8 +84,11 @@ class CudaSupport(Support):
         self.whole_group = self.ranks and len(self._gpus) >= SIZE
 
     def why_not(self, need: str) -> str:
-        """Return why there are no ranks."""
-        return self._no_ranks if need == "several_ranks" else ""
+        """Return why there are no ranks, or no tensors."""
+        if need == "tensors":
+            used = f"{VARIABLE} is {tensors() or 'no library that sees the GPU'}"
+            return f"the kit slices tensors as CuPy alone can, and {used} (install CuPy, or set {VARIABLE}=cupy)"
+        return self._no_ranks if need == "several_ranks" else super().why_not(need)
 
     def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
         """Give each rank of a group its own GPU, listed first for its process, which opens it.
