@@ -5,9 +5,9 @@
 Run it where GPU Paddle is installed for the kit with Paddle tensors, the main job and the ranks (two GPUs), and where
 it is not for CuPy tensors (numpy 2). Steps with missing requirements are listed as "not here", never as passed.
 ``--only`` selects the steps whose name contains its text. hal itself need not be installed: entry points are then
-written from each pyproject.toml. The plugin of this tree is proved, or the installed one where only that has its native part;
-the first lines say which, and on which path. Every step has a limit, after which its processes, stopped ranks too, are
-ended.
+written from each pyproject.toml. The plugin of this tree is proved, or the installed one where only that has its native
+part; the first lines say which, and on which path. Every step has a limit, after which its processes, stopped ranks
+too, are ended.
 """
 
 from __future__ import annotations
