@@ -98,4 +98,4 @@ fuzz: $(STAMP)   ## fuzz the decoding of frames with atheris, then readers at th
 	$(BIN)/python tests/output/fuzz_socket.py --seconds 300 --scheme ipc
 
 clean:           ## remove the virtual environment and caches
-	rm -rf $(VENV) $(OLDER) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -65,8 +65,7 @@ LACKS_COMPILER = not any(map(shutil.which, filter(None, (os.environ.get("CXX"), 
 """The simulator cannot be built here, unless an earlier build of it is found."""
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Generator[None, object, object]:
+def _skipped_without_compiler() -> Generator[None, object, object]:
     """Skip a test that fails for want of a C++ compiler, on a machine that has none."""
     try:
         return (yield)
@@ -75,6 +74,10 @@ def pytest_runtest_call() -> Generator[None, object, object]:
         if LACKS_COMPILER and found:
             pytest.skip(" ".join(found[0].split()))
         raise
+
+
+# Fixtures open sim too.
+pytest_runtest_setup = pytest_runtest_call = pytest.hookimpl(wrapper=True)(_skipped_without_compiler)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:  # noqa: ANN401 (pytest's own, not in its face)

@@ -1,6 +1,6 @@
 """``hal run`` on CPUs that this machine does not have, under QEMU's user emulation (Debian: qemu-user).
 
-    python tools/older_cpu.py
+    python tools/older_cpu.py      the exit status is 77 without QEMU
 
 On a Haswell, which has AVX2 and no AVX-512, `hal run` without and with each proposer must print what it prints here.
 On a Nehalem, which has no AVX, it must end with one line. An instruction that the emulated CPU lacks is SIGILL.
@@ -8,6 +8,7 @@ On a Nehalem, which has no AVX, it must end with one line. An instruction that t
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -52,6 +53,9 @@ def failures() -> Sequence[str]:
 
 
 if __name__ == "__main__":
+    if shutil.which(QEMU) is None:
+        print(f"{QEMU} is not installed (Debian: apt install qemu-user)")
+        sys.exit(77)
     wrong = failures()
     print("\n".join(wrong) or "the same tokens on a Haswell, and one line on a Nehalem")
     sys.exit(1 if wrong else 0)

@@ -5,8 +5,8 @@
     python tools/parts.py ci --list              names and commands, without running anything
 
 Prints elapsed time, and processor time, which a busy machine does not change. A part that fails prints all of its
-output; the remaining parts continue, unless it runs alone. At the limit, running parts are named and ended; the status
-is then 1.
+output; the remaining parts continue, unless it runs alone. One that cannot run on this machine (exit status 77) is
+skipped, with its reason. At the limit, running parts are named and ended; the status is then 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import contextlib
 import os
 import platform
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -35,21 +34,21 @@ ROOT = Path(__file__).resolve().parents[1]
 BIN, OLDER = ".venv/bin/", ".venv-older/bin/"
 ENDING = 20.0
 """Seconds for a part to report what it was doing, and to end its children, before it is killed."""
+SKIPPED = 77
+"""Exit status of a part that cannot run on this machine, as with automake; its last line is the reason."""
 
 
 @dataclass(frozen=True)
 class Part:
     """A command with a name, and variables beside those of this process.
 
-    ``alone``: it runs without any other part, prints as it goes, and later parts do not begin if it fails. ``needs``: a
-    program without which it is skipped, and its Debian package.
+    ``alone``: it runs without any other part, prints as it goes, and later parts do not begin if it fails.
     """
 
     name: str
     command: str
     variables: str = ""
     alone: bool = False
-    needs: tuple[str, str] | None = None
 
     @property
     def told(self) -> str:
@@ -126,11 +125,15 @@ NIGHTLY = (
     kit("cpu, older Paddle", "cpu", "default", python=OLDER),
     kit_sim("sim, lazy, older Paddle", 2, "default", OLDER),
 )
-OLDER_CPU = Part("hal run on older CPUs", f"{BIN}python tools/older_cpu.py", needs=("qemu-x86_64", "qemu-user"))
+OLDER_CPU = Part("hal run on older CPUs", f"{BIN}python tools/older_cpu.py")
+PYTHONS = tuple(
+    Part(f"the first hour on Python {version}", f"{BIN}python tools/pythons.py {version}")
+    for version in ("3.11", "3.12", "3.13")
+)
 NO_COMPILER = Part("tests without a compiler", f"{BIN}python tools/no_compiler.py")
 RAY = Part("Ray itself", "make .venv/.ray", alone=True)
 """Runs alone, because it reinstalls hal. Without it the tests of ranks on Ray are skipped by name."""
-CI = (Part("make test", "make test", alone=True), RAY, *CONFORM, NO_COMPILER, OLDER_CPU)
+CI = (Part("make test", "make test", alone=True), RAY, *CONFORM, NO_COMPILER, OLDER_CPU, *PYTHONS)
 PLANS = {
     "conform": Plan(CONFORM),
     "nightly": Plan(NIGHTLY),
@@ -190,11 +193,6 @@ class Runner:
         return time.monotonic() - self.began
 
     def _part(self, part: Part) -> None:
-        if part.needs is not None and shutil.which(part.needs[0]) is None:
-            why = f"{part.needs[0]} is not installed (Debian: apt install {part.needs[1]})"
-            self.rows.append(f"| {part.name} | skipped | {why} | `{part.told}` |")
-            tell(f"{part.name}: skipped, {why}")
-            return
         with tempfile.TemporaryFile() as output:
             began = self._seconds()
             with self._lock:
@@ -216,13 +214,18 @@ class Runner:
             told = f"{self._seconds() - began:.0f} s, {usage.ru_utime + usage.ru_stime:.0f} s of processor time"
             if self.over:
                 _signal(process, signal.SIGKILL)  # what its end has left behind
+            output.seek(0)
+            text = output.read().decode(errors="replace").rstrip()
+            if process.returncode == SKIPPED and not (self.over or part.alone):
+                why = text.rpartition("\n")[2]
+                self.rows.append(f"| {part.name} | skipped | {why} | `{part.told}` |")
+                tell(f"{part.name}: skipped, {why}")
+                return
             bad = bool(process.returncode or self.over)
             self.rows.append(f"| {part.name} | {'FAILED' if bad else 'well'} | {told} | `{part.told}` |")
             if bad:
                 self.failed.append(part.name)
                 self._stopped = f"{part.name} failed" if part.alone else self._stopped
-                output.seek(0)
-                text = output.read().decode(errors="replace")
                 tell(f"{part.name}: FAILED with {process.returncode}, {told}: {part.told}\n{text}".rstrip())
             else:
                 tell(f"{part.name}: well, {told}")

@@ -77,7 +77,7 @@ def _parameter(one: Field[Any], hints: dict[str, Any]) -> inspect.Parameter:
         *names, help=told["about"], metavar=told["value"] or None, rich_help_panel=told["group"] or None
     )
     kind = told["typed"] or hints[one.name]
-    annotation = Annotated.__class_getitem__((kind, info))  # type: ignore[attr-defined]
+    annotation = Annotated[kind, info]  # type: ignore[valid-type]
     return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
