@@ -2,26 +2,49 @@
 
     python tools/no_compiler.py [PYTEST OPTIONS]
 
-``PATH`` is a folder with links to all programs but compilers, and earlier builds are out of reach. Only files that use
-the simulator or a build are run; `make test` covers the rest.
+``PATH`` is a folder with links to all programs but compilers, and the cache of builds is empty. Only files that use the
+simulator or a build are run, themselves or through a module of the tests; `make test` covers the rest.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPILERS = re.compile(r"(.*-)?(gcc|g\+\+|c\+\+|cc|c89|c99|clang|clang\+\+|cpp|nvcc)(-.*)?")
-FILES = (
-    *("plugins/sim", "plugins/cuda", "plugins/maca", "plugins/paddle", "plugins/xpu", "tests/overlap", "tests/matrix"),
-    *("tests/proposers/test_whole.py", "tests/test_run_speculation.py", "tests/test_adding_a_device.py"),
-    *("conformance/tests/test_paddle_hazards.py", "tests/test_run_answers.py", "tests/split/test_run.py"),
-)
+USES = re.compile(r"\bsim\b|hal_sim|[Cc]ompiler|g\+\+")
+TESTS = ("tests", "core/tests", "conformance/tests", "plugins/*/tests", "runners/*/tests")
+
+
+def imported(path: Path) -> Iterator[Path]:
+    """Give the files of the repository that a file of the tests may import from, existing or not."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            start = path.parents[node.level - 1] if node.level else ROOT
+            module = start.joinpath(*(node.module or "").split("."))
+            yield module.with_suffix(".py")
+            yield from (module / f"{one.name}.py" for one in node.names)
+
+
+def uses_build(path: Path, seen: set[Path]) -> bool:
+    """Return whether a file, or one that it imports, names the simulator or a compiler."""
+    if path in seen or not path.exists():
+        return False
+    seen.add(path)
+    return bool(USES.search(path.read_text(encoding="utf-8"))) or any(uses_build(one, seen) for one in imported(path))
+
+
+def files() -> list[Path]:
+    """Return the test files that use a build."""
+    every = (path for folder in TESTS for place in ROOT.glob(folder) for path in sorted(place.rglob("test_*.py")))
+    return [path for path in every if uses_build(path, set())]
 
 
 def link_programs(folder: Path) -> None:
@@ -41,7 +64,7 @@ def main(options: list[str]) -> int:
         link_programs(programs)
         kept = {key: value for key, value in os.environ.items() if key not in ("CC", "CXX")}
         told = {"PATH": str(programs), "HALSIM_CACHE": str(cache), "HAL_TEST_SHARE": "0.01"}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *FILES]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *map(str, files())]
         return subprocess.run(command, cwd=ROOT, env=kept | told, check=False).returncode
 
 
