@@ -157,3 +157,13 @@ def test_what_needs_a_compiler_is_skipped_and_counted_without_one(tmp_path, prog
     assert f"\n{ended} in " in done.stdout, done.stdout + done.stderr
     line = "3 skipped: sim: no C++ compiler found (tried g++) (install g++, or name one in the variable CXX)\n"
     assert (line in done.stdout) is (not programs)
+
+
+def test_the_part_without_a_compiler_runs_every_file_that_uses_a_build():
+    spec = importlib.util.spec_from_file_location("hal_no_compiler", ROOT / "tools" / "no_compiler.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = {str(path.relative_to(ROOT)) for path in module.files()}
+    assert "plugins/fastdeploy/tests/test_insertion.py" in found
+    assert "tests/overlap/test_waits.py" in found, "its device is opened by another file of its folder"
+    assert "tests/test_help.py" not in found

@@ -19,6 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPILERS = re.compile(r"(.*-)?(gcc|g\+\+|c\+\+|cc|c89|c99|clang|clang\+\+|cpp|nvcc)(-.*)?")
+NAMED = ("CC", "CXX", "HALSIM_CACHE", "HAL_CACHE")
+"""Variables that name a compiler, or a cache."""
 USES = re.compile(r"\bsim\b|hal_sim|[Cc]ompiler|g\+\+")
 TESTS = ("tests", "core/tests", "conformance/tests", "plugins/*/tests", "runners/*/tests")
 
@@ -62,8 +64,8 @@ def main(options: list[str]) -> int:
         programs, cache = Path(name, "bin"), Path(name, "cache")
         programs.mkdir()
         link_programs(programs)
-        kept = {key: value for key, value in os.environ.items() if key not in ("CC", "CXX")}
-        told = {"PATH": str(programs), "HALSIM_CACHE": str(cache), "HAL_TEST_SHARE": "0.01"}
+        kept = {key: value for key, value in os.environ.items() if key not in NAMED}
+        told = {"PATH": str(programs), "XDG_CACHE_HOME": str(cache), "HAL_TEST_SHARE": "0.01"}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *map(str, files())]
         return subprocess.run(command, cwd=ROOT, env=kept | told, check=False).returncode
 

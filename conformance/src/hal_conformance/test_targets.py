@@ -101,7 +101,10 @@ def test_g04_each_of_many_writes_to_a_target_is_there_in_its_turn(kit: Kit, what
             value, change = _given(kit, form, items, stream)
             ticket = kit.bound.async_set_value(target=target, value=value, stream=stream)
             told = f"write {turn} ({form}) to {what}"
-            assert ticket.done() is not pending, f"{told}: done={ticket.done()} when the call returns"
+            if pending:
+                assert not ticket.done(), f"{told} is done, but its stream is held"
+            elif not kit.capabilities.async_h2d:
+                assert ticket.done(), f"{told} is not done when the call returns"
             change()
             written.append((told, items.tolist(), ticket, _copied(kit, view, stream)))
     for told, should, ticket, copy in written:

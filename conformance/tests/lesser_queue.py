@@ -1,0 +1,58 @@
+"""The asynchronous example without one of its optional capabilities, each an honest device: the kit's tests open them by
+a factory. ``tensors`` is none of ``Capabilities``, but of the plugin's support.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hal_core import Support
+from hal_core.devices import AsyncDevice, HostCopy
+from queued_device import QueueDevice
+
+from hal_example_queue.conformance import QueueSupport  # found by queued_device
+
+
+def without(**off):
+    return replace(QueueDevice.capabilities, **off)
+
+
+class Unheld(QueueDevice):
+    capabilities = without(can_hold_stream=False)
+
+
+class CopyByCopy(QueueDevice):
+    capabilities = without(fused_scatter=False)
+
+
+class UpdatedByHost(QueueDevice):
+    capabilities = without(async_update=False)
+    update_inputs = AsyncDevice.update_inputs
+
+
+class CopiesWait(QueueDevice):
+    capabilities = without(async_d2h=False)
+
+    def copy_out(self, memory, parts, stream):
+        copy = super().copy_out(memory, parts, stream)
+        copy.wait()
+        return HostCopy(copy.data)
+
+
+def factory(kind, support):
+    def make():
+        return kind(0, {})
+
+    make.support = support
+    return make
+
+
+class Waits(QueueSupport):
+    update_waits = True
+
+
+can_hold_stream = factory(Unheld, QueueSupport)
+fused_scatter = factory(CopyByCopy, QueueSupport)
+async_update = factory(UpdatedByHost, Waits)
+async_d2h = factory(CopiesWait, QueueSupport)
+tensors = factory(QueueDevice, Support)
