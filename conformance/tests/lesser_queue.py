@@ -1,5 +1,6 @@
-"""The asynchronous example without one of its optional capabilities, each an honest device: the kit's tests open them by
-a factory. ``tensors`` is none of ``Capabilities``, but of the plugin's support.
+"""The asynchronous example without one of its optional capabilities, each an honest device, opened by a factory.
+
+``tensors`` is no capability of the device, but of the plugin's support.
 """
 
 from __future__ import annotations
@@ -8,9 +9,7 @@ from dataclasses import replace
 
 from hal_core import Support
 from hal_core.devices import AsyncDevice, HostCopy
-from queued_device import QueueDevice
-
-from hal_example_queue.conformance import QueueSupport  # found by queued_device
+from queued_device import QueueDevice, QueueSupport
 
 
 def without(**off):

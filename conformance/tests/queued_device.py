@@ -8,6 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "queue"))
 
 from hal_conformance.harness.lies import lay_below
+from hal_example_queue.conformance import QueueSupport as QueueSupport
 from hal_example_queue.device import QueueDevice
 from hal_example_queue.runtime import at as at  # memory as the device's own threads see it
 

@@ -5,6 +5,7 @@ import sys
 import pytest
 from hal_conformance import liars
 from hal_conformance.report.command import main
+from hal_conformance.report.options import Options, arguments
 from hal_core.errors import InvalidValue
 
 from .kit_reports import HERE
@@ -54,6 +55,18 @@ def test_a_count_that_cannot_be_is_a_usage_error(argument, capsys):
     assert stop.value.code == 2
     option, _, text = argument.partition("=")
     assert f"argument {option}: {text!r} is not a whole number of at least" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "x"])
+def test_a_hang_that_cannot_be_is_a_usage_error(text, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["cpu", f"--hang={text}"])
+    assert stop.value.code == 2
+    assert f"argument --hang: {text!r} are not seconds above 0" in capsys.readouterr().err
+
+
+def test_a_hang_reaches_the_tests():
+    assert "--hal-hang=0.5" in arguments(Options(device="cpu", hang=0.5))
 
 
 @pytest.mark.parametrize("base", [liars.Lie, liars.Patch])

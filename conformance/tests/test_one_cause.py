@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from hal_conformance import kit
+from hal_conformance.harness import places
 from hal_conformance.report.report import cause_of
 
 WARM = ("numpy", "hypothesis.stateful", "pytest")
@@ -40,10 +43,10 @@ def test_the_default_copy_within_is_refused_at_opening(conform):
 
 
 class Timer:
-    """Stands for the latch's own: its time is over when the device waits, and not before, on any machine."""
+    """Stands for the latch's own: it looks when the device waits, and not before, on any machine."""
 
-    def __init__(self, seconds, over):
-        Device.over = staticmethod(over)
+    def __init__(self, seconds, look):
+        Device.look = staticmethod(look)
 
     def start(self):
         pass
@@ -55,7 +58,7 @@ class Timer:
 class Device:
     """A device that waits in one of its primitives."""
 
-    over = None
+    look, counts = None, ()
 
     def __init__(self):
         self.released = threading.Event()
@@ -69,8 +72,13 @@ class Device:
         self.event_synchronize()
 
     def event_synchronize(self):
-        threading.Thread(target=self.over).start()
+        threading.Thread(target=self.looks).start()
         self.released.wait()
+
+    def looks(self):
+        for _ in range(1000):
+            if not self.released.is_set():
+                Device.look()
 
 
 @pytest.fixture
@@ -92,8 +100,55 @@ def test_a_latch_names_the_primitive_that_waited(failure):
     assert str(error).startswith("the primitive copy_within (test_one_cause.py:")
     # the last part is where it waits, or begins to
     assert re.search(
-        r"for a value on the device, waited for the held stream \(let go after 0.01 s\), in \w+ \(", str(error)
+        r"for a value on the device, waited for the held stream \(let go after 0.01 s without progress\), in \w+ \(",
+        str(error),
     )
+
+
+def test_calls_that_are_slow_and_counted_do_not_count_as_waiting(monkeypatch):
+    """However long they take: the device counts one between two looks of the latch."""
+    monkeypatch.setattr(kit.threading, "Timer", Timer)
+    device = SimpleNamespace(hold_stream=lambda stream: contextlib.nullcontext(), _counts={"uploads": 0})
+    with kit.held_stream(device, None, 1.0) as latch:
+        for _ in range(10 * kit.LOOKS):
+            device._counts["uploads"] += 1
+            Device.look()
+        assert not latch.forced
+        device._counts = {}
+        for _ in range(kit.LOOKS + 1):
+            assert not latch.forced
+            Device.look()
+        assert latch.forced
+        latch.forced = False
+
+
+TWICE = "def {name}(call):\n    call()\n    call()"
+
+
+def positions(file, name="calls"):
+    """Return the positions of a thread at two calls of a function of this file, which code of the kit has called."""
+    functions = {}
+    exec(compile(TWICE.format(name=name), file, "exec"), functions)
+    exec(compile("def of_kit(call):\n    call()", str(places.KIT / "test_any.py"), "exec"), functions)
+    found = []
+    functions["of_kit"](partial(functions[name], lambda: found.append(places.position(sys._getframe(1)))))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "moves"),
+    [
+        (places.KIT / "fixtures" / "any.py", "calls", True),
+        (places.CORE / "runtime" / "any.py", "calls", True),
+        (places.CORE / "devices" / "primitives.py", "poll", False),
+        (places.CORE / "devices" / "any.py", "event_synchronize", False),
+        (places.KIT / "liars" / "any.py", "calls", False),
+        ("/vendor/device.py", "calls", False),
+    ],
+)
+def test_a_thread_moves_in_code_of_kit_and_core_and_not_in_a_loop_that_polls(file, name, moves):
+    first, second = positions(str(file), name)
+    assert (first != second) is moves
 
 
 def test_a_device_that_holds_no_stream_is_never_late(monkeypatch):

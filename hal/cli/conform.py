@@ -16,6 +16,7 @@ _OPTIONS = (
     "profile",
     "examples",
     "seed",
+    "hang",
     "liar",
     "fault",
     "policy",

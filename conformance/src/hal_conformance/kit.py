@@ -14,7 +14,7 @@ from hal_core.runtime.bound import BoundDevice, bind
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from .harness.places import innermost, primitive_of
+from .harness.places import innermost, position, primitive_of
 from .harness.properties import CAN_BOUND, Results, explore
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ PROFILES = {"quick": 10, "default": 40, "nightly": 400}
 STEPS = {"quick": 20, "default": 40, "nightly": 80}
 """Steps of one run of the state machine."""
 HANG = 10.0
-"""Seconds after which a call that should return at once counts as waiting for the held stream."""
+"""Seconds without progress after which a call counts as waiting for the held stream (``--hang``)."""
+LOOKS = 10
+"""Looks within that time: on a machine that stands still for a moment, both they and the call do."""
 WAITED = "waited for the held stream"
 """The words of the message; the report groups failures by the primitive before them."""
 
@@ -104,8 +106,8 @@ class Kit:
 
     @property
     def can_hold(self) -> bool:
-        """True if a stream can be held, so that asynchrony can be tested."""
-        return self.capabilities.can_hold_stream
+        """True if a stream can be held, so that asynchrony can be tested. Tests copy out meanwhile, without a wait."""
+        return self.capabilities.can_hold_stream and self.capabilities.async_d2h
 
     def open(self) -> BoundDevice:
         """Open another device, for tests that close or break theirs."""
@@ -117,6 +119,8 @@ class Kit:
         if self.subject.recipe is None:  # a test file's own subject, which another process cannot open
             offered.discard("several_ranks")
         for need in needs:
+            if need == "can_hold_stream" and self.capabilities.can_hold_stream and not self.can_hold:
+                return "async_d2h"
             wanted, name = (False, need[4:]) if need.startswith("not ") else (True, need)
             has = bool(getattr(self.capabilities, name)) if hasattr(self.capabilities, name) else name in offered
             if has is not wanted:
@@ -163,51 +167,75 @@ class Kit:
             except Exception:  # noqa: BLE001 (the failure that led here is reported; this one follows from it)
                 bound.device.close()
 
-    def held(self, stream: Stream, what: str = "a call", hang: float = 0.0) -> Latch:
-        """Keep a stream from executing within a ``with``, if the device can; else the work is done at once.
-
-        ``hang``: seconds after which the stream is let go, for work that takes long on a busy machine.
-        """
+    def held(self, stream: Stream, what: str = "a call") -> Latch:
+        """Keep a stream from executing within a ``with``, if the device can; else the work is done at once."""
         if not self.can_hold:
             return Latch(nullcontext(), 0.0, what)
-        return Latch(self.device.hold_stream(stream), hang or self.effort.hang, what)
+        return held_stream(self.device, stream, self.effort.hang, what)
+
+
+def held_stream(device: Device, stream: Stream, hang: float, what: str = "a call") -> Latch:
+    """Return the latch of a device's stream. What the device counts is progress."""
+    return Latch(device.hold_stream(stream), hang, what, lambda: tuple(getattr(device, "_counts", {}).values()))
 
 
 class Latch:
-    """A held stream. A call that waits for it would hang, so a timer releases it in the end, and the test fails.
+    """A held stream. A call that waits for it would hang, so it is released in the end, and the test fails.
 
-    ``what``: the calls made while it is held, for the message. ``hang``: seconds until then; 0: a device that holds no
-    stream, however slow its calls are.
+    ``what``: the calls made while it is held, for the message. ``hang``: seconds without progress until then; 0: a
+    device that holds no stream, however slow its calls are. Progress: the thread moves, or ``counted`` changes.
     """
 
-    def __init__(self, hold: AbstractContextManager[None], hang: float, what: str = "a call") -> None:
-        self._hold, self._lock, self._hang, self._what = hold, threading.Lock(), hang, what
-        self._held = self.forced = False
+    def __init__(
+        self,
+        hold: AbstractContextManager[None],
+        hang: float,
+        what: str = "a call",
+        counted: Callable[[], object] = tuple,
+    ) -> None:
+        self._hold, self._lock, self._hang, self._what, self._counted = hold, threading.Lock(), hang, what, counted
+        self._held = self.forced = self._over = False
         self._thread, self._who, self._where = threading.get_ident(), "", ""
-        self._timer = threading.Timer(hang, self._force)
+        self._seen: object = None
+        self._still = 0  # looks that saw what the one before them saw
 
     def __enter__(self) -> Latch:
         self._hold.__enter__()
         self._held = True
         if self._hang:
-            self._timer.start()
+            self._look_later()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         __tracebackhide__ = True
-        self._timer.cancel()
+        with self._lock:
+            self._over = True
         self.release()
-        waited = f"{self._who or self._what} {WAITED} (let go after {self._hang} s){self._where}"
+        waited = f"{self._who or self._what} {WAITED} (let go after {self._hang} s without progress){self._where}"
         if self.forced and error is not None:  # the error may result from the forced release
             error.add_note(waited)
         assert not self.forced or error is not None, waited
 
-    def _force(self) -> None:
-        self.forced = True
+    def _look_later(self) -> None:
+        self._timer = threading.Timer(self._hang / LOOKS, self._look)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _look(self) -> None:
+        """Release the stream if nothing has progressed for long."""
         frame = sys._current_frames().get(self._thread)
-        if primitive := primitive_of(frame):
-            self._who = f"the primitive {primitive}, called for {self._what},"
-        self._where = innermost(frame)
+        seen = position(frame), self._counted()
+        self._still = self._still + 1 if seen == self._seen else 0
+        self._seen = seen
+        with self._lock:
+            if self._over:
+                return
+            if self._still < LOOKS:
+                self._look_later()
+                return
+            if primitive := primitive_of(frame):
+                self._who = f"the primitive {primitive}, called for {self._what},"
+            self._where, self.forced = innermost(frame), True
         self.release()
 
     def release(self) -> None:

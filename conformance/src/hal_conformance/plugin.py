@@ -43,7 +43,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--hal-only", default="", metavar="G3,G15", help="only the tests of these guarantees")
     group.addoption("--hal-no-shrink", action="store_true", help="report the first failing example as it is")
     group.addoption(
-        "--hal-hang", default=0.0, type=float, metavar="SECONDS", help="after which a call counts as waiting"
+        "--hal-hang",
+        default=0.0,
+        type=float,
+        metavar="SECONDS",
+        help="without progress, after which a call waits",
     )
     group.addoption(
         "--hal-report", action="append", default=[], metavar="FILE", help="write the report; .json or .html; repeatable"

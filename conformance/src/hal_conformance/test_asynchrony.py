@@ -20,7 +20,7 @@ from .harness.asserts import assert_raises, assert_says
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .harness.waiters import A_WHILE, EARLY
-from .kit import Draw, Kit, Latch, examples
+from .kit import Draw, Kit, examples, held_stream
 from .test_async_set_value import choose_stream, draw_write
 from .test_vendor_mistakes import another
 
@@ -68,7 +68,7 @@ def test_g03_a_full_ring_refuses_after_its_deadline_without_half_work(kit: Kit) 
     stream = bound.device.default_stream
     target = View.contiguous(memory, 0, (1 << 13,), dtype_of("int64"))
     written = 0
-    with Latch(bound.device.hold_stream(stream), kit.effort.hang):
+    with held_stream(bound.device, stream, kit.effort.hang):
         while written < 1000:
             began = monotonic()
             try:

@@ -19,7 +19,7 @@ from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
-from .kit import Kit, Latch
+from .kit import Kit, held_stream
 from .liars.faults import DelayedCopies, Fault
 from .test_device_faults import HOOKS, next_call
 from .test_faults import under
@@ -84,7 +84,7 @@ def test_g19_output_saved_before_closing_is_delivered_after_it(kit: Kit, fault: 
         should, tickets = [], []
         with ExitStack() as held:
             if kit.can_hold and kit.capabilities.async_d2h:
-                held.enter_context(Latch(laid.device.hold_stream(fixture.stream), kit.effort.hang))
+                held.enter_context(held_stream(laid.device, fixture.stream, kit.effort.hang))
             for sink in (kept, threaded):
                 hook_calls.submit(fixture)
                 step = fixture.step(range(hook_calls.SIZES.num_slots))
@@ -111,7 +111,7 @@ def test_g26_closing_waits_for_a_copy_between_two_memories(kit: Kit) -> None:
     one = another(kit)
     block, closing = LargeBlock(one, 3 * GAP), threading.Thread(target=one.bound.close)
     block.stream = one.device.stream()
-    with Latch(one.device.hold_stream(block.stream), kit.effort.hang):
+    with held_stream(one.device, block.stream, kit.effort.hang):
         ticket = block.set(block.at(0, (GAP,)), block.at(GAP, (GAP,)))
         closing.start()
         closing.join(A_MOMENT)
@@ -134,7 +134,7 @@ def test_g26_closing_waits_for_the_work_of_every_stream(kit: Kit, what: str) -> 
     fixture, closing = hook_calls.working(one), threading.Thread(target=one.bound.close)
     held = fixture.stream = one.device.stream()
     dropped, free = [one.device.stream()], [one.device.stream() for _ in range(3)]
-    with Latch(one.device.hold_stream(held), kit.effort.hang):
+    with held_stream(one.device, held, kit.effort.hang):
         if what == CLOSED[-1]:
             fixture.stream = dropped.pop()
             fixture.stream.wait(one.device.event(held))

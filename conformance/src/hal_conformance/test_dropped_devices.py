@@ -18,7 +18,7 @@ from .harness.asserts import assert_no_error
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .harness.natives import counted
-from .kit import Kit, Latch
+from .kit import Kit, held_stream
 
 CALLS = ("an array", "strided", "update_inputs", "save_output", "submit", "copy_out")
 COUNTED = ("allocate", "allocate_host", "stream_create")
@@ -129,7 +129,7 @@ def test_g26_a_device_dropped_with_work_under_way_is_released_after_it(kit: Kit,
         counted(latch.device)  # events are waited for by devices of one class of primitives
     theirs = latch.device.stream()
     with ExitStack() as held:
-        held.enter_context(Latch(latch.device.hold_stream(theirs), kit.effort.hang))
+        held.enter_context(held_stream(latch.device, theirs, kit.effort.hang))
         dropped.fixture.stream.wait(latch.device.event(theirs))
         under_way = [hook_calls.CALLS[call](dropped.fixture) for call in UNDER_WAY]
         dropped.kept = under_way if what == "tickets" else None

@@ -12,7 +12,7 @@ from hal_core.slots.tasks import TaskKind
 
 from .fixtures.many import MANY, leaving, prefill, prompt, request, varied
 from .fixtures.state import StateFixture
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Kit
 
@@ -55,7 +55,7 @@ def test_g09_requests_admitted_by_the_thousand_are_inserted_late(kit: Kit) -> No
 def test_g09_what_was_inserted_is_kept_while_thousands_more_are_admitted(kit: Kit) -> None:
     size = replace(MANY, num_slots=80, max_model_len=48)
     fixture = StateFixture(kit, size)
-    with kit.held(fixture.stream, "thousands of admissions", PATIENCE):
+    with kit.held(fixture.stream, "thousands of admissions"):
         tickets = []
         for low in (0, 8, 9):  # a few, one, and many: each may be staged differently
             high = {0: 8, 8: 9, 9: 80}[low]

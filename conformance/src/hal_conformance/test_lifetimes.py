@@ -12,7 +12,7 @@ from hal_core.memory.views import View
 
 from .fixtures.stream_cases import copied
 from .harness import backdoor
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.waiters import come_true, stay_done
@@ -64,7 +64,7 @@ def test_g03_a_kept_ticket_belongs_to_its_own_work_whatever_follows(kit: Kit) ->
     view = View.contiguous(elsewhere, 0, (8,), dtype_of("int64"))
     done = backdoor.put(device, memory, [(0, bytes(64))], other)
     arrive(done)
-    with kit.held(held, "many calls on another stream", PATIENCE):
+    with kit.held(held, "many calls on another stream"):
         pending = [backdoor.put(device, memory, [(0, bytes(64))], held), copied(kit, memory, held)]
         for number in range(MANY):
             last = kit.bound.async_set_value(target=view, value=number, stream=other)

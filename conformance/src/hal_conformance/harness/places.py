@@ -6,8 +6,9 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
+import hal_core
 from hal_core.devices.base import DeviceBase
-from hal_core.devices.primitives import Primitives
+from hal_core.devices.primitives import Primitives, poll
 
 WAITS = {"event_synchronize", "event_query", "event_error"}
 """Primitives by which another one waits."""
@@ -16,6 +17,7 @@ NAMES = {name for face in (DeviceBase, Primitives) for name in vars(face) if not
 }
 """Methods that a vendor writes, or inherits."""
 KIT = Path(__file__).parents[1]
+CORE = Path(hal_core.__file__).parent
 INNERMOST = 5
 """Functions named behind the primitive, so that its author finds the place."""
 
@@ -48,3 +50,22 @@ def innermost(frame: FrameType | None) -> str:
     stack = [] if frame is None else traceback.extract_stack(frame)[: -INNERMOST - 1 : -1]
     places = [f"{one.name} ({Path(one.filename).name}:{one.lineno})" for one in stack]
     return f", in {', called by '.join(places)}" if places else ""
+
+
+def position(frame: FrameType | None) -> tuple[object, ...]:
+    """Return how far a stack is in code of the kit and the core: equal ones, later, mean that it has not moved.
+
+    It ends where code of others begins, or a wait of the core: a loop that polls moves, and gets nowhere.
+    """
+    stack = [] if frame is None else [one for one, _ in traceback.walk_stack(frame)][::-1]
+    last = max((at for at, one in enumerate(stack) if _is_in(one, KIT) and not _is_in(one, KIT / "liars")), default=0)
+    found = [(one.f_code, one.f_lasti) for one in stack[: last + 1]]
+    for one in stack[last + 1 :]:
+        if not _is_in(one, CORE) or one.f_code.co_name in (*WAITS, poll.__name__):
+            break
+        found.append((one.f_code, one.f_lasti))
+    return tuple(found)
+
+
+def _is_in(frame: FrameType, folder: Path) -> bool:
+    return frame.f_code.co_filename.startswith(f"{folder}/")

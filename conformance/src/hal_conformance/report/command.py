@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import io
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -259,7 +260,18 @@ def _at_least(least: int) -> Callable[[str], int]:
     return read
 
 
-_OF_TESTS = {"json", "html", "report", "examples", "seed", "only", "profile", "fields", "liars"}
+def _seconds(text: str) -> float:
+    """Return a duration."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} are not seconds above 0")
+    return seconds
+
+
+_OF_TESTS = {"json", "html", "report", "examples", "hang", "seed", "only", "profile", "fields", "liars"}
 """Options that a replay does not use."""
 
 
@@ -298,6 +310,9 @@ def main(
     parser.add_argument("--device-factory", default="", metavar="MODULE:ATTR", help="callable that opens the device")
     parser.add_argument("--liar", default="", metavar="NAME", help="lay a liar over it: NAME, or MODULE:CLASS")
     parser.add_argument("--fault", default="", metavar="NAME", help="run the device under one of the kit's faults")
+    parser.add_argument(
+        "--hang", type=_seconds, default=0.0, metavar="SECONDS", help="without progress, after which a call waits (10)"
+    )
     parser.add_argument("--fields", default="", metavar="MODULE:ATTR", help="a worker's StateFields, not drawn ones")
     parser.add_argument("--liars", action="store_true", help="test the kit: every liar must be killed")
     parser.add_argument("--replay", default="", metavar="FILE", help="replay a recording of hal run --record")

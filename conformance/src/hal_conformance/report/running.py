@@ -33,7 +33,8 @@ from .report import Recorder, chosen
 
 KILLS = "AssertionError"
 HANG = 2.0
-"""Seconds after which a liar's call counts as waiting for a held stream; some do, so the runs wait this long."""
+"""Seconds without progress after which a liar's call counts as waiting for a held stream, without ``--hang``; some do,
+so the runs wait this long."""
 
 
 LADDER = ("quick", "default")
@@ -135,7 +136,13 @@ def judge(one: Liar, options: Options, verdict: Verdict, say: Say) -> None:
     """Run one liar against its guarantee's tests, and record how it ended."""
     session = Session(say)
     chosen_options = options.but(
-        only=f"G{one.guarantee}", liar=one.name, shrink=False, hang=HANG, report="", html="", seed=options.seed or 0
+        only=f"G{one.guarantee}",
+        liar=one.name,
+        shrink=False,
+        hang=options.hang or HANG,
+        report="",
+        html="",
+        seed=options.seed or 0,
     )
     quiet = io.StringIO()
     with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
