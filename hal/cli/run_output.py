@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 _BAR, _LEAST_BAR = 30, 6
 """Most columns of the progress bar, and the least with which it is shown."""
-_COLUMNS = 100
-"""Most columns of the closing line."""
 
 
 class Able(Protocol):
@@ -433,6 +431,4 @@ def summarize(
     more = f"; {len(notes)} note{'s' * (len(notes) > 1)}: -v" if notes and not options.verbose else ""
     for line in (*details, *notes) if options.verbose else ():
         screen.note(line)
-    line = f"{answers.tokens} tokens in {seconds:.2f} s ({speed:.1f} tokens/s), {place}"
-    most = _COLUMNS - len("hal: ") - len(more)
-    screen.note((line if len(line) <= most else f"{line[: most - 3]}...") + more)
+    screen.note(f"{answers.tokens} tokens in {seconds:.2f} s ({speed:.1f} tokens/s), {place}{more}")

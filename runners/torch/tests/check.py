@@ -1,6 +1,6 @@
 """Checks the runner against the tokens of the cpu device (tokens.json, made by record.py), without Paddle.
 
-    python runners/torch/tests/check.py [--device cuda] [--only STAGE,STAGE]
+    python runners/torch/tests/check.py [--device cuda|cpu] [--only STAGE,STAGE]
 
 Every stage is one line, with its traceback where it fails; the status is the number that failed.
 """
@@ -23,8 +23,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-from hal_core import ALONE, MemorySink, Request, SamplingParams, SlotStatus, StateConfig
+try:
+    import torch
+except ImportError as error:
+    sys.exit(f"check.py: {error} (install a build of torch for your GPU, as pip install './runners/torch[torch]')")
+from hal_core import ALONE, HalError, MemorySink, Request, SamplingParams, SlotStatus, StateConfig
 from hal_torch.attention import Prompts, Tokens, TorchKernels, TritonKernels, attend
 from hal_torch.model import Decoder
 from hal_torch.runner import TorchRunner
@@ -339,6 +342,10 @@ def main() -> int:
     logging.getLogger("hal").setLevel(logging.ERROR)
     what = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     print(f"Python {sys.version.split()[0]}, torch {torch.__version__}, {what}", flush=True)
+    try:
+        open_device(options.device).close()
+    except HalError as error:
+        sys.exit(f"check.py: {error}; --device cpu checks on torch's CPU")
     failed = 0
     for name, stage in stages(options.device).items():
         if options.only and not any(word in name for word in options.only.split(",")):

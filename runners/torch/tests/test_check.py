@@ -18,7 +18,7 @@ from hal.discovery import AUTOMATIC, RUNNERS, installed_in
 from hal.engine import Engine
 from hal.model import DEFAULT_CHECKPOINT
 
-FOLDER = Path(__file__).parent
+FOLDER, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 PACKAGE = FOLDER.parent / "src" / "hal_torch"
 RECORDED = json.loads((FOLDER / "tokens.json").read_text())
 LINES = 2000
@@ -55,6 +55,22 @@ def test_without_torch_it_is_refused_by_name(monkeypatch):
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "--runner: torch cannot be imported: " in done.stderr
     assert "pip install './runners/torch[torch]'" in done.stderr
+
+
+def test_the_check_without_torch_is_one_line_with_its_cure(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('No module named torch')\n")
+    missing = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "check.py"]
+    done = subprocess.run(command, cwd=FOLDER, env=missing, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    cure = "install a build of torch for your GPU, as pip install './runners/torch[torch]'"
+    assert done.stderr == f"check.py: No module named torch ({cure})\n"
+
+
+def test_the_pages_install_the_torch_that_their_next_commands_need():
+    for page in ("docs/overlap.md", "README.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert "pip install ./core . './plugins/cuda[cu13]' './runners/torch[torch]'" in text
 
 
 def test_the_recorded_tokens_are_those_of_the_cpu_device():
