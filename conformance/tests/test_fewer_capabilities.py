@@ -1,4 +1,4 @@
-"""The asynchronous example conforms without each of its optional capabilities: no test asks for more than is claimed."""
+"""The asynchronous example conforms without each optional capability: no test asks for more than is claimed."""
 
 import pytest
 
