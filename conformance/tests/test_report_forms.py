@@ -58,7 +58,7 @@ def test_a_long_line_is_clipped_on_the_terminal():
     assert len(clipped("y" * 5000)) < LONGEST + 60
 
 
-def line_of(monkeypatch, arguments, ini="", environment=(), made=None):
+def line_of(monkeypatch, arguments, ini="", environment=(), made=None, **effort):
     """Return the reproduction line of a failed test of G5 in a run with these arguments of pytest."""
     for name, value in environment:
         monkeypatch.setenv(name, value)
@@ -67,7 +67,7 @@ def line_of(monkeypatch, arguments, ini="", environment=(), made=None):
     )
     config = SimpleNamespace(getoption=(options | arguments).get, getini=lambda _: ini)
     found = reproduction.Reproduction(config)
-    kit = made and SimpleNamespace(effort=Effort("default", seed=7))
+    kit = made and SimpleNamespace(effort=Effort("default", seed=7, **effort))
     if made:
         found.opened(*made)
     monkeypatch.setenv("HALSIM_NAME", "set while it was opened")
@@ -105,6 +105,11 @@ def test_a_reproduction_line_keeps_the_plugins_of_pytest(monkeypatch):
         "HALSIM_STAGED=0 python -m pytest -p hal_conformance.plugin -p hal_sim.pytest_races --pyargs hal_conformance "
         "--hal-device sim --hal-only G5 --hal-profile default --hal-seed 7"
     )
+
+
+def test_a_reproduction_line_has_a_hang_of_ones_own(monkeypatch):
+    line = line_of(monkeypatch, {"--hal-device": "cpu"}, made=("cpu", ""), hang=60.0)
+    assert line == "hal conform cpu --only G5 --profile default --seed 7 --hang 60"
 
 
 def test_without_hal_the_kit_itself_is_the_command(monkeypatch):

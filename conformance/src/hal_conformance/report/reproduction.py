@@ -53,8 +53,11 @@ class Reproduction:
         chosen = {"device": self._device} if dashes != "--" and self._device else {}
         chosen |= {"only": only} | {flag: self._option(f"--hal-{flag}") for flag in FLAGS}
         if kit is not None:
+            from ..kit import Effort
+
             effort = kit.effort
             chosen |= {"profile": effort.profile, "seed": str(effort.seed), "examples": str(effort.examples or "")}
+            chosen["hang"] = "" if effort.hang == Effort.hang else f"{effort.hang:g}"
         yield from (f"{dashes}{name} {shlex.quote(value)}" for name, value in chosen.items() if value)
 
     def _environment(self) -> Iterator[str]:
