@@ -121,7 +121,8 @@ class Sampling:
     )
     frequency_penalty: float = option(0.0, "Above 0: less of what was generated, for each time.", "X", group="sampling")
     presence_penalty: float = option(0.0, "Above 0: less of what was generated at all.", "X", group="sampling")
-    min_tokens: int = option(0, "No end before N tokens.", "N", group="sampling")
+    min_tokens: int = option(0, "No end token and no stop text before N tokens.", "N", group="sampling")
+    ignore_eos: bool = flag("End tokens are tokens like any other: no answer ends with one.", group="sampling")
     logprobs: int | None = option(
         None, "With --json: log-probabilities, and those of the N best tokens.", "N", group="output"
     )
@@ -149,7 +150,7 @@ class Sampling:
 
         At temperature 0 ``top_p`` is set to 1, so that a runner without truncation accepts the parameters.
         """
-        told = {name: value for name, value in asdict(self).items() if name != "stop"}
+        told = {name: value for name, value in asdict(self).items() if name not in ("stop", "ignore_eos")}
         try:
             params = SamplingParams(**told)
             return replace(params, top_p=1.0) if params.temperature == 0 else params

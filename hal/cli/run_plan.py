@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import heapq
 import json
 import sys
@@ -20,6 +19,7 @@ from hal.model.streaming import AnswerText
 from hal.model.tokenizer import Tokenizer
 from hal.proposers import check_names
 from hal.proposers.asked import check_layer
+from hal.spelling import meant
 
 from .run_options import Options, Sampling, check_argument
 
@@ -131,12 +131,14 @@ def _of_object(line: str, place: str, sampling: Sampling) -> Prompt:
     known = [one.name for one in fields(Sampling)]
     for key in changes:
         if key not in known:
-            close = difflib.get_close_matches(key, known, 1)
-            raise _refused(place, f"unknown key {key!r}", f"did you mean {close[0]!r}?" if close else ", ".join(known))
+            close = meant(key, known)
+            raise _refused(place, f"unknown key {key!r}", f"did you mean {close!r}?" if close else ", ".join(known))
     if isinstance(stop := changes.get("stop", ()), str):
         stop = [stop]
     if not isinstance(stop, list | tuple) or not all(isinstance(text, str) for text in stop):
         raise _refused(place, f"stop = {stop!r}", "give a text or a list of texts")
+    if not isinstance(ignore := changes.get("ignore_eos", False), bool):
+        raise _refused(place, f"ignore_eos = {ignore!r}", "give true or false")
     try:
         own = replace(sampling, **{**changes, **({"stop": tuple(stop)} if "stop" in changes else {})})
         own.params()
@@ -187,7 +189,7 @@ def make_plan(prompts: Sequence[Prompt], options: Options, notes: Sequence[str] 
         block_size=BLOCK_SIZE,
         max_draft_tokens=options.most_drafts,
         max_logprobs=max(request.params.logprobs or 0 for request in requests),
-        max_eos=max(1, len(config.eos_token_ids)),
+        max_eos=max(1, *(len(request.params.eos_token_ids) for request in requests)),
         max_stop_sequences=1,
         max_stop_length=1,
         max_bad_words=1,
@@ -216,7 +218,7 @@ def _for_model(sampling: Sampling, config: LlamaConfig) -> SamplingParams:
         raise InvalidValue(
             f"{params.logprobs}", cure=f"the model has {config.vocab_size} tokens; ask for fewer", argument="--logprobs"
         )
-    return replace(params, eos_token_ids=config.eos_token_ids)
+    return replace(params, eos_token_ids=() if sampling.ignore_eos else config.eos_token_ids)
 
 
 def _blocks(requests: Sequence[Request], sizes: StateConfig, options: Options) -> int:

@@ -161,7 +161,8 @@ class AsyncEngine:
         ``number``: which of several answers from one seed; equal seeds and numbers draw equally. ``priority``: of the
         requests that wait, the lower goes first; equal ones in the order of arrival.
 
-        ``params``: all of a request's parameters, or some of them by name beside the checkpoint's own defaults. A task
+        ``params``: all of a request's parameters, or some of them by name beside the checkpoint's own defaults
+        (``eos_token_ids``, at most 16, beside the model's end tokens; ``ignore_eos=True`` in place of those). A task
         that is cancelled, or leaves the loop, aborts the request. Raises :class:`InvalidValue` for a request that can
         never run, and :class:`Unavailable` if the queue is full or the engine process has ended.
         """

@@ -60,6 +60,8 @@ def generate(
     - ``stop``: texts that end the answer, which ends with the first one in it.
     - ``sampling``: fields of :class:`hal_core.SamplingParams`, such as ``max_tokens``. The others have the defaults of
       the checkpoint's generation_config.json, else temperature 1 and 16 tokens; ``seed`` is new in each call.
+      ``eos_token_ids`` (at most 16) end an answer as the model's own end tokens do. With ``ignore_eos=True`` those are
+      tokens like any other.
 
     Raises :class:`hal_core.InvalidValue` for what cannot be run, before anything is generated.
     """

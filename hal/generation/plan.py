@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from hal.proposers.asked import (
     drafts_beside,
     most_drafts,
 )
+from hal.spelling import meant
 from hal.stepping import AUTO, PADDLE, check_dtype, check_overlap, check_runner_name
 
 BLOCK_SIZE = 16
@@ -38,6 +38,8 @@ LONGEST = 8192
 """Most tokens of a request with its prompt, unless asked otherwise."""
 _USUAL = 512
 """Tokens of a request for which each slot gets blocks, unless asked otherwise."""
+MOST_ENDS = 16
+"""End tokens that a request may have beside the model's."""
 _OPTION = re.compile(r"(?<!\S)--([a-z][a-z-]*)")
 _OWN_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Fields of generation_config.json that are defaults for sampling, under the same names here."""
@@ -56,16 +58,16 @@ def named_as_parameters() -> Iterator[None]:
         raise
 
 
-SAMPLING = (*SamplingParams.__dataclass_fields__,)
-"""Names of sampling parameters."""
+SAMPLING = (*SamplingParams.__dataclass_fields__, "ignore_eos")
+"""Names of a request's parameters."""
 
 
 def check_known(names: Iterable[str], known: Sequence[str] = SAMPLING, beside: Sequence[str] = ()) -> None:
     """Raise :class:`InvalidValue` for a name that is not ``known``. ``beside``: what else could be meant."""
     for name in names:
         if name not in known:
-            close = get_close_matches(name, [*known, *beside], 1)
-            cure = f"did you mean {close[0]}?" if close else f"known: {', '.join([*beside, *known])}"
+            close = meant(name, [*known, *beside])
+            cure = f"did you mean {close}?" if close else f"known: {', '.join([*beside, *known])}"
             raise InvalidValue("no such parameter", cure=cure, argument=name)
 
 
@@ -116,14 +118,26 @@ class ModelPlan:
             error.argument = f"{path}: {error.argument}"
             raise
 
-    def params(self, given: SamplingParams | None, **changed: object) -> SamplingParams:
-        """The parameters of a request: those that are given whole, or the defaults with what is ``changed``; with the
-        model's end tokens. Without a ``seed`` each request has its own."""
+    def params(self, given: SamplingParams | None, *, ignore_eos: object = False, **changed: object) -> SamplingParams:
+        """The parameters of a request: those that are given whole, or the defaults with what is ``changed``. Without a
+        ``seed`` each request has its own.
+
+        The model's end tokens are added to the request's own; with ``ignore_eos`` they are tokens like any other.
+        """
         if given is None:
             seed = int.from_bytes(os.urandom(8), "little") >> 1
             check_known(changed)
             given = replace(self.defaults, **{"seed": seed, **changed})  # type: ignore[arg-type]
-        return replace(given, eos_token_ids=tuple({*given.eos_token_ids, *self.config.eos_token_ids}))
+        if not isinstance(ignore_eos, bool):
+            raise InvalidValue(f"{ignore_eos!r}", cure="give True or False", argument="ignore_eos")
+        own, size = given.eos_token_ids, self.config.vocab_size
+        if len(own) > MOST_ENDS:
+            raise InvalidValue(f"{len(own)} ids", cure=f"give at most {MOST_ENDS}", argument="eos_token_ids")
+        if wrong := [token for token in own if token >= size]:
+            what = f"token {wrong[0]} is outside the vocabulary"
+            raise InvalidValue(what, cure=f"give ids from 0 to {size - 1}", argument="eos_token_ids")
+        models = () if ignore_eos else self.config.eos_token_ids
+        return replace(given, eos_token_ids=tuple({*own, *models}))
 
     def request(
         self, name: str, ids: Sequence[int], params: SamplingParams, number: int = 0, priority: int = 0
@@ -133,9 +147,12 @@ class ModelPlan:
         seed = draw_seed(draw_seed(params.seed, f"r{number}"), name)  # the name's part twice is none
         return Request(name, ids, replace(params, seed=seed), priority=priority)
 
-    def encode(self, prompt: str | Sequence[int]) -> list[int]:
-        """The prompt's token ids. Raises :class:`InvalidValue` for a text that is not UTF-8."""
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    def encode(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> list[int]:
+        """The prompt's token ids. ``add_special_tokens``: see :meth:`Tokenizer.encode`. Raises :class:`InvalidValue`
+        for a text that is not UTF-8."""
+        if not isinstance(prompt, str):
+            return list(prompt)
+        return self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
 
     def answer(self, prompt: Sequence[int], stop: str | Sequence[str], params: SamplingParams) -> AnswerText:
         """The text of an answer, which ends with the first stop text in it."""
@@ -192,7 +209,7 @@ class ModelPlan:
             max_model_len=longest,
             max_draft_tokens=most_drafts(speculate, drafts),
             block_size=BLOCK_SIZE,
-            max_eos=max(1, len(self.config.eos_token_ids)),
+            max_eos=MOST_ENDS + len(self.config.eos_token_ids),
             max_stop_sequences=1,
             max_stop_length=1,
             max_bad_words=1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hal.model.bounded import bounded
 from hal.model.config import LlamaConfig
 from hal.model.decoder import check_steps, steps_of
 from hal.model.files import check_regular
+from hal.model.own_bytes import OwnBytes
 from hal.model.streaming import StreamDecoder
 
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # the spelling of a byte in byte fallback
@@ -49,6 +51,7 @@ class Tokenizer:
         by_bytes = any(step["type"] == "ByteFallback" for step in steps.values())
         self.byte_token_ids = frozenset(token for text, token in vocab.items() if by_bytes and _BYTE.fullmatch(text))
         """Ids of one byte each, in a run that the decoder turns into text as a whole."""
+        self._steps = [*steps.values()]
 
     @classmethod
     def load(cls, directory: Path, config: LlamaConfig) -> Tokenizer:
@@ -74,27 +77,44 @@ class Tokenizer:
         """Number of ids, added tokens included. The model's own vocabulary may be larger (padding)."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of ``text``, with the special tokens that the tokenizer itself puts around a text (the default
-        checkpoint's puts none). ``InvalidValue`` for text that is not encodable as UTF-8 (lone surrogates), and for a
-        tokenizer whose own patterns take too much time or memory."""
-        return self.encode_all([text])[0]
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``. ``InvalidValue`` for text that is not encodable as UTF-8 (lone surrogates), and for a
+        tokenizer whose own patterns take too much time or memory.
 
-    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        ``add_special_tokens``: whether ``text`` is raw, and gets the special tokens that the tokenizer itself puts
+        around a text (the default checkpoint's puts none). A rendered chat template has its own.
+        """
+        return self.encode_all([text], add_special_tokens=add_special_tokens)[0]
+
+    def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of each text, as :meth:`encode` gives them. Of many texts it is faster where limits are kept."""
+        encode = partial(self._encode, add_special_tokens=add_special_tokens)
         if self._is_bounded:
-            return bounded(self._encode, texts, self._source)
-        return [self._encode(text) for text in texts]
+            return bounded(encode, texts, self._source)
+        return [encode(text) for text in texts]
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
-            return list(self._backend.encode(text).ids)
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidValue(f"is no UTF-8 text: {error}", cure="mend the text", argument="prompt") from None
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of ``ids``; special tokens give none, and bytes that are no UTF-8 give U+FFFD."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=True))
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of ``ids``; special tokens give none if they are skipped, and bytes that are no UTF-8 give U+FFFD."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def bytes_of(self, token: int) -> bytes | None:
+        """The bytes that a token adds to a text; None for a special token, and for an id without a token. Bytes of
+        several tokens together may be a character."""
+        return self._own_bytes.of(token, self.spelled(token)) if token in self._visible else None
+
+    def spelled(self, token: int) -> str:
+        """The token as the vocabulary spells it; "" for an id without a token."""
+        return self._backend.id_to_token(token) or ""
+
+    @cached_property
+    def _own_bytes(self) -> OwnBytes:
+        return OwnBytes(self.decode, self._steps, self.byte_token_ids, self._visible)
 
     def visible(self, ids: Sequence[int]) -> list[int]:
         """The ids that ``decode`` makes text of: neither special nor unknown."""

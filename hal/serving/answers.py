@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from hal_core import FinishReason
@@ -41,17 +42,18 @@ async def wanted_of(
     max_tokens: int | None,
     params: Mapping[str, Any],
     stops: Sequence[str],
-    ignore_eos: bool = False,
+    add_special_tokens: bool,
     priority: int = 0,
 ) -> Wanted:
-    """Check and encode a request. ``max_tokens``: None for the room that the longest prompt leaves; ``ignore_eos``: no
-    end token ends the answer before. Raises :class:`InvalidValue`."""
-    found = [ids if not isinstance(ids, str) else await asyncio.to_thread(engine.plan.encode, ids) for ids in prompts]
+    """Check and encode a request. ``max_tokens``: None for the room that the longest prompt leaves;
+    ``add_special_tokens``: whether texts are raw (:meth:`hal.model.tokenizer.Tokenizer.encode`). Raises
+    :class:`InvalidValue`."""
+    encode = partial(engine.plan.encode, add_special_tokens=add_special_tokens)
+    found = [ids if not isinstance(ids, str) else await asyncio.to_thread(encode, ids) for ids in prompts]
     tokens = max(1, engine.max_model_len - max(map(len, found))) if max_tokens is None else max_tokens
     for ids in found:
         engine.check(ids, tokens)
-    least = {"min_tokens": tokens} if ignore_eos else {}
-    return Wanted(found, n, {**params, **least, "max_tokens": tokens}, stops, priority)
+    return Wanted(found, n, {**params, "max_tokens": tokens}, stops, priority)
 
 
 async def parts_of(engine: AsyncEngine, wanted: Wanted, metrics: Metrics) -> AsyncIterator[tuple[int, Part]]:

@@ -22,11 +22,14 @@ from hal.generation import AsyncEngine, Part
 from hal.timeouts import TIMEOUTS
 
 from .answers import Wanted, parts_of, wanted_of
+from .bodies import PAGE as GUIDE
+from .bodies import read_body
 from .chat import ChatTemplate
 from .drain import Drain
 from .errors import ApiError, error_object, error_of, error_response
+from .messages import Message
 from .metrics import Metrics
-from .schemas import Chat, Completion, Sampling, StreamOptions, Tokenize, read_body
+from .schemas import Chat, Completion, Detokenize, Sampling, StreamOptions, Tokenize
 from .settings import Settings
 from .shapes import ChatShape, CompletionShape, Shape, usage_of
 
@@ -56,7 +59,9 @@ class Server:
             Route("/v1/completions", self._guarded(self.completions), methods=["POST"]),
             Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
             Route("/v1/models", self._guarded(self.models), methods=["GET"]),
+            Route("/v1/models/{model:path}", self._guarded(self.model), methods=["GET"]),
             Route("/tokenize", self._guarded(self.tokenize), methods=["POST"]),
+            Route("/detokenize", self._guarded(self.detokenize), methods=["POST"]),
             Route("/metrics", self._guarded(self.show_metrics), methods=["GET"]),
             Route("/health", self.health, methods=["GET"]),
             Route("/", self.page, methods=["GET"]),
@@ -119,12 +124,15 @@ class Server:
 
     def _ready(self, model: str | None) -> None:
         """Raise :class:`ApiError` unless the engine takes requests for this model."""
-        if model not in (None, self.settings.model):
-            what = f"there is no model {model!r}: this server has {self.settings.model!r}"
-            raise ApiError(404, what, param="model", code="model_not_found")
+        self._check_model(model)
         if state := self._down():
             what = "the engine is loading (try again soon)" if state == _LOADING else state
             raise ApiError(503, what, code="engine_unavailable")
+
+    def _check_model(self, model: str | None) -> None:
+        if model not in (None, self.settings.model):
+            what = f"there is no model {model!r}: this server has {self.settings.model!r}"
+            raise ApiError(404, what, param="model", code="model_not_found")
 
     def _down(self) -> str:
         """Return why requests are refused; "" if they are not."""
@@ -146,24 +154,55 @@ class Server:
         """``POST /v1/chat/completions``."""
         body = read_body(Chat, await self._body(request), lenient=self.settings.lenient)
         self._ready(body.model)
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs (give logprobs: true)", param="top_logprobs")
         changed = body.changed() | ({"logprobs": body.top_logprobs or 0} if body.logprobs else {})
         shape = ChatShape(self.settings.model, self.engine.plan.tokenizer, logprobs=body.logprobs)
-        prompt = self.template.render(body.messages)
+        prompt = self._rendered(body, body.messages)
         wanted = await self._wanted(body, [prompt], body.max_completion_tokens or body.max_tokens, changed)
         return await self._answer(request, body, wanted, shape)
 
+    def _rendered(self, body: Chat | Tokenize, messages: Sequence[Message]) -> str:
+        variables, prompt = body.chat_template_kwargs, body.add_generation_prompt
+        return self.template.render(messages, variables, add_generation_prompt=prompt)
+
     async def models(self, _request: Request) -> Response:
         """``GET /v1/models``."""
+        return _json({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        """``GET /v1/models/{model}``."""
+        self._check_model(request.path_params["model"])
+        return _json(self._model())
+
+    def _model(self) -> dict[str, Any]:
         one = {"id": self.settings.model, "object": "model", "created": 0, "owned_by": "hal"}
-        return _json({"object": "list", "data": [one | {"max_model_len": self.engine.max_model_len}]})
+        return one | {"max_model_len": self.engine.max_model_len}
 
     async def tokenize(self, request: Request) -> Response:
         """``POST /tokenize``."""
         body = read_body(Tokenize, await self._body(request), lenient=self.settings.lenient)
-        ids = await asyncio.to_thread(self.engine.plan.encode, body.prompt)
+        self._check_model(body.model)
+        text, raw = body.prompt, body.messages is None
+        if (text is None) == raw:
+            raise ApiError(400, "prompt and messages: give one of them", param="prompt")
+        if body.messages is not None:
+            text = self._rendered(body, body.messages)
+        special = raw if body.add_special_tokens is None else body.add_special_tokens
+        ids = await asyncio.to_thread(self.engine.plan.encode, text, add_special_tokens=special)
         return _json({"tokens": ids, "count": len(ids), "max_model_len": self.engine.max_model_len})
+
+    async def detokenize(self, request: Request) -> Response:
+        """``POST /detokenize``."""
+        body = read_body(Detokenize, await self._body(request), lenient=self.settings.lenient)
+        self._check_model(body.model)
+        plan, most = self.engine.plan, self.engine.max_model_len
+        if len(body.tokens) > most:
+            raise ApiError(400, f"tokens: {len(body.tokens)} of them (send at most {most})", param="tokens")
+        if wrong := [token for token in body.tokens if not 0 <= token < plan.config.vocab_size]:
+            raise ApiError(400, f"tokens: {wrong[0]} is outside the vocabulary", param="tokens")
+        text = await asyncio.to_thread(plan.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return _json({"prompt": text})
 
     async def health(self, _request: Request) -> Response:
         """``GET /health``: 200; 503 while the engine loads or a worker is lost, and once the engine has failed."""
@@ -183,7 +222,11 @@ class Server:
     # -- answers --------------------------------------------------------------------------------------------------
 
     async def _wanted(
-        self, body: Sampling, prompts: Sequence[str | Sequence[int]], tokens: int | None, params: dict[str, Any]
+        self,
+        body: Completion | Chat,
+        prompts: Sequence[str | Sequence[int]],
+        tokens: int | None,
+        params: dict[str, Any],
     ) -> Wanted:
         room = self.engine.room
         most = self.settings.choices if room is None else min(self.settings.choices, room)
@@ -199,7 +242,7 @@ class Server:
                 max_tokens=tokens,
                 params=params,
                 stops=body.stops(),
-                ignore_eos=body.ignore_eos,
+                add_special_tokens=body.add_special_tokens,
                 priority=body.priority,
             )
 
@@ -309,8 +352,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what, path = error.detail, request.url.path
     if error.status_code == 404:
-        routes = ", ".join(route.path for route in request.app.routes)
-        what = f"there is no route {path} (there are {routes})"
+        routes = ", ".join(route.path.replace(":path", "") for route in request.app.routes)
+        what = f"there is no route {path} (there are {routes}; {GUIDE} says what offers others)"
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         what = f"{path} takes no {request.method} (send {allowed})"

@@ -2,48 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hal_core import InvalidValue
+from jinja2 import Template, TemplateError, TemplateSyntaxError
 
 from hal.model.fields import read_json
 from hal.model.files import check_regular
 
+from .environment import template_environment
 from .errors import ApiError
-from .schemas import Message
+from .messages import Message, as_template_sees
+
+_FILE, _CONFIG, _TOKENS = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
+_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+OWN = ("messages", "tools", "documents", "add_generation_prompt")
+"""Variables of a template that ``chat_template_kwargs`` cannot set."""
+
+log = logging.getLogger(__name__)
 
 
 class ChatTemplate:
     """Renders a checkpoint's template in Jinja2's sandbox, with the names that transformers gives it.
 
-    A checkpoint has it in ``chat_template.jinja``, or under ``chat_template`` in ``tokenizer_config.json``.
+    A checkpoint has it in ``chat_template.jinja``, or under ``chat_template`` in ``tokenizer_config.json``. One that
+    cannot be read or compiled is logged, and refuses all messages.
     """
 
     def __init__(self, checkpoint: Path) -> None:
-        config, file = checkpoint / "tokenizer_config.json", checkpoint / "chat_template.jinja"
-        facts = read_json(config) if config.exists() else {}
-        if file.exists():
-            self._template = _compiled(_text_of(file), file)
-        else:
-            self._template = _compiled(_template_in(facts, config), config)
-        self._tokens = {name: _text(facts.get(name)) for name in ("bos_token", "eos_token")}
-
-    def render(self, messages: Sequence[Message]) -> str:
-        """Return the prompt. Raises :class:`ApiError` without a template, and for messages that it refuses."""
-        if self._template is None:
-            what = "the model has no chat template"
-            raise ApiError(400, f"{what} (use /v1/completions, or a checkpoint with one)", code="no_chat_template")
-        from jinja2 import TemplateError
-
-        plain = [{"role": one.role, "content": one.content} for one in messages]
+        self._template: Template | None = None
+        self._missing = "the model has no chat template (use /v1/completions, or a checkpoint with one)"
+        self._tokens: dict[str, str] = {}
         try:
-            text: str = self._template.render(messages=plain, add_generation_prompt=True, tools=None, **self._tokens)
+            facts = _facts(checkpoint / _CONFIG)
+            if (file := checkpoint / _FILE).exists():
+                self._template = _compiled(_text_of(file), file)
+            elif (text := _template_in(facts, checkpoint / _CONFIG)) is not None:
+                self._template = _compiled(text, checkpoint / _CONFIG)
+            given = _facts(checkpoint / _TOKENS) | facts
+            self._tokens = {name: text for name in _NAMES if (text := _text(given.get(name))) is not None}
+        except InvalidValue as error:
+            self._template = None
+            self._missing = "the model's chat template cannot be read (use /v1/completions; the server's log says why)"
+            log.warning("/v1/chat/completions is off: %s", error)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Return the prompt, to be encoded without further special tokens. ``variables``: further ones of the template.
+
+        Raises :class:`ApiError` without a template, and for messages that it refuses.
+        """
+        if self._template is None:
+            raise ApiError(400, self._missing, code="no_chat_template")
+        given = variables or {}
+        if own := [name for name in OWN if name in given]:
+            what = f"chat_template_kwargs: {own[0]} is the request's own (leave it out)"
+            raise ApiError(400, what, param="chat_template_kwargs")
+        plain = [as_template_sees(message, f"messages[{number}]") for number, message in enumerate(messages)]
+        told = {**self._tokens, **given, "messages": plain, "add_generation_prompt": add_generation_prompt}
+        try:
+            return self._template.render(told, tools=None, documents=None)
         except Exception as error:  # a template computes with what a client sends: it may raise anything
             why = f"{error}" if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
             raise ApiError(400, f"the chat template refuses the messages: {why}", param="messages") from error
-        return text
+
+
+def _facts(file: Path) -> dict[str, Any]:
+    return read_json(file) if file.exists() else {}
 
 
 def _text_of(file: Path) -> str:
@@ -64,18 +97,9 @@ def _template_in(facts: dict[str, Any], config: Path) -> str | None:
     return found
 
 
-def _compiled(text: str | None, file: Path) -> Any:  # noqa: ANN401 (jinja2 is an extra)
-    if text is None:
-        return None
-    from jinja2 import TemplateSyntaxError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals["raise_exception"] = _refuse
+def _compiled(text: str, file: Path) -> Template:
     try:
-        return environment.from_string(text)
+        return template_environment().from_string(text)
     except Exception as error:  # noqa: BLE001 (also Python's own errors, of the code that jinja2 makes)
         where = f"line {error.lineno}" if isinstance(error, TemplateSyntaxError) else type(error).__name__
         raise InvalidValue(
@@ -83,11 +107,6 @@ def _compiled(text: str | None, file: Path) -> Any:  # noqa: ANN401 (jinja2 is a
         ) from None
 
 
-def _refuse(message: str) -> None:
-    from jinja2 import TemplateError
-
-    raise TemplateError(message)
-
-
-def _text(token: object) -> str:
-    return token.get("content", "") if isinstance(token, dict) else token if isinstance(token, str) else ""
+def _text(token: object) -> str | None:
+    found = token.get("content") if isinstance(token, dict) else token
+    return found if isinstance(found, str) else None

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
+from hal.generation.plan import MOST_ENDS
+
 from .errors import ApiError
+from .messages import Message
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+class StreamOptions(msgspec.Struct):
     """``include_usage``: end a stream with a chunk that counts tokens; ``continuous_usage_stats``: count in each chunk
     (vLLM's)."""
 
@@ -20,7 +22,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     continuous_usage_stats: bool = False
 
 
-class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Sampling(msgspec.Struct, kw_only=True):
     """Fields that completions and chats share; None: the checkpoint's default, or OpenAI's."""
 
     model: str | None = None
@@ -34,23 +36,26 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     min_p: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: Annotated[list[int], msgspec.Meta(max_length=MOST_ENDS)] | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool = False
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] = 0
-    user: str | None = None
 
     def changed(self) -> dict[str, Any]:
         """Return the parameters that the request gives, by hal's names."""
-        names = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty")
+        names = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty")
         found = {name: getattr(self, name) for name in (*names, "repetition_penalty", "min_tokens")}
-        return {name: value for name, value in found.items() if value is not None}
+        found["top_k"] = 0 if self.top_k == -1 else self.top_k  # vLLM's way to say "all"
+        found["seed"] = None if self.seed == -1 else self.seed  # llama.cpp's way to say "any"
+        found["eos_token_ids"] = self.stop_token_ids
+        return {name: value for name, value in found.items() if value is not None} | {"ignore_eos": self.ignore_eos}
 
     def as_typed(self, name: str) -> str:
         """Return the field of this request that gave the engine's parameter ``name``."""
-        return name
+        return {"eos_token_ids": "stop_token_ids"}.get(name, name)
 
     def stops(self) -> tuple[str, ...]:
         """Return the texts that end an answer."""
@@ -58,10 +63,12 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Completion(Sampling, kw_only=True):
-    """``POST /v1/completions``. ``prompt``: a text, token ids, or a list of either."""
+    """``POST /v1/completions``. ``prompt``: a text, token ids, or a list of either. ``add_special_tokens``: whether
+    texts get those that the tokenizer itself puts around a text."""
 
     prompt: str | list[int | str | list[int]]
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
+    add_special_tokens: bool = True
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts one by one. Raises :class:`ApiError` for a list of several kinds."""
@@ -75,72 +82,38 @@ class Completion(Sampling, kw_only=True):
         return [ids]
 
 
-class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """One message of a chat."""
-
-    role: str
-    content: str
-    name: str | None = None
-
-
 class Chat(Sampling, kw_only=True):
-    """``POST /v1/chat/completions``."""
+    """``POST /v1/chat/completions``. The template writes the special tokens, unless ``add_special_tokens``."""
 
     messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    add_special_tokens: bool = False
 
     def as_typed(self, name: str) -> str:
         """See :class:`Sampling`."""
         tokens = "max_completion_tokens" if self.max_completion_tokens is not None else "max_tokens"
-        return {"prompt": "messages", "max_tokens": tokens, "logprobs": "top_logprobs"}.get(name, name)
+        typed = {"prompt": "messages", "max_tokens": tokens, "logprobs": "top_logprobs"}
+        return typed.get(name) or super().as_typed(name)
 
 
-class Tokenize(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """``POST /tokenize``."""
+class Tokenize(msgspec.Struct, kw_only=True):
+    """``POST /tokenize``: of a text, or of a chat as the model gets it."""
 
-    prompt: str
+    prompt: str | None = None
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)] | None = None
     model: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None
+    """None: of a text."""
 
 
-Body = TypeVar("Body", bound=msgspec.Struct)
-_INNER: dict[str, type[msgspec.Struct]] = {"stream_options": StreamOptions, "messages": Message}
-"""Fields whose value is an object, or a list of objects, with fields of its own."""
+class Detokenize(msgspec.Struct, kw_only=True):
+    """``POST /detokenize``."""
 
-
-def _offered(kind: type[msgspec.Struct], found: Any) -> Any:  # noqa: ANN401 (whatever JSON can hold)
-    """Return an object, or each one of a list, without the fields that ``kind`` does not have."""
-    if isinstance(found, list):
-        return [_offered(kind, one) for one in found]
-    if not isinstance(found, dict):
-        return found
-    kept = {name: value for name, value in found.items() if name in kind.__struct_fields__}
-    return kept | {name: _offered(inner, kept[name]) for name, inner in _INNER.items() if name in kept}
-
-
-def read_body(kind: type[Body], data: bytes, *, lenient: bool) -> Body:
-    """Return the body of a request. Raises :class:`ApiError` that names the field for anything that is not offered."""
-    try:
-        data.decode()
-        if lenient:
-            return msgspec.convert(_offered(kind, msgspec.json.decode(data)), kind)
-        return msgspec.json.decode(data, type=kind)
-    except UnicodeDecodeError as error:
-        raise ApiError(400, f"the body is not UTF-8: byte {error.start} (send JSON in UTF-8)") from error
-    except msgspec.ValidationError as error:
-        text = str(error)
-        wrong, at, place = text.rpartition(" - at `$.")
-        param = place.rstrip("`") if at else None
-        if text.startswith("Object contains unknown field"):
-            param = text.split("`")[1]
-            close = get_close_matches(param, kind.__struct_fields__, 1)
-            cure = f"did you mean {close[0]}?" if close else "leave it out, or start the server with --lenient"
-            text = f"{param} is not offered ({cure})"
-        elif param is not None:
-            text = f"{param}: {wrong[0].lower()}{wrong[1:]}"
-        else:
-            text = f"the body: {text[0].lower()}{text[1:]} (send a JSON object)"
-        raise ApiError(400, text, param=param) from error
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {error} (send a JSON object)") from error
+    tokens: list[int]
+    model: str | None = None

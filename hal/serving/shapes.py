@@ -6,7 +6,8 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 
@@ -49,9 +50,20 @@ class Shape:
         """Return one part of an answer."""
         raise NotImplementedError
 
-    def text_of(self, token: int) -> str:
-        """Return the text of one token."""
-        return self._tokenizer.decode([token])
+    def name_of(self, token: int) -> str:
+        """Return the text of one token; ``bytes:`` and its bytes if they are no whole characters (OpenAI's form)."""
+        return next(self._names(token))
+
+    def _names(self, token: int) -> Iterator[str]:
+        """Give names of a token, of which the last one belongs to it alone."""
+        own = self._tokenizer.bytes_of(token)
+        if own is None and (spelled := self._tokenizer.spelled(token)):
+            yield spelled
+        if own is not None:
+            with suppress(UnicodeDecodeError):
+                yield own.decode()
+            yield "bytes:" + "".join(f"\\x{byte:02x}" for byte in own)
+        yield f"token_id:{token}"
 
 
 class CompletionShape(Shape):
@@ -77,11 +89,23 @@ class CompletionShape(Shape):
     def _probabilities(self, index: int, pairs: Pairs) -> dict[str, Any] | None:
         if not self._logprobs:
             return None
-        texts = [self.text_of(one[0][0]) for one in pairs]
-        best = [{self.text_of(token): _finite(value) for token, value in one[1:]} for one in pairs]
-        *offsets, self._lengths[index] = accumulate(map(len, texts), initial=self._lengths[index])
+        tokens = [one[0][0] for one in pairs]
+        best = [self._named(one[1:]) for one in pairs]
+        *offsets, self._lengths[index] = accumulate(map(self._length, tokens), initial=self._lengths[index])
         values = [_finite(one[0][1]) for one in pairs]
-        return {"tokens": texts, "token_logprobs": values, "top_logprobs": best, "text_offset": offsets}
+        names = [*map(self.name_of, tokens)]
+        return {"tokens": names, "token_logprobs": values, "top_logprobs": best, "text_offset": offsets}
+
+    def _named(self, pairs: Iterable[tuple[int, float]]) -> dict[str, float]:
+        """Return log-probabilities by tokens' names, each under one of its own: several tokens may have one text."""
+        found: dict[str, float] = {}
+        for token, value in pairs:
+            found[next(name for name in self._names(token) if name not in found)] = _finite(value)
+        return found
+
+    def _length(self, token: int) -> int:
+        """Return how many characters of the text begin in a token."""
+        return sum(byte & 0xC0 != 0x80 for byte in self._tokenizer.bytes_of(token) or b"")
 
 
 class ChatShape(Shape):
@@ -121,8 +145,8 @@ class ChatShape(Shape):
         }
 
     def _one(self, token: int, value: float) -> dict[str, Any]:
-        text = self.text_of(token)
-        return {"token": text, "logprob": _finite(value), "bytes": list(text.encode())}
+        own = self._tokenizer.bytes_of(token)
+        return {"token": self.name_of(token), "logprob": _finite(value), "bytes": None if own is None else list(own)}
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
