@@ -84,7 +84,7 @@ def command(
     try:
         import uvicorn
 
-        from hal.serving import Drain, Settings, make_app
+        from hal.serving import ChatTemplate, Drain, Settings, make_app
     except ImportError as error:
         what = f"{(error.name or str(error)).partition('.')[0]} is missing"
         raise Unavailable(what, cure="pip install 'paddle-hal[serve]>=1.1,<2'", argument="hal serve") from error
@@ -120,6 +120,8 @@ def command(
             acceptance=acceptance,
             timed=True,
         )
+    if (template := ChatTemplate(plan.path)).fault:
+        say(f"hal: /v1/chat/completions is off: {template.fault}")
     settings = Settings(model=name or model or "default", api_key=key, lenient=lenient)
     failures: list[HalError] = []
 
@@ -130,7 +132,8 @@ def command(
             server.should_exit = True
 
     draining = Drain(drain)
-    app = make_app(AsyncEngine.of(plan, serve, max_waiting), settings, drain=draining, on_failure=on_failure)
+    engine = AsyncEngine.of(plan, serve, max_waiting)
+    app = make_app(engine, settings, template=template, drain=draining, on_failure=on_failure)
     log_config = deepcopy(uvicorn.config.LOGGING_CONFIG)
     log_config["formatters"]["default"] = {"format": "hal: %(message)s"}
     config = uvicorn.Config(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from .app import make_app
+from .chat import ChatTemplate
 from .drain import Drain
 from .settings import Settings
 
-__all__ = ["Drain", "Settings", "make_app"]
+__all__ = ["ChatTemplate", "Drain", "Settings", "make_app"]

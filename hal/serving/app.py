@@ -47,9 +47,11 @@ OnFailure = Callable[[HalError, bool], object]
 class Server:
     """Serves one engine, which it opens when it starts: until then, and once the engine has failed, it answers 503."""
 
-    def __init__(self, engine: AsyncEngine, settings: Settings, drain: Drain, on_failure: OnFailure) -> None:
+    def __init__(
+        self, engine: AsyncEngine, settings: Settings, template: ChatTemplate, drain: Drain, on_failure: OnFailure
+    ) -> None:
         self.engine, self.settings = engine, settings
-        self.metrics, self.template = Metrics(settings.model), ChatTemplate(engine.plan.path)
+        self.metrics, self.template = Metrics(settings.model), template
         self._drain, self._opened, self._on_failure = drain, asyncio.Event(), on_failure
         self._error: HalError | None = None
 
@@ -183,11 +185,12 @@ class Server:
         """``POST /tokenize``."""
         body = read_body(Tokenize, await self._body(request), lenient=self.settings.lenient)
         self._check_model(body.model)
-        text, raw = body.prompt, body.messages is None
-        if (text is None) == raw:
-            raise ApiError(400, "prompt and messages: give one of them", param="prompt")
-        if body.messages is not None:
-            text = self._rendered(body, body.messages)
+        if body.messages is not None and body.prompt is None:
+            text, raw = self._rendered(body, body.messages), False
+        elif body.prompt is not None and body.messages is None:
+            text, raw = body.prompt, True
+        else:
+            raise ApiError(400, "prompt or messages: give one of the two", param="prompt")
         special = raw if body.add_special_tokens is None else body.add_special_tokens
         ids = await asyncio.to_thread(self.engine.plan.encode, text, add_special_tokens=special)
         return _json({"tokens": ids, "count": len(ids), "max_model_len": self.engine.max_model_len})
@@ -364,9 +367,11 @@ def make_app(
     engine: AsyncEngine,
     settings: Settings,
     *,
+    template: ChatTemplate | None = None,
     drain: Drain | None = None,
     on_failure: OnFailure = lambda error, ran: None,
 ) -> Starlette:
-    """Return the ASGI application of a server. ``drain``: what its requests have when it stops, which the caller
-    begins; None: 30 s."""
-    return Server(engine, settings, drain or Drain(30.0), on_failure).app()
+    """Return the ASGI application of a server. ``template``: of chats; None: the model's. ``drain``: what its requests
+    have when it stops, which the caller begins; None: 30 s."""
+    chats = template or ChatTemplate(engine.plan.path)
+    return Server(engine, settings, chats, drain or Drain(30.0), on_failure).app()

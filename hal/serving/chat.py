@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,16 @@ _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 OWN = ("messages", "tools", "documents", "add_generation_prompt")
 """Variables of a template that ``chat_template_kwargs`` cannot set."""
 
-log = logging.getLogger(__name__)
-
 
 class ChatTemplate:
     """Renders a checkpoint's template in Jinja2's sandbox, with the names that transformers gives it.
 
     A checkpoint has it in ``chat_template.jinja``, or under ``chat_template`` in ``tokenizer_config.json``. One that
-    cannot be read or compiled is logged, and refuses all messages.
+    cannot be read or compiled refuses all messages; ``fault`` says why.
     """
 
     def __init__(self, checkpoint: Path) -> None:
+        self.fault = ""
         self._template: Template | None = None
         self._missing = "the model has no chat template (use /v1/completions, or a checkpoint with one)"
         self._tokens: dict[str, str] = {}
@@ -47,7 +45,7 @@ class ChatTemplate:
         except InvalidValue as error:
             self._template = None
             self._missing = "the model's chat template cannot be read (use /v1/completions; the server's log says why)"
-            log.warning("/v1/chat/completions is off: %s", error)
+            self.fault = str(error)
 
     def render(
         self,

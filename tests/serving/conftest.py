@@ -57,12 +57,15 @@ class Served:
 
 
 @contextmanager
-def serving(*options, until_loaded=True):
-    """Start a server, and end it."""
+def serving(*options, until_loaded=True, said=None):
+    """Start a server, and end it. ``said``: a list for the lines before that of its address."""
     command = [sys.executable, "-c", COMMAND, "serve", "--device", "cpu", "--port", "0", *options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         line = process.stderr.readline()
+        while said is not None and line and "http://" not in line:
+            said.append(line)
+            line = process.stderr.readline()
         if (found := re.search(r"http://\S+:\d+", line)) is None:
             process.kill()
             raise AssertionError(line + process.stderr.read())

@@ -1,22 +1,21 @@
-"""A checkpoint's chat template: its files are read or refused by their path, and what it raises is an error of 400."""
+"""A checkpoint's chat template: what is wrong with its files turns chats off and is named by its path, and what it
+raises is an error of 400."""
 
 from __future__ import annotations
 
 import json
 import shutil
 
+import httpx
 import pytest
-from hal_core import InvalidValue
 
 from hal.model import DEFAULT_CHECKPOINT
 from hal.serving.chat import ChatTemplate
 from hal.serving.errors import ApiError
-from hal.serving.schemas import Message
-from tests.commands import LIBRARIES
+from hal.serving.messages import Message
 
-from .conftest import COMMAND
+from .conftest import HANGS, serving
 
-WARM = LIBRARIES
 CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 HELLO = [Message("user", "hello"), Message("user", "again")]
 
@@ -45,17 +44,19 @@ def deep(count):
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, told):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(InvalidValue) as caught:
-        ChatTemplate(tmp_path)
-    assert str(caught.value).startswith(f"{tmp_path / name}: {told}")
-    assert caught.value.cure
+    found = ChatTemplate(tmp_path)
+    assert found.fault.startswith(f"{tmp_path / name}: {told}")
+    assert found.fault.endswith(")"), "it has no cure"
+    with pytest.raises(ApiError, match="the model's chat template cannot be read") as caught:
+        found.render(HELLO)
+    assert (caught.value.status, caught.value.code) == (400, "no_chat_template")
+    assert str(tmp_path) not in caught.value.message, "clients are told where files are"
 
 
 def test_a_folder_in_place_of_a_file_is_named(tmp_path):
     for name in (TEMPLATE, CONFIG):
         (tmp_path / name).mkdir()
-        with pytest.raises(InvalidValue, match=f"{name}: is not a regular file"):
-            ChatTemplate(tmp_path)
+        assert f"{name}: is not a regular file" in ChatTemplate(tmp_path).fault
         (tmp_path / name).rmdir()
 
 
@@ -92,11 +93,17 @@ def test_what_a_template_raises_refuses_the_messages(tmp_path, text, told):
     assert caught.value.message.startswith(f"the chat template refuses the messages: {told}")
 
 
-def test_a_server_of_such_a_checkpoint_ends_with_one_line(tmp_path, warm):
+def test_a_server_of_such_a_checkpoint_says_so_and_completes_texts(tmp_path):
     model = tmp_path / "model"
     shutil.copytree(DEFAULT_CHECKPOINT, model)
     (model / TEMPLATE).write_text("{% for %}")
-    done = warm.run("serve", "--port", "0", "--model", str(model), code=COMMAND)
-    (line,) = done.stderr.splitlines()
-    assert (done.returncode, done.stdout) == (2, "")
-    assert line.startswith(f"hal: error: {model / TEMPLATE}: no chat template: line 1: ")
+    lines = []
+    with serving("--model", str(model), until_loaded=False, said=lines) as served:
+        (line,) = lines
+        assert line.startswith(f"hal: /v1/chat/completions is off: {model / TEMPLATE}: no chat template: line 1: ")
+        served.wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 200, "the engine did not load")
+        asked = {"messages": [{"role": "user", "content": "x"}]}
+        answer = httpx.post(f"{served.url}/v1/chat/completions", json=asked)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "no_chat_template")
+        answer = httpx.post(f"{served.url}/v1/completions", json={"prompt": "x", "max_tokens": 2}, timeout=HANGS)
+        assert answer.status_code == 200, answer.text
