@@ -16,6 +16,7 @@ from hal_core import InvalidValue
 
 from hal.model.config_fields import FAMILIAR, GENERATION_NEUTRAL, MODEL_NEUTRAL, PASSED_OVER, REQUIRED
 from hal.model.fields import SUPPORTED, Fields, read_json
+from hal.model.files import check_formats
 from hal.model.rope import Rope, read_rope
 
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -93,6 +94,8 @@ def read_config(directory: Path) -> LlamaConfig:
 
     Raises ``InvalidValue`` naming the file and the field for anything missing, malformed or not supported.
     """
+    if directory.exists():
+        check_formats(directory)
     if not directory.is_dir():
         raise InvalidValue(
             f"no directory {str(directory)!r}", cure="give a directory with config.json", argument="--model"

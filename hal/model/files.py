@@ -1,4 +1,4 @@
-"""Files of a checkpoint."""
+"""Files of a checkpoint, and formats of others."""
 
 from __future__ import annotations
 
@@ -6,6 +6,36 @@ import stat
 from pathlib import Path
 
 from hal_core import InvalidValue
+
+
+_TAKEN = ".safetensors"
+_FORMATS = {
+    ".gguf": "GGUF",
+    ".bin": "pickles of PyTorch",
+    ".pth": "pickles of PyTorch",
+    ".pt": "pickles of PyTorch",
+    ".h5": "HDF5",
+    ".msgpack": "Flax's",
+    ".onnx": "ONNX",
+}
+"""Names of formats of weights that are not taken, by the ends of their files' names."""
+
+
+def check_formats(given: Path) -> None:
+    """Raise InvalidValue if ``given`` is a file, or a folder with weights in formats that are not taken alone."""
+    cure = "give a folder with config.json, tokenizer.json and .safetensors files"
+    if given.is_file():
+        named = _FORMATS.get(given.suffix.lower())
+        what = "is a file, no folder" if named is None else f"is a file in a format that is not taken ({named})"
+        raise InvalidValue(f"{str(given)!r} {what}", cure=cure, argument="--model")
+    try:
+        suffixes = {file.suffix.lower(): file.name for file in given.iterdir()}
+    except OSError:  # reading the configuration raises the reason
+        return
+    others = sorted(suffixes.keys() & _FORMATS.keys())
+    if others and _TAKEN not in suffixes:
+        found = f"weights are in a format that is not taken: {suffixes[others[0]]} ({_FORMATS[others[0]]})"
+        raise InvalidValue(found, cure=cure, argument=str(given))
 
 
 def check_regular(path: Path) -> None:

@@ -17,7 +17,7 @@ def find_checkpoint(given: str) -> Path:
     Raises :class:`InvalidValue` with the command that fetches the model where the cache has none.
     """
     folder = Path(os.path.expanduser(given))  # unlike Path's, no error for a user who does not exist
-    if folder.is_dir() or not _NAME.fullmatch(given):
+    if folder.exists() or not _NAME.fullmatch(given):
         return folder  # the error comes when its configuration is read
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError

@@ -25,7 +25,7 @@ class OwnBytes:
     """The bytes of single tokens, for the decoder of ``steps``.
 
     ``decode``: the tokenizer's. ``byte_token_ids``: tokens spelled ``<0xNN>`` that are a byte. ``visible``: ids that
-    give text, of which one is the token before: a text's first token may lose its space.
+    give text. One of them stands before and behind each token, as a text's first and last token may lose a space.
     """
 
     def __init__(
@@ -38,8 +38,9 @@ class OwnBytes:
         self._decode, self._bytes = decode, byte_token_ids
         self._by_level = any(step["type"] == "ByteLevel" for step in steps)
         plain = (token for token in sorted(visible - byte_token_ids) if _BROKEN not in decode([token]))
-        self._before = next((token for token in plain if decode([token]).strip()), None)
-        self._text_before = "" if self._before is None else decode([self._before])
+        self._beside = next(([token] for token in plain if decode([token]).strip()), [])
+        self._before = decode(self._beside)
+        self._behind = decode(self._beside * 2).removeprefix(self._before)
 
     def of(self, token: int, spelled: str) -> bytes:
         """Return the bytes of a token, whose text in the vocabulary is ``spelled``."""
@@ -48,6 +49,5 @@ class OwnBytes:
         if self._by_level:
             whole = all(letter in _BYTES for letter in spelled)
             return bytes(_BYTES[letter] for letter in spelled) if whole else spelled.encode()
-        if self._before is None:
-            return self._decode([token]).encode()
-        return self._decode([self._before, token]).removeprefix(self._text_before).encode()
+        text = self._decode([*self._beside, token, *self._beside])
+        return text.removeprefix(self._before).removesuffix(self._behind).encode()

@@ -48,10 +48,15 @@ class Server:
     """Serves one engine, which it opens when it starts: until then, and once the engine has failed, it answers 503."""
 
     def __init__(
-        self, engine: AsyncEngine, settings: Settings, template: ChatTemplate, drain: Drain, on_failure: OnFailure
+        self,
+        engine: AsyncEngine,
+        settings: Settings,
+        drain: Drain,
+        on_failure: OnFailure,
+        template: ChatTemplate | None = None,
     ) -> None:
         self.engine, self.settings = engine, settings
-        self.metrics, self.template = Metrics(settings.model), template
+        self.metrics, self.template = Metrics(settings.model), template or ChatTemplate(engine.plan.path)
         self._drain, self._opened, self._on_failure = drain, asyncio.Event(), on_failure
         self._error: HalError | None = None
 
@@ -373,5 +378,4 @@ def make_app(
 ) -> Starlette:
     """Return the ASGI application of a server. ``template``: of chats; None: the model's. ``drain``: what its requests
     have when it stops, which the caller begins; None: 30 s."""
-    chats = template or ChatTemplate(engine.plan.path)
-    return Server(engine, settings, chats, drain or Drain(30.0), on_failure).app()
+    return Server(engine, settings, drain or Drain(30.0), on_failure, template).app()

@@ -109,6 +109,6 @@ def _taken(kind: type[msgspec.Struct], found: Any, where: str, *, lenient: bool)
 
 def _refused(name: str, inside: str, fields: tuple[str, ...]) -> ApiError:
     close = None if name in NEUTRAL else meant(name, fields)
-    cure = f"leave it out, or start the server with --lenient; {PAGE} says what offers it"
+    cure = f"leave it out, or start with --lenient; {PAGE} says what offers it"
     shown = inside + (name if len(name) <= _NAME else f"{name[:_NAME]}…")
     return ApiError(400, f"{shown} is not offered ({f'did you mean {close}?' if close else cure})", param=shown)

@@ -135,7 +135,11 @@ def test_models_and_tokens(server, client):
     ("body", "status", "param"),
     [
         ({"prompt": "x", "echo": True}, 400, "echo"),
-        ({"prompt": "x", "tools": []}, 400, "tools"),
+        ({"prompt": "x", "tools": [{}]}, 400, "tools"),
+        ({"prompt": "x", "stop_token_ids": [1] * 17}, 400, "stop_token_ids"),
+        ({"prompt": "x", "stop_token_ids": [5000]}, 400, "stop_token_ids"),
+        ({"prompt": "x", "top_k": -2}, 400, "top_k"),
+        ({"prompt": "x", "seed": -2}, 400, "seed"),
         ({"prompt": "x", "temperature": -1}, 400, "temperature"),
         ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
         ({"prompt": "x", "max_tokens": 1000}, 400, "max_tokens"),
@@ -328,7 +332,19 @@ def test_without_the_extra_its_install_line_is_shown(module, warm):
     ("body", "message"),
     [
         ({"prompt": "x", "max_token": 3}, "max_token is not offered (did you mean max_tokens?)"),
-        ({"prompt": "x", "tools": []}, "tools is not offered (leave it out, or start the server with --lenient)"),
+        (
+            {"prompt": "x", "tools": [{}]},
+            "tools is not offered (leave it out, or start with --lenient; docs/serving.md says what offers it)",
+        ),
+        (
+            {"prompt": "x", "top_a": 0.5},
+            "top_a is not offered (leave it out, or start with --lenient; docs/serving.md says what offers it)",
+        ),
+        (
+            {"prompt": "x", "x" * 100: 0.5},
+            f"{'x' * 64}… is not offered (leave it out, or start with --lenient; docs/serving.md says what offers it)",
+        ),
+        ({"prompt": "x", **{f"f{at}": None for at in range(300)}}, "301 fields in an object (send at most 256)"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens: expected `int` >= 1"),
         ({"prompt": []}, "0 answers, of 0 prompts and n = 1 (ask for 1 to 128)"),
         ({"prompt": ["x"] * 65, "n": 2}, "130 answers, of 65 prompts and n = 2 (ask for 1 to 128)"),
