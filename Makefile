@@ -14,7 +14,7 @@ BESIDE := -n $(FILES) --dist loadfile --no-loadscope-reorder --max-worker-restar
 # Two hundred processes of the tests import the same code: it is compiled once, also where Python is told to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run test tests slowest lint bench conform ray intel nightly matrix soak chaos steady fuzz clean
+.PHONY: help run test tests slowest lint bench conform ray intel clients nightly matrix soak chaos steady fuzz clean
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -68,6 +68,13 @@ $(VENV)/.intel: $(STAMP)
 intel: $(VENV)/.intel ## install Intel's OpenCL driver (0.7 GB, its own license) and run opencl's tests and kit on it
 	LD_LIBRARY_PATH=$(CURDIR)/$(VENV)/lib OCL_ICD_FILENAMES=$(CURDIR)/$(VENV)/lib/libintelocl.so \
 		$(BIN)/python -m pytest -m 'conform or not conform' plugins/opencl/tests $(ARGS)
+
+$(VENV)/.clients: $(STAMP)
+	$(BIN)/python -m pip install -q --disable-pip-version-check langchain-openai litellm llm transformers
+	@touch $@
+
+clients: $(VENV)/.clients ## install LangChain, LiteLLM, llm and transformers into the environment, and have them judge hal serve
+	$(BIN)/python -m pytest tests/serving/test_compat.py tests/serving/test_templates.py $(ARGS)
 
 nightly: $(STAMP) $(OLDER)/.installed ## what conform has no time for, and ten times the examples; writes docs/evidence/nightly.md
 	$(BIN)/python tools/parts.py nightly --record docs/evidence/nightly.md $(ARGS)
