@@ -7,7 +7,6 @@ from pathlib import Path
 
 from hal_core import InvalidValue
 
-
 _TAKEN = ".safetensors"
 _FORMATS = {
     ".gguf": "GGUF",

@@ -12,6 +12,7 @@ from .errors import ApiError
 from .messages import Message
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=4096)]
 
 
 class StreamOptions(msgspec.Struct):
@@ -85,7 +86,7 @@ class Completion(Sampling, kw_only=True):
 class Chat(Sampling, kw_only=True):
     """``POST /v1/chat/completions``. The template writes the special tokens, unless ``add_special_tokens``."""
 
-    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    messages: Messages
     max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
@@ -104,7 +105,7 @@ class Tokenize(msgspec.Struct, kw_only=True):
     """``POST /tokenize``: of a text, or of a chat as the model gets it."""
 
     prompt: str | None = None
-    messages: Annotated[list[Message], msgspec.Meta(min_length=1)] | None = None
+    messages: Messages | None = None
     model: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
