@@ -156,7 +156,6 @@ class Sampling:
             return replace(params, top_p=1.0) if params.temperature == 0 else params
         except InvalidValue as error:
             error.argument = f"--{error.argument.replace('_', '-')}"
-            error.what = error.what.split(" = ", 1)[-1]
             raise
 
     def check_given(self, given: Sequence[str]) -> None:

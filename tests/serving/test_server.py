@@ -346,6 +346,11 @@ def test_without_the_extra_its_install_line_is_shown(module, warm):
         ),
         ({"prompt": "x", **{f"f{at}": None for at in range(300)}}, "301 fields in an object (send at most 256)"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens: expected `int` >= 1"),
+        ({"prompt": "x", "top_p": -1}, "top_p: -1.0 (give a number from 0.0 to 1.0)"),
+        (
+            {"prompt": "x", "stop_token_ids": [9999]},
+            "stop_token_ids: token 9999 is outside the vocabulary (give ids from 0 to 2047)",
+        ),
         ({"prompt": []}, "0 answers, of 0 prompts and n = 1 (ask for 1 to 128)"),
         ({"prompt": ["x"] * 65, "n": 2}, "130 answers, of 65 prompts and n = 2 (ask for 1 to 128)"),
         ([], "the body: expected `object`, got `array` (send a JSON object)"),

@@ -19,7 +19,7 @@ def check_number(name: str, value: object, low: float, high: float = math.inf, *
     if isinstance(value, bool | np.bool_) or not isinstance(value, kinds) or not low <= value <= high:
         kind = "a whole number" if whole else "a number"
         bound = f"of at least {low}" if math.isinf(high) else f"from {low} to {high}"
-        raise InvalidValue(f"{name} = {value!r}", cure=f"give {kind} {bound}", argument=name)
+        raise InvalidValue(f"{value!r}", cure=f"give {kind} {bound}", argument=name)
 
 
 _PLAIN = {int, float, type(None)}
@@ -79,7 +79,7 @@ class SamplingParams:
         check_number("max_tokens", self.max_tokens, 1, 2**31 - 1, whole=True)
         check_number("min_tokens", self.min_tokens, 0, self.max_tokens, whole=True)
         if self.top_p == 0.0:
-            raise InvalidValue("top_p = 0", cure="give a number above 0, at most 1", argument="top_p")
+            raise InvalidValue("0", cure="give a number above 0, at most 1", argument="top_p")
         if self.logprobs is not None:
             check_number("logprobs", self.logprobs, 0, 2**31 - 1, whole=True)
         if not _PLAIN.issuperset(map(type, _numbers_of(self))):
@@ -97,7 +97,7 @@ def _items(name: str, values: Any, wanted: str) -> tuple[Any, ...]:  # noqa: ANN
     try:
         return tuple(values)
     except TypeError:
-        raise InvalidValue(f"{name} = {values!r}", cure=f"give {wanted}", argument=name) from None
+        raise InvalidValue(f"{values!r}", cure=f"give {wanted}", argument=name) from None
 
 
 def _ids(name: str, values: Sequence[int]) -> tuple[int, ...]:
@@ -111,7 +111,7 @@ def _sequence(values: Sequence[int]) -> tuple[int, ...]:
     """Return one stop sequence; a bare token id is most likely a list without its outer brackets."""
     if isinstance(values, int | np.integer):
         raise InvalidValue(
-            f"stop_sequences has {values!r} instead of a sequence",
+            f"{values!r} in place of a sequence",
             cure="give a tuple of tuples of token ids, such as ((13, 10),)",
             argument="stop_sequences",
         )
