@@ -112,7 +112,9 @@ def test_what_is_not_offered_is_refused_once(kind, body, param):
     read(kind, body, lenient=True)
 
 
-@pytest.mark.parametrize("name", ["top_a", "typical_p", "tool", "min_length", "n_probs", "suffix", "logit_bias", "x"])
+@pytest.mark.parametrize(
+    "name", ["top_a", "typical_p", "tool", "min_k", "min_length", "n_probs", "suffix", "logit_bias", "x"]
+)
 def test_no_field_of_another_meaning_is_offered(name):
     with pytest.raises(ApiError) as caught:
         read(Completion, {"prompt": "x", name: 0.5})
