@@ -45,6 +45,7 @@ _load, __dir__, __all__ = face(
         "hal_core.memory.views": "Index Memory extent",
         "hal_core.ranks.communicator": "Communicator",
         "hal_core.ranks.ports": "HeldPort",
+        "hal_core.slots.batch_admission": "AdmittedColumns",
         "hal_core.slots.update": "STEP_FIELDS update_inputs",
         "hal_core.slots.fields": "ROW_FIELDS",
         "hal_core.slots.native_columns": "TASK_NAMES gather_with",

@@ -23,6 +23,7 @@ from ..memory.views import Memory as Memory
 from ..memory.views import extent as extent
 from ..ranks.communicator import Communicator as Communicator
 from ..ranks.ports import HeldPort as HeldPort
+from ..slots.batch_admission import AdmittedColumns as AdmittedColumns
 from ..slots.fields import ROW_FIELDS as ROW_FIELDS
 from ..slots.geometry import DYNAMIC as DYNAMIC
 from ..slots.host_table import BLOCKS as BLOCKS

@@ -21,8 +21,7 @@ from .writing import Writer
 
 if TYPE_CHECKING:
     from hal_core import AdmittedRequest, ByteRange, Device, SlotState, Stream, TaskBatch, hookimpl
-    from hal_core.devices import CopyTicket, Memory, Value
-    from hal_core.slots.batch_admission import AdmittedColumns
+    from hal_core.devices import AdmittedColumns, CopyTicket, Memory, Value
 
     from .context import Options
 else:

@@ -33,8 +33,7 @@ from .structs import CHUNK_NUMBERS, PLACE
 
 if TYPE_CHECKING:
     from hal_core import AdmittedRequest
-    from hal_core.devices import MirroredBlock, RecordedEvent
-    from hal_core.slots.batch_admission import AdmittedColumns
+    from hal_core.devices import AdmittedColumns, MirroredBlock, RecordedEvent
 
 log = logging.getLogger("hal")
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
