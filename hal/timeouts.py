@@ -39,7 +39,8 @@ class Timeouts(CoreTimeouts):
     shown: Seconds = Seconds(2.0, "showing what is left after a signal, where standard output takes nothing")
     sink_close: Seconds = Seconds(10.0, "sending what is left to the reader of `--sink` at the end of a run")
     sink_close_signal: Seconds = Seconds(2.0, "the same after a signal")
-    tokenizer: Seconds = Seconds(5.0, "processor time of a tokenizer for a prompt")
+    tokenizer: Seconds = Seconds(5.0, "processor time of a tokenizer for a prompt, in a process of its own")
+    tokenizer_mib: Seconds = Seconds(3.0, "the same, beside it, for each MiB of the prompt")
     last_event: Seconds = Seconds(
         1.0, "sending the error of a request that the end of `hal serve --drain` cuts, before its connection is closed"
     )
@@ -76,6 +77,11 @@ class Timeouts(CoreTimeouts):
     output: Seconds = Seconds(0.001, "between two looks for the output of a running step whose blocks are to be sent")
     transfer: Seconds = Seconds(0.2, "between two calls of a transfer that has blocks under way, at most")
     process_look: Seconds = Seconds(0.25, "between two looks of `hal.AsyncEngine` for the end of its engine process")
+    process_beat: Seconds = Seconds(1.0, "between two beats of an engine process")
+    process_silence: Seconds = Seconds(
+        8.0, "an engine process without a beat, after which it counts as stopped: its requests end with an error"
+    )
+    process_start_end: Seconds = Seconds(6.0, "the end of an engine process that is still loading, after SIGTERM")
     process_idle: Seconds = Seconds(0.5, "without a request, before the engine process looks after its ranks")
     serve: Seconds = Seconds(60.0, "the engine process's wait for what it is to serve")
     offer: Seconds = Seconds(10.0, "a decode worker's answer to an offer, and the arrival of what is sealed")

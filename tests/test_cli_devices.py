@@ -195,7 +195,10 @@ def test_an_error_of_ours_is_one_line_on_stderr_and_exit_status_2(site):
         (["conform", "cpu", "--only", "G99"], "--only: 'G99' is not a guarantee"),
         (["conform", "nothing"], "NAME: no device 'nothing'; installed: "),
         (["serve", "--port", "99999"], "--port: 99999 (give a number of at most 65535)"),
-        (["serve", "--host", "0.0.0.0"], "--host: 0.0.0.0 is reached from other hosts (give --api-key too)"),
+        (
+            ["serve", "--host", "0.0.0.0"],
+            "--host: 0.0.0.0 is reached from other hosts (set HAL_API_KEY to a key for clients, or give --api-key)",
+        ),
         (["serve", "--model", "/"], "--model: no config.json in '/' (give the directory of a checkpoint)"),
         (["serve", "--slots", "0"], "--slots: 0 (give a number of at least 1)"),
         (["tail"], "URL: it is missing (hal tail -h lists the options)"),

@@ -15,6 +15,7 @@ from hal.distributed.ranks import Ranks
 from hal.local_rank import SHARED
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.hub import find_checkpoint
+from hal.model.stops import checked_stops
 from hal.object_loader import check_maker
 from hal.proposers import NONE
 from hal.proposers.asked import (
@@ -128,7 +129,7 @@ class Sampling:
     )
     stop: Sequence[str] = option(
         (),
-        "End where the answer contains this text; may be given several times.",
+        "End where the answer contains this text; may be given up to 16 times.",
         "TEXT",
         group="sampling",
         typed=list[str] | None,
@@ -136,14 +137,8 @@ class Sampling:
     )
 
     def __post_init__(self) -> None:
-        for text in self.stop:
-            if not text:
-                raise InvalidValue("an empty text", cure="leave it out", argument="--stop")
+        for text in checked_stops(self.stop, "--stop"):
             check_argument(text, "--stop")
-            if "\ufffd" in text:
-                raise InvalidValue(
-                    "U+FFFD stands for bytes that are no text", cure="give the text without it", argument="--stop"
-                )
 
     def params(self) -> SamplingParams:
         """Return the parameters. Raises :class:`InvalidValue`, which names the option.

@@ -83,7 +83,6 @@ class Answer:
     prompt: str
     answer: AnswerText
     token_ids: list[int] = field(default_factory=list)
-    shown: int = 0  # characters of the text on the screen
     logprobs: list[dict[str, Any]] | None = None  # None: not requested
     steps: int = 0  # in which its tokens came
     finish: FinishReason = FinishReason.NONE
@@ -257,9 +256,7 @@ class Answers:
             if len(self._order) > 1:
                 self._screen.write(f"{chr(10) * (answer is not self._order[0])}--- {answer.request_id} ---\n")
             self._screen.write(answer.prompt)
-        settled = answer.answer.settled
-        self._screen.write(answer.answer.text[answer.shown : settled])
-        answer.shown = settled
+        self._screen.write(answer.answer.take())
         if complete:
             self._screen.write("\n")
             if answer.finish in (FinishReason.ERROR, FinishReason.ABORT) and not self._broken_off:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hal_core import InvalidValue, Request, SamplingParams, StateConfig, lay_out
 from hal.engine import Scheduler, tokens_to_keep
 from hal.engine.budget import DEFAULT_CHUNK, Budget
 from hal.model.config import LlamaConfig, read_config
+from hal.model.files import read_file
 from hal.model.streaming import AnswerText
 from hal.model.tokenizer import Tokenizer
 from hal.proposers import check_names
@@ -83,7 +85,9 @@ def read_prompts(given: Sequence[str], named: Sequence[str], file: Path | None, 
 
 def _of_file(file: Path, sampling: Sampling) -> Prompts:
     try:
-        data = file.read_bytes()
+        data = read_file(file)
+    except InvalidValue as error:
+        raise InvalidValue(f"{str(file)!r}: {error.what}", cure="give a smaller file", argument=_LINES) from None
     except FileNotFoundError:
         cure = "give a file with one prompt a line"
         raise InvalidValue(f"no file {str(file)!r}", cure=cure, argument=_LINES) from None
@@ -178,6 +182,9 @@ def make_plan(prompts: Sequence[Prompt], options: Options, notes: Sequence[str] 
     config = read_config(options.model)
     check_layer(options.speculate, config)
     tokenizer = Tokenizer.load(options.model, config)
+    for number, prompt in enumerate(prompts, 1):
+        with _of_prompt(number, len(prompts)):
+            tokenizer.check_length(prompt.text, config.max_position_embeddings)
     encoded = iter(tokenizer.encode_all([prompt.text for prompt in prompts if prompt.text]))
     requests = [
         Request(f"r{number}", next(encoded) if prompt.text else [], _for_model(prompt.sampling, config))
@@ -200,6 +207,16 @@ def make_plan(prompts: Sequence[Prompt], options: Options, notes: Sequence[str] 
     stops = {request.request_id: prompt.sampling.stop for request, prompt in zip(requests, prompts, strict=True)}
     texts = [prompt.text for prompt in prompts]
     return Plan(texts, requests, config, tokenizer, sizes, blocks, stops, [*notes, *config.notes])
+
+
+@contextmanager
+def _of_prompt(number: int, count: int) -> Iterator[None]:
+    """Have an error name the prompt by its number."""
+    try:
+        yield
+    except InvalidValue as error:
+        error.argument = f"prompt {number} of {count}" if count > 1 else "PROMPT"
+        raise
 
 
 def _check_budget(options: Options, sizes: StateConfig) -> None:

@@ -13,6 +13,8 @@ from typing import Annotated
 import typer
 from hal_core import HalError, InvalidValue, Unavailable
 
+from hal.children import API_KEY
+
 from . import deadline
 from .console import say
 from .failures import as_typed, check_seconds
@@ -27,11 +29,16 @@ def command(
     ] = None,
     device: Annotated[str | None, typer.Option(metavar="NAME", help="The device (hal devices).")] = None,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Where to listen; one that is not this host's alone needs --api-key.")
+        str, typer.Option(metavar="ADDRESS", help="Where to listen; one that is not this host's alone needs a key.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0: any free one.")] = _PORT,
     api_key: Annotated[
-        str | None, typer.Option(metavar="KEY", envvar="HAL_API_KEY", help="What clients send as a bearer token.")
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            envvar=API_KEY,
+            help="What clients send as a bearer token; ps shows the option, not the variable.",
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="TEXT", help="The model's name in requests.")] = None,
     slots: Annotated[int, typer.Option(metavar="N", min=1, help="Most requests that run at once.")] = 8,
@@ -80,7 +87,11 @@ def command(
     check_seconds(drain, "--drain")
     key = "" if api_key is None else _checked_key(api_key)
     if not _is_local(host) and not key:
-        raise InvalidValue(f"{host} is reached from other hosts", cure="give --api-key too", argument="--host")
+        raise InvalidValue(
+            f"{host} is reached from other hosts",
+            cure=f"set {API_KEY} to a key for clients, or give --api-key",
+            argument="--host",
+        )
     try:
         import uvicorn
 

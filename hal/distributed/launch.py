@@ -23,6 +23,7 @@ from typing import Protocol
 from hal_core import Unavailable
 from hal_core.devices import HeldPort, check_processor
 
+from hal.children import TIED, environment
 from hal.local_rank import AMONG
 from hal.timeouts import TIMEOUTS
 from hal.transport.urls import private_folder, release_private, socket_of
@@ -31,13 +32,6 @@ URL = "HAL_RANKS_URL"
 """Variable with the engine's address, for ranks."""
 STORE = "HAL_RANKS_STORE"
 """Variable with the port of Paddle's store, for ranks. The port is reserved until the store listens."""
-PARENT = "HAL_RANKS_PARENT"
-"""Variable with the id of the parent process, for the launcher and ranks."""
-TIED = (
-    "import ctypes, os, signal; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
-    f"os.getppid() == int(os.environ['{PARENT}']) or os._exit(1); os.environ['{PARENT}'] = str(os.getpid()); "
-)
-"""First code of a child process: it ends with its parent (PR_SET_PDEATHSIG), also if the parent has died already."""
 _LAUNCHER = TIED + "from hal.distributed.launcher import main; main()"
 _RANK = TIED + "import sys; from hal.distributed.process import main; sys.exit(main())"
 _TAIL = 600
@@ -82,17 +76,14 @@ class PaddleLaunch:
         launcher = [sys.executable, "-P", "-c", _LAUNCHER, "--nproc_per_node", str(self.size)]
         launcher += ["--log_dir", str(self._folder), "--job_id", "hal", "--max_restart", "0", "--log_level", "WARNING"]
         rank = [sys.executable, "-P", "-c", _RANK]
-        paths = os.pathsep.join(path for path in sys.path if path)
         theirs = ("PADDLE_TRAINER", "MASTER_", "FLAGS_selected_")  # of another job: its rendezvous, its device
-        alone = {name: value for name, value in os.environ.items() if not name.startswith(theirs)}
+        alone = {name: value for name, value in environment().items() if not name.startswith(theirs)}
         threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // self._among))
         told = {
             URL: url,
             STORE: f"127.0.0.1:{self._port.number}",
-            PARENT: str(os.getpid()),
             AMONG: f"{self._before}/{self._among}",
             "PADDLE_DISTRI_BACKEND": "gloo",
-            "PYTHONPATH": paths,
             "OMP_NUM_THREADS": threads,
         }
         try:
@@ -102,7 +93,7 @@ class PaddleLaunch:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=alone | told | {"PYTHONWARNINGS": "ignore"},
+                    env=alone | told,
                     start_new_session=True,
                 )
         except OSError as error:

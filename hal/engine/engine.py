@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -352,10 +353,17 @@ class Engine:
 
     def stop(self) -> None:
         """End all ranks in order, everything sent; those that are not up at once."""
-        for worker in self.workers:
-            worker.stop()
+        self._all_at_once(lambda worker: worker.stop())
 
     def close(self) -> None:
         """End all ranks, at once where they cannot end in order. Idempotent."""
-        for worker in self.workers:
-            worker.close()
+        self._all_at_once(lambda worker: worker.close())
+
+    def _all_at_once(self, end: Callable[[EngineWorker[Any]], None]) -> None:
+        """Call ``end`` for all workers at once: each waits for the end of its ranks."""
+        if len(self.workers) == 1:
+            return end(self.workers[0])
+        with ThreadPoolExecutor(len(self.workers), "hal-worker-end") as threads:
+            for done in [threads.submit(end, worker) for worker in self.workers]:
+                done.result()
+        return None

@@ -6,7 +6,9 @@ import asyncio
 import operator
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from inspect import signature
 from types import TracebackType
 from typing import Any
@@ -15,6 +17,7 @@ from hal_core import HalError, InvalidValue, SamplingParams, Unavailable
 
 from hal.distributed.control_messages import Serve, Stats
 from hal.distributed.ranks import Ranks
+from hal.model.tokenizer import SHORT
 
 from .link import EngineLink
 from .plan import SAMPLING, ModelPlan, check_known, check_request, longest_of, named_as_parameters
@@ -24,6 +27,11 @@ _OWN = ("model", "device", "executor", "slots", "max_waiting")
 """Parameters of :class:`AsyncEngine` beside its options."""
 _OPTIONS = sorted(signature(ModelPlan.serve).parameters.keys() - {"self", "ranks", *_OWN})
 """Its options: the other parameters of :meth:`ModelPlan.serve`."""
+
+
+def _lanes() -> tuple[ThreadPoolExecutor, ThreadPoolExecutor]:
+    """Threads that encode short texts, and long ones. The interpreter's lock is free while they do."""
+    return ThreadPoolExecutor(2, "hal-encode"), ThreadPoolExecutor(2, "hal-encode-long")
 
 
 class QueueFull(Unavailable):
@@ -75,7 +83,8 @@ class AsyncEngine:
         self._plan, self._serve, self._max_waiting = plan, serve, max_waiting
         ranks = serve.ranks or Ranks()
         self._slots = serve.sizes.num_slots * (ranks.dp if ranks.split is None else ranks.split[1])
-        self._unfinished = self._count = 0
+        self._unfinished = self._count = self._encoding = 0
+        self._lanes = _lanes()
         self._link: EngineLink | None = None
 
     async def __aenter__(self) -> AsyncEngine:
@@ -83,11 +92,13 @@ class AsyncEngine:
         if self._link is not None and self._link.error is None:
             cure = "make one for each async with"
             raise InvalidValue("the engine is open already", cure=cure, argument="AsyncEngine")
-        loop = asyncio.get_running_loop()
+        loop, self._lanes = asyncio.get_running_loop(), _lanes()
         self._link = EngineLink(self._serve, loop.call_soon_threadsafe)
         try:
+            up = asyncio.wrap_future(self._link.up)
+            up.add_done_callback(lambda done: done.cancelled() or done.exception())  # also where nobody waits any more
             with self._naming():
-                await asyncio.shield(asyncio.wrap_future(self._link.up))  # which end of it the link knows
+                await asyncio.shield(up)  # which end of it the link knows
         except BaseException:
             await self._close()
             raise
@@ -99,6 +110,9 @@ class AsyncEngine:
         await self._close()
 
     async def _close(self) -> None:
+        for lane in self._lanes:
+            lane.shutdown(wait=False, cancel_futures=True)
+        self._plan.tokenizer.close()
         if self._link is not None:
             await asyncio.to_thread(self._link.close)
 
@@ -120,6 +134,30 @@ class AsyncEngine:
     def check(self, ids: Sequence[int], max_tokens: int) -> None:
         """Raise :class:`InvalidValue`, naming ``prompt`` or ``max_tokens``, for a request that can never run."""
         check_request(self._serve, ids, max_tokens)
+
+    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Return the token ids of texts, while the event loop continues; long texts delay no short ones.
+
+        ``add_special_tokens``: see :meth:`hal.model.tokenizer.Tokenizer.encode`. Raises :class:`InvalidValue`, also for
+        a text that is too long by its bytes alone, which is not encoded, and :class:`hal_core.Unavailable` if as many
+        calls wait as the engine may have requests.
+        """
+        for text in texts:
+            self._plan.tokenizer.check_length(text, self.max_model_len)
+        if self.room is not None and self._encoding >= self.room:
+            cure = "try again later, or raise max_waiting"
+            raise QueueFull(f"{self._encoding} requests wait for their prompts to be encoded", cure=cure)
+        call = partial(self._plan.tokenizer.encode_all, texts, add_special_tokens=add_special_tokens)
+        lane = self._lanes[sum(map(len, texts)) > SHORT]
+        try:
+            encoded = asyncio.get_running_loop().run_in_executor(lane, call)
+        except RuntimeError as error:  # it was shut down
+            raise Unavailable("the engine was closed", cure="open another one") from error
+        self._encoding += 1
+        try:
+            return await encoded
+        finally:
+            self._encoding -= 1
 
     @property
     def stats(self) -> Stats | None:
@@ -169,7 +207,7 @@ class AsyncEngine:
         if self._link is None:
             raise InvalidValue("the engine is not open", cure="use it in async with", argument="AsyncEngine")
         if isinstance(prompt, str):
-            ids = await asyncio.to_thread(self._plan.encode, prompt)  # the event loop continues meanwhile
+            (ids,) = await self.encode([prompt])
         elif isinstance(prompt, Iterable):
             ids = [one if type(one) is int else _whole(one, "prompt") for one in prompt]
         else:

@@ -20,19 +20,23 @@ import msgspec
 import zmq
 from hal_core import FinishReason, HalError, InvalidValue, Request, Unavailable
 
+from hal.children import TIED, environment
 from hal.distributed.control_channel import EngineChannel
 from hal.distributed.control_messages import Abort, Down, Ended, Failed, Hello, Message, Serve, Stats, Stop, Submit, Up
 from hal.model.streaming import AnswerText
 from hal.reading import Event, OutputReader, StreamLoss
 from hal.timeouts import TIMEOUTS, Timeouts
 
+from .pulse import PulseWatch
 from .streams import Part, Stream, Streams
 
 Put = Callable[[Part | HalError], object]
 Post = Callable[..., object]
 _TAIL = 400
 """Last characters of the process's output that an error shows."""
-_CHILD = "from hal.generation.process import main; main()"
+_RECORDS = 16
+"""Most records that the thread takes before it looks for requests and aborts."""
+_CHILD = TIED + "from hal.generation.process import main; main()"
 
 
 class EngineLink:
@@ -46,7 +50,7 @@ class EngineLink:
         self.up: Future[Up] = Future()
         self.down: Future[HalError] = Future()
         self.stats: Stats | None = None  #: the newest
-        self.lost = ""  #: which workers are lost, and how
+        self._down_workers = ""
         self._serve, self._post = serve, post
         self._commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._wake_end, self._wake = os.pipe()
@@ -55,6 +59,7 @@ class EngineLink:
         self._outbox = deque[Submit | Abort]()  # until the process's queue has room
         self._streams, self._parts = Streams(), list[tuple[Put, Part | HalError]]()
         self._error: HalError | None = None
+        self._silent: Unavailable | None = None  # while the process does not beat
         self._lost: StreamLoss | None = None
         self._closing, self._output_before = False, 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -69,6 +74,11 @@ class EngineLink:
     def error(self) -> HalError | None:
         """Why the process has ended; None while it runs."""
         return self._error
+
+    @property
+    def lost(self) -> str:
+        """Why requests wait or are refused for the time being: the process does not beat, or workers are lost; ""."""
+        return self._down_workers if self._silent is None else str(self._silent)
 
     def abort(self, name: str) -> None:
         """Abort a request, unless it has ended."""
@@ -121,29 +131,39 @@ class EngineLink:
             self._over = True
 
     def _start(self) -> None:
-        paths = os.pathsep.join(path for path in sys.path if path)
-        self._process = subprocess.Popen(  # in a session of its own: Ctrl-C is the caller's
-            [sys.executable, "-P", "-c", _CHILD, self._channel.url],
-            stdin=subprocess.DEVNULL,
-            stdout=self._noise,
-            stderr=self._noise,
-            env={**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": "ignore"},
-            start_new_session=True,
-        )
+        reading, writing = os.pipe()
+        self._beats, self._pulse = reading, PulseWatch(reading)
+        try:
+            self._process = subprocess.Popen(  # in a session of its own: Ctrl-C is the caller's
+                [sys.executable, "-P", "-c", _CHILD, self._channel.url, str(writing)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._noise,
+                stderr=self._noise,
+                env=environment(),
+                start_new_session=True,
+                pass_fds=[writing],
+            )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
 
     def _loop(self) -> None:
         poller, end = zmq.Poller(), time.monotonic() + TIMEOUTS.starting
         for socket in (self._wake_end, self._channel.socket, *self._reader.sockets):
             poller.register(socket, zmq.POLLIN)
+        more = False  # records that were left
         while not self._closing:
-            patience = TIMEOUTS.pause if self._outbox else TIMEOUTS.process_look
+            patience = 0.0 if more else TIMEOUTS.pause if self._outbox else TIMEOUTS.process_look
             if any(socket == self._wake_end for socket, _ in poller.poll(int(1000 * patience))):
                 os.read(self._wake_end, 4096)
             assert self._process is not None
             status = self._process.poll()  # before its last messages are read
-            self._read()
-            while not self._commands.empty():
+            while not self._commands.empty():  # aborts, before any more work for their streams
                 self._commands.get()()
+            more = self._read(None if status is not None else _RECORDS)
+            self._check_pulse()
             if self._outbox and self._channel.offer(self._outbox, 0):
                 self._outbox.clear()
             self._flush()
@@ -156,25 +176,49 @@ class EngineLink:
                     "the engine process did not come up", cure=f"give it more time ({Timeouts.starting.variable})"
                 )
 
-    def _read(self) -> None:
-        """Take records, then messages, so that an end follows all of its tokens."""
-        while (frame := self._reader.read(0.0)) is not None:
+    def _read(self, most: int | None) -> bool:
+        """Take records, at most so many, then messages; return whether records may be left."""
+        left = self._take_records(most)
+        for _, message in self._channel.receive(0.0):
+            if isinstance(message, Failed):  # no record follows
+                self._take_records(None)
+            self._take(message)
+        return left
+
+    def _take_records(self, most: int | None) -> bool:
+        taken = 0
+        while (most is None or taken < most) and (frame := self._reader.read(0.0)) is not None:
             self._streams.take(frame.record)
+            taken += 1
         while self._streams.stopped:
             self._outbox.append(Abort(self._streams.stopped.popleft()))
-        for _, message in self._channel.receive(0.0):
-            self._take(message)
+        return taken == most
+
+    def _check_pulse(self) -> None:
+        """End the requests of a process that does not beat; raise if it is in a step beyond its limit."""
+        self._pulse.look()
+        if step := self._pulse.late:
+            cure = f"see what holds it up; where steps take that long, give them more time ({Timeouts.step.variable})"
+            raise Unavailable(f"the engine process has not ended step {step} within {TIMEOUTS.step:g} s", cure=cure)
+        if not (self.up.done() and self._pulse.silent):
+            self._silent = None
+        elif self._silent is None:
+            what = f"the engine process has not beaten for {TIMEOUTS.process_silence:g} s: it is stopped, or hangs"
+            cure = "let it go on (SIGCONT), or start the engine again"
+            self._silent = Unavailable(what, cure=cure)
+            self._outbox.extend(Abort(name) for name in self._streams.fail(self._silent))
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Hello):
             self._channel.send(msgspec.structs.replace(self._serve, records=self._reader.url))
         elif isinstance(message, Up):
             self._output_before = os.fstat(self._noise.fileno()).st_size
+            self._pulse.begin()
             self.up.set_result(message)
         elif isinstance(message, Stats):
             self.stats = message
         elif isinstance(message, Down):
-            self.lost = message.what
+            self._down_workers = message.what
         elif isinstance(message, Ended):
             self._streams.end(message.request, message.tokens, FinishReason(message.reason), message.message)
         elif isinstance(message, Failed):
@@ -186,8 +230,8 @@ class EngineLink:
             self._lost = event
 
     def _submit(self, request: Request, stream: Stream) -> None:
-        if self._error is not None:
-            stream.fail(self._error)
+        if (error := self._error or self._silent) is not None:
+            stream.fail(error)
             return
         self._streams.add(request.request_id, stream)
         self._outbox.append(Submit(request.request_id, list(request.prompt), request.params, request.priority))
@@ -226,13 +270,16 @@ class EngineLink:
     def _end(self) -> None:
         """End the process, which sends its last records first."""
         assert self._process is not None
-        if self._closing and self.up.done():
+        if self._closing and self._silent is None:
             self._channel.send(Stop())
-            end = time.monotonic() + TIMEOUTS.ranks_end
+            if not self.up.done():  # it may not read messages yet
+                self._process.terminate()
+            end = time.monotonic() + (TIMEOUTS.ranks_end if self.up.done() else TIMEOUTS.process_start_end)
             while self._process.poll() is None and time.monotonic() < end:
                 self._reader.read(TIMEOUTS.reader_slice)
         self._process.kill()
         self._process.wait()
+        os.close(self._beats)
 
 
 def _give(parts: list[tuple[Put, Part | HalError]]) -> None:

@@ -16,7 +16,7 @@ from hal_core import HalError, InvalidValue
 from hal.proposers import NONE
 
 from .opening import opened
-from .plan import ModelPlan, check_known, check_request, named_as_parameters
+from .plan import ModelPlan, check_known, check_request, longest_of, named_as_parameters
 from .streams import Part, Stream, Streams
 
 Model = str | os.PathLike[str] | None
@@ -74,9 +74,10 @@ def generate(
             raise InvalidValue(f"{text!r} is no text", cure="give a text, or a list of texts", argument="prompt")
     with _lock:
         here = _open(model, device, speculate)
+        prompts = here.encode(texts)
         if stream:
-            return here.parts(here.submit(texts[0], stop, sampling))
-        running = [here.submit(text, stop, sampling, number) for number, text in enumerate(texts)]
+            return here.parts(here.submit(prompts[0], stop, sampling))
+        running = [here.submit(ids, stop, sampling, number) for number, ids in enumerate(prompts)]
         answers = ["".join(here.parts(one)) for one in running]
     return answers[0] if isinstance(prompt, str) else answers
 
@@ -92,11 +93,17 @@ class _Local:
             self._serve = self.plan.serve(device=device, speculate=speculate)
             self.engine, _ = self._stack.enter_context(opened(self._serve, self._streams.take))
 
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of texts, in one call of the tokenizer."""
+        for text in texts:
+            self.plan.tokenizer.check_length(text, longest_of(self._serve))
+        return self.plan.tokenizer.encode_all(texts)
+
     def submit(
-        self, text: str, stop: str | Sequence[str], sampling: dict[str, object], number: int = 0
+        self, ids: Sequence[int], stop: str | Sequence[str], sampling: dict[str, object], number: int = 0
     ) -> tuple[str, deque[Part | HalError]]:
         """Begin a request; its name, and where its parts come."""
-        params, ids = self.plan.params(None, **sampling), self.plan.encode(text)
+        params = self.plan.params(None, **sampling)
         check_request(self._serve, ids, params.max_tokens)
         self._count += 1
         request, parts = self.plan.request(f"g{self._count}", ids, params, number), deque[Part | HalError]()
@@ -138,6 +145,7 @@ class _Local:
     def close(self) -> None:
         """Close the model and its device."""
         self._streams.fail(HalError("the model was closed", cure="open the model again"))
+        self.plan.tokenizer.close()
         self._stack.close()
 
 

@@ -113,3 +113,4 @@ def _ranks(serve: Serve, ranks: Ranks, take: Take) -> Iterator[tuple[Engine, Any
         )
         stack.callback(engine.close)
         yield engine, engine.worker.rank_info
+        engine.stop()

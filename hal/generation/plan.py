@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,8 +18,10 @@ from hal.distributed.ranks import Ranks
 from hal.engine.budget import DEFAULT_CHUNK, Budget
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.config import read_config
+from hal.model.fields import read_json
+from hal.model.stops import checked_stops
 from hal.model.streaming import AnswerText
-from hal.model.tokenizer import Tokenizer
+from hal.model.tokenizer import Tokenizer, TooLong
 from hal.proposers import NONE, check_names
 from hal.proposers.asked import (
     REJECTION,
@@ -71,10 +72,6 @@ def check_known(names: Iterable[str], known: Sequence[str] = SAMPLING, beside: S
             raise InvalidValue("no such parameter", cure=cure, argument=name)
 
 
-class TooLong(InvalidValue):
-    """A prompt with the tokens that it asks for is longer than the engine takes."""
-
-
 def longest_of(serve: Serve) -> int:
     """Return the most tokens of a request with its prompt."""
     sizes = serve.sizes
@@ -86,14 +83,14 @@ def check_request(serve: Serve, ids: Sequence[int], max_tokens: int) -> None:
     vocabulary, longest = serve.sizes.vocab_size or 1, longest_of(serve)
     if not ids:
         raise InvalidValue("the prompt has no tokens", cure="give at least one", argument="prompt")
-    if wrong := [token for token in ids if not 0 <= token < vocabulary]:
-        cure = f"give ids from 0 to {vocabulary - 1}"
-        raise InvalidValue(f"token {wrong[0]} is outside the vocabulary", cure=cure, argument="prompt")
     if len(ids) + max_tokens > longest:
         what = f"{len(ids)} tokens of the prompt and {max_tokens} to generate are more than {longest}"
         fits = len(ids) < longest
         cure = f"lower max_tokens to {longest - len(ids)}, or shorten the prompt" if fits else "shorten the prompt"
         raise TooLong(what, cure=cure, argument="max_tokens" if fits else "prompt")
+    if wrong := [token for token in ids if not 0 <= token < vocabulary]:  # of no more ids than fit
+        cure = f"give ids from 0 to {vocabulary - 1}"
+        raise InvalidValue(f"token {wrong[0]} is outside the vocabulary", cure=cure, argument="prompt")
 
 
 class ModelPlan:
@@ -108,7 +105,7 @@ class ModelPlan:
     def _read_defaults(self) -> SamplingParams:
         """The checkpoint's own defaults, else OpenAI's: temperature 1, 16 tokens."""
         path = self.path / "generation_config.json"
-        given: Mapping[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
+        given: Mapping[str, Any] = read_json(path) if path.exists() else {}
         own = {name: given[name] for name in _OWN_DEFAULTS if given.get(name) is not None}
         if given.get("do_sample") is False:
             own["temperature"] = 0.0
@@ -156,11 +153,7 @@ class ModelPlan:
 
     def answer(self, prompt: Sequence[int], stop: str | Sequence[str], params: SamplingParams) -> AnswerText:
         """The text of an answer, which ends with the first stop text in it."""
-        texts = tuple(stop) if isinstance(stop, list | tuple) else (stop,)
-        if wrong := [one for one in texts if not isinstance(one, str) or not one]:
-            what, cure = ("an empty text", "leave it out") if wrong[0] == "" else (f"{wrong[0]!r}", "give texts")
-            raise InvalidValue(what, cure=cure, argument="stop")
-        return AnswerText(self.tokenizer.stream(prompt), texts, params.min_tokens)
+        return AnswerText(self.tokenizer.stream(prompt), checked_stops(stop), params.min_tokens)
 
     def serve(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import time
 from typing import TYPE_CHECKING, Protocol
@@ -18,6 +19,7 @@ from hal.timeouts import TIMEOUTS
 from hal.transport import open_sink
 
 from .opening import opened
+from .pulse import Pulse
 
 if TYPE_CHECKING:
     from hal.distributed.steps import StepOrder
@@ -49,22 +51,26 @@ class _Taken:
 
 
 class _Gauge:
-    """Measures the engine's steps; a context of each."""
+    """Measures the engine's steps; a context of each. ``pulse``: gets the number of the step in progress."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, pulse: Pulse | None) -> None:
+        self._engine, self._pulse = engine, pulse
         self._steps = 0
         self._host = self._elapsed = self._due = 0.0
         self._told: Stats | None = None
 
     def __enter__(self) -> None:
         self._began = time.monotonic(), time.thread_time()
+        if self._pulse is not None:
+            self._pulse.step = self._steps + 1
 
     def __exit__(self, *_error: object) -> None:
         elapsed, host = self._began
         self._elapsed += time.monotonic() - elapsed
         self._host += time.thread_time() - host
         self._steps += 1
+        if self._pulse is not None:
+            self._pulse.step = 0
 
     def read(self) -> Stats | None:
         """Return the figures if they are due and have changed."""
@@ -94,12 +100,12 @@ class _Gauge:
         return None if told == self._told else self._told
 
 
-def serve_requests(channel: Channel, engine: Engine) -> None:
-    """Take requests and aborts and step until the caller sends Stop.
+def serve_requests(channel: Channel, engine: Engine, pulse: Pulse | None = None) -> None:
+    """Take requests and aborts and step until the caller sends Stop. ``pulse``: gets the number of each step.
 
     Raises the errors of a step, and :class:`GroupLost` if the caller is gone.
     """
-    gauge, lost = _Gauge(engine), ""
+    gauge, lost = _Gauge(engine, pulse), ""
     while True:
         message = channel.receive(0.0 if engine.busy else TIMEOUTS.process_idle)
         while message is not None:
@@ -121,8 +127,8 @@ def serve_requests(channel: Channel, engine: Engine) -> None:
             channel.send(stats)
 
 
-def run(url: str) -> int:
-    """Serve the caller at ``url``; the exit status."""
+def run(url: str, pulse: Pulse) -> int:
+    """Serve the caller at ``url``; the exit status. ``pulse``: beats in a thread of its own."""
     channel = RankChannel(url, 0)
     try:
         channel.send(Hello(0, 1, versions()), TIMEOUTS.silence)
@@ -140,7 +146,8 @@ def run(url: str) -> int:
             with opened(serve, send) as (engine, device):
                 able = device.capabilities
                 channel.send(Up(0, device.name, dict(able.fallbacks), able.substituted))
-                serve_requests(channel, engine)
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on, the caller sends Stop
+                serve_requests(channel, engine, pulse)
                 failed = False
         finally:
             with contextlib.suppress(HalError):  # a caller that is gone acknowledges no record
@@ -157,11 +164,16 @@ def run(url: str) -> int:
 
 
 def main() -> None:
-    """Serve the caller at the url in the first argument. Exit at once: a framework's own exit may take seconds."""
+    """Serve the caller at the url in the first argument, and beat into the descriptor in the second. Exit at once: a
+    framework's own exit may take seconds. SIGTERM ends the loading in order, folders and ranks included."""
     from hal.mkl import choose_kernels
 
     choose_kernels(os.environ)
-    status = run(sys.argv[1])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        status = run(sys.argv[1], Pulse(int(sys.argv[2])))
+    except KeyboardInterrupt:
+        status = 128 + signal.SIGTERM
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

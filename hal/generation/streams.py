@@ -35,7 +35,7 @@ class Stream:
         self._answer, self._put = answer, put
         self._tokens: list[int] = []
         self._logprobs: list[tuple[tuple[int, float], ...]] = []
-        self._shown = self._told = 0  # characters and tokens that parts have
+        self._told = 0  # tokens that parts have
         self._pending: tuple[int, FinishReason, str] | None = None  # an end whose last tokens have not come
         self.ended = False
 
@@ -60,7 +60,7 @@ class Stream:
         elif self._pending is not None:
             self.end(*self._pending)
         elif len(self._tokens) > self._told:
-            self._give(self._answer.settled)
+            self._give()
         return False
 
     def end(self, tokens: int, reason: FinishReason, message: str = "") -> None:
@@ -81,13 +81,12 @@ class Stream:
             return
         self.ended = True
         self._answer.finish()
-        self._give(len(self._answer.text), reason, by_text=by_text)
+        self._give(reason, by_text=by_text)
 
-    def _give(self, settled: int, reason: FinishReason | None = None, *, by_text: bool = False) -> None:
+    def _give(self, reason: FinishReason | None = None, *, by_text: bool = False) -> None:
         known = tuple(self._logprobs[self._told : len(self._tokens)])
-        part = Part(self._answer.text[self._shown : settled], tuple(self._tokens[self._told :]), reason, by_text, known)
-        self._shown, self._told = settled, len(self._tokens)
-        self._put(part)
+        tokens, self._told = tuple(self._tokens[self._told :]), len(self._tokens)
+        self._put(Part(self._answer.take(), tokens, reason, by_text, known))
 
 
 class Streams:
@@ -127,8 +126,9 @@ class Streams:
             if stream.ended:
                 del self._streams[name]
 
-    def fail(self, error: HalError) -> None:
-        """End all with an error."""
+    def fail(self, error: HalError) -> list[str]:
+        """End all with an error; return their names."""
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(error)
+        return list(streams)

@@ -37,13 +37,13 @@ def check_steps(steps: dict[str, Step], source: str) -> None:
     for field, step in steps.items():
         if step["type"] == "Replace" and "Regex" in step["pattern"]:
             raise _refusal(source, f"{field}.pattern: is a regular expression, which may backtrack without end")
-        longer *= _growth(step)
+        longer *= growth(step)
         if longer > LONGEST:
             what = f"makes a text, with the steps before it, more than {LONGEST} times as long as its tokens"
             raise _refusal(source, f"{field}: {what}")
 
 
-def _growth(step: Step) -> float:
+def growth(step: Step) -> float:
     """Return the most bytes that a step makes per byte of a token. Steps not listed here do not lengthen the text."""
     if step["type"] == "Replace":
         old, new = step["pattern"]["String"], step["content"]

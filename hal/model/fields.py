@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 from hal_core import InvalidValue
 
-from hal.model.files import check_regular
+from hal.model.files import check_regular, read_file
 
 SUPPORTED = "this decoder supports Llama-, Mistral-, Qwen2- and Qwen3-style checkpoints only; choose another --model"
 """The cure for features that the decoder does not implement."""
@@ -20,9 +20,11 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in ``path``; ``InvalidValue`` names the path if there is none."""
     check_regular(path)
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_file(path))
     except FileNotFoundError:
         raise InvalidValue("no such file", cure="a checkpoint directory needs it", argument=str(path)) from None
+    except InvalidValue:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidValue(f"cannot be read: {error}", cure="restore the file", argument=str(path)) from None
     if not isinstance(content, dict):

@@ -46,3 +46,13 @@ def check_regular(path: Path) -> None:
         return
     if not stat.S_ISREG(mode):
         raise InvalidValue("is not a regular file", cure="put the file itself there", argument=str(path))
+
+
+def read_file(path: Path) -> bytes:
+    """Return the content of a file. Raises ``InvalidValue`` for one that does not fit into memory, as a sparse one of
+    1 TB, and ``OSError``."""
+    try:
+        return path.read_bytes()
+    except MemoryError:
+        what = f"its {path.stat().st_size} bytes do not fit into memory"
+        raise InvalidValue(what, cure="restore the file", argument=str(path)) from None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from .stops import StopSearch, search_of
+
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _WINDOW = 6  # ids that are decoded again before the window is cut
 
@@ -74,13 +76,17 @@ class StreamDecoder:
         return run
 
     def _context(self, ids: list[int]) -> list[int]:
-        """Return the shortest end of ``ids`` after which further ids decode as after all of them. It begins outside a
-        run of bytes, with a valid character, to which the treatment of a first token applies."""
-        for begin in range(len(ids) - 1, -1, -1):
-            if ids[begin] in self._tokenizer.byte_token_ids:
-                continue
-            if self._tokenizer.decode(ids[begin:]).strip(_BROKEN):
+        """Return a short end of ``ids`` after which further ids decode as after all of them. It begins outside a run of
+        bytes, and has a valid character, to which the treatment of a first token applies. Ends are tried in doubling
+        lengths, because a client may send any number of ids without a valid character."""
+        size = 1
+        while size < len(ids):
+            begin = len(ids) - size
+            while begin and ids[begin] in self._tokenizer.byte_token_ids:
+                begin -= 1
+            if begin and self._tokenizer.decode(ids[begin:]).strip(_BROKEN):
                 return ids[begin:]
+            size = 2 * (len(ids) - begin)
         return list(ids)
 
 
@@ -95,55 +101,81 @@ def _shared(one: str, other: str) -> int:
 class AnswerText:
     """The text of one answer, which ends with the first of the ``stops`` in it, independent of the borders of tokens.
 
-    A stop text that is complete before there are ``min_tokens`` tokens is ignored.
+    A stop text that is complete before there are ``min_tokens`` tokens is ignored. A push takes no longer for a longer
+    answer, or for more or longer stop texts.
     """
 
     def __init__(self, decoder: StreamDecoder, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
-        self._decoder, self._stops, self._min_tokens = decoder, tuple(stops), min_tokens
-        self._longest = max(map(len, self._stops), default=0)
-        self._tokens = 0
+        self._decoder, self._min_tokens = decoder, min_tokens
+        self._search = search_of(tuple(stops)) if stops else None
+        self._tokens = self._length = 0
         self._ended = False
         self._seen = 0  # characters without a stop text, or with an ignored one
-        self.text = ""
+        self._state = 0  # of the search, behind the text
+        self._held, self._held_state = "", 0  # the held text that was read, and the state behind it
+        self._parts: list[str] = []  # the text
+        self._fresh: list[str] = []  # the text that was not taken
+
+    @property
+    def text(self) -> str:
         """The known text of the answer."""
+        self._parts = ["".join(self._parts)]
+        return self._parts[0]
 
     def push(self, token: int) -> bool:
         """Add the next token; return True when a stop text is complete: then ``text`` ends with it, and is final."""
-        self.text += self._decoder.push([token])
-        if not self._stops:
-            return False
-        self._tokens += 1
-        held = self._decoder.held.rstrip(_BROKEN)
-        if self._tokens >= self._min_tokens and (end := self._find(held)) is not None:
-            self.text, self._ended = (self.text + held)[:end], True
-            return True
-        self._seen = max(self._seen, len(self.text) + len(held))
+        piece = self._decoder.push([token])
+        if self._search is not None:
+            self._tokens += 1
+            held = self._decoder.held.rstrip(_BROKEN)
+            if (end := self._find(self._search, piece, held)) is not None:
+                self._add((piece + held)[:end])
+                self._ended = True
+                return True
+        if piece:
+            self._add(piece)
         return False
 
     def finish(self) -> None:
         """Release the held text after the last token."""
         if not self._ended:
-            self.text += self._decoder.finish()
-        self._stops = ()
+            self._add(self._decoder.finish())
+        self._search = None
+
+    def take(self) -> str:
+        """Return the text that can be shown and was not taken."""
+        fresh, waits = "".join(self._fresh), self._waits
+        cut = len(fresh) - waits
+        self._fresh = [fresh[cut:]] if waits else []
+        return fresh[:cut]
 
     @property
     def settled(self) -> int:
         """Return how many characters of ``text`` can be shown: a possible beginning of a stop text cannot."""
-        for size in range(min(self._longest - 1, len(self.text)), 0, -1):
-            if any(stop.startswith(self.text[-size:]) for stop in self._stops if len(stop) > size):
-                return len(self.text) - size
-        return len(self.text)
+        return self._length - self._waits
 
-    def _find(self, held: str) -> int | None:
-        """Return the end of the first stop text that ends after ``seen``; ``held`` follows the text."""
-        begin = max(0, self._seen + 1 - self._longest)
-        new = (
-            self.text[begin:] + held[max(0, begin - len(self.text)) :]
-        )  # a checked stop text may end within the held text
-        seen = self._seen - begin
-        ends = []
-        for stop in self._stops:
-            at = new.find(stop, max(0, seen + 1 - len(stop)))
-            if at >= 0:
-                ends.append(begin + at + len(stop))
-        return min(ends, default=None)
+    @property
+    def _waits(self) -> int:
+        return 0 if self._search is None or self._ended else self._search.begun[self._state]
+
+    def _add(self, piece: str) -> None:
+        self._parts.append(piece)
+        self._fresh.append(piece)
+        self._length += len(piece)
+
+    def _find(self, search: StopSearch, piece: str, held: str) -> int | None:
+        """Return the end of the first new stop text in ``piece`` and ``held``, which follow the text: in characters
+        behind the text. A stop text that was seen in held text does not count again."""
+        heeds = self._tokens >= self._min_tokens
+        seen, size = self._seen - self._length, len(piece)
+        self._seen = max(self._seen, self._length + size + len(held))
+        self._state, end = search.advance(self._state, piece, seen if heeds else size)
+        if end is not None:
+            return end
+        read, state = len(self._held), self._held_state
+        if piece or not held.startswith(self._held):
+            read, state = 0, self._state
+        new = held[read:]
+        self._held_state, end = search.advance(state, new, seen - size - read if heeds else len(new))
+        self._held = held
+        return None if end is None else size + read + end

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Sequence
-from functools import cached_property, partial
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from hal_core import InvalidValue
 from tokenizers import Tokenizer as _Backend
 
-from hal.model.bounded import bounded
 from hal.model.config import LlamaConfig
 from hal.model.decoder import check_steps, steps_of
-from hal.model.files import check_regular
+from hal.model.encoder import Encoder
+from hal.model.files import check_regular, read_file
+from hal.model.least import longest_token
 from hal.model.own_bytes import OwnBytes
+from hal.model.patterns import is_known
 from hal.model.streaming import StreamDecoder
 
+SHORT, HERE = 1 << 13, 1 << 18
+"""Characters: of a text that the process for short ones encodes, and of one that this process encodes if its tokenizer
+has known patterns alone; a longer one may take seconds, in which nothing could end it here."""
+_BATCH = 64  # texts of a native call: their encodings hold far more than ids
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # the spelling of a byte in byte fallback
+
+
+class TooLong(InvalidValue):
+    """A prompt with the tokens that it asks for is longer than the engine takes."""
 
 
 class Tokenizer:
     """``tokenizer.json`` of a checkpoint, checked against its configuration."""
 
-    def __init__(self, backend: _Backend, config: LlamaConfig, *, source: str = "tokenizer.json") -> None:
-        """Raises ``InvalidValue`` if the tokenizer can produce ids without an embedding in the model, and if its
-        decoder is unbounded (:mod:`hal.model.decoder`)."""
+    def __init__(
+        self,
+        backend: _Backend,
+        config: LlamaConfig,
+        *,
+        source: str = "tokenizer.json",
+        content: bytes | None = None,
+    ) -> None:
+        """``content``: the file that ``backend`` was read from. Raises ``InvalidValue`` if the tokenizer can produce
+        ids without an embedding in the model, and if its decoder is unbounded (:mod:`hal.model.decoder`)."""
         vocab = backend.get_vocab(with_added_tokens=True)
         largest = max(vocab.values(), default=-1)
         if largest >= config.vocab_size:
@@ -42,7 +57,11 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend, self._source = backend, source
-        self._is_bounded = _is_risky(backend)
+        self._is_known = is_known(backend)
+        self._longest = longest_token(backend)
+        content = backend.to_str().encode() if content is None else content
+        # A text that takes long keeps no short one waiting.
+        self._encoders = [Encoder(content, source, trusted=self._is_known) for _ in ("short", "long")]
         self.eos_token_ids = frozenset(config.eos_token_ids)
         """Ids that end a text."""
         self.bos_token_id = config.bos_token_id
@@ -59,7 +78,7 @@ class Tokenizer:
         path = Path(directory) / "tokenizer.json"
         check_regular(path)
         try:
-            content = path.read_bytes()
+            content = read_file(path)
         except FileNotFoundError:
             raise InvalidValue("no such file", cure="a checkpoint directory needs it", argument=str(path)) from None
         except OSError as error:
@@ -70,7 +89,7 @@ class Tokenizer:
             raise InvalidValue(
                 f"is no tokenizer: {str(error)[:200]}", cure="restore the file", argument=str(path)
             ) from None
-        return cls(backend, config, source=str(path))
+        return cls(backend, config, source=str(path), content=content)
 
     @property
     def vocab_size(self) -> int:
@@ -87,17 +106,50 @@ class Tokenizer:
         return self.encode_all([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of each text, as :meth:`encode` gives them. Of many texts it is faster where limits are kept."""
-        encode = partial(self._encode, add_special_tokens=add_special_tokens)
-        if self._is_bounded:
-            return bounded(encode, texts, self._source)
-        return [encode(text) for text in texts]
+        """Token ids of each text, as :meth:`encode` gives them. Any thread may call it; the interpreter's lock is free
+        meanwhile."""
+        encoders = [self._encoder(text) for text in texts]
+        found: dict[Encoder | None, Iterator[list[int]]] = {}
+        for encoder in dict.fromkeys(encoders):
+            some = [text for text, its in zip(texts, encoders, strict=True) if its is encoder]
+            parts = (some[begin : begin + _BATCH] for begin in range(0, len(some), _BATCH))
+            found[encoder] = iter([ids for part in parts for ids in self._encode(encoder, part, add_special_tokens)])
+        return [next(found[encoder]) for encoder in encoders]
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def _encoder(self, text: str) -> Encoder | None:
+        """Return what encodes a text; None: this process."""
+        if self._is_known and len(text) <= HERE:
+            return None
+        return self._encoders[len(text) > SHORT]
+
+    def _encode(self, encoder: Encoder | None, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+        if encoder is not None:
+            return encoder.encode([_utf8(text) for text in texts], add_special_tokens)
         try:
-            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
-        except (UnicodeEncodeError, TypeError) as error:
-            raise InvalidValue(f"is no UTF-8 text: {error}", cure="mend the text", argument="prompt") from None
+            found = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+            return [list(one.ids) for one in found]
+        except TypeError:
+            for text in texts:
+                _utf8(text)
+            raise
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of Rust's; no Exception
+                raise
+            cure = "shorten the prompt, or use another checkpoint"
+            raise InvalidValue(f"fails: {error}", cure=cure, argument=self._source) from None
+
+    def check_length(self, text: str, longest: int) -> None:
+        """Raise :class:`TooLong` for a text whose bytes alone are too many for ``longest`` tokens with its answer: so
+        none of these is encoded. Where a tokenizer may shorten texts, none is refused."""
+        least = -(-len(text.encode(errors="surrogatepass")) // self._longest) if self._longest else 0
+        if least >= longest:
+            what = f"{len(text)} characters are at least {least} tokens, and {longest} fit with the answer's"
+            raise TooLong(what, cure="shorten the prompt", argument="prompt")
+
+    def close(self) -> None:
+        """End the processes that encode, and the calls that wait for them; a later call starts them again."""
+        for encoder in self._encoders:
+            encoder.close()
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ``ids``; special tokens give none if they are skipped, and bytes that are no UTF-8 give U+FFFD."""
@@ -125,13 +177,8 @@ class Tokenizer:
         return StreamDecoder(self, prompt)
 
 
-def _is_risky(backend: _Backend) -> bool:
-    """Whether the file brings patterns of its own, which may backtrack without end or make texts longer."""
-
-    def has(part: Any) -> bool:  # noqa: ANN401 (JSON)
-        if isinstance(part, dict):
-            return "pattern" in part or any(map(has, part.values()))
-        return isinstance(part, list) and any(map(has, part))
-
-    parts = (backend.normalizer, backend.pre_tokenizer)
-    return any(has(json.loads(part.__getstate__())) for part in parts if part is not None)
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidValue(f"is no UTF-8 text: {error}", cure="mend the text", argument="prompt") from None

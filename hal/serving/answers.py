@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from hal_core import FinishReason
 
 from hal.generation import AsyncEngine, Part
+from hal.model.stops import checked_stops
 
 from .metrics import Metrics, Timing
 
@@ -48,8 +48,10 @@ async def wanted_of(
     """Check and encode a request. ``max_tokens``: None for the room that the longest prompt leaves;
     ``add_special_tokens``: whether texts are raw (:meth:`hal.model.tokenizer.Tokenizer.encode`). Raises
     :class:`InvalidValue`."""
-    encode = partial(engine.plan.encode, add_special_tokens=add_special_tokens)
-    found = [ids if not isinstance(ids, str) else await asyncio.to_thread(encode, ids) for ids in prompts]
+    stops = checked_stops(stops)
+    texts = [ids for ids in prompts if isinstance(ids, str)]
+    encoded = iter(await engine.encode(texts, add_special_tokens=add_special_tokens))
+    found = [next(encoded) if isinstance(ids, str) else ids for ids in prompts]
     tokens = max(1, engine.max_model_len - max(map(len, found))) if max_tokens is None else max_tokens
     for ids in found:
         engine.check(ids, tokens)

@@ -154,7 +154,8 @@ class Server:
         self._ready(body.model)
         changed = body.changed() | ({} if body.logprobs is None else {"logprobs": body.logprobs})
         shape = CompletionShape(self.settings.model, self.engine.plan.tokenizer, logprobs=body.logprobs is not None)
-        wanted = await self._wanted(body, body.prompts(), body.max_tokens or _TOKENS, changed)
+        asked = self._wanted(body, body.prompts(), body.max_tokens or _TOKENS, changed)
+        wanted = await _unless_gone(request, asked)
         return await self._answer(request, body, wanted, shape)
 
     async def chat(self, request: Request) -> Response:
@@ -166,7 +167,8 @@ class Server:
         changed = body.changed() | ({"logprobs": body.top_logprobs or 0} if body.logprobs else {})
         shape = ChatShape(self.settings.model, self.engine.plan.tokenizer, logprobs=body.logprobs)
         prompt = self._rendered(body, body.messages)
-        wanted = await self._wanted(body, [prompt], body.max_completion_tokens or body.max_tokens, changed)
+        asked = self._wanted(body, [prompt], body.max_completion_tokens or body.max_tokens, changed)
+        wanted = await _unless_gone(request, asked)
         return await self._answer(request, body, wanted, shape)
 
     def _rendered(self, body: Chat | Tokenize, messages: Sequence[Message]) -> str:
@@ -197,7 +199,8 @@ class Server:
         else:
             raise ApiError(400, "prompt or messages: give one of the two", param="prompt")
         special = raw if body.add_special_tokens is None else body.add_special_tokens
-        ids = await asyncio.to_thread(self.engine.plan.encode, text, add_special_tokens=special)
+        encoded = self.engine.encode([text], add_special_tokens=special)
+        (ids,) = await _unless_gone(request, encoded)
         return _json({"tokens": ids, "count": len(ids), "max_model_len": self.engine.max_model_len})
 
     async def detokenize(self, request: Request) -> Response:

@@ -10,7 +10,7 @@ from hal_core import InvalidValue
 from jinja2 import Template, TemplateError, TemplateSyntaxError
 
 from hal.model.fields import read_json
-from hal.model.files import check_regular
+from hal.model.files import check_regular, read_file
 
 from .environment import template_environment
 from .errors import ApiError
@@ -80,7 +80,7 @@ def _facts(file: Path) -> dict[str, Any]:
 def _text_of(file: Path) -> str:
     check_regular(file)
     try:
-        return file.read_text(encoding="utf-8")
+        return read_file(file).decode()
     except UnicodeDecodeError as error:
         raise InvalidValue(f"is no UTF-8 text: {error}", cure="restore the file", argument=str(file)) from None
 

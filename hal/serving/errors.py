@@ -9,7 +9,7 @@ from hal_core import HalError, InvalidValue, Unavailable
 from starlette.responses import Response
 
 from hal.generation import QueueFull
-from hal.generation.plan import TooLong
+from hal.model.tokenizer import TooLong
 from hal.timeouts import TIMEOUTS
 
 

@@ -15,6 +15,8 @@ from .curve import CurveKeys
 from .urls import is_loopback, scheme_of
 
 _COPY = "hal tail makes it; copy it to the other host"
+_MOST = 1024
+"""Characters of a file that are read: a key has far fewer."""
 
 
 def record_keys(url: str, file: Path | None, *, make: bool = False) -> CurveKeys | None:
@@ -53,7 +55,8 @@ def _read(file: Path, *, make: bool) -> CurveKeys:
         _make(file)
     if file.is_file() and stat.S_IMODE(file.stat().st_mode) & 0o077:
         raise InvalidValue(f"others may read {file}", cure=f"chmod 600 {file}", argument="--key")
-    return CurveKeys.shared(file.read_text(encoding="ascii").strip())
+    with file.open(encoding="ascii") as opened:
+        return CurveKeys.shared(opened.read(_MOST).strip())
 
 
 def _make(file: Path) -> None:

@@ -12,10 +12,10 @@ from unittest import mock
 import pytest
 from hal_core import GroupLost
 
+from hal.children import PARENT, TIED
 from hal.cli import run_launched
 from hal.distributed import rank
 from hal.distributed.control_messages import Over
-from hal.distributed.launch import PARENT, TIED
 from hal.distributed.rendezvous import Launched, Where
 from hal.timeouts import TIMEOUTS
 

@@ -251,7 +251,7 @@ def test_an_opening_that_is_cancelled_waits_for_no_process_that_is_not_up():
     """Without this, a server whose port is in use reported it only after ten seconds."""
     link = asyncio.run(cancelled())
     assert "the engine was closed" in str(link.up.exception()), "up was cancelled, and taken for an engine that is up"
-    assert link._process.returncode == -signal.SIGKILL
+    assert link._process.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM), "it was asked to end, and did"
 
 
 def descriptors():

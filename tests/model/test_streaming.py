@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.model.config import parse_config
-from hal.model.streaming import AnswerText
+from hal.model.streaming import AnswerText, StreamDecoder
 from hal.model.tokenizer import Tokenizer
 from tests import share
 
@@ -221,3 +221,21 @@ def test_an_ignored_stop_text_in_a_byte_run_does_not_count_later():
     text = AnswerText(tokenizer.stream(tokenizer.encode("a")), ["🐍"], min_tokens=5)
     assert push_all(text, snake * 2) == 8
     assert text.text == "🐍🐍"
+
+
+def test_a_prompt_of_broken_characters_is_decoded_a_few_times():
+    """A client may send any ids: with one decoding for each, a prompt took seconds."""
+    tokenizer, decoded = tokenizer_of("byte level"), []
+
+    class Counting:
+        byte_token_ids = tokenizer.byte_token_ids
+        visible = staticmethod(tokenizer.visible)
+
+        def decode(self, ids):
+            decoded.append(len(ids))
+            return tokenizer.decode(ids)
+
+    broken = tokenizer.encode("🐍")[1:2]
+    assert set(tokenizer.decode(broken)) == {BROKEN}
+    StreamDecoder(Counting(), broken * 4096)
+    assert sum(decoded) <= 3 * 4096

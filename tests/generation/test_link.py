@@ -1,0 +1,217 @@
+"""The thread between an event loop and an engine process: what it does first, and how much of it at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from concurrent.futures import Future
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+
+import pytest
+from hal_core import Unavailable
+
+import hal
+from hal.children import API_KEY, environment
+from hal.distributed.control_messages import Abort, Failed
+from hal.generation import Ranks
+from hal.generation.link import EngineLink
+from hal.generation.streams import Stream, Streams
+
+HANGS = 60
+HELD = "tests.serving.held_steps:HeldRunner"
+ROOT = Path(__file__).parents[2]
+
+
+class Records:
+    """A reader that always has another record; ``read`` counts."""
+
+    sockets = ()
+
+    def __init__(self, most):
+        self.taken, self.most = 0, most
+
+    def read(self, timeout):
+        if self.taken == self.most:
+            return None
+        self.taken += 1
+        assert self.taken < 10_000, "nothing but records is taken"
+        return SimpleNamespace(record=self.taken)
+
+
+def link_of(reader, said=()):
+    link, ready = EngineLink.__new__(EngineLink), os.pipe()
+    link._wake_end, wake = ready
+    os.close(wake)  # readable
+    link._reader, link._streams, link._outbox, link._parts = reader, Streams(), [], []
+    link._streams.take = lambda record: None
+    link._process = SimpleNamespace(poll=lambda: None)
+    link._channel = SimpleNamespace(
+        socket=link._wake_end, receive=lambda timeout: said, unsent=(), offer=lambda messages, rank: True
+    )
+    link._pulse = SimpleNamespace(look=lambda: None, late=0, silent=False)
+    link._commands, link._closing, link._lost, link._silent = SimpleQueue(), False, None, None
+    link.up = Future()
+    link.up.set_result(None)
+    return link
+
+
+def test_an_abort_is_sent_before_all_records_are_taken():
+    link, order = link_of(Records(None)), []
+
+    def close():
+        link._closing = True
+
+    def abort():
+        order.append(link._reader.taken)
+        link._streams.add("a", Stream(None, order.append))
+        link._abort("a")
+        link._commands.put(close)
+
+    link._channel.offer = lambda messages, rank: order.extend(messages) is None
+    link._commands.put(abort)
+    link._loop()
+    os.close(link._wake_end)
+    assert order == [0, Abort("a")], "the abort is handled before any record, and sent in the same turn"
+    assert link._reader.taken == 16, "so many records a turn"
+
+
+def test_a_failure_follows_all_records_that_came_before_it():
+    link = link_of(Records(100), [(0, Failed(0, 0, "broken", "mend it"))])
+    with pytest.raises(Unavailable, match="broken"):
+        link._loop()
+    os.close(link._wake_end)
+    assert link._reader.taken == 100
+
+
+def test_the_key_of_a_server_is_its_own(monkeypatch):
+    monkeypatch.setenv(API_KEY, "secret")
+    monkeypatch.setenv("OTHER", "secret")
+    assert API_KEY not in environment()
+    assert environment()["OTHER"] == "secret"
+
+
+@pytest.fixture
+def held(tmp_path, monkeypatch):
+    """A folder for a runner whose steps wait for permits."""
+    os.mkfifo(tmp_path / "permits")
+    monkeypatch.setenv("HELD_STEPS", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.syspath_prepend(str(ROOT))
+    opened = os.open(tmp_path / "permits", os.O_RDWR)
+    yield tmp_path
+    os.close(opened)
+
+
+async def launched(held):
+    while not (held / "steps").exists():
+        await asyncio.sleep(0.01)
+
+
+async def text_of(engine):
+    found = []
+    async for part in engine.generate([1, 2, 3], {"max_tokens": 4}):
+        found.append(part)
+    return found
+
+
+def test_a_step_that_never_ends_is_noticed_and_named(held, monkeypatch):
+    monkeypatch.setenv("HAL_RANKS_STEP", "0.5")
+    monkeypatch.setenv("HAL_SECONDS_PROCESS_BEAT", "0.05")
+    monkeypatch.setenv(API_KEY, "secret")
+
+    async def run():
+        async with hal.AsyncEngine(device="cpu", runner=HELD) as engine:
+            told = Path(f"/proc/{engine._link._process.pid}/environ").read_bytes()
+            assert b"HELD_STEPS=" in told
+            assert API_KEY.encode() not in told
+            with pytest.raises(Unavailable, match=r"has not ended step 1 within 0\.5 s .*HAL_RANKS_STEP"):
+                await asyncio.wait_for(text_of(engine), HANGS)
+            assert "step 1" in str(engine.error)
+
+    asyncio.run(run())
+
+
+def test_a_stopped_process_ends_its_requests_and_may_go_on(held, monkeypatch):
+    monkeypatch.setenv("HAL_SECONDS_PROCESS_SILENCE", "1")
+    monkeypatch.setenv("HAL_SECONDS_PROCESS_BEAT", "0.05")
+
+    async def run():
+        async with hal.AsyncEngine(device="cpu", runner=HELD) as engine:
+            running = asyncio.create_task(text_of(engine))
+            await launched(held)
+            pid = engine._link._process.pid
+            os.kill(pid, signal.SIGSTOP)
+            for request in (running, text_of(engine)):
+                with pytest.raises(Unavailable, match="has not beaten for 1 s: it is stopped, or hangs"):
+                    await asyncio.wait_for(request, HANGS)
+            assert "has not beaten" in engine.lost
+            assert engine.error is None
+            os.kill(pid, signal.SIGCONT)
+            (held / "permits").write_bytes(b"*")
+            while engine.lost:
+                await asyncio.sleep(0.01)
+            assert (await text_of(engine))[-1].finish_reason is not None
+
+    asyncio.run(run())
+
+
+BUSY = f"""
+import asyncio, hal
+async def main():
+    async with hal.AsyncEngine(device="cpu", runner="{HELD}") as engine:
+        print(engine._link._process.pid, flush=True)
+        async for part in engine.generate([1, 2, 3]): pass
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_process_in_a_step_ends_with_its_parent(held, stopped):
+    parent = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True)
+    engine = int(parent.stdout.readline())
+    ended = os.pidfd_open(engine)
+    asyncio.run(asyncio.wait_for(launched(held), HANGS))
+    if stopped:
+        os.kill(engine, signal.SIGSTOP)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert select.select([ended], [], [], HANGS)[0], "it outlives its parent, as no step ends"
+    os.close(ended)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder for temporary files, of this test alone."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_nothing_is_left_of_ranks_that_end_while_they_load(folder):
+    async def run():
+        engine = hal.AsyncEngine(device="cpu", executor=Ranks(tp=2))
+        opening = asyncio.create_task(engine.__aenter__())
+        while not [*folder.glob("*/hal-ranks-*/workerlog.*")]:  # ranks that are being started
+            await asyncio.sleep(0.01)
+        opening.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await opening
+
+    asyncio.run(run())
+    assert [*folder.iterdir()] == []
+
+
+def test_nothing_is_left_of_workers_that_end_in_order(folder):
+    async def run():
+        async with hal.AsyncEngine(device="cpu", executor=Ranks(split=(1, 1))) as engine:
+            assert len(await text_of(engine)) >= 1
+
+    asyncio.run(run())
+    assert [*folder.iterdir()] == []
