@@ -44,6 +44,12 @@ class Timeouts(CoreTimeouts):
     last_event: Seconds = Seconds(
         1.0, "sending the error of a request that the end of `hal serve --drain` cuts, before its connection is closed"
     )
+    request_head: Seconds = Seconds(
+        10.0, "a client's sending the head of a request to `hal serve`, and a connection without one"
+    )
+    request_body: Seconds = Seconds(60.0, "a client's sending the body of a request to `hal serve`")
+    unread_answer: Seconds = Seconds(300.0, "a full connection, of whose answer a client of `hal serve` reads nothing")
+    client_look: Seconds = Seconds(1.0, "between two looks of `hal serve` for connections that take longer than these")
     # ranks and their engine
     starting: Seconds = Seconds(
         300.0, "the start of all ranks: each imports its framework, perhaps on a busy machine", "HAL_RANKS_STARTING"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import re
 import shutil
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
@@ -150,9 +152,69 @@ quiet = False
 """Whether the status line is off (``-q``)."""
 
 
+class _Writer:
+    """A thread that writes lines on standard error, for callers that may not wait for its reader."""
+
+    _ROOM = 256
+    """Lines that wait for the reader; further ones are counted."""
+
+    def __init__(self) -> None:
+        self._lines, self._descriptor = queue.SimpleQueue[str | None](), sys.stderr.fileno()
+        self._lock, self._waiting, self._lost = threading.Lock(), 0, 0
+        self._thread = threading.Thread(target=self._write, name="hal-lines", daemon=True)  # it may wait for ever
+        self._thread.start()
+
+    def put(self, text: str) -> None:
+        """Write a line, or count it if there is no room."""
+        with self._lock:
+            if self._waiting == self._ROOM:
+                self._lost += 1
+                return
+            lost, self._lost = self._lost, 0
+            self._waiting += 1
+        note = f"hal: {lost} lines are not shown: nobody read standard error\n" if lost else ""
+        self._lines.put(f"{note}{fitted(shown(text, sys.stderr), sys.stderr)}\n")
+
+    def _write(self) -> None:
+        while (text := self._lines.get()) is not None:
+            data = text.encode(errors="backslashreplace")
+            with contextlib.suppress(OSError):  # as a line that cannot be printed
+                while data:
+                    data = data[os.write(self._descriptor, data) :]  # no lock of the stream's, which the exit needs
+            with self._lock:
+                self._waiting -= 1
+
+    def close(self, seconds: float) -> bool:
+        """Write what is left; return whether all is written within the seconds."""
+        self._lines.put(None)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+
+_writer: _Writer | None = None
+
+
+@contextlib.contextmanager
+def behind(seconds: float) -> Iterator[None]:
+    """Inside, lines are written by a thread, so that :func:`say` never waits for the reader of standard error.
+
+    At the end what is left has ``seconds``; if nobody reads it, further lines are counted and none is waited for."""
+    global _writer
+    sys.stderr.flush()
+    _writer = _Writer()
+    try:
+        yield
+    finally:
+        if _writer.close(seconds):
+            _writer = None
+
+
 def say(text: str) -> None:
     """Print a line on standard error. If that fails, the line is discarded and the command continues."""
     status("")
+    if _writer is not None:
+        _writer.put(text)
+        return
     try:
         print(fitted(shown(text, sys.stderr), sys.stderr), file=sys.stderr, flush=True)
     except OSError:

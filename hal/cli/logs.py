@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from .console import say
@@ -51,3 +52,38 @@ def said(lowest: int | None, *, without: str = "") -> Iterator[None]:
     finally:
         log.handlers, log.propagate = former[:2]
         log.setLevel(former[2])
+
+
+class Few(logging.Filter):
+    """Lets ``most`` records of a logger pass in a second, and counts the others: the next one that passes says how
+    many. For what clients of a server cause."""
+
+    def __init__(self, most: int = 3, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._most, self._clock = most, clock
+        self._seen: dict[str, tuple[float, int]] = {}  # since when, and how many
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See :class:`logging.Filter`."""
+        now = self._clock()
+        since, count = self._seen.get(record.name, (now, 0))
+        if now - since >= 1:
+            if (left := count - self._most) > 0:
+                record.msg, record.args = f"{record.getMessage()} (and {left} lines like it before)", ()
+            since, count = now, 0
+        self._seen[record.name] = since, count + 1
+        return count < self._most
+
+
+@contextmanager
+def of_libraries() -> Iterator[None]:
+    """Print warnings of all other loggers as lines of the command, at most a few a second of each."""
+    handler, root = _Said(), logging.getLogger()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("hal: %(message)s"))
+    handler.addFilter(Few())
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)

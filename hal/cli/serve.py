@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
+import gc
 import logging
 import math
 import socket
-from copy import deepcopy
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -15,11 +15,13 @@ from hal_core import HalError, InvalidValue, Unavailable
 
 from hal.children import API_KEY
 
-from . import deadline
-from .console import say
+from . import deadline, logs
+from .console import behind, say
 from .failures import as_typed, check_seconds
 
 _PORT = 8000
+_PENDING = 2048
+"""Connections that the kernel holds until the server takes them."""
 
 
 def command(
@@ -39,6 +41,14 @@ def command(
             envvar=API_KEY,
             help="What clients send as a bearer token; ps shows the option, not the variable.",
         ),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name in Host that is taken beside this host's own; * for any."),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="A web page that may use the server, such as https://app.example."),
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="TEXT", help="The model's name in requests.")] = None,
     slots: Annotated[int, typer.Option(metavar="N", min=1, help="Most requests that run at once.")] = 8,
@@ -86,19 +96,20 @@ def command(
     """Serve a model over HTTP with OpenAI's routes: completions, chats, models; /health, /metrics and a page at /."""
     check_seconds(drain, "--drain")
     key = "" if api_key is None else _checked_key(api_key)
-    if not _is_local(host) and not key:
-        raise InvalidValue(
-            f"{host} is reached from other hosts",
-            cure=f"set {API_KEY} to a key for clients, or give --api-key",
-            argument="--host",
-        )
     try:
         import uvicorn
 
-        from hal.serving import ChatTemplate, Drain, Settings, make_app
+        from hal.serving import Allowed, ChatTemplate, Connection, Drain, Gate, Limits, Settings, make_app
+        from hal.serving.browsers import host_name, is_loopback, origin
     except ImportError as error:
         what = f"{(error.name or str(error)).partition('.')[0]} is missing"
         raise Unavailable(what, cure="pip install 'paddle-hal[serve]>=1.1,<2'", argument="hal serve") from error
+    is_local = is_loopback(host)
+    if not is_local and not key:
+        cure = f"set {API_KEY} to a key for clients, or give --api-key"
+        raise InvalidValue(f"{host} is reached from other hosts", cure=cure, argument="--host")
+    hosts = tuple(map(host_name, allowed_host or ()))
+    allowed = Allowed(hosts if is_local or hosts else None, tuple(map(origin, cors_origin or ())))
     from hal.generation import AsyncEngine, Ranks
     from hal.generation.plan import ModelPlan
     from hal.model.hub import find_checkpoint
@@ -133,7 +144,7 @@ def command(
         )
     if (template := ChatTemplate(plan.path)).fault:
         say(f"hal: /v1/chat/completions is off: {template.fault}")
-    settings = Settings(model=name or model or "default", api_key=key, lenient=lenient)
+    settings = Settings(model=name or model or "default", api_key=key, lenient=lenient, allowed=allowed)
     failures: list[HalError] = []
 
     def on_failure(error: HalError, ran: bool) -> None:
@@ -142,19 +153,21 @@ def command(
             failures.append(error)
             server.should_exit = True
 
-    draining = Drain(drain)
+    draining, gate = Drain(drain), Gate(Limits.of_machine())
     engine = AsyncEngine.of(plan, serve, max_waiting)
-    app = make_app(engine, settings, template=template, drain=draining, on_failure=on_failure)
-    log_config = deepcopy(uvicorn.config.LOGGING_CONFIG)
-    log_config["formatters"]["default"] = {"format": "hal: %(message)s"}
+    app = make_app(engine, settings, template=template, drain=draining, gate=gate, on_failure=on_failure)
     config = uvicorn.Config(
         app,
         host,
         port,
+        http=partial(Connection, gate=gate),  # type: ignore[arg-type]  # a class, or what makes its instances
+        ws="none",
         log_level="warning",
-        log_config=log_config,
+        log_config=None,
         access_log=False,
         lifespan="on",
+        backlog=gate.limits.burst,
+        timeout_keep_alive=math.ceil(TIMEOUTS.request_head),
         timeout_graceful_shutdown=math.ceil(drain + TIMEOUTS.last_event) + 1,  # of what ends in no other way
         server_header=False,
     )
@@ -171,15 +184,21 @@ def command(
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if self.started:
+                gc.freeze()  # a collection among all that is imported takes 50 ms, in which no client is served
                 at, number, *_ = self.servers[0].sockets[0].getsockname()
                 place = f"[{at}]:{number}" if ":" in at else f"{at}:{number}"
-                say(f"hal: {settings.model} on http://{place}; /health is 200 when its engine is loaded")
+                for one in self.servers[0].sockets:
+                    with socket.fromfd(one.fileno(), one.family, one.type) as listening:
+                        listening.listen(_PENDING)  # uvicorn's number is also that of those taken at once
+                most = f"at most {gate.limits.connections} connections, {gate.limits.bytes >> 20} MiB of requests"
+                say(f"hal: {settings.model} on http://{place} ({most}); /health is 200 when its engine is loaded")
 
     server, log_filter = Server(config), _Said()
     logging.getLogger("uvicorn.error").addFilter(log_filter)
     deadline.grace = drain
     try:
-        server.run()
+        with behind(TIMEOUTS.shown), logs.of_libraries():
+            server.run()
     except SystemExit:  # uvicorn's way to end if it cannot listen
         if log_filter.error is None:
             raise
@@ -223,10 +242,3 @@ def _checked_key(given: str) -> str:
         what = "characters that clients cannot send in a header"
         raise InvalidValue(what, cure="give a key of ASCII letters, digits and signs", argument="--api-key")
     return key
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

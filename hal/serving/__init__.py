@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from .app import make_app
+from .browsers import Allowed
 from .chat import ChatTemplate
+from .connection import Connection
 from .drain import Drain
+from .gate import Gate
+from .limits import Limits
 from .settings import Settings
 
-__all__ = ["ChatTemplate", "Drain", "Settings", "make_app"]
+__all__ = ["Allowed", "ChatTemplate", "Connection", "Drain", "Gate", "Limits", "Settings", "make_app"]

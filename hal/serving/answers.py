@@ -79,8 +79,11 @@ async def parts_of(engine: AsyncEngine, wanted: Wanted, metrics: Metrics) -> Asy
             raise
 
     left = len(wanted.prompts) * wanted.n
-    tasks = [asyncio.create_task(generate(choice)) for choice in range(left)]
+    tasks = list[asyncio.Task[None]]()
     try:
+        for choice in range(left):
+            tasks.append(asyncio.create_task(generate(choice)))
+            await asyncio.sleep(0)  # other requests' turn
         while left:
             found = await queue.get()
             if isinstance(found, Exception):

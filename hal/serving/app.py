@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import mmap
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +17,9 @@ from hal_core import HalError, InvalidValue
 from sse_starlette import EventSourceResponse
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
@@ -23,17 +28,24 @@ from hal.timeouts import TIMEOUTS
 
 from .answers import Wanted, parts_of, wanted_of
 from .bodies import PAGE as GUIDE
-from .bodies import read_body
+from .bodies import Body, read_body
+from .browsers import Browsers
 from .chat import ChatTemplate
 from .drain import Drain
 from .errors import ApiError, error_object, error_of, error_response
+from .gate import Gate
 from .messages import Message
 from .metrics import Metrics
 from .schemas import Chat, Completion, Detokenize, Sampling, StreamOptions, Tokenize
 from .settings import Settings
 from .shapes import ChatShape, CompletionShape, Shape, usage_of
+from .sizes import InPieces, check_size, encoded
 
-PAGE = Path(__file__).with_name("page.html")
+PAGE = Path(__file__).with_name("page.html").read_bytes()
+_NAME = 100
+"""Most characters of a name that an error repeats."""
+_SHORT = 1 << 14
+"""Bytes of a body that is read at once; a longer one is read in a thread."""
 _LOADING = "loading"
 """The state of a server before its engine takes requests."""
 _TOKENS = 16
@@ -54,11 +66,13 @@ class Server:
         drain: Drain,
         on_failure: OnFailure,
         template: ChatTemplate | None = None,
+        gate: Gate | None = None,
     ) -> None:
-        self.engine, self.settings = engine, settings
+        self.engine, self.settings, self._gate = engine, settings, gate
         self.metrics, self.template = Metrics(settings.model), template or ChatTemplate(engine.plan.path)
         self._drain, self._opened, self._on_failure = drain, asyncio.Event(), on_failure
         self._error: HalError | None = None
+        self._threads, self._turn = ThreadPoolExecutor(2, "hal-bodies"), asyncio.Lock()
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
@@ -73,7 +87,13 @@ class Server:
             Route("/health", self.health, methods=["GET"]),
             Route("/", self.page, methods=["GET"]),
         ]
-        return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: _http_error})
+        middleware = [Middleware(Browsers, allowed=self.settings.allowed)]
+        if origins := self.settings.allowed.origins:
+            methods, headers = ("GET", "POST"), ("*",)
+            cors = Middleware(CORSMiddleware, origins, methods, headers, allow_private_network=True)
+            middleware.append(cors)
+        handlers = {HTTPException: _http_error, Exception: _fault}
+        return Starlette(routes=routes, middleware=middleware, lifespan=self._lifespan, exception_handlers=handlers)
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -83,6 +103,7 @@ class Server:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _serve(self) -> None:
         try:
@@ -104,7 +125,7 @@ class Server:
                 self._check_key(request)
                 async with self._drain.bound():
                     return await endpoint(request)
-            except _ClientLeft:
+            except (_ClientLeft, ClientDisconnect):
                 return Response(status_code=499)
             except (ApiError, HalError) as error:
                 return error_response(error_of(error))
@@ -119,15 +140,35 @@ class Server:
         if scheme.lower() != "bearer" or not known:
             raise ApiError(401, "no valid key (send Authorization: Bearer KEY)", code="invalid_api_key")
 
+    async def _read(self, kind: type[Body], request: Request) -> Body:
+        """Return the body of a request."""
+        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if "origin" in request.headers and media != "application/json":  # what pages may send without asking
+            raise ApiError(415, "a page sends Content-Type: application/json", code="unsupported_media_type")
+        data = await self._body(request)
+        if len(data) <= _SHORT:
+            return read_body(kind, data, lenient=self.settings.lenient)
+        await self._apart(check_size, data, self.engine.max_model_len)
+        return await self._apart(read_body, kind, data, lenient=self.settings.lenient)
+
+    async def _apart(self, call: Callable[..., Result], *arguments: object, **options: object) -> Result:
+        """Return what a call returns that takes long where a client wants it to: other requests go on meanwhile."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(call, *arguments, **options))
+
     async def _body(self, request: Request) -> bytes:
         """Return the body, of which at most so many bytes are read."""
-        data, most = bytearray(), self.settings.body_bytes
-        async for piece in request.stream():
-            data += piece
-            if len(data) > most:
-                what = f"the body has more than {most} bytes (send the prompts in several requests)"
-                raise ApiError(413, what, code="request_too_large")
-        return bytes(data)
+        most = self.settings.body_bytes
+        with mmap.mmap(-1, most) as data:  # given back as a whole, which a heap with other objects in it is not
+            async for piece in request.stream():
+                if data.tell() + len(piece) > most:
+                    what = f"the body has more than {most} bytes (send the prompts in several requests)"
+                    raise ApiError(413, what, code="request_too_large")
+                data.write(piece)
+                if data.tell() > _SHORT:
+                    async with self._turn:  # one piece of all large bodies each time that the loop goes round
+                        await asyncio.sleep(0)
+            return data[: data.tell()]
 
     def _ready(self, model: str | None) -> None:
         """Raise :class:`ApiError` unless the engine takes requests for this model."""
@@ -137,8 +178,8 @@ class Server:
             raise ApiError(503, what, code="engine_unavailable")
 
     def _check_model(self, model: str | None) -> None:
-        if model not in (None, self.settings.model):
-            what = f"there is no model {model!r}: this server has {self.settings.model!r}"
+        if model is not None and model != self.settings.model:
+            what = f"there is no model {model[:_NAME]!r}: this server has {self.settings.model!r}"
             raise ApiError(404, what, param="model", code="model_not_found")
 
     def _down(self) -> str:
@@ -150,23 +191,24 @@ class Server:
 
     async def completions(self, request: Request) -> Response:
         """``POST /v1/completions``."""
-        body = read_body(Completion, await self._body(request), lenient=self.settings.lenient)
+        body = await self._read(Completion, request)
         self._ready(body.model)
         changed = body.changed() | ({} if body.logprobs is None else {"logprobs": body.logprobs})
         shape = CompletionShape(self.settings.model, self.engine.plan.tokenizer, logprobs=body.logprobs is not None)
-        asked = self._wanted(body, body.prompts(), body.max_tokens or _TOKENS, changed)
+        prompts = await self._apart(body.prompts)
+        asked = self._wanted(body, prompts, body.max_tokens or _TOKENS, changed)
         wanted = await _unless_gone(request, asked)
         return await self._answer(request, body, wanted, shape)
 
     async def chat(self, request: Request) -> Response:
         """``POST /v1/chat/completions``."""
-        body = read_body(Chat, await self._body(request), lenient=self.settings.lenient)
+        body = await self._read(Chat, request)
         self._ready(body.model)
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs (give logprobs: true)", param="top_logprobs")
         changed = body.changed() | ({"logprobs": body.top_logprobs or 0} if body.logprobs else {})
         shape = ChatShape(self.settings.model, self.engine.plan.tokenizer, logprobs=body.logprobs)
-        prompt = self._rendered(body, body.messages)
+        prompt = await self._apart(self._rendered, body, body.messages)
         asked = self._wanted(body, [prompt], body.max_completion_tokens or body.max_tokens, changed)
         wanted = await _unless_gone(request, asked)
         return await self._answer(request, body, wanted, shape)
@@ -190,10 +232,10 @@ class Server:
 
     async def tokenize(self, request: Request) -> Response:
         """``POST /tokenize``."""
-        body = read_body(Tokenize, await self._body(request), lenient=self.settings.lenient)
+        body = await self._read(Tokenize, request)
         self._check_model(body.model)
         if body.messages is not None and body.prompt is None:
-            text, raw = self._rendered(body, body.messages), False
+            text, raw = await self._apart(self._rendered, body, body.messages), False
         elif body.prompt is not None and body.messages is None:
             text, raw = body.prompt, True
         else:
@@ -201,11 +243,12 @@ class Server:
         special = raw if body.add_special_tokens is None else body.add_special_tokens
         encoded = self.engine.encode([text], add_special_tokens=special)
         (ids,) = await _unless_gone(request, encoded)
-        return _json({"tokens": ids, "count": len(ids), "max_model_len": self.engine.max_model_len})
+        found = {"tokens": ids, "count": len(ids), "max_model_len": self.engine.max_model_len}
+        return InPieces(await self._apart(msgspec.json.encode, found), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
         """``POST /detokenize``."""
-        body = read_body(Detokenize, await self._body(request), lenient=self.settings.lenient)
+        body = await self._read(Detokenize, request)
         self._check_model(body.model)
         plan, most = self.engine.plan, self.engine.max_model_len
         if len(body.tokens) > most:
@@ -224,11 +267,13 @@ class Server:
         """``GET /metrics``."""
         if (stats := self.engine.stats) is not None:
             self.metrics.take(msgspec.structs.asdict(stats))
+        if self._gate is not None:
+            self.metrics.count(len(self._gate), self._gate.refused)
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def page(self, _request: Request) -> Response:
         """``GET /``."""
-        return HTMLResponse(PAGE.read_bytes())
+        return HTMLResponse(PAGE)
 
     # -- answers --------------------------------------------------------------------------------------------------
 
@@ -261,11 +306,24 @@ class Server:
         parts = parts_of(self.engine, wanted, self.metrics)
         with _named(body):
             if not body.stream:
-                return _json(await _unless_gone(request, _whole(parts, wanted, shape)))
+                return await _unless_gone(request, self._whole(parts, wanted, shape))
             first = await _unless_gone(request, anext(parts))  # what is refused has a status of its own
         events = _events(first, parts, wanted, shape, body.stream_options or StreamOptions(), self._drain)
         grace = self._drain.seconds + TIMEOUTS.last_event
         return EventSourceResponse(events, sep="\n", ping=60, shutdown_grace_period=grace)
+
+    async def _whole(self, parts: AsyncIterator[tuple[int, Part]], wanted: Wanted, shape: Shape) -> Response:
+        """Return the response of all answers."""
+        found: dict[int, list[Part]] = {}
+        async with aclosing(parts):  # type: ignore[type-var]
+            async for index, part in parts:
+                found.setdefault(index, []).append(part)
+        tokens = sum(len(part.token_ids) for answer in found.values() for part in answer)
+        usage, choices = usage_of(wanted.prompt_tokens, tokens), list[msgspec.Raw]()
+        for index in sorted(found):
+            choices.append(await self._apart(_encoded_choice, shape, index, found.pop(index)))
+        data = await self._apart(msgspec.json.encode, shape.answer(choices, usage))
+        return InPieces(data, media_type="application/json")
 
 
 @contextmanager
@@ -278,17 +336,6 @@ def _named(body: Sampling) -> Iterator[None]:
         error.what, error.cure = (text.replace(error.argument, typed) for text in (error.what, error.cure))
         error.argument = typed
         raise
-
-
-async def _whole(parts: AsyncIterator[tuple[int, Part]], wanted: Wanted, shape: Shape) -> dict[str, Any]:
-    """Return the object of all answers."""
-    found: dict[int, list[Part]] = {}
-    async with aclosing(parts):  # type: ignore[type-var]
-        async for index, part in parts:
-            found.setdefault(index, []).append(part)
-    choices = [shape.choice(index, found[index]) for index in sorted(found)]
-    tokens = sum(len(part.token_ids) for answer in found.values() for part in answer)
-    return shape.answer(choices, usage_of(wanted.prompt_tokens, tokens))
 
 
 async def _events(
@@ -322,6 +369,10 @@ async def _events(
         if options.include_usage:
             yield _event(shape.event([], usage_of(wanted.prompt_tokens, tokens)))
         yield {"data": "[DONE]"}
+
+
+def _encoded_choice(shape: Shape, index: int, answer: Sequence[Part]) -> msgspec.Raw:
+    return msgspec.Raw(encoded(shape.choice(index, answer)))
 
 
 class _ClientLeft(Exception):
@@ -361,14 +412,19 @@ def _json(found: object, status: int = 200) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    what, path = error.detail, request.url.path
+    what, path = error.detail, request.url.path[:_NAME]
     if error.status_code == 404:
         routes = ", ".join(route.path.replace(":path", "") for route in request.app.routes)
         what = f"there is no route {path} (there are {routes}; {GUIDE} says what offers others)"
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        what = f"{path} takes no {request.method} (send {allowed})"
+        what = f"{path} takes no {request.method[:_NAME]} (send {allowed})"
     return error_response(ApiError(error.status_code, what))
+
+
+async def _fault(_request: Request, error: Exception) -> Response:
+    """Answer for a fault of the server, which uvicorn logs."""
+    return error_response(ApiError(500, f"a fault of the server: {type(error).__name__} (its log says more)"))
 
 
 def make_app(
@@ -377,8 +433,9 @@ def make_app(
     *,
     template: ChatTemplate | None = None,
     drain: Drain | None = None,
+    gate: Gate | None = None,
     on_failure: OnFailure = lambda error, ran: None,
 ) -> Starlette:
     """Return the ASGI application of a server. ``template``: of chats; None: the model's. ``drain``: what its requests
-    have when it stops, which the caller begins; None: 30 s."""
-    return Server(engine, settings, drain or Drain(30.0), on_failure, template).app()
+    have when it stops, which the caller begins; None: 30 s. ``gate``: that of its connections, for ``/metrics``."""
+    return Server(engine, settings, drain or Drain(30.0), on_failure, template, gate).app()

@@ -21,6 +21,8 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
 
 
+_LONGEST = 1000
+"""Most characters of an error's message."""
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable"}
 
 
@@ -43,8 +45,13 @@ def error_of(error: Exception) -> ApiError:
 def error_object(error: ApiError) -> bytes:
     """Return the JSON of an error."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
-    fields = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+    fields = {"message": _short(error.message), "type": kind, "param": error.param, "code": error.code}
     return msgspec.json.encode({"error": fields})
+
+
+def _short(text: str) -> str:
+    """Return a text without its middle if it is long: what a client sent is not sent back to it."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
 
 
 def error_response(error: ApiError) -> Response:

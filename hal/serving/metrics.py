@@ -55,6 +55,13 @@ class Metrics:
             "hal:request_success", "Requests that ended, by reason.", (*names, "finished_reason"), registry=registry
         )
         self.ended = {reason: ended.labels(**label, finished_reason=reason) for reason in _REASONS}
+        self.connections = gauge("hal:connections", "Connections of clients.")
+        self.refused = Counter(
+            "hal:connections_refused",
+            "Connections that the server ended, by why.",
+            (*names, "reason"),
+            registry=registry,
+        )
         self.first_token = histogram("hal:time_to_first_token_seconds", "From a request to its first token.")
         self.between_tokens = histogram("hal:inter_token_latency_seconds", "Between parts of an answer.")
         self.whole = histogram("hal:e2e_request_latency_seconds", "From a request to its end.", _LONG)
@@ -69,9 +76,18 @@ class Metrics:
         measured = {name: found for name, found in self._measured.items() if stats[name] is not None}
         counters |= {name: found.labels(**self._label) for name, found in measured.items()}
         for name, found in counters.items():
-            more = totals[name] - self._counted.get(name, 0.0)
-            self._counted[name] = totals[name]
-            found.inc(max(0.0, more))
+            self._raise(name, found, totals[name])
+
+    def count(self, connections: int, refused: Mapping[str, int]) -> None:
+        """Take how many connections there are, and how many were ended, by why."""
+        self.connections.set(connections)
+        for reason, total in refused.items():
+            self._raise(f"refused {reason}", self.refused.labels(**self._label, reason=reason), total)
+
+    def _raise(self, name: str, counter: Counter, total: float) -> None:
+        """Have a counter show a total."""
+        counter.inc(max(0.0, total - self._counted.get(name, 0.0)))
+        self._counted[name] = total
 
     def request(self, prompt_tokens: int) -> Timing:
         """Return what times one answer."""

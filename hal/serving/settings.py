@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from .browsers import Allowed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +16,7 @@ class Settings:
     - ``lenient``: ignore fields of requests that are not offered, in place of refusing them by name.
     - ``body_bytes``: largest body of a request.
     - ``choices``: most answers of one request, its prompts times ``n``; at most as many as the engine has room for.
+    - ``allowed``: which requests of web pages are taken.
     """
 
     model: str
@@ -21,3 +24,4 @@ class Settings:
     lenient: bool = False
     body_bytes: int = 4 << 20
     choices: int = 128
+    allowed: Allowed = field(default_factory=Allowed)

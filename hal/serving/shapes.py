@@ -30,8 +30,8 @@ class Shape:
         self._tokenizer, self._logprobs = tokenizer, logprobs
         self._facts = {"id": f"{self.prefix}{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
-    def answer(self, choices: Sequence[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
-        """Return the object of whole answers."""
+    def answer(self, choices: Sequence[object], usage: dict[str, int]) -> dict[str, Any]:
+        """Return the object of whole answers. ``choices``: objects, or their JSON as :class:`msgspec.Raw`."""
         return {**self._facts, "object": self.whole, "choices": choices, "usage": usage}
 
     def event(self, choices: Sequence[dict[str, Any]], usage: dict[str, int] | None = None) -> dict[str, Any]:

@@ -27,8 +27,9 @@ COMMAND = "from hal.cli import main; main()"
 class Served:
     """One server."""
 
-    def __init__(self, process, url):
-        self.process, self.url = process, url
+    def __init__(self, process, line, url):
+        """``line``: the first that it prints."""
+        self.process, self.line, self.url = process, line, url
 
     def engine(self):
         """The process id of its engine."""
@@ -57,9 +58,11 @@ class Served:
 
 
 @contextmanager
-def serving(*options, until_loaded=True, said=None):
-    """Start a server, and end it. ``said``: a list for the lines before that of its address."""
-    command = [sys.executable, "-c", COMMAND, "serve", "--device", "cpu", "--port", "0", *options]
+def serving(*options, until_loaded=True, said=None, descriptors=0):
+    """Start a server, and end it. ``said``: a list for the lines before that of its address. ``descriptors``: its
+    `ulimit -n`, if not 0."""
+    limited = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(descriptors)] if descriptors else []
+    command = [*limited, sys.executable, "-c", COMMAND, "serve", "--device", "cpu", "--port", "0", *options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         line = process.stderr.readline()
@@ -69,7 +72,7 @@ def serving(*options, until_loaded=True, said=None):
         if (found := re.search(r"http://\S+:\d+", line)) is None:
             process.kill()
             raise AssertionError(line + process.stderr.read())
-        served = Served(process, found[0])
+        served = Served(process, line, found[0])
         if until_loaded:
             served.wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 200, "the engine did not load")
         yield served
@@ -94,7 +97,7 @@ def post(url, route, *, receive_buffer=0, **body):
         found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)  # before it connects
     found.settimeout(HANGS)
     found.connect((where.hostname, where.port))
-    found.sendall(f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+    found.sendall(f"POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
     return found
 
 

@@ -67,7 +67,7 @@ def test_what_the_drain_cuts_ends_with_an_error_object(with_template):
         os.kill(engine, signal.SIGSTOP)
         whole = post(served.url, "/v1/completions", prompt="x", max_tokens=400)
         half = socket.create_connection(whole.getpeername(), timeout=HANGS)
-        half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         served.wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 200, "reads no request")
         served.process.send_signal(signal.SIGTERM)
         for stream in streams:

@@ -65,7 +65,7 @@ LENGTHS = st.sampled_from(
 def statuses_of(url, headers, length, path):
     """Send a request by hand, and read to the end of the connection; return the answer."""
     where = urlsplit(url)
-    lines = [b"POST " + path + b" HTTP/1.1", b"Host: x", *(name + b": " + value for name, value in headers)]
+    lines = [b"POST " + path + b" HTTP/1.1", b"Host: localhost", *(name + b": " + value for name, value in headers)]
     lines += [length or b"Content-Length: %d" % len(BODY), b"Connection: close", b"", BODY]
     with socket.create_connection((where.hostname, where.port), timeout=HANGS) as client:
         client.sendall(b"\r\n".join(lines))

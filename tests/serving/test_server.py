@@ -300,6 +300,13 @@ def test_a_wrong_route_is_refused_with_those_that_there_are(server):
     assert (answer.status_code, answer.json()["error"]["message"]) == (405, "/v1/completions takes no GET (send POST)")
 
 
+def test_the_first_line_shows_the_limits(server):
+    with serving(until_loaded=False, descriptors=200) as served:
+        shown = r"hal: default on http://127\.0\.0\.1:\d+ \(at most 150 connections, \d+ MiB of requests\); "
+        assert re.match(shown, served.line), served.line
+    assert int(re.search(r", (\d+) MiB", server.line)[1]) >= 16
+
+
 def test_a_port_in_use_is_one_line(server, warm):
     port = urlsplit(server.url).port
     done = warm.run("serve", "--port", str(port), code=COMMAND)

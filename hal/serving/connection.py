@@ -1,0 +1,110 @@
+"""One connection of a server: uvicorn's protocol, behind the :class:`Gate`."""
+
+from __future__ import annotations
+
+import asyncio
+import http
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from .errors import ApiError, error_response
+from .gate import Gate, Phase
+
+
+class Connection(H11Protocol):
+    """Tells the gate what the client and the server do, and how many bytes the request has.
+
+    The gate sees also what reaches no ASGI application: a connection that sends nothing, and half a head."""
+
+    def __init__(self, *arguments: Any, gate: Gate, **options: Any) -> None:  # noqa: ANN401 (uvicorn's own)
+        super().__init__(*arguments, **options)
+        self._gate, self._begun = gate, False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """See :class:`asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._gate.enter(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See :class:`asyncio.Protocol`."""
+        self._gate.leave(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See :class:`asyncio.Protocol`."""
+        if self.transport.is_closing():
+            return
+        former = self.cycle
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self.cycle is former and self._phase() is Phase.HEAD:
+            if not self._begun:  # the time of a head begins with its first byte
+                self._gate.now(self, Phase.HEAD)
+            self._begun = True
+            return
+        self._look(again=self.cycle is not former)
+        if not self.cycle.response_complete:
+            self._gate.hold(self, len(data))
+
+    def on_response_complete(self) -> None:
+        """See uvicorn's protocol."""
+        self._gate.release(self)
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._look()
+
+    def pause_writing(self) -> None:
+        """See :class:`asyncio.Protocol`."""
+        super().pause_writing()
+        self._look()
+
+    def resume_writing(self) -> None:
+        """See :class:`asyncio.Protocol`."""
+        super().resume_writing()
+        self._look()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, with OpenAI's error object."""
+        self._gate.leave(self)
+        self.refuse(ApiError(400, f"{msg.rstrip('.')} (send HTTP/1.1)"))
+
+    def refuse(self, error: ApiError) -> None:
+        """Close the connection, with this error unless an answer has begun, or nothing was asked in time."""
+        if self.transport.is_closing():
+            return
+        is_idle = self._is_between() and not self._begun and error.status == 408
+        is_answered = not self._is_between() and self.cycle.response_started
+        if not (is_idle or is_answered):
+            self.transport.write(_bytes_of(error))
+        if self.transport.get_write_buffer_size():  # of one that does not read
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def _is_between(self) -> bool:
+        """Whether no request has an answer outstanding."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _phase(self) -> Phase:
+        if self.flow.write_paused:
+            return Phase.UNREAD
+        if self.cycle is not None and self.cycle.more_body:
+            return Phase.BODY
+        return Phase.HEAD if self._is_between() else Phase.ANSWER
+
+    def _look(self, *, again: bool = False) -> None:
+        """Tell the gate what the connection does, if that has changed, or if it does it ``again``."""
+        phase, former = self._phase(), self._gate.phase_of(self)
+        if former is not None and (again or phase is not former):
+            self._begun = False
+            self._gate.now(self, phase)
+
+
+def _bytes_of(error: ApiError) -> bytes:
+    """Return a whole HTTP response."""
+    answer = error_response(error)
+    lines = [f"HTTP/1.1 {answer.status_code} {http.HTTPStatus(answer.status_code).phrase}".encode()]
+    lines += [name + b": " + value for name, value in (*answer.raw_headers, (b"connection", b"close"))]
+    return b"\r\n".join([*lines, b"", bytes(answer.body)])
