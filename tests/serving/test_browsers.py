@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from types import SimpleNamespace
 
 import httpx
 import pytest
 
-from hal.generation.plan import ModelPlan
+from hal.generation import AsyncEngine
 from hal.serving import Allowed, Settings, make_app
 from tests.commands import LIBRARIES
 
@@ -24,7 +23,7 @@ def ask(headers, allowed=LOCAL, method="POST", route="/tokenize", key=""):
     """Send a request to a server at localhost:8000; return the response."""
 
     async def asked():
-        engine = SimpleNamespace(plan=ModelPlan(None), error=None, lost="", stats=None, max_model_len=512)
+        engine = AsyncEngine(device="cpu")  # not opened: no route here generates
         app = make_app(engine, Settings(model="x", allowed=allowed, api_key=key))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost:8000") as client:
             body = json.dumps({"prompt": "def main("}) if method == "POST" else None
