@@ -195,8 +195,8 @@ async def unfinished_bodies(place: Place, number: int) -> None:
 @attack(50, descriptors=512)
 async def answers_that_nobody_reads(place: Place, number: int) -> None:
     """Requests for the page, one behind the other in one connection."""
-    reader, writer = await place.open()
-    reader._transport.pause_reading()  # type: ignore[attr-defined]
+    _, writer = await place.open()
+    writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a socket, it can be read from
     page = f"GET / HTTP/1.1\r\nHost: {place.host}\r\n\r\n".encode() * 1000
     with suppress(ConnectionError, TimeoutError):
         async with asyncio.timeout(5):

@@ -152,8 +152,8 @@ def test_an_answer_that_nobody_reads_is_given_up(short):
     async def play():
         async with served() as server:
             server.answer = b"x" * (64 << 20)
-            reader, _ = await server.ask(GET)
-            reader._transport.pause_reading()
+            _, writer = await server.ask(GET)
+            writer.transport.pause_reading()
             await server.until(lambda: len(server.gate) == 0 and server.arrived.is_set())
             assert server.gate.refused == {"unread": 1}
 
