@@ -44,8 +44,7 @@ def test_lines_wait_for_no_reader_and_those_without_room_are_counted(full, monke
             console.say(f"line {number}")
         text = read_until(reading, lambda text: text.count(b"\n") >= console._Writer._ROOM)
         assert [int(one) for one in re.findall(r"^line (\d+)$", text, re.MULTILINE)] == [*range(console._Writer._ROOM)]
-        while console._writer._waiting:  # it has written the last of them, and is about to count it
-            pass
+        assert console.written(PATIENCE)
         console.say("after")
         text = read_until(reading, lambda text: text.count(b"\n") == 2)
     lost = 1000 - console._Writer._ROOM
@@ -58,12 +57,14 @@ def test_without_a_reader_the_end_is_not_waited_for(full, monkeypatch):
     monkeypatch.setattr("sys.stderr", stream)
     with console.behind(0.01):
         console.say("unread")
+        assert not console.written(0.01)
     writer = console._writer
     assert writer is not None, "a line after it would wait"
     console.say("nor is this one")
-    read_until(reading, lambda text: text.endswith(b"unread\n"))
+    read_until(reading, lambda text: b"nor is this one\n" in text)
+    assert console.written(PATIENCE)
     console._writer = None
-    writer._thread.join(PATIENCE)
+    writer.close()
 
 
 def record(name="uvicorn.error", text="Invalid HTTP request received."):

@@ -160,7 +160,7 @@ class _Writer:
 
     def __init__(self) -> None:
         self._lines, self._descriptor = queue.SimpleQueue[str | None](), sys.stderr.fileno()
-        self._lock, self._waiting, self._lost = threading.Lock(), 0, 0
+        self._lock, self._waiting, self._lost = threading.Condition(), 0, 0
         self._thread = threading.Thread(target=self._write, name="hal-lines", daemon=True)  # it may wait for ever
         self._thread.start()
 
@@ -183,12 +183,17 @@ class _Writer:
                     data = data[os.write(self._descriptor, data) :]  # no lock of the stream's, which the exit needs
             with self._lock:
                 self._waiting -= 1
+                self._lock.notify_all()
 
-    def close(self, seconds: float) -> bool:
-        """Write what is left; return whether all is written within the seconds."""
+    def wait(self, seconds: float) -> bool:
+        """Return whether all lines are written within the seconds."""
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._waiting, seconds)
+
+    def close(self) -> None:
+        """End the thread, which has nothing to write."""
         self._lines.put(None)
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        self._thread.join()
 
 
 _writer: _Writer | None = None
@@ -205,8 +210,14 @@ def behind(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        if _writer.close(seconds):
+        if _writer.wait(seconds):
+            _writer.close()
             _writer = None
+
+
+def written(seconds: float) -> bool:
+    """Wait until the lines of :func:`behind` are written; return whether they are within the seconds."""
+    return _writer is None or _writer.wait(seconds)
 
 
 def say(text: str) -> None:

@@ -16,7 +16,7 @@ from hal_core import HalError, InvalidValue, Unavailable
 from hal.children import API_KEY
 
 from . import deadline, logs
-from .console import behind, say
+from .console import behind, say, written
 from .failures import as_typed, check_seconds
 
 _PORT = 8000
@@ -180,6 +180,7 @@ def command(
             await super().shutdown(sockets)
             if draining.cut:
                 say(f"hal: {draining.cut} request{'s' * (draining.cut > 1)} ended with an error at the end of --drain")
+            written(TIMEOUTS.shown)  # the signal that uvicorn raises again ends the process at once
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
