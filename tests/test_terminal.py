@@ -153,8 +153,8 @@ class Aborting:
     def busy(self):
         return bool(self._waiting or self._ended)
 
-    def submit(self, request):
-        self._waiting.append(request.request_id)
+    def submit_all(self, requests):
+        self._waiting += [request.request_id for request in requests]
 
     def abort(self, name):
         self._ended.append(Finished(name, (), FinishReason.ABORT, reported=False))
@@ -173,6 +173,9 @@ class Text:
 
     def push(self, token):
         return False
+
+    def take(self):
+        return ""
 
     def finish(self):
         pass

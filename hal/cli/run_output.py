@@ -370,7 +370,7 @@ class Drivable(Protocol):
     @property
     def busy(self) -> bool: ...
 
-    def submit(self, request: Request) -> None: ...
+    def submit_all(self, requests: Sequence[Request]) -> None: ...
 
     def abort(self, request_id: str) -> None: ...
 
@@ -388,8 +388,7 @@ class Shows(Protocol):
 def drive(engine: Drivable, plan: Plan, answers: Answers, show: Shows) -> None:
     """Run every request to its end. After a signal, abort all of them with half of the remaining time: if a step hangs,
     the rest can still end in order."""
-    for request in plan.requests:
-        engine.submit(request)
+    engine.submit_all(plan.requests)
     aborted = False
     while engine.busy and show.error is None and signals.since() < TIMEOUTS.signal / 2:
         for finished in engine.step():

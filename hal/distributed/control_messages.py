@@ -328,10 +328,10 @@ class Serve(_Message):
 
 
 class Submit(_Message):
-    """A request for the engine process, which checks it. ``prompt``: token ids."""
+    """A request for the engine process, which checks it. ``prompt``: token ids, int32, little-endian."""
 
     request: str
-    prompt: list[int]
+    prompt: bytes
     params: SamplingParams
     priority: int = 0
 

@@ -27,7 +27,7 @@ from hal.timeouts import TIMEOUTS
 from .budget import DEFAULT_CHUNK
 from .front import End, Front, Queue
 from .generation import Finished
-from .scheduler import Scheduler
+from .scheduler import Admitted, Scheduler
 from .worker import EngineWorker
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def local_worker(
 ) -> EngineWorker[Scheduler]:
     """Return an executor of this process, such as a :class:`hal.stepping.Stepper`, with its scheduler."""
     limits = {"chunk": chunk or executor.chunk or DEFAULT_CHUNK, "step_tokens": step_tokens, "overlap": overlap}
-    return EngineWorker(executor, Scheduler(executor.layout, executor.blocks, admit=executor.admit, **limits))  # type: ignore[arg-type]
+    admits = {"admit": executor.admit, "admit_all": executor.admit_all}
+    return EngineWorker(executor, Scheduler(executor.layout, executor.blocks, **admits, **limits))  # type: ignore[arg-type]
 
 
 def wait_for(sockets: Sequence[Any], seconds: float) -> None:
@@ -183,12 +184,20 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Take a request. If it can never run, the next step returns its end, with an error."""
+        self._submit(request, None)
+
+    def submit_all(self, requests: Sequence[Request]) -> None:
+        """Take requests, as :meth:`submit` each, admitted by one call where one worker runs them."""
+        for request, admitted in zip(requests, self.front.admit_all(requests), strict=True):
+            self._submit(request, admitted)
+
+    def _submit(self, request: Request, admitted: Admitted) -> None:
         name = request.request_id
         try:
             if name in self._names:
                 what, cure = "a request of that name has not ended yet", "choose another name"
                 raise InvalidValue(what, cure=cure, argument=f"request {name!r}")
-            self.front.add(request)
+            self.front.add(request, admitted)
         except InvalidValue as error:
             tokens = tuple(request.output)
             self._ended.append(Finished(name, tokens, FinishReason.ERROR, str(error), reported=False))

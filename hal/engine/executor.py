@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from hal_core import AdmittedRequest, OutputRecord, Request, SinkClosed, SinkFull, StateLayout, Task
+    from hal_core import AdmittedRequest, InvalidValue, OutputRecord, Request, SinkClosed, SinkFull, StateLayout, Task
 
 
 class Executor(Protocol):
@@ -59,3 +59,6 @@ class LocalExecutor(Executor, Protocol):
 
     def admit(self, request: Request) -> AdmittedRequest:
         """Check a request and pack it for the state."""
+
+    def admit_all(self, requests: Sequence[Request]) -> Sequence[AdmittedRequest | InvalidValue]:
+        """Do so for several; of each the result, or the error that refuses it."""

@@ -12,7 +12,7 @@ from hal_core import FinishReason, HalError, OutputRecord, Request
 from .generation import Finished, Generation
 
 if TYPE_CHECKING:
-    from .scheduler import Scheduler
+    from .scheduler import Admitted, Scheduler
     from .worker import EngineWorker
 
 End = Callable[[Finished], None]
@@ -30,7 +30,10 @@ class Front(Protocol):
     def begin(self) -> None:
         """Take note that all workers are up. Raises :class:`InvalidValue` if they do not fit together."""
 
-    def add(self, request: Request) -> None:
+    def admit_all(self, requests: Sequence[Request]) -> Sequence[Admitted]:
+        """Admit requests by one call, for :meth:`add`; None for each that is admitted there."""
+
+    def add(self, request: Request, admitted: Admitted = None) -> None:
         """Take a request. Raises :class:`InvalidValue`, with the cure, if it can never run."""
 
     def abort(self, request_id: str) -> None:
@@ -71,13 +74,17 @@ class Queue:
     def came_up(self, worker: EngineWorker[Scheduler]) -> None:
         """As :meth:`begin`."""
 
-    def add(self, request: Request) -> None:
+    def admit_all(self, requests: Sequence[Request]) -> Sequence[Admitted]:
         """See :class:`Front`."""
-        self._wait(request)
+        return self._worker.scheduler.admit_all(requests)
+
+    def add(self, request: Request, admitted: Admitted = None) -> None:
+        """See :class:`Front`."""
+        self._wait(request, admitted)
         self.go_on()
 
-    def _wait(self, request: Request) -> None:
-        checked = self._worker.scheduler.check(request)
+    def _wait(self, request: Request, admitted: Admitted = None) -> None:
+        checked = self._worker.scheduler.check(request, admitted)
         self._waiting.insert(bisect(self._waiting, request.priority, key=_priority), checked)
 
     def abort(self, request_id: str) -> None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from bisect import bisect, insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -31,6 +31,7 @@ from operator import attrgetter
 from hal_core import (
     AdmittedRequest,
     FinishReason,
+    InvalidValue,
     OutputRecord,
     PluginError,
     Request,
@@ -48,6 +49,8 @@ from .in_flight import InFlight
 from .slot_pool import SlotPool
 
 Admit = Callable[[Request], AdmittedRequest]
+Admitted = AdmittedRequest | InvalidValue | None
+"""A request that was admitted before, or the error that refuses it; None: to be admitted."""
 _RANK = attrgetter("rank")
 SPARE = 3
 """Blocks that a growing request gets besides, while as many are free for each running request."""
@@ -62,6 +65,7 @@ class Scheduler:
 
     - ``running``: the requests in slots; ``waiting``: the waiting ones. Both are in the order of service
       (:attr:`Generation.rank`): the first one waiting enters first, the last one running is preempted first.
+    - ``admit_all``: admits several by one call, or returns their errors; by default it leaves that to ``admit``.
     - ``admit``: the function that admits a request, such as ``Worker.admit``; by default it is checked against
       ``layout`` alone.
     - ``chunk``: most prompt tokens of a step, all requests together; ``step_tokens``: most tokens of a step, decoding
@@ -85,12 +89,14 @@ class Scheduler:
         chunk: int = DEFAULT_CHUNK,
         step_tokens: int | None = None,
         admit: Admit | None = None,
+        admit_all: Callable[[Sequence[Request]], Sequence[Admitted]] | None = None,
         overlap: bool = False,
     ) -> None:
         self.layout, self.tokens_per_step = layout, layout.sizes.max_accept
         self.entry_tokens = 1  # for which blocks must be free, beyond the known tokens, when a request enters
         self.budget = Budget(chunk, step_tokens, layout.sizes)
         self._admit: Admit = admit or partial(admit_for, layout=layout)
+        self._admit_all = admit_all
         self.overlap = overlap
         self._holdings = SlotPool(layout.sizes.num_slots, blocks)
         self.pool, self._slots = self._holdings.pool, self._holdings.slots
@@ -112,15 +118,23 @@ class Scheduler:
         """True while a request has not ended."""
         return bool(self._live)
 
+    def admit_all(self, requests: Sequence[Request]) -> Sequence[Admitted]:
+        """Admit requests by one call, for :meth:`check`; None for each that is admitted there."""
+        return [None] * len(requests) if self._admit_all is None else self._admit_all(requests)
+
     def add(self, request: Request) -> None:
         """Queue a request. Raises as :meth:`check`."""
         self.enqueue(self.check(request))
 
-    def check(self, request: Request) -> Generation:
-        """Admit a request. Raises :class:`InvalidValue`, with the cure, if it can never run."""
-        admitted = self._admit(request)
+    def check(self, request: Request, admitted: Admitted = None) -> Generation:
+        """Admit a request, unless it is ``admitted``. Raises :class:`InvalidValue`, with the cure, if it can never
+        run."""
+        if isinstance(admitted, InvalidValue):
+            raise admitted
+        admitted = admitted or self._admit(request)
         check_fits(admitted, self.layout.sizes, self.pool.size)
-        return Generation(request, admitted, admitted.prompt_len, admitted.tokens[admitted.prompt_len :].tolist())
+        before = admitted.tokens[admitted.prompt_len :].tolist() if admitted.generated else []
+        return Generation(request, admitted, admitted.prompt_len, before)
 
     def enqueue(self, generation: Generation) -> None:
         """Queue a request that was checked; no other one of its name has not ended."""

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -234,7 +235,8 @@ class EngineLink:
             stream.fail(error)
             return
         self._streams.add(request.request_id, stream)
-        self._outbox.append(Submit(request.request_id, list(request.prompt), request.params, request.priority))
+        ids = array("i", request.prompt).tobytes()
+        self._outbox.append(Submit(request.request_id, ids, request.params, request.priority))
 
     def _abort(self, name: str) -> None:
         if self._streams.drop(name):

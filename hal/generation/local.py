@@ -76,8 +76,8 @@ def generate(
         here = _open(model, device, speculate)
         prompts = here.encode(texts)
         if stream:
-            return here.parts(here.submit(prompts[0], stop, sampling))
-        running = [here.submit(ids, stop, sampling, number) for number, ids in enumerate(prompts)]
+            return here.parts(here.submit(prompts, stop, sampling)[0])
+        running = here.submit(prompts, stop, sampling)
         answers = ["".join(here.parts(one)) for one in running]
     return answers[0] if isinstance(prompt, str) else answers
 
@@ -100,16 +100,20 @@ class _Local:
         return self.plan.tokenizer.encode_all(texts)
 
     def submit(
-        self, ids: Sequence[int], stop: str | Sequence[str], sampling: dict[str, object], number: int = 0
-    ) -> tuple[str, deque[Part | HalError]]:
-        """Begin a request; its name, and where its parts come."""
-        params = self.plan.params(None, **sampling)
-        check_request(self._serve, ids, params.max_tokens)
-        self._count += 1
-        request, parts = self.plan.request(f"g{self._count}", ids, params, number), deque[Part | HalError]()
-        self._streams.add(request.request_id, Stream(self.plan.answer(ids, stop, params), parts.append))
-        self.engine.submit(request)
-        return request.request_id, parts
+        self, prompts: Sequence[Sequence[int]], stop: str | Sequence[str], sampling: dict[str, object]
+    ) -> list[tuple[str, deque[Part | HalError]]]:
+        """Begin requests; the name of each, and where its parts come."""
+        params, begun, requests = self.plan.params(None, **sampling), [], []
+        for ids in prompts:
+            check_request(self._serve, ids, params.max_tokens)
+        for number, ids in enumerate(prompts):
+            self._count += 1
+            request, parts = self.plan.request(f"g{self._count}", ids, params, number), deque[Part | HalError]()
+            self._streams.add(request.request_id, Stream(self.plan.answer(ids, stop, params), parts.append))
+            requests.append(request)
+            begun.append((request.request_id, parts))
+        self.engine.submit_all(requests)
+        return begun
 
     def parts(self, running: tuple[str, deque[Part | HalError]]) -> Iterator[str]:
         """The text of a request as it comes. One that is left before its end is aborted."""

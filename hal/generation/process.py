@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 from hal_core import GroupLost, HalError, OutputRecord, Request, SinkFull
 
 from hal.distributed.control_channel import RankChannel
@@ -105,17 +106,22 @@ def serve_requests(channel: Channel, engine: Engine, pulse: Pulse | None = None)
 
     Raises the errors of a step, and :class:`GroupLost` if the caller is gone.
     """
-    gauge, lost = _Gauge(engine, pulse), ""
+    gauge, lost, come = _Gauge(engine, pulse), "", list[Request]()
     while True:
         message = channel.receive(0.0 if engine.busy else TIMEOUTS.process_idle)
         while message is not None:
             if isinstance(message, Stop):
                 return
             if isinstance(message, Submit):
-                engine.submit(Request(message.request, message.prompt, message.params, priority=message.priority))
+                ids: Any = np.frombuffer(message.prompt, np.int32)
+                come.append(Request(message.request, ids, message.params, priority=message.priority))
             elif isinstance(message, Abort):
+                engine.submit_all(come)  # it may be of one of them
+                come.clear()
                 engine.abort(message.request)
             message = channel.receive(0.0)
+        engine.submit_all(come)
+        come.clear()
         with gauge if engine.busy else contextlib.nullcontext():  # an idle turn looks after ranks, and is no step
             ended = engine.step()
         for one in ended:

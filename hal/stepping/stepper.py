@@ -142,6 +142,20 @@ class Stepper:
         self.runner.check(request)
         return self.state.admit(request, vocab_size=self.vocab_size)
 
+    def admit_all(self, requests: Sequence[Request]) -> list[AdmittedRequest | InvalidValue]:
+        """Do so for several by one call; of each the result, or the error that refuses it. From any thread."""
+        refused = {at: error for at, one in enumerate(requests) if (error := self._refused(one)) is not None}
+        fit = [one for at, one in enumerate(requests) if at not in refused]
+        admitted = iter(self.state.admit_all(fit, vocab_size=self.vocab_size))
+        return [refused[at] if at in refused else next(admitted) for at in range(len(requests))]
+
+    def _refused(self, request: Request) -> InvalidValue | None:
+        try:
+            self.runner.check(request)
+        except InvalidValue as error:
+            return error
+        return None
+
     def launch(self, tasks: TaskBatch | Sequence[Task]) -> Launched:
         """Put ``tasks`` into their slots and launch the next step, with its output going to the sink.
 

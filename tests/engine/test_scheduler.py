@@ -57,6 +57,9 @@ class PaperWorker:
     def admit(self, request):
         return self.state.admit(request, vocab_size=self.vocab_size)
 
+    def admit_all(self, requests):
+        return self.state.admit_all(requests, vocab_size=self.vocab_size)
+
     device_seconds = None
 
     def order(self, group, tasks, taken):

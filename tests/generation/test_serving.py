@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from hal_core import FinishReason, GroupLost, SamplingParams, StateConfig
 
@@ -47,7 +49,7 @@ def serve(until, *said, slots=2):
 
 
 def submit(name, prompt=(1, 2, 3), most=12):
-    return Submit(name, list(prompt), SamplingParams(max_tokens=most))
+    return Submit(name, array("i", prompt).tobytes(), SamplingParams(max_tokens=most))
 
 
 def test_slot_and_blocks_are_free_two_steps_after_an_abort():
@@ -99,3 +101,20 @@ def test_without_its_caller_the_process_ends():
     engine = Engine(PaperWorker(StateConfig(num_slots=1, max_model_len=24, block_size=4), BLOCKS))
     with pytest.raises(GroupLost):
         serve_requests(Gone(engine, 1, ()), engine)
+
+
+def test_the_requests_of_a_turn_are_admitted_by_one_call_and_each_refused_alone(monkeypatch):
+    """One of them is aborted before its first step."""
+    batches, admit_all = [], PaperWorker.admit_all
+    monkeypatch.setattr(
+        PaperWorker, "admit_all", lambda worker, given: batches.append(len(given)) or admit_all(worker, given)
+    )
+    names = [f"r{at}" for at in range(9)]
+    said = [(0, submit(name)) for name in names] + [(0, submit("long", range(40))), (0, Abort("r3"))]
+    caller, engine = serve(60, *said)
+    assert [batch for batch in batches if batch] == [10]
+    ends = {one.request: one for one in caller.heard if isinstance(one, Ended)}
+    assert set(ends) >= {"long", "r3"}
+    assert "40 tokens" in ends["long"].message
+    assert ends["r3"].reason == int(FinishReason.ABORT)
+    assert not engine.busy

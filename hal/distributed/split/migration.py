@@ -26,6 +26,8 @@ from .request import SplitRequest
 from .states import AT_DECODE, AT_PREFILL, HELD, ON_OFFER, Event, State
 
 if TYPE_CHECKING:
+    from hal.engine.scheduler import Admitted
+
     Prefill = RankWorker[PrefillScheduler]
     Decode = RankWorker[DecodeScheduler]
 
@@ -89,7 +91,11 @@ class Migration:
             for mine, its in zip(other.peers, worker.peers, strict=True):
                 check_facts(mine.facts, its.facts, worker.name, "--split")
 
-    def add(self, request: Request) -> None:
+    def admit_all(self, requests: Sequence[Request]) -> Sequence[Admitted]:
+        """Admit none here: a worker does when it gets its request."""
+        return [None] * len(requests)
+
+    def add(self, request: Request, admitted: Admitted = None) -> None:
         """Queue a new request."""
         self._check(request)
         self._arrivals += 1
