@@ -48,18 +48,27 @@ class Agreement:
             begins.append(end)
             end += -(-view.size * view.dtype.itemsize // ALIGNMENT) * ALIGNMENT
         self.memory, self.part = device.device.allocate(end), ByteRange(0, end)
+        self.batch, self.moved = batches[0], dict[str, object]()
         for (name, view), begin in zip(views.items(), begins, strict=True):
             moved = View.contiguous(self.memory, begin, view.shape, view.dtype)
             device.async_set_value(target=moved, value=view, stream=self.stream).wait()
-            self._replace(batches, old[name], moved)
+            self.moved[name] = self._replace(batches, old[name], moved)
 
     def __call__(self) -> Ticket:
-        """Make the tensors equal to those of the group's first rank. Raises :class:`GroupLost` if a rank is lost."""
+        """Make the tensors equal to those of the group's first rank.
+
+        :raises GroupLost: if a rank is lost.
+        :raises InvalidValue: for a tensor that was replaced: the block has no longer what the runner computes with.
+        """
+        if replaced := [name for name, tensor in self.moved.items() if self.batch[name] is not tensor]:
+            what = f"{', '.join(replaced)}: replaced since the block was made"
+            raise InvalidValue(what, cure="make the Agreement again, before graphs are captured", argument="batches")
         return self.device.device.communicator(self.group).broadcast(self.memory, self.part, self.stream)
 
-    def _replace(self, batches: Sequence[Any], old: object, moved: View) -> None:
+    def _replace(self, batches: Sequence[Any], old: object, moved: View) -> object:
         new = moved if isinstance(old, View) else self.device.device.tensor(moved)
         for batch in batches:
             held = batch if isinstance(batch, Mapping) else vars(batch)
             for name in [name for name, tensor in held.items() if tensor is old]:
                 batch[name] = new
+        return new

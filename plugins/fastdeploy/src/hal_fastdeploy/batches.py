@@ -1,6 +1,6 @@
 """FastDeploy's batches of tensors, where they are: an InputBatch's ``share_inputs`` and an MTP proposer's inputs.
 
-Each tensor is resolved once. Captured graphs hold the addresses, so a tensor that was replaced since is an error.
+A tensor is resolved once, and again when another one is found in its place: waking up and updates of weights do that.
 """
 
 from __future__ import annotations
@@ -14,8 +14,16 @@ from hal_core import BoundDevice, InvalidValue, SlotRuns, View, Writes
 
 from .values import Array, Ragged, scalars
 
-#: Name to dtype and shape of the tensors that an insertion writes; letters are sizes (:class:`Sizes`).
-TARGET: Mapping[str, tuple[str, str]] = {
+Table = Mapping[str, tuple[str, str]]
+"""Name to dtype and shape of tensors that an insertion writes; letters are sizes (:class:`Places`)."""
+NO_MORE: Table = {}
+THINKING: Table = {
+    "enable_thinking": ("bool", "n1"),
+    "max_think_lens": ("int32", "n1"),
+    "max_reply_lens": ("int32", "n1"),
+    "limit_think_status": ("int32", "n1"),
+}
+TARGET: Table = {
     "token_ids_all": ("int64", "nL"),
     "input_ids": ("int64", "nC"),
     "prompt_lens": ("int64", "n1"),
@@ -46,18 +54,21 @@ TARGET: Mapping[str, tuple[str, str]] = {
     "stop_seqs": ("int64", "nQq"),
     "block_tables": ("int32", "nB"),
     "encoder_block_lens": ("int32", "n"),
+    **THINKING,
 }
-#: The XPU's runner, which needs ``token_ids_all`` only for the row's length.
-XPU_TARGET: Mapping[str, tuple[str, str]] = {
-    **{name: kind for name, kind in TARGET.items() if name not in ("seq_lens_this_time_buffer", "generated_modality")},
+GPU_ALONE = ("token_ids_all", "seq_lens_this_time_buffer", "generated_modality")
+XPU_TARGET: Table = {
+    **{name: kind for name, kind in TARGET.items() if name not in (*GPU_ALONE, *THINKING)},
     "seq_lens_this_time": ("int32", "n"),
     "first_token_ids": ("int64", "n1"),
     "ori_seq_lens_encoder": ("int32", "n1"),
     "max_think_lens": ("int32", "n1"),
     "limit_think_status": ("int32", "n1"),
 }
-DRAFTED: Mapping[str, tuple[str, str]] = {"draft_tokens": ("int64", "nD")}
-PROPOSER: Mapping[str, tuple[str, str]] = {
+#: Tensors of some versions of the XPU's runner: the history before ``InputBatch``, and thinking as on the GPU.
+XPU_OPTIONAL: Table = {"pre_ids": ("int64", "nL"), **THINKING}
+DRAFTED: Table = {"draft_tokens": ("int64", "nD")}
+PROPOSER: Table = {
     "pre_ids": ("int64", "nL"),
     "input_ids": ("int64", "nC"),
     "encoder_block_lens": ("int32", "n"),
@@ -84,23 +95,20 @@ class Place:
     shape: Any
     address: int | None
 
-    def change(self, found: Any) -> str:  # noqa: ANN401
-        """Return how ``found``, under the tensor's name now, differs from the tensor when it was mounted, or ""."""
+    def holds(self, found: Any) -> bool:  # noqa: ANN401
+        """Return whether ``found``, under the tensor's name now, is the tensor with its memory and shape."""
         tensor = self.tensor
-        if found is not tensor:
-            return "was replaced"
-        if self.address is not None and tensor.data_ptr() != self.address:
-            return "got other memory"
-        return "" if tensor.shape == self.shape else f"became {list(tensor.shape)}"
+        same = found is tensor and (self.address is None or tensor.data_ptr() == self.address)
+        return same and bool(tensor.shape == self.shape)
 
 
 class Places:
     """The tensors of one batch, resolved. ``sizes``: letter of the tables above to number, as the tensors have them."""
 
-    def __init__(self, device: BoundDevice, batch: Any, table: Mapping[str, tuple[str, str]], what: str) -> None:  # noqa: ANN401
-        self.batch, self.what = batch, what
-        self.sizes: dict[str, int] = {"1": 1}
-        self.found = {name: self._place(device, name, *kind) for name, kind in table.items()}
+    def __init__(self, device: BoundDevice, batch: Any, table: Table, what: str, max_model_len: int) -> None:  # noqa: ANN401
+        self.device, self.batch, self.table, self.what = device, batch, table, what
+        self.sizes: dict[str, int] = {"L": max_model_len}
+        self.found = {name: self._place(name) for name in table}
 
     def __getitem__(self, name: str) -> View:
         """The view of a tensor."""
@@ -120,32 +128,38 @@ class Places:
         """Write rows of different lengths."""
         writes.ragged(self[name], slots, rows.values, rows.lengths)
 
-    def check(self) -> None:
-        """Raise :class:`InvalidValue` for a tensor that was replaced or reshaped, or got other memory, since it was
-        mounted."""
-        for name, place in self.found.items():
-            if change := place.change(self.batch[name]):
-                what = f"{self.what}[{name!r}] {change} since it was mounted"
-                raise InvalidValue(what, cure="write into the tensor, or mount the runner again", argument=name)
+    def follow(self, batch: Any) -> list[str]:  # noqa: ANN401
+        """Resolve the tensors that were replaced, or got other memory, in the batch that the runner has now. Return
+        their names. Raises :class:`InvalidValue` for one of another dtype, shape or device."""
+        self.batch = batch
+        changed = {name: self._place(name) for name, place in self.found.items() if not place.holds(self._tensor(name))}
+        self.found |= changed
+        return [*changed]
 
-    def _place(self, device: BoundDevice, name: str, dtype: str, shape: str) -> Place:
+    def _tensor(self, name: str) -> Any:  # noqa: ANN401
         try:
-            tensor = self.batch[name]
+            return self.batch[name]
         except (KeyError, AttributeError):
             what = f"{self.what} has no {name!r}"
             raise InvalidValue(what, cure="mount a runner of a FastDeploy that was compared", argument=name) from None
+
+    def _place(self, name: str) -> Place:
+        tensor, (dtype, letters) = self._tensor(name), self.table[name]
         try:
-            view = device.device.resolve(tensor)
+            view = self.device.device.resolve(tensor)
         except InvalidValue as error:
             what = f"{self.what}[{name!r}]: {error.what}"
             raise InvalidValue(what, cure=error.cure, argument=name) from error
-        if view.memory.device is not device.device:
+        if view.memory.device is not self.device.device:
             what = f"{self.what}[{name!r}] is memory of another opened device"
             raise InvalidValue(what, cure="mount the runner on the device that has its tensors", argument=name)
-        wanted = tuple(self.sizes.setdefault(letter, found) for letter, found in zip(shape, view.shape, strict=False))
-        if view.dtype.name != dtype or view.shape != wanted or len(view.shape) != len(shape):
+        rows, shape = letters.rstrip("1"), view.shape  # [n, 1] and [n] have the same rows
+        while len(shape) > len(rows) and shape[-1] == 1:
+            shape = shape[:-1]
+        wanted = tuple(self.sizes.setdefault(letter, found) for letter, found in zip(rows, shape, strict=False))
+        if view.dtype.name != dtype or shape != wanted or len(shape) != len(rows):
             raise InvalidValue(
-                f"{self.what}[{name!r}] is {view.dtype} {list(view.shape)}, not {dtype} [{', '.join(shape)}]",
+                f"{self.what}[{name!r}] is {view.dtype} {list(view.shape)}, not {dtype} [{', '.join(letters)}]",
                 cure="mount a runner of a FastDeploy that was compared",
                 argument=name,
             )

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 from hal_core import DONE, BoundDevice, ByteRange, InvalidBatch, SlotRuns, Stream, Ticket, Writes
 
+from . import host
 from .batches import DRAFTED, PROPOSER, Places
 from .columns import Prefills, Round
-from .requests import DECODE, PREFILL, SAMPLING, Task, check_values, is_served, read_task
-from .runners import GpuRunner, XpuRunner, method_of, set_slots
+from .host import Call, Host, method_of
+from .requests import PREFILL, SAMPLING, Task, check_values, is_served, read_task
+from .runners import GpuRunner, XpuRunner
 from .values import INT32, INT64, Ints, Ragged, integers
 
 log = logging.getLogger("hal")
@@ -29,8 +31,9 @@ class Insertion:
     """``insert_tasks_v1(req_dicts, num_running_requests)`` for one runner.
 
     ``upstream``: the runner's own function. A call with a request that is not served here goes there whole, and is
-    logged: EXTEND, multimodal and pooling models, guided decoding, thinking limits, prompt log-probabilities, routing
-    replay. ``kind``: whose fields and slots the runner has, the GPU's or the XPU's.
+    logged: EXTEND, multimodal and pooling models, guided decoding, routing replay. ``kind``: whose fields and slots the
+    runner has, the GPU's or the XPU's. ``found``, ``proposer_found``: the names in the source of the runner's and the
+    proposer's function (:mod:`hal_fastdeploy.reading`), since some versions do more; None: all that the runner allows.
     """
 
     def __init__(
@@ -40,15 +43,24 @@ class Insertion:
         upstream: Callable[..., object],
         stream: Stream | None = None,
         kind: type[GpuRunner] | type[XpuRunner] = GpuRunner,
+        found: frozenset[str] | None = None,
+        proposer_found: frozenset[str] | None = None,
     ) -> None:
         self.device, self.runner, self.upstream, self.kind = device, runner, upstream, kind(runner)
         self.stream = device.default_stream if stream is None else stream
         self.drafts = bool(runner.speculative_decoding)
-        tensors = {**kind.tensors, **(DRAFTED if self.drafts else {})}
-        self.target = Places(device, runner.share_inputs, tensors, "share_inputs")
+        inputs, most = runner.share_inputs, int(runner.model_config.max_model_len)
+        there = {
+            name: shape
+            for name, shape in kind.optional.items()
+            if (name in inputs if found is None else f"share_inputs.{name}" in found)
+        }
+        tensors = {**kind.tensors, **there, **(DRAFTED if self.drafts else {})}
+        self.target = Places(device, inputs, tensors, "share_inputs", most)
+        self.hosts, self.proposer_hosts = _found_in(kind.hosts, found), _found_in(host.PROPOSER, proposer_found)
         self.proposer: Places | None = None
         if method_of(runner) == "mtp":
-            self.proposer = Places(device, runner.proposer.model_inputs, PROPOSER, "model_inputs")
+            self.proposer = Places(device, runner.proposer.model_inputs, PROPOSER, "model_inputs", most)
         self.decodes = runner.scheduler_config.splitwise_role == "decode"
         if not device.capabilities.several_memories:
             count = len(self.target.found) + (0 if self.proposer is None else len(self.proposer.found))
@@ -81,24 +93,43 @@ class Insertion:
             self.upstream(req_dicts, num_running_requests)
             self._forget()
             return DONE
-        self.target.check()
-        if self.proposer is not None:
-            self.proposer.check()
+        self._follow()
         slots = self.kind.slots
         kept, holders = dict(slots), dict(self._holders)
         words = self._words.copy() if kept == self._map else self._unknown_words()
         try:
             tasks = self._tasks(req_dicts, holders)
             writes = self._planned(tasks, words)
-            restarts = self.kind.restarts(tasks, self._read)
+            calls = self._calls(req_dicts, tasks, num_running_requests)
+            _act(calls, first=True)
             ticket = self.device.write(writes=writes, stream=self.stream)
         except BaseException:
             slots.clear()
             slots.update(kept)
             raise
         self._words, self._map, self._holders = words, dict(slots), holders
-        self._book(tasks, num_running_requests, restarts)
+        _act(calls, first=False)
         return ticket
+
+    def _follow(self) -> None:
+        """Resolve tensors that were replaced since the last call; what was known of the slots is of those before."""
+        changed = self.target.follow(self.runner.share_inputs)
+        if self.proposer is not None:
+            changed += self.proposer.follow(self.runner.proposer.model_inputs)
+        if changed:
+            log.info("insert_tasks_v1 follows tensors that were replaced: %s", ", ".join(changed))
+            self._forget()
+
+    def _calls(
+        self, requests: Sequence[Any], tasks: Sequence[Task], num_running_requests: int
+    ) -> list[tuple[Sequence[Host], Call]]:
+        """Return the call as the host data of the runner, and of an MTP proposer, needs it."""
+        runner, restarts = self.runner, self.kind.restarts(tasks, self._read)
+        rest = (requests, tasks, num_running_requests, self.decodes, dict(self.kind.slots), restarts)
+        calls = [(self.hosts, Call(runner, runner.share_inputs, *rest))]
+        if self.proposer is not None:
+            calls.append((self.proposer_hosts, Call(runner.proposer, runner.proposer.model_inputs, *rest)))
+        return calls
 
     def _not_served(self, requests: Sequence[Any]) -> str:
         for name in ("enable_mm", "is_pooling_model", "routing_replay_manager"):
@@ -255,25 +286,16 @@ class Insertion:
             writes.fill(places["recompute_token_num"], new.slots, 0)
             writes.fill(places["mask_rollback"], new.slots, 1)
 
-    # -- the host -----------------------------------------------------------------------------------------------------
 
-    def _book(self, tasks: Sequence[Task], num_running_requests: int, restarts: bool) -> None:
-        """Write host lists and attributes, in the requests' order."""
-        inputs = self.runner.share_inputs
-        top_k, min_p = inputs["top_k_list"], inputs["min_p_list"]
-        new = [task for task in tasks if task.kind == PREFILL]
-        for task in new:
-            top_k[task.slot], min_p[task.slot] = task.request.get("top_k", 0), task.request.get("min_p", 0.0)
-        set_slots(inputs["preempted_idx"], {task.slot: int(task.kind not in (PREFILL, DECODE)) for task in tasks})
-        if self.proposer is not None:
-            set_slots(self.proposer.batch["input_ids_len"], {task.slot: task.length - 1 for task in new})
-        self.kind.book(tasks, num_running_requests, self.decodes, restarts)
-        if self.proposer is not None:
-            own = self.proposer.batch
-            own["num_running_requests"] = num_running_requests
-            own["running_requests_ids"] = range(num_running_requests)
-            self.kind.book_proposer(own)
-            own["seq_lens_this_time"] = own["seq_lens_this_time_buffer"]
+def _found_in(hosts: Sequence[Host], found: frozenset[str] | None) -> Sequence[Host]:
+    return [one for one in hosts if one.act is not None and (found is None or not found.isdisjoint(one.names))]
+
+
+def _act(calls: Sequence[tuple[Sequence[Host], Call]], first: bool) -> None:
+    for hosts, call in calls:
+        for one in hosts:
+            if one.first is first and one.act is not None:
+                one.act(call)
 
 
 def _rounds(tasks: Sequence[Task]) -> Iterator[list[Task]]:

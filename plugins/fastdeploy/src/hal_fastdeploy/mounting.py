@@ -18,23 +18,30 @@ from typing import Any
 
 from hal_core import HalError, Unavailable
 
+from .host import method_of
 from .insertion import Insertion
-from .runners import GpuRunner, XpuRunner
+from .names import KNOWN, PROPOSED
+from .runners import GpuRunner, XpuRunner, ordinal
 
 log = logging.getLogger("hal")
 UNTESTED = "HAL_FASTDEPLOY_UNTESTED"
-FUNCTIONS = ("insert_tasks_v1",)
-"""Functions of the runner that hal replaces."""
+FUNCTION = "insert_tasks_v1"
+"""The function of the runner, and of an MTP proposer, that hal replaces."""
 
 
 def model_runner() -> type[Any]:
     """Return a subclass of FastDeploy's GPU or XPU model runner, whichever the platform has.
 
-    :raises Unavailable: for another platform, and for functions that were not compared with hal's.
+    :raises Unavailable: for another platform, without a driver, and for functions that do what hal's insertion does
+        not, or that were not compared with it.
     """
     try:
         kind = _kind()
-        runner = _compared_runner(kind)
+        _check_driver(kind)
+        runner, proposer = _class_of((kind.module, kind.class_name)), _class_of(*kind.proposers)
+        found = KNOWN[kind].check(getattr(runner, FUNCTION))
+        PROPOSED.check(getattr(proposer, FUNCTION))
+        _check_compared(runner, proposer)
     except HalError as error:
         log.error("FastDeploy keeps its own model runner: %s", error)
         raise
@@ -49,16 +56,21 @@ def model_runner() -> type[Any]:
             if self._hal_insertion is None:
                 import hal
 
-                device = hal.open_device(kind.device, index=int(self.device_id))
-                self._hal_insertion = Insertion(device, self, super().insert_tasks_v1, kind=kind)
+                device = hal.open_device(kind.device, index=ordinal(str(self.device)))
+                names = PROPOSED.check(getattr(type(self.proposer), FUNCTION)) if method_of(self) == "mtp" else None
+                own = super().insert_tasks_v1
+                self._hal_insertion = Insertion(device, self, own, kind=kind, found=found, proposer_found=names)
             self._hal_insertion(req_dicts, num_running_requests)
 
     return HalModelRunner
 
 
-def digest_of(runner: type[Any]) -> dict[str, str]:
-    """Return the SHA-256 of each replaced function's source, by its name."""
-    return {name: hashlib.sha256(inspect.getsource(getattr(runner, name)).encode()).hexdigest() for name in FUNCTIONS}
+def digest_of(*holders: type[Any]) -> dict[str, str]:
+    """Return the SHA-256 of the source of each class's function that is replaced, by the class's name."""
+    return {
+        holder.__name__: hashlib.sha256(inspect.getsource(getattr(holder, FUNCTION)).encode()).hexdigest()
+        for holder in holders
+    }
 
 
 def _kind() -> type[GpuRunner] | type[XpuRunner]:
@@ -75,17 +87,34 @@ def _kind() -> type[GpuRunner] | type[XpuRunner]:
     )
 
 
-def _compared_runner(kind: type[GpuRunner] | type[XpuRunner]) -> type[Any]:
-    """Return FastDeploy's runner, if its functions are among those that were compared."""
-    runner: type[Any] = getattr(import_module(kind.module), kind.class_name)
-    found = digest_of(runner)
+def _check_driver(kind: type[GpuRunner] | type[XpuRunner]) -> None:
+    """Ask hal's plugin for the chip. Once the runner is made, FastDeploy has no other to use."""
+    from hal.selection import select
+
+    select(kind.device)
+
+
+def _class_of(*places: tuple[str, str]) -> type[Any]:
+    """Return the first class whose module this FastDeploy has."""
+    for module, name in places:
+        try:
+            found: type[Any] = getattr(import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            reason = error
+            continue
+        return found
+    what = f"this FastDeploy's {places[-1][1]} cannot be read: {reason}"
+    raise Unavailable(what, cure="unset FD_PLUGINS", argument="FD_PLUGINS") from reason
+
+
+def _check_compared(runner: type[Any], proposer: type[Any]) -> None:
+    """Check that the functions are among those that were compared with hal's, or that the user takes others."""
     compared = json.loads(files("hal_fastdeploy").joinpath("compared.json").read_text(encoding="utf-8"))
-    if found not in compared.values():
+    if digest_of(runner, proposer) not in compared.values():
         if os.environ.get(UNTESTED) != "1":
             raise Unavailable(
-                f"this FastDeploy's {', '.join(FUNCTIONS)} was not compared with hal's",
+                f"this FastDeploy's {FUNCTION} was not compared with hal's",
                 cure=f"set {UNTESTED}=1 to use hal's without a comparison, or unset FD_PLUGINS",
                 argument="FD_PLUGINS",
             )
         log.warning("%s=1: hal inserts the tasks of a FastDeploy that was not compared", UNTESTED)
-    return runner

@@ -26,7 +26,7 @@ SAMPLING: tuple[tuple[str, str, Any], ...] = (
     ("max_dec_len", "max_tokens", None),  # None: the row's length
 )
 #: Attributes that only upstream's own function serves.
-OTHERS = ("guided_json", "guided_regex", "guided_grammar", "structural_tag", "enable_thinking", "pooling_params")
+OTHERS = ("guided_json", "guided_regex", "guided_grammar", "structural_tag", "pooling_params")
 
 
 @dataclass(slots=True)
@@ -57,9 +57,20 @@ def is_served(request: Any) -> str:  # noqa: ANN401 (upstream's)
         for name in OTHERS:
             if getattr(request, name, None) is not None:
                 return f"{request.request_id!r} has {name}"
-        if getattr(getattr(request, "sampling_params", None), "prompt_logprobs", None) is not None:
-            return f"{request.request_id!r} has prompt_logprobs"
     return ""
+
+
+def thinking_of(request: Any) -> dict[str, Any] | None:  # noqa: ANN401
+    """Return a request's thinking limits by tensor, -1 for none; None if it does not say whether it thinks.
+
+    FastDeploy's processors say it for every request with messages.
+    """
+    if (given := request.get("enable_thinking")) is None:
+        return None
+    thinks = bool(given)
+    limits = [request.get(name) if thinks else None for name in ("reasoning_max_tokens", "response_max_tokens")]
+    think, reply = [-1 if limit is None else limit for limit in limits]
+    return {"enable_thinking": thinks, "max_think_lens": think, "max_reply_lens": reply, "limit_think_status": 0}
 
 
 def read_task(request: Any, slot: int, target: Places, drafts: int) -> Task:  # noqa: ANN401
@@ -105,6 +116,9 @@ def check_values(task: Task, target: Places) -> Task:
             given = request.get(name, target.sizes["L"] if default is None else default)
             if tensor in target:
                 scalars([given], target[tensor].dtype, name)
+        for name, value in (thinking_of(request) or {}).items():
+            if name in target:
+                scalars([value], target[name].dtype, name)
         if (seed := request.get("seed")) is not None:
             scalars([seed], target["infer_seed"].dtype, "seed")
         for name in ("prompt_token_ids", "output_token_ids", "eos_token_ids", "draft_token_ids"):

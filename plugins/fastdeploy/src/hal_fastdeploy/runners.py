@@ -1,24 +1,23 @@
-"""FastDeploy's model runners as insertions see them: their tensors, their slots and their host data.
+"""FastDeploy's model runners as insertions see them: their tensors and their slots.
 
-The GPU's and the XPU's runner differ in what a prefill writes, and in their host lists. Everything else is
-:class:`hal_fastdeploy.insertion.Insertion`.
+The GPU's and the XPU's runner differ in what a prefill writes, and in host data (:mod:`hal_fastdeploy.host`).
+Everything else is :class:`hal_fastdeploy.insertion.Insertion`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from hal_core import Writes
+from hal_core import InvalidValue, SlotRuns, Writes
 
-from .batches import TARGET, XPU_TARGET, Places
+from . import host
+from .batches import NO_MORE, TARGET, THINKING, XPU_OPTIONAL, XPU_TARGET, Places, Table
 from .columns import Prefills
-from .requests import DECODE, PREFILL, Task
+from .host import Runner
+from .requests import DECODE, PREFILL, Task, thinking_of
 
-Runner = Any
-"""FastDeploy's model runner."""
 Read = Callable[[str], np.ndarray[Any, Any]]
 
 
@@ -26,7 +25,10 @@ class GpuRunner:
     """The GPU's runner: slots by ``get_index_by_batch_id``, lengths in ``seq_lens_this_time_buffer``."""
 
     module, class_name, device = "fastdeploy.worker.gpu_model_runner", "GPUModelRunner", "cuda"
-    tensors: Mapping[str, tuple[str, str]] = TARGET
+    proposers = (("fastdeploy.spec_decode.mtp_cuda", "MTPProposerCUDA"), ("fastdeploy.spec_decode.mtp", "MTPProposer"))
+    tensors: Table = TARGET
+    optional: Table = NO_MORE
+    hosts = host.GPU
     lengths = "seq_lens_this_time_buffer"
 
     def __init__(self, runner: Runner) -> None:
@@ -59,48 +61,21 @@ class GpuRunner:
         """Write prompts as the history, with -1 to the end of the row."""
         target.ragged(writes, "token_ids_all", new.slots, new.history)
         writes.fill(target["token_ids_all"], new.slots, -1, new.prompts)
+        write_thinking(writes, target, new)
 
     def restarts(self, tasks: Sequence[Task], read: Read) -> bool:
         """Return False: nothing depends on slots that a DECODE task restarts."""
         return False
-
-    def book(self, tasks: Sequence[Task], num_running_requests: int, decodes: bool, restarts: bool) -> None:
-        """Write the host lists and attributes, in the requests' order."""
-        runner, inputs = self.runner, self.runner.share_inputs
-        names, entered, arguments = inputs["req_ids"], runner.forward_batch_reqs_list, inputs["logits_processors_args"]
-        suffix, chunks, new = method_of(runner) == "suffix", dict[int, bool](), 0
-        for task in tasks:
-            request, slot = task.request, task.slot
-            if task.kind == PREFILL:
-                new += 1
-                names[slot], entered[slot], chunks[slot] = request.request_id, request, not task.ends_prefill
-                arguments[slot] = request.get("logits_processors_args") or {}
-                if suffix:
-                    runner.proposer.start_request(slot, request.request_id, [*map(int, request.prompt_token_ids)])
-                runner.sampler.apply_logits_processor(slot, None, [])
-            elif task.kind != DECODE:
-                runner.prompt_logprobs_reqs.pop(request.request_id, None)
-                runner.in_progress_prompt_logprobs.pop(request.request_id, None)
-                entered[slot] = None
-        set_slots(inputs["is_chunk_step"], chunks)
-        if new:
-            runner.exist_prefill_flag = not decodes
-        if decodes and runner._cached_launch_token_num != -1:
-            drafts = int(runner.speculative_config.num_speculative_tokens) if runner.speculative_decoding else 0
-            runner._cached_launch_token_num += (drafts + 1) * new
-            runner._cached_real_bsz += new
-        inputs["seq_lens_this_time"] = inputs["seq_lens_this_time_buffer"][:num_running_requests]
-
-    def book_proposer(self, own: Any) -> None:  # noqa: ANN401 (a ProposerInputBatch)
-        """Give the proposer the map of slots."""
-        own.index_to_batch_id = dict(self.slots)
 
 
 class XpuRunner:
     """The XPU's runner: the slot is ``request.idx``, lengths are in ``seq_lens_this_time``, no history is written."""
 
     module, class_name, device = "fastdeploy.worker.xpu_model_runner", "XPUModelRunner", "xpu"
-    tensors: Mapping[str, tuple[str, str]] = XPU_TARGET
+    proposers = (("fastdeploy.spec_decode.mtp_xpu", "MTPProposerXPU"), ("fastdeploy.spec_decode.mtp", "MTPProposer"))
+    tensors: Table = XPU_TARGET
+    optional: Table = XPU_OPTIONAL
+    hosts = host.XPU
     lengths = "seq_lens_this_time"
 
     def __init__(self, runner: Runner) -> None:
@@ -116,10 +91,17 @@ class XpuRunner:
         return task_length + 1
 
     def write(self, writes: Writes, target: Places, new: Prefills) -> None:
-        """Write first tokens and lengths again, and take thinking limits off."""
+        """Write first tokens and lengths again. Versions without ``enable_thinking`` set a limit for each request."""
         target.column(writes, "first_token_ids", new.slots, new.firsts)
         target.column(writes, "ori_seq_lens_encoder", new.slots, new.lengths)
-        writes.fill(target["max_think_lens"], new.slots, -1)
+        if "pre_ids" in target:
+            writes.fill(target["pre_ids"], new.slots, -1)
+        if "enable_thinking" in target:
+            write_thinking(writes, target, new)
+            return
+        limits = [thinking_of(task.request) for task in new.tasks]
+        values = [-1 if limit is None else limit["max_think_lens"] for limit in limits]
+        target.column(writes, "max_think_lens", new.slots, values)
         writes.fill(target["limit_think_status"], new.slots, 0)
 
     def restarts(self, tasks: Sequence[Task], read: Read) -> bool:
@@ -136,25 +118,21 @@ class XpuRunner:
             return False
         return bool(read("is_block_step").reshape(-1)[grown].any())
 
-    def book(self, tasks: Sequence[Task], num_running_requests: int, decodes: bool, restarts: bool) -> None:
-        """Set ``not_need_stop`` if a request has entered or a blocked slot restarts; make the cache at first use."""
-        inputs = self.runner.share_inputs
-        if "caches" not in inputs:
-            self.runner.initialize_kv_cache()
-        if restarts or any(task.kind == PREFILL for task in tasks):
-            inputs["not_need_stop"][0] = True
 
-    def book_proposer(self, own: Any) -> None:  # noqa: ANN401
-        """Leave the proposer's map of slots: this runner passes none."""
+def write_thinking(writes: Writes, target: Places, new: Prefills) -> None:
+    """Write the thinking limits of the requests that say whether they think; others keep their slot's."""
+    limits = {task.slot: limit for task in new.tasks if (limit := thinking_of(task.request)) is not None}
+    if limits:
+        slots = SlotRuns([*limits])
+        for name in THINKING:
+            target.column(writes, name, slots, [limit[name] for limit in limits.values()])
 
 
-def set_slots(tensor: Any, values: Mapping[int, Any]) -> None:  # noqa: ANN401 (a host array, or a framework's)
-    """Write one value for each slot; equal values of neighbouring slots by one slice."""
-    for _, run in groupby(enumerate(sorted(values)), lambda at: (at[1] - at[0], values[at[1]])):
-        slots = [slot for _, slot in run]
-        tensor[slots[0] : slots[-1] + 1] = values[slots[0]]
-
-
-def method_of(runner: Runner) -> str:
-    """Return the name of the runner's draft method, "" for none."""
-    return str(getattr(runner.spec_method, "value", runner.spec_method) or "").lower()
+def ordinal(place: str) -> int:
+    """Return the index of a place of Paddle's, as a runner's ``device`` names it ("gpu:1"): among the chips that the
+    process sees. A runner's ``device_id`` is the chip's number on the host."""
+    _, colon, index = place.partition(":")
+    if colon and not index.isdecimal():
+        what = f"{place!r} is no place of Paddle's"
+        raise InvalidValue(what, cure="give the runner's device, for example gpu:1", argument="place")
+    return int(index) if colon else 0

@@ -7,6 +7,7 @@ The operations' names and the order of arguments are FastDeploy's (develop @dad5
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,8 @@ class SaveOutput:
             values = _sampled(sampled_token_ids, last_preempted_idx)
             starts = np.arange(len(values["counts"]))
             table = logprob_token_ids, logprobs, selected_token_ranks
-            self._put("topk", values | _logprobs(values["counts"], starts, *table), not_need_stop)
+            found = _logprobs(values["counts"], values["tokens"], starts, *table)
+            self._put("topk", values | found, not_need_stop)
 
     def speculate_save_output(
         self,
@@ -98,10 +100,10 @@ class SaveOutput:
     ) -> None:
         """Save the accepted tokens of each slot; with ``skip_prefill`` none of a slot in prefill."""
         if mp_rank == 0:
-            counts = _ints(accept_num)
+            tokens, counts = _table(accept_tokens), _ints(accept_num)
             if skip_prefill:
-                counts = np.where(_ints(seq_lens_decoder) < _ints(prompt_lens), 0, counts)
-            self._put("speculative", _rows(_table(accept_tokens), counts, last_preempted_idx), not_need_stop)
+                counts = np.where(_in_prefill(seq_lens_decoder, prompt_lens, len(counts)), 0, counts)
+            self._put("speculative", _rows(tokens[: len(counts)], counts, last_preempted_idx), not_need_stop)
 
     def speculate_save_output_topk(
         self,
@@ -128,8 +130,10 @@ class SaveOutput:
         """
         _check_flag(message_flag, TARGET, DRAFT)
         if mp_rank == 0:
-            counts = np.where(_ints(seq_lens_decoder) < _ints(prompt_lens), 0, _ints(accept_num))
-            tokens, table = _table(sampled_token_ids), (logprob_token_ids, logprobs, logprob_ranks)
+            counts = _ints(accept_num)  # of the slots in the batch; other arguments may have a row for every slot
+            counts = np.where(_in_prefill(seq_lens_decoder, prompt_lens, len(counts)), 0, counts)
+            tokens = _table(sampled_token_ids)[: len(counts)]
+            table = logprob_token_ids, logprobs, logprob_ranks
             if message_flag == TARGET:
                 values = _rows(tokens, counts, last_preempted_idx)
                 self._put_topk(values, cu_batch_token_offset, table, not_need_stop)
@@ -155,7 +159,7 @@ class SaveOutput:
             tokens = _table(base_model_draft_tokens)
             there = _ints(step_idx) == 1
             if skip_chunk_prefill:
-                there &= _ints(seq_lens_decoder) >= _ints(prompt_lens)
+                there &= ~_in_prefill(seq_lens_decoder, prompt_lens, len(there))
             self._put("speculative", _first(tokens, there, None), not_need_stop)
 
     def mtp_save_first_token_with_topk(
@@ -177,8 +181,9 @@ class SaveOutput:
         """Save these with log-probabilities of the first token; the draft has none (pull request 7442)."""
         _check_flag(message_flag, TARGET)
         if mp_rank == 0 or save_each_rank:
-            there = (_ints(token_num_per_batch) > 0) & (_ints(seq_lens_decoder) >= _ints(prompt_lens))
-            values = _first(_table(base_model_draft_tokens), there, last_preempted_idx)
+            there = _ints(token_num_per_batch) > 0
+            there &= ~_in_prefill(seq_lens_decoder, prompt_lens, len(there))
+            values = _first(_table(base_model_draft_tokens)[: len(there)], there, last_preempted_idx)
             table = logprob_token_ids, logprobs, logprob_ranks
             self._put_topk(values, cu_batch_token_offset, table, not_need_stop)
 
@@ -196,7 +201,8 @@ class SaveOutput:
         prefix: str = "",
     ) -> None:
         """Put a record with log-probabilities: of its tokens or, with the prefix ``draft_``, of its drafts."""
-        found = _logprobs(values[f"{prefix}counts"], _ints(starts), *table)
+        chosen = values["drafts" if prefix else "tokens"]
+        found = _logprobs(values[f"{prefix}counts"], chosen, _ints(starts), *table)
         more = {f"{prefix}{name}": array for name, array in found.items()}
         self._put("speculative-topk", values | more, not_need_stop)
 
@@ -224,8 +230,19 @@ def _ints(values: HostArray) -> Ints:
 
 
 def _table(values: HostArray) -> Ints:
+    """The values as int64 ``[n, m]``."""
+    return _wide(values).astype(np.int64)
+
+
+def _wide(values: HostArray) -> np.ndarray[Any, Any]:
     array = _array(values)
-    return array.reshape(len(array), -1).astype(np.int64)
+    return array.reshape(len(array), prod(array.shape[1:]))  # with no row, -1 would have no meaning
+
+
+def _in_prefill(seq_lens_decoder: HostArray, prompt_lens: HostArray, n: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return for each of the batch's ``n`` slots whether its prefill goes on."""
+    found: np.ndarray[Any, np.dtype[np.bool_]] = _ints(seq_lens_decoder)[:n] < _ints(prompt_lens)[:n]
+    return found
 
 
 def _array(values: HostArray) -> np.ndarray[Any, Any]:
@@ -270,13 +287,21 @@ def _drafts(tokens: Ints, counts: Ints) -> dict[str, Any]:
     return {"draft_counts": counts, "drafts": tokens[np.arange(tokens.shape[1]) < counts[:, None]]}
 
 
-def _logprobs(counts: Ints, starts: Ints, ids: HostArray, scores: HostArray, ranks: HostArray) -> dict[str, Any]:
-    """Return log-probabilities of ``counts`` tokens a slot: the rows from ``starts`` of the slot on."""
+def _logprobs(
+    counts: Ints, tokens: Ints, starts: Ints, ids: HostArray, scores: HostArray, ranks: HostArray
+) -> dict[str, Any]:
+    """Return log-probabilities of ``counts`` tokens a slot: the rows from ``starts`` of the slot on.
+
+    Column 0 has the token itself, as in upstream's messages. Upstream replaces a request's last token at its limit, or
+    after another end token, and leaves the one that was drawn in ``ids``; its score and rank stay.
+    """
     counts = counts.astype(np.int64)
     first = np.repeat(starts[: len(counts)], counts)
     rows = first + np.arange(len(first)) - np.repeat(np.cumsum(counts) - counts, counts)
+    chosen = np.ascontiguousarray(_table(ids)[rows])
+    chosen[:, 0] = tokens
     return {
-        "logprob_token_ids": np.ascontiguousarray(_table(ids)[rows]),
-        "logprobs": np.ascontiguousarray(_array(scores).astype(np.float32)[rows]),
+        "logprob_token_ids": chosen,
+        "logprobs": np.ascontiguousarray(_wide(scores).astype(np.float32)[rows]),
         "ranks": _ints(ranks)[rows].astype(np.int32),
     }
