@@ -7,12 +7,14 @@ import random
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hal_core.errors import InvalidBatch, InvalidValue, OutOfMemory
 from hal_fastdeploy.batches import PROPOSER
 from hal_fastdeploy.insertion import Insertion
+from hal_fastdeploy.names import KNOWN, PROPOSED
 from hal_fastdeploy.runners import GpuRunner, XpuRunner
 from hal_fastdeploy.standins import VALUES, drawn, prefill
 
@@ -40,7 +42,7 @@ def bound(request):
 class Pair:
     """A runner with the drop-in over a device's memory, and one with the reference over arrays."""
 
-    def __init__(self, bound, method="", role="mixed", cached=-1, kind="gpu", fresh=False):
+    def __init__(self, bound, method="", role="mixed", cached=-1, kind="gpu", fresh=False, more=None, older=False):
         target, proposer = up.target_arrays(method, kind), up.proposer_arrays(method)
         if not fresh:
             target, proposer = up.used(target), up.used(proposer)
@@ -48,29 +50,45 @@ class Pair:
         options = {"method": method, "role": role, "cached": cached, "kind": kind}
         self.runner = up.runner_of(self.tensors.views, self.own.views, **options)
         self.reference = up.runner_of(target, proposer, **options)
+        if older:  # the XPU's runner of release 2.6
+            for one in (self.runner, self.reference):
+                one.speculative_method = one.spec_method
+                del one.spec_method
         self.method, self.kind, self.passed = method, kind, []
         chosen = XpuRunner if kind == "xpu" else GpuRunner
-        self.insertion = Insertion(bound, self.runner, lambda *given: self.passed.append(given), kind=chosen)
+        self.more = up.MORE[kind] if more is None else more
+        found = (
+            {} if more is None else {"found": found_with(chosen, more), "proposer_found": frozenset(PROPOSED.served)}
+        )
+        self.insertion = Insertion(bound, self.runner, lambda *given: self.passed.append(given), kind=chosen, **found)
 
     def insert(self, requests, num_running=4):
+        requests = up.BatchRequest(requests)
         ticket = self.insertion(requests, num_running)
         self.refer(requests, num_running)
         ticket.wait()
 
     def refer(self, requests, num_running=4):
-        (up.insert_xpu if self.kind == "xpu" else up.insert)(self.reference, requests, num_running)
+        insert = up.insert_xpu if self.kind == "xpu" else up.insert
+        insert(self.reference, up.BatchRequest(requests), num_running, self.more)
 
     def check(self):
-        """Every array, host list and attribute is the reference's."""
+        """Every array, host list, attribute and call is the reference's."""
         __tracebackhide__ = True
         mine, theirs = self.runner, self.reference
         self.compare(self.tensors, mine.share_inputs, theirs.share_inputs)
         if self.method == "mtp":
             self.compare(self.own, mine.proposer.model_inputs, theirs.proposer.model_inputs)
-        own = {"share_inputs", "proposer", "sampler", "initialize_kv_cache", "scheduler_config", "speculative_config"}
-        for name in vars(theirs).keys() - own:
+            assert mine.proposer.exist_prefill_flag == theirs.proposer.exist_prefill_flag, "exist_prefill_flag"
+        own = {"share_inputs", "proposer", "sampler", "initialize_kv_cache", "calls", "deterministic_logger"}
+        for name in (
+            vars(theirs).keys() - own - {name for name in vars(theirs) if name.endswith(("_config", "_controller"))}
+        ):
             assert getattr(mine, name) == getattr(theirs, name), name
         assert vars(mine).keys() == vars(theirs).keys()
+        for name in ("suffix", "sampler", "swap", "log"):  # each object's calls are in order
+            made = [[call for call in one.calls if call[0] == name] for one in (mine, theirs)]
+            assert made[0] == made[1], f"calls of {name}"
 
     def compare(self, tensors, mine, theirs):
         __tracebackhide__ = True
@@ -84,13 +102,26 @@ class Pair:
             should = theirs[name]
             same = np.array_equal(mine[name], should) if isinstance(should, np.ndarray) else mine[name] == should
             assert same, f"{name} is {mine[name]}, but should be {should}"
-        if "seq_lens_this_time" in theirs:
-            assert mine["seq_lens_this_time"].shape == theirs["seq_lens_this_time"].shape
+        if "seq_lens_this_time_buffer" in theirs:
+            view, buffer = mine["seq_lens_this_time"], mine["seq_lens_this_time_buffer"]
+            assert view.shape == theirs["seq_lens_this_time"].shape, "seq_lens_this_time"
+            assert (view.memory, view.offset) == (buffer.memory, buffer.offset), "seq_lens_this_time is no view"
         assert mine.index_to_batch_id == theirs.index_to_batch_id
 
 
-def reorder(pair, first, second):
-    """Exchange two slots of the target and the proposer, as a reordering of prefills and decodes does."""
+def found_with(kind, more):
+    """The names of a function that does what each version does, and ``more`` of what only some do."""
+    served = KNOWN[kind].served.keys()
+    left = set.union(*up.MORE.values()) - more
+    if "share_inputs.enable_thinking" in left and kind is XpuRunner:
+        left.add("share_inputs.max_reply_lens")
+    if kind is GpuRunner:
+        left -= up.MORE["xpu"]
+    return frozenset(served - left)
+
+
+def exchange(pair, first, second):
+    """Exchange the data of two slots on both sides; the lists of names and arguments stay, as upstream's do."""
     found, bound = pair.tensors.read(), pair.tensors.bound
     for name, view in pair.tensors.views.items():
         if name != "eos_token_id":
@@ -99,31 +130,79 @@ def reorder(pair, first, second):
             bound.async_set_value(target=view, value=array, stream=bound.default_stream).wait()
             pair.reference.share_inputs[name][[first, second]] = pair.reference.share_inputs[name][[second, first]]
     for one in (pair.runner, pair.reference):
+        for name in ("top_k_list", "min_p_list", "top_p_list"):
+            held = one.share_inputs[name]
+            held[first], held[second] = held[second], held[first]
+
+
+def reorder(pair, first, second):
+    """Exchange two slots, as a reordering of prefills and decodes does."""
+    exchange(pair, first, second)
+    for one in (pair.runner, pair.reference):
         slots = one.share_inputs.index_to_batch_id
         for slot in (first, second):
             slots.setdefault(slot, slot)
         slots[first], slots[second] = slots[second], slots[first]
 
 
+def condense(pair):
+    """Move the running requests to the front, and forget the others: each side by the host data that it was left."""
+    moves = []
+    for one in (pair.runner, pair.reference):
+        inputs, slots = one.share_inputs, one.share_inputs.index_to_batch_id
+        running = sorted(slot for slot, batch_id in slots.items() if batch_id in inputs["running_requests_ids"])
+        if inputs["num_running_requests"] == len(slots):
+            running = []
+        moves.append([(to, slot) for to, slot in enumerate(running) if to != slot])
+        if running:
+            kept = [slots[slot] for slot in running]
+            slots.clear()
+            slots.update(enumerate(kept))
+    assert moves[0] == moves[1], "running_requests_ids"
+    for to, slot in moves[0]:
+        exchange(pair, to, slot)
+
+
 RUNNERS = [("gpu", method) for method in METHODS] + [("xpu", method) for method in ("", "mtp")]
 
 
+def drawn_pair(bound, draw, kind, method, role):
+    """Runners of a drawn version, with and without what a configuration adds."""
+    more = {name for name in sorted(up.MORE[kind]) if draw.random() < 0.5}
+    swaps, logs, hybrid, older = [draw.random() < 0.5 for _ in range(4)]
+    older = older and kind == "xpu"
+    pair = Pair(bound, method, role, cached=draw.choice([-1, 8]), kind=kind, more=more, older=older)
+    for one in (pair.runner, pair.reference):
+        one.enable_cache_manager_v1, one.proposer.hybrid_mode = swaps, hybrid
+        if logs:
+            told = lambda *given, calls=one.calls: calls.append(("log", *given))  # noqa: E731
+            one.deterministic_logger = SimpleNamespace(log_prefill_input=told)
+    return pair
+
+
+def sequence(pair, draw, role, reorders):
+    """Some calls with drawn requests; between two of them slots are reordered."""
+    names = {}
+    if reorders and draw.random() < 0.3:
+        for one in (pair.runner, pair.reference):
+            one.share_inputs.index_to_batch_id = {0: 2, 2: 0}
+    for turn in range(draw.randrange(1, 5)):
+        if reorders and draw.random() < 0.3:
+            reorder(pair, *draw.sample(range(4), 2))
+        if reorders and turn and draw.random() < 0.5:
+            condense(pair)
+        slots = [draw.randrange(4) for _ in range(draw.randrange(1, 6))]  # a slot may come twice
+        pair.insert([drawn(draw, slot, role, names) for slot in slots], draw.randrange(1, 5))
+        pair.check()
+
+
+@pytest.mark.drawn
 @pytest.mark.parametrize(("kind", "method"), RUNNERS)
 @pytest.mark.parametrize("role", ROLES)
 def test_drawn_sequences_leave_what_the_reference_leaves(bound, kind, method, role):
     draw = random.Random(f"{kind} {method} {role} 29")
-    for _ in range(share.of(SEQUENCES // (2 * len(METHODS) * len(ROLES)) + 1)):
-        pair = Pair(bound, method, role, cached=draw.choice([-1, 8]), kind=kind)
-        if kind == "gpu" and draw.random() < 0.3:  # after a reordering
-            for one in (pair.runner, pair.reference):
-                one.share_inputs.index_to_batch_id = {0: 2, 2: 0}
-        names = {}
-        for _ in range(draw.randrange(1, 5)):
-            if kind == "gpu" and draw.random() < 0.2:  # between two calls the slots are reordered
-                reorder(pair, *draw.sample(range(4), 2))
-            slots = [draw.randrange(4) for _ in range(draw.randrange(1, 6))]  # a slot may come twice
-            pair.insert([drawn(draw, slot, role, names) for slot in slots], draw.randrange(1, 5))
-            pair.check()
+    for turn in range(share.of(SEQUENCES // (2 * len(RUNNERS) * len(ROLES)) + 1)):
+        sequence(drawn_pair(bound, draw, kind, method, role), draw, role, reorders=kind == "gpu" and turn % 2 == 0)
 
 
 CASES = {
@@ -298,7 +377,7 @@ def test_after_upstreams_own_call_no_row_is_taken_for_known(bound):
     np.testing.assert_array_equal(pair.tensors.read()["bad_tokens"], pair.reference.share_inputs["bad_tokens"])
 
 
-@pytest.mark.parametrize("attribute", ["guided_json", "enable_thinking", "pooling_params"])
+@pytest.mark.parametrize("attribute", ["guided_json", "structural_tag", "pooling_params"])
 def test_what_is_not_served_goes_to_upstreams_own_function(bound, attribute, caplog):
     pair, request = Pair(bound), prefill(1, range(3))
     setattr(request, attribute, "x")
@@ -311,18 +390,59 @@ def test_what_is_not_served_goes_to_upstreams_own_function(bound, attribute, cap
     assert len(pair.passed) == 3
 
 
-def test_g26_a_tensor_that_was_replaced_since_mounting_is_named(bound):
+def replace_tensors(pair, batch, tensors, names):
+    """Put other tensors of the same values in the place of some, as waking up and updates of weights do."""
+    values = {name: array.copy() for name, array in tensors.read().items() if name in names}
+    other = up.OnDevice(tensors.bound, values)
+    for name, view in other.views.items():
+        batch[name] = tensors.views[name] = view
+
+
+@pytest.mark.parametrize("kind", ["gpu", "xpu"])
+def test_tensors_that_waking_up_replaced_are_resolved_again(bound, kind, caplog):
+    pair = Pair(bound, "mtp", kind=kind)
+    pair.insert([prefill(1, range(6), bad_words_token_ids=[3])])
+    old = pair.tensors.views["bad_tokens"]
+    replace_tensors(pair, pair.runner.share_inputs, pair.tensors, ("bad_tokens", "step_idx", "infer_seed"))
+    replace_tensors(pair, pair.runner.proposer.model_inputs, pair.own, up.proposer_arrays("mtp"))
+    bound.async_set_value(target=pair.tensors.views["bad_tokens"], value=5, stream=bound.default_stream).wait()
+    pair.reference.share_inputs["bad_tokens"][...] = 5
+    before = up.OnDevice.read(SimpleNamespace(bound=bound, views={"bad_tokens": old}))
+    with caplog.at_level("INFO", "hal"):
+        pair.insert([prefill(1, range(5)), prefill(2, range(4))])
+    assert "follows tensors that were replaced: " in caplog.text
+    pair.check()
+    after = up.OnDevice.read(SimpleNamespace(bound=bound, views={"bad_tokens": old}))
+    np.testing.assert_array_equal(before["bad_tokens"], after["bad_tokens"])
+
+
+def test_a_proposer_with_other_inputs_is_followed(bound):
+    """An update of weights makes the proposer's inputs anew, as one object."""
+    pair = Pair(bound, "mtp")
+    pair.insert([prefill(1, range(6))])
+    pair.own = up.OnDevice(bound, pair.own.read())
+    made = up.runner_of({}, pair.own.views, method="mtp").proposer
+    made.model_inputs.data["caches"], made.model_inputs.index_to_batch_id = [], {1: 1}
+    made.model_inputs["input_ids_len"][1] = 5
+    pair.runner.proposer = made
+    pair.insert([prefill(2, range(4))])
+    pair.check()
+
+
+def test_g26_a_tensor_of_another_type_in_the_place_of_one_is_named(bound):
     pair = Pair(bound)
-    pair.runner.share_inputs["step_idx"] = up.OnDevice(bound, up.arrays("step_idx i64 n,1 0")).views["step_idx"]
-    with pytest.raises(InvalidValue, match=r"step_idx: share_inputs\['step_idx'\] was replaced since it was mounted"):
+    pair.runner.share_inputs["step_idx"] = up.OnDevice(bound, up.arrays("step_idx i32 n,1 0")).views["step_idx"]
+    with pytest.raises(InvalidValue, match=r"share_inputs\['step_idx'\] is int32 \[4, 1\], not int64 \[n, 1\]"):
         pair.insertion([prefill(1, range(3))], 2)
+    assert (pair.runner.calls, pair.runner.share_inputs.index_to_batch_id) == ([], {})
 
 
 @pytest.mark.parametrize(
     ("name", "table", "message"),
     [
         ("step_idx", "step_idx i32 n,1 0", r"is int32 \[4, 1\], not int64 \[n, 1\]"),
-        ("step_idx", "step_idx i64 n 0", r"is int64 \[4\], not int64 \[n, 1\]"),
+        ("step_idx", "step_idx i64 n,Q 0", r"is int64 \[4, 3\], not int64 \[n, 1\]"),
+        ("bad_tokens", "bad_tokens i64 n 0", r"is int64 \[4\], not int64 \[n, V\]"),
         ("prompt_lens", "prompt_lens i64 L,1 0", r"is int64 \[24, 1\], not int64 \[n, 1\]"),
         ("bad_tokens", "", "share_inputs has no 'bad_tokens'"),
     ],
@@ -333,6 +453,21 @@ def test_g26_a_tensor_of_another_kind_is_named_at_mounting(bound, name, table, m
     tensors = up.OnDevice(bound, arrays | up.arrays(table)).views
     with pytest.raises(InvalidValue, match=message):
         Insertion(bound, up.runner_of(tensors), lambda *given: None)
+
+
+def test_a_tensor_without_its_last_dimension_of_one_has_the_same_rows(bound):
+    """The XPU's runner of release 2.6 has lengths of ``[n, 1]``."""
+    arrays = up.target_arrays(kind="xpu")
+    for name in ("seq_lens_encoder", "seq_lens_decoder"):
+        arrays[name] = arrays[name].reshape(-1, 1)
+    arrays["step_idx"] = arrays["step_idx"].reshape(-1)
+    placed = up.OnDevice(bound, arrays)
+    runner, reference = up.runner_of(placed.views, kind="xpu"), up.runner_of(arrays, kind="xpu")
+    requests = [prefill(1, range(6), [8], (2, 7)), prefill(3, range(4))]
+    Insertion(bound, runner, print, kind=XpuRunner)(requests, 4).wait()
+    up.insert_xpu(reference, requests, 4)
+    for name, array in placed.read().items():
+        np.testing.assert_array_equal(array, reference.share_inputs[name], err_msg=name)
 
 
 def test_g26_a_tensor_of_another_place_is_named_at_mounting(bound):
@@ -368,8 +503,8 @@ def test_paddles_own_tensors_are_written_where_they_are():
             np.testing.assert_array_equal(tensor.numpy(), reference.share_inputs[name], err_msg=name)
 
 
-def test_g26_a_tensor_that_got_other_memory_since_mounting_is_named():
-    """As sharing data does: captured graphs and the mounted address are of the memory before."""
+def test_a_tensor_that_got_other_memory_is_resolved_again():
+    """As sharing data does."""
     paddle = pytest.importorskip("paddle")
     with hal.open_device("cpu") as device:
         tensors = {name: paddle.to_tensor(array) for name, array in up.target_arrays().items()}
@@ -378,10 +513,9 @@ def test_g26_a_tensor_that_got_other_memory_since_mounting_is_named():
         kept = tensors["prompt_lens"].get_tensor()
         other = paddle.zeros_like(tensors["prompt_lens"])
         tensors["prompt_lens"].get_tensor()._share_data_with(other.get_tensor())
-        with pytest.raises(InvalidValue, match=r"share_inputs\['prompt_lens'\] got other memory since it was mounted"):
-            insertion([prefill(2, range(5))], 4)
+        insertion([prefill(2, range(5))], 4).wait()
         assert kept is not None
-        assert other.numpy().tolist() == [[0]] * 4
+        assert other.numpy().tolist() == [[0], [0], [5], [0]]
 
 
 def test_g26_a_tensor_that_was_reshaped_since_mounting_is_named():
@@ -393,7 +527,7 @@ def test_g26_a_tensor_that_was_reshaped_since_mounting_is_named():
         address, before = tensors["block_tables"].data_ptr(), tensors["block_tables"].numpy()
         tensors["block_tables"].reshape_([before.shape[1], before.shape[0]])
         assert tensors["block_tables"].data_ptr() == address
-        reshaped = r"share_inputs\['block_tables'\] became \[\d+, 4\] since it was mounted"
+        reshaped = r"share_inputs\['block_tables'\] is int32 \[6, 4\], not int32 \[n, B\]"
         with pytest.raises(InvalidValue, match=reshaped):
             insertion([prefill(1, range(6))], 4)
         assert tensors["block_tables"].numpy().tolist() == before.reshape(before.shape[::-1]).tolist()

@@ -18,6 +18,7 @@ from hal_fastdeploy.standins import PREEMPTED as PREEMPTED
 from hal_fastdeploy.standins import PREFILL as PREFILL
 from hal_fastdeploy.standins import SIZES as SIZES
 from hal_fastdeploy.standins import XPU_ALONE as XPU_ALONE
+from hal_fastdeploy.standins import BatchRequest as BatchRequest
 from hal_fastdeploy.standins import Request as Request
 from hal_fastdeploy.standins import arrays as arrays
 from hal_fastdeploy.standins import runner_of as runner_of
@@ -60,16 +61,28 @@ class OnDevice:
 
 # The reference: one request after another, one field after another, in the order of the facts' tables. ---------------
 
+MORE = {
+    # what only some versions of a function do, by kind of runner
+    "gpu": {"share_inputs.top_p_list", "self.cache_controller.submit_swap_tasks()"},
+    "xpu": {"share_inputs.pre_ids", "share_inputs.enable_thinking", "self.sampler.apply_logits_processor()"},
+}
 
-def insert(runner, requests, num_running):
-    """Write over NumPy arrays what upstream's GPU runner leaves."""
+
+def insert(runner, requests, num_running, more=frozenset(MORE["gpu"])):
+    """Write over NumPy arrays what upstream's GPU runner leaves. ``more``: of a version that does these things too."""
     inputs = runner.share_inputs
+    inputs["num_running_requests"], inputs["running_requests_ids"] = num_running, range(num_running)
+    if runner.enable_cache_manager_v1 and "self.cache_controller.submit_swap_tasks()" in more:
+        runner.cache_controller.submit_swap_tasks(requests.cache_evict_metadata, requests.cache_swap_metadata)
     for request in requests:
         slot = inputs.get_index_by_batch_id(request.idx)
+        inputs["req_ids"][slot] = str(request.request_id)
         kind = request.task_type.value
         if kind == PREFILL:
             prefill(runner, copy.deepcopy(request), slot)
             book_prefill(runner, request, slot)
+            if "share_inputs.top_p_list" in more:
+                inputs["top_p_list"][slot] = request.get("top_p", 0.7)
         elif kind == DECODE:
             grow(inputs, slot, request)
         else:
@@ -80,18 +93,21 @@ def insert(runner, requests, num_running):
         inputs["preempted_idx"][slot] = kind not in (PREFILL, DECODE)
     inputs["seq_lens_this_time"] = inputs["seq_lens_this_time_buffer"][:num_running]
     if runner.spec_method == "mtp":
-        runner.proposer.model_inputs.index_to_batch_id = dict(inputs.index_to_batch_id)
-        propose(runner, requests, num_running)
+        propose(runner, requests, num_running, inputs.index_to_batch_id)
 
 
-def insert_xpu(runner, requests, num_running):
+def insert_xpu(runner, requests, num_running, more=frozenset(MORE["xpu"])):
     """Write over NumPy arrays what upstream's XPU runner leaves."""
     inputs, goes = runner.share_inputs, False
     runner.initialize_kv_cache()
     for request in requests:
         slot, kind = request.idx, request.task_type.value
         if kind == PREFILL:
-            prefill(runner, copy.deepcopy(request), slot, xpu=True)
+            prefill(runner, copy.deepcopy(request), slot, more)
+            if request.sampling_params.prompt_logprobs is not None:
+                runner.prompt_logprobs_reqs[request.request_id] = request
+            if "self.sampler.apply_logits_processor()" in more:
+                runner.sampler.apply_logits_processor(slot, None, [])
             goes = True
         elif kind == DECODE:
             goes = goes or bool(inputs["is_block_step"][slot])
@@ -101,8 +117,8 @@ def insert_xpu(runner, requests, num_running):
         inputs["preempted_idx"][slot] = kind not in (PREFILL, DECODE)
     if goes:
         inputs["not_need_stop"][0] = True
-    if runner.spec_method == "mtp":
-        propose(runner, requests, num_running)
+    if "mtp" in (getattr(runner, "spec_method", None), getattr(runner, "speculative_method", None)):
+        propose(runner, requests, num_running, None)
 
 
 def grow(inputs, slot, request):
@@ -116,14 +132,30 @@ def leave(inputs, slot, lengths):
     inputs[lengths][slot] = inputs["seq_lens_decoder"][slot] = inputs["seq_lens_encoder"][slot] = 0
 
 
-def prefill(runner, request, slot, xpu=False):
-    """The facts' steps 2, 4, 6 and 7 for the target's tensors."""
+def limit_thinking(inputs, request, slot):
+    """The GPU's rule: only for a request that says whether it thinks."""
+    if request.get("enable_thinking") is not None:
+        inputs["enable_thinking"][slot], inputs["limit_think_status"][slot] = request.get("enable_thinking"), 0
+        for name, given in (("max_think_lens", "reasoning_max_tokens"), ("max_reply_lens", "response_max_tokens")):
+            limited = request.get("enable_thinking") and request.get(given) is not None
+            inputs[name][slot] = request.get(given) if limited else -1
+
+
+def prefill(runner, request, slot, xpu=None):
+    """The facts' steps 2, 4, 6 and 7 for the target's tensors. ``xpu``: what an XPU's version does beside."""
     inputs, start, end = runner.share_inputs, request.prefill_start_index, request.prefill_end_index
     prompt = [*map(int, request.prompt_token_ids)]
     everything, length = [*prompt, *map(int, request.output_token_ids)], end - start
-    lengths = inputs["seq_lens_this_time" if xpu else "seq_lens_this_time_buffer"]
-    if xpu:
-        inputs["max_think_lens"][slot], inputs["limit_think_status"][slot] = -1, 0
+    lengths = inputs["seq_lens_this_time" if xpu is not None else "seq_lens_this_time_buffer"]
+    if xpu is None or "share_inputs.enable_thinking" in xpu:
+        limit_thinking(inputs, request, slot)
+    else:
+        limited = request.get("enable_thinking", False) and request.get("reasoning_max_tokens") is not None
+        inputs["max_think_lens"][slot] = request.get("reasoning_max_tokens") if limited else -1
+        inputs["limit_think_status"][slot] = 0
+    if xpu is not None:
+        if "share_inputs.pre_ids" in xpu:
+            inputs["pre_ids"][slot] = -1
         inputs["first_token_ids"][slot], inputs["ori_seq_lens_encoder"][slot] = everything[start], length
     else:
         inputs["token_ids_all"][slot] = prompt + [-1] * (SIZES["L"] - len(prompt))
@@ -137,7 +169,7 @@ def prefill(runner, request, slot, xpu=False):
     if runner.scheduler_config.splitwise_role == "decode":
         inputs["seq_lens_encoder"][slot] = 0
         if runner.speculative_decoding:
-            count = length + 1 if xpu else 2
+            count = 2 if xpu is None else length + 1
             inputs["draft_tokens"][slot, :count], lengths[slot] = request.draft_token_ids[:count], count
     sample(inputs, request, slot)
 
@@ -149,8 +181,14 @@ def book_prefill(runner, request, slot):
     inputs["req_ids"][slot] = request.request_id
     inputs["is_chunk_step"][slot] = request.prefill_end_index < total
     inputs["logits_processors_args"][slot] = request.get("logits_processors_args") or {}
-    runner.exist_prefill_flag = not decodes
+    runner.exist_prefill_flag, runner.pooling_params = not decodes, []
     runner.forward_batch_reqs_list[slot] = request
+    if request.sampling_params.prompt_logprobs is not None:
+        runner.prompt_logprobs_reqs[request.request_id] = request
+    if runner.deterministic_logger is not None:
+        tokens = [*map(int, request.prompt_token_ids), *map(int, request.output_token_ids)]
+        piece = request.prefill_start_index, request.prefill_end_index
+        runner.deterministic_logger.log_prefill_input(request.request_id, slot, *piece, tokens)
     if runner.spec_method == "suffix":
         runner.proposer.start_request(slot, request.request_id, [*request.prompt_token_ids])
     if decodes and runner._cached_launch_token_num != -1:
@@ -186,14 +224,16 @@ def sample(inputs, request, slot):
         inputs["stop_seqs_len"][slot, : len(padded)] = request.get("stop_seqs_len")
 
 
-def propose(runner, requests, num_running):
-    """The writes of the MTP proposer's own function."""
-    own = runner.proposer.model_inputs
+def propose(runner, requests, num_running, slots):
+    """The writes of the MTP proposer's own function. ``slots``: the map that the GPU's runner passes."""
+    proposer, own = runner.proposer, runner.proposer.model_inputs
+    if "caches" not in own:
+        proposer.initialize_kv_cache()
     own["num_running_requests"], own["running_requests_ids"] = num_running, range(num_running)
+    if slots:
+        own.index_to_batch_id = dict(slots)
     for request in requests:
-        kind, slot = request.task_type.value, request.idx
-        if hasattr(runner, "forward_batch_reqs_list"):  # the GPU's runner passes its map of slots
-            slot = runner.share_inputs.get_index_by_batch_id(request.idx)
+        kind, slot = request.task_type.value, own.get_index_by_batch_id(request.idx)
         if kind == DECODE:
             grow(own, slot, request)
         elif kind != PREFILL:
@@ -204,6 +244,9 @@ def propose(runner, requests, num_running):
             decodes = runner.scheduler_config.splitwise_role == "decode"
             own["input_ids_len"][slot], own["pre_ids"][slot] = length - 1, -1
             own["input_ids"][slot, : length - 1] = everything[start + 1 : end]
+            if proposer.hybrid_mode:
+                own["input_ids_cpu"][slot, : length - 1] = everything[start + 1 : end]
+            proposer.exist_prefill_flag = not decodes
             grow(own, slot, request)
             own["stop_flags"][slot] = own["batch_drop"][slot] = False
             own["seq_lens_decoder"][slot], own["seq_lens_encoder"][slot] = start, 0 if decodes else length

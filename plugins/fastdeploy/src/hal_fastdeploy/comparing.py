@@ -32,7 +32,7 @@ CASES = {
 }
 ATTRIBUTES = (
     *("exist_prefill_flag", "_cached_launch_token_num", "_cached_real_bsz", "forward_batch_reqs_list"),
-    *("prompt_logprobs_reqs", "in_progress_prompt_logprobs", "calls"),
+    *("prompt_logprobs_reqs", "in_progress_prompt_logprobs", "pooling_params", "calls"),
 )
 """Attributes that are compared; ``calls``: of the sampler and the proposer."""
 Make = Callable[[np.ndarray[Any, Any]], Any]
@@ -81,10 +81,10 @@ def _left(runner_class: type[Any], request: Request, role: str, method: str, cac
     host = standins.host_of_target("xpu") | standins.host_of_target("gpu")
     inputs = runner.share_inputs = standins.Batch({name: make(array) for name, array in arrays.items()}, host)
     runner.initialize_kv_cache = lambda *_: inputs.data.setdefault("caches", [])
-    for name in ("enable_mm", "is_pooling_model", "enable_cache_manager_v1"):
-        setattr(runner, name, False)
-    runner.deterministic_logger = runner.routing_replay_manager = None
-    runner.model_config = SimpleNamespace(max_model_len=SIZES["L"])
+    runner.enable_mm = runner.is_pooling_model = False
+    runner.routing_replay_manager = None
+    replay = SimpleNamespace(enable_routing_replay=False)
+    runner.fd_config = SimpleNamespace(scheduler_config=runner.scheduler_config, routing_replay_config=replay)
     runner.prompt_logprobs_reqs[request.request_id] = runner.in_progress_prompt_logprobs[request.request_id] = "kept"
     try:
         runner.insert_tasks_v1([copy.deepcopy(request)], SIZES["n"])
@@ -106,7 +106,7 @@ def _read(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, list | tuple):
         return [_read(one) for one in value]
     if isinstance(value, dict):
-        return dict(value)
+        return {key: _read(one) for key, one in value.items()}
     return np.array(value.numpy()) if hasattr(value, "numpy") else copy.deepcopy(value)
 
 

@@ -6,7 +6,7 @@ For comparisons of runners, and for the tests. Written from FastDeploy's sources
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,11 +25,11 @@ penalty_score f32 n,1 1 | frequency_score f32 n,1 0 | presence_score f32 n,1 0
 temp_scaled_logprobs bool n,1 0 | top_p_normalized_logprobs bool n,1 0
 min_dec_len i64 n,1 1 | max_dec_len i64 n,1 24 | bad_tokens i64 n,V -1 | bad_tokens_len i64 n 1
 stop_seqs_len i32 n,Q 0 | stop_seqs i64 n,Q,q -1
+enable_thinking bool n,1 1 | max_think_lens i32 n,1 -1 | max_reply_lens i32 n,1 -1 | limit_think_status i32 n,1 0
 """
 GPU_ALONE = "seq_lens_this_time_buffer i32 n 0 | generated_modality i32 n -1"
 XPU_ALONE = """
-seq_lens_this_time i32 n 0 | first_token_ids i64 n,1 -1 | ori_seq_lens_encoder i32 n,1 0
-max_think_lens i32 n,1 -1 | limit_think_status i32 n,1 0
+seq_lens_this_time i32 n 0 | first_token_ids i64 n,1 -1 | ori_seq_lens_encoder i32 n,1 0 | pre_ids i64 n,L -1
 """
 DRAFTED = "draft_tokens i64 n,D 0"
 TYPES: Mapping[str, type[np.generic]] = {"i64": np.int64, "i32": np.int32, "f32": np.float32, "bool": np.bool_}
@@ -42,13 +42,19 @@ class Request:
     def __init__(self, kind: int, idx: int, request_id: str, **values: Any) -> None:  # noqa: ANN401 (its attributes)
         self.task_type, self.idx, self.request_id = SimpleNamespace(value=kind), idx, request_id
         self.values: dict[str, Any] = values.pop("values", {})
-        self.sampling_params = SimpleNamespace(prompt_logprobs=None)
+        self.sampling_params = SimpleNamespace(prompt_logprobs=values.pop("prompt_logprobs", None))
         for name, value in values.items():
             setattr(self, name, value)
 
     def get(self, name: str, default: Any = None) -> Any:  # noqa: ANN401
         """A value of the request, or the default."""
         return self.values.get(name, default)
+
+
+class BatchRequest(list[Request]):
+    """The requests of one call, with what the cache manager moves before."""
+
+    cache_evict_metadata, cache_swap_metadata = "evicted", "swapped"
 
 
 class Batch:
@@ -102,7 +108,7 @@ def target_arrays(method: str = "", kind: str = "gpu") -> Arrays:
 def host_of_target(kind: str = "gpu") -> dict[str, Any]:
     """The host lists and arrays of a runner's ``share_inputs``."""
     n = SIZES["n"]
-    lists: dict[str, Any] = {name: [None] * n for name in ("top_k_list", "min_p_list")}
+    lists: dict[str, Any] = {name: [None] * n for name in ("top_k_list", "min_p_list", "top_p_list")}
     lists["preempted_idx"] = np.zeros((n, 1), np.int32)
     if kind == "xpu":
         return lists | {"not_need_stop": np.zeros(1, np.bool_)}
@@ -127,7 +133,18 @@ def runner_of(
         spec_method=method or None,
         speculative_config=SimpleNamespace(num_speculative_tokens=DRAFTS),
         scheduler_config=SimpleNamespace(splitwise_role=role),
-        proposer=SimpleNamespace(start_request=lambda *given: calls.append(("suffix", *given))),
+        model_config=SimpleNamespace(
+            max_model_len=SIZES["L"],
+            eos_tokens_lens=SIZES["E"],
+            max_stop_seqs_num=SIZES["Q"],
+            stop_seqs_max_len=SIZES["q"],
+        ),
+        proposer=SimpleNamespace(start_request=_told(calls, "suffix"), exist_prefill_flag=None, hybrid_mode=False),
+        sampler=SimpleNamespace(apply_logits_processor=_told(calls, "sampler")),
+        cache_controller=SimpleNamespace(submit_swap_tasks=_told(calls, "swap")),
+        deterministic_logger=None,
+        enable_cache_manager_v1=False,
+        pooling_params=None,
         prompt_logprobs_reqs={},
         in_progress_prompt_logprobs={},
         calls=calls,
@@ -136,12 +153,19 @@ def runner_of(
         runner.exist_prefill_flag = None
         runner._cached_launch_token_num, runner._cached_real_bsz = cached, 2 if cached != -1 else -1
         runner.forward_batch_reqs_list = [None] * SIZES["n"]
-        runner.sampler = SimpleNamespace(apply_logits_processor=lambda *given: calls.append(("sampler", *given)))
     else:
         runner.initialize_kv_cache = lambda: runner.share_inputs.data.setdefault("caches", [])
     if proposer:
-        runner.proposer.model_inputs = Batch(proposer, {"input_ids_len": np.zeros((SIZES["n"], 1), np.int64)})
+        n, most = SIZES["n"], SIZES["L"]
+        own = {"input_ids_len": np.zeros((n, 1), np.int64), "input_ids_cpu": np.full((n, most), -1)}
+        batch = runner.proposer.model_inputs = Batch(proposer, own)
+        runner.proposer.initialize_kv_cache = lambda: batch.data.setdefault("caches", [])
     return runner
+
+
+def _told(calls: list[Any], name: str) -> Callable[..., None]:
+    """A method that keeps its calls."""
+    return lambda *given: calls.append((name, *given))
 
 
 # Drawn requests ------------------------------------------------------------------------------------------------------
@@ -163,6 +187,9 @@ VALUES: Mapping[str, Sequence[Any]] = {
     "bad_words_token_ids": [[1, 2, 3], [4], []],
     "stop_token_ids": [[[1, 2], [3, 4]], [[5, 6, 7, 8]], [[1], [2], [3]]],
     "logits_processors_args": [{"a": 1}, None],
+    "enable_thinking": [True, True, False, None],
+    "reasoning_max_tokens": [4, None],
+    "response_max_tokens": [6],
 }
 """Parameters of a drawn request."""
 
@@ -189,6 +216,7 @@ def prefill(
         block_tables=list(blocks),
         eos_token_ids=values.pop("eos", [2, 5]),
         draft_token_ids=drafts,
+        prompt_logprobs=values.pop("prompt_logprobs", None),
         values=values,
     )
 
@@ -222,5 +250,7 @@ def drawn(draw: random.Random, slot: int, role: str, names: dict[int, str], kind
             values[name] = draw.choice(choices)
     if "stop_token_ids" in values:
         values["stop_seqs_len"] = [*map(len, values["stop_token_ids"])]
+    if draw.random() < 0.2:
+        values["prompt_logprobs"] = 1
     eos, name = [draw.randrange(9), 2], names.setdefault(slot, f"{slot}-{draw.randrange(99)}")
     return prefill(slot, prompt, output, piece, blocks, drafts=[7, 8, 9], eos=eos, name=name, **values)
