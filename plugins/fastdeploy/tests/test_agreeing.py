@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from hal_core.errors import InvalidValue
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.views import View
 from hal_fastdeploy.agreeing import NAMES, Agreement
 
 import hal
@@ -46,3 +48,16 @@ def test_without_the_broadcast_ranks_go_on_with_their_own_tokens(pair, work):
 def test_g26_a_rank_outside_its_group_is_refused():
     with hal.open_device("cpu") as device, pytest.raises(InvalidValue, match="rank: rank 2 of 2"):
         Agreement(device, [{}], tensor_parallel_size=2, rank=2)
+
+
+def test_a_tensor_that_was_replaced_since_is_named():
+    """Waking up makes tensors anew: the block would be broadcast, and the runner compute with others."""
+    with hal.open_device("cpu") as device:
+        batch = {
+            name: View.contiguous(device.device.allocate(64), 0, (4, 1), dtype_of(dtype))
+            for name, dtype in zip(NAMES, ("int64", "int32", "int64", "bool"), strict=True)
+        }
+        agreement = Agreement(device, [batch], tensor_parallel_size=1, rank=0)
+        batch["step_idx"] = View.contiguous(device.device.allocate(64), 0, (4, 1), dtype_of("int64"))
+        with pytest.raises(InvalidValue, match="batches: step_idx: replaced since the block was made"):
+            agreement()

@@ -390,6 +390,14 @@ def test_what_is_not_served_goes_to_upstreams_own_function(bound, attribute, cap
     assert len(pair.passed) == 3
 
 
+def test_a_proposer_with_attention_masks_goes_to_upstreams_own_function(bound):
+    pair = Pair(bound, "mtp")
+    pair.runner.proposer.use_attn_mask_offset = True
+    pair.insertion([prefill(1, range(3))], 2)
+    assert len(pair.passed) == 1
+    assert pair.runner.share_inputs.index_to_batch_id == {}
+
+
 def replace_tensors(pair, batch, tensors, names):
     """Put other tensors of the same values in the place of some, as waking up and updates of weights do."""
     values = {name: array.copy() for name, array in tensors.read().items() if name in names}

@@ -371,6 +371,8 @@ def test_todays_readers_fail_with_messages_of_the_former_layout():
         (record([(TOKEN, [5] * 7, GO)]), [0], 1, "speculative", "7 tokens and drafts, at most 6"),
         (record([(TOKEN, [1 << 31], GO)]), [0], 1, "plain", "no int32"),
         (record([(TOKEN, [-1], GO)]), [0], 1, "plain", "no int32"),
+        (record([(TOKEN, [-1], GO)], columns=1), [0], 1, "topk", "no int32"),
+        (record([(TOKEN, [-(1 << 31) - 1], GO)]), [0], 1, "speculative", "no int32"),
         (record([(TOKEN, [2**31 - 2], GO)], columns=3), [0], 1, "topk", "an alternative is no int32"),
         (record([(TOKEN, [5], GO)], columns=22), [0], 1, "topk", "22 columns"),
         (record([(TOKEN, [5], GO)], columns=2), [0], 1, "plain", "log-probabilities have no place"),

@@ -12,37 +12,59 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from hal_core import Unavailable
+from hal_core import DeviceNotFound, InvalidValue, Unavailable
 from hal_fastdeploy import mounting
+from hal_fastdeploy.runners import ordinal
 
 import hal
+from hal import selection
 
-_spec = importlib.util.spec_from_file_location("upstream_of_mounting", Path(__file__).with_name("upstream.py"))
-up = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(up)
-SOURCE = """
-class {name}:
+
+def module(name):
+    """A module of this folder."""
+    spec = importlib.util.spec_from_file_location(f"{name}_of_mounting", Path(__file__).with_name(f"{name}.py"))
+    found = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+up, functions = module("upstream"), module("functions")
+MADE = """class {name}:
     def __init__(self, fd_config, device, device_id, rank, local_rank):
-        self.device_id, self.passed = device_id, []
+        self.device, self.device_id = device, device_id
 
-    def insert_tasks_v1(self, req_dicts, num_running_requests):
-        self.passed.append((req_dicts, num_running_requests))
 """
+UPSTREAM = "raise LookupError('upstream', num_running_requests)"
+MODULES = {
+    # module: class, and whose names its function has
+    "fastdeploy.worker.gpu_model_runner": ("GPUModelRunner", "gpu"),
+    "fastdeploy.worker.xpu_model_runner": ("XPUModelRunner", "xpu"),
+    "fastdeploy.spec_decode.mtp": ("MTPProposer", "proposer"),
+}
+
+
+def fill(module, name, kind, more=()):
+    """Put a class into a module, whose function does what hal knows and ``more``; called, it raises."""
+    functions_source = functions.source_of(kind, more).replace(
+        "        idx = 0\n", f"        idx = 0\n        {UPSTREAM}\n"
+    )
+    module.__file__, source = f"<{module.__name__} {next(functions.NUMBER)}>", MADE.format(name=name) + functions_source
+    linecache.cache[module.__file__] = (len(source), None, source.splitlines(keepends=True), module.__file__)
+    exec(compile(source, module.__file__, "exec"), vars(module))
 
 
 @pytest.fixture
 def fastdeploy(monkeypatch):
     """FastDeploy's modules that the entry point imports; the platform is a GPU's."""
-    made = {name: ModuleType(name) for name in ("fastdeploy", "fastdeploy.platforms", "fastdeploy.worker")}
-    for chip, name in (("gpu", "GPUModelRunner"), ("xpu", "XPUModelRunner")):
-        runner = made[f"fastdeploy.worker.{chip}_model_runner"] = ModuleType(f"fastdeploy.worker.{chip}_model_runner")
-        runner.__file__, source = f"<{chip}_model_runner>", SOURCE.format(name=name)
-        linecache.cache[runner.__file__] = (len(source), None, source.splitlines(keepends=True), runner.__file__)
-        exec(compile(source, runner.__file__, "exec"), vars(runner))
+    packages = ("fastdeploy", "fastdeploy.platforms", "fastdeploy.worker", "fastdeploy.spec_decode")
+    made = {name: ModuleType(name) for name in (*packages, *MODULES)}
+    for name, (class_name, kind) in MODULES.items():
+        fill(made[name], class_name, kind)
     made["fastdeploy.platforms"].current_platform = platform("gpu")
-    for name, module in made.items():
-        monkeypatch.setitem(sys.modules, name, module)
+    for name, one in made.items():
+        monkeypatch.setitem(sys.modules, name, one)
     monkeypatch.delenv(mounting.UNTESTED, raising=False)
+    monkeypatch.setattr(selection, "select", lambda name: None)  # of this machine's drivers: below
     return made
 
 
@@ -68,6 +90,77 @@ def test_another_platform_is_refused(fastdeploy):
         mounting.model_runner()
 
 
+@pytest.mark.parametrize("chip", ["gpu", "xpu"])
+def test_without_a_driver_fastdeploy_keeps_its_runner(fastdeploy, monkeypatch, chip, caplog):
+    """At mounting, because FastDeploy has no other runner afterwards."""
+    fastdeploy["fastdeploy.platforms"].current_platform = platform(chip)
+    monkeypatch.setenv(mounting.UNTESTED, "1")
+
+    def no_driver(name):
+        raise Unavailable("no driver", cure="install it", device=name)
+
+    monkeypatch.setattr(selection, "select", no_driver)
+    with pytest.raises(Unavailable, match="no driver"):
+        mounting.model_runner()
+    assert "FastDeploy keeps its own model runner" in caplog.text
+
+
+def test_without_the_devices_plugin_fastdeploy_keeps_its_runner(fastdeploy, monkeypatch):
+    """Asked as it is, of a device that is nowhere."""
+    monkeypatch.undo()
+    monkeypatch.setenv(mounting.UNTESTED, "1")
+    for name, one in fastdeploy.items():
+        monkeypatch.setitem(sys.modules, name, one)
+    monkeypatch.setattr(mounting.GpuRunner, "device", "nowhere")
+    with pytest.raises(DeviceNotFound, match="no device 'nowhere'"):
+        mounting.model_runner()
+
+
+@pytest.mark.parametrize("untested", ["0", "1"])
+@pytest.mark.parametrize("name", MODULES)
+def test_a_function_that_does_more_is_refused_by_name(fastdeploy, monkeypatch, name, untested, caplog):
+    """Also where the user takes a FastDeploy that was not compared."""
+    class_name, kind = MODULES[name]
+    fastdeploy["fastdeploy.platforms"].current_platform = platform("xpu" if kind == "xpu" else "gpu")
+    monkeypatch.setenv(mounting.UNTESTED, untested)
+    fill(fastdeploy[name], class_name, kind, ['self.share_inputs["new_list"][idx] = 0', "self.told.notify(idx)"])
+    what = rf"{class_name}.insert_tasks_v1 does self.told.notify\(\), share_inputs.new_list, which hal's insertion"
+    with pytest.raises(Unavailable, match=what):
+        mounting.model_runner()
+    assert "share_inputs.new_list" in caplog.text
+
+
+def test_a_proposer_of_another_class_is_read_too(fastdeploy, monkeypatch):
+    """The class that is imported at mounting need not be the one that the runner makes."""
+    monkeypatch.setenv(mounting.UNTESTED, "1")
+    runner = mounting.model_runner()(fd_config=None, device="gpu:0", device_id=3, rank=0, local_rank=0)
+    other = functions.function_from(functions.source_of("proposer", ["self.told.notify(idx)"]))
+    vars(runner).update(vars(up.runner_of(up.target_arrays("mtp"), up.proposer_arrays("mtp"), method="mtp")))
+    proposer = type("Other", (), {"insert_tasks_v1": other})()
+    vars(proposer).update(vars(runner.proposer))
+    runner.proposer, runner.device = proposer, "gpu:0"
+    with hal.open_device("cpu") as device:
+        monkeypatch.setattr(hal, "open_device", lambda name, index: device)
+        with pytest.raises(Unavailable, match=r"does self.told.notify\(\), which hal's insertion does not"):
+            runner.insert_tasks_v1([], 0)
+
+
+def test_a_fastdeploy_without_its_proposer_is_refused(fastdeploy, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fastdeploy.spec_decode.mtp", None)
+    with pytest.raises(Unavailable, match="this FastDeploy's MTPProposer cannot be read"):
+        mounting.model_runner()
+
+
+@pytest.mark.parametrize(("place", "index"), [("gpu:0", 0), ("gpu:11", 11), ("xpu:2", 2), ("gpu", 0)])
+def test_the_ordinal_is_of_the_place(place, index):
+    assert ordinal(place) == index
+
+
+def test_g26_a_place_without_a_number_is_refused():
+    with pytest.raises(InvalidValue, match="'gpu:x' is no place of Paddle's"):
+        ordinal("gpu:x")
+
+
 RUNNERS = {"gpu": ("GPUModelRunner", "cuda"), "xpu": ("XPUModelRunner", "xpu")}
 
 
@@ -78,7 +171,8 @@ def test_its_runner_inserts_through_hal(fastdeploy, monkeypatch, tmp_path, chip,
     fastdeploy["fastdeploy.platforms"].current_platform = platform(chip)
     base = getattr(fastdeploy[f"fastdeploy.worker.{chip}_model_runner"], name)
     if known:
-        (tmp_path / "compared.json").write_text(json.dumps({"2.6": mounting.digest_of(base)}))
+        proposer = fastdeploy["fastdeploy.spec_decode.mtp"].MTPProposer
+        (tmp_path / "compared.json").write_text(json.dumps({"2.6": mounting.digest_of(base, proposer)}))
         monkeypatch.setattr(mounting, "files", lambda package: tmp_path)
     else:
         monkeypatch.setenv(mounting.UNTESTED, "1")
@@ -88,7 +182,8 @@ def test_its_runner_inserts_through_hal(fastdeploy, monkeypatch, tmp_path, chip,
     opened = []
     with hal.open_device("cpu") as device:
         monkeypatch.setattr(hal, "open_device", lambda name, index: opened.append((name, index)) or device)
-        runner = runner_class(fd_config=None, device=chip, device_id=3, rank=0, local_rank=0)
+        # the physical chip 3 is the first that the process sees
+        runner = runner_class(fd_config=None, device=f"{chip}:0", device_id=3, rank=0, local_rank=0)
         for name, value in vars(up.runner_of(up.target_arrays(kind=chip), kind=chip)).items():
             setattr(runner, name, value)
         request = up.Request(
@@ -103,9 +198,9 @@ def test_its_runner_inserts_through_hal(fastdeploy, monkeypatch, tmp_path, chip,
             eos_token_ids=[1, 2],
         )
         runner.insert_tasks_v1(req_dicts=[request], num_running_requests=2)
-        runner.insert_tasks_v1([up.Request(up.EXTEND, 1, "r")], 2)
+        with pytest.raises(LookupError, match="upstream"):  # EXTEND is upstream's
+            runner.insert_tasks_v1([up.Request(up.EXTEND, 1, "r")], 2)
         np.testing.assert_array_equal(runner.share_inputs["input_ids"][1, :3], [4, 5, 0])
         first = runner.share_inputs["first_token_ids" if chip == "xpu" else "token_ids_all"]
         assert first[1, 0] == 4, "what this chip's runner alone has"
-    assert opened == [(plugin, 3)]
-    assert [given[1] for given in runner.passed] == [2], "EXTEND is upstream's"
+    assert opened == [(plugin, 0)]

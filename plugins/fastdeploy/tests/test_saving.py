@@ -106,6 +106,82 @@ def test_speculate_save_output_topk_reads_rows_from_each_slots_offset(saving):
     assert found["ranks"] == [[0, 1], [2]]
 
 
+def test_a_token_that_upstream_replaced_is_passed_on_with_the_score_that_was_drawn(saving):
+    """At a length limit, or after another end token, upstream writes eos over the last token, and not over column 0
+    of the log-probabilities. Its messages have the token in column 0, beside the drawn one's score and rank."""
+    operations, read = saving
+    ids, scores = rows([5, 8], [7, 3]), np.array([[-1, -2], [-3, -4]], np.float32)
+    operations.save_output_topk(rows([2], [7]), ids, scores, rows(1, 2), OFF, NOBODY, 0)
+    (found,) = read["topk"].found
+    assert (found["tokens"], found["scores"], found["ranks"]) == ([[2, 8], [7, 3]], scores.tolist(), [1, 2])
+    assert ids.tolist() == [[5, 8], [7, 3]], "the caller's array"
+    lengths = rows([9], [9]), rows([4], [4])
+    tokens, at = rows([1, 2], [4, 0]), rows(0, 2)
+    ids = rows([1, 10], [9, 11], [4, 12])
+    for flag in (3, 4):
+        operations.speculate_save_output_topk(
+            tokens, ids, -ids.astype(np.float32), rows(0, 1, 2), rows(2, 1), at, OFF, *lengths, NOBODY, flag, 0, False
+        )
+        found = read["speculative-topk"].found[-1]
+        assert (found["flag"], found["tokens"]) == (flag, [[[1, 10], [2, 11]], [[4, 12]]])
+        assert found["scores"][0][1] == [-9.0, -11.0]
+    operations.close(1)
+
+
+def test_a_batch_without_a_token_has_no_rows_of_log_probabilities(saving):
+    """All slots are in prefill, so the sampler has made none: the tables are empty."""
+    operations, read = saving
+    nothing, scores = np.zeros((0, 21), np.int64), np.zeros((0, 21), np.float32)
+    lengths = rows([3], [3]), rows([8], [8])
+    operations.speculate_save_output_topk(
+        rows([0, 0], [0, 0]), nothing, scores, rows(), rows(0, 0), rows(0, 0), OFF, *lengths, NOBODY, 3, 0, False
+    )
+    assert read["speculative-topk"].found[0]["counts"] == [0, 0]
+    operations.save_output_topk(rows([-1], [-1]), nothing, scores, rows(), OFF, NOBODY, 0)
+    assert read["topk"].found[0]["tokens"] == [[-1] * 21] * 2
+
+
+def test_tokens_of_minus_one_are_passed_on_where_the_count_has_the_marks(saving):
+    """Upstream writes -1 for a chunk's token, and leaves it in a draft that was not made."""
+    operations, read = saving
+    lengths = rows([9], [9]), rows([4], [4])
+    operations.speculate_save_output(rows([-1, 2], [4, -1]), rows(1, 2), OFF, *lengths, NOBODY, 0, False, False)
+    operations.mtp_save_first_token(rows([1, -1], [3, 4]), OFF, *lengths, rows([1], [1]), 0, False, True)
+    assert [found["tokens"] for found in read["speculative"].found] == [[[-1], [4, -1]], [[1, -1], [3, 4]]]
+
+
+def test_a_batch_without_slots_is_no_message(saving):
+    operations, read = saving
+    none = np.zeros((0, 1), np.int64)
+    operations.save_output(none, OFF, NOBODY, 0, False)
+    operations.save_output_topk(none, np.zeros((0, 21), np.int64), np.zeros((0, 21), np.float32), none, OFF, NOBODY, 0)
+    operations.speculate_save_output(none, none, OFF, none, none, NOBODY, 0, False, True)
+    operations.save_output(rows([5]), OFF, NOBODY, 0, False)
+    assert (read["plain"].found, read["topk"].found) == ([{"stop": -1, "tokens": [5]}], [])
+
+
+def test_arguments_with_a_row_for_every_slot_are_cut_to_the_batch(saving):
+    """The draft model's counts are of the slots in the batch, lengths and marks of all slots."""
+    operations, read = saving
+    ids = rows([1, 10], [2, 11], [4, 12])
+    decoder, prompts = rows([9], [9], [3], [9]), rows([4], [4], [8], [4])
+    for flag in (3, 4):
+        operations.speculate_save_output_topk(
+            rows([1, 2], [4, 0], [5, 0], [6, 0]), ids, -ids.astype(np.float32), rows(0, 1, 2), rows(2, 1), rows(0, 2),
+            OFF, decoder, prompts, NOBODY, flag, 0, False,
+        )  # fmt: skip
+        assert read["speculative-topk"].found[-1]["tokens"] == [[[1, 10], [2, 11]], [[4, 12]]]
+    operations.speculate_save_output(
+        rows([1, 2], [4, 0], [5, 0], [6, 0]), rows(2, 1), OFF, decoder, prompts, NOBODY, 0, False, True
+    )
+    operations.mtp_save_first_token_with_topk(
+        rows([1, 2], [3, 4], [5, 6]), ids, -ids.astype(np.float32), rows(0, 3), rows(1, 0), rows(0, 1), OFF, decoder,
+        prompts, NOBODY, 3, 0, False,
+    )  # fmt: skip
+    assert read["speculative"].found[-1]["tokens"] == [[1, 2], [4]]
+    assert read["speculative-topk"].found[-1]["counts"] == [2, 0]
+
+
 def test_mtp_save_first_token_has_the_token_and_a_draft_once(saving):
     operations, read = saving
     tokens, steps = rows([1, 2, 0], [3, 4, 0], [5, 6, 0], [7, 8, 0]), rows([1], [0], [2], [1])

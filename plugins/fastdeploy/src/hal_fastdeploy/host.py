@@ -134,7 +134,7 @@ COMMON = (
     _listed("min_p_list", "min_p", 0.0),
     Host(
         ("self.sampler.apply_logits_processor()",),
-        "called without a processor: it takes away the one of the slot's last request",
+        "called with None, as for each request without guided decoding",
         _no_logits_processor,
     ),
     Host(("self.proposer.insert_tasks_v1()",), "the proposer's tensors are in the same plan"),

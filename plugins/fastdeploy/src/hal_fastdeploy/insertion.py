@@ -135,6 +135,8 @@ class Insertion:
         for name in ("enable_mm", "is_pooling_model", "routing_replay_manager"):
             if getattr(self.runner, name, None):
                 return name
+        if self.proposer is not None and getattr(self.runner.proposer, "use_attn_mask_offset", False):
+            return "use_attn_mask_offset"
         return next(filter(None, map(is_served, requests)), "")
 
     def _task(self, request: Any, find: Callable[[int], int], holders: dict[int, str]) -> Task:  # noqa: ANN401

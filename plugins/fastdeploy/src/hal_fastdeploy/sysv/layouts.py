@@ -159,9 +159,10 @@ def _check(record: OutputRecord, at: Ints, batch_size: int, layout: Layout) -> N
     if batch_size > layout.slots:
         problems.append(f"a batch of {batch_size}, at most {layout.slots} fit")
     drafts = np.zeros(0, np.int64) if record.drafts is None else record.drafts
+    lowest = -(1 << 31) if layout.speculative else 0  # there the count has the marks, and FastDeploy's -1 is passed on
     for values, what in ((record.tokens, "token"), (drafts, "draft")):
-        if len(values) and (values.min() < 0 or values.max() >= 1 << 31):
-            problems.append(f"a {what} is no int32 of at least 0")
+        if len(values) and (values.min() < lowest or values.max() >= 1 << 31):
+            problems.append(f"a {what} is no int32 of at least {lowest}")
     for ids in (record.logprob_token_ids, record.draft_logprob_token_ids):
         if ids is not None and ids.size and (ids.min() < NO_TOKEN or ids.max() >= 1 << 31):
             problems.append("an alternative is no int32 of at least -1")
