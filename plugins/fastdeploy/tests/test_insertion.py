@@ -409,7 +409,7 @@ def replace_tensors(pair, batch, tensors, names):
 @pytest.mark.parametrize("kind", ["gpu", "xpu"])
 def test_tensors_that_waking_up_replaced_are_resolved_again(bound, kind, caplog):
     pair = Pair(bound, "mtp", kind=kind)
-    pair.insert([prefill(1, range(6), bad_words_token_ids=[3])])
+    pair.insert([prefill(1, range(6))])  # its row of bad words is known to be -1
     old = pair.tensors.views["bad_tokens"]
     replace_tensors(pair, pair.runner.share_inputs, pair.tensors, ("bad_tokens", "step_idx", "infer_seed"))
     replace_tensors(pair, pair.runner.proposer.model_inputs, pair.own, up.proposer_arrays("mtp"))
