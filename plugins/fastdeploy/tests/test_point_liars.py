@@ -32,11 +32,6 @@ KILLED = (AssertionError, HalError, ValueError, AttributeError, pytest.fail.Exce
 REFUSED = reads.test_a_function_with_one_more_name_is_refused_by_that_name
 
 
-def of_reader(method, wrong):
-    """Replace a method of the reader, whose results are kept by function."""
-    return lambda patch: patch.setattr(reading._Reader, method, wrong)
-
-
 def nothing(*given):
     return iter(())
 
@@ -45,8 +40,8 @@ READING = {
     "calls are not read": ("_called", nothing, "self.sampler.apply(1)"),
     "stores are not read": ("_stored", nothing, "self.flag = True"),
     "what is passed to a call is not read": ("_used", nothing, 'fill(out=self.share_inputs["a"])'),
-    "an alias is not followed": ("_follow", lambda self, node: None, 'inputs = self.share_inputs; inputs["a"] = 1'),
-    "an entry that is kept is a read": ("_is_read", lambda *given: True, "tell(self)"),
+    "an alias is not followed": ("_bind", lambda self, node: None, 'inputs = self.share_inputs; inputs["a"] = 1'),
+    "an entry that is kept is a read": ("_is_read", lambda *given, **more: True, "tell(self)"),
 }
 
 
@@ -98,7 +93,8 @@ def test_a_chip_by_its_number_on_the_host_is_found(fastdeploy, monkeypatch, tmp_
 
 
 def test_a_driver_that_is_not_asked_for_is_found(fastdeploy, monkeypatch, caplog):
-    monkeypatch.setattr(mounting, "_check_driver", lambda kind: None)
+    fixed = type("Asked", (), {"select": staticmethod(lambda name: None)})
+    monkeypatch.setattr(mounting, "selection", fixed)
     with pytest.raises(KILLED):
         mounts.test_without_a_driver_fastdeploy_keeps_its_runner(fastdeploy, monkeypatch, "gpu", caplog)
 

@@ -32,7 +32,7 @@ READ = {
     'del self.share_inputs["a"]': {"share_inputs.a"},
     'self.share_inputs.update({"a": 1})': {"share_inputs.update()"},
     'inputs = self.share_inputs; inputs["a"] = 1': {"share_inputs.a"},
-    'inputs, n = self.share_inputs, 1; inputs["a"][n] = 1': {"share_inputs.a"},
+    'inputs, n = self.share_inputs, 1; inputs["a"][n] = 1': {"self.share_inputs"},
     'part = self.share_inputs["a"][0:1]; part[:] = 1': {"share_inputs.a"},
     'held = self; held.share_inputs["a"] = 1': {"share_inputs.a"},
     '(part := self.share_inputs["a"])[0] = 1': {"share_inputs.a"},

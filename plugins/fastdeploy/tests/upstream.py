@@ -18,7 +18,6 @@ from hal_fastdeploy.standins import PREEMPTED as PREEMPTED
 from hal_fastdeploy.standins import PREFILL as PREFILL
 from hal_fastdeploy.standins import SIZES as SIZES
 from hal_fastdeploy.standins import XPU_ALONE as XPU_ALONE
-from hal_fastdeploy.standins import BatchRequest as BatchRequest
 from hal_fastdeploy.standins import Request as Request
 from hal_fastdeploy.standins import arrays as arrays
 from hal_fastdeploy.standins import runner_of as runner_of
@@ -31,6 +30,12 @@ stop_flags bool n,1 1 | batch_drop bool n,1 0 | is_block_step bool n,1 0 | step_
 seq_lens_encoder i32 n 0 | seq_lens_decoder i32 n 0 | seq_lens_this_time_buffer i32 n 0
 recompute_token_num i32 n,1 2 | mask_rollback i32 n,1 0
 """
+
+
+class BatchRequest(list):
+    """The requests of one call, with what the cache manager moves before."""
+
+    cache_evict_metadata, cache_swap_metadata = "evicted", "swapped"
 
 
 def proposer_arrays(method):

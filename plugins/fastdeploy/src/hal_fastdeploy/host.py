@@ -7,7 +7,7 @@ and does the same for all tasks of a call. So the tables are the list of what is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -21,10 +21,9 @@ Runner = Any
 
 @dataclass(slots=True)
 class Call:
-    """A call of ``insert_tasks_v1`` for the runner, or for its proposer.
+    """A call of ``insert_tasks_v1`` of ``holder``, the runner or its proposer, with its ``batch``.
 
-    ``holder``: whose function it is; ``batch``: its batch; ``slots``: the runner's map of slots; ``restarts``: a DECODE
-    task restarts a blocked slot.
+    ``slots``: the runner's map of slots. ``restarts``: a DECODE task restarts a blocked slot.
     """
 
     holder: Any
@@ -35,21 +34,22 @@ class Call:
     decodes: bool
     slots: Mapping[int, int]
     restarts: bool = False
-    new: list[Task] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.new = [task for task in self.tasks if task.kind == PREFILL]
+    @property
+    def new(self) -> list[Task]:
+        """The prefills."""
+        return [task for task in self.tasks if task.kind == PREFILL]
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """``names`` of FastDeploy's function that ``act`` serves; None: the insertion does it where it writes tensors.
+    """The names of FastDeploy's function that ``act`` serves. None: they are served where tensors are written.
 
     ``first``: before the tensors are written, as in FastDeploy.
     """
 
-    names: tuple[str, ...]
     what: str
+    names: tuple[str, ...]
     act: Callable[[Call], None] | None = None
     first: bool = False
 
@@ -67,37 +67,46 @@ def method_of(runner: Runner) -> str:
     return str(getattr(method, "value", method) or "").lower()
 
 
-def _tokens(tokens: Sequence[Any]) -> list[int]:
-    return [*map(int, tokens)]
+def _tokens(task: Task) -> list[int]:
+    return [*map(int, task.request.prompt_token_ids), *map(int, task.request.output_token_ids)]
 
 
-# Both runners --------------------------------------------------------------------------------------------------------
+# Ways of writing -----------------------------------------------------------------------------------------------------
 
 
-def _listed(name: str, given: str, default: float) -> Host:
-    """A list beside a tensor: the sampler reads it without asking the device."""
+def _whole(name: str, what: str, value: Callable[[Call], Any]) -> Host:
+    """An entry of the batch that is replaced."""
+    return Host(what, (name,), lambda call: call.batch.__setitem__(name.partition(".")[2], value(call)))
+
+
+def _running(batch: str) -> tuple[Host, Host]:
+    what = "of the call; a reordering of slots (FD_PD_REORDER=1) reads it"
+    return (
+        _whole(f"{batch}.num_running_requests", what, lambda call: call.num_running_requests),
+        _whole(f"{batch}.running_requests_ids", what, lambda call: range(call.num_running_requests)),
+    )
+
+
+def _listed(name: str, what: str, value: Callable[[Task], Any], prefills: bool = True) -> Host:
+    """A list with an entry for each slot, which some versions have."""
 
     def act(call: Call) -> None:
         if name in call.batch:
             held = call.batch[name]
-            for task in call.new:
-                held[task.slot] = task.request.get(given, default)
+            for task in call.new if prefills else call.tasks:
+                held[task.slot] = value(task)
 
-    return Host((f"share_inputs.{name}",), f"the request's {given}", act)
+    return Host(what, (f"share_inputs.{name}",), act)
 
 
-def _running(batch: str) -> Host:
+def _in_slots(name: str, what: str, value: Callable[[Task], Any], prefills: bool = True) -> Host:
+    """A tensor on the host."""
+    entry = name.partition(".")[2]
+
     def act(call: Call) -> None:
-        call.batch["num_running_requests"] = call.num_running_requests
-        call.batch["running_requests_ids"] = range(call.num_running_requests)
+        set_slots(call.batch[entry], {task.slot: value(task) for task in (call.new if prefills else call.tasks)})
 
-    names = f"{batch}.num_running_requests", f"{batch}.running_requests_ids"
-    return Host(names, "the call's number and a range of it, which a reordering of slots (FD_PD_REORDER=1) reads", act)
-
-
-def _preempted(call: Call) -> None:
-    values = {task.slot: int(task.kind not in (PREFILL, DECODE)) for task in call.tasks}
-    set_slots(call.batch["preempted_idx"], values)
+    return Host(what, (name,), act)
 
 
 def _exist_prefill(call: Call) -> None:
@@ -105,15 +114,9 @@ def _exist_prefill(call: Call) -> None:
         call.holder.exist_prefill_flag = not call.decodes
 
 
-def _prompt_logprobs(call: Call) -> None:
-    for task in call.new:
-        _keep_prompt_logprobs(call, task)
-
-
-def _keep_prompt_logprobs(call: Call, task: Task) -> None:
-    parameters = getattr(task.request, "sampling_params", None)  # None for pooling
-    if getattr(parameters, "prompt_logprobs", None) is not None:
-        call.holder.prompt_logprobs_reqs[task.request.request_id] = task.request
+def _make_cache(call: Call) -> None:
+    if "caches" not in call.batch:
+        call.holder.initialize_kv_cache()
 
 
 def _no_logits_processor(call: Call) -> None:
@@ -123,58 +126,50 @@ def _no_logits_processor(call: Call) -> None:
             sampler.apply_logits_processor(task.slot, None, [])
 
 
-def _make_cache(call: Call) -> None:
-    if "caches" not in call.batch:
-        call.holder.initialize_kv_cache()
+def _keep_prompt_logprobs(call: Call, task: Task) -> None:
+    parameters = getattr(task.request, "sampling_params", None)  # None for pooling
+    if getattr(parameters, "prompt_logprobs", None) is not None:
+        call.holder.prompt_logprobs_reqs[task.request.request_id] = task.request
 
 
+CACHE = Host("if there is no cache yet", ("self.initialize_kv_cache()",), _make_cache, first=True)
+PREFILLS = Host("True with a prefill, False with the decode role's", ("self.exist_prefill_flag",), _exist_prefill)
 COMMON = (
-    Host(("share_inputs.preempted_idx",), "1 for a leaving request, else 0", _preempted),
-    _listed("top_k_list", "top_k", 0),
-    _listed("min_p_list", "min_p", 0.0),
-    Host(
-        ("self.sampler.apply_logits_processor()",),
-        "called with None, as for each request without guided decoding",
-        _no_logits_processor,
+    _in_slots(
+        "share_inputs.preempted_idx",
+        "1 for a leaving request, else 0",
+        lambda task: int(task.kind not in (PREFILL, DECODE)),
+        prefills=False,
     ),
-    Host(("self.proposer.insert_tasks_v1()",), "the proposer's tensors are in the same plan"),
+    _listed("top_k_list", "the request's", lambda task: task.request.get("top_k", 0)),
+    _listed("min_p_list", "the request's", lambda task: task.request.get("min_p", 0.0)),
+    Host("without a processor", ("self.sampler.apply_logits_processor()",), _no_logits_processor),
+    Host("the proposer's tensors are in the same plan", ("self.proposer.insert_tasks_v1()",)),
 )
 
 
-# The GPU's -----------------------------------------------------------------------------------------------------------
+# The GPU's runner ----------------------------------------------------------------------------------------------------
 
 
-def _names(call: Call) -> None:
-    held = call.batch["req_ids"]
-    for task in call.tasks:
-        held[task.slot] = str(task.request.request_id)
-
-
-def _chunks(call: Call) -> None:
-    set_slots(call.batch["is_chunk_step"], {task.slot: not task.ends_prefill for task in call.new})
-
-
-def _arguments(call: Call) -> None:
-    held = call.batch["logits_processors_args"]
-    for task in call.new:
-        held[task.slot] = task.request.get("logits_processors_args") or {}
+def _swap(call: Call) -> None:
+    if getattr(call.holder, "enable_cache_manager_v1", False):
+        of = call.requests
+        call.holder.cache_controller.submit_swap_tasks(of.cache_evict_metadata, of.cache_swap_metadata)
 
 
 def _forwarded(call: Call) -> None:
-    held = call.holder.forward_batch_reqs_list
     for task in call.tasks:
         if task.kind != DECODE:
-            held[task.slot] = task.request if task.kind == PREFILL else None
+            call.holder.forward_batch_reqs_list[task.slot] = task.request if task.kind == PREFILL else None
 
 
-def _prompt_logprobs_until_left(call: Call) -> None:
-    runner = call.holder
+def _prompt_logprobs(call: Call) -> None:
     for task in call.tasks:
         if task.kind == PREFILL:
             _keep_prompt_logprobs(call, task)
         elif task.kind != DECODE:
-            runner.prompt_logprobs_reqs.pop(task.request.request_id, None)
-            runner.in_progress_prompt_logprobs.pop(task.request.request_id, None)
+            call.holder.prompt_logprobs_reqs.pop(task.request.request_id, None)
+            call.holder.in_progress_prompt_logprobs.pop(task.request.request_id, None)
 
 
 def _counted(call: Call) -> None:
@@ -193,62 +188,42 @@ def _not_pooled(call: Call) -> None:
 def _start_suffix(call: Call) -> None:
     if method_of(call.holder) == "suffix" and call.holder.proposer is not None:
         for task in call.new:
-            prompt = _tokens(task.request.prompt_token_ids)
-            call.holder.proposer.start_request(task.slot, task.request.request_id, prompt)
+            call.holder.proposer.start_request(task.slot, task.request.request_id, _tokens(task)[: task.prompt])
 
 
 def _log_prefills(call: Call) -> None:
     if (logger := getattr(call.holder, "deterministic_logger", None)) is not None:
         for task in call.new:
-            request, end = task.request, task.start + task.length
-            tokens = _tokens([*request.prompt_token_ids, *request.output_token_ids])
-            logger.log_prefill_input(request.request_id, task.slot, task.start, end, tokens)
+            piece = task.start, task.start + task.length
+            logger.log_prefill_input(task.request.request_id, task.slot, *piece, _tokens(task))
 
 
-def _swap(call: Call) -> None:
-    if getattr(call.holder, "enable_cache_manager_v1", False):
-        of = call.requests
-        call.holder.cache_controller.submit_swap_tasks(of.cache_evict_metadata, of.cache_swap_metadata)
-
-
-def _view(call: Call) -> None:
-    call.batch["seq_lens_this_time"] = call.batch["seq_lens_this_time_buffer"][: call.num_running_requests]
-
-
+LOGPROBS = ("self.prompt_logprobs_reqs", "self.prompt_logprobs_reqs.pop()", "self.in_progress_prompt_logprobs.pop()")
 GPU = (
-    Host(
-        ("self.cache_controller.submit_swap_tasks()",),
-        "with ENABLE_V1_KVCACHE_MANAGER=1, after the checks and before the tensors",
-        _swap,
-        first=True,
-    ),
-    _running("share_inputs"),
-    Host(("share_inputs.get_index_by_batch_id()", "share_inputs.index_to_batch_id"), "called for new batch ids"),
+    Host("after the checks, before the tensors", ("self.cache_controller.submit_swap_tasks()",), _swap, first=True),
+    Host("of new batch ids", ("share_inputs.get_index_by_batch_id()", "share_inputs.index_to_batch_id")),
+    *_running("share_inputs"),
     *COMMON,
-    _listed("top_p_list", "top_p", 0.7),
-    Host(("share_inputs.req_ids",), "the request's name, for each kind of task", _names),
-    Host(("share_inputs.is_chunk_step",), "whether the prefill goes on after this piece", _chunks),
-    Host(("share_inputs.logits_processors_args",), "the request's", _arguments),
-    Host(("share_inputs.seq_lens_this_time",), "a view of the first rows of seq_lens_this_time_buffer", _view),
-    Host(("self.exist_prefill_flag",), "True with a prefill, False with one of the decode role", _exist_prefill),
-    Host(("self.forward_batch_reqs_list",), "the request, None when it leaves", _forwarded),
-    Host(
-        (
-            "self.prompt_logprobs_reqs",
-            "self.prompt_logprobs_reqs.pop()",
-            "self.in_progress_prompt_logprobs.pop()",
-        ),
-        "kept until the request leaves",
-        _prompt_logprobs_until_left,
+    _listed("top_p_list", "the request's", lambda task: task.request.get("top_p", 0.7)),
+    _listed("req_ids", "of each kind of task", lambda task: str(task.request.request_id), prefills=False),
+    _listed("logits_processors_args", "the request's", lambda task: task.request.get("logits_processors_args") or {}),
+    _in_slots("share_inputs.is_chunk_step", "whether the prefill goes on", lambda task: not task.ends_prefill),
+    _whole(
+        "share_inputs.seq_lens_this_time",
+        "a view of the first rows of seq_lens_this_time_buffer",
+        lambda call: call.batch["seq_lens_this_time_buffer"][: call.num_running_requests],
     ),
-    Host(("self._cached_launch_token_num", "self._cached_real_bsz"), "grow with the decode role", _counted),
-    Host(("self.pooling_params",), "an empty list with a prefill; pooling is FastDeploy's", _not_pooled),
-    Host(("self.proposer.start_request()",), "of the suffix method", _start_suffix),
-    Host(("self.deterministic_logger.log_prefill_input()",), "if there is a logger", _log_prefills),
+    PREFILLS,
+    Host("the request, None when it leaves", ("self.forward_batch_reqs_list",), _forwarded),
+    Host("kept until the request leaves", LOGPROBS, _prompt_logprobs),
+    Host("grow with the decode role", ("self._cached_launch_token_num", "self._cached_real_bsz"), _counted),
+    Host("an empty list with a prefill", ("self.pooling_params",), _not_pooled),
+    Host("of the suffix method", ("self.proposer.start_request()",), _start_suffix),
+    Host("if there is a logger", ("self.deterministic_logger.log_prefill_input()",), _log_prefills),
 )
 
 
-# The XPU's -----------------------------------------------------------------------------------------------------------
+# The XPU's runner, and an MTP proposer -------------------------------------------------------------------------------
 
 
 def _goes_on(call: Call) -> None:
@@ -256,15 +231,9 @@ def _goes_on(call: Call) -> None:
         call.batch["not_need_stop"][0] = True
 
 
-XPU = (
-    Host(("self.initialize_kv_cache()",), "at the first call", _make_cache, first=True),
-    *COMMON,
-    Host(("share_inputs.not_need_stop",), "True with a prefill, or if a blocked slot restarts", _goes_on),
-    Host(("self.prompt_logprobs_reqs",), "kept", _prompt_logprobs),
-)
-
-
-# An MTP proposer's ---------------------------------------------------------------------------------------------------
+def _kept_prompt_logprobs(call: Call) -> None:
+    for task in call.new:
+        _keep_prompt_logprobs(call, task)
 
 
 def _map_slots(call: Call) -> None:
@@ -272,44 +241,31 @@ def _map_slots(call: Call) -> None:
     if call.slots:
         own.index_to_batch_id = dict(call.slots)
     known = set(own.index_to_batch_id.values())
-    for task in call.tasks:
-        if task.request.idx not in known:
-            own.get_index_by_batch_id(task.request.idx)
-            known.add(task.request.idx)
-
-
-def _input_lengths(call: Call) -> None:
-    set_slots(call.batch["input_ids_len"], {task.slot: task.length - 1 for task in call.new})
+    for batch_id in dict.fromkeys(task.request.idx for task in call.tasks):
+        if batch_id not in known:
+            own.get_index_by_batch_id(batch_id)
 
 
 def _inputs_for_ngrams(call: Call) -> None:
     if getattr(call.holder, "hybrid_mode", False) and "input_ids_cpu" in call.batch:
-        held = call.batch["input_ids_cpu"]
         for task in call.new:
-            request, end = task.request, task.start + task.length
-            tokens = [*request.prompt_token_ids, *request.output_token_ids][task.start + 1 : end]
-            if tokens:
-                held[task.slot, : len(tokens)] = np.array(tokens, np.int64)
+            if tokens := _tokens(task)[task.start + 1 : task.start + task.length]:
+                call.batch["input_ids_cpu"][task.slot, : len(tokens)] = np.array(tokens, np.int64)
 
 
-def _whole_view(call: Call) -> None:
-    call.batch["seq_lens_this_time"] = call.batch["seq_lens_this_time_buffer"]
-
-
+MAP = ("model_inputs.index_to_batch_id", "model_inputs.get_index_by_batch_id()")
+XPU = (
+    CACHE,
+    *COMMON,
+    Host("True with a prefill, or if a blocked slot restarts", ("share_inputs.not_need_stop",), _goes_on),
+    Host("kept", LOGPROBS[:1], _kept_prompt_logprobs),
+)
 PROPOSER = (
-    Host(("self.initialize_kv_cache()",), "if the proposer has no cache yet", _make_cache, first=True),
-    _running("model_inputs"),
-    Host(
-        ("model_inputs.index_to_batch_id", "model_inputs.get_index_by_batch_id()"),
-        "the GPU's runner passes its map; the XPU's has none",
-        _map_slots,
-    ),
-    Host(("model_inputs.input_ids_len",), "the piece without its first token", _input_lengths),
-    Host(
-        ("model_inputs.input_ids_cpu",),
-        "the same tokens on the host, for MTP with n-grams",
-        _inputs_for_ngrams,
-    ),
-    Host(("model_inputs.seq_lens_this_time",), "the whole buffer", _whole_view),
-    Host(("self.exist_prefill_flag",), "as the runner's; its blocking path depends on it", _exist_prefill),
+    CACHE,
+    *_running("model_inputs"),
+    Host("the GPU's runner passes its map; the XPU's has none", MAP, _map_slots),
+    _in_slots("model_inputs.input_ids_len", "of the piece without its first token", lambda task: task.length - 1),
+    Host("the same tokens on the host, for n-grams", ("model_inputs.input_ids_cpu",), _inputs_for_ngrams),
+    _whole("model_inputs.seq_lens_this_time", "the whole buffer", lambda call: call.batch["seq_lens_this_time_buffer"]),
+    PREFILLS,
 )

@@ -18,6 +18,9 @@ from typing import Any
 
 from hal_core import HalError, Unavailable
 
+import hal
+from hal import selection
+
 from .host import method_of
 from .insertion import Insertion
 from .names import KNOWN, PROPOSED
@@ -37,8 +40,8 @@ def model_runner() -> type[Any]:
     """
     try:
         kind = _kind()
-        _check_driver(kind)
-        runner, proposer = _class_of((kind.module, kind.class_name)), _class_of(*kind.proposers)
+        selection.select(kind.device)  # is there a driver? Once the runner is made, FastDeploy has no other to use
+        runner, proposer = _class(kind.module, kind.class_name), _class("fastdeploy.spec_decode.mtp", "MTPProposer")
         found = KNOWN[kind].check(getattr(runner, FUNCTION))
         PROPOSED.check(getattr(proposer, FUNCTION))
         _check_compared(runner, proposer)
@@ -54,8 +57,6 @@ def model_runner() -> type[Any]:
         def insert_tasks_v1(self, req_dicts: Sequence[Any], num_running_requests: int) -> None:
             """Insert the tasks through hal; the tensors are resolved at the first call."""
             if self._hal_insertion is None:
-                import hal
-
                 device = hal.open_device(kind.device, index=ordinal(str(self.device)))
                 names = PROPOSED.check(getattr(type(self.proposer), FUNCTION)) if method_of(self) == "mtp" else None
                 own = super().insert_tasks_v1
@@ -67,10 +68,8 @@ def model_runner() -> type[Any]:
 
 def digest_of(*holders: type[Any]) -> dict[str, str]:
     """Return the SHA-256 of the source of each class's function that is replaced, by the class's name."""
-    return {
-        holder.__name__: hashlib.sha256(inspect.getsource(getattr(holder, FUNCTION)).encode()).hexdigest()
-        for holder in holders
-    }
+    sources = {holder.__name__: inspect.getsource(getattr(holder, FUNCTION)).encode() for holder in holders}
+    return {name: hashlib.sha256(source).hexdigest() for name, source in sources.items()}
 
 
 def _kind() -> type[GpuRunner] | type[XpuRunner]:
@@ -87,24 +86,13 @@ def _kind() -> type[GpuRunner] | type[XpuRunner]:
     )
 
 
-def _check_driver(kind: type[GpuRunner] | type[XpuRunner]) -> None:
-    """Ask hal's plugin for the chip. Once the runner is made, FastDeploy has no other to use."""
-    from hal.selection import select
-
-    select(kind.device)
-
-
-def _class_of(*places: tuple[str, str]) -> type[Any]:
-    """Return the first class whose module this FastDeploy has."""
-    for module, name in places:
-        try:
-            found: type[Any] = getattr(import_module(module), name)
-        except (ImportError, AttributeError) as error:
-            reason = error
-            continue
-        return found
-    what = f"this FastDeploy's {places[-1][1]} cannot be read: {reason}"
-    raise Unavailable(what, cure="unset FD_PLUGINS", argument="FD_PLUGINS") from reason
+def _class(module: str, name: str) -> type[Any]:
+    try:
+        found: type[Any] = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        what = f"this FastDeploy's {name} cannot be read: {error}"
+        raise Unavailable(what, cure="unset FD_PLUGINS", argument="FD_PLUGINS") from error
+    return found
 
 
 def _check_compared(runner: type[Any], proposer: type[Any]) -> None:

@@ -6,14 +6,14 @@ does anything else must not be replaced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hal_core import Unavailable
 
 from . import host
-from .batches import DRAFTED, PROPOSER, Table
+from .batches import DRAFTED, NO_MORE, PROPOSER, Table
 from .host import Host
 from .reading import names_of
 from .runners import GpuRunner, XpuRunner
@@ -21,61 +21,37 @@ from .runners import GpuRunner, XpuRunner
 MULTIMODAL = "multimodal models: the whole call goes to FastDeploy's function"
 GUIDED = "guided decoding: the whole call goes to FastDeploy's function"
 REPLAY = "routing replay: the whole call goes to FastDeploy's function"
-PLAN = "how FastDeploy writes a tensor: here it is one plan"
-MEMORY = "makes an array or a tensor"
-LOG = "writes a log"
-PLATFORM = "asks for the platform"
-COMMON: Mapping[str, str] = {
-    "self._process_mm_features()": MULTIMODAL,
-    "self.prepare_rope3d()": MULTIMODAL,
-    "req_dicts.requests.sort()": MULTIMODAL,
-    "self._init_logits_processor()": GUIDED,
-    "request.schemata_key": GUIDED,
+EVERYWHERE: Mapping[str, str] = {
+    "async_set_value()": "how FastDeploy writes a tensor: here it is one plan",
+    "np.*": "makes an array",
+    "paddle.to_tensor()": "makes a tensor",
+    "logger.*": "writes a log",
+    "current_platform.*": "asks for the platform",
+}
+OF_RUNNER: Mapping[str, str] = {
+    **dict.fromkeys(("self._process_mm_features()", "self.prepare_rope3d()", "req_dicts.requests.sort()"), MULTIMODAL),
+    **dict.fromkeys(("self._init_logits_processor()", "request.schemata_key"), GUIDED),
     "request.sampling_params.stop_seqs_len.append()": "pads the request's list in place: here a copy is padded",
-    "async_set_value()": PLAN,
-    "np.*": MEMORY,
-    "paddle.to_tensor()": MEMORY,
-    "logger.*": LOG,
-    "current_platform.*": PLATFORM,
+    **EVERYWHERE,
 }
-GPU: Mapping[str, str] = {
-    "share_inputs.decode_states": MULTIMODAL,
-    "share_inputs.attn_mask_offsets_full": MULTIMODAL,
-    "share_inputs.rope_emb": MULTIMODAL,
-    "self.routing_replay_manager.register_request()": REPLAY,
-    "self.routing_replay_manager.clear_request()": REPLAY,
-}
-OF_PROPOSER: Mapping[str, str] = {
-    "model_inputs.attn_mask_offsets_full": MULTIMODAL,
-    "model_inputs.attn_mask_offsets_decoder": MULTIMODAL,
-    "async_set_value()": PLAN,
-    "np.*": MEMORY,
-    "paddle.to_tensor()": MEMORY,
-    "logger.*": LOG,
-    "current_platform.*": PLATFORM,
-}
+MASKS = ("share_inputs.decode_states", "share_inputs.attn_mask_offsets_full", "share_inputs.rope_emb")
+OWN_MASKS = ("model_inputs.attn_mask_offsets_full", "model_inputs.attn_mask_offsets_decoder")
+RECORDED = ("self.routing_replay_manager.register_request()", "self.routing_replay_manager.clear_request()")
+OF_GPU = dict.fromkeys(MASKS, MULTIMODAL) | dict.fromkeys(RECORDED, REPLAY) | {**OF_RUNNER}
+OF_PROPOSER = dict.fromkeys(OWN_MASKS, MULTIMODAL) | {**EVERYWHERE}
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
     """The names of one function. ``always``: the tensors that an insertion writes whatever the version.
 
-    ``served``: name to what hal does; ``ignored``: name to the reason why it does nothing. A name that ends with ``*``
-    stands for all that begin with the rest.
+    ``served``: name to what hal does, "" for the plan; ``ignored``: name to the reason why it does nothing. A name that
+    ends with ``.*`` stands for all that begin with the rest.
     """
 
     always: frozenset[str]
     served: Mapping[str, str]
     ignored: Mapping[str, str]
-
-    @classmethod
-    def of(
-        cls, batch: str, always: Table, optional: Table, hosts: tuple[Host, ...], ignored: Mapping[str, str]
-    ) -> Known:
-        """Put the tables together."""
-        served = {f"{batch}.{name}": "" for name in (*always, *optional)}
-        served |= {name: one.what for one in hosts for name in one.names}
-        return cls(frozenset(f"{batch}.{name}" for name in always), served, ignored)
 
     def check(self, function: Callable[..., Any]) -> frozenset[str]:
         """Return the names in a function's source.
@@ -83,29 +59,26 @@ class Known:
         :raises Unavailable: naming each that is neither served nor ignored, and each tensor that hal would write and
             the function does not.
         """
-        found = names_of(function)
-        unknown = sorted(name for name in found - self.served.keys() if not self._is_ignored(name))
+        found, known = names_of(function), self.served.keys() | self.ignored.keys()
+        unknown = sorted(name for name in found - known if f"{name.partition('.')[0]}.*" not in known)
         missing = sorted(self.always - found)
         does = [f"does {', '.join(unknown)}, which hal's insertion does not"] if unknown else []
         does += [f"does not write {', '.join(missing)}, which hal's insertion does"] if missing else []
         if does:
-            raise Unavailable(
-                f"FastDeploy's {function.__qualname__} {' and '.join(does)}",
-                cure="unset FD_PLUGINS, or use a version of hal that knows this FastDeploy",
-                argument="FD_PLUGINS",
-            )
+            what = f"FastDeploy's {function.__qualname__} {' and '.join(does)}"
+            cure = "unset FD_PLUGINS, or use a version of hal that knows this FastDeploy"
+            raise Unavailable(what, cure=cure, argument="FD_PLUGINS")
         return found
 
-    def _is_ignored(self, name: str) -> bool:
-        return name in self.ignored or f"{name.partition('.')[0]}.*" in self.ignored
 
-
-def _of_runner(kind: type[GpuRunner] | type[XpuRunner], ignored: Mapping[str, str]) -> Known:
-    return Known.of("share_inputs", {**kind.tensors, **DRAFTED}, kind.optional, kind.hosts, {**COMMON, **ignored})
+def _known(batch: str, always: Table, optional: Table, hosts: Sequence[Host], ignored: Mapping[str, str]) -> Known:
+    served = {f"{batch}.{name}": "" for name in (*always, *optional)}
+    served |= {name: one.what for one in hosts for name in one.names}
+    return Known(frozenset(f"{batch}.{name}" for name in always), served, ignored)
 
 
 KNOWN: Mapping[type[GpuRunner] | type[XpuRunner], Known] = {
-    GpuRunner: _of_runner(GpuRunner, GPU),
-    XpuRunner: _of_runner(XpuRunner, {}),
+    kind: _known("share_inputs", {**kind.tensors, **DRAFTED}, kind.optional, kind.hosts, ignored)
+    for kind, ignored in ((GpuRunner, OF_GPU), (XpuRunner, OF_RUNNER))
 }
-PROPOSED = Known.of("model_inputs", PROPOSER, {}, host.PROPOSER, OF_PROPOSER)
+PROPOSED = _known("model_inputs", PROPOSER, NO_MORE, host.PROPOSER, OF_PROPOSER)

@@ -19,13 +19,10 @@ from hal_core import Unavailable
 
 Path = tuple[str, ...]
 BATCHES = ("share_inputs", "model_inputs", "target_model_inputs")
-READS = frozenset(("clone", "cpu", "get", "item", "numpy", "tolist"))
-"""Methods of an entry or of a request that write nothing."""
-WRITING = frozenset(
-    ("__import__", "compile", "delattr", "eval", "exec", "globals", "locals", "setattr", "super", "vars")
-)
-PASSING = frozenset(("enumerate", "filter", "iter", "map", "next", "reversed", "zip"))
-"""Builtins that give what they got to others."""
+READS = frozenset(("clone", "cpu", "get", "item", "numpy", "tolist"))  # methods of an entry, or of a request
+WRITING = frozenset(("__import__", "compile", "delattr", "eval", "exec", "globals", "setattr", "super", "vars"))
+PASSING = frozenset(("enumerate", "filter", "iter", "map", "next", "reversed", "zip"))  # what they got, to others
+TESTS = (ast.Compare, ast.UnaryOp, ast.BinOp, ast.If, ast.While, ast.Assert, ast.FormattedValue, ast.Subscript)
 
 
 @lru_cache(maxsize=64)
@@ -39,26 +36,25 @@ def names_of(function: Callable[..., Any]) -> frozenset[str]:
     except (OSError, TypeError, SyntaxError) as error:
         what = f"the source of {getattr(function, '__qualname__', function)} cannot be read: {error}"
         raise Unavailable(what, cure="install FastDeploy with its Python sources", argument="FD_PLUGINS") from error
-    assert isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef)
+    assert isinstance(tree, ast.FunctionDef)
     return frozenset(_Reader(tree).names())
 
 
 class _Reader:
     """One function. ``known``: what a local name stands for, as paths from an argument; a name may have several."""
 
-    def __init__(self, tree: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    def __init__(self, tree: ast.FunctionDef) -> None:
         self.nodes = [*ast.walk(tree)]
         self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
         arguments = [one.arg for one in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs)]
         roles = dict(zip(arguments, ("self", "req_dicts"), strict=False))
         self.known: dict[str, set[Path]] = {name: {(roles.get(name, name),)} for name in arguments}
-        stored = {node.id for node in self.nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-        inner = {node.arg for node in self.nodes if isinstance(node, ast.arg)}
-        defined = {node.name for node in self.nodes[1:] if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-        self.locals = stored | inner | defined
-        for _ in range(3):  # a name may stand for what another stands for
-            for node in self.nodes:
-                self._follow(node)
+        self.locals = {node.id for node in self.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        self.locals |= {node.arg for node in self.nodes if isinstance(node, ast.arg)}
+        self.locals |= {node.name for node in self.nodes[1:] if isinstance(node, ast.FunctionDef)}
+        for node in self.nodes * 3:  # a name may stand for what another stands for
+            if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr | ast.For | ast.comprehension):
+                self._bind(node)
 
     def names(self) -> Iterator[str]:
         """Yield every name, some more than once."""
@@ -67,31 +63,17 @@ class _Reader:
                 yield from (f"global {name}" for name in node.names)
             elif isinstance(node, ast.Call):
                 yield from self._called(node)
-            elif isinstance(node, ast.Attribute | ast.Subscript):
-                yield from self._used(node) if isinstance(node.ctx, ast.Load) else self._stored(node)
-            elif isinstance(node, ast.Name) and node.id in self.known and isinstance(node.ctx, ast.Load):
-                yield from self._used(node)
+            elif isinstance(node, ast.Attribute | ast.Subscript | ast.Name):
+                loads = isinstance(node.ctx, ast.Load)
+                yield from self._used(node) if loads or isinstance(node, ast.Name) else self._stored(node)
 
-    def _follow(self, node: ast.AST) -> None:
+    def _bind(self, node: ast.Assign | ast.AnnAssign | ast.NamedExpr | ast.For | ast.comprehension) -> None:
         """Keep what a name is bound to, if that is part of an argument."""
-        pairs: list[tuple[ast.AST, ast.AST | None, bool]] = []
-        if isinstance(node, ast.Assign):
-            pairs = [(target, node.value, False) for target in node.targets]
-        elif isinstance(node, ast.AnnAssign | ast.NamedExpr):
-            pairs = [(node.target, node.value, False)]
-        elif isinstance(node, ast.For | ast.comprehension):
-            pairs = [(node.target, node.iter, True)]
-        for target, value, element in pairs:
-            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-                for one, of in zip(target.elts, value.elts, strict=True):
-                    self._bind(one, of, element)
-            else:
-                self._bind(target, value, element)
-
-    def _bind(self, target: ast.AST, value: ast.AST | None, element: bool) -> None:
-        if isinstance(target, ast.Name) and value is not None and (paths := self._paths(value)):
-            found = {_element(path) for path in paths} if element else paths
-            self.known.setdefault(target.id, set()).update(found)
+        iterates = isinstance(node, ast.For | ast.comprehension)
+        value = node.iter if isinstance(node, ast.For | ast.comprehension) else node.value
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if isinstance(target, ast.Name) and value is not None and (paths := self._paths(value)):
+                self.known.setdefault(target.id, set()).update(map(_element, paths) if iterates else paths)
 
     def _paths(self, node: ast.AST) -> set[Path]:
         """Return what an expression stands for."""
@@ -125,48 +107,37 @@ class _Reader:
         return not isinstance(node, ast.Name) or node.id in self.locals
 
     def _called(self, node: ast.Call) -> Iterator[str]:
-        function = node.func
-        if isinstance(function, ast.Name):
-            plain = hasattr(builtins, function.id) and function.id not in WRITING
-            if function.id not in self.locals and not plain:
-                yield f"{function.id}()"
-        if isinstance(function, ast.Attribute):
-            paths = self._paths(function)
-            yield from (name for path in paths if (name := _call(path)))
-            if not paths and not self._is_own(function):
-                yield f"{ast.unparse(function)}()"
+        paths = self._paths(node.func) if isinstance(node.func, ast.Attribute) else set()
+        yield from filter(None, map(_call, paths))
+        name = ast.unparse(node.func)
+        plain = hasattr(builtins, name) and name not in WRITING
+        if not paths and not plain and not self._is_own(node.func):
+            yield f"{name}()"
 
     def _used(self, node: ast.Attribute | ast.Subscript | ast.Name) -> Iterator[str]:
         """Yield an entry, a batch or the runner that goes where it may be written: all but plain reads."""
         parent = self.parents[node]
         if isinstance(parent, ast.Attribute | ast.Subscript) and parent.value is node:
             return  # a part of the name
-        for path in self._paths(node):
+        for path in self._paths(node) if isinstance(node.ctx, ast.Load) else ():
             held = path == ("self",) or (path[0] == "self" and path[1] in BATCHES)
-            if held and not self._is_read(node, parent, path):
+            if held and not self._is_read(node, parent, whole=len(path) < 3):
                 yield _written(path)
 
-    def _is_read(self, node: ast.AST, parent: ast.AST, path: Path) -> bool:
+    def _is_read(self, node: ast.AST, parent: ast.AST, whole: bool) -> bool:
         if isinstance(parent, ast.Call):
-            named = parent.func.id if isinstance(parent.func, ast.Name) else ""
-            reads = hasattr(builtins, named) and named not in WRITING | PASSING
-            return parent.func is node or reads
+            name = ast.unparse(parent.func)
+            return parent.func is node or (hasattr(builtins, name) and name not in WRITING | PASSING)
         if isinstance(parent, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr):
             targets = parent.targets if isinstance(parent, ast.Assign) else [parent.target]
-            whole = len(path) < 3  # the runner or a batch must not be kept elsewhere
-            return all(isinstance(one, ast.Name) or not whole for one in targets)
-        if isinstance(parent, ast.Tuple):  # of an assignment of several at once
-            return isinstance(self.parents[parent], ast.Assign)
+            return all(isinstance(one, ast.Name) or not whole for one in targets)  # kept elsewhere: no alias
         while isinstance(parent, ast.BoolOp):  # gives one of its parts
             node, parent = parent, self.parents[parent]
-        kinds = (ast.Compare, ast.UnaryOp, ast.BinOp, ast.If, ast.While, ast.Assert, ast.FormattedValue, ast.Subscript)
-        return isinstance(parent, kinds) or (isinstance(parent, ast.IfExp) and parent.test is node)
+        return isinstance(parent, TESTS) or (isinstance(parent, ast.IfExp) and parent.test is node)
 
 
 def _entry(path: Path, key: object) -> Path:
-    if len(path) == 2 and path[1] in BATCHES:
-        return (*path, str(key))
-    return _element(path)
+    return (*path, str(key)) if len(path) == 2 and path[1] in BATCHES else _element(path)
 
 
 def _element(path: Path) -> Path:
@@ -175,15 +146,13 @@ def _element(path: Path) -> Path:
 
 
 def _written(path: Path) -> str:
-    if path[0] == "self" and len(path) > 2 and path[1] in BATCHES:
-        return f"{path[1]}.{path[2]}"
-    return ".".join(path)
+    of_batch = path[0] == "self" and len(path) > 2 and path[1] in BATCHES
+    return f"{path[1]}.{path[2]}" if of_batch else ".".join(path)
 
 
 def _call(path: Path) -> str:
     """Return the name of a call, "" for one that reads."""
-    if path[0] == "self" and len(path) > 3 and path[1] in BATCHES:
-        return "" if path[-1] in READS else _written(path)
-    if path[0] != "self" and path[-1] in READS:
+    of_entry = path[0] == "self" and len(path) > 3 and path[1] in BATCHES
+    if path[-1] in READS and (of_entry or path[0] != "self"):
         return ""
-    return f"{_written(path)}()"
+    return _written(path) if of_entry else f"{_written(path)}()"

@@ -25,7 +25,6 @@ class GpuRunner:
     """The GPU's runner: slots by ``get_index_by_batch_id``, lengths in ``seq_lens_this_time_buffer``."""
 
     module, class_name, device = "fastdeploy.worker.gpu_model_runner", "GPUModelRunner", "cuda"
-    proposers = (("fastdeploy.spec_decode.mtp_cuda", "MTPProposerCUDA"), ("fastdeploy.spec_decode.mtp", "MTPProposer"))
     tensors: Table = TARGET
     optional: Table = NO_MORE
     hosts = host.GPU
@@ -72,7 +71,6 @@ class XpuRunner:
     """The XPU's runner: the slot is ``request.idx``, lengths are in ``seq_lens_this_time``, no history is written."""
 
     module, class_name, device = "fastdeploy.worker.xpu_model_runner", "XPUModelRunner", "xpu"
-    proposers = (("fastdeploy.spec_decode.mtp_xpu", "MTPProposerXPU"), ("fastdeploy.spec_decode.mtp", "MTPProposer"))
     tensors: Table = XPU_TARGET
     optional: Table = XPU_OPTIONAL
     hosts = host.XPU

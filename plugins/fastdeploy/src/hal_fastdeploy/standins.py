@@ -31,6 +31,7 @@ GPU_ALONE = "seq_lens_this_time_buffer i32 n 0 | generated_modality i32 n -1"
 XPU_ALONE = """
 seq_lens_this_time i32 n 0 | first_token_ids i64 n,1 -1 | ori_seq_lens_encoder i32 n,1 0 | pre_ids i64 n,L -1
 """
+CONFIGURED = {"max_model_len": "L", "eos_tokens_lens": "E", "max_stop_seqs_num": "Q", "stop_seqs_max_len": "q"}
 DRAFTED = "draft_tokens i64 n,D 0"
 TYPES: Mapping[str, type[np.generic]] = {"i64": np.int64, "i32": np.int32, "f32": np.float32, "bool": np.bool_}
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -49,12 +50,6 @@ class Request:
     def get(self, name: str, default: Any = None) -> Any:  # noqa: ANN401
         """A value of the request, or the default."""
         return self.values.get(name, default)
-
-
-class BatchRequest(list[Request]):
-    """The requests of one call, with what the cache manager moves before."""
-
-    cache_evict_metadata, cache_swap_metadata = "evicted", "swapped"
 
 
 class Batch:
@@ -133,12 +128,7 @@ def runner_of(
         spec_method=method or None,
         speculative_config=SimpleNamespace(num_speculative_tokens=DRAFTS),
         scheduler_config=SimpleNamespace(splitwise_role=role),
-        model_config=SimpleNamespace(
-            max_model_len=SIZES["L"],
-            eos_tokens_lens=SIZES["E"],
-            max_stop_seqs_num=SIZES["Q"],
-            stop_seqs_max_len=SIZES["q"],
-        ),
+        model_config=SimpleNamespace(**{name: SIZES[letter] for name, letter in CONFIGURED.items()}),
         proposer=SimpleNamespace(start_request=_told(calls, "suffix"), exist_prefill_flag=None, hybrid_mode=False),
         sampler=SimpleNamespace(apply_logits_processor=_told(calls, "sampler")),
         cache_controller=SimpleNamespace(submit_swap_tasks=_told(calls, "swap")),
