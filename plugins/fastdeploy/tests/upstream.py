@@ -68,7 +68,10 @@ class OnDevice:
 
 MORE = {
     # what only some versions of a function do, by kind of runner
-    "gpu": {"share_inputs.top_p_list", "self.cache_controller.submit_swap_tasks()"},
+    "gpu": {
+        *("share_inputs.top_p_list", "self.cache_controller.submit_swap_tasks()"),
+        *("self.pooling_params", "share_inputs.pooling_params"),
+    },
     "xpu": {"share_inputs.pre_ids", "share_inputs.enable_thinking", "self.sampler.apply_logits_processor()"},
 }
 
@@ -88,6 +91,10 @@ def insert(runner, requests, num_running, more=frozenset(MORE["gpu"])):
             book_prefill(runner, request, slot)
             if "share_inputs.top_p_list" in more:
                 inputs["top_p_list"][slot] = request.get("top_p", 0.7)
+            if "self.pooling_params" in more:
+                runner.pooling_params = []
+            if "share_inputs.pooling_params" in more:
+                inputs["pooling_params"] = []
         elif kind == DECODE:
             grow(inputs, slot, request)
         else:
@@ -186,7 +193,7 @@ def book_prefill(runner, request, slot):
     inputs["req_ids"][slot] = request.request_id
     inputs["is_chunk_step"][slot] = request.prefill_end_index < total
     inputs["logits_processors_args"][slot] = request.get("logits_processors_args") or {}
-    runner.exist_prefill_flag, runner.pooling_params = not decodes, []
+    runner.exist_prefill_flag = not decodes
     runner.forward_batch_reqs_list[slot] = request
     if request.sampling_params.prompt_logprobs is not None:
         runner.prompt_logprobs_reqs[request.request_id] = request

@@ -185,6 +185,11 @@ def _not_pooled(call: Call) -> None:
         call.holder.pooling_params = []
 
 
+def _none_pooled(call: Call) -> None:
+    if call.new:
+        call.batch["pooling_params"] = []
+
+
 def _start_suffix(call: Call) -> None:
     if method_of(call.holder) == "suffix" and call.holder.proposer is not None:
         for task in call.new:
@@ -218,6 +223,7 @@ GPU = (
     Host("kept until the request leaves", LOGPROBS, _prompt_logprobs),
     Host("grow with the decode role", ("self._cached_launch_token_num", "self._cached_real_bsz"), _counted),
     Host("an empty list with a prefill", ("self.pooling_params",), _not_pooled),
+    Host("an empty list with a prefill", ("share_inputs.pooling_params",), _none_pooled),
     Host("of the suffix method", ("self.proposer.start_request()",), _start_suffix),
     Host("if there is a logger", ("self.deterministic_logger.log_prefill_input()",), _log_prefills),
 )
