@@ -138,6 +138,16 @@ def chats_to_upstream(patch):
     patch.setattr(inserting.up.Request, "enable_thinking", True, raising=False)
 
 
+def any_proposer(patch):
+    patch.setattr(insertion.Insertion, "_proposer_agrees", lambda self, tasks: True)
+
+
+def test_a_proposer_with_other_slots_is_found(monkeypatch):
+    any_proposer(monkeypatch)
+    with hal.open_device("cpu") as device, pytest.raises(KILLED):
+        inserting.test_a_batch_id_that_loses_its_slot_within_a_call(device, "mtp")
+
+
 def no_method_of_2_6(patch):
     def method(runner):
         return str(runner.spec_method or "")

@@ -89,27 +89,45 @@ class Insertion:
         :raises InvalidBatch: naming each wrong request; then no tensor, list or attribute has changed.
         """
         if why := self._not_served(req_dicts):
-            log.info("insert_tasks_v1 is upstream's own for this call: %s", why)
-            self.upstream(req_dicts, num_running_requests)
-            self._forget()
-            return DONE
+            return self._pass_on(req_dicts, num_running_requests, why)
         self._follow()
         slots = self.kind.slots
         kept, holders = dict(slots), dict(self._holders)
         words = self._words.copy() if kept == self._map else self._unknown_words()
         try:
             tasks = self._tasks(req_dicts, holders)
-            writes = self._planned(tasks, words)
-            calls = self._calls(req_dicts, tasks, num_running_requests)
-            _act(calls, first=True)
-            ticket = self.device.write(writes=writes, stream=self.stream)
+            if agrees := self._proposer_agrees(tasks):
+                writes = self._planned(tasks, words)
+                calls = self._calls(req_dicts, tasks, num_running_requests)
+                _act(calls, first=True)
+                ticket = self.device.write(writes=writes, stream=self.stream)
         except BaseException:
-            slots.clear()
-            slots.update(kept)
+            _restore(slots, kept)
             raise
+        if not agrees:
+            _restore(slots, kept)
+            return self._pass_on(req_dicts, num_running_requests, "the proposer has another slot for a batch id")
         self._words, self._map, self._holders = words, dict(slots), holders
         _act(calls, first=False)
         return ticket
+
+    def _pass_on(self, requests: Sequence[Any], num_running_requests: int, why: str) -> Ticket:
+        log.info("insert_tasks_v1 is upstream's own for this call: %s", why)
+        self.upstream(requests, num_running_requests)
+        self._forget()
+        return DONE
+
+    def _proposer_agrees(self, tasks: Sequence[Task]) -> bool:
+        """Return whether an MTP proposer finds the tasks' slots. It looks batch ids up when the runner is done, and after
+        a reordering a new one may have taken the slot of another one of the call."""
+        if self.proposer is None:
+            return True
+        mapped = self.kind.slots or getattr(self.runner.proposer.model_inputs, "index_to_batch_id", {})
+        found = {batch_id: slot for slot, batch_id in reversed(mapped.items())}
+        return all(
+            found[task.request.idx] == task.slot if task.request.idx in found else task.slot not in mapped
+            for task in tasks
+        )
 
     def _follow(self) -> None:
         """Resolve tensors that were replaced since the last call; what was known of the slots is of those before."""
@@ -298,6 +316,11 @@ def _act(calls: Sequence[tuple[Sequence[Host], Call]], first: bool) -> None:
         for one in hosts:
             if one.first is first and one.act is not None:
                 one.act(call)
+
+
+def _restore(slots: dict[int, int], kept: dict[int, int]) -> None:
+    slots.clear()
+    slots.update(kept)
 
 
 def _rounds(tasks: Sequence[Task]) -> Iterator[list[Task]]:
