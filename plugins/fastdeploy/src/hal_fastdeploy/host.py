@@ -74,16 +74,22 @@ def _tokens(task: Task) -> list[int]:
 # Ways of writing -----------------------------------------------------------------------------------------------------
 
 
-def _whole(name: str, what: str, value: Callable[[Call], Any]) -> Host:
-    """An entry of the batch that is replaced."""
-    return Host(what, (name,), lambda call: call.batch.__setitem__(name.partition(".")[2], value(call)))
+def _set(name: str, what: str, value: Callable[[Call], Any], prefills: bool = False) -> Host:
+    """An attribute, or an entry of the batch; ``prefills``: only in a call with one."""
+    of, _, key = name.partition(".")
+
+    def act(call: Call) -> None:
+        if not prefills or call.new:
+            call.holder.__setattr__(key, value(call)) if of == "self" else call.batch.__setitem__(key, value(call))
+
+    return Host(what, (name,), act)
 
 
 def _running(batch: str) -> tuple[Host, Host]:
     what = "of the call; a reordering of slots (FD_PD_REORDER=1) reads it"
     return (
-        _whole(f"{batch}.num_running_requests", what, lambda call: call.num_running_requests),
-        _whole(f"{batch}.running_requests_ids", what, lambda call: range(call.num_running_requests)),
+        _set(f"{batch}.num_running_requests", what, lambda call: call.num_running_requests),
+        _set(f"{batch}.running_requests_ids", what, lambda call: range(call.num_running_requests)),
     )
 
 
@@ -109,11 +115,6 @@ def _in_slots(name: str, what: str, value: Callable[[Task], Any], prefills: bool
     return Host(what, (name,), act)
 
 
-def _exist_prefill(call: Call) -> None:
-    if call.new:
-        call.holder.exist_prefill_flag = not call.decodes
-
-
 def _make_cache(call: Call) -> None:
     if "caches" not in call.batch:
         call.holder.initialize_kv_cache()
@@ -126,14 +127,9 @@ def _no_logits_processor(call: Call) -> None:
             sampler.apply_logits_processor(task.slot, None, [])
 
 
-def _keep_prompt_logprobs(call: Call, task: Task) -> None:
-    parameters = getattr(task.request, "sampling_params", None)  # None for pooling
-    if getattr(parameters, "prompt_logprobs", None) is not None:
-        call.holder.prompt_logprobs_reqs[task.request.request_id] = task.request
-
-
 CACHE = Host("if there is no cache yet", ("self.initialize_kv_cache()",), _make_cache, first=True)
-PREFILLS = Host("True with a prefill, False with the decode role's", ("self.exist_prefill_flag",), _exist_prefill)
+FLAG = "True with a prefill, False with the decode role's"
+PREFILLS = _set("self.exist_prefill_flag", FLAG, lambda call: not call.decodes, prefills=True)
 COMMON = (
     _in_slots(
         "share_inputs.preempted_idx",
@@ -163,13 +159,14 @@ def _forwarded(call: Call) -> None:
             call.holder.forward_batch_reqs_list[task.slot] = task.request if task.kind == PREFILL else None
 
 
-def _prompt_logprobs(call: Call) -> None:
+def _prompt_logprobs(call: Call, pops: bool = True) -> None:
     for task in call.tasks:
-        if task.kind == PREFILL:
-            _keep_prompt_logprobs(call, task)
-        elif task.kind != DECODE:
-            call.holder.prompt_logprobs_reqs.pop(task.request.request_id, None)
-            call.holder.in_progress_prompt_logprobs.pop(task.request.request_id, None)
+        name, parameters = task.request.request_id, getattr(task.request, "sampling_params", None)  # None for pooling
+        if task.kind == PREFILL and getattr(parameters, "prompt_logprobs", None) is not None:
+            call.holder.prompt_logprobs_reqs[name] = task.request
+        elif pops and task.kind not in (PREFILL, DECODE):
+            call.holder.prompt_logprobs_reqs.pop(name, None)
+            call.holder.in_progress_prompt_logprobs.pop(name, None)
 
 
 def _counted(call: Call) -> None:
@@ -178,16 +175,6 @@ def _counted(call: Call) -> None:
         drafts = int(runner.speculative_config.num_speculative_tokens) if runner.speculative_decoding else 0
         runner._cached_launch_token_num += (drafts + 1) * len(call.new)
         runner._cached_real_bsz += len(call.new)
-
-
-def _not_pooled(call: Call) -> None:
-    if call.new:
-        call.holder.pooling_params = []
-
-
-def _none_pooled(call: Call) -> None:
-    if call.new:
-        call.batch["pooling_params"] = []
 
 
 def _start_suffix(call: Call) -> None:
@@ -213,7 +200,7 @@ GPU = (
     _listed("req_ids", "of each kind of task", lambda task: str(task.request.request_id), prefills=False),
     _listed("logits_processors_args", "the request's", lambda task: task.request.get("logits_processors_args") or {}),
     _in_slots("share_inputs.is_chunk_step", "whether the prefill goes on", lambda task: not task.ends_prefill),
-    _whole(
+    _set(
         "share_inputs.seq_lens_this_time",
         "a view of the first rows of seq_lens_this_time_buffer",
         lambda call: call.batch["seq_lens_this_time_buffer"][: call.num_running_requests],
@@ -222,8 +209,8 @@ GPU = (
     Host("the request, None when it leaves", ("self.forward_batch_reqs_list",), _forwarded),
     Host("kept until the request leaves", LOGPROBS, _prompt_logprobs),
     Host("grow with the decode role", ("self._cached_launch_token_num", "self._cached_real_bsz"), _counted),
-    Host("an empty list with a prefill", ("self.pooling_params",), _not_pooled),
-    Host("an empty list with a prefill", ("share_inputs.pooling_params",), _none_pooled),
+    _set("self.pooling_params", "an empty list with a prefill", lambda call: [], prefills=True),
+    _set("share_inputs.pooling_params", "an empty list with a prefill", lambda call: [], prefills=True),
     Host("of the suffix method", ("self.proposer.start_request()",), _start_suffix),
     Host("if there is a logger", ("self.deterministic_logger.log_prefill_input()",), _log_prefills),
 )
@@ -235,11 +222,6 @@ GPU = (
 def _goes_on(call: Call) -> None:
     if call.restarts or call.new:
         call.batch["not_need_stop"][0] = True
-
-
-def _kept_prompt_logprobs(call: Call) -> None:
-    for task in call.new:
-        _keep_prompt_logprobs(call, task)
 
 
 def _map_slots(call: Call) -> None:
@@ -264,7 +246,7 @@ XPU = (
     CACHE,
     *COMMON,
     Host("True with a prefill, or if a blocked slot restarts", ("share_inputs.not_need_stop",), _goes_on),
-    Host("kept", LOGPROBS[:1], _kept_prompt_logprobs),
+    Host("kept", LOGPROBS[:1], lambda call: _prompt_logprobs(call, pops=False)),
 )
 PROPOSER = (
     CACHE,
@@ -272,6 +254,6 @@ PROPOSER = (
     Host("the GPU's runner passes its map; the XPU's has none", MAP, _map_slots),
     _in_slots("model_inputs.input_ids_len", "of the piece without its first token", lambda task: task.length - 1),
     Host("the same tokens on the host, for n-grams", ("model_inputs.input_ids_cpu",), _inputs_for_ngrams),
-    _whole("model_inputs.seq_lens_this_time", "the whole buffer", lambda call: call.batch["seq_lens_this_time_buffer"]),
+    _set("model_inputs.seq_lens_this_time", "the whole buffer", lambda call: call.batch["seq_lens_this_time_buffer"]),
     PREFILLS,
 )

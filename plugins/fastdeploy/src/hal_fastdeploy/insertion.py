@@ -118,8 +118,8 @@ class Insertion:
         return DONE
 
     def _proposer_agrees(self, tasks: Sequence[Task]) -> bool:
-        """Return whether an MTP proposer finds the tasks' slots. It looks batch ids up when the runner is done, and after
-        a reordering a new one may have taken the slot of another one of the call."""
+        """Return whether an MTP proposer finds the tasks' slots. It looks batch ids up when the runner is done. After a
+        reordering a new one may have taken the slot of another one of the call."""
         if self.proposer is None:
             return True
         mapped = self.kind.slots or getattr(self.runner.proposer.model_inputs, "index_to_batch_id", {})
