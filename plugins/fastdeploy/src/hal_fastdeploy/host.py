@@ -79,8 +79,12 @@ def _set(name: str, what: str, value: Callable[[Call], Any], prefills: bool = Fa
     of, _, key = name.partition(".")
 
     def act(call: Call) -> None:
-        if not prefills or call.new:
-            call.holder.__setattr__(key, value(call)) if of == "self" else call.batch.__setitem__(key, value(call))
+        if prefills and not call.new:
+            return
+        if of == "self":
+            setattr(call.holder, key, value(call))
+        else:
+            call.batch[key] = value(call)
 
     return Host(what, (name,), act)
 
