@@ -191,7 +191,7 @@ def test_a_drive_leaves_an_engine_that_does_not_come_to_its_end(monkeypatch):
     monkeypatch.setattr(signals, "came", lambda: signal.SIGTERM)
     monkeypatch.setattr(signals, "since", lambda: next(passed))
     aborted = []
-    engine = SimpleNamespace(busy=True, submit=lambda request: None, abort=aborted.append, step=list)
+    engine = SimpleNamespace(busy=True, submit_all=lambda requests: None, abort=aborted.append, step=list)
     plan = SimpleNamespace(requests=[SimpleNamespace(request_id="a")])
     answers = SimpleNamespace(stopped=[], break_off=lambda: aborted.append("the text"))
     drive(engine, plan, answers, SimpleNamespace(error=None))

@@ -24,11 +24,11 @@ from .finished_plugins import RUNTIME, finish
 from .fixtures_plugins.builder import Site
 from .serving.conftest import COMMAND, HANGS, serving
 
-AT_OPENING = ("stream_create", "allocate")
+AT_OPENING = ("stream_create", "event_create", "allocate")
 """Primitives that the opening of the device calls."""
 LATER_ON_RANKS = ("copy_out", "copy_in", "event_query")
 """In a step, at the start, and in a ticket, whose traceback has no device."""
-LATER = ("stream_destroy", "stream_wait", "event_create", "event_query", "free", "copy_in", "copy_out")
+LATER = ("stream_destroy", "stream_wait", "event_query", "free", "copy_in", "copy_out")
 
 OF_RANKS = """
 from hal_core.devices.cpu import CpuPlugin

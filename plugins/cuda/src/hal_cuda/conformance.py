@@ -41,7 +41,8 @@ _SEES = {
 @cache
 def tensors() -> str:
     """Return the tensor library to test, or ""."""
-    return os.environ.get(VARIABLE, "") or next((name for name in _SEES if find_spec(name) and _sees(name)), "")
+    found = (name for name in _SEES if gpu_count() and find_spec(name) and _sees(name))
+    return os.environ.get(VARIABLE, "") or next(found, "")
 
 
 def _sees(name: str) -> bool:
