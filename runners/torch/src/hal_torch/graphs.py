@@ -5,7 +5,9 @@ Torch's own replay releases the GIL for each graph, and a busy Python thread the
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -35,7 +37,7 @@ class Graphs:
         self._graphs, self._pool = dict[Part, torch.cuda.CUDAGraph](), torch.cuda.graph_pool_handle()
         self._side = torch.cuda.Stream(device)
         torch.cuda.synchronize(device)
-        with torch.no_grad():
+        with torch.no_grad(), _no_garbage():
             for part in _parts(sizes, drafts=steps.each > 1):
                 self._graphs[part] = self._captured(part)
         torch.cuda.synchronize(device)
@@ -64,6 +66,19 @@ class Graphs:
         with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
             self._steps.run(part)
         return graph
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Collect garbage first, and none within: graphs of a runner that was dropped cannot be destroyed in a capture."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _parts(sizes: Sequence[Size], *, drafts: bool) -> Iterator[Part]:
