@@ -108,6 +108,8 @@ def test_host_data_of_other_tasks_is_found(device, lie):
 class Watched:
     """An object of which every attribute and entry that is set, and every call, is kept by its name."""
 
+    _prefix = ""
+
     def __init__(self, inner, prefix, names):
         vars(self).update(_inner=inner, _prefix=prefix, _names=names)
 

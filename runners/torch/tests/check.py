@@ -136,7 +136,7 @@ def attention(name: str) -> str:
         given = []
         for kernels in (TorchKernels(), TritonKernels(packs=dtype == "bfloat16")):
             mine, bad = tuple(cache.clone() for cache in caches), torch.zeros(count, dtype=torch.uint8, device="cuda")
-            decoding = kernels.rows(table, last, kv_heads)
+            decoding = kernels.rows(table, last, caches[0])
             tokens = Tokens(positions, positions, places, bad, 4, Prompts(seen, (ends, key_ends), bias), decoding)
             parts = projected.split([heads, kv_heads, kv_heads], 1)
             out = attend(*parts, mine, tokens, (angles.cos(), angles.sin()), kernels)
@@ -172,13 +172,13 @@ def shares(name: str) -> str:
         query = torch.randn(slots * each, heads, width, **made)
         found = []
         for kernels in (TorchKernels(), TritonKernels(packs=dtype == "bfloat16")):
-            rows = kernels.rows(table, last.flatten(), kv_heads)
+            rows = kernels.rows(table, last.flatten(), cache[0])
             for _ in range(1 if rows.shares is None else 50):
                 out = torch.full_like(query, float("nan"))
                 kernels.attend(query, cache, rows, out)
                 found.append(out)
         assert rows.shares is not None
-        most = max(most, int(rows.shares.ends[-1]))
+        most = max(most, int((rows.shares.work >= 0).sum()))
         assert all(torch.equal(found[1], one) for one in found[2:]), "repetitions differ"
         assert int(rows.shares.arrived.abs().sum()) == 0, "a share was counted and not joined"
         worst[dtype] = max(worst[dtype], float((found[0].float() - found[1].float()).abs().max()))

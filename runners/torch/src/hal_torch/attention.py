@@ -39,14 +39,13 @@ class Prompts:
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """How the keys of slots are divided among programs: ``length`` int32 ``[1]``, keys of a share; ``ends`` int32
-    ``[slots]``, how many shares there are up to each slot; ``most``: of all slots; ``arrived`` int32 ``[slots,
+    """How the keys of slots are divided among programs: ``length`` int32 ``[1]``, keys of a share; ``work`` int64
+    ``[most]``, whose each share is, as the kernels read it, -1 behind the last; ``arrived`` int32 ``[slots,
     kv_heads]``, zeros, how many shares of a slot are computed."""
 
     length: Tensor
-    ends: Tensor
+    work: Tensor
     arrived: Tensor
-    most: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +99,8 @@ class Kernels(Protocol):
         """Turn ``query`` ``[n, heads, head_dim]`` and ``key`` by their positions (``turns``: cos, sin ``[n, half]``),
         store ``key`` and ``value``, and return the turned query."""
 
-    def rows(self, table: Tensor, last: Tensor, kv_heads: int) -> Rows:
-        """Return the rows of a step, for all of its layers."""
+    def rows(self, table: Tensor, last: Tensor, cache: Tensor) -> Rows:
+        """Return the rows of a step, for all of its layers. ``cache``: keys of one of them."""
 
     def attend(self, query: Tensor, cache: Pair, rows: Rows, out: Tensor) -> None:
         """Compute attention of one query a row, into ``out``; a row that sees no key gives zeros."""
@@ -185,7 +184,7 @@ class TorchKernels:
             cached.flatten(0, 1).index_copy_(0, tokens.places, torch.where(sound, new, 0))
         return _turned(query, *turns).contiguous()
 
-    def rows(self, table: Tensor, last: Tensor, kv_heads: int) -> Rows:
+    def rows(self, table: Tensor, last: Tensor, cache: Tensor) -> Rows:
         return Rows(table, last)
 
     def attend(self, query: Tensor, cache: Pair, rows: Rows, out: Tensor) -> None:
@@ -202,10 +201,11 @@ class TritonKernels:
     function of this name.
 
     Keys are divided among programs (``least``: of a share), so that few slots with many keys use the whole GPU:
-    ``programs`` beside one for each slot and key/value head, some four a multiprocessor of an H100 or H200."""
+    ``programs`` for heads of 128 numbers are those that an H100 or H200 runs at once, two a multiprocessor; of
+    narrower heads twice as many. More would only take turns."""
 
     tile, warps, stages, columns = 64, 4, 3, 1024
-    least, programs = 256, 528
+    least, programs, shared = 256, 264, 32
 
     def __init__(self, *, packs: bool) -> None:
         self.packs = packs
@@ -237,28 +237,31 @@ class TritonKernels:
         )
         return turned
 
-    def rows(self, table: Tensor, last: Tensor, kv_heads: int) -> Rows:
-        slots, made = len(table), {"dtype": torch.int32, "device": table.device}
-        most = slots + -(-self.programs // kv_heads)
-        length, ends = torch.empty(1, **made), torch.empty(slots, **made)
-        arrived = torch.empty((slots, kv_heads), **made)
-        rows = Rows(table, last, Shares(length, ends, arrived, most))
+    def rows(self, table: Tensor, last: Tensor, cache: Tensor) -> Rows:
+        (kv_heads, width), slots = cache.shape[2:], len(table)
+        most, made = self.programs * (2 if width <= 64 else 1) // kv_heads, {"device": table.device}
+        length, arrived = (torch.empty(size, dtype=torch.int32, **made) for size in ((1,), (slots, kv_heads)))
+        work = torch.empty(slots + most, dtype=torch.int64, **made)
+        rows = Rows(table, last, Shares(length, work, arrived))
         rooms = (slots, _room(slots), rows.each, _room(rows.each), kv_heads, _room(kv_heads))
-        self._kernel.share_out[(1,)](last, ends, arrived, length, most, *rooms, self.least, num_warps=self.warps)
+        self._kernel.share_out[(-(-len(work) // self.shared),)](
+            *(last, work, length, arrived, most), *rooms, self.least, self.shared, num_warps=self.warps
+        )
         return rows
 
     def attend(self, query: Tensor, cache: Pair, rows: Rows, out: Tensor) -> None:
-        (_, heads, width), slots, shares = query.shape, len(rows.table), rows.shares
+        (_, heads, width), shares = query.shape, rows.shares
         assert shares is not None
+        most = len(shares.work)
         size, kv_heads = cache[0].shape[1:3]
         group = heads // kv_heads
         beside, room = max(16, _room(group * rows.each)), max(16, _room(width))  # a product's least sizes
-        parts = torch.empty((shares.most * kv_heads * beside, room + 2), dtype=torch.float32, device=query.device)
+        parts = torch.empty((most * kv_heads * beside, room + 2), dtype=torch.float32, device=query.device)
         tops, totals, mixed = parts.view(-1).split([len(parts), len(parts), len(parts) * room])
-        given = (query, *cache, rows.table, rows.last, out, shares.ends, shares.length, shares.arrived)
-        rooms = (size, kv_heads, group, rows.each, beside, width, room, slots, _room(slots))
+        given = (query, *cache, rows.table, rows.last, out, shares.work, shares.length, shares.arrived)
+        rooms = (size, kv_heads, group, rows.each, beside, width, room)
         stages = self.stages if query.dtype.itemsize < 4 else 1
-        self._kernel.attend_rows[(shares.most, kv_heads)](
+        self._kernel.attend_rows[(kv_heads, most)](
             *(*given, tops, totals, mixed, width**-0.5, rows.table.stride(0)),
             *(*rooms, self.tile),
             num_warps=self.warps,

@@ -60,48 +60,53 @@ def gate(inner, out, width, TILE: tl.constexpr):  # noqa: ANN001, ANN201
 
 
 @triton.jit
-def share_out(last, ends, arrived, share, most,  # noqa: ANN001, ANN201
+def share_out(last, work, share, arrived, most,  # noqa: ANN001, ANN201
     SLOTS: tl.constexpr, SLOTS_ROOM: tl.constexpr, EACH: tl.constexpr, EACH_ROOM: tl.constexpr,
-    KV_HEADS: tl.constexpr, HEADS_ROOM: tl.constexpr, LEAST: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEADS_ROOM: tl.constexpr, LEAST: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Divide the keys of all slots into shares of one length, the least of ``LEAST * 2**k`` that makes at most ``most``
-    shares. A slot has at least one. Into ``share`` the length, into ``ends`` ``[SLOTS]`` how many shares there are up
-    to each slot; zeros into ``arrived`` ``[SLOTS, KV_HEADS]``."""
+    shares of slots with keys, or one of each. A slot without keys has one too. Into ``share`` the length; into ``work``
+    of each share its slot, its number and how many its slot has, 20 bits each, or -1 behind the last; zeros into
+    ``arrived`` ``[SLOTS, KV_HEADS]``. A program writes ``TILE`` of ``work``."""
     slot, each, head = tl.arange(0, SLOTS_ROOM), tl.arange(0, EACH_ROOM), tl.arange(0, HEADS_ROOM)
     inside = slot < SLOTS
     asked = inside[:, None] & (each < EACH)[None, :]
     seen = tl.load(last + slot[:, None] * EACH + each[None, :], mask=asked, other=-1) + 1
-    count = tl.max(seen, axis=1).to(tl.int32)
+    count = tl.maximum(tl.max(seen, axis=1), 0).to(tl.int32)
     length = tl.full([], LEAST, tl.int32)
-    shares = tl.where(inside, tl.maximum((count + length - 1) // length, 1), 0)
-    while tl.sum(shares, axis=0) > most:
+    room = tl.maximum(tl.sum((count > 0).to(tl.int32), axis=0), most)
+    while tl.sum((count + length - 1) // length, axis=0) > room:
         length = length * 2
-        shares = tl.where(inside, tl.maximum((count + length - 1) // length, 1), 0)
-    tl.store(share, length)
-    tl.store(ends + slot, tl.cumsum(shares, axis=0), mask=inside)
-    place = slot[:, None] * KV_HEADS + head[None, :]
-    nothing = tl.zeros([SLOTS_ROOM, HEADS_ROOM], tl.int32)
-    tl.store(arrived + place, nothing, mask=inside[:, None] & (head < KV_HEADS)[None, :])
+    shares = tl.where(inside, tl.maximum((count + length - 1) // length, 1), 0)
+    ends = tl.cumsum(shares, axis=0)
+    number = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    mine = (number[:, None] < ends[None, :]) & (number[:, None] >= (ends - shares)[None, :])
+    told = slot.to(tl.int64) + (shares.to(tl.int64) << 40) - ((ends - shares).to(tl.int64) << 20)
+    found = tl.sum(tl.where(mine, told[None, :], 0), axis=1) + (number.to(tl.int64) << 20)
+    tl.store(work + number, tl.where(number < tl.sum(shares, axis=0), found, -1), mask=number < SLOTS + most)
+    if tl.program_id(0) == 0:
+        tl.store(share, length)
+        place = slot[:, None] * KV_HEADS + head[None, :]
+        nothing = tl.zeros([SLOTS_ROOM, HEADS_ROOM], tl.int32)
+        tl.store(arrived + place, nothing, mask=inside[:, None] & (head < KV_HEADS)[None, :])
 
 
 @triton.jit
 def attend_rows(  # noqa: ANN201
-    query, keys, values, table, last, out, ends, share, arrived, tops, totals, parts, scale, table_stride,  # noqa: ANN001
+    query, keys, values, table, last, out, work, share, arrived, tops, totals, parts, scale, table_stride,  # noqa: ANN001
     SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, EACH: tl.constexpr, ROOM: tl.constexpr,
-    WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, SLOTS: tl.constexpr, SLOTS_ROOM: tl.constexpr, TILE: tl.constexpr,
+    WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """``query``, ``out`` ``[slots * EACH, heads, WIDTH]``; the heads of one key/value head lie side by side. A program
-    has all rows of a slot and one share of its keys and values, which it reads once. ``ends``, ``share``, ``arrived``:
+    has all rows of a slot and one share of its keys and values, which it reads once. ``work``, ``share``, ``arrived``:
     of :func:`share_out`. Where a slot has several shares, each program leaves its part (largest score, sum and mixture,
     in ``tops``, ``totals``, ``parts``), and the last to arrive joins them in their order."""
-    number, head = tl.program_id(0), tl.program_id(1)
-    every = tl.arange(0, SLOTS_ROOM)
-    behind = tl.load(ends + every, mask=every < SLOTS, other=2147483647)
-    found = tl.sum((behind <= number).to(tl.int32), axis=0)
-    if found < SLOTS:
-        first = tl.max(tl.where(behind <= number, behind, 0), axis=0)
-        shares = tl.load(ends + found) - first
-        slot = found.to(tl.int64)
+    head, number = tl.program_id(0), tl.program_id(1)  # programs without work are the last to begin
+    told = tl.load(work + number)
+    if told >= 0:
+        slot, shares = told & 0xFFFFF, told >> 40
+        mine = (told >> 20) & 0xFFFFF
+        first = number - mine
         each, lane, offset = tl.arange(0, ROOM), tl.arange(0, WIDTH_ROOM), tl.arange(0, TILE)
         row = slot * EACH + each // GROUP
         seen = tl.load(last + row, mask=each < GROUP * EACH, other=-1) + 1
@@ -111,7 +116,7 @@ def attend_rows(  # noqa: ANN201
         place = (row * KV_HEADS * GROUP + head * GROUP + each % GROUP)[:, None] * WIDTH + lane[None, :]
         asked = tl.load(query + place, mask=inside, other=0.0)
         length = tl.load(share).to(tl.int64)
-        lower = (number - first) * length
+        lower = mine * length
         upper = tl.minimum(lower + length, count)
         top = tl.full([ROOM], float("-inf"), tl.float32)
         total = tl.zeros([ROOM], tl.float32)

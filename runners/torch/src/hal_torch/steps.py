@@ -142,9 +142,7 @@ class Steps:
         if decodes:
             runs = self._decoding(stopped)
             made.append(self._row_tokens(runs))
-            rows = self._kernels.rows(
-                self._fields["block_tables"], made[-1][1], self._decoder.config.num_key_value_heads
-            )
+            rows = self._kernels.rows(self._fields["block_tables"], made[-1][1], self._decoder.keys[0])
         ids, positions, places = (torch.cat(columns) for columns in zip(*made, strict=True))
         bad = torch.zeros(len(ids), dtype=torch.uint8, device=ids.device)
         tokens = Tokens(ids, positions, places, bad, size.tokens, prompts, rows)
