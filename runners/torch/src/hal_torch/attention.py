@@ -201,11 +201,11 @@ class TritonKernels:
     function of this name.
 
     Keys are divided among programs (``least``: of a share), so that few slots with many keys use the whole GPU:
-    ``programs`` for heads of 128 numbers are those that an H100 or H200 runs at once, two a multiprocessor; of
-    narrower heads twice as many. More would only take turns."""
+    ``programs`` for heads of 128 numbers, one for each multiprocessor of an H100 or H200, and four times as many for
+    heads of 64, of which more run at once. More only take turns, and programs without work delay the others."""
 
     tile, warps, stages, columns = 64, 4, 3, 1024
-    least, programs, shared = 256, 264, 32
+    least, programs, shared = 256, 132, 32
 
     def __init__(self, *, packs: bool) -> None:
         self.packs = packs
@@ -239,7 +239,7 @@ class TritonKernels:
 
     def rows(self, table: Tensor, last: Tensor, cache: Tensor) -> Rows:
         (kv_heads, width), slots = cache.shape[2:], len(table)
-        most, made = self.programs * (2 if width <= 64 else 1) // kv_heads, {"device": table.device}
+        most, made = self.programs * (4 if width <= 64 else 1) // kv_heads, {"device": table.device}
         length, arrived = (torch.empty(size, dtype=torch.int32, **made) for size in ((1,), (slots, kv_heads)))
         work = torch.empty(slots + most, dtype=torch.int64, **made)
         rows = Rows(table, last, Shares(length, work, arrived))
