@@ -357,3 +357,10 @@ def test_an_abort_of_nobody_is_nothing_to_do():
 def test_the_budget_of_a_step_is_a_positive_count(chunk):
     with pytest.raises(InvalidValue, match="chunk"):
         Scheduler(lay_out(StateConfig(num_slots=1, max_model_len=8)), 1, chunk=chunk)
+
+
+@pytest.mark.parametrize(("prefers", "given", "chunk"), [(None, None, 256), (5, None, 5), (5, 7, 7), (None, 7, 7)])
+def test_a_step_feeds_as_many_prompt_tokens_as_the_user_says_or_the_runner_prefers(prefers, given, chunk):
+    worker = PaperWorker(StateConfig(num_slots=2, max_model_len=MAX_TOKENS, block_size=BLOCK), 8)
+    worker.chunk = prefers
+    assert Engine(worker, chunk=given).scheduler.budget.chunk == chunk
