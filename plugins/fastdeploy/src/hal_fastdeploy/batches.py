@@ -23,83 +23,69 @@ THINKING: Table = {
     "max_reply_lens": ("int32", "n1"),
     "limit_think_status": ("int32", "n1"),
 }
-TARGET: Table = {
-    "token_ids_all": ("int64", "nL"),
+#: Of a runner and of a proposer.
+COMMON: Table = {
     "input_ids": ("int64", "nC"),
-    "prompt_lens": ("int64", "n1"),
+    "block_tables": ("int32", "nB"),
     "step_idx": ("int64", "n1"),
-    "seq_lens_encoder": ("int32", "n"),
-    "seq_lens_decoder": ("int32", "n"),
-    "seq_lens_this_time_buffer": ("int32", "n"),
+    "stop_flags": ("bool", "n1"),
+    **dict.fromkeys(("encoder_block_lens", "seq_lens_encoder", "seq_lens_decoder"), ("int32", "n")),
+}
+#: Of the GPU's and of the XPU's runner.
+RUNNERS: Table = {
+    **COMMON,
+    **dict.fromkeys(("prompt_lens", "top_k", "min_dec_len", "max_dec_len", "infer_seed"), ("int64", "n1")),
+    **dict.fromkeys(("top_p", "min_p", "temperature"), ("float32", "n1")),
+    **dict.fromkeys(("penalty_score", "frequency_score", "presence_score"), ("float32", "n1")),
+    **dict.fromkeys(("temp_scaled_logprobs", "top_p_normalized_logprobs"), ("bool", "n1")),
     "step_seq_lens_decoder": ("int32", "n1"),
     "is_block_step": ("bool", "n"),
-    "stop_flags": ("bool", "n1"),
     "eos_token_id": ("int64", "E1"),
-    "top_p": ("float32", "n1"),
-    "top_k": ("int64", "n1"),
-    "min_p": ("float32", "n1"),
-    "temperature": ("float32", "n1"),
-    "penalty_score": ("float32", "n1"),
-    "frequency_score": ("float32", "n1"),
-    "presence_score": ("float32", "n1"),
-    "temp_scaled_logprobs": ("bool", "n1"),
-    "top_p_normalized_logprobs": ("bool", "n1"),
-    "generated_modality": ("int32", "n"),
-    "min_dec_len": ("int64", "n1"),
-    "max_dec_len": ("int64", "n1"),
-    "infer_seed": ("int64", "n1"),
     "bad_tokens": ("int64", "nV"),
     "bad_tokens_len": ("int64", "n"),
     "stop_seqs_len": ("int32", "nQ"),
     "stop_seqs": ("int64", "nQq"),
-    "block_tables": ("int32", "nB"),
-    "encoder_block_lens": ("int32", "n"),
+}
+TARGET: Table = {
+    **RUNNERS,
+    "token_ids_all": ("int64", "nL"),
+    **dict.fromkeys(("seq_lens_this_time_buffer", "generated_modality"), ("int32", "n")),
     **THINKING,
 }
-GPU_ALONE = ("token_ids_all", "seq_lens_this_time_buffer", "generated_modality")
 XPU_TARGET: Table = {
-    **{name: kind for name, kind in TARGET.items() if name not in (*GPU_ALONE, *THINKING)},
+    **RUNNERS,
     "seq_lens_this_time": ("int32", "n"),
     "first_token_ids": ("int64", "n1"),
-    "ori_seq_lens_encoder": ("int32", "n1"),
-    "max_think_lens": ("int32", "n1"),
-    "limit_think_status": ("int32", "n1"),
+    **dict.fromkeys(("ori_seq_lens_encoder", "max_think_lens", "limit_think_status"), ("int32", "n1")),
 }
 #: Tensors of some versions of the XPU's runner: the history before ``InputBatch``, and thinking as on the GPU.
 XPU_OPTIONAL: Table = {"pre_ids": ("int64", "nL"), **THINKING}
 DRAFTED: Table = {"draft_tokens": ("int64", "nD")}
 PROPOSER: Table = {
+    **COMMON,
     "pre_ids": ("int64", "nL"),
-    "input_ids": ("int64", "nC"),
-    "encoder_block_lens": ("int32", "n"),
-    "block_tables": ("int32", "nB"),
-    "stop_flags": ("bool", "n1"),
-    "batch_drop": ("bool", "n1"),
-    "is_block_step": ("bool", "n1"),
-    "seq_lens_encoder": ("int32", "n"),
-    "seq_lens_decoder": ("int32", "n"),
     "seq_lens_this_time_buffer": ("int32", "n"),
-    "step_idx": ("int64", "n1"),
-    "recompute_token_num": ("int32", "n1"),
-    "mask_rollback": ("int32", "n1"),
+    **dict.fromkeys(("batch_drop", "is_block_step"), ("bool", "n1")),
+    **dict.fromkeys(("recompute_token_num", "mask_rollback"), ("int32", "n1")),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One tensor and its view. ``shape``: the tensor's own, of its type. ``address``: a framework's tensor's, which may
-    get other memory."""
+    """One tensor and its view. ``memory``: the tensor's shape and address then; a framework's may get others."""
 
     tensor: Any
     view: View
-    shape: Any
-    address: int | None
+    memory: tuple[Any, int | None]
 
     def holds(self, found: Any) -> bool:  # noqa: ANN401
         """Return whether ``found``, under the tensor's name now, is the tensor with its memory and shape."""
-        tensor = self.tensor
-        same = found is tensor and (self.address is None or tensor.data_ptr() == self.address)
-        return same and bool(tensor.shape == self.shape)
+        return found is self.tensor and memory_of(found) == self.memory
+
+
+def memory_of(tensor: Any) -> tuple[Any, int | None]:  # noqa: ANN401
+    """Return a tensor's shape, and the address of a framework's."""
+    return tensor.shape, tensor.data_ptr() if hasattr(tensor, "data_ptr") else None
 
 
 class Places:
@@ -163,4 +149,4 @@ class Places:
                 cure="mount a runner of a FastDeploy that was compared",
                 argument=name,
             )
-        return Place(tensor, view, tensor.shape, tensor.data_ptr() if hasattr(tensor, "data_ptr") else None)
+        return Place(tensor, view, memory_of(tensor))
