@@ -16,6 +16,7 @@ functions = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = functions
 _spec.loader.exec_module(functions)
 OF, function_from, source_of = functions.OF, functions.function_from, functions.source_of
+ANONYMOUS = lambda self, req_dicts: None  # noqa: E731
 PAGE = (Path(__file__).parents[3] / "docs/fastdeploy.md").read_text(encoding="utf-8")
 
 READ = {
@@ -32,7 +33,7 @@ READ = {
     'del self.share_inputs["a"]': {"share_inputs.a"},
     'self.share_inputs.update({"a": 1})': {"share_inputs.update()"},
     'inputs = self.share_inputs; inputs["a"] = 1': {"share_inputs.a"},
-    'inputs, n = self.share_inputs, 1; inputs["a"][n] = 1': {"self.share_inputs"},
+    'inputs, n = self.share_inputs, 1; inputs["a"][n] = 1': {"self.share_inputs", "share_inputs.a"},
     'part = self.share_inputs["a"][0:1]; part[:] = 1': {"share_inputs.a"},
     'held = self; held.share_inputs["a"] = 1': {"share_inputs.a"},
     '(part := self.share_inputs["a"])[0] = 1': {"share_inputs.a"},
@@ -50,6 +51,17 @@ READ = {
     "self.sampler.apply(1)": {"self.sampler.apply()"},
     "controller = self.controller; controller.swap(req_dicts)": {"self.controller.swap()"},
     "self.kept.pop(1, None)": {"self.kept.pop()"},
+    "tell = self.told.notify; tell(1)": {"self.told.notify()"},
+    'getattr(self, "notify")(1)': {"self.notify()"},
+    "getattr(self, name)(1)": {"self.[name]()"},
+    'self.handlers["a"](1)': {"self.handlers()"},
+    "told = self.told if self.tells else None; told.notify()": {"self.told.notify()"},
+    "told, n = self.told, 1; told.notify()": {"self.told.notify()"},
+    "for told in (self.first, self.second): told.notify()": {"self.first.notify()", "self.second.notify()"},
+    "with self.lock as held: held.notify()": {"self.lock.notify()"},
+    "for i, request in enumerate(req_dicts): request.notify()": {"request.notify()"},
+    "async_set_value(self.buffer[0:1], 1)": {"self.buffer", "async_set_value()"},
+    'async_set_value(tgt=self.proposer.model_inputs["a"], src=1)': {"self.proposer.model_inputs", "async_set_value()"},
     "super().insert_tasks_v1(req_dicts)": {"super()"},
     "for request in req_dicts: request.seen = True": {"request.seen"},
     'request = req_dicts[0]; request.set("a", 1)': {"request.set()"},
@@ -74,6 +86,7 @@ NOTHING = [
     'x = {"a": []}; x["a"].append(1); x["b"] = 2',
     'x = req_dicts[0].get("a", 1); y = req_dicts[0].prompt_token_ids.tolist()',
     'x = getattr(self, "hybrid", False)',
+    "n, m = req_dicts[0].get('a'), self.config.n; x = max(n, m)",
     "x = [lambda one: one.idx for _ in range(3)]",
 ]
 
@@ -127,6 +140,11 @@ def test_a_function_without_source_is_refused():
     exec("def insert_tasks_v1(self, req_dicts): pass", held)
     with pytest.raises(Unavailable, match="the source of insert_tasks_v1 cannot be read"):
         names_of(held["insert_tasks_v1"])
+
+
+def test_what_is_no_def_is_refused():
+    with pytest.raises(Unavailable, match=r"the source of .* cannot be read: it is no def"):
+        names_of(ANONYMOUS)
 
 
 def test_the_page_lists_what_is_served_and_ignored():

@@ -11,7 +11,7 @@ import ast
 import builtins
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -21,7 +21,7 @@ Path = tuple[str, ...]
 BATCHES = ("share_inputs", "model_inputs", "target_model_inputs")
 READS = frozenset(("clone", "cpu", "get", "item", "numpy", "tolist"))  # methods of an entry, or of a request
 WRITING = frozenset(("__import__", "compile", "delattr", "eval", "exec", "globals", "setattr", "super", "vars"))
-PASSING = frozenset(("enumerate", "filter", "iter", "map", "next", "reversed", "zip"))  # what they got, to others
+PASSING = frozenset(("enumerate", "filter", "iter", "list", "map", "next", "reversed", "sorted", "tuple", "zip"))
 TESTS = (ast.Compare, ast.UnaryOp, ast.BinOp, ast.If, ast.While, ast.Assert, ast.FormattedValue, ast.Subscript)
 
 
@@ -32,11 +32,12 @@ def names_of(function: Callable[..., Any]) -> frozenset[str]:
     :raises Unavailable: if there is no source.
     """
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body[0]
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body
+        if not isinstance(tree, ast.FunctionDef):
+            raise TypeError("it is no def")
     except (OSError, TypeError, SyntaxError) as error:
         what = f"the source of {getattr(function, '__qualname__', function)} cannot be read: {error}"
         raise Unavailable(what, cure="install FastDeploy with its Python sources", argument="FD_PLUGINS") from error
-    assert isinstance(tree, ast.FunctionDef)
     return frozenset(_Reader(tree).names())
 
 
@@ -53,8 +54,9 @@ class _Reader:
         self.locals |= {node.arg for node in self.nodes if isinstance(node, ast.arg)}
         self.locals |= {node.name for node in self.nodes[1:] if isinstance(node, ast.FunctionDef)}
         for node in self.nodes * 3:  # a name may stand for what another stands for
-            if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr | ast.For | ast.comprehension):
-                self._bind(node)
+            for field in ("value", "iter", "context_expr"):
+                if value := getattr(node, field, None):
+                    self._bind(node, value, iterates=field == "iter")
 
     def names(self) -> Iterator[str]:
         """Yield every name, some more than once."""
@@ -67,13 +69,18 @@ class _Reader:
                 loads = isinstance(node.ctx, ast.Load)
                 yield from self._used(node) if loads or isinstance(node, ast.Name) else self._stored(node)
 
-    def _bind(self, node: ast.Assign | ast.AnnAssign | ast.NamedExpr | ast.For | ast.comprehension) -> None:
-        """Keep what a name is bound to, if that is part of an argument."""
-        iterates = isinstance(node, ast.For | ast.comprehension)
-        value = node.iter if isinstance(node, ast.For | ast.comprehension) else node.value
-        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-            if isinstance(target, ast.Name) and value is not None and (paths := self._paths(value)):
-                self.known.setdefault(target.id, set()).update(map(_element, paths) if iterates else paths)
+    def _bind(self, node: ast.AST, value: ast.AST, iterates: bool) -> None:
+        """Keep what names are bound to, if that is part of an argument."""
+        for target in ast.iter_child_nodes(node):
+            if isinstance(getattr(target, "ctx", None), ast.Store):
+                parts = isinstance(value, ast.Tuple | ast.List) and (iterates or hasattr(target, "elts"))
+                paths = self._all(value.elts if parts else [value])
+                for name in ast.walk(target):
+                    if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store) and paths:
+                        self.known.setdefault(name.id, set()).update(map(_element, paths) if iterates else paths)
+
+    def _all(self, nodes: Iterable[ast.AST]) -> set[Path]:
+        return {path for node in nodes for path in self._paths(node)}
 
     def _paths(self, node: ast.AST) -> set[Path]:
         """Return what an expression stands for."""
@@ -84,13 +91,16 @@ class _Reader:
         if isinstance(node, ast.Attribute):
             return {(*path, node.attr) for path in self._paths(node.value)}
         if isinstance(node, ast.Subscript):
-            key = node.slice.value if isinstance(node.slice, ast.Constant) else f"[{ast.unparse(node.slice)}]"
-            return {_entry(path, key) for path in self._paths(node.value)}
+            return {_entry(path, _key(node.slice)) for path in self._paths(node.value)}
+        if isinstance(node, ast.BoolOp | ast.IfExp):  # one of its parts
+            return self._all(node.values if isinstance(node, ast.BoolOp) else (node.body, node.orelse))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in PASSING:
+            return self._all(node.args)
         if isinstance(node, ast.Call):  # getattr(self, "a"), request.get("a")
-            held, name = ast.unparse(node.func), next((one for one in node.args if isinstance(one, ast.Constant)), None)
-            of = node.args[0] if held == "getattr" else getattr(node.func, "value", node.func)
-            if name is not None and (held == "getattr" or held.endswith(".get")):
-                return {(*path, str(name.value)) for path in self._paths(of)}
+            gets = isinstance(node.func, ast.Attribute) and node.func.attr == "get"
+            of, *keys = [node.func.value, *node.args] if gets else node.args or [node]
+            if keys and (gets or ast.unparse(node.func) == "getattr"):
+                return {(*path, _key(keys[0])) for path in self._paths(of)}
         return set()
 
     def _stored(self, node: ast.Attribute | ast.Subscript) -> Iterator[str]:
@@ -107,7 +117,7 @@ class _Reader:
         return not isinstance(node, ast.Name) or node.id in self.locals
 
     def _called(self, node: ast.Call) -> Iterator[str]:
-        paths = self._paths(node.func) if isinstance(node.func, ast.Attribute) else set()
+        paths = self._paths(node.func)
         yield from filter(None, map(_call, paths))
         name = ast.unparse(node.func)
         plain = hasattr(builtins, name) and name not in WRITING
@@ -119,9 +129,11 @@ class _Reader:
         parent = self.parents[node]
         if isinstance(parent, ast.Attribute | ast.Subscript) and parent.value is node:
             return  # a part of the name
+        writes = isinstance(parent, ast.Call) and ast.unparse(parent.func) == "async_set_value"  # an ignored call
+        target = getattr(parent, "arg", "") == "tgt" or (writes and node in parent.args[:1])
         for path in self._paths(node) if isinstance(node.ctx, ast.Load) else ():
             held = path == ("self",) or (path[0] == "self" and path[1] in BATCHES)
-            if held and not self._is_read(node, parent, whole=len(path) < 3):
+            if target or (held and not self._is_read(node, parent, whole=len(path) < 3)):
                 yield _written(path)
 
     def _is_read(self, node: ast.AST, parent: ast.AST, whole: bool) -> bool:
@@ -136,8 +148,12 @@ class _Reader:
         return isinstance(parent, TESTS) or (isinstance(parent, ast.IfExp) and parent.test is node)
 
 
-def _entry(path: Path, key: object) -> Path:
-    return (*path, str(key)) if len(path) == 2 and path[1] in BATCHES else _element(path)
+def _entry(path: Path, key: str) -> Path:
+    return (*path, key) if len(path) == 2 and path[1] in BATCHES else _element(path)
+
+
+def _key(node: ast.AST) -> str:
+    return str(node.value) if isinstance(node, ast.Constant) else f"[{ast.unparse(node)}]"
 
 
 def _element(path: Path) -> Path:
