@@ -26,6 +26,7 @@ class Call:
     ``slots``: the runner's map of slots. ``restarts``: a DECODE task restarts a blocked slot.
     """
 
+    hosts: Sequence[Host]
     holder: Any
     batch: Any
     requests: Any
@@ -33,12 +34,18 @@ class Call:
     num_running_requests: int
     decodes: bool
     slots: Mapping[int, int]
-    restarts: bool = False
+    restarts: bool
 
     @property
     def new(self) -> list[Task]:
         """The prefills."""
         return [task for task in self.tasks if task.kind == PREFILL]
+
+    def act(self, first: bool = False) -> None:
+        """Serve the names that come before the tensors, or those behind."""
+        for one in self.hosts:
+            if one.first is first and one.act is not None:
+                one.act(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +132,9 @@ def _make_cache(call: Call) -> None:
 
 
 def _no_logits_processor(call: Call) -> None:
-    sampler: Any = getattr(call.holder, "sampler", None)
-    if hasattr(sampler, "apply_logits_processor"):
+    if (apply := getattr(call.holder.sampler, "apply_logits_processor", None)) is not None:
         for task in call.new:
-            sampler.apply_logits_processor(task.slot, None, [])
+            apply(task.slot, None, [])
 
 
 CACHE = Host("if there is no cache yet", ("self.initialize_kv_cache()",), _make_cache, first=True)

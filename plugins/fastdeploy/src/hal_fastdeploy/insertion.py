@@ -50,12 +50,9 @@ class Insertion:
         self.stream = device.default_stream if stream is None else stream
         self.drafts = bool(runner.speculative_decoding)
         inputs, most = runner.share_inputs, int(runner.model_config.max_model_len)
-        there = {
-            name: shape
-            for name, shape in kind.optional.items()
-            if (name in inputs if found is None else f"share_inputs.{name}" in found)
-        }
-        tensors = {**kind.tensors, **there, **(DRAFTED if self.drafts else {})}
+        there = inputs if found is None else {name.removeprefix("share_inputs.") for name in found}
+        optional = {name: shape for name, shape in kind.optional.items() if name in there}
+        tensors = {**kind.tensors, **optional, **(DRAFTED if self.drafts else {})}
         self.target = Places(device, inputs, tensors, "share_inputs", most)
         self.hosts, self.proposer_hosts = _found_in(kind.hosts, found), _found_in(host.PROPOSER, proposer_found)
         self.proposer: Places | None = None
@@ -94,21 +91,24 @@ class Insertion:
         slots = self.kind.slots
         kept, holders = dict(slots), dict(self._holders)
         words = self._words.copy() if kept == self._map else self._unknown_words()
+        ticket = None
         try:
             tasks = self._tasks(req_dicts, holders)
-            if agrees := self._proposer_agrees(tasks):
+            if self._proposer_agrees(tasks):
                 writes = self._planned(tasks, words)
                 calls = self._calls(req_dicts, tasks, num_running_requests)
-                _act(calls, first=True)
+                for call in calls:
+                    call.act(first=True)
                 ticket = self.device.write(writes=writes, stream=self.stream)
-        except BaseException:
-            _restore(slots, kept)
-            raise
-        if not agrees:
-            _restore(slots, kept)
+        finally:
+            if ticket is None:  # nothing was inserted, so no batch id has a slot by it
+                slots.clear()
+                slots.update(kept)
+        if ticket is None:
             return self._pass_on(req_dicts, num_running_requests, "the proposer has another slot for a batch id")
         self._words, self._map, self._holders = words, dict(slots), holders
-        _act(calls, first=False)
+        for call in calls:
+            call.act()
         return ticket
 
     def _pass_on(self, requests: Sequence[Any], num_running_requests: int, why: str) -> Ticket:
@@ -131,22 +131,20 @@ class Insertion:
 
     def _follow(self) -> None:
         """Resolve tensors that were replaced since the last call; what was known of the slots is of those before."""
-        changed = self.target.follow(self.runner.share_inputs)
+        if changed := self.target.follow(self.runner.share_inputs):
+            self._forget()  # also if a tensor of the proposer is refused below
         if self.proposer is not None:
             changed += self.proposer.follow(self.runner.proposer.model_inputs)
         if changed:
             log.info("insert_tasks_v1 follows tensors that were replaced: %s", ", ".join(changed))
-            self._forget()
 
-    def _calls(
-        self, requests: Sequence[Any], tasks: Sequence[Task], num_running_requests: int
-    ) -> list[tuple[Sequence[Host], Call]]:
+    def _calls(self, requests: Sequence[Any], tasks: Sequence[Task], num_running_requests: int) -> list[Call]:
         """Return the call as the host data of the runner, and of an MTP proposer, needs it."""
         runner, restarts = self.runner, self.kind.restarts(tasks, self._read)
         rest = (requests, tasks, num_running_requests, self.decodes, dict(self.kind.slots), restarts)
-        calls = [(self.hosts, Call(runner, runner.share_inputs, *rest))]
+        calls = [Call(self.hosts, runner, runner.share_inputs, *rest)]
         if self.proposer is not None:
-            calls.append((self.proposer_hosts, Call(runner.proposer, runner.proposer.model_inputs, *rest)))
+            calls.append(Call(self.proposer_hosts, runner.proposer, runner.proposer.model_inputs, *rest))
         return calls
 
     def _not_served(self, requests: Sequence[Any]) -> str:
@@ -309,18 +307,6 @@ class Insertion:
 
 def _found_in(hosts: Sequence[Host], found: frozenset[str] | None) -> Sequence[Host]:
     return [one for one in hosts if one.act is not None and (found is None or not found.isdisjoint(one.names))]
-
-
-def _act(calls: Sequence[tuple[Sequence[Host], Call]], first: bool) -> None:
-    for hosts, call in calls:
-        for one in hosts:
-            if one.first is first and one.act is not None:
-                one.act(call)
-
-
-def _restore(slots: dict[int, int], kept: dict[int, int]) -> None:
-    slots.clear()
-    slots.update(kept)
 
 
 def _rounds(tasks: Sequence[Task]) -> Iterator[list[Task]]:
