@@ -25,6 +25,8 @@ SAMPLING: tuple[tuple[str, str, Any], ...] = (
     ("min_dec_len", "min_tokens", 1),
     ("max_dec_len", "max_tokens", None),  # None: the row's length
 )
+LIMITS = {"max_think_lens": "reasoning_max_tokens", "max_reply_lens": "response_max_tokens"}
+"""Tensor of a limit of thinking to the name of the request's value."""
 #: Attributes that only upstream's own function serves.
 OTHERS = ("guided_json", "guided_regex", "guided_grammar", "structural_tag", "pooling_params")
 
@@ -65,12 +67,11 @@ def thinking_of(request: Any) -> dict[str, Any] | None:  # noqa: ANN401
 
     FastDeploy's processors say it for every request with messages.
     """
-    if (given := request.get("enable_thinking")) is None:
+    if (thinks := request.get("enable_thinking")) is None:
         return None
-    thinks = bool(given)
-    limits = [request.get(name) if thinks else None for name in ("reasoning_max_tokens", "response_max_tokens")]
-    think, reply = [-1 if limit is None else limit for limit in limits]
-    return {"enable_thinking": thinks, "max_think_lens": think, "max_reply_lens": reply, "limit_think_status": 0}
+    given = {tensor: request.get(name) if thinks else None for tensor, name in LIMITS.items()}
+    limits = {tensor: -1 if limit is None else limit for tensor, limit in given.items()}
+    return {"enable_thinking": bool(thinks), **limits, "limit_think_status": 0}
 
 
 def read_task(request: Any, slot: int, target: Places, drafts: int) -> Task:  # noqa: ANN401
@@ -103,7 +104,7 @@ def read_task(request: Any, slot: int, target: Places, drafts: int) -> Task:  # 
     return task
 
 
-def check_values(task: Task, target: Places) -> Task:
+def check_values(task: Task, target: Places) -> None:
     """Check each number of a task separately: a column's error does not name the request.
 
     :raises ValueError: for a number that its tensor cannot hold.
@@ -116,9 +117,9 @@ def check_values(task: Task, target: Places) -> Task:
             given = request.get(name, target.sizes["L"] if default is None else default)
             if tensor in target:
                 scalars([given], target[tensor].dtype, name)
-        for name, value in (thinking_of(request) or {}).items():
-            if name in target:
-                scalars([value], target[name].dtype, name)
+        for tensor, value in (thinking_of(request) or {}).items():
+            if tensor in target:
+                scalars([value], target[tensor].dtype, LIMITS.get(tensor, tensor))
         if (seed := request.get("seed")) is not None:
             scalars([seed], target["infer_seed"].dtype, "seed")
         for name in ("prompt_token_ids", "output_token_ids", "eos_token_ids", "draft_token_ids"):
@@ -129,7 +130,6 @@ def check_values(task: Task, target: Places) -> Task:
             integers(stop, INT64, "stop_token_ids")
         if task.stops:
             integers(request.get("stop_seqs_len"), INT32, "stop_seqs_len")
-    return task
 
 
 def _check_lists(task: Task, sizes: dict[str, int], drafts: int) -> None:
