@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ from hal_core import SlotRuns
 
 from .requests import DECODE, PREFILL, Task
 from .values import INT32, INT64, Ints, Ragged
+
+NUMBERS = ("slot", "total", "prompt", "start", "length", "step")
+"""The numbers of a prefill that become columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +41,8 @@ class Prefills:
             rows.append(task.request.prompt_token_ids)
             if task.total > task.prompt:
                 rows.append(task.request.output_token_ids)
-        slots, totals, prompts, starts, lengths, steps = np.array(
-            [
-                [task.slot for task in tasks],
-                [task.total for task in tasks],
-                [task.prompt for task in tasks],
-                [task.start for task in tasks],
-                [task.length for task in tasks],
-                [task.step for task in tasks],
-            ],
-            np.int64,
-        )
+        columns = [[*map(attrgetter(name), tasks)] for name in NUMBERS]
+        slots, totals, prompts, starts, lengths, steps = np.array(columns, np.int64)
         tokens = Ragged(Ragged.of(rows, INT64, "token_ids").values, totals)
         return cls(tasks, SlotRuns(slots), tokens, prompts, starts, lengths, steps)
 

@@ -73,7 +73,7 @@ def tensor(array: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401
 
 def _left(runner_class: type[Any], request: Request, role: str, method: str, cached: int, make: Make) -> dict[str, Any]:
     """Insert a copy of the request; return tensors, host lists and attributes by name, or the error."""
-    arrays: Arrays = standins.used(standins.arrays(*_tables(method)))
+    arrays: Arrays = standins.used(standins.target_arrays(method, "gpu") | standins.target_arrays(method, "xpu"))
     runner: Any = object.__new__(runner_class)
     for kind in ("xpu", "gpu"):
         made = standins.runner_of({}, method=method, role=role, cached=cached, kind=kind)
@@ -92,11 +92,6 @@ def _left(runner_class: type[Any], request: Request, role: str, method: str, cac
         return {"the call": f"raises {type(error).__name__}: {error}"}
     found = {name: _read(value) for name, value in inputs.data.items() if name != "caches"}
     return found | {name: _read(getattr(runner, name)) for name in ATTRIBUTES}
-
-
-def _tables(method: str) -> list[str]:
-    tables = [standins.INPUT_BATCH, standins.GPU_ALONE, standins.XPU_ALONE]
-    return [*tables, standins.DRAFTED] if method else tables
 
 
 def _read(value: Any) -> Any:  # noqa: ANN401

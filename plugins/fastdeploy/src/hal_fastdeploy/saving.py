@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from hal_core import HalError, InvalidValue, OutputRecord, Sink, SlotStatus
 
+from .sysv.layouts import DRAFT, PREEMPTED, TARGET
+
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 HostArray = Any
 """An array, or a tensor on the host."""
-PREEMPTED = -9
-TARGET, DRAFT = 3, 4  #: message flags: tokens of the target model, and of the draft model
 
 
 class Saved:

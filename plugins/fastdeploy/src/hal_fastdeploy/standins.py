@@ -80,12 +80,11 @@ class Batch:
 def arrays(*tables: str) -> Arrays:
     """The tensors of some tables as NumPy arrays, by name, as they are at the start."""
     sizes = SIZES | {"D": DRAFTS + 1, "1": 1}
-    found = {}
-    for line in "|".join(tables).replace("\n", "|").split("|"):
-        if line.strip():
-            name, kind, letters, value = line.split()
-            found[name] = np.full([sizes[letter] for letter in letters.split(",")], float(value), TYPES[kind])
-    return found
+    lines = [line.split() for line in "|".join(tables).replace("\n", "|").split("|") if line.strip()]
+    return {
+        name: np.full([sizes[letter] for letter in letters.split(",")], float(value), TYPES[kind])
+        for name, kind, letters, value in lines
+    }
 
 
 def used(arrays: Arrays) -> Arrays:
@@ -194,7 +193,6 @@ def prefill(
 ) -> Request:
     """A PREFILL request of a whole prompt, or of a piece ``[start, end)``."""
     start, end = piece or (0, len(prompt) + len(output))
-    drafts = values.pop("drafts", [30, 31])
     return Request(
         PREFILL,
         slot,
@@ -205,7 +203,7 @@ def prefill(
         prefill_end_index=end,
         block_tables=list(blocks),
         eos_token_ids=values.pop("eos", [2, 5]),
-        draft_token_ids=drafts,
+        draft_token_ids=values.pop("drafts", [30, 31]),
         prompt_logprobs=values.pop("prompt_logprobs", None),
         values=values,
     )
@@ -234,10 +232,7 @@ def drawn(draw: random.Random, slot: int, role: str, names: dict[int, str], kind
         total = len(prompt) + len(output)
         start = draw.randrange(total)
         piece = (start, draw.randrange(start + 1, total + 1))
-    values = {}
-    for name, choices in VALUES.items():
-        if draw.random() < 0.5:
-            values[name] = draw.choice(choices)
+    values = {name: draw.choice(choices) for name, choices in VALUES.items() if draw.random() < 0.5}
     if "stop_token_ids" in values:
         values["stop_seqs_len"] = [*map(len, values["stop_token_ids"])]
     if draw.random() < 0.2:

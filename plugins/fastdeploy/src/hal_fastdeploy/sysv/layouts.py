@@ -170,13 +170,10 @@ def _check(record: OutputRecord, at: Ints, batch_size: int, layout: Layout) -> N
     most = MOST_TOKENS if layout.speculative else 1
     for row in np.flatnonzero(counts > most).tolist()[:4]:
         problems.append(f"{record.request_ids[row]}: {int(counts[row])} tokens and drafts, at most {most} fit")
-    if (
-        record.draft_counts is not None
-        and record.draft_logprobs is None
-        and (record.draft_counts > _behind(record)).any()
-    ):
-        problems.append("drafts without a first token have no place")
-    if record.draft_counts is not None and record.draft_logprobs is not None:
+    if record.draft_counts is not None and record.draft_logprobs is None:
+        if (record.draft_counts > _behind(record)).any():
+            problems.append("drafts without a first token have no place")
+    elif record.draft_counts is not None:
         for row in np.flatnonzero(record.draft_counts > MOST_TOKENS).tolist()[:4]:
             problems.append(f"{record.request_ids[row]}: {record.draft_counts[row]} drafts, at most {MOST_TOKENS} fit")
         if layout.name != "speculative-topk":
@@ -208,25 +205,20 @@ def _behind(record: OutputRecord) -> Ints:
 
 def _tokens(part: _Part) -> tuple[Ints, Ints, Ints]:
     """Return for each token of the part its batch id, its place within the row, and its index in the record."""
-    counts = part.record.counts
-    starts = (np.cumsum(counts, dtype=np.int64) - counts)[part.rows]
-    return _spread(part.at, counts[part.rows], starts)
+    return _spread(part, part.record.counts, part.record.counts)
 
 
-def _spread(at: Ints, counts: Ints, starts: Ints) -> tuple[Ints, Ints, Ints]:
-    total = int(counts.sum(dtype=np.int64))
-    within = np.arange(total) - np.repeat(np.cumsum(counts, dtype=np.int64) - counts, counts)
-    return np.repeat(at, counts), within, np.repeat(starts, counts) + within
+def _spread(part: _Part, held: Ints, chosen: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return the same for the first ``chosen`` of the things that each row of the record holds."""
+    counts, starts = chosen[part.rows], (np.cumsum(held, dtype=np.int64) - held)[part.rows]
+    within = np.arange(counts.sum(dtype=np.int64)) - np.repeat(np.cumsum(counts, dtype=np.int64) - counts, counts)
+    return np.repeat(part.at, counts), within, np.repeat(starts, counts) + within
 
 
 def _drafts(part: _Part, chosen: Ints, begins: Ints) -> tuple[Ints, Ints, Ints]:
     """Return the same for the first ``chosen`` drafts of each row, whose places begin at ``begins``."""
-    if part.record.draft_counts is None:
-        nothing = np.zeros(0, np.int64)
-        return nothing, nothing, nothing
-    counts = part.record.draft_counts
-    starts = (np.cumsum(counts, dtype=np.int64) - counts)[part.rows]
-    at, within, index = _spread(part.at, chosen[part.rows], starts)
+    held = chosen if part.record.draft_counts is None else part.record.draft_counts
+    at, within, index = _spread(part, held, chosen)
     return at, within + np.repeat(begins[part.rows], chosen[part.rows]), index
 
 
