@@ -28,7 +28,7 @@ def line_of(name):
 def source_of(kind, more=(), without=(), name="insert_tasks_v1"):
     """A function that does all that hal serves or ignores, and ``more`` lines."""
     known = OF[kind]
-    lines = [line_of(one) for one in (*known.served, *known.ignored) if one not in without]
+    lines = [line_of(one) for one in (*sorted(known.served), *known.ignored) if one not in without]
     body = "\n".join(f"        {line}" for line in (*lines, *more))
     return f"    def {name}(self, req_dicts, num_running_requests, slots=None):\n        idx = 0\n{body}\n"
 

@@ -162,10 +162,10 @@ def test_each_served_name_is_written_and_no_other(device, kind):
         ):
             now = tensors.read()
             names |= {f"{batch}.{name}" for name, array in had.items() if (now[name] != array).any()}
-    served = KNOWN[{"gpu": GpuRunner, "xpu": XpuRunner}[kind]].served.keys()
+    served = KNOWN[{"gpu": GpuRunner, "xpu": XpuRunner}[kind]].served
     assert served - set(BY_WRITES) <= found <= served
     alone = {"model_inputs.get_index_by_batch_id()"} if kind == "gpu" else set()  # its map has every batch id
-    assert own == PROPOSED.served.keys() - alone
+    assert own == PROPOSED.served - alone
 
 
 def watched(one, names, batch):

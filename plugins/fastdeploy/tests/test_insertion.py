@@ -57,9 +57,7 @@ class Pair:
         self.method, self.kind, self.passed = method, kind, []
         chosen = XpuRunner if kind == "xpu" else GpuRunner
         self.more = up.MORE[kind] if more is None else more
-        found = (
-            {} if more is None else {"found": found_with(chosen, more), "proposer_found": frozenset(PROPOSED.served)}
-        )
+        found = {} if more is None else {"found": found_with(chosen, more), "proposer_found": PROPOSED.served}
         self.acts = False
         self.insertion = Insertion(bound, self.runner, self.as_upstream, kind=chosen, **found)
 
@@ -132,13 +130,12 @@ class Pair:
 
 def found_with(kind, more):
     """The names of a function that does what each version does, and ``more`` of what only some do."""
-    served = KNOWN[kind].served.keys()
     left = set.union(*up.MORE.values()) - more
     if "share_inputs.enable_thinking" in left and kind is XpuRunner:
         left.add("share_inputs.max_reply_lens")
     if kind is GpuRunner:
         left -= up.MORE["xpu"]
-    return frozenset(served - left)
+    return KNOWN[kind].served - left
 
 
 def exchange(pair, first, second):
@@ -288,6 +285,8 @@ def broken(**changes):
         ({"draft_token_ids": [3, "x"]}, "draft_token_ids: an element is no whole number of int64"),
         ({"bad_words_token_ids": [1.5]}, "bad_words_token_ids: an element is no whole number"),
         ({"stop_token_ids": [[2**70]], "stop_seqs_len": [1]}, "stop_token_ids: an element is no whole number"),
+        ({"enable_thinking": True, "reasoning_max_tokens": "x"}, "reasoning_max_tokens: 'x' .str. is no int"),
+        ({"enable_thinking": True, "response_max_tokens": 2**40}, f"response_max_tokens: {2**40} does not fit int32"),
         ({"draft_token_ids": [3]}, "needs the first token and one draft"),
     ],
     ids=lambda case: str(case)[:30],
@@ -456,6 +455,21 @@ def test_tensors_that_waking_up_replaced_are_resolved_again(bound, kind, caplog)
     pair.check()
     after = up.OnDevice.read(SimpleNamespace(bound=bound, views={"bad_tokens": old}))
     np.testing.assert_array_equal(before["bad_tokens"], after["bad_tokens"])
+
+
+def test_after_a_refused_tensor_of_the_proposer_no_row_is_taken_for_known(bound):
+    pair = Pair(bound, "mtp")
+    pair.insert([prefill(1, range(6))])  # its row of bad words is known to be -1
+    own = pair.runner.proposer.model_inputs
+    replace_tensors(pair, pair.runner.share_inputs, pair.tensors, ("bad_tokens",))
+    bound.async_set_value(target=pair.tensors.views["bad_tokens"], value=5, stream=bound.default_stream).wait()
+    pair.reference.share_inputs["bad_tokens"][...] = 5
+    right, own["step_idx"] = own["step_idx"], up.OnDevice(bound, up.arrays("step_idx i32 n,1 0")).views["step_idx"]
+    with pytest.raises(InvalidValue, match=r"model_inputs\['step_idx'\] is int32"):
+        pair.insertion([prefill(1, range(5))], 4)
+    own["step_idx"] = right
+    pair.insert([prefill(1, range(5))])
+    pair.check()
 
 
 def test_a_proposer_with_other_inputs_is_followed(bound):

@@ -65,7 +65,7 @@ def column_0_as_it_was_drawn(patch):
 
 
 def rows_of_any_width(patch):
-    patch.setattr(saving, "_wide", lambda values: np.asarray(values).reshape(len(values), -1))
+    patch.setattr(saving, "_table", lambda values, dtype: np.asarray(values, dtype).reshape(len(values), -1))
 
 
 def lengths_of_all_slots(patch):

@@ -55,7 +55,6 @@ class Host:
     ``first``: before the tensors are written, as in FastDeploy.
     """
 
-    what: str
     names: tuple[str, ...]
     act: Callable[[Call], None] | None = None
     first: bool = False
@@ -81,7 +80,7 @@ def _tokens(task: Task) -> list[int]:
 # Ways of writing -----------------------------------------------------------------------------------------------------
 
 
-def _set(name: str, what: str, value: Callable[[Call], Any], prefills: bool = False) -> Host:
+def _set(name: str, value: Callable[[Call], Any], prefills: bool = False) -> Host:
     """An attribute, or an entry of the batch; ``prefills``: only in a call with one."""
     of, _, key = name.partition(".")
 
@@ -93,18 +92,18 @@ def _set(name: str, what: str, value: Callable[[Call], Any], prefills: bool = Fa
         else:
             call.batch[key] = value(call)
 
-    return Host(what, (name,), act)
+    return Host((name,), act)
 
 
 def _running(batch: str) -> tuple[Host, Host]:
-    what = "of the call; a reordering of slots (FD_PD_REORDER=1) reads it"
+    """What a reordering of slots (FD_PD_REORDER=1) reads."""
     return (
-        _set(f"{batch}.num_running_requests", what, lambda call: call.num_running_requests),
-        _set(f"{batch}.running_requests_ids", what, lambda call: range(call.num_running_requests)),
+        _set(f"{batch}.num_running_requests", lambda call: call.num_running_requests),
+        _set(f"{batch}.running_requests_ids", lambda call: range(call.num_running_requests)),
     )
 
 
-def _listed(name: str, what: str, value: Callable[[Task], Any], prefills: bool = True) -> Host:
+def _listed(name: str, value: Callable[[Task], Any], prefills: bool = True) -> Host:
     """A list with an entry for each slot, which some versions have."""
 
     def act(call: Call) -> None:
@@ -113,17 +112,17 @@ def _listed(name: str, what: str, value: Callable[[Task], Any], prefills: bool =
             for task in call.new if prefills else call.tasks:
                 held[task.slot] = value(task)
 
-    return Host(what, (f"share_inputs.{name}",), act)
+    return Host((f"share_inputs.{name}",), act)
 
 
-def _in_slots(name: str, what: str, value: Callable[[Task], Any], prefills: bool = True) -> Host:
+def _in_slots(name: str, value: Callable[[Task], Any], prefills: bool = True) -> Host:
     """A tensor on the host."""
     entry = name.partition(".")[2]
 
     def act(call: Call) -> None:
         set_slots(call.batch[entry], {task.slot: value(task) for task in (call.new if prefills else call.tasks)})
 
-    return Host(what, (name,), act)
+    return Host((name,), act)
 
 
 def _make_cache(call: Call) -> None:
@@ -137,20 +136,14 @@ def _no_logits_processor(call: Call) -> None:
             apply(task.slot, None, [])
 
 
-CACHE = Host("if there is no cache yet", ("self.initialize_kv_cache()",), _make_cache, first=True)
-FLAG = "True with a prefill, False with the decode role's"
-PREFILLS = _set("self.exist_prefill_flag", FLAG, lambda call: not call.decodes, prefills=True)
+CACHE = Host(("self.initialize_kv_cache()",), _make_cache, first=True)
+PREFILLS = _set("self.exist_prefill_flag", lambda call: not call.decodes, prefills=True)
 COMMON = (
-    _in_slots(
-        "share_inputs.preempted_idx",
-        "1 for a leaving request, else 0",
-        lambda task: int(task.kind not in (PREFILL, DECODE)),
-        prefills=False,
-    ),
-    _listed("top_k_list", "the request's", lambda task: task.request.get("top_k", 0)),
-    _listed("min_p_list", "the request's", lambda task: task.request.get("min_p", 0.0)),
-    Host("without a processor", ("self.sampler.apply_logits_processor()",), _no_logits_processor),
-    Host("the proposer's tensors are in the same plan", ("self.proposer.insert_tasks_v1()",)),
+    _in_slots("share_inputs.preempted_idx", lambda task: int(task.kind not in (PREFILL, DECODE)), prefills=False),
+    _listed("top_k_list", lambda task: task.request.get("top_k", 0)),
+    _listed("min_p_list", lambda task: task.request.get("min_p", 0.0)),
+    Host(("self.sampler.apply_logits_processor()",), _no_logits_processor),
+    Host(("self.proposer.insert_tasks_v1()",)),
 )
 
 
@@ -202,27 +195,26 @@ def _log_prefills(call: Call) -> None:
 
 LOGPROBS = ("self.prompt_logprobs_reqs", "self.prompt_logprobs_reqs.pop()", "self.in_progress_prompt_logprobs.pop()")
 GPU = (
-    Host("after the checks, before the tensors", ("self.cache_controller.submit_swap_tasks()",), _swap, first=True),
-    Host("of new batch ids", ("share_inputs.get_index_by_batch_id()", "share_inputs.index_to_batch_id")),
+    Host(("self.cache_controller.submit_swap_tasks()",), _swap, first=True),
+    Host(("share_inputs.get_index_by_batch_id()", "share_inputs.index_to_batch_id")),
     *_running("share_inputs"),
     *COMMON,
-    _listed("top_p_list", "the request's", lambda task: task.request.get("top_p", 0.7)),
-    _listed("req_ids", "of each kind of task", lambda task: str(task.request.request_id), prefills=False),
-    _listed("logits_processors_args", "the request's", lambda task: task.request.get("logits_processors_args") or {}),
-    _in_slots("share_inputs.is_chunk_step", "whether the prefill goes on", lambda task: not task.ends_prefill),
+    _listed("top_p_list", lambda task: task.request.get("top_p", 0.7)),
+    _listed("req_ids", lambda task: str(task.request.request_id), prefills=False),
+    _listed("logits_processors_args", lambda task: task.request.get("logits_processors_args") or {}),
+    _in_slots("share_inputs.is_chunk_step", lambda task: not task.ends_prefill),
     _set(
         "share_inputs.seq_lens_this_time",
-        "a view of the first rows of seq_lens_this_time_buffer",
         lambda call: call.batch["seq_lens_this_time_buffer"][: call.num_running_requests],
     ),
     PREFILLS,
-    Host("the request, None when it leaves", ("self.forward_batch_reqs_list",), _forwarded),
-    Host("kept until the request leaves", LOGPROBS, _prompt_logprobs),
-    Host("grow with the decode role", ("self._cached_launch_token_num", "self._cached_real_bsz"), _counted),
-    _set("self.pooling_params", "an empty list with a prefill", lambda call: [], prefills=True),
-    _set("share_inputs.pooling_params", "an empty list with a prefill", lambda call: [], prefills=True),
-    Host("of the suffix method", ("self.proposer.start_request()",), _start_suffix),
-    Host("if there is a logger", ("self.deterministic_logger.log_prefill_input()",), _log_prefills),
+    Host(("self.forward_batch_reqs_list",), _forwarded),
+    Host(LOGPROBS, _prompt_logprobs),
+    Host(("self._cached_launch_token_num", "self._cached_real_bsz"), _counted),
+    _set("self.pooling_params", lambda call: [], prefills=True),
+    _set("share_inputs.pooling_params", lambda call: [], prefills=True),
+    Host(("self.proposer.start_request()",), _start_suffix),
+    Host(("self.deterministic_logger.log_prefill_input()",), _log_prefills),
 )
 
 
@@ -235,6 +227,7 @@ def _goes_on(call: Call) -> None:
 
 
 def _map_slots(call: Call) -> None:
+    """Take the map that the GPU's runner passes; the XPU's has none."""
     own = call.batch
     if call.slots:
         own.index_to_batch_id = dict(call.slots)
@@ -251,19 +244,18 @@ def _inputs_for_ngrams(call: Call) -> None:
                 call.batch["input_ids_cpu"][task.slot, : len(tokens)] = np.array(tokens, np.int64)
 
 
-MAP = ("model_inputs.index_to_batch_id", "model_inputs.get_index_by_batch_id()")
 XPU = (
     CACHE,
     *COMMON,
-    Host("True with a prefill, or if a blocked slot restarts", ("share_inputs.not_need_stop",), _goes_on),
-    Host("kept", LOGPROBS[:1], lambda call: _prompt_logprobs(call, pops=False)),
+    Host(("share_inputs.not_need_stop",), _goes_on),
+    Host(LOGPROBS[:1], lambda call: _prompt_logprobs(call, pops=False)),
 )
 PROPOSER = (
     CACHE,
     *_running("model_inputs"),
-    Host("the GPU's runner passes its map; the XPU's has none", MAP, _map_slots),
-    _in_slots("model_inputs.input_ids_len", "of the piece without its first token", lambda task: task.length - 1),
-    Host("the same tokens on the host, for n-grams", ("model_inputs.input_ids_cpu",), _inputs_for_ngrams),
-    _set("model_inputs.seq_lens_this_time", "the whole buffer", lambda call: call.batch["seq_lens_this_time_buffer"]),
+    Host(("model_inputs.index_to_batch_id", "model_inputs.get_index_by_batch_id()"), _map_slots),
+    _in_slots("model_inputs.input_ids_len", lambda task: task.length - 1),
+    Host(("model_inputs.input_ids_cpu",), _inputs_for_ngrams),
+    _set("model_inputs.seq_lens_this_time", lambda call: call.batch["seq_lens_this_time_buffer"]),
     PREFILLS,
 )

@@ -45,12 +45,12 @@ OF_PROPOSER = dict.fromkeys(OWN_MASKS, MULTIMODAL) | {**EVERYWHERE}
 class Known:
     """The names of one function. ``always``: the tensors that an insertion writes whatever the version.
 
-    ``served``: name to what hal does, "" for the plan; ``ignored``: name to the reason why it does nothing. A name that
-    ends with ``.*`` stands for all that begin with the rest.
+    ``ignored``: name to the reason why hal does nothing. One that ends with ``.*`` stands for all that begin with the
+    rest.
     """
 
     always: frozenset[str]
-    served: Mapping[str, str]
+    served: frozenset[str]
     ignored: Mapping[str, str]
 
     def check(self, function: Callable[..., Any]) -> frozenset[str]:
@@ -59,7 +59,7 @@ class Known:
         :raises Unavailable: naming each that is neither served nor ignored, and each tensor that hal would write and
             the function does not.
         """
-        found, known = names_of(function), self.served.keys() | self.ignored.keys()
+        found, known = names_of(function), self.served | self.ignored.keys()
         unknown = sorted(name for name in found - known if f"{name.partition('.')[0]}.*" not in known)
         missing = sorted(self.always - found)
         does = [f"does {', '.join(unknown)}, which hal's insertion does not"] if unknown else []
@@ -72,9 +72,10 @@ class Known:
 
 
 def _known(batch: str, always: Table, optional: Table, hosts: Sequence[Host], ignored: Mapping[str, str]) -> Known:
-    served = {f"{batch}.{name}": "" for name in (*always, *optional)}
-    served |= {name: one.what for one in hosts for name in one.names}
-    return Known(frozenset(f"{batch}.{name}" for name in always), served, ignored)
+    tensors = frozenset(f"{batch}.{name}" for name in always)
+    return Known(
+        tensors, tensors.union([f"{batch}.{name}" for name in optional], *[one.names for one in hosts]), ignored
+    )
 
 
 KNOWN: Mapping[type[GpuRunner] | type[XpuRunner], Known] = {

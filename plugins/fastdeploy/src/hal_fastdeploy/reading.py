@@ -22,6 +22,7 @@ BATCHES = ("share_inputs", "model_inputs", "target_model_inputs")
 READS = frozenset(("clone", "cpu", "get", "item", "numpy", "tolist"))  # methods of an entry, or of a request
 WRITING = frozenset(("__import__", "compile", "delattr", "eval", "exec", "globals", "setattr", "super", "vars"))
 PASSING = frozenset(("enumerate", "filter", "iter", "list", "map", "next", "reversed", "sorted", "tuple", "zip"))
+WRITER = "async_set_value"  # FastDeploy's, a call that is ignored: its first argument, tgt, is written
 TESTS = (ast.Compare, ast.UnaryOp, ast.BinOp, ast.If, ast.While, ast.Assert, ast.FormattedValue, ast.Subscript)
 
 
@@ -55,7 +56,7 @@ class _Reader:
         self.locals |= {node.name for node in self.nodes[1:] if isinstance(node, ast.FunctionDef)}
         for node in self.nodes * 3:  # a name may stand for what another stands for
             for field in ("value", "iter", "context_expr"):
-                if value := getattr(node, field, None):
+                if (value := getattr(node, field, None)) and not isinstance(node, ast.AugAssign):
                     self._bind(node, value, iterates=field == "iter")
 
     def names(self) -> Iterator[str]:
@@ -73,8 +74,7 @@ class _Reader:
         """Keep what names are bound to, if that is part of an argument."""
         for target in ast.iter_child_nodes(node):
             if isinstance(getattr(target, "ctx", None), ast.Store):
-                parts = isinstance(value, ast.Tuple | ast.List) and (iterates or hasattr(target, "elts"))
-                paths = self._all(value.elts if parts else [value])
+                paths = self._all(getattr(value, "elts", [value]) if iterates or hasattr(target, "elts") else [value])
                 for name in ast.walk(target):
                     if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store) and paths:
                         self.known.setdefault(name.id, set()).update(map(_element, paths) if iterates else paths)
@@ -98,9 +98,9 @@ class _Reader:
             return self._all(node.args)
         if isinstance(node, ast.Call):  # getattr(self, "a"), request.get("a")
             gets = isinstance(node.func, ast.Attribute) and node.func.attr == "get"
-            of, *keys = [node.func.value, *node.args] if gets else node.args or [node]
-            if keys and (gets or ast.unparse(node.func) == "getattr"):
-                return {(*path, _key(keys[0])) for path in self._paths(of)}
+            given = [getattr(node.func, "value", node.func), *node.args] if gets else node.args
+            if len(given) > 1 and (gets or ast.unparse(node.func) == "getattr"):
+                return {(*path, _key(given[1])) for path in self._paths(given[0])}
         return set()
 
     def _stored(self, node: ast.Attribute | ast.Subscript) -> Iterator[str]:
@@ -129,8 +129,8 @@ class _Reader:
         parent = self.parents[node]
         if isinstance(parent, ast.Attribute | ast.Subscript) and parent.value is node:
             return  # a part of the name
-        writes = isinstance(parent, ast.Call) and ast.unparse(parent.func) == "async_set_value"  # an ignored call
-        target = getattr(parent, "arg", "") == "tgt" or (writes and node in parent.args[:1])
+        first = isinstance(parent, ast.Call) and node in parent.args[:1] and ast.unparse(parent.func) == WRITER
+        target = first or getattr(parent, "arg", "") == "tgt"
         for path in self._paths(node) if isinstance(node.ctx, ast.Load) else ():
             held = path == ("self",) or (path[0] == "self" and path[1] in BATCHES)
             if target or (held and not self._is_read(node, parent, whole=len(path) < 3)):

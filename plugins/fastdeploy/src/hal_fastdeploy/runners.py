@@ -97,9 +97,8 @@ class XpuRunner:
         if "enable_thinking" in target:
             write_thinking(writes, target, new)
             return
-        limits = [thinking_of(task.request) for task in new.tasks]
-        values = [-1 if limit is None else limit["max_think_lens"] for limit in limits]
-        target.column(writes, "max_think_lens", new.slots, values)
+        limits = [thinking_of(task.request) or {} for task in new.tasks]
+        target.column(writes, "max_think_lens", new.slots, [limit.get("max_think_lens", -1) for limit in limits])
         writes.fill(target["limit_think_status"], new.slots, 0)
 
     def restarts(self, tasks: Sequence[Task], read: Read) -> bool:

@@ -229,14 +229,10 @@ def _ints(values: HostArray) -> Ints:
     return _array(values).reshape(-1).astype(np.int64)
 
 
-def _table(values: HostArray) -> Ints:
-    """The values as int64 ``[n, m]``."""
-    return _wide(values).astype(np.int64)
-
-
-def _wide(values: HostArray) -> np.ndarray[Any, Any]:
+def _table(values: HostArray, dtype: type[np.generic] = np.int64) -> np.ndarray[Any, Any]:
+    """The values as ``[n, m]``."""
     array = _array(values)
-    return array.reshape(len(array), prod(array.shape[1:]))  # with no row, -1 would have no meaning
+    return array.reshape(len(array), prod(array.shape[1:])).astype(dtype)  # with no row, -1 would have no meaning
 
 
 def _in_prefill(seq_lens_decoder: HostArray, prompt_lens: HostArray, n: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -302,6 +298,6 @@ def _logprobs(
     chosen[:, 0] = tokens
     return {
         "logprob_token_ids": chosen,
-        "logprobs": np.ascontiguousarray(_wide(scores).astype(np.float32)[rows]),
+        "logprobs": np.ascontiguousarray(_table(scores, np.float32)[rows]),
         "ranks": _ints(ranks)[rows].astype(np.int32),
     }

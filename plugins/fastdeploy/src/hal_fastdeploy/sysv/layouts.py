@@ -75,14 +75,8 @@ class _Part:
         """Return ``(request_id, first_position, count)`` of each event in the message, for errors."""
         if self.flag == DRAFT:
             return []  # the requests' own events are in the target's message
-        chosen = set(self.rows.tolist())
-        events = _events(self.record)
-        record = self.record
-        return [
-            (record.request_ids[row], int(record.positions[row]), int(record.counts[row]))
-            for row in events.nonzero()[0].tolist()
-            if row in chosen
-        ]
+        record, rows = self.record, self.rows[_events(self.record)[self.rows]]
+        return [(record.request_ids[row], int(record.positions[row]), int(record.counts[row])) for row in rows.tolist()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,11 +116,9 @@ class SysvSink(QueuedSink):
     def __init__(self, url: str, *, capacity: int, deadline: float, sender: int) -> None:
         super().__init__(capacity, deadline)
         self.url = url
-        self._address = address_of(url, sender)
-        self.entries = self._address.layout.slots
-        self._queue = Queue(
-            self._address.key, self._address.layout.nbytes, self._address.mode, drop_stale=self._address.drop_stale
-        )
+        to = self._address = address_of(url, sender)
+        self.entries = to.layout.slots
+        self._queue = Queue(to.key, to.layout.nbytes, to.mode, drop_stale=to.drop_stale)
         log.warning("%s: readers of this transport cannot detect a loss", url)
         self._sent: deque[Callable[[], Deliveries]] = deque()  # of messages that may be unread
         self._unsent: deque[Message] = deque()  # of the output in hand
