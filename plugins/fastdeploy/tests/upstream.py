@@ -7,7 +7,9 @@ insertion uses none.
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
+import numpy as np
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import ByteRange, View
 from hal_fastdeploy.standins import ABORT as ABORT
@@ -18,9 +20,10 @@ from hal_fastdeploy.standins import PREEMPTED as PREEMPTED
 from hal_fastdeploy.standins import PREFILL as PREFILL
 from hal_fastdeploy.standins import SIZES as SIZES
 from hal_fastdeploy.standins import XPU_ALONE as XPU_ALONE
+from hal_fastdeploy.standins import Batch, told
 from hal_fastdeploy.standins import Request as Request
 from hal_fastdeploy.standins import arrays as arrays
-from hal_fastdeploy.standins import runner_of as runner_of
+from hal_fastdeploy.standins import runner_of as runner_alone
 from hal_fastdeploy.standins import target_arrays as target_arrays
 from hal_fastdeploy.standins import used as used
 
@@ -41,6 +44,19 @@ class BatchRequest(list):
 def proposer_arrays(method):
     """The tensors of an MTP proposer's inputs; none for another method."""
     return arrays(PROPOSER_BATCH) if method == "mtp" else {}
+
+
+def runner_of(tensors, proposer=None, **options):
+    """A runner with a proposer. ``proposer``: the tensors of an MTP proposer's inputs, by name."""
+    runner = runner_alone(tensors, **options)
+    held = runner.proposer = SimpleNamespace(start_request=told(runner.calls, "suffix"), exist_prefill_flag=None)
+    held.hybrid_mode = False
+    if proposer:
+        n, most = SIZES["n"], SIZES["L"]
+        own = {"input_ids_len": np.zeros((n, 1), np.int64), "input_ids_cpu": np.full((n, most), -1)}
+        batch = held.model_inputs = Batch(proposer, own)
+        held.initialize_kv_cache = lambda: batch.data.setdefault("caches", [])
+    return runner
 
 
 class OnDevice:

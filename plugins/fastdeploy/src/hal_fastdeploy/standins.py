@@ -111,13 +111,7 @@ def host_of_target(kind: str = "gpu") -> dict[str, Any]:
 
 
 def runner_of(
-    tensors: Mapping[str, Any],
-    proposer: Mapping[str, Any] | None = None,
-    *,
-    method: str = "",
-    role: str = "mixed",
-    cached: int = -1,
-    kind: str = "gpu",
+    tensors: Mapping[str, Any], *, method: str = "", role: str = "mixed", cached: int = -1, kind: str = "gpu"
 ) -> Any:  # noqa: ANN401 (a runner)
     """A runner as an insertion sees it. ``tensors``: of the target, by name."""
     calls: list[Any] = []
@@ -128,9 +122,8 @@ def runner_of(
         speculative_config=SimpleNamespace(num_speculative_tokens=DRAFTS),
         scheduler_config=SimpleNamespace(splitwise_role=role),
         model_config=SimpleNamespace(**{name: SIZES[letter] for name, letter in CONFIGURED.items()}),
-        proposer=SimpleNamespace(start_request=_told(calls, "suffix"), exist_prefill_flag=None, hybrid_mode=False),
-        sampler=SimpleNamespace(apply_logits_processor=_told(calls, "sampler")),
-        cache_controller=SimpleNamespace(submit_swap_tasks=_told(calls, "swap")),
+        sampler=SimpleNamespace(apply_logits_processor=told(calls, "sampler")),
+        cache_controller=SimpleNamespace(submit_swap_tasks=told(calls, "swap")),
         deterministic_logger=None,
         enable_cache_manager_v1=False,
         pooling_params=None,
@@ -144,15 +137,10 @@ def runner_of(
         runner.forward_batch_reqs_list = [None] * SIZES["n"]
     else:
         runner.initialize_kv_cache = lambda: runner.share_inputs.data.setdefault("caches", [])
-    if proposer:
-        n, most = SIZES["n"], SIZES["L"]
-        own = {"input_ids_len": np.zeros((n, 1), np.int64), "input_ids_cpu": np.full((n, most), -1)}
-        batch = runner.proposer.model_inputs = Batch(proposer, own)
-        runner.proposer.initialize_kv_cache = lambda: batch.data.setdefault("caches", [])
     return runner
 
 
-def _told(calls: list[Any], name: str) -> Callable[..., None]:
+def told(calls: list[Any], name: str) -> Callable[..., None]:
     """A method that keeps its calls."""
     return lambda *given: calls.append((name, *given))
 
