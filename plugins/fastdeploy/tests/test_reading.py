@@ -61,6 +61,7 @@ READ = {
     "with self.lock as held: held.notify()": {"self.lock.notify()"},
     "for i, request in enumerate(req_dicts): request.notify()": {"request.notify()"},
     "async_set_value(self.buffer[0:1], 1)": {"self.buffer", "async_set_value()"},
+    "np.copyto(self.buffer, 1)": {"self.buffer", "np.copyto()"},
     'async_set_value(tgt=self.proposer.model_inputs["a"], src=1)': {"self.proposer.model_inputs", "async_set_value()"},
     "super().insert_tasks_v1(req_dicts)": {"super()"},
     "for request in req_dicts: request.seen = True": {"request.seen"},

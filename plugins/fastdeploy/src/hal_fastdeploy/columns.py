@@ -46,22 +46,6 @@ class Prefills:
         tokens = Ragged(Ragged.of(rows, INT64, "token_ids").values, totals)
         return cls(tasks, SlotRuns(slots), tokens, prompts, starts, lengths, steps)
 
-    @property
-    def history(self) -> Ragged:
-        """The prompts."""
-        return self.tokens.cut(np.zeros_like(self.prompts), self.prompts)
-
-    @property
-    def pieces(self) -> Ragged:
-        """The tokens that the next step runs."""
-        return self.tokens.cut(self.starts, self.lengths)
-
-    @property
-    def firsts(self) -> Ints:
-        """The first token of each piece."""
-        found: Ints = self.tokens.values[self.tokens.begins + self.starts]
-        return found
-
 
 @dataclass(frozen=True, slots=True)
 class Round:

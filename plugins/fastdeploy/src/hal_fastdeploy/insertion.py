@@ -217,7 +217,7 @@ class Insertion:
         self._write_common(writes, target, round_, self.kind.lengths)
         if new is None:
             return
-        target.ragged(writes, "input_ids", new.slots, new.pieces)
+        target.ragged(writes, "input_ids", new.slots, new.tokens.cut(new.starts, new.lengths))
         target.column(writes, "prompt_lens", new.slots, new.tokens.lengths)
         writes.fill(target["is_block_step"], new.slots, False)
         writes.fill(target["step_seq_lens_decoder"], new.slots, 0)

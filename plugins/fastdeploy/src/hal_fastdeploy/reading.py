@@ -22,7 +22,7 @@ BATCHES = ("share_inputs", "model_inputs", "target_model_inputs")
 READS = frozenset(("clone", "cpu", "get", "item", "numpy", "tolist"))  # methods of an entry, or of a request
 WRITING = frozenset(("__import__", "compile", "delattr", "eval", "exec", "globals", "setattr", "super", "vars"))
 PASSING = frozenset(("enumerate", "filter", "iter", "list", "map", "next", "reversed", "sorted", "tuple", "zip"))
-WRITER = "async_set_value"  # FastDeploy's, a call that is ignored: its first argument, tgt, is written
+WRITERS = frozenset(("async_set_value", "np.copyto", "np.place", "np.put", "np.putmask"))  # into the first argument
 TESTS = (ast.Compare, ast.UnaryOp, ast.BinOp, ast.If, ast.While, ast.Assert, ast.FormattedValue, ast.Subscript)
 
 
@@ -129,7 +129,7 @@ class _Reader:
         parent = self.parents[node]
         if isinstance(parent, ast.Attribute | ast.Subscript) and parent.value is node:
             return  # a part of the name
-        first = isinstance(parent, ast.Call) and node in parent.args[:1] and ast.unparse(parent.func) == WRITER
+        first = isinstance(parent, ast.Call) and node in parent.args[:1] and ast.unparse(parent.func) in WRITERS
         target = first or getattr(parent, "arg", "") == "tgt"
         for path in self._paths(node) if isinstance(node.ctx, ast.Load) else ():
             held = path == ("self",) or (path[0] == "self" and path[1] in BATCHES)

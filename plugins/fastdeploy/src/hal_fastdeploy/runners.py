@@ -58,7 +58,7 @@ class GpuRunner:
 
     def write(self, writes: Writes, target: Places, new: Prefills) -> None:
         """Write prompts as the history, with -1 to the end of the row."""
-        target.ragged(writes, "token_ids_all", new.slots, new.history)
+        target.ragged(writes, "token_ids_all", new.slots, new.tokens.cut(np.zeros_like(new.prompts), new.prompts))
         writes.fill(target["token_ids_all"], new.slots, -1, new.prompts)
         write_thinking(writes, target, new)
 
@@ -90,7 +90,7 @@ class XpuRunner:
 
     def write(self, writes: Writes, target: Places, new: Prefills) -> None:
         """Write first tokens and lengths again. Versions without ``enable_thinking`` set a limit for each request."""
-        target.column(writes, "first_token_ids", new.slots, new.firsts)
+        target.column(writes, "first_token_ids", new.slots, new.tokens.values[new.tokens.begins + new.starts])
         target.column(writes, "ori_seq_lens_encoder", new.slots, new.lengths)
         if "pre_ids" in target:
             writes.fill(target["pre_ids"], new.slots, -1)

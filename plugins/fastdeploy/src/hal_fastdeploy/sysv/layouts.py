@@ -125,7 +125,7 @@ def messages(
     if _events(record).any() or not of_drafts:
         parts += [(np.flatnonzero(turn == number), TARGET) for number in range(int(turn.max()) + 1)]
     if of_drafts:
-        parts += [(_last_rows(at), DRAFT)]
+        parts += [(np.flatnonzero(np.append(at[1:] != at[:-1], True)), DRAFT)]  # the last row of each batch id
     for number, (rows, flag) in enumerate(parts):
         last = number == len(parts) - 1
         word = variant.message_id if goes_on or not last else -variant.message_id
@@ -139,11 +139,6 @@ def _events(record: OutputRecord) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return for each row whether it reports tokens or an end."""
     found: np.ndarray[Any, np.dtype[np.bool_]] = (record.status != SlotStatus.NONE) | (record.finish != 0)
     return found
-
-
-def _last_rows(at: Ints) -> Ints:
-    """Return the last row of each batch id: its present request."""
-    return np.flatnonzero(np.append(at[1:] != at[:-1], True))
 
 
 def _check(record: OutputRecord, at: Ints, batch_size: int, layout: Layout) -> None:
