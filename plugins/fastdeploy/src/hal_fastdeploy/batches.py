@@ -19,9 +19,7 @@ Table = Mapping[str, tuple[str, str]]
 NO_MORE: Table = {}
 THINKING: Table = {
     "enable_thinking": ("bool", "n1"),
-    "max_think_lens": ("int32", "n1"),
-    "max_reply_lens": ("int32", "n1"),
-    "limit_think_status": ("int32", "n1"),
+    **dict.fromkeys(("max_think_lens", "max_reply_lens", "limit_think_status"), ("int32", "n1")),
 }
 #: Of a runner and of a proposer.
 COMMON: Table = {

@@ -147,14 +147,13 @@ def _check(record: OutputRecord, at: Ints, batch_size: int, layout: Layout) -> N
         problems.append(f"batch ids {at.tolist()[:8]} of {len(record)} rows in a batch of {batch_size}")
     if batch_size > layout.slots:
         problems.append(f"a batch of {batch_size}, at most {layout.slots} fit")
-    drafts = np.zeros(0, np.int64) if record.drafts is None else record.drafts
     lowest = -(1 << 31) if layout.speculative else 0  # there the count has the marks, and FastDeploy's -1 is passed on
-    for values, what in ((record.tokens, "token"), (drafts, "draft")):
-        if len(values) and (values.min() < lowest or values.max() >= 1 << 31):
-            problems.append(f"a {what} is no int32 of at least {lowest}")
-    for ids in (record.logprob_token_ids, record.draft_logprob_token_ids):
-        if ids is not None and ids.size and (ids.min() < NO_TOKEN or ids.max() >= 1 << 31):
-            problems.append("an alternative is no int32 of at least -1")
+    alternatives = [
+        (ids, "an alternative", NO_TOKEN) for ids in (record.logprob_token_ids, record.draft_logprob_token_ids)
+    ]
+    for ids, what, least in ((record.tokens, "a token", lowest), (record.drafts, "a draft", lowest), *alternatives):
+        if ids is not None and ids.size and (ids.min() < least or ids.max() >= 1 << 31):
+            problems.append(f"{what} is no int32 of at least {least}")
     counts = record.counts + _behind(record)
     most = MOST_TOKENS if layout.speculative else 1
     for row in np.flatnonzero(counts > most).tolist()[:4]:
@@ -302,20 +301,19 @@ def _fill_speculative_topk(data: np.ndarray[Any, np.dtype[np.uint8]], part: _Par
     scores = slots["scores"].reshape(variant.slots, MOST_TOKENS, COLUMNS)
     if part.flag == DRAFT and record.drafts is not None and record.draft_counts is not None:
         table: _Table = record.drafts, record.draft_logprob_token_ids, record.draft_logprobs, record.draft_ranks
-        columns = _columns(record.draft_logprobs)
-        words[3 + part.at] = record.draft_counts[part.rows]
+        counts, behind = record.draft_counts[part.rows], None
         at, within, index = _drafts(part, record.draft_counts, np.zeros(len(record), np.int64))
-        tokens[at, within], scores[at, within], slots["ranks"][at, within] = _alternatives(table, index)
     else:
-        columns = _columns(record.logprobs)
-        words[3 + part.at] = _counts(part)
+        table, counts, behind = _of_tokens(record), _counts(part), record.drafts
         at, within, index = _tokens(part)
-        tokens[at, within], scores[at, within], slots["ranks"][at, within] = _alternatives(_of_tokens(record), index)
+    tokens[at, within], scores[at, within], slots["ranks"][at, within] = _alternatives(table, index)
+    if behind is not None:  # only token 0 of a first token has log-probabilities
         at, within, index = _drafts(part, _behind(record), record.counts)
-        if record.drafts is not None and len(at):  # only token 0 of a first token has log-probabilities
-            tokens[at, within] = NO_TOKEN
-            tokens[at, within, 0] = record.drafts[index]
-    words[:3] = part.word, part.flag | (columns << 8 if variant.packed else 0), part.batch_size
+        tokens[at, within] = NO_TOKEN
+        tokens[at, within, 0] = behind[index]
+    words[3 + part.at] = counts
+    columns = _columns(table[2]) << 8 if variant.packed else 0
+    words[:3] = part.word, part.flag | columns, part.batch_size
 
 
 def _speculative_topk_bytes(slots: int) -> int:

@@ -44,7 +44,7 @@ class QueueLock:
             if self._set < 0:
                 raise self._unusable(ctypes.get_errno())
             try:
-                self._do((_OWNED, 0, _NO_WAIT), (_OWNED, 1, _NO_WAIT | _UNDO))
+                _operate(self._set, (_OWNED, 0, _NO_WAIT), (_OWNED, 1, _NO_WAIT | _UNDO))
             except OSError as error:
                 if error.errno == errno.EAGAIN:
                     raise self._owned() from None
@@ -61,7 +61,7 @@ class QueueLock:
     def mark_sender(self) -> None:
         """Note that this process is about to send."""
         with contextlib.suppress(OSError):  # the set was removed: the next owner tests whether this process lives
-            self._do((_SENDER, 0, _NO_WAIT))
+            _operate(self._set, (_SENDER, 0, _NO_WAIT))
 
     def release(self, *, for_good: bool = False) -> None:
         """Release the queue; ``for_good`` removes the semaphores too, if the queue was removed. Idempotent."""
@@ -75,9 +75,6 @@ class QueueLock:
             _operate(taken, (_OWNED, -1, _NO_WAIT | _UNDO))
         except OSError as error:
             log.warning("the lock of the queue %s was gone before its owner: %s", self._name, error)
-
-    def _do(self, *operations: tuple[int, int, int]) -> None:
-        _operate(self._set, *operations)
 
     def _owned(self) -> HalError:
         owner = max(0, int(_libc.semctl(self._set, _OWNED, _GET_PID)))
