@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hal_core import DeviceNotFound, InvalidValue, Unavailable
 from hal_fastdeploy import mounting
-from hal_fastdeploy.runners import ordinal
 
 import hal
 from hal import selection
@@ -151,14 +150,11 @@ def test_a_fastdeploy_without_its_proposer_is_refused(fastdeploy, monkeypatch):
         mounting.model_runner()
 
 
-@pytest.mark.parametrize(("place", "index"), [("gpu:0", 0), ("gpu:11", 11), ("xpu:2", 2), ("gpu", 0)])
-def test_the_ordinal_is_of_the_place(place, index):
-    assert ordinal(place) == index
-
-
-def test_g26_a_place_without_a_number_is_refused():
-    with pytest.raises(InvalidValue, match="'gpu:x' is no place of Paddle's"):
-        ordinal("gpu:x")
+def test_g26_a_place_without_a_number_is_refused(fastdeploy, monkeypatch):
+    monkeypatch.setenv(mounting.UNTESTED, "1")
+    runner = mounting.model_runner()(fd_config=None, device="gpu:x", device_id=3, rank=0, local_rank=0)
+    with pytest.raises(InvalidValue, match="'gpu:x' is no device name"):
+        runner.insert_tasks_v1([], 0)
 
 
 RUNNERS = {"gpu": ("GPUModelRunner", "cuda"), "xpu": ("XPUModelRunner", "xpu")}
@@ -182,8 +178,8 @@ def test_its_runner_inserts_through_hal(fastdeploy, monkeypatch, tmp_path, chip,
     opened = []
     with hal.open_device("cpu") as device:
         monkeypatch.setattr(hal, "open_device", lambda name, index: opened.append((name, index)) or device)
-        # the physical chip 3 is the first that the process sees
-        runner = runner_class(fd_config=None, device=f"{chip}:0", device_id=3, rank=0, local_rank=0)
+        # the physical chip 3 is the second that the process sees
+        runner = runner_class(fd_config=None, device=f"{chip}:1", device_id=3, rank=0, local_rank=0)
         for name, value in vars(up.runner_of(up.target_arrays(kind=chip), kind=chip)).items():
             setattr(runner, name, value)
         request = up.Request(
@@ -203,4 +199,4 @@ def test_its_runner_inserts_through_hal(fastdeploy, monkeypatch, tmp_path, chip,
         np.testing.assert_array_equal(runner.share_inputs["input_ids"][1, :3], [4, 5, 0])
         first = runner.share_inputs["first_token_ids" if chip == "xpu" else "token_ids_all"]
         assert first[1, 0] == 4, "what this chip's runner alone has"
-    assert opened == [(plugin, 0)]
+    assert opened == [(plugin, 1)]

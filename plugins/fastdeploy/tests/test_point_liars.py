@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ READING = {
     "calls are not read": ("_called", nothing, "self.sampler.apply(1)"),
     "stores are not read": ("_stored", nothing, "self.flag = True"),
     "what is passed to a call is not read": ("_used", nothing, 'fill(out=self.share_inputs["a"])'),
-    "an alias is not followed": ("_bind", lambda self, node: None, 'inputs = self.share_inputs; inputs["a"] = 1'),
+    "an alias is not followed": ("_bind", lambda *given, **more: None, 'inputs = self.share_inputs; inputs["a"] = 1'),
     "an entry that is kept is a read": ("_is_read", lambda *given, **more: True, "tell(self)"),
 }
 
@@ -65,7 +66,7 @@ def column_0_as_it_was_drawn(patch):
 
 
 def rows_of_any_width(patch):
-    patch.setattr(saving, "_table", lambda values, dtype: np.asarray(values, dtype).reshape(len(values), -1))
+    patch.setattr(saving, "_table", lambda values, dtype=np.int64: np.asarray(values, dtype).reshape(len(values), -1))
 
 
 def lengths_of_all_slots(patch):
@@ -87,7 +88,9 @@ def test_a_wrong_saver_is_found(lie, monkeypatch, saved):
 
 
 def test_a_chip_by_its_number_on_the_host_is_found(fastdeploy, monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(mounting, "ordinal", lambda place: 3)
+    right, wrong = mounting.selection.requested, SimpleNamespace(index=3)
+    told = lambda name, index=None: wrong if name == "gpu:1" else right(name, index)  # noqa: E731
+    monkeypatch.setattr(mounting.selection, "requested", told)
     with pytest.raises(AssertionError):
         mounts.test_its_runner_inserts_through_hal(fastdeploy, monkeypatch, tmp_path, "gpu", False, caplog)
 

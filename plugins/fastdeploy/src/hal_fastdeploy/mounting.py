@@ -24,7 +24,7 @@ from hal import selection
 from .host import method_of
 from .insertion import Insertion
 from .names import KNOWN, PROPOSED
-from .runners import GpuRunner, XpuRunner, ordinal
+from .runners import GpuRunner, XpuRunner
 
 log = logging.getLogger("hal")
 UNTESTED = "HAL_FASTDEPLOY_UNTESTED"
@@ -57,7 +57,8 @@ def model_runner() -> type[Any]:
         def insert_tasks_v1(self, req_dicts: Sequence[Any], num_running_requests: int) -> None:
             """Insert the tasks through hal; the tensors are resolved at the first call."""
             if self._hal_insertion is None:
-                device = hal.open_device(kind.device, index=ordinal(str(self.device)))
+                index = selection.requested(str(self.device)).index  # of "gpu:1"; device_id is the host's number
+                device = hal.open_device(kind.device, index=index)
                 names = PROPOSED.check(getattr(type(self.proposer), FUNCTION)) if method_of(self) == "mtp" else None
                 own = super().insert_tasks_v1
                 self._hal_insertion = Insertion(device, self, own, kind=kind, found=found, proposer_found=names)

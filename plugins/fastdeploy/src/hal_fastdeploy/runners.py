@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from hal_core import InvalidValue, SlotRuns, Writes
+from hal_core import SlotRuns, Writes
 
 from . import host
 from .batches import NO_MORE, TARGET, THINKING, XPU_OPTIONAL, XPU_TARGET, Places, Table
@@ -123,13 +123,3 @@ def write_thinking(writes: Writes, target: Places, new: Prefills) -> None:
         slots = SlotRuns([*limits])
         for name in THINKING:
             target.column(writes, name, slots, [limit[name] for limit in limits.values()])
-
-
-def ordinal(place: str) -> int:
-    """Return the index of a place of Paddle's, as a runner's ``device`` names it ("gpu:1"): among the chips that the
-    process sees. A runner's ``device_id`` is the chip's number on the host."""
-    _, colon, index = place.partition(":")
-    if colon and not index.isdecimal():
-        what = f"{place!r} is no place of Paddle's"
-        raise InvalidValue(what, cure="give the runner's device, for example gpu:1", argument="place")
-    return int(index) if colon else 0
