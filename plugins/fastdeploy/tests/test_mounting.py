@@ -150,6 +150,13 @@ def test_a_fastdeploy_without_its_proposer_is_refused(fastdeploy, monkeypatch):
         mounting.model_runner()
 
 
+def test_a_proposer_without_the_function_is_refused(fastdeploy, monkeypatch, caplog):
+    del fastdeploy["fastdeploy.spec_decode.mtp"].MTPProposer.insert_tasks_v1
+    with pytest.raises(Unavailable, match=r"this FastDeploy's MTPProposer cannot be read: .*insert_tasks_v1"):
+        mounting.model_runner()
+    assert "FastDeploy keeps its own model runner" in caplog.text
+
+
 def test_g26_a_place_without_a_number_is_refused(fastdeploy, monkeypatch):
     monkeypatch.setenv(mounting.UNTESTED, "1")
     runner = mounting.model_runner()(fd_config=None, device="gpu:x", device_id=3, rank=0, local_rank=0)

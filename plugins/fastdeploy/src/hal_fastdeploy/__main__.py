@@ -23,9 +23,8 @@ def main(arguments: Sequence[str] | None = None, make: Make = tensor) -> int:
     try:
         first, second = _loaded(given.first), _loaded(given.second)
     except (ImportError, AttributeError, ValueError) as error:
-        print(
-            f"python -m hal_fastdeploy: error: {error} (name MODULE:CLASS of an installed FastDeploy)", file=sys.stderr
-        )
+        what = f"python -m hal_fastdeploy: error: {error} (name MODULE:CLASS of an installed FastDeploy)"
+        print(what, file=sys.stderr)
         return 2
     found = compare(first, second, draws=given.draws, seed=given.seed, make=make)
     for case in CASES:

@@ -55,11 +55,8 @@ class Agreement:
             self.moved[name] = self._replace(batches, old[name], moved)
 
     def __call__(self) -> Ticket:
-        """Make the tensors equal to those of the group's first rank.
-
-        :raises GroupLost: if a rank is lost.
-        :raises InvalidValue: for a tensor that was replaced: the block has no longer what the runner computes with.
-        """
+        """Make the tensors equal to those of the group's first rank. Raises :class:`GroupLost` if a rank is lost, and
+        :class:`InvalidValue` for a replaced tensor: the block has no longer what the runner computes with."""
         if replaced := [name for name, tensor in self.moved.items() if self.batch[name] is not tensor]:
             what = f"{', '.join(replaced)}: replaced since the block was made"
             raise InvalidValue(what, cure="make the Agreement again, before graphs are captured", argument="batches")

@@ -13,9 +13,6 @@ from hal_core import SlotRuns
 from .requests import DECODE, PREFILL, Task
 from .values import INT32, INT64, Ints, Ragged
 
-NUMBERS = ("slot", "total", "prompt", "start", "length", "step")
-"""The numbers of a prefill that become columns."""
-
 
 @dataclass(frozen=True, slots=True)
 class Prefills:
@@ -41,7 +38,7 @@ class Prefills:
             rows.append(task.request.prompt_token_ids)
             if task.total > task.prompt:
                 rows.append(task.request.output_token_ids)
-        columns = [[*map(attrgetter(name), tasks)] for name in NUMBERS]
+        columns = [[*map(attrgetter(name), tasks)] for name in ("slot", "total", "prompt", "start", "length", "step")]
         slots, totals, prompts, starts, lengths, steps = np.array(columns, np.int64)
         tokens = Ragged(Ragged.of(rows, INT64, "token_ids").values, totals)
         return cls(tasks, SlotRuns(slots), tokens, prompts, starts, lengths, steps)

@@ -189,8 +189,8 @@ def _start_suffix(call: Call) -> None:
 def _log_prefills(call: Call) -> None:
     if (logger := getattr(call.holder, "deterministic_logger", None)) is not None:
         for task in call.new:
-            piece = task.start, task.start + task.length
-            logger.log_prefill_input(task.request.request_id, task.slot, *piece, _tokens(task))
+            end = task.start + task.length
+            logger.log_prefill_input(task.request.request_id, task.slot, task.start, end, _tokens(task))
 
 
 LOGPROBS = ("self.prompt_logprobs_reqs", "self.prompt_logprobs_reqs.pop()", "self.in_progress_prompt_logprobs.pop()")

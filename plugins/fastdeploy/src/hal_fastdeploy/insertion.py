@@ -15,10 +15,10 @@ import numpy as np
 from hal_core import DONE, BoundDevice, ByteRange, InvalidBatch, SlotRuns, Stream, Ticket, Writes
 
 from . import host
-from .batches import DRAFTED, PROPOSER, Places
+from .batches import DRAFTED, PROPOSER, THINKING, Places
 from .columns import Prefills, Round
 from .host import Call, Host, method_of
-from .requests import PREFILL, SAMPLING, Task, check_values, is_served, read_task
+from .requests import PREFILL, SAMPLING, Task, check_values, is_served, read_task, thinking_of
 from .runners import GpuRunner, XpuRunner
 from .values import INT32, INT64, Ints, Ragged, integers
 
@@ -228,6 +228,7 @@ class Insertion:
             target.ragged(writes, "draft_tokens", new.slots, Ragged.of(drafts, INT64, "draft_token_ids"))
         target.column(writes, self.kind.lengths, new.slots, fed)
         self.kind.write(writes, target, new)
+        self._write_thinking(writes, new)
         self._write_sampling(writes, new)
         self._write_bad_words(writes, new, words)
         self._write_stops(writes, new)
@@ -251,6 +252,13 @@ class Insertion:
             places.column(writes, "step_idx", new.slots, new.steps)
             encoded = np.zeros_like(new.lengths) if self.decodes else new.lengths
             places.column(writes, "seq_lens_encoder", new.slots, encoded)
+
+    def _write_thinking(self, writes: Writes, new: Prefills) -> None:
+        """Write the limits of the requests that say whether they think; others keep their slot's."""
+        limits = {task.slot: limit for task in new.tasks if (limit := thinking_of(task.request)) is not None}
+        slots = SlotRuns([*limits])
+        for name in THINKING if limits and "enable_thinking" in self.target else ():
+            self.target.column(writes, name, slots, [limit[name] for limit in limits.values()])
 
     def _write_sampling(self, writes: Writes, new: Prefills) -> None:
         target = self.target

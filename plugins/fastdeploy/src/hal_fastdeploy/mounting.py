@@ -55,10 +55,9 @@ def model_runner() -> type[Any]:
         _hal_insertion: Insertion | None = None
 
         def insert_tasks_v1(self, req_dicts: Sequence[Any], num_running_requests: int) -> None:
-            """Insert the tasks through hal; the tensors are resolved at the first call."""
+            """Insert the tasks through hal, on the chip of ``device``: ``device_id`` is its number on the host."""
             if self._hal_insertion is None:
-                index = selection.requested(str(self.device)).index  # of "gpu:1"; device_id is the host's number
-                device = hal.open_device(kind.device, index=index)
+                device = hal.open_device(kind.device, index=selection.requested(str(self.device)).index)
                 names = PROPOSED.check(getattr(type(self.proposer), FUNCTION)) if method_of(self) == "mtp" else None
                 own = super().insert_tasks_v1
                 self._hal_insertion = Insertion(device, self, own, kind=kind, found=found, proposer_found=names)
@@ -90,6 +89,7 @@ def _kind() -> type[GpuRunner] | type[XpuRunner]:
 def _class(module: str, name: str) -> type[Any]:
     try:
         found: type[Any] = getattr(import_module(module), name)
+        getattr(found, FUNCTION)
     except (ImportError, AttributeError) as error:
         what = f"this FastDeploy's {name} cannot be read: {error}"
         raise Unavailable(what, cure="unset FD_PLUGINS", argument="FD_PLUGINS") from error

@@ -45,8 +45,7 @@ OF_PROPOSER = dict.fromkeys(OWN_MASKS, MULTIMODAL) | {**EVERYWHERE}
 class Known:
     """The names of one function. ``always``: the tensors that an insertion writes whatever the version.
 
-    ``ignored``: name to the reason why hal does nothing. One that ends with ``.*`` stands for all that begin with the
-    rest.
+    ``ignored``: name to the reason why hal does nothing. One that ends with ``.*`` stands for all that begin so.
     """
 
     always: frozenset[str]
@@ -72,10 +71,8 @@ class Known:
 
 
 def _known(batch: str, always: Table, optional: Table, hosts: Sequence[Host], ignored: Mapping[str, str]) -> Known:
-    tensors = frozenset(f"{batch}.{name}" for name in always)
-    return Known(
-        tensors, tensors.union([f"{batch}.{name}" for name in optional], *[one.names for one in hosts]), ignored
-    )
+    tensors, more = (frozenset(f"{batch}.{name}" for name in table) for table in (always, optional))
+    return Known(tensors, tensors.union(more, *[one.names for one in hosts]), ignored)
 
 
 KNOWN: Mapping[type[GpuRunner] | type[XpuRunner], Known] = {

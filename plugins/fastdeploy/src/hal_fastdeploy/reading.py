@@ -91,7 +91,8 @@ class _Reader:
         if isinstance(node, ast.Attribute):
             return {(*path, node.attr) for path in self._paths(node.value)}
         if isinstance(node, ast.Subscript):
-            return {_entry(path, _key(node.slice)) for path in self._paths(node.value)}
+            held, key = self._paths(node.value), _key(node.slice)
+            return {(*one, key) if len(one) == 2 and one[1] in BATCHES else _element(one) for one in held}
         if isinstance(node, ast.BoolOp | ast.IfExp):  # one of its parts
             return self._all(node.values if isinstance(node, ast.BoolOp) else (node.body, node.orelse))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in PASSING:
@@ -146,10 +147,6 @@ class _Reader:
         while isinstance(parent, ast.BoolOp):  # gives one of its parts
             node, parent = parent, self.parents[parent]
         return isinstance(parent, TESTS) or (isinstance(parent, ast.IfExp) and parent.test is node)
-
-
-def _entry(path: Path, key: str) -> Path:
-    return (*path, key) if len(path) == 2 and path[1] in BATCHES else _element(path)
 
 
 def _key(node: ast.AST) -> str:

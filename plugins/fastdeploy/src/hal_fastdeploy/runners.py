@@ -10,15 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from hal_core import SlotRuns, Writes
+from hal_core import Writes
 
 from . import host
-from .batches import NO_MORE, TARGET, THINKING, XPU_OPTIONAL, XPU_TARGET, Places, Table
+from .batches import NO_MORE, TARGET, XPU_OPTIONAL, XPU_TARGET, Places, Table
 from .columns import Prefills
 from .host import Runner
 from .requests import DECODE, PREFILL, Task, thinking_of
-
-Read = Callable[[str], np.ndarray[Any, Any]]
 
 
 class GpuRunner:
@@ -60,9 +58,8 @@ class GpuRunner:
         """Write prompts as the history, with -1 to the end of the row."""
         target.ragged(writes, "token_ids_all", new.slots, new.tokens.cut(np.zeros_like(new.prompts), new.prompts))
         writes.fill(target["token_ids_all"], new.slots, -1, new.prompts)
-        write_thinking(writes, target, new)
 
-    def restarts(self, tasks: Sequence[Task], read: Read) -> bool:
+    def restarts(self, tasks: Sequence[Task], read: Callable[[str], np.ndarray[Any, Any]]) -> bool:
         """Return False: nothing depends on slots that a DECODE task restarts."""
         return False
 
@@ -94,14 +91,12 @@ class XpuRunner:
         target.column(writes, "ori_seq_lens_encoder", new.slots, new.lengths)
         if "pre_ids" in target:
             writes.fill(target["pre_ids"], new.slots, -1)
-        if "enable_thinking" in target:
-            write_thinking(writes, target, new)
-            return
-        limits = [thinking_of(task.request) or {} for task in new.tasks]
-        target.column(writes, "max_think_lens", new.slots, [limit.get("max_think_lens", -1) for limit in limits])
-        writes.fill(target["limit_think_status"], new.slots, 0)
+        if "enable_thinking" not in target:
+            limits = [thinking_of(task.request) or {} for task in new.tasks]
+            target.column(writes, "max_think_lens", new.slots, [limit.get("max_think_lens", -1) for limit in limits])
+            writes.fill(target["limit_think_status"], new.slots, 0)
 
-    def restarts(self, tasks: Sequence[Task], read: Read) -> bool:
+    def restarts(self, tasks: Sequence[Task], read: Callable[[str], np.ndarray[Any, Any]]) -> bool:
         """Return whether a DECODE task restarts a blocked slot. The device is read only if that matters."""
         grown, left = list[int](), set[int]()
         for task in tasks:
@@ -114,12 +109,3 @@ class XpuRunner:
         if not grown or bool(np.asarray(self.runner.share_inputs["not_need_stop"]).reshape(-1)[0]):
             return False
         return bool(read("is_block_step").reshape(-1)[grown].any())
-
-
-def write_thinking(writes: Writes, target: Places, new: Prefills) -> None:
-    """Write the thinking limits of the requests that say whether they think; others keep their slot's."""
-    limits = {task.slot: limit for task in new.tasks if (limit := thinking_of(task.request)) is not None}
-    if limits:
-        slots = SlotRuns([*limits])
-        for name in THINKING:
-            target.column(writes, name, slots, [limit[name] for limit in limits.values()])

@@ -81,9 +81,8 @@ class SaveOutput:
         """Save one token a slot with log-probabilities, a row a slot."""
         if mp_rank == 0:
             values = _sampled(sampled_token_ids, last_preempted_idx)
-            starts = np.arange(len(values["counts"]))
             table = logprob_token_ids, logprobs, selected_token_ranks
-            found = _logprobs(values["counts"], values["tokens"], starts, *table)
+            found = _logprobs(values["counts"], values["tokens"], np.arange(len(values["counts"])), *table)
             self._put("topk", values | found, not_need_stop)
 
     def speculate_save_output(
@@ -201,8 +200,7 @@ class SaveOutput:
         prefix: str = "",
     ) -> None:
         """Put a record with log-probabilities: of its tokens or, with the prefix ``draft_``, of its drafts."""
-        chosen = values["drafts" if prefix else "tokens"]
-        found = _logprobs(values[f"{prefix}counts"], chosen, _ints(starts), *table)
+        found = _logprobs(values[f"{prefix}counts"], values["drafts" if prefix else "tokens"], _ints(starts), *table)
         more = {f"{prefix}{name}": array for name, array in found.items()}
         self._put("speculative-topk", values | more, not_need_stop)
 

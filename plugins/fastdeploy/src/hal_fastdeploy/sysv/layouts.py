@@ -321,21 +321,13 @@ def _speculative_topk_bytes(slots: int) -> int:
     return -(-(4 * (3 + slots) + slots * _SLOT.itemsize) // 8) * 8
 
 
-_META = frozenset({"meta"})
+_META, _SLOTS = frozenset({"meta"}), frozenset({"meta", "slots"})
 _LAYOUTS = {
     layout.name: layout
     for layout in (
         Layout("plain", 512, 4 * 514, "/dev/shm", _fill_plain, False),
         Layout("topk", 512, 4 * (2 + 2 * 512 * COLUMNS + 512), "/dev/shm", _fill_topk, False, _META),
         Layout("speculative", 256, 4 * (2 + 256 + 256 * MOST_TOKENS), "./", _fill_speculative, True),
-        Layout(
-            "speculative-topk",
-            512,
-            _speculative_topk_bytes(512),
-            "/dev/shm",
-            _fill_speculative_topk,
-            True,
-            _META | {"slots"},
-        ),
+        Layout("speculative-topk", 512, _speculative_topk_bytes(512), "/dev/shm", _fill_speculative_topk, True, _SLOTS),
     )
 }

@@ -221,8 +221,7 @@ class Queue:
 def check_limits(nbytes: int) -> None:
     """Raise Unavailable if the kernel takes no message of that size."""
     for name in ("msgmax", "msgmnb"):
-        limit = _limit(name)
-        if limit is not None and limit < nbytes:
+        if (limit := _limit(name)) is not None and limit < nbytes:
             raise _too_small(f"kernel.{name} is {limit}", nbytes, "")
 
 

@@ -253,8 +253,7 @@ class SysvSink(QueuedSink):
         self._count_unread()
         if not self._sent:
             return error
-        names = [name for deliveries in self._sent for name, _, _ in deliveries()]
-        requests = list(dict.fromkeys(names))
+        requests = list(dict.fromkeys(name for deliveries in self._sent for name, _, _ in deliveries()))
         more = f" and {len(requests) - 8} more" if len(requests) > 8 else ""
         nbytes = len(self._sent) * self._address.layout.nbytes
         what = f"{len(self._sent)} messages ({nbytes} bytes) in it may be unread, of {', '.join(requests[:8])}{more}"
