@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +13,7 @@ from hal_core.runtime.bound import BoundDevice, bind
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from .harness.places import innermost, position, primitive_of
+from .harness.places import frame_of, innermost, position, primitive_of
 from .harness.properties import CAN_BOUND, Results, explore
 
 if TYPE_CHECKING:
@@ -210,6 +209,8 @@ class Latch:
         __tracebackhide__ = True
         with self._lock:
             self._over = True
+        if self._hang:
+            self._timer.cancel()
         self.release()
         waited = f"{self._who or self._what} {WAITED} (let go after {self._hang} s without progress){self._where}"
         if self.forced and error is not None:  # the error may result from the forced release
@@ -223,7 +224,7 @@ class Latch:
 
     def _look(self) -> None:
         """Release the stream if nothing has progressed for long."""
-        frame = sys._current_frames().get(self._thread)
+        frame = frame_of(self._thread)
         seen = position(frame), self._counted()
         self._still = self._still + 1 if seen == self._seen else 0
         self._seen = seen

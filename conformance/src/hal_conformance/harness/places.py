@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import traceback
 from pathlib import Path
 from types import FrameType
@@ -50,6 +52,21 @@ def innermost(frame: FrameType | None) -> str:
     stack = [] if frame is None else traceback.extract_stack(frame)[: -INNERMOST - 1 : -1]
     places = [f"{one.name} ({Path(one.filename).name}:{one.lineno})" for one in stack]
     return f", in {', called by '.join(places)}" if places else ""
+
+
+def frame_of(thread: int) -> FrameType | None:
+    """Return the innermost frame of a thread.
+
+    No garbage is collected meanwhile: CPython holds a lock of its own in ``sys._current_frames``, and a finalizer may
+    give up the interpreter's lock there. A thread that starts another one then waits for the former with the latter.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames().get(thread)
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def position(frame: FrameType | None) -> tuple[object, ...]:
