@@ -39,6 +39,6 @@ def test_no_thread_is_left_of_a_latch_that_was_let_go():
     for _ in range(20):
         with Latch(nullcontext(), 10.0) as latch:
             pass
+        assert latch._timer.finished.is_set(), "its thread waits for the next look"
         latch._timer.join(10.0)
-        assert not latch._timer.is_alive()
     assert threading.active_count() <= before
