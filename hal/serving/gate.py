@@ -26,7 +26,7 @@ class Phase(Enum):
 
 
 WAITING = (Phase.HEAD, Phase.BODY, Phase.UNREAD)
-"""Phases in which the server waits for the client, in the order in which connections make room for others."""
+"""Phases in which the server waits for the client."""
 
 
 class Member(Protocol):
@@ -56,7 +56,8 @@ class Gate:
     def enter(self, member: Member) -> None:
         """Take a new connection; the one that the server waits for longest makes room, else the new one is refused."""
         if len(self) >= self.limits.connections:
-            oldest = next((one for phase in WAITING for one in self._waiting[phase]), member)
+            firsts = [next(iter(self._waiting[phase].items())) for phase in WAITING if self._waiting[phase]]
+            oldest = min(firsts, key=lambda pair: pair[1])[0] if firsts else member
             self._refuse(oldest, "connections", self._full(f"has {len(self)} connections"))
             if oldest is member:
                 return

@@ -19,6 +19,7 @@ from uvicorn.server import ServerState
 
 from hal.generation.plan import ModelPlan
 from hal.serving import Connection, Gate, Limits, Settings, make_app
+from hal.serving.gate import Phase
 from hal.timeouts import TIMEOUTS
 
 HANGS = 60
@@ -315,3 +316,24 @@ def test_limits_are_shares_of_the_machine(monkeypatch):
     limits = Limits.of_machine()
     assert (limits.connections, limits.bytes) == (768, 32 << 20)
     assert 768 + 4 * limits.burst <= 1024 - 100
+
+
+def test_whoever_is_waited_for_longest_makes_room_whatever_it_sends():
+    """A client whose head is on its way is newer than bodies that come in drops."""
+
+    class Client:
+        def __init__(self):
+            self.error = None
+
+        def refuse(self, error):
+            self.error = error
+
+    async def three():
+        gate, clients = Gate(Limits(connections=2, bytes=1 << 20)), [Client(), Client(), Client()]
+        gate.enter(clients[0])
+        gate.now(clients[0], Phase.BODY)
+        gate.enter(clients[1])
+        gate.enter(clients[2])
+        return [client.error is not None for client in clients]
+
+    assert asyncio.run(three()) == [True, False, False]
