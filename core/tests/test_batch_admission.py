@@ -196,3 +196,12 @@ def test_declared_fields_and_companions_are_admitted_alone(bound):
     assert [told(one, kind) for one in state.admit_all(batch)] == alone
     beside = bound.state(SIZES, name="both", beside=("proposer",))
     assert [*map(told, beside.admit_all(plain(9)))] == [*map(told, one_by_one(beside, plain(9)))]
+
+
+@pytest.mark.parametrize("vocab_size", [0, "many", 2.5, True])
+def test_a_wrong_vocabulary_is_refused_as_for_one(bound, vocab_size):
+    state = bound.state(SIZES)
+    with pytest.raises(InvalidValue, match="vocab_size"):
+        state.admit_all(plain(9), vocab_size=vocab_size)
+    with pytest.raises(InvalidValue, match="vocab_size"):
+        state.admit(plain(1)[0], vocab_size=vocab_size)

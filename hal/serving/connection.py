@@ -13,9 +13,9 @@ from .gate import Gate, Phase
 
 
 class Connection(H11Protocol):
-    """Tells the gate what the client and the server do, and how many bytes the request has.
+    """Reports to the gate each phase of the connection, and the bytes of its request.
 
-    The gate sees also what reaches no ASGI application: a connection that sends nothing, and half a head."""
+    So the gate also counts connections that reach no ASGI application: silent ones, and those with half a head."""
 
     def __init__(self, *arguments: Any, gate: Gate, **options: Any) -> None:  # noqa: ANN401 (uvicorn's own)
         super().__init__(*arguments, **options)
@@ -66,12 +66,12 @@ class Connection(H11Protocol):
         self._look()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, with OpenAI's error object."""
+        """Refuse a request that is not HTTP, with OpenAI's error object."""
         self._gate.leave(self)
         self.refuse(ApiError(400, f"{msg.rstrip('.')} (send HTTP/1.1)"))
 
     def refuse(self, error: ApiError) -> None:
-        """Close the connection, with this error unless an answer has begun, or nothing was asked in time."""
+        """Close the connection, with this error unless an answer has begun, or no request came in time."""
         if self.transport.is_closing():
             return
         is_idle = self._is_between() and not self._begun and error.status == 408
@@ -95,7 +95,7 @@ class Connection(H11Protocol):
         return Phase.HEAD if self._is_between() else Phase.ANSWER
 
     def _look(self, *, again: bool = False) -> None:
-        """Tell the gate what the connection does, if that has changed, or if it does it ``again``."""
+        """Report the phase of the connection to the gate, if it has changed, or has begun ``again``."""
         phase, former = self._phase(), self._gate.phase_of(self)
         if former is not None and (again or phase is not former):
             self._begun = False

@@ -1,8 +1,8 @@
-"""The connections of a server: how many there are, how long each may take to send a request, and what they hold.
+"""The connections of a server: their number, the time that each may take to send a request, and their bytes.
 
 A connection that has not sent its whole request is one that the server waits for. If there is no room for another one,
-or for more bytes, the server ends the one for which it has waited longest: clients that send nothing, or drop by drop,
-keep nobody out.
+or for more bytes, the server ends the one for which it has waited longest: silent and slow clients keep no other client
+out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .limits import Limits
 
 
 class Phase(Enum):
-    """What a connection does: the client sends the head of a request, or its body; the server answers; the client
+    """Phase of a connection: the client sends the head of a request, or its body; the server answers; the client
     does not read the answer."""
 
     HEAD, BODY, ANSWER, UNREAD = "head", "body", "answer", "unread"
@@ -64,7 +64,7 @@ class Gate:
         self.now(member, Phase.HEAD)
 
     def now(self, member: Member, phase: Phase) -> None:
-        """Take note of what a connection does from now on."""
+        """Set the phase of a connection."""
         former = self._phases.get(member)
         if former in self._waiting:
             del self._waiting[former][member]
@@ -76,7 +76,7 @@ class Gate:
                 self._timer = loop.call_later(TIMEOUTS.client_look, self._look)
 
     def phase_of(self, member: Member) -> Phase | None:
-        """Return what a connection does; None if it has left or was refused."""
+        """Return the phase of a connection; None if it has left or was refused."""
         return self._phases.get(member)
 
     def hold(self, member: Member, count: int) -> None:

@@ -26,7 +26,7 @@ from . import admission, native_columns
 from .admission import AT_ONCE, GOLDEN, ROW_NUMBERS, AdmittedRequest, Request, packed, rows_of
 from .fields import SplitRole
 from .layout import ADMISSION_ID, CONFIG_KEY, REQUEST_ROW, TOKENS_LEFT, StateLayout
-from .sampling_params import SamplingParams
+from .sampling_params import SamplingParams, check_number
 
 FEW = 6
 """Requests; so few are admitted one by one, which is quicker."""
@@ -74,6 +74,8 @@ def admit_all(
     :param taken: called with the columns of those that were packed together, once for some hundred requests.
     :param together: False admits each alone.
     """
+    if vocab_size is not None:
+        check_number("vocab_size", vocab_size, 1, whole=True)
     found: list[Admitted | None] = [None] * len(requests)
     plain = _plain(requests, layout) if together and not layout.declared else []
     for part in _parts(requests, plain) if len(plain) > FEW else ():
@@ -182,7 +184,7 @@ def _requests(
     serials: Sequence[int],
     totals: Sequence[int],
 ) -> Iterator[AdmittedRequest]:
-    """Return each request with bytes of its own: one that lives long keeps nothing of the others."""
+    """Return each request with bytes of its own: one that lives long keeps no bytes of another."""
     ids, width, same = columns.ids, columns.width, itertools.repeat
     ends = [*itertools.accumulate([width * total for total in totals], initial=0)]
     own = [ids[begin:end] for begin, end in itertools.pairwise(ends)]

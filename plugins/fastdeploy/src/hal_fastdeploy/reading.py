@@ -83,7 +83,7 @@ class _Reader:
         return {path for node in nodes for path in self._paths(node)}
 
     def _paths(self, node: ast.AST) -> set[Path]:
-        """Return what an expression stands for."""
+        """Return the paths that an expression may have."""
         if isinstance(node, ast.Name):
             return set(self.known.get(node.id, ()))
         if isinstance(node, ast.NamedExpr):
