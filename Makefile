@@ -32,12 +32,13 @@ $(STAMP): requirements-dev.txt pyproject.toml core/pyproject.toml conformance/py
 run: $(STAMP)    ## generate text, or: make run ARGS='--prompt "def main(" --temperature 0.7 --top-p 0.9 --seed 1'
 	@$(BIN)/hal run $(or $(ARGS),"class Stack:")
 
-lint: $(STAMP)   ## ruff, mypy (strict), who may import whom, and the faces' stubs
+lint: $(STAMP)   ## ruff, mypy (strict), who may import whom, the faces' stubs, private names
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONPATH=examples/arena:examples/npu:examples/queue $(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/python tools/faces.py --check
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_private_names.py
 
 test: $(STAMP)   ## lint and every test, beside each other
 	@$(MAKE) --no-print-directory -j2 lint tests
