@@ -15,13 +15,13 @@ def test_no_garbage_is_collected_while_frames_are_gathered(monkeypatch, enabled)
     """A finalizer there could give up the interpreter's lock, which CPython's own lock must not outlive."""
     gather, seen = sys._current_frames, []
     monkeypatch.setattr(sys, "_current_frames", lambda: (seen.append(gc.isenabled()), gather())[1])
-    if not enabled:
-        gc.disable()
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
     try:
         frame = places.frame_of(threading.get_ident())
         assert gc.isenabled() is enabled
     finally:
-        gc.enable()
+        (gc.enable if before else gc.disable)()
     assert seen == [False]
     assert frame is not None
 

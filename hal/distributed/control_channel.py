@@ -113,17 +113,22 @@ class EngineChannel:
                 missed.append(rank)
         return missed
 
-    def _see_off(self, end: float) -> None:
-        """Wait until no rank is reachable any more, or for the time."""
-        while len(self.send(Beat())) < len(self._ranks) and time.monotonic() < end:
-            for _ in self.receive(TIMEOUTS.pause):
-                pass
+    def last_messages(self) -> Iterator[tuple[int, Message]]:
+        """Return the messages of ranks that are ending, until none of them is connected, or for ``TIMEOUTS.parting``.
+
+        A rank's end may be seen before the messages that it sent first.
+        """
+        gone, end = False, time.monotonic() + TIMEOUTS.parting
+        while not gone and time.monotonic() < end:
+            gone = len(self.send(Beat())) == len(self._ranks)
+            yield from self.receive(0.0 if gone else TIMEOUTS.pause)
 
     def close(self) -> None:
         """Close, and release the address. First give ranks time to read the last message: to them, an end that closes
         earlier is a lost engine."""
         if self._parts:
-            self._see_off(time.monotonic() + TIMEOUTS.parting)
+            for _ in self.last_messages():
+                pass
         self._bound.close()
         self._bound.release()
         if self._owned:

@@ -221,9 +221,6 @@ class AsyncEngine:
             cure = "give SamplingParams, or some by name as a mapping"  # type: ignore[unreachable]  # the caller may ignore the annotation
             raise InvalidValue(f"{params!r} is neither", cure=cure, argument="params")
         self.check(ids, wanted.max_tokens)
-        if max(ids) >= _IDS or min(ids) < -_IDS:
-            wrong, cure = max(ids, key=abs), "give the ids that the model's own tokenizer makes"
-            raise InvalidValue(f"{wrong} is no token id", cure=cure, argument="prompt")
         answer = self._plan.answer(ids, stop, wanted)
         self._count += 1
         request = self._plan.request(f"a{self._count}", ids, wanted, number, priority)
@@ -244,10 +241,6 @@ class AsyncEngine:
         finally:
             self._unfinished -= 1
             self._link.abort(request.request_id)  # without effect if it has ended
-
-
-_IDS = 2**31
-"""Token ids are int32."""
 
 
 def _whole(given: object, argument: str) -> int:

@@ -163,7 +163,7 @@ class EngineLink:
             status = self._process.poll()  # before its last messages are read
             while not self._commands.empty():  # aborts, before any more work for their streams
                 self._commands.get()()
-            more = self._read(None if status is not None else _RECORDS)
+            more = self._read(last=status is not None)
             self._check_pulse()
             if self._outbox and self._channel.offer(self._outbox, 0):
                 self._outbox.clear()
@@ -177,10 +177,10 @@ class EngineLink:
                     "the engine process did not come up", cure=f"give it more time ({Timeouts.starting.variable})"
                 )
 
-    def _read(self, most: int | None) -> bool:
-        """Take records, at most so many, then messages; return whether records may be left."""
-        left = self._take_records(most)
-        for _, message in self._channel.receive(0.0):
+    def _read(self, *, last: bool) -> bool:
+        """Take some records, then messages; all of them if they are the ``last``. Return whether records may be left."""
+        left = self._take_records(None if last else _RECORDS)
+        for _, message in self._channel.last_messages() if last else self._channel.receive(0.0):
             if isinstance(message, Failed):  # no record follows
                 self._take_records(None)
             self._take(message)

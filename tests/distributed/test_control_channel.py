@@ -12,7 +12,7 @@ import pytest
 from hal_core import GroupLost
 
 from hal.distributed.control_channel import EngineChannel, RankChannel
-from hal.distributed.control_messages import Agreed, Beat, Hello, Release, Verdict
+from hal.distributed.control_messages import Agreed, Beat, Failed, Hello, Release, Verdict
 from hal.distributed.steps import StepOrder
 from tests.commands import start
 
@@ -54,6 +54,27 @@ def test_the_last_message_reaches_a_rank_that_is_stopped_meanwhile(tmp_path):
         rank.kill()
         with rank:
             pass
+
+
+def test_a_message_that_a_rank_sends_while_it_ends_is_among_the_last():
+    """A process's exit is seen before the message that it sent last has come."""
+    channel, ending = EngineChannel(), Event()
+    send = channel.send
+    channel.send = lambda *given: (send(*given), ending.set())[0]
+
+    def rank():
+        with contextlib.closing(RankChannel(channel.url, 0)) as own:
+            own.send(Hello(0, 1, {}))
+            assert ending.wait(60.0)
+            own.send(Failed(0, "too small"))
+
+    one = Thread(target=rank)
+    one.start()
+    with contextlib.closing(channel):
+        while not any(True for _ in channel.receive(60.0)):
+            pass
+        assert [message.what for _, message in channel.last_messages()] == ["too small"]
+    one.join()
 
 
 class Cable:
