@@ -124,11 +124,12 @@ class EngineChannel:
             yield from self.receive(0.0 if gone else TIMEOUTS.pause)
 
     def close(self) -> None:
-        """Close, and release the address. First give ranks time to read the last message: to them, an end that closes
-        earlier is a lost engine."""
+        """Close, and release the address; idempotent. First give ranks time to read the last message: to them, an end
+        that closes earlier is a lost engine."""
         if self._parts:
             for _ in self.last_messages():
                 pass
+            self._parts = False
         self._bound.close()
         self._bound.release()
         if self._owned:

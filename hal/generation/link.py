@@ -178,7 +178,7 @@ class EngineLink:
                 )
 
     def _read(self, *, last: bool) -> bool:
-        """Take some records, then messages; all of them if they are the ``last``. Return whether records may be left."""
+        """Take some records, then messages; all if they are the ``last``. Return whether records may be left."""
         left = self._take_records(None if last else _RECORDS)
         for _, message in self._channel.last_messages() if last else self._channel.receive(0.0):
             if isinstance(message, Failed):  # no record follows
