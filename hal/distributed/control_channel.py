@@ -78,8 +78,9 @@ class EngineChannel:
 
     def send(self, message: Message, *ranks: int) -> list[int]:
         """Send a message to some ranks, or to all known ranks. Return those that cannot be reached."""
-        self._parts = self._parts or isinstance(message, Stop | Verdict)
-        missed = self._send(encode_message(message, session=self.session), ranks or tuple(self._ranks))
+        ranks = ranks or tuple(self._ranks)
+        missed = self._send(encode_message(message, session=self.session), ranks)
+        self._parts = self._parts or (isinstance(message, Stop | Verdict) and len(missed) < len(ranks))
         if not isinstance(message, Beat):
             self.unsent.update(missed)
         return missed
