@@ -93,8 +93,10 @@ matrix: $(STAMP) ## the main job on ranks, devices and proposers: every row give
 soak: $(STAMP)   ## the chaos test of the output path, 10,000 steps
 	$(BIN)/python tests/output/chaos.py --steps 10000 $(ARGS)
 
-steady: $(STAMP) ## the tests that use processes, threads or deadlines, ten times beside one busy process a core
-	$(BIN)/python tools/steady.py $(ARGS)
+steady: $(STAMP) ## the tests and those marked steady, ten times beside one busy process a core
+	@busy=; for core in $$(seq $$(nproc)); do $(BIN)/python -c 'while True: pass' & busy="$$busy $$!"; done; \
+	trap "kill $$busy" EXIT; failed=0; for round in $$(seq 10); do \
+	$(BIN)/python -m pytest -q --no-header $(BESIDE) -m 'not whole_kit and (not conform or steady)' $(ARGS) || failed=1; done; exit $$failed
 
 chaos: $(STAMP)  ## the output path and hal run in 1,000 short episodes of blows of every kind (ARGS='--episodes N --seed N')
 	$(BIN)/python tests/output/episodes.py $(ARGS)

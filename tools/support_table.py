@@ -2,7 +2,7 @@
 
     hal conform maca --report /tmp/maca.json              # or pytest … --hal-report=/tmp/maca.json
     python tools/support_table.py /tmp/maca.json …        # take reports, then write docs/support.md
-    python tools/support_table.py proof.json --on H200    # or reports as printed, in the record of a proof on hardware
+    python tools/support_table.py proof.json --on H200    # or those in the record of a proof on hardware
     python tools/support_table.py --check                 # write no file; list outdated parts (for tests)
 
 The reports are kept in docs/support.json, by the device's own name, so that a substituted device has its own row.
@@ -14,11 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from printed_report import printed_report, together
 
 ROOT = Path(__file__).parents[1]
 KEPT, PAGE = ROOT / "docs" / "support.json", ROOT / "docs" / "support.md"
@@ -35,6 +35,8 @@ The rows of `cuda` are of its native path. Without the native part (no C compile
 fallback: the core's asynchronous base over the driver's primitives. It passes the kit's quick profile over the
 library that stands in for the driver (2026-11-24), and has not been run on a GPU.
 """
+LEFT_OUT = re.compile(r"(\d+) of (\d+): ")
+"""The note of a guarantee of which some tests were skipped: how many were, of how many."""
 ASYNC = {"insert_tasks": "async_h2d", "async_set_value": "async_h2d", "save_output": "async_d2h"}
 
 
@@ -128,13 +130,38 @@ def page(kept: dict[str, Any]) -> str:
 
 
 def reports(paths: list[Path]) -> list[dict[str, Any]]:
-    """The reports in files: in the kit's JSON form, or as ``plugins/cuda/proof/prove.py`` wrote them down.
+    """The reports in files: in the kit's JSON form, or several in a record of ``plugins/cuda/proof/prove.py``.
 
     The latter are parts of one proof: those of a device are taken together.
     """
     found: list[dict[str, Any]] = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    printed = [printed_report(lines) for record in found if "kit" in record for lines in record["kit"].values()]
-    return [record for record in found if "header" in record] + together(printed)
+    parts = [report for record in found for report in record.get("reports", ())]
+    return [record for record in found if "header" in record] + together(parts)
+
+
+def together(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Merge the reports of one device in a proof: parts that one run left out, another one with ``--only`` has checked.
+
+    A note "14 of 16: …" is dropped if the second run left none of its own out and checked the 14, or all 16.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for report in reports:
+        device = report["header"]["device"]
+        if device not in found:
+            found[device] = report
+            continue
+        pairs = zip(found[device]["guarantees"], report["guarantees"], strict=True)
+        found[device] = {**found[device], "guarantees": [_fuller(mine, other) for mine, other in pairs]}
+    return list(found.values())
+
+
+def _fuller(mine: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    for one, more in ((mine, other), (other, mine)):
+        if one["status"] == "checked" and not one["note"]:
+            left = LEFT_OUT.match(more["note"])
+            if more["status"] != "checked" or (left and len(one["tests"]) in (int(left[1]), int(left[2]))):
+                return one
+    return mine if mine["status"] == "checked" and (mine["note"] or not other["note"]) else other
 
 
 def main() -> int:

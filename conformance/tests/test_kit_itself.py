@@ -198,3 +198,12 @@ def test_every_liar_has_its_row_in_the_evidence():
     tests = {name for path in KIT.glob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
     assert {by for *_, by in rows} <= tests, "a row names a test that the kit does not have"
     assert f"of {len(rows)} rows" in page
+
+
+def test_the_support_of_an_example_loads_without_the_kit():
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['hal_conformance', 'pytest', 'hypothesis']))\n"
+        "sys.path.insert(0, 'examples/queue'); import hal_example_queue.conformance"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=KIT.parents[2])
+    assert done.returncode == 0, done.stderr

@@ -93,6 +93,11 @@ def steps(out: Path) -> list[Step]:
     no_pair = no_gpu or joined or ("" if count > 1 else "one GPU")
     no_ranks, one = no_gpu or joined, "one_gpu:opened"
     quick = ["--hal-profile=quick"]
+
+    def kept(name: str) -> str:
+        return f"--hal-report={out / name}.kit.json"
+
+    typed = ["-c", HAL, "conform", "cuda", f"--report={out / 'user.kit.json'}"]
     guarantees = "--hal-only=G13,G14,G15,G16,G17,G18"
     ranks = [*KIT, *quick, "--hal-device=cuda", guarantees]
     shared = [*KIT, *quick, f"--hal-device-factory={one}", guarantees]
@@ -119,17 +124,17 @@ def steps(out: Path) -> list[Step]:
         Step("recorded logits, cpu", [recorded, "record", logits], {}, no_ranks),
         Step("recorded logits, ranks over NCCL", [recorded, "replay", logits], {}, no_pair),
         Step("broadcast bench", bench, {}, no_pair),
-        Step("kit, ranks over NCCL", [*ranks, "--maxfail=3", "-vv"], {}, no_pair, 330),
+        Step("kit, ranks over NCCL", [*ranks, "--maxfail=3", "-vv", kept("nccl")], {}, no_pair, 330),
         Step("ranks on one GPU, step by step", [by_step, one], {}, no_ranks),
         Step("recorded logits, ranks on one GPU", [recorded, "replay", logits, one], {}, no_ranks),
-        Step("kit, ranks on one GPU", [*shared, "-vv"], {}, no_ranks, 500),
+        Step("kit, ranks on one GPU", [*shared, "-vv", kept("one_gpu")], {}, no_ranks, 500),
         Step("beside graph captures", [str(HERE / "captures.py")], {}, no_gpu),
         Step("faults that were mended", [str(HERE / "faults.py")], {}, no_torch, 90),
         Step("tests of the plugin", [*PYTEST, f"--rootdir={ROOT}", str(HERE.parent / "tests")]),
-        Step("kit, CuPy tensors", [*COUNTED, *quick], {"HAL_CUDA_TENSORS": "cupy"}, cupy),
-        Step("kit, torch tensors", [*COUNTED, *quick], {"HAL_CUDA_TENSORS": "torch"}, no_torch),
-        Step("kit, as a user runs it", ["-c", HAL, "conform", "cuda"], {"HAL_CUDA_TENSORS": "cupy"}, cupy, 560),
-        Step("kit, Paddle tensors", [*COUNTED, *quick], {"HAL_CUDA_TENSORS": "paddle"}, no_paddle),
+        Step("kit, CuPy tensors", [*COUNTED, *quick, kept("cupy")], {"HAL_CUDA_TENSORS": "cupy"}, cupy),
+        Step("kit, torch tensors", [*COUNTED, *quick, kept("torch")], {"HAL_CUDA_TENSORS": "torch"}, no_torch),
+        Step("kit, as a user runs it", typed, {"HAL_CUDA_TENSORS": "cupy"}, cupy, 560),
+        Step("kit, Paddle tensors", [*COUNTED, *quick, kept("paddle")], {"HAL_CUDA_TENSORS": "paddle"}, no_paddle),
         Step("memcheck", [f"{check} memcheck --report-api-errors no --error-exitcode 1", exercise], {}, sanitizer),
         Step("racecheck", [f"{check} racecheck --error-exitcode 1", exercise], {}, sanitizer),
         Step("main job, cpu", ["-c", HAL, *job, "--device", "cpu"], {}, no_paddle),
@@ -275,7 +280,7 @@ def main() -> int:
         print(f"the plugin in {place}, path: {path}", flush=True)
         print(f"entry points written for: {', '.join(written) or 'none, all are installed'}", flush=True)
         rows, outputs = go(wanted, metadata, chosen.within)
-        measured = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in out.glob("*.json")}
+        found = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*.json"))}
     names = ("paddlepaddle-gpu", "numpy", "torch", "cupy-cuda13x", "cuda-core", "cuda-bindings", "paddle-hal-core")
     evidence = {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
@@ -287,7 +292,8 @@ def main() -> int:
         "rows": rows,
         "kit": {name: output.splitlines()[-60:] for name, output in outputs.items() if name.startswith("kit")},
         "ranks": outputs.get("ranks, step by step", "").splitlines(),
-        "measured": measured,
+        "reports": [report for name, report in found.items() if name.endswith(".kit.json")],
+        "measured": {name: what for name, what in found.items() if not name.endswith(".kit.json")},
     }
     if chosen.evidence:
         Path(chosen.evidence).write_text(json.dumps(evidence, indent=1) + "\n", encoding="utf-8")
