@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,13 +21,11 @@ OWN_DEVICE = "own"
 
 @dataclass(frozen=True, slots=True)
 class LocalRank:
-    """A rank's place on its host: its ``number`` among ``size``. ``share``: several may open one device. ``alone``: one
-    launcher has started all of them, so it may have assigned devices."""
+    """A rank's place on its host: its ``number`` among ``size``. ``share``: several may open one device."""
 
     number: int = 0
     size: int = 1
     share: bool = False
-    alone: bool = True
 
     @classmethod
     def of(cls, environment: Mapping[str, str], *, share: bool = False) -> LocalRank:
@@ -41,22 +38,18 @@ class LocalRank:
         if environment.get(AMONG) == OWN_DEVICE:
             return cls(share=share)
         before, _, every = environment.get(AMONG, f"0/{size}").partition("/")
-        return cls(int(before) + number, int(every), share, int(every) == size)
+        return cls(int(before) + number, int(every), share)
 
     def index(self, plugin: type[Plugin], first: int) -> int:
         """Return the index that this rank opens if ``first`` was requested.
 
-        Ranks take ``first`` and the following devices in order. If ``first`` is 0, a device that Paddle's launcher has
-        assigned to this rank (``--devices``) takes precedence. A device that every process may open has ``first`` on
+        Ranks take ``first`` and the following devices in order. A device that every process may open has ``first`` on
         all ranks.
 
         :raises InvalidValue: for more ranks than devices, unless they may ``share`` them.
         """
         if not (count := plugin.count()):
             return first
-        assigned = os.environ.get(f"FLAGS_selected_{plugin.kind}s", "") if plugin.kind else ""
-        if self.alone and not first and assigned.isdigit() and int(assigned) < count:
-            return int(assigned)
         if first + self.size > count and not self.share:
             raise InvalidValue(
                 f"{self.size} rank(s) of this host need a device each, counted from {plugin.name}:{first}, and "

@@ -27,7 +27,6 @@ from hal.worker import ModelRunner
 
 from . import signals
 from .console import say, status
-from .run_launched import launched_executor
 from .run_options import PADDLE_MODEL, Options, RankOptions
 from .run_output import Answers, Shown, drive, facts_of, reasons, summarize, summed_up, used_up
 from .run_plan import Plan
@@ -153,7 +152,7 @@ def _engine(plan: Plan, options: Options, shown: Shown, screen: Screen, start: R
     ranks = options.ranks
     return open_engine(
         _setup(plan, options),
-        lambda setup: launched_executor(setup) or start(setup),
+        start,
         vocab_size=plan.config.vocab_size,
         split=ranks.split,
         chunk=options.chunk,

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING
 from hal_core import ALONE, HalError, InvalidValue, Unavailable
 from hal_core.devices import check_processor
 
-from hal.distributed.rendezvous import Launched
 from hal.engine import Engine
 from hal.engine.handed import HandedSink
-from hal.model.split import check_split
 from hal.opening import open_as_asked, quiet_paddle
 from hal.proposers.asked import REJECTION, drafts_beside, no_drafts
 from hal.proposers.counted import closing_well, open_proposer
@@ -47,6 +45,8 @@ if TYPE_CHECKING:
 
 FAILED = 2
 """Exit status: a request ended with an error."""
+_LAUNCHED = "PADDLE_TRAINERS_NUM"
+"""Variable with the number of processes that Paddle's launcher started."""
 _DESCRIPTORS = 8
 """File descriptors that Paddle and a device open."""
 
@@ -54,6 +54,12 @@ _DESCRIPTORS = 8
 def generate(prompts: Prompts, options: Options) -> int:
     """Generate for all prompts and show the answers. Return the exit status. Raises :class:`HalError` for options that
     cannot work."""
+    if os.environ.get(_LAUNCHED, "1") != "1":
+        raise InvalidValue(
+            "a launcher started this command once for each rank",
+            cure="run it without: --tp, --dp and --split start ranks, on several hosts with --launcher ray",
+            argument=_LAUNCHED,
+        )
     named = options.runner == AUTO and options.paddle_alone and options.speculate == NONE
     if options.runner == PADDLE or named:  # a proposer is refused first where a runner would run
         _check_paddle()
@@ -62,16 +68,6 @@ def generate(prompts: Prompts, options: Options) -> int:
     check_descriptors(_DESCRIPTORS + SENDER * (options.sink is not None), "hal run")
     with signals.noted(), ExitStack() as stack:
         stack.enter_context(_logs(options))
-        if (launched := Launched.of(os.environ)) is not None:
-            from .run_launched import take_part
-
-            for option, given in (("--split", options.ranks.split), ("--record", options.record)):
-                if given:
-                    cure = "leave it out, or run hal run without that launcher"
-                    raise InvalidValue("your own launcher started these ranks", cure=cure, argument=option)
-            if not options.named_runner:
-                check_split(plan.config, options.ranks.tp)
-            return take_part(launched, options)
         keys = options.sink_keys()
         if options.ranks.size > 1 or options.ranks.split:
             from .run_ranks import generate_on_ranks

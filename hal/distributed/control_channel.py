@@ -127,7 +127,7 @@ class EngineChannel:
     def close(self) -> None:
         """Close, and release the address; idempotent. First give ranks time to read the last message: to them, an end
         that closes earlier is a lost engine."""
-        if self._parts:
+        if self._parts and not self._bound.socket.closed:
             for _ in self.last_messages():
                 pass
             self._parts = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -75,15 +75,13 @@ def serve(
     rank: int,
     size: int,
     *,
-    facts: Mapping[str, str] | None = None,
     curve: CurveKeys | None = None,
     host: str | None = None,
 ) -> None:
     """Run as rank ``rank`` of ``size`` for the engine at ``url`` until its stop message.
 
-    The process has joined no job yet, or is in a job of these ranks already (``PADDLE_TRAINER_*``). ``facts``: label to
-    text; values besides the usual ones that must be equal on all ranks. ``host``: an address of this host that the
-    other ranks reach.
+    The process has joined no job yet, or is in a job of these ranks already (``PADDLE_TRAINER_*``). ``host``: an
+    address of this host that the other ranks reach.
 
     Raises the engine's verdict, the same on every rank: :class:`InvalidValue` if the start is refused,
     :class:`hal.distributed.errors.RankLost` if a rank was lost. :class:`GroupLost` if the engine has gone.
@@ -92,7 +90,7 @@ def serve(
     serving = _Serving(channel, rank, curve)
     try:
         with serving.telling():
-            if not channel.send(Hello(rank, size, dict(facts or {}) | versions()), TIMEOUTS.silence):
+            if not channel.send(Hello(rank, size, versions()), TIMEOUTS.silence):
                 raise GroupLost(
                     f"rank {rank} finds no engine at {url}",
                     cure="see the output of the process that started the ranks",

@@ -359,7 +359,7 @@ class RankExecutor:
         if self._lost is None:
             step = self._numbers[self.layout.number_of(rank)]
             what = f"rank {self._name_of(rank)} was lost {f'in step {step}' if step else 'at its start'}: {why}"
-            cure = cure or "see its output, and run the requests again (without a launcher, --restart does both)"
+            cure = cure or "see its output, and run the requests again (--restart does both)"
             self.channel.send(Verdict(what, cure, rank, step, again=self.again()))
             self._lost = RankLost(what, rank, step, cure=cure)
         return self._lost

@@ -23,7 +23,6 @@ from hal.transport.curve import CurveKeys
 
 from .rank_executor import RankExecutor
 from .ray_rank import Prepared, RayRank
-from .rendezvous import SECRET
 
 if TYPE_CHECKING:
     from .control_messages import Setup
@@ -153,9 +152,7 @@ class RayLaunch:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         self._url, self._end = url, time.monotonic() + self._starting
-        environment = {
-            name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON) and name != SECRET
-        }
+        environment = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
         resources = {name: amount for name, amount in self._bundle.items() if name not in ("CPU", "GPU")}
         needs = {"num_cpus": self._bundle["CPU"], "num_gpus": self._bundle.get("GPU", 0), "resources": resources}
         for _ in range(self._dp):

@@ -52,12 +52,6 @@ def test_more_ranks_than_devices_are_refused_unless_they_may_share():
     assert [LocalRank(number, 2, share=True).index(Four, 3) for number in (0, 1)] == [3, 0]
 
 
-def test_a_launchers_own_choice_holds_unless_another_index_was_asked_for(monkeypatch):
-    monkeypatch.setenv("FLAGS_selected_quads", "3")
-    assert LocalRank(0, 2).index(Four, 0) == 3
-    assert LocalRank(0, 2).index(Four, 1) == 1
-
-
 def test_a_device_that_every_process_may_open_is_not_shared_out():
     assert [LocalRank(number, 8).index(Host, 0) for number in (0, 7)] == [0, 0]
 

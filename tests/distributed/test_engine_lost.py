@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 from hal_core import GroupLost
 
 from hal.children import PARENT, TIED
-from hal.cli import run_launched
 from hal.distributed import rank
 from hal.distributed.control_messages import Over
-from hal.distributed.rendezvous import Launched, Where
-from hal.timeouts import TIMEOUTS
 
 
 class Dead:
@@ -73,23 +68,3 @@ def test_a_process_with_a_dead_parent_ends_before_any_import(parent, status):
     code = TIED + "os._exit(7 if os.environ['HAL_RANKS_PARENT'] == str(os.getpid()) else 8)"
     told = os.environ | {PARENT: str(parent or os.getpid())}
     assert subprocess.run([sys.executable, "-c", code], env=told, check=False).returncode == status
-
-
-def test_under_the_users_launcher_a_lost_engine_is_a_loss(capsys):
-    launched = Launched(1, ("127.0.0.1:1", "127.0.0.1:2"))
-    options = SimpleNamespace(ranks=SimpleNamespace(size=2, restart=0))
-    gone = mock.patch.object(rank, "serve", side_effect=GroupLost("it is gone", argument="engine"))
-    with gone, mock.patch.object(run_launched.Rendezvous, "answer", return_value=Where("ipc:///x", "")):
-        assert run_launched.take_part(launched, options) == run_launched.LOST
-    assert "hal: rank 1: engine: it is gone" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("status", [1, 130])
-def test_a_rank_that_hangs_ends_by_force_when_its_engine_has_ended(status, monkeypatch):
-    """The engine is a child of rank 0, whose end the user's launcher waits for."""
-    ended = []
-    for name in ("rank_exit", "rank_exit_lost", "look"):
-        monkeypatch.setattr(TIMEOUTS, name, 0.0)
-    monkeypatch.setattr(run_launched.os, "_exit", ended.append)
-    run_launched._forward_signals(SimpleNamespace(poll=lambda: status), threading.Event())
-    assert ended == [status]

@@ -83,3 +83,11 @@ def test_few_descriptors_are_told_before_a_rank_is_started(monkeypatch, capsys, 
         main(["run", "--prompt", "a", "--device", "cpu", *options])
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(f"hal: error: {told}")
+
+
+def test_a_command_that_a_launcher_started_is_refused(monkeypatch, capsys):
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--prompt", "x", "--tp", "2"])
+    assert ended.value.code == 2
+    assert "PADDLE_TRAINERS_NUM: a launcher started this command once for each rank" in capsys.readouterr().err
