@@ -1,6 +1,6 @@
 """Two trees of hal in turn, on the same machine in one run: does the newer one cost more?
 
-    python benchmarks/in_turn.py --old TREE [--new TREE] [--rounds 20] [--only cpu,engine,native,stand-in]
+    python benchmarks/in_turn.py --old TREE [--new TREE] [--rounds 20] [--only cpu,native,stand-in]
 
 Three processes: the old tree twice (old against old is the error of the measurement) and the new one. Each round asks
 every process for every case, the order turning with the round; from time to time all three are restarted, because two
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
-import importlib.util
 import json
 import os
 import statistics
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 SLOTS, WIDTH, PROMPT = 128, 8192, 64
-FRESH = {"cpu": 1, "engine": 2, "native": 5, "stand-in": 5}
+FRESH = {"cpu": 1, "native": 5, "stand-in": 5}
 """Rounds after which the processes are restarted."""
 CORE = 1
 """All run on one core, in turn: cores differ too."""
@@ -111,18 +110,6 @@ def cpu_cases() -> dict[str, Case]:
     return cases | {f"{name}, {SLOTS} slots": lambda name=name: step()[name] for name in step()}
 
 
-def engine_cases() -> dict[str, Case]:
-    """Time the engine's work between two steps, with this tree's file for the engine of either tree."""
-    file = Path(__file__).with_name("engine_turns.py")
-    spec = importlib.util.spec_from_file_location("engine_turns", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: dict[str, Case] = module.cases(SLOTS)
-    return found
-
-
 def native_cases(*, stand_in: bool) -> dict[str, Case]:
     """Each case of the tree's own bench of the native path; medians of 20 calls, in microseconds."""
     sys.path.insert(0, str(Path.cwd() / "plugins" / "cuda" / "proof"))
@@ -146,7 +133,6 @@ def serve(kind: str) -> None:
     os.sched_setaffinity(0, {CORE})
     made = {
         "cpu": cpu_cases,
-        "engine": engine_cases,
         "native": lambda: native_cases(stand_in=False),
     }
     cases = made.get(kind, lambda: native_cases(stand_in=True))()
@@ -225,7 +211,7 @@ def main() -> None:
     parser.add_argument("--old", type=Path)
     parser.add_argument("--new", type=Path, default=Path(__file__).resolve().parents[1])
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--only", default="cpu,engine")
+    parser.add_argument("--only", default="cpu")
     parser.add_argument("--serve", default="")
     told = parser.parse_args()
     if told.serve:

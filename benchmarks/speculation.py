@@ -85,7 +85,7 @@ HELD_OUT = (
     ("copyreg.py", 145),
     ("importlib/_abc.py", 26),
 )
-"""Of the standard library, files that :mod:`training.corpus` holds out, and the line before a piece of them."""
+"""Of the standard library, files that the shipped model's training held out, and the line before a piece of them."""
 LINES, TWICE = 12, 8
 MARGIN = 1e-3
 """By so much, or more, a token was not chosen by the last bits of a sum."""

@@ -27,7 +27,7 @@ from hal.model.llama import LlamaModel
 from hal.model.tokenizer import Tokenizer
 from hal.worker import ModelRunner, Worker
 from tests import share
-from training.dense import DenseModel
+from tests.model.reference import Reference
 
 MARGIN, TOKENS, ALTERNATIVES = 1e-3, 32, 3
 GREEDY = ("def main(", "for i in range(", "try:\n    ", "if __name__ ==", "from collections import", "with open(")
@@ -147,13 +147,13 @@ def other(request, model, requests):
 
 @pytest.fixture(scope="module")
 def dense():
-    """Log-probabilities after each token of a sequence, by a plain dense pass in float32."""
+    """Log-probabilities after each token of a sequence, by a plain dense pass."""
 
-    model = DenseModel.load(DEFAULT_CHECKPOINT)
+    model = Reference(DEFAULT_CHECKPOINT)
 
     @functools.cache
     def logs(sequence):
-        logits = model.logits(sequence).astype(np.float64)
+        logits = model.logits(sequence)
         logits -= logits.max(1, keepdims=True)
         return logits - np.log(np.exp(logits).sum(1, keepdims=True))
 
@@ -184,7 +184,7 @@ def test_drawn_prompts_give_the_same_tokens_up_to_the_first_close_choice(referen
 
 
 def test_log_probabilities_are_those_of_a_plain_dense_pass(dense, reference, other, requests):
-    """Of ``training.dense``: no cache, no pages, no batch; NumPy throughout."""
+    """Of ``tests/model/reference.py``: no cache, no pages, no batch; NumPy throughout."""
     for run in (reference, other):
         for request in requests[::5]:
             tokens, prompt = run.tokens[request.request_id], tuple(request.prompt)

@@ -28,7 +28,7 @@ OTHERS = {"--pdb", "--devices"}
 @pytest.fixture(scope="module")
 def files():
     """The files of the tree, by their path, and the text of those that are code."""
-    folders = [path for name in (*SOURCES, "docs", "training") for path in (ROOT / name).rglob("*")]
+    folders = [path for name in (*SOURCES, "docs") for path in (ROOT / name).rglob("*")]
     paths = [path for path in folders if path.suffix in KINDS and "node_modules" not in path.parts]
     return {path.relative_to(ROOT).as_posix(): path for path in paths}
 

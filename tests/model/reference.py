@@ -29,17 +29,18 @@ class Reference:
 
     def logits(self, ids) -> np.ndarray:
         """float64 ``[tokens, vocab]``."""
-        x = self.tensors["model.embed_tokens.weight"][np.asarray(ids)]
-        for number in range(self.fields["num_hidden_layers"]):
-            layer = f"model.layers.{number}"
-            x = x + self._attention(self._norm(x, f"{layer}.input_layernorm"), f"{layer}.self_attn")
-            y = self._norm(x, f"{layer}.post_attention_layernorm")
-            gate = self._linear(y, f"{layer}.mlp.gate_proj")
-            gate = gate / (1 + np.exp(-gate))
-            x = x + self._linear(gate * self._linear(y, f"{layer}.mlp.up_proj"), f"{layer}.mlp.down_proj")
-        tied = self.fields.get("tie_word_embeddings", False)
-        head = self.tensors["model.embed_tokens.weight" if tied else "lm_head.weight"]
-        return self._norm(x, "model.norm") @ head.T
+        return self._hidden(ids) @ self._head().T
+
+    def mtp_logits(self, ids) -> np.ndarray:
+        """float64 ``[tokens - 1, vocab]``: the prediction layer's logits for token i + 2 at entry i.
+
+        As the technical report of DeepSeek-V3 (2024) defines the layer.
+        """
+        layer = f"model.layers.{self.fields['num_hidden_layers']}"
+        following = self._norm(self.tensors["model.embed_tokens.weight"][np.asarray(ids)[1:]], f"{layer}.enorm")
+        hidden = self._norm(self._hidden(ids)[:-1], f"{layer}.hnorm")
+        joined = self._linear(np.concatenate([following, hidden], axis=1), f"{layer}.eh_proj")
+        return self._norm(self._layer(joined, layer), f"{layer}.shared_head.norm") @ self._head().T
 
     def generate(self, prompt, count: int) -> tuple[tuple[int, ...], float]:
         """The ``count`` greedy tokens, and the smallest lead of any of them over the second best."""
@@ -59,6 +60,24 @@ class Reference:
         theta = given.get("rope_theta") or self.fields.get("rope_theta", 10000.0)
         plain = [1 / theta ** (2 * pair / self.width) for pair in range(self.width // 2)]
         return [_scaled(frequency, given) for frequency in plain] if given.get("rope_type") == "llama3" else plain
+
+    def _head(self) -> np.ndarray:
+        tied = self.fields.get("tie_word_embeddings", False)
+        return self.tensors["model.embed_tokens.weight" if tied else "lm_head.weight"]
+
+    def _hidden(self, ids) -> np.ndarray:
+        x = self.tensors["model.embed_tokens.weight"][np.asarray(ids)]
+        for number in range(self.fields["num_hidden_layers"]):
+            x = self._layer(x, f"model.layers.{number}")
+        return self._norm(x, "model.norm")
+
+    def _layer(self, x: np.ndarray, layer: str) -> np.ndarray:
+        x = x + self._attention(self._norm(x, f"{layer}.input_layernorm"), f"{layer}.self_attn")
+        y = self._norm(x, f"{layer}.post_attention_layernorm")
+        gate = self._linear(y, f"{layer}.mlp.gate_proj")
+        with np.errstate(over="ignore"):  # exp(-gate) may be infinite: the sigmoid is then 0, as it should
+            gate = gate / (1 + np.exp(-gate))
+        return x + self._linear(gate * self._linear(y, f"{layer}.mlp.up_proj"), f"{layer}.mlp.down_proj")
 
     def _norm(self, x: np.ndarray, name: str) -> np.ndarray:
         mean_square = np.mean(x**2, axis=-1, keepdims=True)

@@ -17,7 +17,6 @@ from hal.model.batch import CacheShape, ModelBatch, plan_step
 from hal.model.llama import LlamaModel
 from hal.model.prediction import PredictionLayer, open_prediction
 from tests import share
-from training.dense import DenseModel
 
 from .reference import Reference
 
@@ -28,7 +27,8 @@ VARIANTS = [
     "no grouping, own head width",
     "llama with bias, tied",
     "qwen2",
-    *(BEYOND_DENSE := ["qwen3", "scaled positions"]),
+    "qwen3",
+    "scaled positions",
     "with a prediction layer",
 ]
 
@@ -95,11 +95,8 @@ def models(directories):
 
 @pytest.fixture(scope="session")
 def dense(directories):
-    """The dense oracle of each; the plain reference covers the parts that it omits."""
-    return {
-        name: Reference(directory) if name in BEYOND_DENSE else DenseModel.load(directory)
-        for name, directory in directories.items()
-    }
+    """The plain pass over each."""
+    return {name: Reference(directory) for name, directory in directories.items()}
 
 
 @pytest.fixture
@@ -213,18 +210,6 @@ def test_a_row_does_not_depend_on_its_neighbours(model):
     first = model.forward(batch_of([alone], [9], 3))[0]
     together = model.forward(batch_of(crowd, [9, 5], 3))[0]
     np.testing.assert_allclose(first, together, atol=TOLERANCE)
-
-
-def test_the_oracle_has_a_prediction_layer_where_the_checkpoint_has_one(dense):
-    assert dense["with a prediction layer"].mtp_logits(tokens(10)).shape == (9, 61)
-    with pytest.raises(InvalidValue, match="multi-token"):
-        dense["llama"].mtp_logits(tokens(10))
-
-
-@pytest.mark.parametrize("name", BEYOND_DENSE)
-def test_the_oracle_refuses_a_checkpoint_with_what_it_leaves_out(directories, name):
-    with pytest.raises(InvalidValue, match="dense pass"):
-        DenseModel.load(directories[name])
 
 
 def test_prediction_layer_sees_only_the_past(dense):
@@ -361,9 +346,3 @@ def test_no_gradients_are_recorded(model):
     model.forward(batch_of([GOOD], [6], 2))
     assert all(tensor.stop_gradient for tensor in model.cache.layers)
     assert paddle.is_grad_enabled(), "the caller's own gradient mode is left alone"
-
-
-@pytest.mark.parametrize("ids", [[], [61], [-1], [[1]], list(range(61)) + [0] * 4])
-def test_the_oracle_refuses_what_is_no_sequence(dense, ids):
-    with pytest.raises(InvalidValue, match="token_ids"):
-        dense["llama"].logits(ids)

@@ -20,7 +20,7 @@ from hal.proposers.mtp import Mtp
 from hal.sampling import STATE_FIELDS, SamplingRows, sample
 from hal.worker import Worker
 from tests import share
-from training.dense import DenseModel
+from tests.model.reference import Reference
 
 MARGIN = 1e-3
 COMMON = {"temperature": 0.0, "max_tokens": 28}
@@ -34,7 +34,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def dense():
-    return DenseModel.load(DEFAULT_CHECKPOINT)
+    return Reference(DEFAULT_CHECKPOINT)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ class Checked(Mtp):
             for name, neutral in (("frequency_penalty", 0), ("presence_penalty", 0), ("repetition_penalty", 1)):
                 columns[name] = np.full((1, 1), neutral, np.float32)
             rows = SamplingRows.from_state(columns, prompt=None, output=None)
-            expected = sample(self.dense.mtp_logits(known)[-1:], rows, logprobs=None)
+            expected = sample(self.dense.mtp_logits(known)[-1:].astype(np.float32), rows, logprobs=None)
             if expected.margins[0] >= MARGIN:
                 assert tokens[0] == expected.tokens[0]
                 self.checked += 1
