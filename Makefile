@@ -23,7 +23,7 @@ help:            ## what can be made
 CHECK_PYTHON = @$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
 	echo "hal: $(PYTHON) is $$($(PYTHON) --version 2>&1): Python 3.11, 3.12 or 3.13 is needed (make PYTHON=python3.11 …)" >&2; exit 1; }
 
-$(STAMP): requirements-dev.txt pyproject.toml core/pyproject.toml conformance/pyproject.toml $(wildcard plugins/*/pyproject.toml runners/*/pyproject.toml)
+$(STAMP): requirements-dev.txt pyproject.toml core/pyproject.toml conformance/pyproject.toml engine/pyproject.toml $(wildcard plugins/*/pyproject.toml adapters/*/pyproject.toml runners/*/pyproject.toml)
 	$(CHECK_PYTHON)
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements-dev.txt

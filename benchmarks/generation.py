@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-DEFAULT = ROOT / "hal" / "model" / "default"
+DEFAULT = ROOT / "engine/src/hal_engine/model" / "default"
 SLOTS, PROMPT, NEW_TOKENS = (1, 8, 32), 64, 64
 PREFILLS, WARM_TOKENS = (256, 320, 384), 4
 VOCAB = 2048
@@ -94,11 +94,10 @@ def hal_job(device: Any, checkpoint: Path, slots: int) -> Iterator[Job]:  # noqa
     """Prompts through the engine, as ``hal run --sink`` feeds them; a job ends when a reader, a process as ``hal tail``
     is, has every record."""
     from hal_core import Request, SamplingParams, StateConfig
-
-    from hal.engine import Engine
-    from hal.model.llama import LlamaModel
-    from hal.transport import open_sink
-    from hal.worker import Worker
+    from hal_engine.engine import Engine
+    from hal_engine.model.llama import LlamaModel
+    from hal_engine.transport import open_sink
+    from hal_engine.worker import Worker
 
     reader = subprocess.Popen(
         [sys.executable, "-P", "-W", "ignore", str(Path(__file__).resolve()), "--serve", "reader"],
@@ -133,7 +132,7 @@ def hal_job(device: Any, checkpoint: Path, slots: int) -> Iterator[Job]:  # noqa
 
 def serve_reader() -> None:
     """Read records: for each line of standard input, a number of tokens, print a line when so many have arrived."""
-    from hal.reading import OutputReader
+    from hal_engine.reading import OutputReader
 
     with OutputReader() as reader:
         print(reader.url, flush=True)
@@ -190,7 +189,7 @@ def serve_hal() -> None:
     """The same, in the environment of the command, which a tree of before may not choose."""
     import hal
 
-    name = next((name for name in ("hal.mkl", "hal.cli.mkl") if importlib.util.find_spec(name)), None)
+    name = next((name for name in ("hal_engine.mkl", "hal.cli.mkl") if importlib.util.find_spec(name)), None)
     if name is not None:
         importlib.import_module(name).choose_kernels(os.environ)
     with hal.open_device("cpu") as device:

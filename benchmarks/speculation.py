@@ -38,16 +38,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hal_core import HalError, Request, SamplingParams, StateConfig
+from hal_engine.engine import Engine
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.tokenizer import Tokenizer
+from hal_engine.proposers import Setup, make_proposer
+from hal_engine.worker import ModelRunner, Worker
 
 import hal
-from hal.engine import Engine
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.tokenizer import Tokenizer
-from hal.proposers import Setup, make_proposer
-from hal.worker import ModelRunner, Worker
 
 if TYPE_CHECKING:
-    from hal.worker.tokens import StepTokens
+    from hal_engine.worker.tokens import StepTokens
 
 BUILT_IN = ("none", "naive", "ngram", "suffix", "mtp", "hybrid")
 LOOP = "def total(values):\n    result = 0\n    for value in values:\n        result += value\n    return result\n\n\n"
@@ -241,7 +241,7 @@ def main() -> int:
     if options.library:
         WORKLOADS["held-out"] = replace(WORKLOADS["held-out"], prompts=held_out(options.library))
     warnings.filterwarnings("ignore", module="paddle")
-    from hal.model.llama import LlamaModel
+    from hal_engine.model.llama import LlamaModel
 
     model, changed = LlamaModel.load(DEFAULT_CHECKPOINT), 0
     tokenizer = Tokenizer.load(DEFAULT_CHECKPOINT, model.config)

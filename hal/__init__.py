@@ -7,30 +7,34 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from . import former
+
 TYPE_CHECKING = False  # typing takes longer to import than this whole module, and a command handles no signal before
 if TYPE_CHECKING:
+    from hal_engine.generation import AsyncEngine as AsyncEngine
+    from hal_engine.generation import Part as Part
+    from hal_engine.generation import Ranks as Ranks
+    from hal_engine.generation import generate as generate
+    from hal_engine.reading import OutputReader as OutputReader
+    from hal_engine.worker import Worker as Worker
+
     from .device_list import Listed as Listed
     from .device_list import devices as devices
-    from .generation import AsyncEngine as AsyncEngine
-    from .generation import Part as Part
-    from .generation import Ranks as Ranks
-    from .generation import generate as generate
     from .opening import open_device as open_device
-    from .reading import OutputReader as OutputReader
-    from .worker import Worker as Worker
 
     __version__: str
 
+_ENGINE = "hal_engine"
 _HOME = {
-    "AsyncEngine": "generation",
-    "Part": "generation",
-    "Ranks": "generation",
-    "generate": "generation",
-    "Listed": "device_list",
-    "devices": "device_list",
-    "open_device": "opening",
-    "OutputReader": "reading",
-    "Worker": "worker",
+    "AsyncEngine": f"{_ENGINE}.generation",
+    "Part": f"{_ENGINE}.generation",
+    "Ranks": f"{_ENGINE}.generation",
+    "generate": f"{_ENGINE}.generation",
+    "Listed": "hal.device_list",
+    "devices": "hal.device_list",
+    "open_device": "hal.opening",
+    "OutputReader": f"{_ENGINE}.reading",
+    "Worker": f"{_ENGINE}.worker",
 }
 __all__ = [*_HOME, "__version__"]
 
@@ -39,11 +43,23 @@ def __getattr__(name: str) -> object:
     if name == "__version__":
         value: object = _version()
     elif name in _HOME:
-        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+        try:
+            value = getattr(import_module(_HOME[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name != _ENGINE:
+                raise
+            raise engine_missing(f"hal.{name}") from None
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def engine_missing(what: str) -> Exception:
+    """Return the error of a name or command of the engine, where the engine is not installed."""
+    from hal_core import Unavailable
+
+    return Unavailable(f"{what} is of hal's engine, which is not installed", cure="in a clone: pip install ./engine")
 
 
 def __dir__() -> list[str]:
@@ -57,3 +73,6 @@ def _version() -> str:
         return version("paddle-hal")
     except PackageNotFoundError:  # run from a source tree that was never installed
         return "0+unknown"
+
+
+former.install()

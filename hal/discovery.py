@@ -32,15 +32,17 @@ ALLOW_LIST = "HAL_PLUGINS"
 #: Observers, and the variable that names those to use (:mod:`hal.observing`).
 OBSERVERS = "hal.observers"
 OBSERVED = "HAL_OBSERVERS"
-#: Proposers, and the option that names the one to use (:mod:`hal.proposers`).
+#: Proposers, and the option that names the one to use (:mod:`hal_engine.proposers`).
 PROPOSERS = "hal.proposers"
 SPECULATE = "--speculate"
 #: Runners, the option that names the one to use, and by device the runner that ``--runner auto`` takes
-#: (:mod:`hal.stepping.loading`): ``device = "runner"``.
+#: (:mod:`hal_engine.stepping.loading`): ``device = "runner"``.
 RUNNERS = "hal.runners"
 RUNNER = "--runner"
 AUTOMATIC = "hal.automatic"
-#: Transports, by the scheme of their urls (:mod:`hal.transport.loading`).
+#: Commands, by name: modules with a function ``command`` (:mod:`hal.cli.tree`).
+COMMANDS = "hal.commands"
+#: Transports, by the scheme of their urls (:mod:`hal_engine.transport.loading`).
 TRANSPORTS = "hal.transports"
 # : Priority of a device that declares none. Devices below 0 are not selected automatically.
 NEVER = -1

@@ -1,8 +1,8 @@
-"""Every duration of the host: named, documented, and overridden by environment variables, as those of the core.
+"""Durations of hal: named, documented, and overridden by environment variables, as those of the core.
 
     from hal.timeouts import TIMEOUTS
 
-    socket.settimeout(TIMEOUTS.connection)
+    child.wait(TIMEOUTS.plugin_check)
 
 The variable of a field is ``HAL_SECONDS_`` and its name in capitals, unless it names another. docs/timeouts.md lists
 all of them; ``python -m hal.timeouts`` prints the table of these. Only the core's timeouts are imported here.
@@ -12,20 +12,10 @@ from __future__ import annotations
 
 from hal_core import CoreTimeouts, Seconds
 
-MOST = 1e9
-"""Upper bound of a duration: Python's locks take no wait beyond ``threading.TIMEOUT_MAX``."""
-MOST_POLLED = 2e6
-"""Upper bound of a wait in ZeroMQ, whose milliseconds are a C int."""
-UNBOUNDED = 3600.0
-"""Length of one wait without any bound; the wait is repeated."""
-LEAST_HEARTBEAT, MOST_HEARTBEAT = 0.001, 3600.0
-"""Bounds of a sink's heartbeat: ZeroMQ's poll counts milliseconds."""
-
 
 class Timeouts(CoreTimeouts):
     """Seconds. A field may be set, as tests do; its variable takes precedence."""
 
-    # commands
     signal: Seconds = Seconds(
         8.0, "from a signal to the end of a command by force; Docker kills after 10, Kubernetes after 30"
     )
@@ -36,96 +26,6 @@ class Timeouts(CoreTimeouts):
     device_open: Seconds = Seconds(120.0, "opening one device (`hal devices --open`, `--timeout`)")
     plugin_slow: Seconds = Seconds(10.0, "a plugin's import or probe, before a line of the log names it")
     plugin_check: Seconds = Seconds(30.0, "the check of one plugin (`hal doctor`, `--timeout`)")
-    shown: Seconds = Seconds(2.0, "showing what is left after a signal, where standard output takes nothing")
-    sink_close: Seconds = Seconds(10.0, "sending what is left to the reader of `--sink` at the end of a run")
-    sink_close_signal: Seconds = Seconds(2.0, "the same after a signal")
-    tokenizer: Seconds = Seconds(5.0, "processor time of a tokenizer for a prompt, in a process of its own")
-    tokenizer_mib: Seconds = Seconds(3.0, "the same, beside it, for each MiB of the prompt")
-    last_event: Seconds = Seconds(
-        1.0, "sending the error of a request that the end of `hal serve --drain` cuts, before its connection is closed"
-    )
-    request_head: Seconds = Seconds(
-        10.0, "a client's sending the head of a request to `hal serve`, and a connection without one"
-    )
-    request_body: Seconds = Seconds(60.0, "a client's sending the body of a request to `hal serve`")
-    unread_answer: Seconds = Seconds(300.0, "a full connection, of whose answer a client of `hal serve` reads nothing")
-    client_look: Seconds = Seconds(1.0, "between two looks of `hal serve` for connections that take longer than these")
-    # ranks and their engine
-    starting: Seconds = Seconds(
-        300.0, "the start of all ranks: each imports its framework, perhaps on a busy machine", "HAL_RANKS_STARTING"
-    )
-    start_line: Seconds = Seconds(60.0, "ranks' start, between two lines of the log that name the missing ranks")
-    step: Seconds = Seconds(
-        600.0,
-        "a step, from the end of the one before it; 256 prompt tokens (`--chunk`) through 7 B parameters take 360 at "
-        "10 GFLOP/s",
-        "HAL_RANKS_STEP",
-    )
-    longest_look: Seconds = Seconds(1.0, "a pause of the engine that counts for `step`; in a longer one it was stopped")
-    engine_wait: Seconds = Seconds(0.1, "a wait of the engine for its workers in one turn")
-    records: Seconds = Seconds(0.05, "a wait of the engine for records before it reads messages")
-    heartbeat_engine: Seconds = Seconds(0.25, "between two heartbeats of the engine to its ranks")
-    silence: Seconds = Seconds(20.0, "silence of the engine over tcp after which a rank takes it for lost")
-    broken: Seconds = Seconds(1.0, "a broken connection within a host, after which the other side counts as lost")
-    parting: Seconds = Seconds(2.0, "ranks' reading the last message before the engine closes its end")
-    message: Seconds = Seconds(10.0, "a rank's wait for a connection to send a message")
-    last_message: Seconds = Seconds(1.0, "sending a rank's last message when it closes")
-    note: Seconds = Seconds(1.0, "a rank's wait for a connection to send what the engine can do without")
-    lost_rank: Seconds = Seconds(1.0, "ranks' naming the one that is lost, after a collective failed")
-    raised: Seconds = Seconds(5.0, "the other ranks' raising too, after a runner raised on one rank of a group")
-    ranks_end_forced: Seconds = Seconds(1.0, "the end of ranks that cannot end in order")
-    launcher_end: Seconds = Seconds(3.0, "the end of Paddle's launcher after SIGTERM")
-    ranks_end: Seconds = Seconds(10.0, "the end of ranks in order")
-    records_end: Seconds = Seconds(5.0, "the acknowledgement of the records of a rank or engine process that ends")
-    rank_exit: Seconds = Seconds(60.0, "a rank's exit after a run that went well")
-    rank_exit_lost: Seconds = Seconds(5.0, "a rank's exit after a loss: a device may wait for ever")
-    last_step: Seconds = Seconds(0.02, "without a new step, before a rank waits for its last one")
-    output: Seconds = Seconds(0.001, "between two looks for the output of a running step whose blocks are to be sent")
-    transfer: Seconds = Seconds(0.2, "between two calls of a transfer that has blocks under way, at most")
-    process_look: Seconds = Seconds(0.25, "between two looks of `hal.AsyncEngine` for the end of its engine process")
-    process_beat: Seconds = Seconds(1.0, "between two beats of an engine process")
-    process_silence: Seconds = Seconds(
-        8.0, "an engine process without a beat, after which it counts as stopped: its requests end with an error"
-    )
-    process_start_end: Seconds = Seconds(6.0, "the end of an engine process that is still loading, after SIGTERM")
-    process_idle: Seconds = Seconds(0.5, "without a request, before the engine process looks after its ranks")
-    serve: Seconds = Seconds(60.0, "the engine process's wait for what it is to serve")
-    offer: Seconds = Seconds(10.0, "a decode worker's answer to an offer, and the arrival of what is sealed")
-    hold: Seconds = Seconds(30.0, "finding a decode worker with room for a request that has its first token")
-    pause: Seconds = Seconds(0.05, "between two attempts at what needs another process first")
-    ray_address: Seconds = Seconds(5.0, "a connection to the address of a Ray cluster")
-    ray_last_line: Seconds = Seconds(5.0, "reading the last lines of dead ranks on their Ray nodes")
-    runner: Seconds = Seconds(10.0, "the device's work that was on its stream when a runner raised")
-    stats: Seconds = Seconds(0.25, "between two messages of an engine process about how busy it is")
-    # records and their readers
-    deadline: Seconds = Seconds(10.0, "a sink's wait for room (`open_sink`)")
-    heartbeat: Seconds = Seconds(0.25, "between two heartbeats of a sink (`open_sink`)")
-    sink_last: Seconds = Seconds(0.5, "sending a sink's last message when it closes")
-    sink_leave: Seconds = Seconds(1.0, "the end of a sink's thread")
-    lost_after: Seconds = Seconds(30.0, "silence of a session, after which it is lost (`OutputReader`)")
-    grace: Seconds = Seconds(2.0, "a broken connection of a session, after which it is lost (`OutputReader`)")
-    acknowledge: Seconds = Seconds(0.02, "a reader's wait for more records before it acknowledges")
-    ask_again: Seconds = Seconds(0.5, "a cursor without an answer, before it is sent again")
-    reader_look: Seconds = Seconds(0.25, "between two looks of a reader for broken connections and silent sessions")
-    reader_leave: Seconds = Seconds(0.5, "senders' confirming the last acknowledgements when a reader closes")
-    reader_slice: Seconds = Seconds(0.02, "a part of that wait")
-    retry: Seconds = Seconds(
-        1.0, "until a client of `hal serve` tries again, whose request found a full queue (`Retry-After`)"
-    )
-    queue_look: Seconds = Seconds(0.0002, "between two looks of a System V sink at a full queue, at first")
-    queue_look_most: Seconds = Seconds(0.005, "the same, at most")
-    queue_idle: Seconds = Seconds(0.1, "between its looks at unread messages, without anything to send")
-    torch_poll: Seconds = Seconds(0.0002, "between two queries of torch's event in a wait with a limit")
-    # connections
-    connection: Seconds = Seconds(1.0, "a connection within a host, until the kernel has made it")
-    reconnect: Seconds = Seconds(0.01, "between two looks for a reader that is not there, at first")
-    reconnect_most: Seconds = Seconds(0.2, "the same, at most")
-    keepalive: Seconds = Seconds(1.0, "between the kernel's probes of a tcp connection, whole seconds")
-    linger: Seconds = Seconds(0.1, "sending what is left when a socket closes")
-    strangers: Seconds = Seconds(1.0, "the end of strangers' connections before a reader closes")
-    strangers_look: Seconds = Seconds(0.001, "between two looks at them")
-    lock_name: Seconds = Seconds(1.0, "the holder of an address's writing its name into the lock file")
-    lock_look: Seconds = Seconds(0.01, "between two looks for that name")
 
 
 TIMEOUTS = Timeouts()

@@ -114,8 +114,8 @@ def test_no_listing_imports_numpy_or_a_framework(arguments):
     assert result.returncode == 0, result.stderr
     assert result.modules & HEAVY == set()
     assert {name for name in result.modules if name.startswith("hal.")} & {
-        "hal.cli.run",
-        "hal.worker",
+        "hal_engine.cli.run",
+        "hal_engine.worker",
         "hal.reader",
     } == set()
 
@@ -327,7 +327,7 @@ def read_terminal(leader):
 
 def test_run_is_imported_only_when_it_is_invoked(monkeypatch, capsys):
     seen = []
-    module = types.ModuleType("hal.cli.run")
+    module = types.ModuleType("hal_engine.cli.run")
 
     def run(prompt: str = "none", count: int = 1) -> None:
         """The real help text."""
@@ -335,7 +335,7 @@ def test_run_is_imported_only_when_it_is_invoked(monkeypatch, capsys):
         raise SystemExit(0)
 
     module.command = run
-    monkeypatch.setitem(sys.modules, "hal.cli.run", module)
+    monkeypatch.setitem(sys.modules, "hal_engine.cli.run", module)
     for arguments, code in (
         (["run", "--prompt", "x", "--count", "3"], 0),
         (["run", "--help"], 0),

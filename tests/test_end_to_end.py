@@ -20,12 +20,12 @@ from hal_core.output.sinks import MemorySink
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
+from hal_engine.engine import Engine
+from hal_engine.model import DEFAULT_CHECKPOINT, llama
+from hal_engine.model.llama import LlamaModel
+from hal_engine.model.tokenizer import Tokenizer
+from hal_engine.worker import ModelRunner, Worker
 
-from hal.engine import Engine
-from hal.model import DEFAULT_CHECKPOINT, llama
-from hal.model.llama import LlamaModel
-from hal.model.tokenizer import Tokenizer
-from hal.worker import ModelRunner, Worker
 from tests import share
 from tests.model.reference import Reference
 

@@ -13,10 +13,10 @@ import textwrap
 
 import pytest
 from hal_core.errors import Unavailable
+from hal_engine.reading import OutputReader
+from hal_engine.transport import open_sink, private_ipc_url, release_ipc
+from hal_engine.transport.curve import CurveKeys
 
-from hal.reading import OutputReader
-from hal.transport import open_sink, private_ipc_url, release_ipc
-from hal.transport.curve import CurveKeys
 from tests import share
 
 from .commands import LIBRARIES, environment, heed_interrupts, left_in
@@ -29,10 +29,10 @@ WARM, WARM_UNDER = LIBRARIES, ("unshare", "-m")
 #: process, because ZeroMQ ends its process when it finds no descriptor.
 FEW = """
     import os, resource, sys
-    from hal.reading import OutputReader
-    from hal.transport import open_sink, private_ipc_url, release_ipc
-    from hal.transport.curve import CurveKeys
-    from hal.transport.descriptors import READER
+    from hal_engine.reading import OutputReader
+    from hal_engine.transport import open_sink, private_ipc_url, release_ipc
+    from hal_engine.transport.curve import CurveKeys
+    from hal_engine.transport.descriptors import READER
     from hal_core.errors import HalError
 
     ENGINE, WORKER = CurveKeys.new(), CurveKeys.new()
@@ -148,7 +148,7 @@ def used_by(make):
 
 
 def test_what_is_asked_for_covers_what_is_used():
-    from hal.transport import descriptors
+    from hal_engine.transport import descriptors
 
     url = private_ipc_url()
     engine, worker = CurveKeys.new(), CurveKeys.new()
@@ -236,7 +236,7 @@ def test_a_private_folder_that_cannot_be_locked_is_not_left(tmp_path, monkeypatc
         raise OSError(error, os.strerror(error))
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"hal.transport.urls.{'os.open' if call == 'open' else 'fcntl.flock'}", fail)
+        patch.setattr(f"hal_engine.transport.urls.{'os.open' if call == 'open' else 'fcntl.flock'}", fail)
         with pytest.raises(Unavailable, match=os.strerror(error)) as caught:
             private_ipc_url()
     assert caught.value.cure
@@ -254,7 +254,9 @@ def test_no_folder_for_temporary_files_is_an_error_of_ours(monkeypatch):
         private_ipc_url()
 
 
-@pytest.mark.parametrize("failing", ["hal.reading.receiver.Connections", "hal.reading.receiver.socket_of"])
+@pytest.mark.parametrize(
+    "failing", ["hal_engine.reading.receiver.Connections", "hal_engine.reading.receiver.socket_of"]
+)
 def test_a_reader_that_fails_half_opened_leaves_neither_folder_nor_socket(tmp_path, monkeypatch, failing):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     before = len(os.listdir("/proc/self/fd"))
@@ -277,7 +279,7 @@ def test_a_reader_whose_gate_gets_no_thread_leaves_no_descriptor(monkeypatch):
     def fail(*_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("hal.transport.sockets.secure_reader", fail)
+    monkeypatch.setattr("hal_engine.transport.sockets.secure_reader", fail)
     with pytest.raises(RuntimeError, match="can't start"):
         OutputReader("tcp://127.0.0.1:*", curve=CurveKeys.new(CurveKeys.new().public))
     assert len(os.listdir("/proc/self/fd")) == before
@@ -289,7 +291,7 @@ def test_a_sink_that_gets_no_thread_leaves_no_descriptor(tmp_path, monkeypatch):
     def fail(_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("hal.transport.zmq_sink.threading.Thread.start", fail)
+    monkeypatch.setattr("hal_engine.transport.zmq_sink.threading.Thread.start", fail)
     with pytest.raises(RuntimeError, match="can't start"):
         open_sink(f"ipc://{tmp_path}/socket")
     assert len(os.listdir("/proc/self/fd")) == before

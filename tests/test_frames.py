@@ -55,7 +55,7 @@ def deepest(monkeypatch):
         monkeypatch.setattr(owner, name, hook)
 
     def from_the_command(name, stack):
-        last = next(at for at, (path, _) in enumerate(stack) if path.endswith("hal/cli/run.py"))
+        last = next(at for at, (path, _) in enumerate(stack) if path.endswith("engine/src/hal_engine/cli/run.py"))
         keep(("hook", name), stack[: last + 1])
 
     def from_the_hook(name, stack):

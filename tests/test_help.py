@@ -8,9 +8,9 @@ import subprocess
 import sys
 
 import pytest
+from hal_engine.cli.run_output import progress_line
 
 from hal.cli import console, main
-from hal.cli.run_output import progress_line
 from hal.cli.tree import COMMANDS
 
 PAGES = {

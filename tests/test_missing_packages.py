@@ -107,7 +107,7 @@ def sources():
 def test_no_hint_names_a_package_that_no_index_has():
     """Hints that are written out; those made from metadata are tested above."""
     stated = {}
-    for folder in (".", "core", "conformance", "plugins/fastdeploy", "plugins/paddle"):
+    for folder in (".", "core", "conformance", "adapters/fastdeploy", "plugins/paddle"):
         table = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         lists = [table["dependencies"], *table.get("optional-dependencies", {}).values()]
         for line in [line for lines in lists for line in lines]:

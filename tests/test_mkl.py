@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from hal_core import Unavailable
+from hal_engine.distributed.launch import PaddleLaunch
 
 from hal import mkl
 from hal.cli import main
-from hal.distributed.launch import PaddleLaunch
 
 COMMAND = """
 import os, sys
@@ -74,7 +74,7 @@ def test_ranks_inherit_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         raise OSError("no process here")
 
     monkeypatch.setenv(mkl.VARIABLE, "5")
-    monkeypatch.setattr("hal.distributed.launch.subprocess.Popen", start)
+    monkeypatch.setattr("hal_engine.distributed.launch.subprocess.Popen", start)
     with pytest.raises(Unavailable):
         PaddleLaunch(1).start(f"ipc://{tmp_path}/engine")
     assert started[mkl.VARIABLE] == "5"
@@ -83,7 +83,7 @@ def test_ranks_inherit_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 @pytest.mark.skipif(platform.machine() != "x86_64" or shutil.which("qemu-x86_64") is None, reason="no qemu-x86_64")
 @pytest.mark.parametrize(("cpu", "faster"), [("EPYC", True), ("Haswell", False), ("Opteron_G5", False)])
 def test_an_emulator_answers_for_the_cpu_that_it_emulates(cpu: str, faster: bool) -> None:
-    code = "from hal.mkl import are_faster; print(are_faster())"
+    code = "from hal_engine.mkl import are_faster; print(are_faster())"
     python = str(Path(sys.executable).absolute())
     told = subprocess.run(["qemu-x86_64", "-cpu", cpu, python, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == str(faster)

@@ -21,7 +21,7 @@ DISTRIBUTIONS = {
     "paddle-hal": (ROOT, "hal"),
     "paddle-hal-core": (ROOT / "core", "hal_core"),
     "paddle-hal-conformance": (ROOT / "conformance", "hal_conformance"),
-    "paddle-hal-fastdeploy": (ROOT / "plugins/fastdeploy", "hal_fastdeploy"),
+    "paddle-hal-fastdeploy": (ROOT / "adapters/fastdeploy", "hal_fastdeploy"),
     "paddle-hal-paddle": (ROOT / "plugins/paddle", "hal_paddle"),
 }
 

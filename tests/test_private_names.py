@@ -157,7 +157,7 @@ def test_each_of_the_list_is_still_used(found):
         ("getattr(tensor, '_odd')", {"_odd"}),
         ("import os\nos._exit(1)", set()),
         ("class Mine:\n    def _own(self): ...\nMine()._own()", set()),
-        ("from hal.engine import _own", set()),
+        ("from hal_engine.engine import _own", set()),
         ("thing.__class__.__name__", set()),
     ],
 )

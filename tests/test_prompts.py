@@ -8,10 +8,9 @@ import sys
 
 import pytest
 from hal_core import InvalidValue
-
-from hal.cli.run_options import Options, Sampling
-from hal.cli.run_plan import make_plan, read_prompts
-from hal.model.hub import find_checkpoint
+from hal_engine.cli.run_options import Options, Sampling
+from hal_engine.cli.run_plan import make_plan, read_prompts
+from hal_engine.model.hub import find_checkpoint
 
 USUAL = Sampling()
 

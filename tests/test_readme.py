@@ -9,8 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hal_engine.generation import local
+
 import hal
-from hal.generation import local
 
 from .commands import environment, left_in
 

@@ -8,23 +8,23 @@ import shutil
 import threading
 from types import SimpleNamespace
 
+import hal_engine.cli.run_session as session
 import numpy as np
 import pytest
 from hal_core.output.records import OutputRecord, SlotStatus
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import FinishReason
+from hal_engine.cli.run_output import Answers, Shown
+from hal_engine.distributed.errors import RankLost
+from hal_engine.engine import Engine, Finished
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.config import read_config
+from hal_engine.model.streaming import AnswerText
+from hal_engine.model.tokenizer import Tokenizer
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 from tokenizers import Tokenizer as Backend
 
-import hal.cli.run_session as session
 from hal.cli import main
-from hal.cli.run_output import Answers, Shown
-from hal.distributed.errors import RankLost
-from hal.engine import Engine, Finished
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.config import read_config
-from hal.model.streaming import AnswerText
-from hal.model.tokenizer import Tokenizer
 
 PROMPT = ("--prompt", "if __name__ ==", "--max-tokens", 24)
 

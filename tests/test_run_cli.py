@@ -6,11 +6,11 @@ import json
 import shutil
 
 import pytest
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.config import read_config
+from hal_engine.model.tokenizer import Tokenizer
 
 from hal.cli import main
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.config import read_config
-from hal.model.tokenizer import Tokenizer
 
 from .commands import private_folders  # noqa: F401 (a fixture)
 

@@ -59,13 +59,13 @@ def test_interrupted_it_tells_what_it_has_and_leaves_nothing(started):
 
 WAITS_WHILE_LOADING = """
 import os
-import hal.cli.run_session
+import hal_engine.cli.run_session
 
 def load(options):
     open(os.environ["HAL_TEST_BEGUN"], "w").close()
     open(os.environ["HAL_TEST_NEVER"]).read()
 
-hal.cli.run_session._load_model = load
+hal_engine.cli.run_session._load_model = load
 hal.cli.main()
 """
 
@@ -95,7 +95,9 @@ def test_a_closed_pipe_ends_it_quietly(started):
 
 
 #: The same, with a run that would wait ten days for a reader that has gone.
-PATIENT = "from hal.cli import main; from hal.timeouts import TIMEOUTS; TIMEOUTS.look = TIMEOUTS.shown = 1e6; main()"
+PATIENT = (
+    "from hal.cli import main; from hal_engine.timeouts import TIMEOUTS; TIMEOUTS.look = TIMEOUTS.shown = 1e6; main()"
+)
 
 
 def redirected(started, *arguments, shell, code=RUN):
@@ -135,7 +137,7 @@ def test_the_text_comes_without_a_standard_error_too(started, shell):
 
 SHOW = """
 import time
-from hal.cli.screen import open_screen
+from hal_engine.cli.screen import open_screen
 screen = open_screen()
 screen.write("def f(")
 screen.progress("3 tokens")
@@ -189,7 +191,7 @@ from hal.cli import main
 
 class Finder:
     def find_spec(self, name, path, target=None):
-        if name in ("numpy", "hal.cli.run"):
+        if name in ("numpy", "hal_engine.cli.run"):
             print(f"imports {name}", file=sys.stderr)
 
 sys.meta_path.insert(0, Finder())
@@ -202,7 +204,7 @@ except SystemExit as end:
 
 def test_a_terminal_shows_something_before_what_takes_long_is_imported():
     shown, piped = on_terminal(stdout=False, code=STARTS)
-    assert shown.index("starting") < shown.index("imports hal.cli.run") < shown.index("imports numpy")
+    assert shown.index("starting") < shown.index("imports hal_engine.cli.run") < shown.index("imports numpy")
     assert "\r\x1b[Khal: error: --nonsense: no such option" in shown, "and the line is gone before the next"
     assert piped == ""
     done = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True, check=True)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hal_core import SinkClosed
 from hal_core.output.records import OutputRecord
+from hal_engine.reading import OutputReader
+from hal_engine.timeouts import TIMEOUTS
 
 from hal.cli import run_output, run_session
-from hal.reading import OutputReader
-from hal.timeouts import TIMEOUTS
 
 from .commands import environment, left_in
 

@@ -7,9 +7,9 @@ import re
 import shutil
 
 import pytest
+from hal_engine.model import DEFAULT_CHECKPOINT
 
 from hal.cli import main
-from hal.model import DEFAULT_CHECKPOINT
 
 GREEDY = ("--prompt", "def main(", "--prompt", "try:\n    ", "--temperature=0", "--max-tokens", 24)
 DRAWN = (*GREEDY, "--temperature", 0.7, "--top-p", 0.9, "--seed", 3, "--logprobs", 2, "--blocks", 5, "--chunk", 3)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.config import read_config
+from hal_engine.worker import ModelRunner
 
 from hal.cli import main
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.config import read_config
-from hal.worker import ModelRunner
 
 from .commands import private_folders  # noqa: F401 (a fixture)
 

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 from hal_core import ContractMismatch, InvalidValue, PluginError
+from hal_engine.stepping import AUTO, PADDLE, check_runner_name, choose_runner, make_runner
 
 import hal
 from hal.cli import main
-from hal.stepping import AUTO, PADDLE, check_runner_name, choose_runner, make_runner
 
 from .commands import private_folders  # noqa: F401 (a fixture)
 from .fixtures_plugins.builder import Site

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hal_engine.cli.run_output import drive
+from hal_engine.timeouts import TIMEOUTS
 
 from hal.cli import signals
-from hal.cli.run_output import drive
-from hal.timeouts import TIMEOUTS
 
 from .commands import LIBRARIES, left_in, start
 
@@ -24,7 +24,7 @@ WARM = LIBRARIES
 HANGING = """
     import ctypes, importlib, os, sys, threading
     import hal.cli
-    from hal.timeouts import TIMEOUTS
+    from hal_engine.timeouts import TIMEOUTS
     TIMEOUTS.signal = 0.3
     kind, where = sys.argv[1:3]
     del sys.argv[1:3]
@@ -60,8 +60,8 @@ HANGING = """
 #: restarted ranks fails at its start.
 RANKS = """
     from tests.distributed.test_start import Actors
-    from hal.distributed.steps import StepOrder
-    from hal.distributed.control_messages import Failed, Verdict
+    from hal_engine.distributed.steps import StepOrder
+    from hal_engine.distributed.control_messages import Failed, Verdict
 
     class Idle(Actors):
         def __init__(self, size, **_):
@@ -87,23 +87,23 @@ RANKS = """
             self.failed = [Failed(0, "gone"), None]
             super().start(url)
 
-    hal.distributed.starting.PaddleLaunch = Failing if "--restart" in sys.argv else Idle
+    hal_engine.distributed.starting.PaddleLaunch = Failing if "--restart" in sys.argv else Idle
 """
 MAIN = "\nhal.cli.main()\n"
 PROMPT = ("run", "--device", "cpu", "--prompt", "def f(", "--temperature=0", "--max-tokens", "4")
 STATES = {
-    "loading": ("c", "hal.model.llama:LlamaModel.load", *PROMPT),
-    "in a step": ("python", "hal.worker.runner:ModelRunner.launch", *PROMPT),
-    "in a step, in a library": ("c", "hal.worker.runner:ModelRunner.launch", *PROMPT),
-    "closing": ("python", "hal.transport.zmq_sink:ZmqSink.close", *PROMPT, "--sink", "ipc://{}/none"),
+    "loading": ("c", "hal_engine.model.llama:LlamaModel.load", *PROMPT),
+    "in a step": ("python", "hal_engine.worker.runner:ModelRunner.launch", *PROMPT),
+    "in a step, in a library": ("c", "hal_engine.worker.runner:ModelRunner.launch", *PROMPT),
+    "closing": ("python", "hal_engine.transport.zmq_sink:ZmqSink.close", *PROMPT, "--sink", "ipc://{}/none"),
     "closing a sink that nobody reads": (
         "on",
-        "hal.transport.zmq_sink:ZmqSink.close",
+        "hal_engine.transport.zmq_sink:ZmqSink.close",
         *PROMPT,
         "--sink",
         "ipc://{}/none",
     ),
-    "idle": ("c", "hal.reading.reader:OutputReader.read", "tail", "ipc://{}/socket"),
+    "idle": ("c", "hal_engine.reading.reader:OutputReader.read", "tail", "ipc://{}/socket"),
 }
 ON_RANKS = {
     "a rank hangs in a step": ("--dp", "2"),
@@ -137,7 +137,7 @@ def test_a_command_that_hangs_ends_by_force(tmp_path, warm, state):
 
 @pytest.mark.parametrize("state", ON_RANKS)
 def test_an_engine_whose_ranks_hang_ends_by_force(tmp_path, warm, state):
-    nothing = "on", "hal.cli.run_ranks:_told"
+    nothing = "on", "hal_engine.cli.run_ranks:_told"
     process = begin(tmp_path, *nothing, *PROMPT, *ON_RANKS[state], code=HANGING + RANKS, warm=warm)
     check(process, tmp_path, signal.SIGINT)
 
@@ -158,7 +158,7 @@ def test_neither_a_full_standard_error_nor_output_holds_the_end_up(tmp_path, war
 FORKED = """
     import os, signal
     from hal.cli import signals
-    from hal.timeouts import TIMEOUTS
+    from hal_engine.timeouts import TIMEOUTS
     TIMEOUTS.signal = 0.0
     forced = []
     signals._Watch.force = lambda watch, number: forced.append(number)

@@ -101,14 +101,14 @@ POINTS = [
     ("import", "paddle.base.core"),
     ("call", "hal.opening.open_device"),
     ("return", "hal.opening.open_device"),
-    ("call", "hal.model.llama.load"),
-    ("return", "hal.transport.open_sink"),
-    ("call", "hal.worker.worker.__init__"),
-    ("return", "hal.engine.engine.step"),
-    ("return", "hal.cli.run_output.drive"),
-    ("call", "hal.transport.zmq_sink.close"),
-    ("return", "hal.transport.zmq_sink.close"),
-    ("call", "hal.cli.run_output.summarize"),
+    ("call", "hal_engine.model.llama.load"),
+    ("return", "hal_engine.transport.open_sink"),
+    ("call", "hal_engine.worker.worker.__init__"),
+    ("return", "hal_engine.engine.engine.step"),
+    ("return", "hal_engine.cli.run_output.drive"),
+    ("call", "hal_engine.transport.zmq_sink.close"),
+    ("return", "hal_engine.transport.zmq_sink.close"),
+    ("call", "hal_engine.cli.run_output.summarize"),
     ("return", "hal.cli._main"),
 ]
 
@@ -118,9 +118,9 @@ AT_HAND = [
     ("import", "hal_core"),
     ("import", "paddle"),
     ("call", "hal.opening.open_device"),
-    ("return", "hal.transport.open_sink"),
-    ("return", "hal.engine.engine.step"),
-    ("call", "hal.transport.zmq_sink.close"),
+    ("return", "hal_engine.transport.open_sink"),
+    ("return", "hal_engine.engine.engine.step"),
+    ("call", "hal_engine.transport.zmq_sink.close"),
     ("return", "hal.cli._main"),
 ]
 
@@ -142,16 +142,16 @@ def test_hal_run_ends_in_order_wherever_a_signal_meets_it(tmp_path, warm, kind, 
 
 @pytest.mark.parametrize("number", share.cases(SIGNALS, signal.SIGTERM.__eq__))
 def test_in_the_middle_all_answers_are_told_as_far_as_they_have_come(tmp_path, warm, number):
-    point = ("return", "hal.engine.engine.step", str(int(number)))
+    point = ("return", "hal_engine.engine.engine.step", str(int(number)))
     process = start(tmp_path, *point, *PROMPTS, code=textwrap.dedent(INJECTED), warm=warm)
     out, err = process.communicate(timeout=120)
     check_end(process.returncode, out, err, number)
     assert [json.loads(line)["finish_reason"] for line in out.splitlines()] == ["abort", "abort"]
 
 
-LOADING = ("call", "hal.model.llama.load")
+LOADING = ("call", "hal_engine.model.llama.load")
 """Before any call: the recording has none."""
-STEPPING = ("return", "hal.engine.engine.step")
+STEPPING = ("return", "hal_engine.engine.engine.step")
 RECORDING = [
     LOADING,
     STEPPING,
@@ -294,7 +294,7 @@ def test_signals_that_were_ignored_stay_so(tmp_path, warm):
 IN_PROCESS = """
     import gc, os, signal, sys
     from hal.cli import main, signals
-    from hal.timeouts import TIMEOUTS
+    from hal_engine.timeouts import TIMEOUTS
     before = [signal.getsignal(number) for number in signals._NUMBERS]
     try:
         main(["--version"])

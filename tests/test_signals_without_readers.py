@@ -50,7 +50,7 @@ SENDING = """
     import sys
     import numpy as np
     from hal_core.output.records import OutputRecord
-    from hal.transport import open_sink
+    from hal_engine.transport import open_sink
 
     class Output:
         step = 0

@@ -164,6 +164,6 @@ def test_the_part_without_a_compiler_runs_every_file_that_uses_a_build():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     found = {str(path.relative_to(ROOT)) for path in module.files()}
-    assert "plugins/fastdeploy/tests/test_insertion.py" in found
+    assert "adapters/fastdeploy/tests/test_insertion.py" in found
     assert "tests/overlap/test_waits.py" in found, "its device is opened by another file of its folder"
     assert "tests/test_help.py" not in found

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hal_core import FinishReason, OutputRecord, SlotStatus
+from hal_engine.cli.run_output import Answers, drive, summarize
+from hal_engine.cli.tail import Printer
+from hal_engine.engine import Finished
 
 from hal.cli import console, devices, logs, screen
-from hal.cli.run_output import Answers, drive, summarize
-from hal.cli.tail import Printer
 from hal.device_list import Listed
-from hal.engine import Finished
 
 EVIL = "a\x1b[31mred\x07\x7f\x9b2J\rb\tc\nd"
 ESCAPED = "a\\x1b[31mred\\x07\\x7f\\x9b2J\\x0db\tc\nd"
@@ -184,7 +184,7 @@ class Text:
 def interrupted(monkeypatch, count, **options):
     """Return a screen after Ctrl-C in ``count`` prompts, and the command's final message."""
     came = []
-    monkeypatch.setattr("hal.cli.run_output.signals.came", lambda: 2 if came else None)
+    monkeypatch.setattr("hal_engine.cli.run_output.signals.came", lambda: 2 if came else None)
     requests = [SimpleNamespace(request_id=f"r{at}", params=SimpleNamespace(logprobs=None)) for at in range(count)]
     plan = SimpleNamespace(requests=requests, prompts=["x"] * count, answer=lambda request: Text())
     counting = Counting()

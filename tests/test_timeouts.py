@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from hal_core import TIMEOUTS as CORE
 from hal_core import CoreTimeouts, InvalidValue
+from hal_engine.timeouts import TIMEOUTS, Timeouts
 
 from hal.cli import main
-from hal.timeouts import TIMEOUTS, Timeouts
 
 ROOT = Path(__file__).parents[1]
 HOMES = ROOT / "hal" / "timeouts.py", ROOT / "core" / "src" / "hal_core" / "timeouts.py"
@@ -65,7 +65,9 @@ def constants(text):
 def test_no_other_module_has_a_constant_in_seconds():
     found = {str(path.relative_to(ROOT)): [*constants(path.read_text(encoding="utf-8"))] for path in SOURCES}
     # Steps of a proposer that pauses are not seconds.
-    assert {name: lines for name, lines in found.items() if lines and name != "hal/proposers/adaptive.py"} == {}
+    assert {
+        name: lines for name, lines in found.items() if lines and name != "engine/src/hal_engine/proposers/adaptive.py"
+    } == {}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_the_check_finds_constants(text):
 def test_the_page_lists_all():
     page = (ROOT / "docs" / "timeouts.md").read_text(encoding="utf-8")
     assert CoreTimeouts.table() in page, "python -m hal_core.timeouts prints the table"
-    assert Timeouts.table() in page, "python -m hal.timeouts prints the table"
+    assert Timeouts.table() in page, "python -m hal_engine.timeouts prints the table"
     assert len([*Timeouts.table().splitlines(), *CoreTimeouts.table().splitlines()]) == 4 + len(Timeouts.names())
 
 
@@ -127,7 +129,7 @@ def test_a_wrong_one_is_refused_by_name_before_anything_starts(given, monkeypatc
     assert f"HAL_RANKS_STEP: '{given}' (give seconds above 0, as 30)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("module", ["hal.timeouts", "hal_core.timeouts"])
+@pytest.mark.parametrize("module", ["hal_engine.timeouts", "hal_core.timeouts"])
 def test_a_reader_that_has_gone_is_no_error(module):
     reading, writing = os.pipe()
     os.close(reading)

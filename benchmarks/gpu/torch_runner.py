@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 from hal_core import ALONE, StateConfig
+from hal_engine.model.config import LlamaConfig, parse_config
+from hal_engine.stepping import RunnerSetup
 from hal_torch.loading import allocate
 from hal_torch.model import Decoder
 from hal_torch.plan import NOTHING, Piece, size_of
@@ -32,8 +34,6 @@ from safetensors.torch import save_file
 from torch.nn import functional
 
 from benchmarks.report.node import SHAPES, device_of
-from hal.model.config import LlamaConfig, parse_config
-from hal.stepping import RunnerSetup
 
 SLOTS, LENGTH = 32, 2048
 PROMPTS = ((128,), (1024,), (128,) * 8, (512, 512), (33,) * 20)
@@ -42,7 +42,7 @@ COUNTED = """
 import json, sys, threading, time
 from pathlib import Path
 import torch
-from hal.model.config import read_config
+from hal_engine.model.config import read_config
 from hal_torch.loading import load
 
 def anonymous():

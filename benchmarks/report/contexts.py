@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from hal_engine.model.config import parse_config
 from hal_torch.model import Decoder
-
-from hal.model.config import parse_config
 
 from .loops import Asked, by_hal
 from .node import SHAPES, Node, opened

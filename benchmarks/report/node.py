@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from hal_core import ALONE, BoundDevice, OutputRecord, SlotState, StateConfig
 from hal_core.runtime.bound import bind
+from hal_engine.engine import Engine
+from hal_engine.model.config import parse_config
+from hal_engine.stepping import RunnerSetup, Stepper
 from hal_torch.model import Decoder
 from hal_torch.runner import TorchRunner
 
 from hal import open_device
-from hal.engine import Engine
-from hal.model.config import parse_config
-from hal.stepping import RunnerSetup, Stepper
 
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "max_position_embeddings": 8192}
 _LLAMA |= {"num_attention_heads": 32, "num_key_value_heads": 8, "rope_theta": 500000.0, "rms_norm_eps": 1e-5}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hal.model.config import parse_config
+from hal_engine.model.config import parse_config
 
 from .node import SHAPES
 

@@ -18,10 +18,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     After a signal the exit status is 128 + its number. With ``arguments`` the process continues after the command.
     """
-    if arguments is None:  # the command owns this process, and its ranks inherit what is set here
-        from hal.mkl import choose_kernels
-
-        choose_kernels(os.environ)
     from .console import occupy
 
     occupy()  # before the signal pipe can take these numbers
@@ -67,14 +63,11 @@ def _main(arguments: list[str]) -> None:
 
 
 def _dispatch(arguments: list[str]) -> None:
-    from hal.timeouts import TIMEOUTS
-
     from .imports import uncollected
 
     with uncollected():  # to collect among typer's objects takes an eighth of `hal --help`
         from .tree import invoke
 
-    TIMEOUTS.check()
     if not os.environ.get("HAL_LOG") or arguments[:1] == ["conform"]:  # pytest prints logs itself
         invoke(arguments)
         return

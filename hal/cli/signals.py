@@ -100,7 +100,7 @@ class _Watch:
 
 
 def _release_folders() -> None:
-    if (urls := sys.modules.get("hal.transport.urls")) is not None:
+    if (urls := sys.modules.get("hal_engine.transport.urls")) is not None:
         urls.release_all()
 
 

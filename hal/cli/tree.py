@@ -10,10 +10,15 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from hal import engine_missing
+from hal.timeouts import TIMEOUTS
+
 from . import console, failures
 from .help import TOGETHER, Row, columns, page
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from typer._click import Context, Parameter
 
 COMMANDS = {
@@ -25,8 +30,9 @@ COMMANDS = {
     "new-plugin": "make a package for a device of your own",
     "doctor": "check this machine and its plugins",
 }
-"""Each command and its description. Its function is ``hal.cli.NAME.command``, or ``run``, which gets all arguments;
-a hyphen of the name is an underscore in the module's."""
+"""Each command and its description. Its module is an entry point of the group ``hal.commands``: hal's own or the
+engine's. The module's function is ``command``, or ``run``, which gets all arguments."""
+_OF_THE_ENGINE = {"run", "serve", "tail"}
 _HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _AS_GIVEN: dict[str, Any] = {"help_option_names": [], "allow_extra_args": True, "ignore_unknown_options": True}
 _SILENT = {"-q", "--quiet", "-h", "--help", "--help-all"}
@@ -82,7 +88,8 @@ class _Lazy(TyperCommand):
         if self.name == "run" and not options.get("resilient_parsing"):
             console.quiet = not {*given[1]}.isdisjoint(_SILENT)
             console.status("starting")  # before the slow imports
-        module, settings = import_module(f".{str(self.name).replace('-', '_')}", __package__), _HELP
+        module, settings = _module(str(self.name)), _HELP
+        TIMEOUTS.check()
         if (function := getattr(module, "command", None)) is None:
             settings = _AS_GIVEN
 
@@ -93,6 +100,19 @@ class _Lazy(TyperCommand):
         app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
         app.command(self.name, cls=Command, context_settings=settings)(function)
         return get_command(app).make_context(*given, **options)
+
+
+def _module(name: str) -> ModuleType:
+    """Import a command's module. Raises :class:`hal_core.Unavailable` for one of the engine, where it is missing."""
+    if name not in _OF_THE_ENGINE:
+        return import_module(f".{name.replace('-', '_')}", __package__)
+    from hal.discovery import COMMANDS as GROUP
+    from hal.discovery import installed_in
+
+    for entry in installed_in(GROUP):
+        if entry.name == name:
+            return import_module(entry.target)
+    raise engine_missing(f"hal {name}")
 
 
 def invoke(arguments: list[str]) -> None:

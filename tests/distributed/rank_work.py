@@ -13,24 +13,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import hal_engine.distributed.rank
+import hal_engine.distributed.state_check
 import numpy as np
 from hal_core import ENTERING, ByteRange, Group, HalError
 from hal_core.devices import open_groups
 from hal_core.devices.paddle.ranks.groups import PaddleCommunicator
 from hal_core.runtime.policy import Policy
 from hal_core.tickets import DONE
-
-import hal.distributed.rank
-import hal.distributed.state_check
-from hal.distributed.control_messages import Hello
-from hal.distributed.dp_sync import DpSync
-from hal.distributed.rank import serve, versions
-from hal.distributed.tensor_ranks import TensorRanks
-from hal.model.batch import ModelBatch
-from hal.model.config import read_config
-from hal.model.llama import LlamaModel
-from hal.timeouts import TIMEOUTS
-from hal.worker import ModelRunner
+from hal_engine.distributed.control_messages import Hello
+from hal_engine.distributed.dp_sync import DpSync
+from hal_engine.distributed.rank import serve, versions
+from hal_engine.distributed.tensor_ranks import TensorRanks
+from hal_engine.model.batch import ModelBatch
+from hal_engine.model.config import read_config
+from hal_engine.model.llama import LlamaModel
+from hal_engine.timeouts import TIMEOUTS
+from hal_engine.worker import ModelRunner
 
 
 def steps(vocab):
@@ -160,7 +159,7 @@ def broadcasting(rank):
 @contextlib.contextmanager
 def closing(rank):
     """Count how often each of the rank's proposers is closed."""
-    original, kept = hal.distributed.rank.make_proposer, rank.kept.setdefault("closed", [])
+    original, kept = hal_engine.distributed.rank.make_proposer, rank.kept.setdefault("closed", [])
     kept.clear()
 
     def make(name, setup):
@@ -175,7 +174,7 @@ def closing(rank):
         proposer.close = counted
         return proposer
 
-    with mock.patch("hal.distributed.rank.make_proposer", make):
+    with mock.patch("hal_engine.distributed.rank.make_proposer", make):
         yield
 
 
@@ -254,7 +253,7 @@ def met(rank):
 
 def changed(what):
     """Faults that make a rank differ from the rest, by name."""
-    module, found = "hal.distributed.rank", versions()
+    module, found = "hal_engine.distributed.rank", versions()
     wrong = {
         "checkpoint": (f"{module}.checkpoint_digest", lambda folder: "another one"),
         "slot table": (f"{module}.lay_out", lambda sizes: SimpleNamespace(digest=bytes(32))),
@@ -284,12 +283,12 @@ def all_but_the_tokens(check):
     return {name: column for name, column in COLUMNS(check).items() if "accept" not in name and "token" not in name}
 
 
-COLUMNS = hal.distributed.state_check.StateCheck._columns
-MODULE = "hal.distributed.rank"
+COLUMNS = hal_engine.distributed.state_check.StateCheck._columns
+MODULE = "hal_engine.distributed.rank"
 LYING = {
-    "no check": ("hal.distributed.state_check.StateCheck.compare", lambda check, step: None),
-    "half a check": ("hal.distributed.state_check.StateCheck._columns", all_but_the_tokens),
-    "any step": ("hal.distributed.loop.StepLoop._check_number", lambda loop, order: None),
+    "no check": ("hal_engine.distributed.state_check.StateCheck.compare", lambda check, step: None),
+    "half a check": ("hal_engine.distributed.state_check.StateCheck._columns", all_but_the_tokens),
+    "any step": ("hal_engine.distributed.loop.StepLoop._check_number", lambda loop, order: None),
     "says nothing": (f"{MODULE}._Serving._tell", lambda serving, error: None),
     "its own words": (f"{MODULE}.error_of", lambda verdict: HalError(f"process {os.getpid()}: {verdict.what}")),
 }

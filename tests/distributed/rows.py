@@ -8,19 +8,19 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from hal_core import MemorySink, Request, SamplingParams, SlotStatus, StateConfig
+from hal_engine.distributed.control_messages import Setup
+from hal_engine.distributed.engine import open_engine
+from hal_engine.distributed.rank_executor import RankExecutor
+from hal_engine.engine import Engine
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.config import read_config
+from hal_engine.model.llama import LlamaModel
+from hal_engine.model.tokenizer import Tokenizer
+from hal_engine.proposers import Setup as ProposerSetup
+from hal_engine.proposers import make_proposer
+from hal_engine.worker import ModelRunner, Worker
 
 from hal import open_device
-from hal.distributed.control_messages import Setup
-from hal.distributed.engine import open_engine
-from hal.distributed.rank_executor import RankExecutor
-from hal.engine import Engine
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.config import read_config
-from hal.model.llama import LlamaModel
-from hal.model.tokenizer import Tokenizer
-from hal.proposers import Setup as ProposerSetup
-from hal.proposers import make_proposer
-from hal.worker import ModelRunner, Worker
 from tests.distributed.rank_work import be_a_rank
 
 MARGIN, TOLERANCE, TOKENS = 1e-3, 1e-4, 16

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 from hal_core import FinishReason, MemorySink
+from hal_engine.distributed.errors import RankLost
+from hal_engine.engine import Engine
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.llama import LlamaModel
+from hal_engine.proposers import Setup as ProposerSetup
+from hal_engine.proposers import make_proposer
+from hal_engine.worker import Worker
 
 from hal import open_device
-from hal.distributed.errors import RankLost
-from hal.engine import Engine
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.llama import LlamaModel
-from hal.proposers import Setup as ProposerSetup
-from hal.proposers import make_proposer
-from hal.worker import Worker
 from tests.split.rows import Own
 from tests.split.rows import engine_of as split_engine
 

@@ -10,16 +10,16 @@ from threading import Event, Thread
 
 import pytest
 from hal_core import GroupLost
+from hal_engine.distributed.control_channel import EngineChannel, RankChannel
+from hal_engine.distributed.control_messages import Agreed, Beat, Failed, Hello, Release, Verdict
+from hal_engine.distributed.steps import StepOrder
 
-from hal.distributed.control_channel import EngineChannel, RankChannel
-from hal.distributed.control_messages import Agreed, Beat, Failed, Hello, Release, Verdict
-from hal.distributed.steps import StepOrder
 from tests.commands import start
 
 A_RANK = """
 import sys
-from hal.distributed.control_channel import RankChannel
-from hal.distributed.control_messages import Hello
+from hal_engine.distributed.control_channel import RankChannel
+from hal_engine.distributed.control_messages import Hello
 channel = RankChannel(sys.argv[1], 0)
 channel.send(Hello(0, 1, {}))
 print(type(channel.receive(60.0)).__name__, flush=True)

@@ -9,10 +9,9 @@ from unittest import mock
 
 import pytest
 from hal_core import GroupLost
-
-from hal.children import PARENT, TIED
-from hal.distributed import rank
-from hal.distributed.control_messages import Over
+from hal_engine.children import PARENT, TIED
+from hal_engine.distributed import rank
+from hal_engine.distributed.control_messages import Over
 
 
 class Dead:

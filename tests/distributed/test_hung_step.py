@@ -7,10 +7,10 @@ import json
 from functools import partial
 
 import pytest
+from hal_engine.distributed.step_clock import StepClock
+from hal_engine.timeouts import TIMEOUTS
 
 from hal.cli import main
-from hal.distributed.step_clock import StepClock
-from hal.timeouts import TIMEOUTS
 from tests.split.rows import Own
 
 pytestmark = pytest.mark.long(20)
@@ -87,8 +87,8 @@ def hangs(monkeypatch, tmp_path, tmp_path_factory):
         victim = before + size == (among or size) and not mark.exists()
         return Own(size, ("hung", 0, 3, str(mark)) if victim else ())
 
-    monkeypatch.setattr("hal.distributed.rank_executor.StepClock", partial(StepClock, clock=now))
-    monkeypatch.setattr("hal.distributed.starting.PaddleLaunch", ranks)
+    monkeypatch.setattr("hal_engine.distributed.rank_executor.StepClock", partial(StepClock, clock=now))
+    monkeypatch.setattr("hal_engine.distributed.starting.PaddleLaunch", ranks)
     return started
 
 

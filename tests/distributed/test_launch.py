@@ -9,9 +9,8 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-
-from hal.distributed import launch, process
-from hal.transport.urls import private_ipc_url, release_folder, socket_of
+from hal_engine.distributed import launch, process
+from hal_engine.transport.urls import private_ipc_url, release_folder, socket_of
 
 NOISE = "W1122 18:55:00 compiled with something\n" * 40
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 6\n    raise ValueError\nValueError: no room\n'
@@ -40,7 +39,7 @@ def test_what_a_launch_keeps_lies_in_the_folder_that_goes_with_the_process(start
 
 LEFT = """
 import os
-from hal.distributed import launch
+from hal_engine.distributed import launch
 os.environ["XDG_RUNTIME_DIR"] = {folder!r}
 launch.subprocess.Popen = lambda *_, **__: None
 launch.PaddleLaunch(1).start("tcp://127.0.0.1:1")

@@ -9,8 +9,7 @@ import subprocess
 import sys
 
 import pytest
-
-from hal.distributed.launcher import by_its_arguments, without_devices, without_environment_in_files
+from hal_engine.distributed.launcher import by_its_arguments, without_devices, without_environment_in_files
 
 
 @pytest.fixture
@@ -92,7 +91,7 @@ def test_nothing_of_the_environment_is_written_to_files(tmp_path):
     pytest.importorskip("paddle.distributed.launch")
     rank = [sys.executable, "-c", "import sys; print('here'); sys.exit(3)"]
     options = ["--nproc_per_node", "1", "--log_dir", str(tmp_path), "--job_id", "hal", "--max_restart", "0"]
-    launcher = [sys.executable, "-P", "-c", "from hal.distributed.launcher import main; main()", *options, *rank]
+    launcher = [sys.executable, "-P", "-c", "from hal_engine.distributed.launcher import main; main()", *options, *rank]
     told = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "FLAGS_print_launcher_env": "1"}
     done = subprocess.run(
         launcher, env=os.environ | told | {"TOKEN": "hidden"}, capture_output=True, text=True, check=False

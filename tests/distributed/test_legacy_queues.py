@@ -13,10 +13,10 @@ from hal.cli import main
 from tests.commands import private_folders
 from tests.split.rows import Own
 
-pytest.importorskip("hal_fastdeploy", reason="pip install ./plugins/fastdeploy")
+pytest.importorskip("hal_fastdeploy", reason="pip install ./adapters/fastdeploy")
 pytestmark = pytest.mark.long(15)
 _spec = importlib.util.spec_from_file_location(
-    "sysv_place", Path(__file__).parents[2] / "plugins/fastdeploy/tests/sysv_place.py"
+    "sysv_place", Path(__file__).parents[2] / "adapters/fastdeploy/tests/sysv_place.py"
 )
 shared = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(shared)
@@ -68,7 +68,7 @@ def streams_of(queues, work):
 @pytest.mark.parametrize("workers", [("--dp", "2"), ("--split", "1,1")], ids=" ".join)
 def test_each_worker_that_sends_has_a_queue(workers, queues, capsys, monkeypatch):
     places, readers = queues
-    monkeypatch.setattr("hal.distributed.starting.PaddleLaunch", lambda size, **_: Own(size))
+    monkeypatch.setattr("hal_engine.distributed.starting.PaddleLaunch", lambda size, **_: Own(size))
     prompts = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
     more = ("--temperature=0", "--max-tokens", str(TOKENS), "--slots", "2", "--json", "--sink", places[0].url())
 

@@ -6,9 +6,8 @@ import functools
 from dataclasses import replace
 
 import pytest
-
-from hal.distributed.errors import RankLost
-from hal.engine import Scheduler
+from hal_engine.distributed.errors import RankLost
+from hal_engine.engine import Scheduler
 
 from . import test_losses, test_refusals, test_rows
 from .rank_work import lie

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from hal_engine.distributed.errors import RankLost
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-
-from hal.distributed.errors import RankLost
 
 from .rows import Pooled, Row, Told, engine_of, reference, requests
 

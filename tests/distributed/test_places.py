@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from hal_core import ENTERING, FinishReason, OutputRecord, Request, SamplingParams, StateConfig
 from hal_core.output.records import SlotStatus
-
-from hal.distributed.control_messages import Setup
-from hal.distributed.engine import open_engine
-from hal.distributed.errors import RankLost
-from hal.distributed.rank_info import RankInfo
+from hal_engine.distributed.control_messages import Setup
+from hal_engine.distributed.engine import open_engine
+from hal_engine.distributed.errors import RankLost
+from hal_engine.distributed.rank_info import RankInfo
 
 SIZES = StateConfig(num_slots=2, max_model_len=64, block_size=4, max_logprobs=0)
 

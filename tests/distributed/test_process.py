@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hal_core import GroupLost, InvalidValue
-
-from hal.distributed import process
+from hal_engine.distributed import process
 
 
 @pytest.mark.parametrize(

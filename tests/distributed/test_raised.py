@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from hal_core import DeviceNotFound, GroupLost, OutOfMemory, PluginError
+from hal_engine.distributed.errors import failed_message
+from hal_engine.stepping.runner import RunnerFailed
 
 from hal.cli import main
-from hal.distributed.errors import failed_message
-from hal.stepping.runner import RunnerFailed
 
 from .rows import Pooled
 
@@ -35,7 +35,7 @@ def raising(worlds, monkeypatch, tmp_path):
     """The ranks' runner raises in step 1."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(
-        "hal.distributed.starting.PaddleLaunch", lambda size, **_: Pooled(worlds.of(size), ("raising", FOLDER))
+        "hal_engine.distributed.starting.PaddleLaunch", lambda size, **_: Pooled(worlds.of(size), ("raising", FOLDER))
     )
     monkeypatch.syspath_prepend(FOLDER)
 

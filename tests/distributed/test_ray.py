@@ -169,8 +169,8 @@ def test_an_asyncio_engine_on_ray_gives_the_text_of_one_process(cluster):
 def test_nothing_imports_ray_without_the_option(tmp_path):
     code = """
 import importlib, pkgutil, sys
-import hal.cli, hal.distributed
-for package in (hal.cli, hal.distributed):
+import hal.cli, hal_engine.distributed
+for package in (hal.cli, hal_engine.distributed):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)
 print("ray" in sys.modules)

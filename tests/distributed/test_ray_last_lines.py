@@ -6,10 +6,9 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-
-from hal.distributed import ray_launch
-from hal.distributed.ray_rank import Prepared
-from hal.timeouts import TIMEOUTS
+from hal_engine.distributed import ray_launch
+from hal_engine.distributed.ray_rank import Prepared
+from hal_engine.timeouts import TIMEOUTS
 
 
 class Errors:

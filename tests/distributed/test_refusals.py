@@ -6,9 +6,9 @@ import contextlib
 
 import pytest
 from hal_core import InvalidValue
+from hal_engine.distributed.errors import RankLost
 
 from hal.cli import main
-from hal.distributed.errors import RankLost
 
 from .rows import PATIENCE, Pooled, Row, Told, engine_of
 
@@ -77,8 +77,8 @@ def test_a_step_out_of_its_turn_is_refused_by_name(worlds):
     ids=["tp", "dp", "split", "beyond all limits"],
 )
 def test_few_descriptors_are_told_before_a_rank_is_started(monkeypatch, capsys, options, limit, told):
-    monkeypatch.setattr("hal.transport.descriptors.resource.getrlimit", lambda kind: (limit, limit))
-    monkeypatch.setattr("hal.distributed.starting.PaddleLaunch", None)
+    monkeypatch.setattr("hal_engine.transport.descriptors.resource.getrlimit", lambda kind: (limit, limit))
+    monkeypatch.setattr("hal_engine.distributed.starting.PaddleLaunch", None)
     with pytest.raises(SystemExit) as ended:
         main(["run", "--prompt", "a", "--device", "cpu", *options])
     assert ended.value.code == 2

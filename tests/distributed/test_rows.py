@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hal_core import FinishReason
+from hal_engine.distributed.errors import RankLost
 
-from hal.distributed.errors import RankLost
 from tests.distributed.rank_work import broadcasts, closed, met
 
 from .rows import SCARCE, TOLERANCE, Pooled, Row, Told, alone, engine_of, reference, requests, run

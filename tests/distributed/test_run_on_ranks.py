@@ -6,9 +6,9 @@ import contextlib
 import json
 
 import pytest
+from hal_engine.cli.run_ranks import _listed
 
 from hal.cli import main
-from hal.cli.run_ranks import _listed
 from tests.commands import TWO_PROMPTS, environment, left_in, start
 
 pytestmark = pytest.mark.long(15)
@@ -41,13 +41,13 @@ def test_two_ranks_print_what_one_does_and_leave_nothing(tmp_path, capsys):
 
 ENGINE = """
 import sys
-import hal.cli, hal.distributed.starting
+import hal.cli, hal_engine.distributed.starting
 class NoRanks:
     def __init__(self, size, **_): pass
     def start(self, url): pass
     def ended(self): return "there are none"
     def end(self, patience): pass
-hal.distributed.starting.PaddleLaunch = NoRanks
+hal_engine.distributed.starting.PaddleLaunch = NoRanks
 try:
     hal.cli.main(["run", "--device", "cpu", "--prompt", "x", "--tp", "2", "--speculate", "hybrid"])
 except SystemExit as end:

@@ -23,7 +23,7 @@ from .rows import PATIENCE, TOLERANCE, Row, Told, engine_of, reference, requests
 from .test_losses import Anew
 
 _spec = importlib.util.spec_from_file_location(
-    "legacy_reader", Path(__file__).parents[2] / "plugins/fastdeploy/tests/legacy_reader.py"
+    "legacy_reader", Path(__file__).parents[2] / "adapters/fastdeploy/tests/legacy_reader.py"
 )
 legacy = importlib.util.module_from_spec(_spec)
 sys.modules.setdefault("legacy_reader", legacy)
@@ -139,7 +139,7 @@ def through_queue(worlds, layout, folder):
 @pytest.mark.parametrize("layout", [pytest.param("plain", marks=pytest.mark.conform), "speculative"])
 def test_a_legacy_queue_is_sent_to(worlds, layout, tmp_path, monkeypatch):
     """FastDeploy's own reader finds the tokens of a request at its batch id."""
-    pytest.importorskip("hal_fastdeploy", reason="pip install ./plugins/fastdeploy")
+    pytest.importorskip("hal_fastdeploy", reason="pip install ./adapters/fastdeploy")
     for name in ("INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID"):
         monkeypatch.delenv(name, raising=False)
     tokens, _ = through_queue(worlds, layout, tmp_path)
@@ -166,7 +166,7 @@ print("fine")
 @pytest.mark.parametrize("layout", ["topk", "speculative-topk"])
 def test_a_legacy_queue_of_alternatives_is_sent_to(layout, tmp_path):
     """Messages that the kernel accepts only with raised limits: in a separate IPC namespace."""
-    pytest.importorskip("hal_fastdeploy", reason="pip install ./plugins/fastdeploy")
+    pytest.importorskip("hal_fastdeploy", reason="pip install ./adapters/fastdeploy")
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-i", "true"], check=False).returncode:
         pytest.skip("no IPC namespace may be made here")
     alone = {name: value for name, value in os.environ.items() if not name.startswith("INFERENCE_")}

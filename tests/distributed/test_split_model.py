@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hal_core.errors import InvalidValue
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.config import parse_config, read_config
+from hal_engine.model.llama import LlamaModel
+from hal_engine.model.loading import expected_tensors, read_tensors
+from hal_engine.model.split import Shard, check_split, part_of
 
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.config import parse_config, read_config
-from hal.model.llama import LlamaModel
-from hal.model.loading import expected_tensors, read_tensors
-from hal.model.split import Shard, check_split, part_of
 from tests.distributed.rank_work import logits_of, split_logits
 from tests.model.conftest import LLAMA, VARIANTS, tensors, write
 

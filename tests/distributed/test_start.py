@@ -12,16 +12,16 @@ from typing import ClassVar
 
 import pytest
 from hal_core import CapabilityMissing, GroupLost, InvalidValue, Unavailable
+from hal_engine.distributed.control_channel import RankChannel
+from hal_engine.distributed.control_messages import Beat, Failed, Go, Hello, Ready, Release, Setup, Up, Verdict
+from hal_engine.distributed.engine import open_engine
+from hal_engine.distributed.errors import RankLost, failed_message
+from hal_engine.distributed.rank_executor import RankExecutor
+from hal_engine.distributed.rank_info import RankInfo
+from hal_engine.engine.engine import wait_for
+from hal_engine.reading import Gap
 
 from hal.cli import main
-from hal.distributed.control_channel import RankChannel
-from hal.distributed.control_messages import Beat, Failed, Go, Hello, Ready, Release, Setup, Up, Verdict
-from hal.distributed.engine import open_engine
-from hal.distributed.errors import RankLost, failed_message
-from hal.distributed.rank_executor import RankExecutor
-from hal.distributed.rank_info import RankInfo
-from hal.engine.engine import wait_for
-from hal.reading import Gap
 
 from .rows import PATIENCE, Row, requests
 
@@ -308,7 +308,7 @@ def test_a_refusal_is_not_tried_again():
 
 
 def test_a_rank_that_is_lost_at_the_first_start_ends_the_command_with_1(monkeypatch, capsys):
-    monkeypatch.setattr("hal.distributed.starting.PaddleLaunch", lambda size, **_: Ended())
+    monkeypatch.setattr("hal_engine.distributed.starting.PaddleLaunch", lambda size, **_: Ended())
     with pytest.raises(SystemExit) as end:
         main(["run", "--device", "cpu", "--prompt", "x", "--tp", "2"])
     assert end.value.code == 1

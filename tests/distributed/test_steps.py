@@ -6,10 +6,7 @@ import pytest
 from hal_core import ENTERING, FrameError, Request, SamplingParams, SplitRole, StateConfig, TaskKind, admit, lay_out
 from hal_core import Task as CoreTask
 from hal_core.frames import split
-from hypothesis import given
-from hypothesis import strategies as st
-
-from hal.distributed.control_messages import (
+from hal_engine.distributed.control_messages import (
     Agreed,
     Failed,
     Hello,
@@ -19,7 +16,9 @@ from hal.distributed.control_messages import (
     decode_message,
     encode_message,
 )
-from hal.distributed.steps import StepOrder, TaskOrder, decode_step, encode_step, orders_of
+from hal_engine.distributed.steps import StepOrder, TaskOrder, decode_step, encode_step, orders_of
+from hypothesis import given
+from hypothesis import strategies as st
 
 ids = st.integers(0, 2**31 - 1)
 tokens = st.lists(ids, max_size=6).map(tuple)

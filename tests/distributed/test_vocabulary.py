@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from hal_core import FinishReason, HalError, Request, SamplingParams
+from hal_engine.distributed.engine import open_engine
+from hal_engine.distributed.rank_executor import RankExecutor
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.config import read_config
+from hal_engine.model.tokenizer import Tokenizer
 
 from hal.cli import main
-from hal.distributed.engine import open_engine
-from hal.distributed.rank_executor import RankExecutor
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.config import read_config
-from hal.model.tokenizer import Tokenizer
 from tests.split.test_refusals import Rank
 
 from .rows import Pooled, Row
@@ -35,7 +35,7 @@ def prompts():
 def test_only_a_prompt_beyond_the_runners_vocabulary_is_refused(way, worlds, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     how = ("raising", FOLDER, "1000")
-    monkeypatch.setattr("hal.distributed.starting.PaddleLaunch", lambda size, **_: Pooled(worlds.of(size), how))
+    monkeypatch.setattr("hal_engine.distributed.starting.PaddleLaunch", lambda size, **_: Pooled(worlds.of(size), how))
     monkeypatch.syspath_prepend(FOLDER)
     texts, far = prompts()
     given = [part for text in texts for part in ("--prompt", text)]

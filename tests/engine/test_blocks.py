@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 from hal_core.errors import HalError, InvalidValue, OutOfMemory
+from hal_engine.engine import BlockPool
 from hypothesis import given
 from hypothesis import strategies as st
-
-from hal.engine import BlockPool
 
 
 @given(data=st.data(), size=st.integers(1, 20))

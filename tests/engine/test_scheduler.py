@@ -14,13 +14,13 @@ from hal_core.slots.admission import Request, SamplingParams, admit
 from hal_core.slots.fields import FinishReason, StateConfig
 from hal_core.slots.layout import lay_out
 from hal_core.slots.tasks import TaskKind
+from hal_engine.engine import Engine, Scheduler
+from hal_engine.engine.engine import local_worker
+from hal_engine.engine.front import Queue
+from hal_engine.engine.scheduler import SPARE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.engine import Engine, Scheduler
-from hal.engine.engine import local_worker
-from hal.engine.front import Queue
-from hal.engine.scheduler import SPARE
 from tests import share
 
 MAX_TOKENS, BLOCK = 24, 4

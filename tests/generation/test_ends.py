@@ -8,10 +8,10 @@ import shutil
 
 import pytest
 from hal_core import FinishReason, InvalidValue
+from hal_engine.model import DEFAULT_CHECKPOINT
 
 import hal
 from hal.cli import main
-from hal.model import DEFAULT_CHECKPOINT
 
 PROMPT, TOKENS, AT = "def main(", 24, 5
 GREEDY = ("--device", "cpu", "--temperature", "0", "--max-tokens", TOKENS)

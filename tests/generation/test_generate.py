@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hal_core import FinishReason, HalError, InvalidValue, SamplingParams, Unavailable
+from hal_engine.distributed.control_channel import EngineChannel
+from hal_engine.distributed.control_messages import Abort
+from hal_engine.generation import local, plan
 
 import hal
 from hal.cli import main
-from hal.distributed.control_channel import EngineChannel
-from hal.distributed.control_messages import Abort
-from hal.generation import local, plan
 
 PROMPTS = ["def main(", "for i in range(", "class Stack:"]
 GREEDY = {"max_tokens": 12, "temperature": 0.0}

@@ -16,13 +16,13 @@ from types import SimpleNamespace
 
 import pytest
 from hal_core import Unavailable
+from hal_engine.children import API_KEY, environment
+from hal_engine.distributed.control_messages import Abort, Failed
+from hal_engine.generation import Ranks
+from hal_engine.generation.link import EngineLink
+from hal_engine.generation.streams import Stream, Streams
 
 import hal
-from hal.children import API_KEY, environment
-from hal.distributed.control_messages import Abort, Failed
-from hal.generation import Ranks
-from hal.generation.link import EngineLink
-from hal.generation.streams import Stream, Streams
 
 HANGS = 60
 HELD = "tests.serving.held_steps:HeldRunner"

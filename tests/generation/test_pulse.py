@@ -6,9 +6,8 @@ import os
 import struct
 
 import pytest
-
-from hal.generation.pulse import Pulse, PulseWatch
-from hal.timeouts import TIMEOUTS
+from hal_engine.generation.pulse import Pulse, PulseWatch
+from hal_engine.timeouts import TIMEOUTS
 
 
 class Caller:

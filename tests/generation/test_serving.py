@@ -6,10 +6,10 @@ from array import array
 
 import pytest
 from hal_core import FinishReason, GroupLost, SamplingParams, StateConfig
+from hal_engine.distributed.control_messages import Abort, Ended, Stats, Stop, Submit
+from hal_engine.engine import Engine
+from hal_engine.generation.process import serve_requests
 
-from hal.distributed.control_messages import Abort, Ended, Stats, Stop, Submit
-from hal.engine import Engine
-from hal.generation.process import serve_requests
 from tests.engine.test_scheduler import PaperWorker
 
 BLOCKS = 12

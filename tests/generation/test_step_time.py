@@ -7,10 +7,9 @@ from itertools import count
 
 import pytest
 from hal_core import Request, SamplingParams
-
-from hal.distributed.ranks import Ranks
-from hal.generation.opening import opened
-from hal.generation.plan import ModelPlan
+from hal_engine.distributed.ranks import Ranks
+from hal_engine.generation.opening import opened
+from hal_engine.generation.plan import ModelPlan
 
 TOKENS = 6
 

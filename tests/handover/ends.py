@@ -6,8 +6,7 @@ import numpy as np
 import zmq
 from hal_conformance.fixtures.host_cache import HostCache
 from hal_core.handover import Handover, HandoverKey, Patience
-
-from hal.handover import open_transfer
+from hal_engine.handover import open_transfer
 
 FACTS = {"contract": "1.0", "dtype": "float32"}
 SOON = Patience(silence=0.5, deadline=20.0, beat=0.1)

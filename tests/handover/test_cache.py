@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hal_core import InvalidValue
 from hal_core.handover import first_difference
+from hal_engine.handover import cache as paged
+from hal_engine.model.batch import ModelBatch
+from hal_engine.model.config import parse_config
+from hal_engine.model.llama import LlamaModel
+from hal_engine.model.prediction import PredictionLayer, open_prediction
 
-from hal.handover import cache as paged
-from hal.model.batch import ModelBatch
-from hal.model.config import parse_config
-from hal.model.llama import LlamaModel
-from hal.model.prediction import PredictionLayer, open_prediction
 from tests.model.conftest import LLAMA, VARIANTS, tensors
 
 IDENTITY = paged.Identity("abc", "def")

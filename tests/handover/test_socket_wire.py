@@ -11,9 +11,9 @@ import pytest
 import zmq
 from hal_core import InvalidValue
 from hal_core.handover import Arrived, Cancelled, Description, HandoverKey, PeerLost
+from hal_engine.handover import open_transfer
+from hal_engine.transport.curve import CurveKeys
 
-from hal.handover import open_transfer
-from hal.transport.curve import CurveKeys
 from tests.handover.ends import FACTS, SOON, cache, hand, look, transfer
 
 KEY = HandoverKey("r", 0)

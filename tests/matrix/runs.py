@@ -12,21 +12,21 @@ import numpy as np
 from hal_conformance.ranks.processes import RankPool, gloo
 from hal_core import ALONE, MemorySink
 from hal_core.slots.admission import draw_seed
+from hal_engine.distributed.control_messages import Setup
+from hal_engine.distributed.rank_executor import RankExecutor
+from hal_engine.distributed.ray_launch import RayCluster
+from hal_engine.engine import Engine
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.config import read_config
+from hal_engine.model.llama import LlamaModel
+from hal_engine.proposers import Setup as ProposerSetup
+from hal_engine.proposers import make_proposer
+from hal_engine.stepping import RunnerSetup, Stepper, make_runner, overlap_of
+from hal_engine.worker import Worker
 from hal_sim import paddle_env
 from hal_sim.mixing import mixed
 
 from hal import open_device
-from hal.distributed.control_messages import Setup
-from hal.distributed.rank_executor import RankExecutor
-from hal.distributed.ray_launch import RayCluster
-from hal.engine import Engine
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.config import read_config
-from hal.model.llama import LlamaModel
-from hal.proposers import Setup as ProposerSetup
-from hal.proposers import make_proposer
-from hal.stepping import RunnerSetup, Stepper, make_runner, overlap_of
-from hal.worker import Worker
 from tests.distributed import rows
 from tests.distributed.rows import PATIENCE, SCARCE, TOLERANCE, Told, reference
 from tests.matrix.rows import SUBSTITUTES, Row, mixing_requests

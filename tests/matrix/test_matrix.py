@@ -6,8 +6,8 @@ Here are the twelve most telling rows; ``make conform`` runs those that show eve
 from __future__ import annotations
 
 import pytest
+from hal_engine.distributed.errors import RankLost
 
-from hal.distributed.errors import RankLost
 from tests.distributed.rows import reference
 from tests.matrix import rows, runs
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from hal.model.config import LlamaConfig, parse_config
-from hal.model.loading import expected_tensors
+from hal_engine.model.config import LlamaConfig, parse_config
+from hal_engine.model.loading import expected_tensors
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -1,6 +1,6 @@
 """The published definitions as one plain float64 pass over one sequence, in NumPy. Slow, and shares no code with hal.
 
-It reads the checkpoint's own files, so that the values of ``hal.model.config`` are checked too. Sources, in
+It reads the checkpoint's own files, so that the values of ``hal_engine.model.config`` are checked too. Sources, in
 transformers' names of tensors: Llama (Touvron et al. 2023), its positions scaled as in Meta's code for Llama 3.1
 (``apply_scaling``), Mistral 7B (Jiang et al. 2023), Qwen2 and Qwen2.5 (2024) and Qwen3 (2025) technical reports.
 """

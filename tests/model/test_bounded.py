@@ -16,23 +16,23 @@ from pathlib import Path
 
 import pytest
 from hal_core.errors import InvalidValue, Unavailable
+from hal_engine.model import DEFAULT_CHECKPOINT, encoder
+from hal_engine.model import tokenizer as tokenizer_module
+from hal_engine.model.config import parse_config, read_config
+from hal_engine.model.digest import checkpoint_digest
+from hal_engine.model.files import check_regular
+from hal_engine.model.least import longest_token
+from hal_engine.model.loading import _file_entries
+from hal_engine.model.patterns import LINEAR
+from hal_engine.model.tokenizer import Tokenizer, TooLong
+from hal_engine.timeouts import TIMEOUTS
+from hal_engine.transport.key_file import record_keys
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from hal.cli import main
-from hal.model import DEFAULT_CHECKPOINT, encoder
-from hal.model import tokenizer as tokenizer_module
-from hal.model.config import parse_config, read_config
-from hal.model.digest import checkpoint_digest
-from hal.model.files import check_regular
-from hal.model.least import longest_token
-from hal.model.loading import _file_entries
-from hal.model.patterns import LINEAR
-from hal.model.tokenizer import Tokenizer, TooLong
-from hal.timeouts import TIMEOUTS
-from hal.transport.key_file import record_keys
 
 from .test_streaming import FEW, TEXTS, tokenizer_of
 from .tokenizers_of_kinds import KINDS
@@ -231,7 +231,7 @@ def test_closing_ends_a_text_that_is_being_encoded(checkpoints):
 ORPHAN = """
 import os, signal, sys, threading
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from hal.model.encoder import Encoder
+from hal_engine.model.encoder import Encoder
 backend = Tokenizer(models.WordLevel({"a": 0}, "a"))
 backend.pre_tokenizer = pre_tokenizers.Split(Regex("a+b"), "isolated")
 encoder = Encoder(backend.to_str().encode(), "tokenizer.json", trusted=False)

@@ -14,11 +14,11 @@ from hal_core.output.sinks import MemorySink
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
+from hal_engine.engine import Engine
+from hal_engine.model.config import parse_config
+from hal_engine.model.llama import LlamaModel
+from hal_engine.worker import Worker
 
-from hal.engine import Engine
-from hal.model.config import parse_config
-from hal.model.llama import LlamaModel
-from hal.worker import Worker
 from tests import share
 
 from .reference import Reference

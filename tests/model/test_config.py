@@ -10,10 +10,9 @@ import sys
 
 import pytest
 from hal_core.errors import InvalidValue
+from hal_engine.model.config import parse_config, read_config
 from hypothesis import given
 from hypothesis import strategies as st
-
-from hal.model.config import parse_config, read_config
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -192,5 +191,5 @@ def test_generation_defaults_that_would_matter_are_told_and_others_are_not(tmp_p
 
 
 def test_importing_config_and_tokenizer_imports_no_framework():
-    code = "import sys, hal.model.config, hal.model.tokenizer; sys.exit('paddle' in sys.modules)"
+    code = "import sys, hal_engine.model.config, hal_engine.model.tokenizer; sys.exit('paddle' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,13 +6,12 @@ import json
 
 import numpy as np
 import pytest
-
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.batch import ModelBatch
-from hal.model.config import read_config
-from hal.model.llama import LlamaModel
-from hal.model.loading import read_tensors
-from hal.model.tokenizer import Tokenizer
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.batch import ModelBatch
+from hal_engine.model.config import read_config
+from hal_engine.model.llama import LlamaModel
+from hal_engine.model.loading import read_tensors
+from hal_engine.model.tokenizer import Tokenizer
 
 from .reference import Reference
 

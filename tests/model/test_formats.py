@@ -7,11 +7,10 @@ import shutil
 
 import pytest
 from hal_core import InvalidValue
-
-from hal.generation.plan import ModelPlan
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.config import parse_config
-from hal.model.hub import find_checkpoint
+from hal_engine.generation.plan import ModelPlan
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.config import parse_config
+from hal_engine.model.hub import find_checkpoint
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 from hal_core.errors import InvalidValue
-
-from hal.model.config import parse_config
+from hal_engine.model.config import parse_config
 
 OLD_DUMP = {
     # transformers' PretrainedConfig.to_dict of 4.x, as old files have it, with the values that a Llama has

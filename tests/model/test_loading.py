@@ -8,11 +8,10 @@ import json
 import numpy as np
 import pytest
 from hal_core.errors import InvalidValue
+from hal_engine.model.config import parse_config, read_config
+from hal_engine.model.loading import read_tensors
 from hypothesis import given
 from hypothesis import strategies as st
-
-from hal.model.config import parse_config, read_config
-from hal.model.loading import read_tensors
 
 
 def read(directory):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.config import read_config
+from hal_engine.model.tokenizer import Tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
-
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.config import read_config
-from hal.model.tokenizer import Tokenizer
 
 from .tokenizers_of_kinds import KINDS, gemma, llama2
 

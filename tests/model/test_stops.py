@@ -6,13 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 from hal_core import InvalidValue
+from hal_engine.cli.run_options import Sampling
+from hal_engine.generation.plan import ModelPlan
+from hal_engine.model.stops import LONGEST, MOST, StopSearch, checked_stops
+from hal_engine.model.streaming import AnswerText
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from hal.cli.run_options import Sampling
-from hal.generation.plan import ModelPlan
-from hal.model.stops import LONGEST, MOST, StopSearch, checked_stops
-from hal.model.streaming import AnswerText
 
 WORDS = st.text("ab", min_size=1, max_size=6)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hal_engine.model.config import parse_config
+from hal_engine.model.streaming import AnswerText, StreamDecoder
+from hal_engine.model.tokenizer import Tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.model.config import parse_config
-from hal.model.streaming import AnswerText, StreamDecoder
-from hal.model.tokenizer import Tokenizer
 from tests import share
 
 from .conftest import LLAMA

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 from hal_core.errors import InvalidValue
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.config import parse_config, read_config
+from hal_engine.model.tokenizer import StreamDecoder, Tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
-
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.config import parse_config, read_config
-from hal.model.tokenizer import StreamDecoder, Tokenizer
 
 TEXTS = st.text(alphabet=st.characters(codec="utf-8"), max_size=60)
 

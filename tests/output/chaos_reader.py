@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from hal.reading import Gap, OutputReader, SessionEnded, SessionLost
+from hal_engine.reading import Gap, OutputReader, SessionEnded, SessionLost
 
 
 def cursors_of(journal):

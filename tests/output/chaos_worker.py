@@ -26,8 +26,7 @@ from hal_core.slots.admission import Request, SamplingParams, admit
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
-
-from hal.transport import open_sink
+from hal_engine.transport import open_sink
 
 logging.getLogger("hal").setLevel(logging.ERROR)  # that the cpu device is synchronous is known here
 TOP_K = 1023 if sys.argv[6:7] == ["large"] else 2

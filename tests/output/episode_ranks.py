@@ -39,7 +39,7 @@ FORMS = ((), ("--tp", "2"), ("--split", "1,1"), ("--dp", "2"))
 COLLECTIVE = "4"  #: seconds that a collective, and so a stopped rank, may take
 METADATA = "Metadata-Version: 2.1\nName: episode-observer\nVersion: 1.0\nRequires-Dist: paddle-hal-core>=1.1,<2\n"
 ENTRY = "[hal.observers]\nsteps = episode_observer:Steps\n"
-SWEEP = "from hal.transport import private_ipc_url, release_ipc; release_ipc(private_ipc_url())"
+SWEEP = "from hal_engine.transport import private_ipc_url, release_ipc; release_ipc(private_ipc_url())"
 DISK = 4 << 20
 CLONE_NEWNS, CLONE_NEWIPC, MS_REC, MS_PRIVATE = 0x20000, 0x8000000, 0x4000, 0x40000
 

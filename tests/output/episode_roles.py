@@ -21,9 +21,8 @@ import numpy as np
 from hal_core.errors import HalError, InvalidValue, SinkClosed, SinkFull, Unavailable, Undelivered
 from hal_core.output.records import OutputRecord
 from hal_core.slots.fields import FinishReason
-
-from hal.reading import Gap, OutputReader, SessionEnded, SessionLost, SessionStarted
-from hal.transport import open_sink, private_ipc_url
+from hal_engine.reading import Gap, OutputReader, SessionEnded, SessionLost, SessionStarted
+from hal_engine.transport import open_sink, private_ipc_url
 
 LARGE_COLUMNS = 1 << 14
 LOST_AFTER, GRACE = 3.0, 0.1
@@ -230,8 +229,9 @@ def make_small(pipe):
 
 def tail(_words, url, out):
     """``hal tail`` itself; Ctrl-C ends it."""
+    from hal_engine.cli.tail import command
+
     from hal.cli import signals
-    from hal.cli.tail import command
 
     os.dup2(out, 1)
     sys.stdout = os.fdopen(1, "w")

@@ -35,8 +35,7 @@ from episode_account import account
 from episode_children import PATIENCE, Child
 from episode_ranks import RankEpisode, end_job, is_alone, shared_left
 from fuzz_socket import Strangers
-
-from hal.transport.curve import CurveKeys
+from hal_engine.transport.curve import CurveKeys
 
 
 class Episode:

@@ -27,10 +27,9 @@ with atheris.instrument_imports(
 
 import msgspec
 import numpy as np
-
-from hal.distributed.control_messages import decode_message
-from hal.distributed.steps import decode_step
-from hal.transport.protocol import Cursor, State, read_control
+from hal_engine.distributed.control_messages import decode_message
+from hal_engine.distributed.steps import decode_step
+from hal_engine.transport.protocol import Cursor, State, read_control
 
 
 def sample(columns: int, drafts: bool) -> OutputRecord:

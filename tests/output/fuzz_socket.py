@@ -22,9 +22,8 @@ from pathlib import Path
 import numpy as np
 from hal_core.frames.envelope import FrameKind, encode, seal
 from hal_core.output.records import OutputRecord
-
-from hal.transport import open_sink
-from hal.transport.protocol import Cursor, State, control
+from hal_engine.transport import open_sink
+from hal_engine.transport.protocol import Cursor, State, control
 
 GREETED = 64 + 2 + len(b"\5READY\x0bSocket-Type....ROUTER\x08Identity....")  #: bytes of ZeroMQ's greeting and READY
 MOST_OPEN = 20  #: connections of strangers at a time
@@ -188,7 +187,7 @@ class Strangers:
 
 def read(url: str, seed: str) -> None:
     """The reader: it ends with the sink's session, and reports its records."""
-    from hal.reading import OutputReader, SessionEnded
+    from hal_engine.reading import OutputReader, SessionEnded
 
     draw, ended, steps = random.Random(int(seed)), set(), []
     skipped = 0

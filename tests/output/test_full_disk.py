@@ -11,8 +11,8 @@ import pytest
 
 CODE = """
     import os, subprocess, sys
-    from hal.reading import OutputReader
-    from hal.transport import private_ipc_url
+    from hal_engine.reading import OutputReader
+    from hal_engine.transport import private_ipc_url
     from hal_core.errors import InvalidValue, Unavailable
 
     folder = sys.argv[1]

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("hal_fastdeploy", reason="pip install ./plugins/fastdeploy")
+pytest.importorskip("hal_fastdeploy", reason="pip install ./adapters/fastdeploy")
 _spec = importlib.util.spec_from_file_location(
-    "sysv_place", Path(__file__).parents[2] / "plugins/fastdeploy/tests/sysv_place.py"
+    "sysv_place", Path(__file__).parents[2] / "adapters/fastdeploy/tests/sysv_place.py"
 )
 shared = importlib.util.module_from_spec(_spec)
 sys.modules.setdefault("sysv_place", shared)
@@ -71,8 +71,9 @@ class Reader:
 
 def run_and_read(url, key, layout, monkeypatch, capsys):
     """Run five prompts on three slots; return the tokens read from each slot, and the tokens of its requests."""
+    from hal_engine.engine.generation import Generation
+
     from hal.cli import main
-    from hal.engine.generation import Generation
 
     entered, enter = [], Generation.enter
 

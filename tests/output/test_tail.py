@@ -10,17 +10,17 @@ import sys
 import textwrap
 
 import pytest
+from hal_engine.cli.tail import Printer
+from hal_engine.reading import FrameSkipped
+from hal_engine.transport import open_sink, private_ipc_url, release_ipc
 
 from hal.cli import main
-from hal.cli.tail import Printer
-from hal.reading import FrameSkipped
-from hal.transport import open_sink, private_ipc_url, release_ipc
 
 WORKER = """
     import os, sys, time
     import numpy as np
     from hal_core.output.records import OutputRecord
-    from hal.transport import open_sink
+    from hal_engine.transport import open_sink
 
     class Output:
         def __init__(self, step, finish=0):

@@ -16,13 +16,12 @@ from pathlib import Path
 
 from hal_core import ALONE, ENTERING, LEAVING, FinishReason, Group, GroupLost, HalError, StateConfig
 from hal_core.runtime.bound import bind
+from hal_engine.distributed.requests import RequestTable
+from hal_engine.distributed.steps import StepOrder, orders_of
+from hal_engine.engine import Engine, Scheduler
+from hal_engine.stepping import AsyncLoop, RunnerSetup, Stepper
 from hal_sim import SimPlugin, communicator
 from hal_sim.mixing import MixRunner
-
-from hal.distributed.requests import RequestTable
-from hal.distributed.steps import StepOrder, orders_of
-from hal.engine import Engine, Scheduler
-from hal.stepping import AsyncLoop, RunnerSetup, Stepper
 
 from .drawn import VOCAB, expected
 

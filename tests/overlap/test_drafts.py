@@ -9,14 +9,14 @@ from typing import ClassVar
 import pytest
 from hal_core import Request, SamplingParams
 from hal_core.slots.admission import draw_seed
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.config import read_config
+from hal_engine.model.tokenizer import Tokenizer
 from hal_sim import NoCompiler
 from hal_sim.build import core_library
 from hal_sim.mixing import MixRunner, mixed
 
 from hal.cli import main
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.config import read_config
-from hal.model.tokenizer import Tokenizer
 
 from . import schedules
 from .drawn import VOCAB, Arrival, Schedule

@@ -6,8 +6,7 @@ Each schedule runs twice, both times under the race checker, and every token is 
 from __future__ import annotations
 
 import pytest
-
-from hal.engine import Scheduler
+from hal_engine.engine import Scheduler
 
 from .drawn import draw
 from .schedules import check, play

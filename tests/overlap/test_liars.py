@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
-from hal.engine.in_flight import InFlight
-from hal.engine.scheduler import Scheduler
-from hal.engine.slot_pool import SlotPool
-from hal.stepping.stepper import Stepper
+from hal_engine.engine.in_flight import InFlight
+from hal_engine.engine.scheduler import Scheduler
+from hal_engine.engine.slot_pool import SlotPool
+from hal_engine.stepping.stepper import Stepper
 
 from .drawn import draw
 from .schedules import check, play

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from hal.stepping.step_plan import StepPlanner
+from hal_engine.stepping.step_plan import StepPlanner
 
 from .drawn import draw
 from .schedules import check, play

@@ -12,15 +12,15 @@ from hal_core.contract.capabilities import Capabilities
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import draw_seed
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.config import read_config
+from hal_engine.model.tokenizer import Tokenizer
+from hal_engine.stepping import Stepper, make_runner, overlap_of
 from hal_sim import NoCompiler
 from hal_sim.build import core_library
 from hal_sim.mixing import mixed
 
 from hal.cli import main
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.config import read_config
-from hal.model.tokenizer import Tokenizer
-from hal.stepping import Stepper, make_runner, overlap_of
 
 MIX = ("--device", "sim", "--runner", "hal_sim.mixing:MixRunner")
 PROMPTS = ("def main(", "x = ", "class Reader:")

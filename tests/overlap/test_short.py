@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hal_core import FinishReason, InvalidBatch, PluginError, Request, SamplingParams, Task, TaskKind
-
-from hal.stepping import Stepper
+from hal_engine.stepping import Stepper
 
 from .drawn import Schedule, expected
 from .schedules import Player, sizes_of

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from hal_core import ALONE, InvalidBatch, Request, SamplingParams, Task, TaskKind
 from hal_core.runtime.bound import bind
+from hal_engine.stepping import AsyncLoop, Stepper
 from hal_sim import NoCompiler, SimPlugin
 from hal_sim.build import core_library
-
-from hal.stepping import AsyncLoop, Stepper
 
 from .drawn import Schedule, expected
 from .schedules import Later, sizes_of, stepper_of

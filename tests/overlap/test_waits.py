@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hal_core import Request, SamplingParams
-
-from hal.engine import Engine
+from hal_engine.engine import Engine
 
 from .drawn import Schedule
 from .schedules import Player, Watched, sizes_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hal_core import Request, SamplingParams, StateConfig, admit
 from hal_core.slots.layout import lay_out
-
-from hal.proposers import Fed, Setup
+from hal_engine.proposers import Fed, Setup
 
 SETUP = Setup(max_draft_tokens=5, num_slots=4, max_model_len=8192, vocab_size=2**31 - 1)
 LAYOUT = lay_out(StateConfig(num_slots=1, max_model_len=8192, max_draft_tokens=5))

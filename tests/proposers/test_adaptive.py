@@ -7,13 +7,12 @@ import time
 
 import numpy as np
 import pytest
+from hal_engine.proposers import Fed
+from hal_engine.proposers.adaptive import FIRST_PAUSE, LONGEST_PAUSE, Adaptive, row_cost, worthwhile
+from hal_engine.proposers.naive import Naive
+from hal_engine.proposers.ngram import NGram
 from hypothesis import given
 from hypothesis import strategies as st
-
-from hal.proposers import Fed
-from hal.proposers.adaptive import FIRST_PAUSE, LONGEST_PAUSE, Adaptive, row_cost, worthwhile
-from hal.proposers.naive import Naive
-from hal.proposers.ngram import NGram
 
 from . import models
 

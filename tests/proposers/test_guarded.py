@@ -7,13 +7,13 @@ import sys
 import numpy as np
 import pytest
 from hal_core import GroupLost, PluginError
+from hal_engine.proposers import Drawn, Setup, loading, make_proposer
+from hal_engine.proposers.counted import Counted, closing_well
+from hal_engine.proposers.host import Guess
+from hal_engine.proposers.naive import Naive
 
 from hal.cli import main
 from hal.discovery import PROPOSERS, Entry
-from hal.proposers import Drawn, Setup, loading, make_proposer
-from hal.proposers.counted import Counted, closing_well
-from hal.proposers.host import Guess
-from hal.proposers.naive import Naive
 
 from ..fixtures_plugins.builder import Site
 from . import models
@@ -190,7 +190,7 @@ def test_an_error_of_closing_hides_none_that_came_before(made):
 
 
 CODE = """
-from hal.proposers.naive import Naive
+from hal_engine.proposers.naive import Naive
 
 class Parrot(Naive):
     def propose(self, room):

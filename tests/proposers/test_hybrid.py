@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-
-from hal.proposers import Drawn
-from hal.proposers.hybrid import Hybrid
-from hal.proposers.naive import Naive
-from hal.proposers.ngram import NGram
-from hal.proposers.suffix import Suffix
+from hal_engine.proposers import Drawn
+from hal_engine.proposers.hybrid import Hybrid
+from hal_engine.proposers.naive import Naive
+from hal_engine.proposers.ngram import NGram
+from hal_engine.proposers.suffix import Suffix
 
 from . import models
 

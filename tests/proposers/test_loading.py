@@ -7,10 +7,9 @@ import sys
 
 import pytest
 from hal_core import ContractMismatch, InvalidValue, PluginError
-
-from hal.proposers import Proposer, Setup, make_proposer
-from hal.proposers.hybrid import Hybrid
-from hal.proposers.loading import installed
+from hal_engine.proposers import Proposer, Setup, make_proposer
+from hal_engine.proposers.hybrid import Hybrid
+from hal_engine.proposers.loading import installed
 
 from ..fixtures_plugins.builder import Site
 from . import models

@@ -10,15 +10,15 @@ from hal_core.output.sinks import MemorySink
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
+from hal_engine.engine import Engine
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.llama import LlamaModel
+from hal_engine.model.tokenizer import Tokenizer
+from hal_engine.proposers import Setup, make_proposer
+from hal_engine.proposers.mtp import Mtp
+from hal_engine.sampling import STATE_FIELDS, SamplingRows, sample
+from hal_engine.worker import Worker
 
-from hal.engine import Engine
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.llama import LlamaModel
-from hal.model.tokenizer import Tokenizer
-from hal.proposers import Setup, make_proposer
-from hal.proposers.mtp import Mtp
-from hal.sampling import STATE_FIELDS, SamplingRows, sample
-from hal.worker import Worker
 from tests import share
 from tests.model.reference import Reference
 
@@ -138,7 +138,7 @@ class Seldom(Checked):
 @pytest.mark.parametrize("most", [64, 5])
 def test_entries_wait_for_the_first_wanted_draft_and_run_in_one_call(model, dense, requests, plain, monkeypatch, most):
     """Or without a draft, if too many wait; later drafts are the usual ones."""
-    monkeypatch.setattr("hal.proposers.mtp.MOST_WAITING", most)
+    monkeypatch.setattr("hal_engine.proposers.mtp.MOST_WAITING", most)
     proposer = Seldom(Setup(3, 4, 512, model.config.vocab_size, model), dense)
     found, _ = run(model, requests, drafts=3, proposer=proposer)
     assert found == plain

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hal_engine.proposers.ngram import LONGEST, NGram, NGrams
 from hypothesis import example, given
 from hypothesis import strategies as st
-
-from hal.proposers.ngram import LONGEST, NGram, NGrams
 
 from . import models
 

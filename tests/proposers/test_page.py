@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from hal.proposers import Fed, Proposer, contexts, make_proposer, suffix
-from hal.proposers.loading import installed
+from hal_engine.proposers import Fed, Proposer, contexts, make_proposer, suffix
+from hal_engine.proposers.loading import installed
 
 from ..fixtures_plugins.builder import Site
 from . import models

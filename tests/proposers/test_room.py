@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from hal_engine.proposers import draft_room
 from hypothesis import given
 from hypothesis import strategies as st
-
-from hal.proposers import draft_room
 
 slots = st.tuples(*[st.integers(0, 12)] * 4, st.booleans())
 

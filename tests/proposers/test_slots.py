@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hal_core import InvalidValue
+from hal_engine.proposers import Fed, Setup, make_proposer
+from hal_engine.proposers.ngram import NGram
+from hal_engine.proposers.suffix import Suffix
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hal.proposers import Fed, Setup, make_proposer
-from hal.proposers.ngram import NGram
-from hal.proposers.suffix import Suffix
 from tests import share
 
 from . import models

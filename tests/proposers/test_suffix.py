@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hal_engine.proposers.contexts import DEPTH, LEAST_SHARE, MOST_PLACES, REACH
+from hal_engine.proposers.suffix import LONG_MATCH, OwnText, Shared, Suffix
 from hypothesis import assume, given
 from hypothesis import strategies as st
-
-from hal.proposers.contexts import DEPTH, LEAST_SHARE, MOST_PLACES, REACH
-from hal.proposers.suffix import LONG_MATCH, OwnText, Shared, Suffix
 
 from . import models
 

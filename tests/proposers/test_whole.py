@@ -7,14 +7,14 @@ import pytest
 from hal_core import ByteRange
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import FinishReason
+from hal_engine.proposers import Setup, make_proposer
+from hal_engine.proposers.hybrid import Hybrid
+from hal_engine.proposers.ngram import NGram
+from hal_engine.proposers.suffix import Suffix
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import hal
-from hal.proposers import Setup, make_proposer
-from hal.proposers.hybrid import Hybrid
-from hal.proposers.ngram import NGram
-from hal.proposers.suffix import Suffix
 from tests import share
 
 from ..worker.conftest import VOCAB, PagedOracle

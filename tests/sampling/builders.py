@@ -1,8 +1,7 @@
 """Rows for tests: parameters that are not given have no effect."""
 
 import numpy as np
-
-from hal.sampling import SamplingRows
+from hal_engine.sampling import SamplingRows
 
 _INT64, _INT32 = ("seed", "position", "min_tokens"), ("top_k", "eos_num", "stop_seqs_num", "bad_words_num")
 _SCALARS = {

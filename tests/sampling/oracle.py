@@ -1,4 +1,5 @@
-"""The sampler's rules again, for one row, in plain Python lists and floats; it shares no code with ``hal.sampling``."""
+"""The sampler's rules again, for one row, in plain Python lists and floats; it shares no code with
+``hal_engine.sampling``."""
 
 import math
 import struct

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from hal_engine.sampling import needs_history, sample
+from hal_engine.sampling.philox import uniform
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from hal.sampling import needs_history, sample
-from hal.sampling.philox import uniform
 from tests import share
 
 from . import oracle

@@ -4,12 +4,12 @@ import zlib
 
 import numpy as np
 import pytest
+from hal_engine.sampling import sample
+from hal_engine.sampling.philox import philox4x32, uniform
+from hal_engine.sampling.weights import unit_bits, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.sampling import sample
-from hal.sampling.philox import philox4x32, uniform
-from hal.sampling.weights import unit_bits, weights
 from tests import share
 
 from .builders import many, one, pack

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from hal_engine.sampling import sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.sampling import sample
 from tests import share
 
 from . import oracle

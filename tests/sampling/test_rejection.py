@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
+import hal_engine.sampling.rejection as rejection
 import numpy as np
 import pytest
+from hal_engine.sampling import draw_drafts, sample, sample_by_rejection
+from hal_engine.sampling.philox import ACCEPT, DRAFT, RESIDUAL, TARGET, uniform
 
-import hal.sampling.rejection as rejection
-from hal.sampling import draw_drafts, sample, sample_by_rejection
-from hal.sampling.philox import ACCEPT, DRAFT, RESIDUAL, TARGET, uniform
 from tests import share as part
 
 from .builders import one, pack

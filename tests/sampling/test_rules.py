@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from hal_core.errors import InvalidValue
 from hal_core.slots.fields import STATE_TABLE, StateConfig
-
-from hal.sampling import SamplingRows, sample
-from hal.sampling.drawing import Draws, draw
+from hal_engine.sampling import SamplingRows, sample
+from hal_engine.sampling.drawing import Draws, draw
 
 from .builders import many, one, pack
 

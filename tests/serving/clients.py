@@ -174,7 +174,10 @@ CLIENTS = {
 def served(hal):
     """Start ``hal serve`` with a chat template; give its address and its model's name."""
     found = subprocess.run(
-        [hal, "-c", "import hal.model; print(hal.model.DEFAULT_CHECKPOINT)"], capture_output=True, text=True, check=True
+        [hal, "-c", "import hal_engine.model; print(hal_engine.model.DEFAULT_CHECKPOINT)"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "model")

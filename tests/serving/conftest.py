@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-
-from hal.model import DEFAULT_CHECKPOINT
+from hal_engine.model import DEFAULT_CHECKPOINT
 
 HANGS = 120
 COMMAND = "from hal.cli import main; main()"

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hal.distributed.control_channel import RankChannel
-from hal.distributed.control_messages import Abort
+from hal_engine.distributed.control_channel import RankChannel
+from hal_engine.distributed.control_messages import Abort
 
 HANGS = 120
 

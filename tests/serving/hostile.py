@@ -28,8 +28,7 @@ from statistics import median
 from urllib.parse import urlsplit
 
 import httpx
-
-from hal.model import DEFAULT_CHECKPOINT
+from hal_engine.model import DEFAULT_CHECKPOINT
 
 from .conftest import HANGS, Served, serving
 

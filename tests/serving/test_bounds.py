@@ -9,11 +9,11 @@ import signal
 import httpx
 import pytest
 from hal_core import Unavailable
+from hal_engine.generation.async_engine import QueueFull
+from hal_engine.generation.plan import ModelPlan
+from hal_engine.model.tokenizer import SHORT, TooLong
 
 import hal
-from hal.generation.async_engine import QueueFull
-from hal.generation.plan import ModelPlan
-from hal.model.tokenizer import SHORT, TooLong
 
 from .conftest import serving
 

@@ -7,9 +7,9 @@ import json
 
 import httpx
 import pytest
+from hal_engine.generation import AsyncEngine
+from hal_engine.serving import Allowed, Settings, make_app
 
-from hal.generation import AsyncEngine
-from hal.serving import Allowed, Settings, make_app
 from tests.commands import LIBRARIES
 
 from .conftest import COMMAND

@@ -8,11 +8,10 @@ import shutil
 
 import httpx
 import pytest
-
-from hal.model import DEFAULT_CHECKPOINT
-from hal.serving.chat import ChatTemplate
-from hal.serving.errors import ApiError
-from hal.serving.messages import Message
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.serving.chat import ChatTemplate
+from hal_engine.serving.errors import ApiError
+from hal_engine.serving.messages import Message
 
 from .conftest import HANGS, serving
 

@@ -10,17 +10,17 @@ import shutil
 import httpx
 import pytest
 from hal_core import FinishReason
+from hal_engine.generation import Part
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.config import read_config
+from hal_engine.model.tokenizer import Tokenizer
+from hal_engine.serving.bodies import read_body
+from hal_engine.serving.errors import ApiError
+from hal_engine.serving.schemas import Chat, Completion
+from hal_engine.serving.shapes import ChatShape, CompletionShape
 from openai import NotFoundError, OpenAI
 
 import hal
-from hal.generation import Part
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.config import read_config
-from hal.model.tokenizer import Tokenizer
-from hal.serving.bodies import read_body
-from hal.serving.errors import ApiError
-from hal.serving.schemas import Chat, Completion
-from hal.serving.shapes import ChatShape, CompletionShape
 from tests.model.tokenizers_of_kinds import byte_level, gemma, llama2
 
 from .clients import CHAT_TEMPLATE, CLIENTS

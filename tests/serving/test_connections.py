@@ -11,16 +11,15 @@ from types import SimpleNamespace
 import httpx
 import pytest
 import uvicorn
+from hal_engine.generation.plan import ModelPlan
+from hal_engine.serving import Connection, Gate, Limits, Settings, make_app
+from hal_engine.serving.gate import Phase
+from hal_engine.timeouts import TIMEOUTS
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from uvicorn.server import ServerState
-
-from hal.generation.plan import ModelPlan
-from hal.serving import Connection, Gate, Limits, Settings, make_app
-from hal.serving.gate import Phase
-from hal.timeouts import TIMEOUTS
 
 HANGS = 60
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import httpx
+from hal_engine.generation.plan import ModelPlan
+from hal_engine.serving import Settings, make_app
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.generation.plan import ModelPlan
-from hal.serving import Settings, make_app
 from tests import share
 
 from .conftest import HANGS

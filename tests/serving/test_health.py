@@ -14,11 +14,11 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from hal_core import Unavailable
+from hal_engine.generation.plan import ModelPlan
+from hal_engine.serving import Drain, Settings
+from hal_engine.serving.app import Server
 
 import hal
-from hal.generation.plan import ModelPlan
-from hal.serving import Drain, Settings
-from hal.serving.app import Server
 from tests.generation.test_generate import descendants
 
 from .conftest import COMMAND, HANGS, serving

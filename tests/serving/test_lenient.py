@@ -7,10 +7,9 @@ import re
 
 import msgspec
 import pytest
-
-from hal.serving.bodies import read_body
-from hal.serving.errors import ApiError
-from hal.serving.schemas import Chat, Completion, Tokenize
+from hal_engine.serving.bodies import read_body
+from hal_engine.serving.errors import ApiError
+from hal_engine.serving.schemas import Chat, Completion, Tokenize
 
 HELLO = {"role": "user", "content": "x"}
 

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from hal_engine.serving.metrics import Metrics
 from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
 import hal
-from hal.serving.metrics import Metrics
 from tests.commands import LIBRARIES
 
 from .conftest import COMMAND, HANGS, begin, serving

@@ -10,16 +10,15 @@ from unittest.mock import patch
 
 import httpx
 import pytest
+from hal_engine.generation.plan import ModelPlan
+from hal_engine.serving import Drain, Settings, make_app, sizes
+from hal_engine.serving.app import Server
+from hal_engine.serving.bodies import read_body
+from hal_engine.serving.errors import ApiError, error_object
+from hal_engine.serving.schemas import Chat, Completion
+from hal_engine.serving.sizes import OBJECTS, VALUES, InPieces, check_size, encoded
 from hypothesis import given
 from hypothesis import strategies as st
-
-from hal.generation.plan import ModelPlan
-from hal.serving import Drain, Settings, make_app, sizes
-from hal.serving.app import Server
-from hal.serving.bodies import read_body
-from hal.serving.errors import ApiError, error_object
-from hal.serving.schemas import Chat, Completion
-from hal.serving.sizes import OBJECTS, VALUES, InPieces, check_size, encoded
 
 from .test_fuzz import VALUES as JSON
 
@@ -84,7 +83,7 @@ def test_a_large_body_is_read_beside_the_loop_and_too_large_a_one_is_not(monkeyp
             found.append(threading.current_thread().name.partition("_")[0])
         return read_body(kind, data, lenient=lenient)
 
-    monkeypatch.setattr("hal.serving.app.read_body", read)
+    monkeypatch.setattr("hal_engine.serving.app.read_body", read)
 
     async def ask():
         engine = SimpleNamespace(plan=ModelPlan(None), error=None, max_model_len=512)

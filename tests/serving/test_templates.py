@@ -10,14 +10,13 @@ from datetime import datetime
 
 import msgspec
 import pytest
+from hal_engine.generation.plan import ModelPlan
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.serving import environment
+from hal_engine.serving.chat import ChatTemplate
+from hal_engine.serving.errors import ApiError
+from hal_engine.serving.messages import Message
 from tokenizers import Tokenizer as Backend
-
-from hal.generation.plan import ModelPlan
-from hal.model import DEFAULT_CHECKPOINT
-from hal.serving import environment
-from hal.serving.chat import ChatTemplate
-from hal.serving.errors import ApiError
-from hal.serving.messages import Message
 
 from .template_oracle import ASKED, CALL, CASES, CHATS, DATE, EXPECTED, REFUSED, STYLES, TOKENS, checkpoint, judged
 

@@ -7,12 +7,12 @@ import json
 import random
 
 import pytest
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.config import read_config
+from hal_engine.model.tokenizer import Tokenizer
 from openai import AsyncOpenAI, OpenAI
 
 from hal.cli import main
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.config import read_config
-from hal.model.tokenizer import Tokenizer
 
 from .conftest import HANGS, serving
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hal.handover import open_transfer
+from hal_engine.handover import open_transfer
 
 CARRIER = "tests.split.carried:Carrier"
 FOLDER = "HAL_TEST_CARRIED"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from hal.distributed.engine import open_engine
-from hal.distributed.rank_executor import RankExecutor
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.config import read_config
+from hal_engine.distributed.engine import open_engine
+from hal_engine.distributed.rank_executor import RankExecutor
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.config import read_config
+
 from tests.distributed.rows import Pooled, Told, served
 from tests.ranks import ForkedRanks
 

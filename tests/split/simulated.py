@@ -13,12 +13,11 @@ import numpy as np
 from hal_conformance.fixtures.host_cache import HostCache
 from hal_core import FinishReason, OutputRecord, SlotStatus, SplitRole, TaskKind
 from hal_core.handover import BlockTransfer
-
-from hal.distributed.errors import RankLost
-from hal.distributed.kv_handover import KvHandover
-from hal.distributed.layout import RankLayout
-from hal.distributed.rank_info import RankInfo
-from hal.distributed.steps import StepOrder, orders_of
+from hal_engine.distributed.errors import RankLost
+from hal_engine.distributed.kv_handover import KvHandover
+from hal_engine.distributed.layout import RankLayout
+from hal_engine.distributed.rank_info import RankInfo
+from hal_engine.distributed.steps import StepOrder, orders_of
 
 END, VOCABULARY = 7, 97
 FACTS = {"layout": "one int64 a token"}
@@ -196,8 +195,8 @@ class Channel:
 
 
 class SimulatedExecutor:
-    """As :class:`hal.distributed.rank_executor.RankExecutor`, of ``tp`` ranks that are up after ``slow`` calls of
-    ``assemble``.
+    """As :class:`hal_engine.distributed.rank_executor.RankExecutor`, of ``tp`` ranks that are up after ``slow`` calls
+    of ``assemble``.
     """
 
     sockets = ()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from hal.distributed.control_messages import Stop
-from hal.distributed.loop import StepLoop
-from hal.distributed.steps import StepOrder
-from hal.stepping import AsyncLoop
+from hal_engine.distributed.control_messages import Stop
+from hal_engine.distributed.loop import StepLoop
+from hal_engine.distributed.steps import StepOrder
+from hal_engine.stepping import AsyncLoop
 
 
 class Ticket:

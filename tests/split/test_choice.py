@@ -6,10 +6,10 @@ from unittest import mock
 
 import pytest
 from hal_core import FinishReason, InvalidValue, Request, Unavailable
+from hal_engine.distributed.errors import RankLost
+from hal_engine.distributed.split.migration import Migration
+from hal_engine.distributed.split.states import State
 
-from hal.distributed.errors import RankLost
-from hal.distributed.split.migration import Migration
-from hal.distributed.split.states import State
 from tests.split.test_engine import PROMPT, world_with
 from tests.split.world import World
 

@@ -8,11 +8,11 @@ from unittest import mock
 
 import pytest
 from hal_core import FinishReason
+from hal_engine.distributed.split.migration import Migration
+from hal_engine.distributed.split.states import TABLE, Event, State
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hal.distributed.split.migration import Migration
-from hal.distributed.split.states import TABLE, Event, State
 from tests.split.world import World
 
 PROMPT = [1, 2, 3, 4, 5, 6, 8, 9, 10]

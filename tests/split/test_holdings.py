@@ -9,8 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 from hal_core import FinishReason, OutputRecord, Request, SamplingParams, SlotStatus, StateConfig, admit, lay_out
-
-from hal.engine.roles import DecodeScheduler
+from hal_engine.engine.roles import DecodeScheduler
 
 
 def told(number, *rows):

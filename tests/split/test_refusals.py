@@ -7,12 +7,12 @@ import threading
 import pytest
 from hal_core import FinishReason, GroupLost, InvalidValue
 from hal_core.handover import Description
+from hal_engine.distributed.control_channel import RankChannel
+from hal_engine.distributed.control_messages import Failed, Go, Hello, Ready, Setup, Up, Verdict
+from hal_engine.distributed.engine import open_engine
+from hal_engine.distributed.rank_executor import RankExecutor
+from hal_engine.distributed.split.states import State
 
-from hal.distributed.control_channel import RankChannel
-from hal.distributed.control_messages import Failed, Go, Hello, Ready, Setup, Up, Verdict
-from hal.distributed.engine import open_engine
-from hal.distributed.rank_executor import RankExecutor
-from hal.distributed.split.states import State
 from tests.distributed.rows import PATIENCE, Row
 from tests.split.test_engine import world_with
 

@@ -7,11 +7,11 @@ import json
 
 import pytest
 from hal_core.slots.admission import draw_seed
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.config import read_config
+from hal_engine.model.tokenizer import Tokenizer
 
 from hal.cli import main
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.config import read_config
-from hal.model.tokenizer import Tokenizer
 from tests.commands import TWO_PROMPTS as JOB
 from tests.commands import environment, left_in, private_folders, start
 from tests.split.carried import CARRIER, FOLDER, calls_in
@@ -38,7 +38,7 @@ def test_two_workers_print_what_one_does(alone, capsys, private_folders, monkeyp
     and values are sent by a named transfer, which wraps hal's.
     """
     monkeypatch.setenv(FOLDER, str(tmp_path))
-    monkeypatch.setattr("hal.distributed.starting.PaddleLaunch", lambda size, **_: Own(size))
+    monkeypatch.setattr("hal_engine.distributed.starting.PaddleLaunch", lambda size, **_: Own(size))
     with pytest.raises(SystemExit) as ended:
         main(["run", "--device", "cpu", *JOB, *SPLIT, "--transfer", CARRIER])
     out, err = capsys.readouterr()

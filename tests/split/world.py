@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hal_conformance.fixtures.memory_wire import MemoryNet
 from hal_core import FinishReason, Request, SamplingParams, SlotStatus, StateConfig
+from hal_engine.distributed.control_messages import Setup
+from hal_engine.distributed.engine import open_engine
 
-from hal.distributed.control_messages import Setup
-from hal.distributed.engine import open_engine
 from tests.split.simulated import END, VOCABULARY, SimulatedExecutor, expected
 
 SIZE = 4

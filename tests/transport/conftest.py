@@ -9,11 +9,10 @@ import pytest
 from hal_core.errors import Undelivered
 from hal_core.output.records import OutputRecord, SlotStatus
 from hal_core.slots.fields import FinishReason
+from hal_engine.reading import OutputReader
+from hal_engine.transport import open_sink, private_ipc_url, release_ipc
+from hal_engine.transport.urls import socket_of
 from zmq.utils.garbage import GarbageCollectorThread
-
-from hal.reading import OutputReader
-from hal.transport import open_sink, private_ipc_url, release_ipc
-from hal.transport.urls import socket_of
 
 
 class Output:

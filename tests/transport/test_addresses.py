@@ -12,10 +12,9 @@ import textwrap
 
 import pytest
 from hal_core.errors import HalError, InvalidValue, Unavailable
-
-from hal.reading import OutputReader
-from hal.transport import open_sink, private_ipc_url
-from hal.transport.urls import release_ipc, scheme_of, socket_of
+from hal_engine.reading import OutputReader
+from hal_engine.transport import open_sink, private_ipc_url
+from hal_engine.transport.urls import release_ipc, scheme_of, socket_of
 
 from .conftest import Large
 
@@ -90,8 +89,8 @@ def test_an_addresss_reader_is_named_and_survives_a_foreign_release(tmp_path):
     url = f"ipc://{tmp_path}/socket"
     code = f"""
         import os, pytest
-        from hal.reading import OutputReader
-        from hal.transport import release_ipc
+        from hal_engine.reading import OutputReader
+        from hal_engine.transport import release_ipc
         release_ipc({url!r})
         with pytest.raises(Exception, match="has a reader already: process {os.getpid()} "):
             OutputReader({url!r})
@@ -105,7 +104,7 @@ def test_an_addresss_reader_is_named_and_survives_a_foreign_release(tmp_path):
 RACER = """
     import sys
     from hal_core.errors import InvalidValue
-    from hal.reading import OutputReader
+    from hal_engine.reading import OutputReader
 
     print("ready", flush=True)
     for url in sys.stdin:  # each at the moment at which the others get it too

@@ -13,12 +13,11 @@ import pytest
 import zmq
 from hal_core.errors import InvalidValue, Unavailable
 from hal_core.frames.envelope import FrameKind, encode, read_header, seal
-
-from hal.reading import FrameSkipped, Gap, OutputReader, SessionEnded, SessionLost, SessionStarted
-from hal.reading.session import Session
-from hal.transport import open_sink, private_ipc_url, release_ipc
-from hal.transport.protocol import Cursor, State, control, read_control
-from hal.transport.urls import remove_stale_folders
+from hal_engine.reading import FrameSkipped, Gap, OutputReader, SessionEnded, SessionLost, SessionStarted
+from hal_engine.reading.session import Session
+from hal_engine.transport import open_sink, private_ipc_url, release_ipc
+from hal_engine.transport.protocol import Cursor, State, control, read_control
+from hal_engine.transport.urls import remove_stale_folders
 
 SESSION = 77
 
@@ -163,7 +162,7 @@ def test_g19_an_unreadable_frame_is_requested_once_then_a_gap(by_hand, steps):
 WORKER = """
     import os, signal, sys
     import numpy as np
-    from hal.transport import open_sink
+    from hal_engine.transport import open_sink
     from hal_core.output.records import OutputRecord
 
     class Output:
@@ -269,7 +268,7 @@ def url_of_the_dead(code):
 
 def test_private_folders_are_private_and_those_of_the_dead_are_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    dead = url_of_the_dead("from hal.transport import private_ipc_url; url = private_ipc_url()")
+    dead = url_of_the_dead("from hal_engine.transport import private_ipc_url; url = private_ipc_url()")
     left = Path(dead.removeprefix("ipc://")).parent
     assert left.exists()
     mine = private_ipc_url()
@@ -292,7 +291,7 @@ def test_a_folder_of_another_program_is_not_removed(tmp_path, monkeypatch):
 
 def test_a_restarted_reader_keeps_its_dead_predecessors_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    url = url_of_the_dead("from hal.reading import OutputReader; reader = OutputReader(); url = reader.url")
+    url = url_of_the_dead("from hal_engine.reading import OutputReader; reader = OutputReader(); url = reader.url")
     with OutputReader(url):  # replaces the socket that has no listener
         assert remove_stale_folders(tmp_path) == []
     release_ipc(url)

@@ -8,11 +8,10 @@ import struct
 import threading
 
 import zmq
+from hal_engine.reading import OutputReader
+from hal_engine.transport import open_sink
+from hal_engine.transport.sockets import Bound
 from zmq.utils.monitor import recv_monitor_message
-
-from hal.reading import OutputReader
-from hal.transport import open_sink
-from hal.transport.sockets import Bound
 
 NAME = b"sender"
 GREETED, ENDED = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED

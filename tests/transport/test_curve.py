@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 from hal_core.errors import InvalidValue, Undelivered
-
-from hal.reading import OutputReader
-from hal.transport import open_sink
-from hal.transport.curve import CurveKeys
+from hal_engine.reading import OutputReader
+from hal_engine.transport import open_sink
+from hal_engine.transport.curve import CurveKeys
 
 
 @pytest.fixture(scope="module")

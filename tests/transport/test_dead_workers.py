@@ -11,9 +11,9 @@ import sys
 import textwrap
 
 import pytest
+from hal_engine.transport import private_ipc_url, release_ipc
+from hal_engine.transport.sockets import HIGH_WATER_MARK
 
-from hal.transport import private_ipc_url, release_ipc
-from hal.transport.sockets import HIGH_WATER_MARK
 from tests import share
 
 pytestmark = pytest.mark.long(24)
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long(24)
 BACKLOGS = [1, 50, 64, 129, 400, 1000]
 ENGINE = """
     import sys, time
-    from hal.reading import OutputReader, SessionLost
+    from hal_engine.reading import OutputReader, SessionLost
 
     readers = [OutputReader(url, grace=0.1) for url in sys.argv[1:]]
     print(*[reader.url for reader in readers], flush=True)
@@ -47,7 +47,7 @@ WORKER = """
     import numpy as np
     from hal_core.errors import Undelivered
     from hal_core.output.records import OutputRecord
-    from hal.transport import open_sink
+    from hal_engine.transport import open_sink
 
     class Output:
         step = 0
@@ -116,7 +116,7 @@ def test_g19_an_engine_that_does_not_read_outlives_workers_that_end(scheme, end)
 
 STRANGER = """
     import socket, struct, time
-    from hal.reading import OutputReader
+    from hal_engine.reading import OutputReader
 
     with OutputReader("tcp://127.0.0.1:*") as reader:
         host, port = reader.url.removeprefix("tcp://").split(":")

@@ -6,10 +6,9 @@ import socket
 
 import pytest
 import zmq
-
-from hal.reading import OutputReader
-from hal.transport import open_sink
-from hal.transport.curve import CurveKeys
+from hal_engine.reading import OutputReader
+from hal_engine.transport import open_sink
+from hal_engine.transport.curve import CurveKeys
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 

@@ -5,10 +5,10 @@ import threading
 import pytest
 import zmq
 from hal_core import InvalidValue
+from hal_engine.transport.curve import CurveKeys
+from hal_engine.transport.key_file import record_keys
 
 from hal.cli import main
-from hal.transport.curve import CurveKeys
-from hal.transport.key_file import record_keys
 
 LOCAL = "tcp://127.0.0.1:*"
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="this ZeroMQ was built without CURVE")

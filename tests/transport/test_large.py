@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from hal_core.errors import InvalidValue
 from hal_core.frames.envelope import FrameKind, encode, read_header, seal
-
-from hal.reading import FrameSkipped, Gap, SessionStarted
-from hal.transport.protocol import Cursor, read_control
+from hal_engine.reading import FrameSkipped, Gap, SessionStarted
+from hal_engine.transport.protocol import Cursor, read_control
 
 from .conftest import Large, Output
 from .test_bad_peers import SESSION, ByHand
@@ -123,7 +122,7 @@ def test_a_sink_serves_a_reader_of_a_former_version_with_whole_frames(opened, ur
         pieces: bool = True
         shared: str = "0123456789abcdef"
 
-    monkeypatch.setattr("hal.reading.session.Cursor", Former)
+    monkeypatch.setattr("hal_engine.reading.session.Cursor", Former)
     reader, sink = opened.reader(), opened.sink()
     for output in (Large(1), Output(2), Large(3)):
         sink.put(output)

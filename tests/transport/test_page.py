@@ -9,9 +9,9 @@ from pathlib import Path
 
 import hal_core as core
 import pytest
+from hal_engine.transport import open_sink
 
 import hal
-from hal.transport import open_sink
 
 from ..fixtures_plugins.builder import Site
 

@@ -11,12 +11,12 @@ import textwrap
 
 import pytest
 import zmq
+from hal_engine.distributed.control_channel import EngineChannel, RankChannel
+from hal_engine.distributed.control_messages import Failed, Hello
+from hal_engine.reading import OutputReader
+from hal_engine.transport import open_sink
+from hal_engine.transport.curve import CurveKeys
 
-from hal.distributed.control_channel import EngineChannel, RankChannel
-from hal.distributed.control_messages import Failed, Hello
-from hal.reading import OutputReader
-from hal.transport import open_sink
-from hal.transport.curve import CurveKeys
 from tests.transport.conftest import Large
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="this ZeroMQ was built without CURVE")
@@ -29,9 +29,9 @@ BOUND = 48 << 20
 
 PROCESS = """
     import sys
-    from hal.reading import OutputReader
-    from hal.transport import open_sink
-    from hal.transport.curve import CurveKeys
+    from hal_engine.reading import OutputReader
+    from hal_engine.transport import open_sink
+    from hal_engine.transport.curve import CurveKeys
 
     def most():  # bytes of memory that the process has had at once
         words = open("/proc/self/status").read().split()

@@ -9,8 +9,7 @@ import threading
 import pytest
 from hal_core.errors import InvalidValue, SinkFull
 from hal_core.slots.fields import FinishReason
-
-from hal.reading import SessionEnded, SessionLost, SessionStarted
+from hal_engine.reading import SessionEnded, SessionLost, SessionStarted
 
 from .conftest import close_in_thread
 

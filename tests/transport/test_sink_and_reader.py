@@ -13,11 +13,10 @@ import pytest
 import zmq
 from hal_core.errors import InvalidValue, SinkClosed, SinkFull, Undelivered
 from hal_core.output.sinks import Sink
-
-from hal.reading import Gap, OutputReader, SessionLost
-from hal.transport import open_sink
-from hal.transport.sockets import dealer
-from hal.transport.urls import socket_of
+from hal_engine.reading import Gap, OutputReader, SessionLost
+from hal_engine.transport import open_sink
+from hal_engine.transport.sockets import dealer
+from hal_engine.transport.urls import socket_of
 
 from .conftest import close_in_thread
 

@@ -8,8 +8,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 from hal_core.errors import InvalidValue
-
-from hal.transport import open_sink
+from hal_engine.transport import open_sink
 
 NAN, INF = float("nan"), float("inf")
 NO_COUNT = (0, -1, 1.5, 2.0, INF, NAN, True, "8", None, b"8", [1], 1 << 63, 10**400)

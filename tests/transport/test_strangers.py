@@ -16,11 +16,10 @@ from pathlib import Path
 import pytest
 import zmq
 from hal_core.errors import SinkFull, Unavailable
-
-from hal.reading import FrameSkipped, OutputReader
-from hal.transport import connection, open_sink
-from hal.transport.sockets import Bound
-from hal.transport.strangers import end_strangers, name_of
+from hal_engine.reading import FrameSkipped, OutputReader
+from hal_engine.transport import connection, open_sink
+from hal_engine.transport.sockets import Bound
+from hal_engine.transport.strangers import end_strangers, name_of
 
 from .conftest import Output
 
@@ -183,7 +182,7 @@ def test_whoever_listens_is_asked_of_the_kernel_too(public, monkeypatch, caplog)
 
 LEAVING = """
 import socket, sys, threading
-from hal.transport.sockets import Bound
+from hal_engine.transport.sockets import Bound
 
 def connected(url):
     if url.startswith("ipc://"):

@@ -8,8 +8,8 @@ from importlib import metadata
 
 import pytest
 from hal_core import CapabilityMissing, InvalidValue, MemorySink, PluginError, Unavailable
+from hal_engine.transport import SinkOptions, loading, open_sink
 
-from hal.transport import SinkOptions, loading, open_sink
 from tests.fixtures_plugins.builder import Site
 
 CODE = """
@@ -92,7 +92,7 @@ def test_g26_a_scheme_without_its_distribution_is_one_line_with_the_cure(monkeyp
         open_sink("sysv://?layout=plain")
     assert str(raised.value) == (
         "url: 'sysv://?layout=plain' needs paddle-hal-fastdeploy, which is not installed "
-        "(pip install ./plugins/fastdeploy in hal's checkout)"
+        "(pip install ./adapters/fastdeploy in hal's checkout)"
     )
 
 

@@ -6,9 +6,8 @@ import os
 
 import pytest
 from hal_core.errors import InvalidValue, Unavailable
-
-from hal.reading import OutputReader
-from hal.transport import open_sink, private_ipc_url
+from hal_engine.reading import OutputReader
+from hal_engine.transport import open_sink, private_ipc_url
 
 
 @pytest.mark.parametrize("opening", [open_sink, OutputReader])

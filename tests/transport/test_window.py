@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from hal_core.frames.envelope import FrameKind, seal
+from hal_engine.reading import Gap, SessionStarted
+from hal_engine.reading.session import Session
+from hal_engine.timeouts import TIMEOUTS
+from hal_engine.transport.protocol import State
+from hal_engine.transport.window import Window
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from hal.reading import Gap, SessionStarted
-from hal.reading.session import Session
-from hal.timeouts import TIMEOUTS
-from hal.transport.protocol import State
-from hal.transport.window import Window
 
 moves = st.lists(st.tuples(st.sampled_from(["add", "send", "ack", "rewind"]), st.integers(0, 12)), max_size=60)
 

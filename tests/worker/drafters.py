@@ -8,9 +8,8 @@ import numpy as np
 from hal_core.output.records import SlotStatus
 from hal_core.output.sinks import MemorySink
 from hal_core.slots.fields import FinishReason, StateConfig
-
-from hal.engine import Engine
-from hal.worker import Worker
+from hal_engine.engine import Engine
+from hal_engine.worker import Worker
 
 
 class Drafter:

@@ -15,9 +15,8 @@ from hal_core.devices.cpu import CpuPlugin
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
-
-from hal.engine import Engine
-from hal.worker import Worker
+from hal_engine.engine import Engine
+from hal_engine.worker import Worker
 
 
 class Nonsense:

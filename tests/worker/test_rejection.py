@@ -12,10 +12,10 @@ from hal_core.output.sinks import MemorySink
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
+from hal_engine.engine import Engine
+from hal_engine.proposers import Drawn
+from hal_engine.worker import Worker
 
-from hal.engine import Engine
-from hal.proposers import Drawn
-from hal.worker import Worker
 from tests import share
 
 pytestmark = pytest.mark.drawn

@@ -13,10 +13,10 @@ from hal_core.errors import InvalidValue
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import FinishReason
+from hal_engine.worker import ModelRunner, Worker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.worker import ModelRunner, Worker
 from tests import share
 
 from .conftest import VOCAB, PagedOracle

@@ -13,11 +13,11 @@ from hal_core.output.sinks import MemorySink
 from hal_core.slots.admission import Request, SamplingParams, admit
 from hal_core.slots.fields import FinishReason, StateConfig
 from hal_core.slots.tasks import Task, TaskKind
+from hal_engine.engine import Engine
+from hal_engine.worker import Worker
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hal.engine import Engine
-from hal.worker import Worker
 from tests import share
 
 SIZES = StateConfig(num_slots=3, max_model_len=32, block_size=4, max_logprobs=2, max_stop_length=3)

@@ -88,9 +88,12 @@ class CoreTimeouts:
     peer_idle: Seconds = Seconds(30.0, "an unused connection of a KV transfer, before it is closed")
 
     def check(self) -> None:
-        """Raise :class:`hal_core.InvalidValue` for the first variable that holds no number above 0."""
+        """Raise :class:`hal_core.InvalidValue` for the first variable that holds no number above 0, also of classes
+        derived from this one."""
         for name in self.names():
             getattr(self, name)
+        for derived in type(self).__subclasses__():
+            derived().check()
 
     @classmethod
     def names(cls) -> list[str]:

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 from hal_core import Group
 from hal_core.devices import open_groups, opened
 from hal_core.devices.paddle.ranks import groups as groups_module
-
-from hal.distributed.job_groups import open_job
+from hal_engine.distributed.job_groups import open_job
 
 LIBRARY = "a library of the device's"
 

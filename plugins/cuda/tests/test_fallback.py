@@ -12,8 +12,7 @@ from hal_core.errors import CapabilityMissing, InvalidValue, OutOfMemory
 from hal_core.memory.dtypes import dtype_of
 from hal_core.runtime.bound import bind
 from hal_cuda.device import SLOWER
-
-from hal.cli.run_output import reasons
+from hal_engine.cli.run_output import reasons
 
 SIZES = StateConfig(num_slots=8, max_model_len=64, block_size=8)
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from hal_core import MemorySink, Request, SamplingParams, StateConfig, Step, Task, TaskBatch, TaskKind, View
 from hal_core.devices import dtype_of
+from hal_engine.engine import Engine
+from hal_engine.stepping import Stepper
 
-from hal.engine import Engine
-from hal.stepping import Stepper
 from tests.lock_wanted import Waiting
 
 SIZES = StateConfig(num_slots=128, max_model_len=2048, block_size=16)

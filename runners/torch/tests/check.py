@@ -28,16 +28,16 @@ try:
 except ImportError as error:
     sys.exit(f"check.py: {error} (install a build of torch for your GPU, as pip install './runners/torch[torch]')")
 from hal_core import ALONE, HalError, MemorySink, Request, SamplingParams, SlotStatus, StateConfig
+from hal_engine.engine import Engine
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.config import read_config
+from hal_engine.stepping import RunnerSetup, Stepper, overlap_of
 from hal_torch.attention import Prompts, Tokens, TorchKernels, TritonKernels, attend
 from hal_torch.model import Decoder
 from hal_torch.runner import TorchRunner
 from requests_drawn import drawn_requests
 
 from hal import open_device
-from hal.engine import Engine
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.config import read_config
-from hal.stepping import RunnerSetup, Stepper, overlap_of
 
 RECORDED = Path(__file__).parent / "tokens.json"
 SIZES = StateConfig(4, 128, 16, max_logprobs=0, max_eos=1, max_stop_sequences=1, max_stop_length=1, max_bad_words=1)

@@ -9,14 +9,14 @@ import json
 from pathlib import Path
 
 from hal_core import MemorySink, Request, SamplingParams, SlotStatus, StateConfig
+from hal_engine.engine import Engine
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.config import read_config
+from hal_engine.model.llama import LlamaModel
+from hal_engine.model.tokenizer import Tokenizer
+from hal_engine.worker import ModelRunner, Worker
 
 from hal import open_device
-from hal.engine import Engine
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.config import read_config
-from hal.model.llama import LlamaModel
-from hal.model.tokenizer import Tokenizer
-from hal.worker import ModelRunner, Worker
 
 WHERE = Path(__file__).parent / "tokens.json"
 MARGIN, TOKENS, WANTED = 1e-3, 24, 3

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from hal_core import ALONE, MemorySink, SlotStatus, StateConfig
+from hal_engine.engine import Engine
+from hal_engine.model.config import read_config
+from hal_engine.stepping import RunnerSetup, Stepper
 
 from hal import open_device
-from hal.engine import Engine
-from hal.model.config import read_config
-from hal.stepping import RunnerSetup, Stepper
 
 SIZES = StateConfig(num_slots=4, max_model_len=64, block_size=4, max_logprobs=3, max_eos=2, max_stop_length=3)
 
@@ -68,8 +68,8 @@ def by_torch(directory, requests, sizes=SIZES, blocks=64, dtype="float32", **opt
 
 def by_paddle(directory, requests, sizes=SIZES, blocks=64, **options):
     """Return the tokens of each request from the Paddle model, on the cpu device."""
-    from hal.model.llama import LlamaModel
-    from hal.worker import Worker
+    from hal_engine.model.llama import LlamaModel
+    from hal_engine.worker import Worker
 
     with open_device("cpu") as device:
         worker = Worker(device, LlamaModel.load(directory), sizes, blocks, MemorySink())

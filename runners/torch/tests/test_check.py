@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from hal_core import MemorySink, Request, SamplingParams, SlotStatus, StateConfig
+from hal_engine.engine import Engine
+from hal_engine.model import DEFAULT_CHECKPOINT
 
 from hal import open_device
 from hal.discovery import AUTOMATIC, RUNNERS, installed_in
-from hal.engine import Engine
-from hal.model import DEFAULT_CHECKPOINT
 
 FOLDER, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 PACKAGE = FOLDER.parent / "src" / "hal_torch"
@@ -75,8 +75,8 @@ def test_the_pages_install_the_torch_that_their_next_commands_need():
 
 def test_the_recorded_tokens_are_those_of_the_cpu_device():
     pytest.importorskip("paddle")
-    from hal.model.llama import LlamaModel
-    from hal.worker import Worker
+    from hal_engine.model.llama import LlamaModel
+    from hal_engine.worker import Worker
 
     ways = {json.dumps({k: v for k, v in row["params"].items() if k != "seed"}): row for row in RECORDED}
     sizes, sink = StateConfig(4, 128, 16, max_logprobs=0), MemorySink()

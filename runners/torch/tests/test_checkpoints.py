@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hal_core import Request, SamplingParams
+from hal_engine.model.config import parse_config
 
-from hal.model.config import parse_config
 from tests.model.conftest import LLAMA, VARIANTS, tensors, write
 from tests.model.reference import Reference
 from tests.model.test_checkpoints import FAMILIES, LEAD, NEW_TOKENS, PROMPTS

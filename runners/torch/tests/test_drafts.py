@@ -1,4 +1,5 @@
-"""Drafts of the torch runner on torch's CPU: looked up as ``hal.proposers.ngram`` does, and changing no token."""
+"""Drafts of the torch runner on torch's CPU: looked up as ``hal_engine.proposers.ngram`` does, and changing no
+token."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ import json
 import numpy as np
 import pytest
 from hal_core import Request, SamplingParams, StateConfig
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.config import parse_config
+from hal_engine.proposers.ngram import NGrams
 
 from hal.cli import main
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.config import parse_config
-from hal.proposers.ngram import NGrams
 from tests.model.conftest import LLAMA, tensors, write
 
 from .requests_drawn import drawn_requests

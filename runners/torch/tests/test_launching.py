@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from hal_core import Request, SamplingParams
+from hal_engine.model.config import parse_config
 
-from hal.model.config import parse_config
 from tests.lock_wanted import Waiting
 from tests.model.conftest import LLAMA, tensors, write
 

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hal_core import InvalidValue, OutOfMemory, Request, SamplingParams, Unavailable
+from hal_engine.model.config import parse_config, read_config
+from hal_engine.model.loading import read_tensors
+from hal_engine.model.split import Shard, part_of
 
-from hal.model.config import parse_config, read_config
-from hal.model.loading import read_tensors
-from hal.model.split import Shard, part_of
 from tests.model.conftest import LLAMA, VARIANTS, tensors, write
 
 from .served import by_torch, torch_stepper
@@ -32,7 +32,7 @@ import json, sys
 from pathlib import Path
 import torch
 import hal_torch.loading as loading
-from hal.model.config import read_config
+from hal_engine.model.config import read_config
 
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 from hal_core import Request, SamplingParams
+from hal_engine.model.config import parse_config
 
-from hal.model.config import parse_config
 from tests.model.conftest import LLAMA, tensors, write
 
 from .requests_drawn import drawn_requests

@@ -1,12 +1,12 @@
-"""Sampling on the device against ``hal.sampling``, on drawn rows: the same tokens, errors and log-probabilities."""
+"""Sampling on the device against ``hal_engine.sampling``, on drawn rows: the same tokens, errors and
+log-probabilities."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from hal.sampling import STATE_FIELDS, SamplingRows, sample
-from hal.sampling.philox import uniform
+from hal_engine.sampling import STATE_FIELDS, SamplingRows, sample
+from hal_engine.sampling.philox import uniform
 
 torch = pytest.importorskip("torch")
 from hal_torch.sampling import GREEDY, TROUBLES, TRUNCATED, Want, choose, log_probabilities  # noqa: E402

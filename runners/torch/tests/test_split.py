@@ -8,10 +8,10 @@ import json
 import numpy as np
 import pytest
 from hal_core import Request, SamplingParams, SplitRole, Task, TaskKind
+from hal_engine.model.config import parse_config
+from hal_engine.stepping import KeepsBlocks
 
 from hal.cli import main
-from hal.model.config import parse_config
-from hal.stepping import KeepsBlocks
 from tests.model.conftest import LLAMA, tensors, write
 
 from .served import SIZES, by_torch, torch_stepper

@@ -66,10 +66,10 @@ _MOVED = {
     "PaddlePlugin": "hal_paddle",
     "PaddleSupport": "hal_paddle.conformance",
     "SimulatedRanks": "hal_paddle.conformance",
-    "TensorRanks": "hal.distributed.tensor_ranks",
+    "TensorRanks": "hal_engine.distributed.tensor_ranks",
     "custom_place": "hal_paddle.places",
     "import_paddle": "hal_paddle.places",
-    "open_job": "hal.distributed.job_groups",
+    "open_job": "hal_engine.distributed.job_groups",
 }
 """Names of version 1.0 to their present modules: for one release, an import from here says where they are."""
 

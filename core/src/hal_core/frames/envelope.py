@@ -64,7 +64,8 @@ HAS_CHECKSUM, HAS_TRAILER = 1, 2
 
 
 class FrameKind(IntEnum):
-    """The kind of a frame. Control frames are for transports (``hal.transport.protocol``), the last three for ranks."""
+    """The kind of a frame. Control frames are for transports (``hal_engine.transport.protocol``), the last three for
+    ranks."""
 
     OUTPUT = 1
     STATE = 2  #: sender to reader: the last sequence it made, and the oldest that it still holds
@@ -73,8 +74,8 @@ class FrameKind(IntEnum):
     BYE = 5  #: sender to reader: the session has ended with this sequence
     REFUSE = 6  #: reader to sender: the session was declared lost, its frames are refused
     # 7 to 11 were used by earlier versions (docs/decisions/0012, 0014): do not reuse them
-    STEP = 12  #: engine to rank: the tasks of the step with this number (``hal.distributed.steps``)
-    WORD = 13  #: engine to rank and back: control messages (``hal.distributed.control_messages``)
+    STEP = 12  #: engine to rank: the tasks of the step with this number (``hal_engine.distributed.steps``)
+    WORD = 13  #: engine to rank and back: control messages (``hal_engine.distributed.control_messages``)
     BLOCKS = 14  #: rank to rank: keys and values, and messages about them (``hal_core.handover.messages``)
 
 

@@ -28,7 +28,7 @@ class HandoverKey:
 class Description:
     """The address of a transfer and the fingerprint of its blocks.
 
-    :param url: in the address format of :mod:`hal.transport`; a vendor's own transfer uses its own format.
+    :param url: in the address format of :mod:`hal_engine.transport`; a vendor's own transfer uses its own format.
     :param public_key: its public key (CURVE, Z85), "" where its wire needs none.
     :param facts: the facts that both sides must share, label to text (:data:`hal_core.handover.FACTS`).
     :param session: random for each start of a transfer, so that it rejects messages for an earlier one.

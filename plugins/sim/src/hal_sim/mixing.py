@@ -34,7 +34,7 @@ _MASK = (1 << 64) - 1
 
 
 class Setup(Protocol):
-    """The runner's parameters; :class:`hal.stepping.RunnerSetup` has them."""
+    """The runner's parameters; :class:`hal_engine.stepping.RunnerSetup` has them."""
 
     @property
     def device(self) -> BoundDevice: ...
@@ -50,15 +50,15 @@ class Setup(Protocol):
 
 
 class Planned(Protocol):
-    """A step before it runs; :class:`hal.stepping.PlannedStep` is one."""
+    """A step before it runs; :class:`hal_engine.stepping.PlannedStep` is one."""
 
     @property
     def step(self) -> Step: ...
 
 
 class MixRunner:
-    """Mixes tokens on the sim device (:class:`hal.stepping.Runner`), without the host. It reads them from ``cache``,
-    and its requests may move (``--split``)."""
+    """Mixes tokens on the sim device (:class:`hal_engine.stepping.Runner`), without the host. It reads them from
+    ``cache``, and its requests may move (``--split``)."""
 
     needs_host, drafts_on_device = "", True
 

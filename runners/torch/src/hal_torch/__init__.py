@@ -1,4 +1,4 @@
-"""The torch runner: checkpoints of ``hal.model.config`` in torch, with CUDA graphs and sampling on the device.
+"""The torch runner: checkpoints of ``hal_engine.model.config`` in torch, with CUDA graphs and sampling on the device.
 
     hal run --device cuda --prompt "def main("            # --runner auto selects it
     hal run --device cpu --runner torch --prompt "def main("   # on torch's CPU, for tests
@@ -15,8 +15,7 @@ from hal_core import HalError, Unavailable
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice
-
-    from hal.stepping import RunnerSetup
+    from hal_engine.stepping import RunnerSetup
 
     from .runner import TorchRunner
 
@@ -34,7 +33,8 @@ class Torch:
         return TorchRunner(setup)
 
     def why_not(self, device: BoundDevice, model: Path) -> str:
-        """Return "" or why it cannot run on a device. It supports every checkpoint that ``hal.model.config`` reads."""
+        """Return "" or why it cannot run on a device. It supports every checkpoint that ``hal_engine.model.config``
+        reads."""
         try:
             _import_torch()
             from .support import check_sees

@@ -1,4 +1,4 @@
-"""Penalties and masks on the device, as in ``hal.sampling.adjust``, from the token fields of the state."""
+"""Penalties and masks on the device, as in ``hal_engine.sampling.adjust``, from the token fields of the state."""
 
 from __future__ import annotations
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from hal_core import DONE, Ticket
+from hal_engine.timeouts import TIMEOUTS
 from torch import Tensor
-
-from hal.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from .model import Decoder

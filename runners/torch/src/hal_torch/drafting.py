@@ -1,6 +1,6 @@
 """Drafts on the device: looked up in each request's own tokens, and verified against the sampled tokens.
 
-The rules are those of ``hal.proposers.ngram`` and of ``--acceptance exact``: drafts change no token.
+The rules are those of ``hal_engine.proposers.ngram`` and of ``--acceptance exact``: drafts change no token.
 """
 
 from __future__ import annotations

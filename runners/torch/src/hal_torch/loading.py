@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hal_engine.model.config import LlamaConfig
+from hal_engine.model.loading import Entry, checked_entries, differs, not_finite, tied_names
+from hal_engine.model.split import BY_VOCABULARY, WHOLE, Shard, part_of
 from safetensors import safe_open
 from torch import Tensor
-
-from hal.model.config import LlamaConfig
-from hal.model.loading import Entry, checked_entries, differs, not_finite, tied_names
-from hal.model.split import BY_VOCABULARY, WHOLE, Shard, part_of
 
 from .support import needed_tensors
 
@@ -55,7 +54,7 @@ def load(
     """The weights of a checkpoint on a device, of a shard its parts, vocabularies whole.
 
     A file is mapped, not read into memory: the host holds no copy of a tensor, whose bytes go to the device as they are
-    in the file and are converted there. Raises ``InvalidValue`` as :func:`hal.model.loading.read_tensors`.
+    in the file and are converted there. Raises ``InvalidValue`` as :func:`hal_engine.model.loading.read_tensors`.
     """
     entries, aliases = checked_entries(directory, config), tied_names(config)
     weights, finite = allocate(config, device, dtype, shard), {}

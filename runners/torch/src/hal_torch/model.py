@@ -1,4 +1,5 @@
-"""The decoder of ``hal.model`` in torch (Llama, Mistral, Qwen2, Qwen3): weights and the paged cache on one device."""
+"""The decoder of ``hal_engine.model`` in torch (Llama, Mistral, Qwen2, Qwen3): weights and the paged cache on one
+device."""
 
 from __future__ import annotations
 
@@ -6,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from hal_engine.model.config import LlamaConfig, read_config
+from hal_engine.model.split import WHOLE, Shard, local_config
 from torch import Tensor
 from torch.nn import functional
-
-from hal.model.config import LlamaConfig, read_config
-from hal.model.split import WHOLE, Shard, local_config
 
 from .attention import Kernels, Pair, Tokens, attend
 from .loading import load, random

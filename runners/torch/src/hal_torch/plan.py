@@ -12,7 +12,7 @@ from hal_core import ENTERING, FEEDING
 from .sampling import Want
 
 if TYPE_CHECKING:
-    from hal.stepping import PlannedStep
+    from hal_engine.stepping import PlannedStep
 
 _TOKENS, _MOST_PIECES = (32, 128, 256, 512, 1024, 2048), 32
 _STEP, _TIMES, _CHUNK, _MOST_KEYS = 4, 16, 512, 1 << 17

@@ -9,8 +9,8 @@ from hal_core import TIMEOUTS, GroupLost
 from torch import Tensor, distributed
 
 if TYPE_CHECKING:
-    from hal.model.split import Shard
-    from hal.stepping import RunnerSetup
+    from hal_engine.model.split import Shard
+    from hal_engine.stepping import RunnerSetup
 
 
 def meet(setup: RunnerSetup, shard: Shard) -> None:

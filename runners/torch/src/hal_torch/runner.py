@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from hal_core import Request, SlotState, Step, Stream
-
-from hal.engine.budget import DEFAULT_CHUNK
-from hal.model.config import read_config
-from hal.model.loading import checked_entries
-from hal.model.split import Shard, check_split
+from hal_engine.engine.budget import DEFAULT_CHUNK
+from hal_engine.model.config import read_config
+from hal_engine.model.loading import checked_entries
+from hal_engine.model.split import Shard, check_split
 
 from .attention import Kernels, TorchKernels, TritonKernels, packs
 from .blocks import CacheBlocks
@@ -29,11 +28,12 @@ from .support import check_room, check_sees, computing_dtype
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hal.stepping import PlannedStep, RunnerSetup
+    from hal_engine.stepping import PlannedStep, RunnerSetup
 
 
 class TorchRunner:
-    """Generates in torch on the state's device (:class:`hal.stepping.Runner`), without the host between two steps.
+    """Generates in torch on the state's device (:class:`hal_engine.stepping.Runner`), without the host between two
+    steps.
 
     A step is one run of the layers over all pieces of prompts and all slots that decode, and one sampling. On cuda each
     is a graph that was captured when the runner was made, if the step's size was captured. A slot that does not run

@@ -1,4 +1,4 @@
-"""Sampling on the device, as in ``hal.sampling`` on the host: the same tokens from the same float32 logits.
+"""Sampling on the device, as in ``hal_engine.sampling`` on the host: the same tokens from the same float32 logits.
 
 Weights are whole numbers there and here, so no sum depends on its order. The exponential is torch's own, in float64,
 which moves the edges of intervals by 1e-12 at most. No call waits for the device, and every shape is known in advance,
@@ -13,9 +13,8 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
+from hal_engine.sampling.weights import unit_bits
 from torch import Tensor
-
-from hal.sampling.weights import unit_bits
 
 from .adjusting import adjust
 
@@ -101,7 +100,8 @@ def choose(logits: Tensor, want: Want, fields: Fields) -> Chosen:
 
 def uniform(seed: Tensor, position: Tensor) -> Tensor:
     """Numbers in [0, 1) of 53 bits, float64 ``[n]``, from int64 ``[n]``: Philox4x32-10, the key is ``seed``, the
-    counter ``position``, as :func:`hal.sampling.philox.uniform`. Products of two words wrap in int64 to their bits."""
+    counter ``position``, as :func:`hal_engine.sampling.philox.uniform`. Products of two words wrap in int64 to their
+    bits."""
     counter = [position & _LOW, (position >> 32) & _LOW, torch.zeros_like(position), torch.zeros_like(position)]
     key = [seed & _LOW, (seed >> 32) & _LOW]
     for number in range(_ROUNDS):

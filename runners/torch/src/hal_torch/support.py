@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from hal_core import InvalidValue, OutOfMemory, Unavailable
-
-from hal.model.loading import expected_tensors
+from hal_engine.model.loading import expected_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hal_core import BoundDevice
-
-    from hal.model.config import LlamaConfig
+    from hal_engine.model.config import LlamaConfig
 
 STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """The types of a checkpoint's tensors, by their names in its files."""

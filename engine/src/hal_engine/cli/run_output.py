@@ -1,0 +1,430 @@
+"""Output of ``hal run``: answers as text or JSON, the thread that shows them, and the closing line."""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hal_core import FinishReason, HalError, OutputRecord, OutputRow, SlotStatus
+
+from hal.cli import signals
+from hal.cli.console import columns_of, say
+from hal_engine.timeouts import TIMEOUTS
+
+from .screen import Screen
+
+if TYPE_CHECKING:
+    from hal_core import Request
+
+    from hal_engine.engine import Finished
+    from hal_engine.model.streaming import AnswerText
+    from hal_engine.stepping import Acceptance
+
+    from .run_options import Options
+    from .run_plan import Plan
+
+_BAR, _LEAST_BAR = 30, 6
+"""Most columns of the progress bar, and the least with which it is shown."""
+
+
+class Able(Protocol):
+    """Capabilities of a device, as the output names them."""
+
+    @property
+    def substituted(self) -> str: ...
+
+    @property
+    def fallbacks(self) -> Mapping[str, str]: ...
+
+
+class Named(Protocol):
+    """A device by name and capabilities: opened in this process, or by all ranks."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capabilities(self) -> Able: ...
+
+
+DeviceFacts = dict[str, Any]
+"""Return ``name``, ``substituted`` ("" without a stand-in), and ``fallbacks``, a reason for each hook."""
+
+
+def facts_of(device: Named) -> DeviceFacts:
+    """Return the device facts for each JSON object."""
+    able = device.capabilities
+    return {"name": device.name, "substituted": able.substituted, "fallbacks": dict(able.fallbacks)}
+
+
+def reasons(device: Named, *, no_overlap: str = "", why_paddle: str = "") -> list[str]:
+    """Return what falls back, and why: hooks, overlapping steps, the runner of ``auto``."""
+    by_reason: dict[str, list[str]] = {}
+    for hook, reason in device.capabilities.fallbacks.items():
+        by_reason.setdefault(" ".join(reason.split()), []).append(hook)
+    told = [f"{' and '.join(hooks)} fall{'s' * (len(hooks) == 1)} back: {why}" for why, hooks in by_reason.items()]
+    told += [f"steps do not overlap: {no_overlap}"] if no_overlap else []
+    return told + ([f"runner paddle, as {why_paddle}"] if why_paddle else [])
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """One request's answer so far."""
+
+    request_id: str
+    prompt: str
+    answer: AnswerText
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] | None = None  # None: not requested
+    steps: int = 0  # in which its tokens came
+    finish: FinishReason = FinishReason.NONE
+    message: str = ""
+
+    def add(self, tokens: Sequence[int]) -> bool:
+        """Append tokens. Return True when a stop text is complete; later tokens are dropped."""
+        for token in tokens:
+            self.token_ids.append(token)
+            if self.answer.push(token):
+                return True
+        return False
+
+    def end(self, finish: FinishReason, message: str = "") -> None:
+        """Flush the decoder after the last token."""
+        self.answer.finish()
+        self.finish, self.message = finish, message
+
+    def as_json(self, device: DeviceFacts, speculate: Speculation | None) -> str:
+        """Return one line of JSON in ASCII, so that it is the same in every terminal and locale."""
+        answer: dict[str, Any] = {
+            "request_id": self.request_id,
+            "prompt": self.prompt,
+            "text": self.answer.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish.name.lower(),
+            "device": device,
+        }
+        if self.message:
+            answer["message"] = self.message
+        if speculate is not None:
+            name, drafted = speculate
+            made = None if drafted is None else drafted.get(self.request_id, 0)
+            answer["speculation"] = told_of_answer(name, made, self.steps, len(self.token_ids))
+        if self.logprobs is not None:
+            answer["logprobs"] = self.logprobs
+        return json.dumps(answer)
+
+
+Speculation = tuple[str, Mapping[str, int] | None]
+"""Name of the drafter, and drafts by request id; None for a runner, whose drafts stay on the device."""
+
+
+class Answers:
+    """All answers, in the order of the prompts. The reader's thread calls ``take``, the engine's calls ``end``.
+
+    A request whose answer ended with a stop text still runs. Its name is added to ``stopped``, so that the engine's
+    thread aborts it, and its later records are ignored.
+
+    ``device``: device facts for JSON, None for text. As text, the first incomplete answer streams, and later ones wait
+    for their turn. As JSON, each answer is written when it and all before it are complete. After :meth:`break_off`,
+    text ends with the answer that streams. ``speculate``: the drafter, set before the first record; None without one.
+    """
+
+    def __init__(self, plan: Plan, screen: Screen, *, device: DeviceFacts | None) -> None:
+        pairs = zip(plan.requests, plan.prompts, strict=True)
+        self.answers = {r.request_id: _begun(r, prompt, plan.answer(r)) for r, prompt in pairs}
+        self.stopped: deque[str] = deque()
+        self.tokens = self.ended = 0
+        self.speculate: Speculation | None = None
+        self._screen, self._device = screen, device
+        self._order = list(self.answers.values())
+        self._next = 0  # the first answer that is not complete on the screen
+        self._begun = self._broken_off = False
+        self._lock = Lock()
+
+    @property
+    def failed(self) -> list[Answer]:
+        """Answers that ended with an error."""
+        return [answer for answer in self._order if answer.finish is FinishReason.ERROR]
+
+    @property
+    def incomplete(self) -> list[str]:
+        """Names of the requests that have not ended."""
+        return [answer.request_id for answer in self._order if answer.finish is FinishReason.NONE]
+
+    @property
+    def cut_off(self) -> str:
+        """Return which answers a signal cut short; "" for none, and for JSON, where each object has its end."""
+        total = len(self._order)
+        whole = sum(one.finish not in (FinishReason.NONE, FinishReason.ABORT) for one in self._order[: self._next])
+        if not self._broken_off or whole == total:
+            return ""
+        return f"interrupted: {total - whole} of {total} prompt{'s' * (total > 1)} not answered to the end"
+
+    def break_off(self) -> None:
+        """Stop showing further answers as text, after a signal."""
+        with self._lock:
+            self._broken_off = self._device is None
+
+    def take(self, record: OutputRecord) -> None:
+        """Add a step's record and show the new text."""
+        with self._lock:
+            for row in record.rows():
+                self._take_row(row)
+            self._show()
+
+    def end(self, finished: Finished) -> None:
+        """Set the end of a request for which no record will come."""
+        with self._lock:
+            answer = self.answers[finished.request_id]
+            if answer.finish is not FinishReason.NONE:  # by a stop text
+                return
+            self._add(answer, finished.token_ids[len(answer.token_ids) :])
+            self._end(answer, finished.reason, finished.message)
+            self._show()
+
+    def show_rest(self) -> None:
+        """Show the complete answers that wait behind an incomplete one."""
+        with self._lock:
+            if self._broken_off:
+                return
+            if self._begun:  # as text, an incomplete answer is on the screen already, so far as it came
+                self._screen.write("\n")
+            for answer in self._order[self._next :]:
+                if answer.finish is not FinishReason.NONE:
+                    self._begun = False
+                    self._show_one(answer, complete=True)
+
+    def _take_row(self, row: OutputRow) -> None:
+        answer = self.answers[row.request_id]
+        if answer.finish is not FinishReason.NONE:  # by a stop text, or by `end`, tokens included
+            return
+        if row.status is SlotStatus.TOKEN:
+            if row.position != len(answer.token_ids):
+                raise HalError(
+                    f"{row.request_id}: tokens from {row.position} on came after {len(answer.token_ids)}",
+                    cure="report it: the output path has lost or repeated tokens",
+                )
+            answer.steps += 1
+            self._add(answer, row.tokens.tolist())
+            if answer.logprobs is not None:
+                answer.logprobs += _logprobs(row)[: len(answer.token_ids) - row.position]
+        if row.finish is not FinishReason.NONE:
+            self._end(answer, row.finish, row.message)
+
+    def _add(self, answer: Answer, tokens: Sequence[int]) -> None:
+        before = len(answer.token_ids)
+        stopped = answer.add(tokens)
+        self.tokens += len(answer.token_ids) - before
+        if stopped:
+            self.stopped.append(answer.request_id)
+            self._end(answer, FinishReason.STOP)
+
+    def _end(self, answer: Answer, finish: FinishReason, message: str = "") -> None:
+        if answer.finish is FinishReason.NONE:  # a stop text ended it before its record
+            answer.end(finish, message)
+            self.ended += 1
+
+    def _show(self) -> None:
+        while self._next < len(self._order):
+            if self._broken_off and not self._begun:
+                return
+            answer = self._order[self._next]
+            complete = answer.finish is not FinishReason.NONE
+            self._show_one(answer, complete)
+            if not complete:
+                break
+            self._next, self._begun = self._next + 1, False
+        self._screen.progress(progress_line(self.tokens, self.ended, len(self._order)))
+
+    def _show_one(self, answer: Answer, complete: bool) -> None:
+        if self._device is None:
+            self._show_text(answer, complete)
+        elif complete:
+            self._screen.write(answer.as_json(self._device, self.speculate) + "\n")
+
+    def _show_text(self, answer: Answer, complete: bool) -> None:
+        if not self._begun:
+            self._begun = True
+            if len(self._order) > 1:
+                self._screen.write(f"{chr(10) * (answer is not self._order[0])}--- {answer.request_id} ---\n")
+            self._screen.write(answer.prompt)
+        self._screen.write(answer.answer.take())
+        if complete:
+            self._screen.write("\n")
+            if answer.finish in (FinishReason.ERROR, FinishReason.ABORT) and not self._broken_off:
+                self._screen.note(answer.message or f"request {answer.request_id!r}: aborted")
+
+
+def progress_line(tokens: int, ended: int, total: int) -> str:
+    """Return the progress line: tokens and, for several prompts, a bar with how many are done."""
+    if total == 1:
+        return f"{tokens} tokens"
+    told = f"{ended} of {total} prompts, {tokens} tokens"
+    room = min(columns_of(sys.stderr) - len(told) - 4, _BAR)
+    done = room * ended // total
+    return f"[{'#' * done}{'.' * (room - done)}] {told}" if room >= _LEAST_BAR else told
+
+
+def _begun(request: Request, prompt: str, text: AnswerText) -> Answer:
+    return Answer(request.request_id, prompt, text, logprobs=None if request.params.logprobs is None else [])
+
+
+def _logprobs(row: OutputRow) -> list[dict[str, Any]]:
+    """Return an entry for each token: its log-probability (nats) and rank, and the best alternatives."""
+    assert row.logprobs is not None
+    assert row.logprob_token_ids is not None
+    assert row.ranks is not None
+    entries = []
+    for ids, values, rank in zip(
+        row.logprob_token_ids.tolist(), row.logprobs.tolist(), row.ranks.tolist(), strict=True
+    ):
+        pairs = [
+            {"token_id": token, "logprob": value if math.isfinite(value) else None}
+            for token, value in zip(ids, values, strict=True)
+            if token >= 0
+        ]
+        entries.append({**pairs[0], "rank": rank, "top": pairs[1:]})
+    return entries
+
+
+def told_of_answer(name: str, drafted: int | None, steps: int, tokens: int) -> dict[str, Any]:
+    """Return the statistics of an answer of ``tokens`` from ``steps``, for JSON. ``drafted``: None if drafts stay on
+    the device."""
+    rate = round(tokens / steps, 3) if steps else 0.0
+    known = {} if drafted is None else {"drafted": drafted}
+    return {"proposer": name, **known, "accepted": max(0, tokens - steps), "tokens_a_step": rate}
+
+
+def summed_up(drafts: int, who: str, acceptance: Acceptance) -> list[str]:
+    """Return the line about drafts, or no line if no step verifies any. ``who``: the drafter."""
+    if not drafts:
+        return []
+    told = (
+        f"{acceptance.accepted} of {acceptance.drafted} drafts accepted, {acceptance.tokens_a_turn:.2f} tokens a step"
+    )
+    return [f"{told} ({who})"]
+
+
+def used_up(most: int, slots: int, preemptions: int) -> str:
+    """Return the line about slots: most at once, their number, preemptions."""
+    return f"{most} of {slots} slots used, {preemptions} preemption{'s' * (preemptions != 1)}"
+
+
+class Shown:
+    """Thread that shows records, so that a slow reader of standard output does not delay the engine."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self._records: queue.SimpleQueue[OutputRecord | None] = queue.SimpleQueue()
+        self._answers: Answers | None = None
+        self._thread = threading.Thread(target=self._serve, name="hal-run-shown", daemon=True)
+
+    def by(self, answers: Answers) -> Shown:
+        """Set the object that shows the records."""
+        self._answers = answers
+        return self
+
+    def take(self, record: OutputRecord) -> None:
+        """Queue a record."""
+        self._records.put(record)
+
+    def _serve(self) -> None:
+        assert self._answers is not None
+        while (record := self._records.get()) is not None:
+            try:
+                if self.error is None:
+                    self._answers.take(record)
+            except BaseException as error:  # noqa: BLE001 (handed to the command's thread, which raises it)
+                self.error = error
+
+    def __enter__(self) -> Shown:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait until everything is shown, however slow its reader; a signal ends the wait."""
+        self._records.put(None)
+        while self._thread.is_alive() and signals.came() is None:
+            self._thread.join(TIMEOUTS.look)
+        self._thread.join(TIMEOUTS.shown)
+        if self._thread.is_alive() and signals.came() is not None:
+            say("hal: standard output takes nothing: what was left of the text is not shown")
+            signals.end_now()
+        if kind is None and self.error is not None:
+            raise self.error
+        if kind is not None and not self._thread.is_alive() and self._answers is not None:
+            self._answers.show_rest()
+
+
+class Drivable(Protocol):
+    """The part of an engine that `drive` uses; :class:`hal_engine.engine.Engine` has it."""
+
+    @property
+    def busy(self) -> bool: ...
+
+    def submit_all(self, requests: Sequence[Request]) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...
+
+    def step(self) -> list[Finished]: ...
+
+
+class Shows(Protocol):
+    """The part of a record display that `drive` uses."""
+
+    @property
+    def error(self) -> BaseException | None:
+        """Return the error that ended it, if any."""
+
+
+def drive(engine: Drivable, plan: Plan, answers: Answers, show: Shows) -> None:
+    """Run every request to its end. After a signal, abort all of them with half of the remaining time: if a step hangs,
+    the rest can still end in order."""
+    engine.submit_all(plan.requests)
+    aborted = False
+    while engine.busy and show.error is None and signals.since() < TIMEOUTS.signal / 2:
+        for finished in engine.step():
+            if not finished.reported:
+                answers.end(finished)
+        while answers.stopped:
+            engine.abort(answers.stopped.popleft())
+        if signals.came() is not None and not aborted:
+            aborted = True
+            answers.break_off()
+            for request in plan.requests:
+                engine.abort(request.request_id)
+
+
+def summarize(
+    screen: Screen,
+    answers: Answers,
+    options: Options,
+    *,
+    seconds: float,
+    place: str,
+    details: Sequence[str],
+    notes: Sequence[str],
+) -> None:
+    """Print one line with the number of tokens, the speed and ``place``: the device and what the model ran on.
+
+    With ``-v``, ``details`` of the run and ``notes`` such as fallbacks are lines of their own; otherwise notes are
+    counted.
+    """
+    screen.close()
+    if options.quiet:
+        return
+    if answers.cut_off:
+        screen.note(answers.cut_off)
+    speed = answers.tokens / seconds if seconds else 0.0
+    more = f"; {len(notes)} note{'s' * (len(notes) > 1)}: -v" if notes and not options.verbose else ""
+    for line in (*details, *notes) if options.verbose else ():
+        screen.note(line)
+    screen.note(f"{answers.tokens} tokens in {seconds:.2f} s ({speed:.1f} tokens/s), {place}{more}")

@@ -1,0 +1,387 @@
+"""Control messages between engine and ranks: frames of kind ``WORD`` with a tagged MessagePack map each.
+
+    rank                                   engine
+    Hello  (rank and versions)   ────────>
+           <──────────────────────────────  Setup   (all settings of a rank)
+    Ready  (values to compare)   ────────>          compares: equal on all, or
+           <──────────────────────────────  Go      Verdict, the same on every rank
+    Up     (groups are open)     ────────>
+           <──────────────────────────────  steps (:mod:`hal_engine.distributed.steps`), Beat, in the end Stop
+    Raised (by a runner)         ────────>          compares the ranks of the group; shows it with -v
+           <──────────────────────────────  Agreed  (all raised: the step's requests end; or not)
+    Failed (why, in which step)  ────────>          decides for all
+           <──────────────────────────────  Verdict
+    Left   (unsent tokens)       ────────>
+
+Between ranks of a prefill and a decode worker (:mod:`hal_engine.distributed.split`), by request and attempt:
+
+           <──────────────────────────────  Reserve (to a decode rank: promise these blocks)
+    Reserved (promised)          ────────>
+           <──────────────────────────────  SendTo  (to a prefill rank: send present and later blocks there)
+    Arrived (all, and checked)   ────────>          inserts with the next step
+           <──────────────────────────────  Release (to either: the attempt is over)
+    Over   (blocks are free)     ────────>          frees them
+
+Between an asyncio engine and its engine process (:mod:`hal_engine.generation`), which is rank 0 of one:
+
+    process                                caller
+    Hello                        ────────>
+           <──────────────────────────────  Serve   (all settings of the engine)
+    Up     (it takes requests)   ────────>
+           <──────────────────────────────  Submit, Abort, in the end Stop
+    Ended  (without a record)    ────────>
+    Stats  (load and counters)   ────────>
+    Down   (lost workers)        ────────>
+    Failed (why)                 ────────>          ends every stream
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+from hal_core import FrameError, SamplingParams, SplitRole, StateConfig
+from hal_core.frames import FrameHeader, FrameKind, read_body, seal
+from hal_core.handover import Description
+
+from .rank_info import ALL_TOKENS
+from .ranks import Ranks
+
+PROTOCOL = 5
+"""Protocol version of steps and control messages; engine and ranks must have the same."""
+
+Delivery: TypeAlias = tuple[str, int, int]
+"""Request, position and count of tokens that were not sent; -1 if unknown."""
+
+
+class _Message(msgspec.Struct, tag=True, gc=False, omit_defaults=True):
+    """A control message; its class is its tag."""
+
+
+class Hello(_Message):
+    """A rank has connected: its number among ``size``, and ``facts`` that must be equal on all ranks (label to
+    text)."""
+
+    rank: int
+    size: int
+    facts: dict[str, str]
+    protocol: int = PROTOCOL
+
+
+class Setup(_Message):
+    """All settings of the ranks, the same for each.
+
+    ``runner``: maker of each rank's runner, "" for the Paddle model. ``params``: parameters that it must support.
+    ``dtype``: its type of computation. ``share_devices``: ranks of one host may open one device together.
+
+    ``records``: address for records of the first rank of each group. ``timeout``: most seconds of a collective.
+    ``reader_key``: public key of the reader at a tcp address. ``sink``: a second address for records, or "".
+    ``sink_key``: shared secret key of a tcp sink, or "". ``number``: number of this worker among the senders; the first
+    group's sender name. ``role``: the ranks' role in a split. ``host``: where they listen for blocks, "" within one
+    host. ``transfer``: maker of their transfer, "" for hal's own. ``timed``: the first rank of each group reports the
+    time of its steps.
+    """
+
+    model: str
+    place: str
+    device: str | None
+    require: dict[str, str | bool]
+    sizes: StateConfig
+    blocks: int
+    tp: int
+    dp: int
+    records: str
+    timeout: float
+    everywhere: bool = False
+    dp_sync: bool = False
+    check: bool = False
+    reader_key: str = ""
+    sink: str = ""
+    sink_key: str = ""
+    speculate: str = "none"
+    rejection: bool = False
+    share_devices: bool = False
+    runner: str = ""
+    dtype: str = "auto"
+    overlap: str = "auto"
+    params: SamplingParams | None = None
+    number: int = 0
+    role: SplitRole = SplitRole.MIXED
+    host: str = ""
+    transfer: str = ""
+    timed: bool = False
+
+
+class Ready(_Message):
+    """A rank's values that must be equal on all ranks."""
+
+    rank: int
+    facts: dict[str, str]
+
+
+class Go(_Message):
+    """All ranks agree: open the groups."""
+
+
+class Up(_Message):
+    """The rank waits for step 1. ``device``: its name. ``fallbacks``, ``substituted``: from its capabilities.
+    ``index``: its number on the host. ``overlap``: whether steps overlap; ``no_overlap``: why not, or "". ``peer``:
+    address and description for the ranks of the other role. ``vocab_size``, ``chunk``: its runner's."""
+
+    rank: int
+    device: str
+    fallbacks: dict[str, str]
+    substituted: str
+    index: int = 0
+    overlap: bool = False
+    no_overlap: str = ""
+    peer: Description | None = None
+    vocab_size: int = ALL_TOKENS
+    chunk: int | None = None
+
+
+class Stats(_Message):
+    """Load of an engine: requests in slots and waiting, and the part of KV blocks in use (0 to 1). Since its start:
+    preemptions, steps, their processor time and elapsed time in seconds, drafts fed and accepted, the device's time in
+    seconds, or None if it is not measured, and the processor time of the first ranks, or None without ranks."""
+
+    running: int
+    waiting: int
+    cache: float
+    preemptions: int
+    steps: int
+    host_seconds: float
+    step_seconds: float
+    drafted: int
+    accepted: int
+    device_seconds: float | None = None
+    rank_seconds: float | None = None
+
+
+class Down(_Message):
+    """Lost workers of an engine, with the reasons; "" when all run again."""
+
+    what: str
+
+
+class Beat(_Message):
+    """Heartbeat of the engine."""
+
+
+class Stop(_Message):
+    """The last message of the engine: send remaining output, and end."""
+
+
+class Failed(_Message):
+    """A rank cannot continue. ``step``: its current step, 0 before the first.
+
+    ``lost``: ranks that it misses. ``vague``: some rank is lost, and it is unknown which. ``refused``: an error of the
+    user's; else a failure. ``trace``: traceback of the plugin's or runner's exception, or "".
+    """
+
+    rank: int
+    what: str
+    cure: str = ""
+    step: int = 0
+    lost: list[int] = []
+    vague: bool = False
+    refused: bool = False
+    trace: str = ""
+
+
+class Raised(_Message):
+    """A runner raised in a step, and its work on the device is done. ``method``: the runner's; ``kind``: class of the
+    exception; ``trace``: its traceback. :class:`Agreed` is the answer."""
+
+    rank: int
+    step: int
+    method: str
+    kind: str
+    trace: str
+
+
+class Agreed(_Message):
+    """Whether all ranks of the group raised in this step, in one method and with one class of exception. If so, the
+    step's requests end and the ranks continue; else the ranks that raised end."""
+
+    step: int
+    alike: bool
+
+
+class Drafts(_Message):
+    """Draft counts of a group's first rank: fed, accepted, turns of slots that decode."""
+
+    rank: int
+    drafts: tuple[int, int, int]
+
+
+class Drafted(_Message):
+    """Drafts of each request in a step, sent by a group's first rank before the step's record."""
+
+    rank: int
+    counts: dict[str, int]
+
+
+class Spent(_Message):
+    """Seconds that a group's first rank has spent so far: processor time of its thread since its first step, and the
+    device's time in steps, or None if it is not measured."""
+
+    rank: int
+    host: float
+    device: float | None = None
+
+
+class Left(_Message):
+    """The rank's last message: tokens that the reader of ``Setup.sink`` has not acknowledged."""
+
+    rank: int
+    undelivered: list[Delivery] = []
+
+
+class Verdict(_Message):
+    """The same end on every rank: the start was refused, or rank ``rank`` was lost in step ``step``. ``again``: ranks
+    are restarted."""
+
+    what: str
+    cure: str = ""
+    rank: int = -1
+    step: int = -1
+    refused: bool = False
+    again: bool = False
+
+
+class Reserve(_Message):
+    """Promise ``blocks`` to the rank that ``source`` describes, for this attempt at the request."""
+
+    request: str
+    attempt: int
+    blocks: list[int]
+    source: Description
+
+
+class Reserved(_Message):
+    """The blocks are promised."""
+
+    rank: int
+    request: str
+    attempt: int
+
+
+class SendTo(_Message):
+    """Send the request's blocks to ``peer``, as they are computed, and then the seal."""
+
+    request: str
+    attempt: int
+    peer: Description
+
+
+class Arrived(_Message):
+    """All blocks that the seal names have arrived and were checked."""
+
+    rank: int
+    request: str
+    attempt: int
+
+
+class Release(_Message):
+    """The attempt is over for the engine: stop sending, receiving and keeping its blocks. :class:`Over` is the
+    answer."""
+
+    request: str
+    attempt: int
+
+
+class Over(_Message):
+    """The request's blocks on this rank are neither read nor written any more. ``why``: the failure, "" for a
+    release."""
+
+    rank: int
+    request: str
+    attempt: int
+    why: str = ""
+
+
+class Serve(_Message):
+    """All settings of an engine process (:class:`hal_engine.generation.AsyncEngine`), sent to it once.
+
+    ``records``: address for its records. ``ranks``: None for one worker in the process itself. ``speculate``: the
+    proposer. ``rejection``: how its drafts are accepted. ``sizes`` has the number of drafts that a step verifies.
+    ``timed``: measure the device's time of steps.
+    """
+
+    model: str
+    place: str
+    device: str | None
+    require: dict[str, str | bool]
+    sizes: StateConfig
+    blocks: int
+    records: str
+    chunk: int | None
+    step_tokens: int | None = None
+    runner: str = "auto"
+    dtype: str = "auto"
+    overlap: str = "auto"
+    ranks: Ranks | None = None
+    speculate: str = "none"
+    rejection: bool = False
+    timed: bool = False
+
+
+class Submit(_Message):
+    """A request for the engine process, which checks it. ``prompt``: token ids, int32, little-endian."""
+
+    request: str
+    prompt: bytes
+    params: SamplingParams
+    priority: int = 0
+
+
+class Abort(_Message):
+    """End a request of the engine process."""
+
+    request: str
+
+
+class Ended(_Message):
+    """A request ended without a record of its end. ``tokens``: how many tokens its records hold."""
+
+    request: str
+    tokens: int
+    reason: int
+    message: str = ""
+
+
+SplitMessage: TypeAlias = Reserved | Arrived | Over
+Message = (Hello | Setup | Ready | Go | Up | Beat | Stop | Failed | Raised | Agreed | Drafts | Drafted | Left) | (
+    Verdict
+    | Spent
+    | Reserve
+    | Reserved
+    | SendTo
+    | Arrived
+    | Release
+    | Over
+    | Serve
+    | Submit
+    | Abort
+    | Ended
+    | Stats
+    | Down
+)
+_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)
+
+
+def encode_message(message: Message, *, session: int, sender: int = 0) -> bytes:
+    """Return the message as a frame; ``sender`` is the sending rank."""
+    return seal(FrameKind.WORD, _encoder.encode(message), session=session, sender=sender, sequence=0)
+
+
+def decode_message(header: FrameHeader, frame: memoryview) -> Message:
+    """Return the message in a frame. Raises only :class:`FrameError` for invalid bytes."""
+    if header.kind != FrameKind.WORD:
+        raise FrameError(f"a frame of kind {header.kind} is no message")
+    try:
+        message: Message = _decoder.decode(read_body(header, frame))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise FrameError(f"a message is unreadable: {error}", cure="install one version on all hosts") from error
+    return message

@@ -1,0 +1,86 @@
+"""The engine of ranks: one worker of several groups, or a prefill/decode split of workers with one group each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from hal_core import AdmittedRequest, OutputRecord, Request, SplitRole, admit, lay_out
+
+from hal_engine.engine import Engine, Scheduler
+from hal_engine.engine.budget import DEFAULT_CHUNK
+from hal_engine.engine.engine import Wait, wait_for
+from hal_engine.engine.front import Queue
+from hal_engine.engine.roles import DecodeScheduler, PrefillScheduler
+
+from .split import Bounds, Migration
+from .worker import RankWorker
+
+if TYPE_CHECKING:
+    from .control_messages import Setup
+    from .rank_executor import RankExecutor
+
+_KINDS: dict[SplitRole, type[Scheduler]] = {
+    SplitRole.MIXED: Scheduler,
+    SplitRole.PREFILL: PrefillScheduler,
+    SplitRole.DECODE: DecodeScheduler,
+}
+
+
+def open_engine(
+    setup: Setup,
+    start: Callable[[Setup], RankExecutor],
+    *,
+    vocab_size: int,
+    split: tuple[int, int] | None = None,
+    chunk: int | None = None,
+    step_tokens: int | None = None,
+    restarts: int = 0,
+    on_record: Callable[[OutputRecord], object] = lambda record: None,
+    note: Callable[[str], object] = lambda text: None,
+    bounds: Bounds | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    wait: Wait = wait_for,
+) -> Engine:
+    """Start ranks, and return the engine in front of them. Raises as
+    :class:`hal_engine.distributed.rank_executor.RankExecutor`.
+
+    - ``start``: begins to start the ranks of a worker; ``Setup.number`` counts workers, prefill workers first.
+    - ``vocab_size``: vocabulary of the model; a smaller one of the ranks' runner takes precedence.
+    - ``split``: numbers of prefill and decode workers; None: one worker of ``setup.dp`` groups.
+    - ``bounds``, ``clock``: of a split, its timeouts and its clock.
+    """
+    layout, vocabularies = lay_out(setup.sizes), {vocab_size}  # and of the runner of each worker that is up
+
+    def admits(request: Request) -> AdmittedRequest:
+        return admit(request, layout=layout, vocab_size=min(vocabularies))
+
+    def scheduler(kind: type[Scheduler], preferred: int | None = None) -> Scheduler:
+        most = chunk or preferred or DEFAULT_CHUNK
+        return kind(layout, setup.blocks, chunk=most, step_tokens=step_tokens, admit=admits)
+
+    def schedulers(role: SplitRole, rank_executor: RankExecutor) -> list[Scheduler]:
+        vocabularies.add(rank_executor.rank_info.vocab_size)
+        return [scheduler(_KINDS[role], rank_executor.rank_info.chunk) for _ in range(setup.dp)]
+
+    prefill, decode = SplitRole.PREFILL, SplitRole.DECODE
+    places = [(setup.role, 0)] if split is None else [(prefill, n) for n in range(split[0])]
+    places += [] if split is None else [(decode, n) for n in range(split[1])]
+    workers = [
+        RankWorker(
+            role,
+            number,
+            partial(start, msgspec.structs.replace(setup, role=role, number=place)),
+            partial(schedulers, role),
+            in_step=setup.dp_sync,
+        )
+        for place, (role, number) in enumerate(places)
+    ]
+    front: Any = Queue
+    if split is not None:
+        check = scheduler(Scheduler).check
+        front = partial(Migration, check=check, drafts=not setup.rejection, bounds=bounds, clock=clock)
+    return Engine(workers, front=front, restarts=restarts, on_record=on_record, note=note, wait=wait)

@@ -1,0 +1,373 @@
+"""All ranks of a run, as their engine uses them: start, comparison, steps, messages, end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+from hal_core import HalError, InvalidValue, OutputRecord, Task
+
+from hal_engine.reading import Event, Gap, OutputReader, SessionLost
+from hal_engine.timeouts import TIMEOUTS, Timeouts
+
+from .control_channel import EngineChannel
+from .control_messages import (
+    PROTOCOL,
+    Agreed,
+    Arrived,
+    Beat,
+    Delivery,
+    Drafted,
+    Drafts,
+    Failed,
+    Go,
+    Hello,
+    Left,
+    Message,
+    Over,
+    Raised,
+    Ready,
+    Reserved,
+    Setup,
+    Spent,
+    SplitMessage,
+    Stop,
+    Up,
+    Verdict,
+)
+from .errors import RankLost
+from .launch import Starter
+from .layout import RankLayout
+from .rank_info import RankInfo, difference
+from .step_clock import StepClock
+from .steps import StepOrder, orders_of
+
+if TYPE_CHECKING:
+    import zmq
+    from hal_core.handover import Description
+
+    from hal_engine.transport.curve import CurveKeys
+
+log = logging.getLogger("hal")
+_Said = TypeVar("_Said", Hello, Ready, Up)
+
+
+class RankExecutor:
+    """The ranks of one run, the executor of their engine (:class:`hal_engine.engine.Executor`). One thread uses it."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        starter: Starter,
+        *,
+        url: str | None = None,
+        records: str | None = None,
+        curve: CurveKeys | None = None,
+        look: Callable[[], None] = lambda: None,
+        starting: float | None = None,
+        step: float | None = None,
+        name_of: Callable[[int], str] = str,
+    ) -> None:
+        """Begin to start the ranks. Call :meth:`assemble` until it returns True.
+
+        ``setup.records`` and ``setup.reader_key`` are filled in here. ``url``, ``records``: tcp addresses to listen on,
+        with ``curve``; by default private ipc addresses of this host. ``look`` is called from time to time while ranks
+        start; what it raises ends the start. ``starting``: seconds until all ranks must be up; a rank whose connection
+        closes earlier is lost at once. ``step``: most seconds of a step. The defaults of both are those of
+        :mod:`hal_engine.timeouts`. ``name_of``: name of a rank in the error of a loss. Raises :class:`InvalidValue`,
+        with the same on every rank, for errors of the user's, and
+        :class:`RankLost` if ranks do not come up or fail for another reason.
+        """
+        self.layout, self._starter, self._look = RankLayout(setup.tp, setup.dp), starter, look
+        self._name_of = name_of
+        self._starting = TIMEOUTS.starting if starting is None else starting
+        self._clock = StepClock(self.layout.dp, TIMEOUTS.step if step is None else step)
+        self._numbers, self._taken = [0] * self.layout.dp, [0] * self.layout.dp  # of each group's steps
+        self._failed, self._gone = list[Failed](), list[SessionLost | Gap]()
+        self._raised = dict[int, Raised]()  # by rank, until it is answered
+        self._left, self._drafts = dict[int, tuple[Delivery, ...]](), dict[int, tuple[int, int, int]]()
+        self._spent = dict[int, Spent]()
+        self.drafted: Counter[str] = Counter()  #: drafts of each request; the engine takes them out
+        self.said: deque[SplitMessage] = deque()  #: messages of ranks about KV transfer; the engine takes them out
+        # : of ranks with a role, the description that the other role's ranks need
+        self.peers: tuple[Description | None, ...] = ()
+        self.rank_info = RankInfo("", {}, "")
+        self._lost: RankLost | None = None
+        self.again: Callable[[], bool] = lambda: False  #: whether lost ranks will be restarted
+        self.channel = EngineChannel(url, curve)
+        try:
+            self.reader = OutputReader(records, on_event=self._hear, curve=curve)
+            key = "" if curve is None else curve.public
+            self._setup = msgspec.structs.replace(setup, records=self.reader.url, reader_key=key)
+            starter.start(self.channel.url)
+        except BaseException:
+            self._end(0.0)
+            raise
+        self._assembling: Iterator[None] | None = self._assemble()
+
+    def assemble(self) -> bool:
+        """Continue the start. Return whether the ranks are up. Raises as the constructor."""
+        if self._assembling is not None:
+            try:
+                next(self._assembling)
+            except StopIteration:
+                self._assembling = None
+            except BaseException:
+                self._assembling = None
+                self._end(0.0)
+                raise
+        return self._assembling is None
+
+    @property
+    def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
+        """Return the sockets to poll. If one is readable, :meth:`assemble` or :meth:`receive` may have input."""
+        return (self.channel.socket, *self.reader.sockets)
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def order(self, group: int, tasks: Sequence[Task], taken: int = 0) -> None:
+        """Send a group its next step. See :class:`hal_engine.engine.Executor`. Raises :class:`RankLost`."""
+        self._numbers[group] += 1
+        order = StepOrder(group, self._numbers[group], orders_of(tasks), taken)
+        if missed := self.channel.order(order, *self.layout.members(group)):
+            raise self._lose(missed[0], "it takes no messages any more")
+        self._clock.given(group)
+
+    def receive(self, timeout: float) -> tuple[int, OutputRecord] | None:
+        """Return the next record with the number of its group; None after ``timeout`` seconds. Raises
+        :class:`RankLost`."""
+        end = time.monotonic() + timeout
+        while True:
+            left = end - time.monotonic()
+            frame = self.reader.read(max(0.0, min(left, TIMEOUTS.records)))
+            self._take_messages(0.0)  # also messages that were sent before a record that is here now
+            if frame is not None:
+                self._clock.taken(frame.header.sender)
+                self._taken[frame.header.sender] += 1
+                self._answer(frame.header.sender)
+                return frame.header.sender, frame.record
+            self.channel.beat(Beat())
+            self._check()
+            if left <= 0:
+                return None
+
+    def rest(self) -> list[tuple[int, OutputRecord]]:
+        """Return, after a loss, the records that the remaining ranks still send until they end."""
+        found, end = [], time.monotonic() + TIMEOUTS.ranks_end
+        gone = -1 if self._lost is None else self._lost.rank
+        senders = {self.layout.members(number)[0] for number in range(self.layout.dp)} - {gone}
+        while True:
+            over = senders <= self._left.keys() or bool(self._starter.ended()) or time.monotonic() > end
+            while (frame := self.reader.read(TIMEOUTS.records)) is not None:
+                found.append((frame.header.sender, frame.record))
+            if over:
+                return found
+            self._take_messages(0.0)
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """Return the draft counts that ranks have reported: fed, accepted, turns of slots that decode."""
+        return tuple(sum(column) for column in zip((0, 0, 0), *self._drafts.values(), strict=True))
+
+    @property
+    def device_seconds(self) -> float | None:
+        """Return the device's time in steps, of the first rank of each group together; None if it is not measured."""
+        found = [spent.device for spent in self._spent.values() if spent.device is not None]
+        return sum(found) if found else None
+
+    @property
+    def rank_seconds(self) -> float | None:
+        """Return the processor time of the threads of these ranks since their first step; None if not reported."""
+        return sum(spent.host for spent in self._spent.values()) if self._spent else None
+
+    @property
+    def undelivered(self) -> list[Delivery]:
+        """Return the tokens that the reader of an additional sink has not acknowledged, as ranks reported them."""
+        return [delivery for deliveries in self._left.values() for delivery in deliveries]
+
+    def stop(self) -> None:
+        """End the ranks in order, after everything was sent."""
+        self.channel.send(Stop())
+        end = time.monotonic() + TIMEOUTS.ranks_end
+        while len(self._left) < self.layout.dp and not self._starter.ended() and time.monotonic() < end:
+            self.reader.read(TIMEOUTS.records)
+            self._take_messages(0.0)
+        self._end(TIMEOUTS.ranks_end)
+
+    def close(self) -> None:
+        """End the ranks, by force if they cannot end in order. Idempotent."""
+        self._end(TIMEOUTS.ranks_end_forced)
+
+    # -- the start ------------------------------------------------------------------------------------------------
+
+    def _assemble(self) -> Iterator[None]:
+        """Yield between the parts of the start. No part waits."""
+        hellos = yield from self._collect(Hello)
+        for rank, hello in hellos.items():
+            if hello.size != self.layout.size or hello.protocol != PROTOCOL:
+                raise self._refuse(
+                    f"rank {rank} is one of {hello.size} and has protocol version {hello.protocol}; this engine has "
+                    f"{self.layout.size} of version {PROTOCOL}",
+                    "start as many ranks as --tp times --dp, all of one version",
+                )
+        self._compare({rank: hello.facts for rank, hello in hellos.items()})
+        self.channel.send(self._setup)
+        self._compare({rank: ready.facts for rank, ready in (yield from self._collect(Ready)).items()})
+        self.channel.send(Go())
+        up = yield from self._collect(Up)
+        indices = tuple(up[rank].index for rank in sorted(up))
+        first, overlap = up[0], all(message.overlap for message in up.values())
+        vocabulary = min(message.vocab_size for message in up.values())
+        self.peers = tuple(up[rank].peer for rank in sorted(up))
+        named = first.device, first.fallbacks, first.substituted
+        self.rank_info = RankInfo(*named, indices, overlap, first.no_overlap, vocabulary, first.chunk)
+
+    def _collect(self, wanted: type[_Said]) -> Generator[None, None, dict[int, _Said]]:
+        """Collect this message from every rank."""
+        said: dict[int, _Said] = {}
+        began = told = time.monotonic()
+        while len(said) < self.layout.size:
+            for rank, message in self.channel.receive(0.0):
+                if isinstance(message, wanted):
+                    said[rank] = message
+                else:
+                    self._take_message(rank, message)
+            if self._failed:
+                raise self._failure()
+            self._look()
+            self.channel.beat(Beat())
+            self.reader.read(0.0)  # heartbeats of the sinks, which exist before the first step
+            missing = sorted(set(range(self.layout.size)) - set(said))
+            self._check_start(missing, began + self._starting)
+            if missing and time.monotonic() > told + TIMEOUTS.start_line:
+                told, limit = time.monotonic(), f"{self._starting:g} s ({Timeouts.starting.variable})"
+                log.warning("waited %.0f s for rank(s) %s, at most %s", told - began, missing, limit)
+            if missing:
+                yield
+        return said
+
+    def _check_start(self, missing: Sequence[int], end: float) -> None:
+        """Raise the loss of ranks that cannot come up any more, or have not until ``end``."""
+        cure = "see their output; check that Paddle imports and that ports of this host are free"
+        if how := self._starter.ended():
+            raise self._lose(missing[0] if missing else 0, f"rank(s) {missing} did not come up: {how}", cure)
+        if gone := self.channel.gone():
+            raise self._lose(gone[0], "its connection was closed: its process has ended, or its host is lost", cure)
+        if missing and time.monotonic() > end:
+            why = f"rank(s) {missing} did not come up: no message for {self._starting:g} s"
+            raise self._lose(missing[0], why, f"{cure}, or give them more time ({Timeouts.starting.variable})")
+
+    def _failure(self) -> HalError:
+        """Handle a rank's failure: a refusal if the rank says so, else its loss."""
+        rank, message = self._blamed()
+        if message.refused:
+            return self._refuse((f"rank {message.rank}: " if self.layout.size > 1 else "") + message.what, message.cure)
+        lost = self._lose(rank, message.what, message.cure)
+        self._starter.end(TIMEOUTS.ranks_end_forced)
+        return lost
+
+    def _compare(self, facts: Mapping[int, Mapping[str, str]]) -> None:
+        """Refuse ranks that differ, by the first label that differs."""
+        if what := difference(facts):
+            raise self._refuse(what, "start every rank with the same files, options and versions")
+
+    def _refuse(self, what: str, cure: str) -> InvalidValue:
+        self.channel.send(Verdict(what, cure, refused=True))
+        self._starter.end(TIMEOUTS.ranks_end)
+        return InvalidValue(what, cure=cure)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, SessionLost | Gap):  # either way, a record that the engine waits for may never come
+            self._gone.append(event)
+
+    def _take_messages(self, timeout: float) -> None:
+        for rank, message in self.channel.receive(timeout):
+            self._take_message(rank, message)
+
+    def _take_message(self, rank: int, message: Message) -> None:
+        if isinstance(message, Failed | Raised) and message.trace:
+            log.debug("rank %s, where it raised:\n%s", self._name_of(message.rank), message.trace)
+        if isinstance(message, Failed):
+            self._failed.append(message)
+        elif isinstance(message, Raised):
+            self._raised[rank] = message
+            self._answer(self.layout.number_of(rank))
+        elif isinstance(message, Reserved | Arrived | Over):
+            self.said.append(message)
+        elif isinstance(message, Left):
+            self._left[rank] = tuple(message.undelivered)
+        elif isinstance(message, Drafts):
+            self._drafts[rank] = message.drafts
+        elif isinstance(message, Spent):
+            self._spent[rank] = message
+        elif isinstance(message, Drafted):
+            self.drafted.update(message.counts)
+
+    def _answer(self, group: int) -> None:
+        """Answer the ranks of a group whose runners raised, once all of them have, or the group's output shows that its
+        first rank did not. Ranks that get no answer end after ``TIMEOUTS.raised``."""
+        members = self.layout.members(group)
+        raised = {rank: self._raised[rank] for rank in members if rank in self._raised}
+        found = {(message.step, message.method, message.kind) for message in raised.values()}
+        step = max((message.step for message in raised.values()), default=0)
+        if raised and (len(raised) == len(members) or self._taken[group] >= step):
+            self.channel.send(Agreed(step, len(raised) == len(members) and len(found) == 1), *raised)
+            for rank in raised:
+                del self._raised[rank]
+
+    def _check(self) -> None:
+        """Raise the ranks' failure."""
+        if self._failed:
+            rank, message = self._blamed()
+            raise self._failure() if message.refused else self._lose(rank, message.what)
+        if (gone := next(iter(self._gone), None)) is not None:
+            why = gone.what if isinstance(gone, Gap) else "its process has ended, or its host is lost"
+            raise self._lose(self.layout.members(gone.sender)[0], why)
+        if how := self._starter.ended():
+            raise self._lose(0, how)
+        if unsent := self.channel.unsent:
+            raise self._lose(min(unsent), "it takes no messages any more")
+        if (late := self._clock.late()) is not None:
+            ranks = list(self.layout.members(late))
+            why = f"rank(s) {ranks} have not ended the step within {self._clock.limit:g} s"
+            cure = f"see what holds it up; where steps take that long, give them more time ({Timeouts.step.variable})"
+            raise self._lose(ranks[0], why, cure)
+
+    def _blamed(self) -> tuple[int, Failed]:
+        """Return the lost rank and the message with the reason: its own if there is one, else that of another rank."""
+        end = time.monotonic() + TIMEOUTS.lost_rank
+        while True:
+            own = [message for message in self._failed if not message.lost and not message.vague]
+            named = [message for message in self._failed if message.lost]
+            if own:
+                return own[0].rank, own[0]
+            ended = any("process" in message.what for message in named)
+            if ended or (self._failed and time.monotonic() > end):
+                message = (named or self._failed)[0]
+                return (message.lost[0] if message.lost else message.rank), message
+            self._take_messages(TIMEOUTS.records)
+
+    def _lose(self, rank: int, why: str, cure: str = "") -> RankLost:
+        """Send every rank the verdict, once. Return it as an error."""
+        if self._lost is None:
+            step = self._numbers[self.layout.number_of(rank)]
+            what = f"rank {self._name_of(rank)} was lost {f'in step {step}' if step else 'at its start'}: {why}"
+            cure = cure or "see its output, and run the requests again (--restart does both)"
+            self.channel.send(Verdict(what, cure, rank, step, again=self.again()))
+            self._lost = RankLost(what, rank, step, cure=cure)
+        return self._lost
+
+    def _end(self, patience: float) -> None:
+        reader = getattr(self, "reader", None)
+        with contextlib.ExitStack() as last:  # whatever one end raises, the remaining ranks are ended too
+            last.callback(self.channel.close)
+            if reader is not None:
+                last.callback(reader.close)
+            self._starter.end(patience)

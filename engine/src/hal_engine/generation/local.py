@@ -1,0 +1,193 @@
+"""``hal.generate``: text from a model, in the caller's process."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from threading import RLock
+from typing import Literal, overload
+
+from hal_core import HalError, InvalidValue
+
+from hal_engine.proposers import NONE
+
+from .opening import opened
+from .plan import ModelPlan, check_known, check_request, longest_of, named_as_parameters
+from .streams import Part, Stream, Streams
+
+Model = str | os.PathLike[str] | None
+
+logging.getLogger("hal").addHandler(logging.NullHandler())  # a program without logging of its own sees the text alone
+
+
+@overload
+def generate(
+    prompt: str, *, model: Model = ..., device: str | None = ..., speculate: str = ..., stop: str | Sequence[str] = ...,
+    stream: Literal[False] = ..., **sampling: object,
+) -> str: ...  # fmt: skip
+@overload
+def generate(
+    prompt: str, *, model: Model = ..., device: str | None = ..., speculate: str = ..., stop: str | Sequence[str] = ...,
+    stream: Literal[True], **sampling: object,
+) -> Iterator[str]: ...  # fmt: skip
+@overload
+def generate(
+    prompt: list[str] | tuple[str, ...], *, model: Model = ..., device: str | None = ..., speculate: str = ...,
+    stop: str | Sequence[str] = ...,
+    stream: Literal[False] = ..., **sampling: object,
+) -> list[str]: ...  # fmt: skip
+def generate(
+    prompt: str | list[str] | tuple[str, ...],
+    *,
+    model: Model = None,
+    device: str | None = None,
+    speculate: str = NONE,
+    stop: str | Sequence[str] = (),
+    stream: bool = False,
+    **sampling: object,
+) -> str | list[str] | Iterator[str]:
+    """Continue a text: the text that follows, with ``stream`` an iterator of its parts; of several texts a list.
+
+    The model and its device stay open for the next call with the same ``model``, ``device`` and ``speculate``; another
+    call closes them first.
+
+    - ``model``: a checkpoint directory, by default the embedded one; ``device``: as ``hal devices`` lists it.
+    - ``speculate``: what drafts tokens, as ``hal run --speculate``; it changes no token.
+    - ``stop``: texts that end the answer, which ends with the first one in it.
+    - ``sampling``: fields of :class:`hal_core.SamplingParams`, such as ``max_tokens``. The others have the defaults of
+      the checkpoint's generation_config.json, else temperature 1 and 16 tokens; ``seed`` is new in each call.
+      ``eos_token_ids`` (at most 16) end an answer as the model's own end tokens do. With ``ignore_eos=True`` those are
+      tokens like any other.
+
+    Raises :class:`hal_core.InvalidValue` for what cannot be run, before anything is generated.
+    """
+    if stream and not isinstance(prompt, str):
+        raise InvalidValue("a list of prompts", cure="give one text, or leave stream out", argument="stream")
+    check_known(sampling, beside=("model", "device", "speculate", "stop", "stream"))
+    texts = list(prompt) if isinstance(prompt, list | tuple) else [prompt]
+    for text in texts:
+        if not isinstance(text, str):
+            raise InvalidValue(f"{text!r} is no text", cure="give a text, or a list of texts", argument="prompt")
+    with _lock:
+        here = _open(model, device, speculate)
+        prompts = here.encode(texts)
+        if stream:
+            return here.parts(here.submit(prompts, stop, sampling)[0])
+        running = here.submit(prompts, stop, sampling)
+        answers = ["".join(here.parts(one)) for one in running]
+    return answers[0] if isinstance(prompt, str) else answers
+
+
+class _Local:
+    """A model that is open in this process. Several threads may use it: one at a time steps for all."""
+
+    def __init__(self, model: Model, device: str | None, speculate: str) -> None:
+        self.key = _key(model, device, speculate)
+        self._stack, self._streams, self._count = ExitStack(), Streams(), 0
+        with named_as_parameters():
+            self.plan = ModelPlan(model)
+            self._serve = self.plan.serve(device=device, speculate=speculate)
+            self.engine, _ = self._stack.enter_context(opened(self._serve, self._streams.take))
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of texts, in one call of the tokenizer."""
+        for text in texts:
+            self.plan.tokenizer.check_length(text, longest_of(self._serve))
+        return self.plan.tokenizer.encode_all(texts)
+
+    def submit(
+        self, prompts: Sequence[Sequence[int]], stop: str | Sequence[str], sampling: dict[str, object]
+    ) -> list[tuple[str, deque[Part | HalError]]]:
+        """Begin requests; the name of each, and where its parts come."""
+        params, begun, requests = self.plan.params(None, **sampling), [], []
+        for ids in prompts:
+            check_request(self._serve, ids, params.max_tokens)
+        for number, ids in enumerate(prompts):
+            self._count += 1
+            request, parts = self.plan.request(f"g{self._count}", ids, params, number), deque[Part | HalError]()
+            self._streams.add(request.request_id, Stream(self.plan.answer(ids, stop, params), parts.append))
+            requests.append(request)
+            begun.append((request.request_id, parts))
+        self.engine.submit_all(requests)
+        return begun
+
+    def parts(self, running: tuple[str, deque[Part | HalError]]) -> Iterator[str]:
+        """The text of a request as it comes. One that is left before its end is aborted."""
+        name, parts = running
+        try:
+            while True:
+                with _lock:
+                    while not parts:
+                        self._step()
+                if isinstance(part := parts.popleft(), HalError):
+                    raise part
+                yield part.text
+                if part.finish_reason is not None:
+                    return
+        finally:
+            with _lock:
+                if self._streams.drop(name):
+                    self.engine.abort(name)
+
+    def _step(self) -> None:
+        try:
+            ended = self.engine.step()
+        except HalError as error:
+            self._streams.fail(error)
+            _close()
+            raise
+        for one in ended:
+            if not one.reported:
+                self._streams.end(one.request_id, len(one.token_ids), one.reason, one.message)
+        while self._streams.stopped:
+            self.engine.abort(self._streams.stopped.popleft())
+
+    def close(self) -> None:
+        """Close the model and its device."""
+        self._streams.fail(HalError("the model was closed", cure="open the model again"))
+        self.plan.tokenizer.close()
+        self._stack.close()
+
+
+_lock = RLock()
+_here: _Local | None = None
+_of_parents: list[_Local] = []
+"""Models that were open before a fork: kept, as their devices must not be closed in this process."""
+
+
+def _begin_anew() -> None:
+    """In a forked child, forget the parent's model, and its lock, which another thread may have held."""
+    global _here, _lock
+    if _here is not None:
+        _of_parents.append(_here)
+    _here, _lock = None, RLock()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+def _key(model: Model, device: str | None, speculate: str) -> tuple[str | None, str | None, str]:
+    """Return what a model is open for; a folder by its place, whatever the current folder."""
+    return None if model is None else os.path.realpath(os.path.expanduser(model)), device, speculate
+
+
+def _open(model: Model, device: str | None, speculate: str) -> _Local:
+    global _here
+    if _here is None or _here.key != _key(model, device, speculate):
+        _close()
+        _here = _Local(model, device, speculate)
+    return _here
+
+
+def _close() -> None:
+    global _here
+    here, _here = _here, None
+    if here is not None:
+        here.close()
+
+
+atexit.register(_close)

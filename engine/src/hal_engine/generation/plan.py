@@ -1,0 +1,234 @@
+"""A model as an engine is asked for it: its tokenizer, its defaults for sampling, and the sizes that it gets."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hal_core import HalError, InvalidValue, Request, SamplingParams, StateConfig, Unavailable, draw_seed
+
+from hal_engine.distributed.control_messages import Serve
+from hal_engine.distributed.ranks import Ranks
+from hal_engine.engine.budget import DEFAULT_CHUNK, Budget
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.config import read_config
+from hal_engine.model.fields import read_json
+from hal_engine.model.stops import checked_stops
+from hal_engine.model.streaming import AnswerText
+from hal_engine.model.tokenizer import Tokenizer, TooLong
+from hal_engine.proposers import NONE, check_names
+from hal_engine.proposers.asked import (
+    REJECTION,
+    check_acceptance,
+    check_drafts_count,
+    check_layer,
+    drafts_beside,
+    most_drafts,
+)
+from hal_engine.spelling import meant
+from hal_engine.stepping import AUTO, PADDLE, check_dtype, check_overlap, check_runner_name
+
+BLOCK_SIZE = 16
+LONGEST = 8192
+"""Most tokens of a request with its prompt, unless asked otherwise."""
+_USUAL = 512
+"""Tokens of a request for which each slot gets blocks, unless asked otherwise."""
+MOST_ENDS = 16
+"""End tokens that a request may have beside the model's."""
+_OPTION = re.compile(r"(?<!\S)--([a-z][a-z-]*)")
+_OWN_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Fields of generation_config.json that are defaults for sampling, under the same names here."""
+
+
+@contextmanager
+def named_as_parameters() -> Iterator[None]:
+    """Have errors name parameters of the library where they name options of a command: ``step_tokens`` for
+    ``--step-tokens``."""
+    try:
+        yield
+    except HalError as error:
+        for part in ("what", "argument", "cure"):
+            text = _OPTION.sub(lambda found: found[1].replace("-", "_"), getattr(error, part))
+            setattr(error, part, text)
+        raise
+
+
+SAMPLING = (*SamplingParams.__dataclass_fields__, "ignore_eos")
+"""Names of a request's parameters."""
+
+
+def check_known(names: Iterable[str], known: Sequence[str] = SAMPLING, beside: Sequence[str] = ()) -> None:
+    """Raise :class:`InvalidValue` for a name that is not ``known``. ``beside``: what else could be meant."""
+    for name in names:
+        if name not in known:
+            close = meant(name, [*known, *beside])
+            cure = f"did you mean {close}?" if close else f"known: {', '.join([*beside, *known])}"
+            raise InvalidValue("no such parameter", cure=cure, argument=name)
+
+
+def longest_of(serve: Serve) -> int:
+    """Return the most tokens of a request with its prompt."""
+    sizes = serve.sizes
+    return min(sizes.max_model_len, serve.blocks * sizes.block_size + 1)  # the last token is not fed
+
+
+def check_request(serve: Serve, ids: Sequence[int], max_tokens: int) -> None:
+    """Raise :class:`InvalidValue`, naming ``prompt`` or ``max_tokens``, for a request that can never run."""
+    vocabulary, longest = serve.sizes.vocab_size or 1, longest_of(serve)
+    if not ids:
+        raise InvalidValue("the prompt has no tokens", cure="give at least one", argument="prompt")
+    if len(ids) + max_tokens > longest:
+        what = f"{len(ids)} tokens of the prompt and {max_tokens} to generate are more than {longest}"
+        fits = len(ids) < longest
+        cure = f"lower max_tokens to {longest - len(ids)}, or shorten the prompt" if fits else "shorten the prompt"
+        raise TooLong(what, cure=cure, argument="max_tokens" if fits else "prompt")
+    if wrong := [token for token in ids if not 0 <= token < vocabulary]:  # of no more ids than fit
+        cure = f"give ids from 0 to {vocabulary - 1}"
+        raise InvalidValue(f"token {wrong[0]} is outside the vocabulary", cure=cure, argument="prompt")
+
+
+class ModelPlan:
+    """Reads a checkpoint's files; no framework, no device. Raises :class:`InvalidValue` for what cannot be run."""
+
+    def __init__(self, model: str | os.PathLike[str] | None) -> None:
+        self.path = DEFAULT_CHECKPOINT if model is None else Path(model)
+        self.config = read_config(self.path)
+        self.tokenizer = Tokenizer.load(self.path, self.config)
+        self.defaults = self._read_defaults()
+
+    def _read_defaults(self) -> SamplingParams:
+        """The checkpoint's own defaults, else OpenAI's: temperature 1, 16 tokens."""
+        path = self.path / "generation_config.json"
+        given: Mapping[str, Any] = read_json(path) if path.exists() else {}
+        own = {name: given[name] for name in _OWN_DEFAULTS if given.get(name) is not None}
+        if given.get("do_sample") is False:
+            own["temperature"] = 0.0
+        try:
+            return SamplingParams(**{"temperature": 1.0, **own})
+        except InvalidValue as error:
+            error.argument = f"{path}: {error.argument}"
+            raise
+
+    def params(self, given: SamplingParams | None, *, ignore_eos: object = False, **changed: object) -> SamplingParams:
+        """The parameters of a request: those that are given whole, or the defaults with what is ``changed``. Without a
+        ``seed`` each request has its own.
+
+        The model's end tokens are added to the request's own; with ``ignore_eos`` they are tokens like any other.
+        """
+        if given is None:
+            seed = int.from_bytes(os.urandom(8), "little") >> 1
+            check_known(changed)
+            given = replace(self.defaults, **{"seed": seed, **changed})  # type: ignore[arg-type]
+        if not isinstance(ignore_eos, bool):
+            raise InvalidValue(f"{ignore_eos!r}", cure="give True or False", argument="ignore_eos")
+        own, size = given.eos_token_ids, self.config.vocab_size
+        if len(own) > MOST_ENDS:
+            raise InvalidValue(f"{len(own)} ids", cure=f"give at most {MOST_ENDS}", argument="eos_token_ids")
+        if wrong := [token for token in own if token >= size]:
+            what = f"token {wrong[0]} is outside the vocabulary"
+            raise InvalidValue(what, cure=f"give ids from 0 to {size - 1}", argument="eos_token_ids")
+        models = () if ignore_eos else self.config.eos_token_ids
+        return replace(given, eos_token_ids=tuple({*own, *models}))
+
+    def request(
+        self, name: str, ids: Sequence[int], params: SamplingParams, number: int = 0, priority: int = 0
+    ) -> Request:
+        """A request whose draws depend on its seed, its position and ``number`` alone, whatever its ``name``: they are
+        those of prompt ``number`` of ``hal run``."""
+        seed = draw_seed(draw_seed(params.seed, f"r{number}"), name)  # the name's part twice is none
+        return Request(name, ids, replace(params, seed=seed), priority=priority)
+
+    def encode(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> list[int]:
+        """The prompt's token ids. ``add_special_tokens``: see :meth:`Tokenizer.encode`. Raises :class:`InvalidValue`
+        for a text that is not UTF-8."""
+        if not isinstance(prompt, str):
+            return list(prompt)
+        return self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+
+    def answer(self, prompt: Sequence[int], stop: str | Sequence[str], params: SamplingParams) -> AnswerText:
+        """The text of an answer, which ends with the first stop text in it."""
+        return AnswerText(self.tokenizer.stream(prompt), checked_stops(stop), params.min_tokens)
+
+    def serve(
+        self,
+        *,
+        device: str | None,
+        ranks: Ranks | None = None,
+        require: Mapping[str, str | bool] | None = None,
+        place: str = "cpu",
+        slots: int = 8,
+        blocks: int | None = None,
+        max_model_len: int | None = None,
+        chunk: int | None = None,
+        step_tokens: int | None = None,
+        runner: str = "auto",
+        dtype: str = "auto",
+        overlap: str = "auto",
+        speculate: str = NONE,
+        drafts: int | None = None,
+        acceptance: str = "exact",
+        timed: bool = False,
+    ) -> Serve:
+        """Return everything that an engine is made of. Options are those of ``hal run`` of these names.
+
+        ``blocks``: by default enough for 512 tokens a slot and one longest request. ``timed``: measure the
+        device's time of steps, on a device that can. Raises :class:`InvalidValue` that names the option.
+        """
+        check_overlap(overlap)
+        check_runner_name(runner)
+        check_dtype(dtype)
+        check_names(speculate)
+        check_layer(speculate, self.config)
+        check_drafts_count(drafts)
+        check_acceptance(acceptance, speculate)
+        if speculate != NONE and runner not in (AUTO, PADDLE):
+            raise drafts_beside(speculate)
+        if ranks is not None and ranks.launcher == "ray" and find_spec("ray") is None:
+            cure = "pip install 'paddle-hal[ray]>=1.1,<2'"
+            raise Unavailable("the Python package 'ray' is not installed", cure=cure, argument="--launcher")
+        longest = min(max_model_len or LONGEST, self.config.max_position_embeddings)
+        for name, value in (("slots", slots), ("blocks", blocks), ("max_model_len", max_model_len)):
+            if value is not None and value < 1:
+                option = f"--{name.replace('_', '-')}"
+                raise InvalidValue(f"{value}", cure="give a whole number of at least 1", argument=option)
+        sizes = StateConfig(
+            num_slots=slots,
+            max_model_len=longest,
+            max_draft_tokens=most_drafts(speculate, drafts),
+            block_size=BLOCK_SIZE,
+            max_eos=MOST_ENDS + len(self.config.eos_token_ids),
+            max_stop_sequences=1,
+            max_stop_length=1,
+            max_bad_words=1,
+            vocab_size=self.config.vocab_size,
+        )
+        try:
+            Budget(DEFAULT_CHUNK if chunk is None else chunk, step_tokens, sizes)
+        except InvalidValue as error:
+            error.argument = f"--{error.argument.replace('_', '-')}"
+            raise
+        usual = max(-(-longest // BLOCK_SIZE), slots * -(-min(_USUAL, longest) // BLOCK_SIZE))
+        return Serve(
+            model=str(self.path.resolve()),
+            place=place,
+            device=device or os.environ.get("HAL_DEVICE"),
+            require=dict(require or {}),
+            sizes=sizes,
+            blocks=blocks or usual,
+            records="",
+            chunk=chunk,
+            step_tokens=step_tokens,
+            runner=runner,
+            dtype=dtype,
+            overlap=overlap,
+            ranks=ranks,
+            speculate=speculate,
+            rejection=acceptance == REJECTION,
+            timed=timed,
+        )

@@ -1,0 +1,136 @@
+"""Interface between engine and model: a runner puts the work of a step on a stream."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+from hal_core import PluginError
+
+if TYPE_CHECKING:
+    from hal_core import BoundDevice, Group, Request, SlotState, Step, Stream, Ticket
+    from hal_core.handover import BlockCache
+
+    from .step_plan import PlannedStep
+
+
+class RunnerFailed(PluginError):
+    """A runner raised and the device is broken too: no request can be served any more."""
+
+    exit_status = 1
+    """Exit status of a command that ends with it."""
+
+
+Columns = Mapping[str, np.ndarray[Any, Any]]
+"""Fields of the state by name, each ``[slots, width]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSetup:
+    """Arguments of a runner's maker.
+
+    - ``device``, ``state``: where it reads and writes. The state's memory keeps its address, so that a graph captured
+      over it can be replayed. Its requests' tokens, lengths and block tables are fields of it.
+    - ``blocks``: number of KV blocks of ``state.sizes.block_size`` tokens that it must provide.
+    - ``model``: the checkpoint's directory; ``place``: value of ``--model-place``; ``vocab_size``: token ids go from 0
+      to this number less one.
+    - ``group``: its tensor-parallel group.
+    - ``dtype``: type of computation, as ``--dtype`` gives it: "auto" (the checkpoint's, if possible) or "float32".
+    """
+
+    device: BoundDevice
+    state: SlotState
+    blocks: int
+    model: Path
+    place: str
+    vocab_size: int
+    group: Group
+    dtype: str = "auto"
+
+
+class Runner(Protocol):
+    """Runs the steps of one state. One thread calls it.
+
+    ``launch`` puts the step's work on the stream. The work reads ``step_input`` fields and token rows, and feeds each
+    slot's tokens. It writes ``sampled_token_ids`` in a plain step, and ``accept_tokens`` and ``accept_num`` in one that
+    verifies drafts. All other fields of the state are changed by the hooks and ``update_inputs``, which follow.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids go from 0 to this number less one."""
+
+    @property
+    def needs_host(self) -> str:
+        """Why its steps cannot be launched before the host knows the previous step's tokens; "" if they can.
+
+        A runner with "" never waits in ``launch`` or ``propose``.
+        """
+
+    def check(self, request: Request) -> None:
+        """Raise :class:`hal_core.errors.InvalidValue`, naming the parameter, for a request that it cannot run. Any
+        thread."""
+
+    def launch(self, state: SlotState, step: PlannedStep, stream: Stream) -> Step:
+        """Put the step on ``stream``.
+
+        Slots of it that have stopped, or have no token to feed, do not run; slots outside it are not read. All ranks of
+        a group make the same calls. If it raises, the step's requests end with that error and all other requests
+        continue, if the device does; of its methods only :meth:`HostRunner.took` is called for that step. On a rank of
+        a group this holds if all ranks raise errors of one class after the same collectives; a collective that fails
+        raises :class:`hal_core.errors.GroupLost`.
+
+        :return: the step as it runs: ``step.step``, or one with the errors that this runner adds: ``errors``, or
+            ``late_errors``, of slots whose ``stop_flags`` its work sets.
+        """
+
+    def propose(self, state: SlotState, step: Step, stream: Stream) -> None:
+        """After ``update_inputs``, on a state with room for drafts: write the drafts of its next step, or none.
+
+        If it raises, the requests of the step that have not ended in it end with that error. It uses
+        ``BoundDevice.set_drafts``, or work on ``stream`` that writes ``draft_num``, ``draft_tokens`` and
+        ``seq_lens_this_time`` in the same way: for slots that continue to decode, inside the blocks that they hold.
+        """
+
+
+@runtime_checkable
+class PrefersChunks(Protocol):
+    """A runner whose steps pay for more prompt tokens than :data:`hal_engine.engine.budget.DEFAULT_CHUNK`, or for
+    fewer."""
+
+    chunk: int
+    """Most prompt tokens of a step, unless the user gives a number."""
+
+
+@runtime_checkable
+class DraftsOnDevice(Protocol):
+    """A runner that drafts for itself, by work on the device (``--drafts``), in ``propose``."""
+
+    drafts_on_device: bool
+    """True. On several ranks all draft the same: from fields that are equal on all of them, as ``token_ids``."""
+
+
+@runtime_checkable
+class KeepsBlocks(Protocol):
+    """A runner whose requests may move to another worker with their blocks (``--split``)."""
+
+    cache: BlockCache
+    """Keys and values, or their equivalent, by block; ``facts`` describes the bytes. A read sees the results of the
+    steps that were launched before it."""
+
+
+class HostRunner(ABC):
+    """Base class for a runner that needs more information on the host."""
+
+    @abstractmethod
+    def agreed(self, step: Step, ticket: Ticket, stream: Stream) -> None:
+        """Called after ``broadcast_tokens``, before ``update_inputs``; ``ticket`` is the broadcast's."""
+
+    @abstractmethod
+    def took(self, step: PlannedStep, outputs: Columns, ended: Sequence[int]) -> None:
+        """Called when a step's output was taken, also if ``launch`` raised. ``outputs`` are its output fields,
+        ``ended`` the slots whose requests ended with it."""

@@ -1,0 +1,61 @@
+"""Names of release 1.1 for what is :mod:`hal_engine`'s now: ``hal.stepping`` is ``hal_engine.stepping``, and so on.
+
+They work in this release, with a DeprecationWarning, and go with the next one.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+
+TYPE_CHECKING = False  # as in hal
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+MOVED = {
+    *("children", "distributed", "engine", "generation", "handover", "mkl", "model", "object_loader", "proposers"),
+    *("reading", "sampling", "serving", "spelling", "stepping", "transport", "worker"),
+}
+"""Modules and packages that were in hal."""
+
+
+class _Moved:
+    """Finder and loader of the former names: each is the same module object as the new one."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return a spec for a former name alone."""
+        first, _, rest = name.partition(".")
+        if first != "hal" or rest.partition(".")[0] not in MOVED:
+            return None
+        return ModuleSpec(name, self)  # type: ignore[arg-type]  # a Loader by its methods; importlib.abc imports typing
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Import the module by its name of today."""
+        import warnings
+
+        today = f"hal_engine.{spec.name.partition('.')[2]}"
+        try:
+            module = import_module(today)
+        except ModuleNotFoundError as error:
+            if error.name != "hal_engine":
+                raise
+            from hal import engine_missing
+
+            raise ImportError(str(engine_missing(spec.name))) from None
+        warnings.warn(f"{spec.name} is {today} now; the former name goes with the next release", DeprecationWarning, 2)
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module, which was executed under its name of today, the spec of that name back."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
+
+
+def install() -> None:
+    """Have former names found, after all that is installed under them."""
+    sys.meta_path.append(_Moved())
