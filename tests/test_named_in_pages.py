@@ -15,9 +15,22 @@ from hal.cli.tree import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "docs" / "evidence"
-READMES = [*ROOT.glob("plugins/*/README.md"), *ROOT.glob("runners/*/README.md")]
+READMES = [*ROOT.glob("plugins/*/README.md"), *ROOT.glob("adapters/*/README.md"), *ROOT.glob("runners/*/README.md")]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(READMES)]
-SOURCES = ("hal", "core", "conformance", "plugins", "runners", "examples", "tests", "tools", "benchmarks", ".ci")
+SOURCES = (
+    "hal",
+    "engine",
+    "core",
+    "conformance",
+    "plugins",
+    "adapters",
+    "runners",
+    "examples",
+    "tests",
+    "tools",
+    "benchmarks",
+    ".ci",
+)
 KINDS = (".py", ".md", ".c", ".cc", ".h", ".cu", ".toml")
 PATH = re.compile(r"(?<![\w./-])(?!fastdeploy/)((?:[\w-]+/)+[\w-]+\.(?:py|md|cc|cu|c|h|toml))\b")
 """A file in a folder; fastdeploy/ is another project's."""

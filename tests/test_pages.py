@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "core" / "src" / "hal_core"
+ENGINE = ROOT / "engine/src/hal_engine"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FACES = ("hal", "hal_conformance", *(f"hal_core.{face}" for face in ("devices", "frames", "handover")))
 SCREEN = 50
@@ -104,10 +105,12 @@ def test_the_architecture_is_a_page_of_eight_steps():
 def test_the_architecture_names_files_that_are_there():
     named = set(re.findall(r"`([\w*/-]+(?:/|\.py|\.md))`", text("docs/architecture.md")))
     assert len(named) >= 40
-    roots = (ROOT, CORE, CORE / "devices", ROOT / "conformance/src/hal_conformance", ROOT / "hal")
+    roots = (ROOT, CORE, CORE / "devices", ROOT / "conformance/src/hal_conformance", ROOT / "hal", ENGINE)
     assert [name for name in sorted(named) if not any(list(root.glob(name)) for root in roots)] == []
     # and every folder of the core and of the host is on the map
-    folders = [path.name for root in (CORE, ROOT / "hal") for path in root.iterdir() if (path / "__init__.py").exists()]
+    folders = [
+        path.name for root in (CORE, ROOT / "hal", ENGINE) for path in root.iterdir() if (path / "__init__.py").exists()
+    ]
     page = text("docs/architecture.md")
     assert [folder for folder in folders if f"{folder}/`" not in page] == []
 

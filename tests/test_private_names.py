@@ -14,7 +14,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("hal", "core", "conformance", "plugins", "runners", "examples", "tools", "benchmarks", "tests")
+FOLDERS = (
+    "hal",
+    "engine",
+    "adapters",
+    "core",
+    "conformance",
+    "plugins",
+    "runners",
+    "examples",
+    "tools",
+    "benchmarks",
+    "tests",
+)
 OURS = {"hal", "tests"} | {
     path.parent.name for pattern in ("*/src", "*/*/src", "examples/*") for path in ROOT.glob(f"{pattern}/*/__init__.py")
 }

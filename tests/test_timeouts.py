@@ -18,7 +18,14 @@ from hal.cli import main
 
 ROOT = Path(__file__).parents[1]
 HOMES = ROOT / "hal" / "timeouts.py", ROOT / "core" / "src" / "hal_core" / "timeouts.py"
-FOLDERS = [ROOT / "hal", ROOT / "core" / "src", *ROOT.glob("plugins/*/src"), *ROOT.glob("runners/*/src")]
+FOLDERS = [
+    ROOT / "hal",
+    ROOT / "core" / "src",
+    *ROOT.glob("engine/src"),
+    *ROOT.glob("plugins/*/src"),
+    *ROOT.glob("adapters/*/src"),
+    *ROOT.glob("runners/*/src"),
+]
 SOURCES = [path for folder in FOLDERS for path in sorted(folder.rglob("*.py")) if path not in HOMES]
 WAITS = ("sleep", "wait", "join", "settimeout", "alarm")
 SECONDS = re.compile(r"\bseconds\b", re.IGNORECASE)

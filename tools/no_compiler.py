@@ -22,7 +22,7 @@ COMPILERS = re.compile(r"(.*-)?(gcc|g\+\+|c\+\+|cc|c89|c99|clang|clang\+\+|cpp|n
 NAMED = ("CC", "CXX", "HALSIM_CACHE", "HAL_CACHE")
 """Variables that name a compiler, or a cache."""
 USES = re.compile(r"\bsim\b|hal_sim|[Cc]ompiler|g\+\+")
-TESTS = ("tests", "core/tests", "conformance/tests", "plugins/*/tests", "runners/*/tests")
+TESTS = ("tests", "core/tests", "conformance/tests", "plugins/*/tests", "adapters/*/tests", "runners/*/tests")
 
 
 def imported(path: Path) -> Iterator[Path]:

@@ -10,7 +10,7 @@ TYPE_CHECKING = False  # as in hal
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_OURS = {"hal_core": "paddle-hal-core", "hal_conformance": "paddle-hal-conformance"}
+_OURS = {"hal_core": "paddle-hal-core", "hal_engine": "paddle-hal-engine", "hal_conformance": "paddle-hal-conformance"}
 #: Modules whose distribution has another name.
 _DISTRIBUTIONS = {"paddle": "paddlepaddle", "zmq": "pyzmq", "zlib_ng": "zlib-ng"}
 _UNKNOWN = "install it"
@@ -127,7 +127,7 @@ def _requirements() -> list[str]:
     from importlib import metadata  # 25 ms that --help does not need
 
     found: list[str] = []
-    for distribution in ("paddle-hal", "paddle-hal-core", "paddle-hal-conformance"):
+    for distribution in ("paddle-hal", "paddle-hal-engine", "paddle-hal-core", "paddle-hal-conformance"):
         try:
             found += metadata.requires(distribution) or []
         except metadata.PackageNotFoundError:  # a source tree on the path

@@ -268,7 +268,14 @@ def test_a_fork_of_this_process_starts_its_own(checkpoints):
 
 def test_no_module_of_the_product_forks():
     """A child that does not call exec keeps every descriptor, as that of a listening port."""
-    folders = [ROOT / "hal", ROOT / "core/src", *ROOT.glob("plugins/*/src"), *ROOT.glob("runners/*/src")]
+    folders = [
+        ROOT / "hal",
+        ROOT / "core/src",
+        *ROOT.glob("engine/src"),
+        *ROOT.glob("plugins/*/src"),
+        *ROOT.glob("adapters/*/src"),
+        *ROOT.glob("runners/*/src"),
+    ]
     forks = []
     for path in (path for folder in folders for path in folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
