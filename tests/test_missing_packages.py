@@ -99,7 +99,8 @@ def test_a_paddle_that_does_not_import_is_one_line(tmp_path):
 
 
 def sources():
-    folders = [ROOT / name for name in ("hal", "core/src", "conformance", "docs")] + [*(ROOT / "plugins").glob("*/src")]
+    folders = [ROOT / name for name in ("hal", "engine/src", "core/src", "conformance", "docs")]
+    folders += [*(ROOT / "plugins").glob("*/src"), *(ROOT / "adapters").glob("*/src")]
     files = [path for folder in folders for path in [*folder.rglob("*.py"), *folder.glob("*.md")]]
     return [*files, *ROOT.glob("*.md"), *(ROOT / "plugins").glob("*/README.md")]
 
@@ -107,7 +108,7 @@ def sources():
 def test_no_hint_names_a_package_that_no_index_has():
     """Hints that are written out; those made from metadata are tested above."""
     stated = {}
-    for folder in (".", "core", "conformance", "adapters/fastdeploy", "plugins/paddle"):
+    for folder in (".", "engine", "core", "conformance", "adapters/fastdeploy", "plugins/paddle"):
         table = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         lists = [table["dependencies"], *table.get("optional-dependencies", {}).values()]
         for line in [line for lines in lists for line in lines]:

@@ -19,6 +19,7 @@ CORE = ROOT / "core/src/hal_core"
 HOST = ROOT / "hal"
 DISTRIBUTIONS = {
     "paddle-hal": (ROOT, "hal"),
+    "paddle-hal-engine": (ROOT / "engine", "hal_engine"),
     "paddle-hal-core": (ROOT / "core", "hal_core"),
     "paddle-hal-conformance": (ROOT / "conformance", "hal_conformance"),
     "paddle-hal-fastdeploy": (ROOT / "adapters/fastdeploy", "hal_fastdeploy"),
@@ -94,6 +95,8 @@ def test_a_wheel_carries_the_license(package):
 def test_the_entry_points_are_there(wheels):
     assert wheels["paddle-hal"].points("console_scripts") == {"hal": "hal.cli:main"}
     assert wheels["paddle-hal"].points("hal.devices") == {}
+    assert wheels["paddle-hal"].points("hal.commands").keys() == {"devices", "doctor", "conform", "new-plugin"}
+    assert wheels["paddle-hal-engine"].points("hal.commands").keys() == {"run", "serve", "tail"}
     assert wheels["paddle-hal-core"].points("hal.devices") == {"cpu": "hal_core.devices.cpu:CpuPlugin"}
     assert wheels["paddle-hal-core"].points("hal.priorities") == {"cpu": "priority_0"}
     assert wheels["paddle-hal-core"].points("hal.conformance") == wheels["paddle-hal-core"].points("pytest11") == {}
@@ -107,7 +110,7 @@ def test_the_requirements_are_right(wheels):
         assert wheel.metadata["Requires-Python"] == ">=3.11"
         hard = {item.name for item in wheel.requires if item.marker is None}
         assert "paddlepaddle" not in hard, "a hard dependency would lay the CPU build over a user's own build"
-    for name in ("paddle-hal", "paddle-hal-core"):
+    for name in ("paddle-hal-engine", "paddle-hal-core"):
         cpu = {
             item.name: item.specifier
             for item in wheels[name].requires
@@ -123,6 +126,12 @@ def test_the_requirements_are_right(wheels):
     assert not [item for item in wheels["paddle-hal-core"].requires if item.name == "paddle-hal"]
     kit = wheels["paddle-hal-conformance"]
     assert next(item for item in kit.requires if item.name == "paddle-hal-core").specifier.contains(core_version)
+    # hal's extras of the same names are the engine's
+    host, engine = wheels["paddle-hal"], wheels["paddle-hal-engine"]
+    for name in ("cpu", "serve", "ray", "fastdeploy"):
+        (one,) = [item for item in host.requires if item.marker and item.marker.evaluate({"extra": name})]
+        assert (one.name, one.extras) == ("paddle-hal-engine", {name})
+        assert name in engine.metadata.get_all("Provides-Extra")
     extra = [item for item in wheels["paddle-hal-core"].requires if "conformance" in str(item.marker)]
     assert [item.name for item in extra] == ["paddle-hal-conformance"]
 
@@ -131,7 +140,12 @@ def test_what_is_imported_is_required(package):
     """A wheel whose metadata lacks a dependency works only on machines that have it by chance."""
     wheel, name, source = package
     folder = source / "src" / name if (source / "src").exists() else source / name
-    ours = {"hal": "paddle-hal", "hal_core": "paddle-hal-core", "hal_conformance": "paddle-hal-conformance"}
+    ours = {
+        "hal": "paddle-hal",
+        "hal_engine": "paddle-hal-engine",
+        "hal_core": "paddle-hal-core",
+        "hal_conformance": "paddle-hal-conformance",
+    }
     provided = ours | {"safetensors": "safetensors", "zmq": "pyzmq"}
     required = {item.name.lower().replace("_", "-") for item in wheel.requires}
     for path in sources(folder):

@@ -1,4 +1,4 @@
-"""Durations are fields of hal_core/timeouts.py and hal/timeouts.py, which docs/timeouts.md lists."""
+"""Durations are fields of the timeouts.py of hal_core, hal and hal_engine, which docs/timeouts.md lists."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ from hal_core import CoreTimeouts, InvalidValue
 from hal_engine.timeouts import TIMEOUTS, Timeouts
 
 from hal.cli import main
+from hal.timeouts import Timeouts as OfHal
 
 ROOT = Path(__file__).parents[1]
-HOMES = ROOT / "hal" / "timeouts.py", ROOT / "core" / "src" / "hal_core" / "timeouts.py"
+HOMES = (
+    ROOT / "hal" / "timeouts.py",
+    ROOT / "engine/src/hal_engine/timeouts.py",
+    ROOT / "core" / "src" / "hal_core" / "timeouts.py",
+)
 FOLDERS = [
     ROOT / "hal",
     ROOT / "core" / "src",
@@ -99,8 +104,10 @@ def test_the_check_finds_constants(text):
 def test_the_page_lists_all():
     page = (ROOT / "docs" / "timeouts.md").read_text(encoding="utf-8")
     assert CoreTimeouts.table() in page, "python -m hal_core.timeouts prints the table"
+    assert OfHal.table() in page, "python -m hal.timeouts prints the table"
     assert Timeouts.table() in page, "python -m hal_engine.timeouts prints the table"
-    assert len([*Timeouts.table().splitlines(), *CoreTimeouts.table().splitlines()]) == 4 + len(Timeouts.names())
+    rows = [line for one in (CoreTimeouts, OfHal, Timeouts) for line in one.table().splitlines()[2:]]
+    assert len(rows) == len(Timeouts.names())
 
 
 def test_each_is_used():
@@ -136,7 +143,7 @@ def test_a_wrong_one_is_refused_by_name_before_anything_starts(given, monkeypatc
     assert f"HAL_RANKS_STEP: '{given}' (give seconds above 0, as 30)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("module", ["hal_engine.timeouts", "hal_core.timeouts"])
+@pytest.mark.parametrize("module", ["hal_engine.timeouts", "hal.timeouts", "hal_core.timeouts"])
 def test_a_reader_that_has_gone_is_no_error(module):
     reading, writing = os.pipe()
     os.close(reading)
