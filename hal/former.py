@@ -57,5 +57,5 @@ class _Moved:
 
 
 def install() -> None:
-    """Have former names found, after all that is installed under them."""
-    sys.meta_path.append(_Moved())
+    """Have former names found, before the folders that a checkout of release 1.1 leaves behind (``__pycache__``)."""
+    sys.meta_path.insert(0, _Moved())

@@ -76,7 +76,7 @@ def proposers(tmp_path, monkeypatch):
 
 def test_what_comes_with_hal_is_declared_like_any_other():
     assert {"naive", "ngram", "suffix", "hybrid"} <= {entry.name for entry in installed()}
-    assert {entry.distribution for entry in installed()} == {"paddle-hal"}
+    assert {entry.distribution for entry in installed()} == {"paddle-hal-engine"}
 
 
 @pytest.mark.parametrize("target", ["Parrot", "made"])

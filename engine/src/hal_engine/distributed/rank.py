@@ -105,7 +105,7 @@ def serve(
 def versions() -> dict[str, str]:
     """Digest of hal's code, which must be equal on all hosts."""
     found = {}
-    for name in ("paddle-hal", "paddle-hal-core"):
+    for name in ("paddle-hal-engine", "paddle-hal", "paddle-hal-core"):
         with contextlib.suppress(metadata.PackageNotFoundError):  # a source tree on the path
             found[name] = metadata.version(name)
     return found

@@ -16,7 +16,7 @@ from .proposer import Proposer, Setup
 
 NONE = "none"
 """No proposer: plain steps."""
-_OWN = "paddle-hal"
+_OWN = "paddle-hal-engine"
 """The distribution whose proposers have no guard, which would cost 3 of the 10 to 20 us of a proposal."""
 _METHODS = {name for name, value in vars(Proposer).items() if inspect.isfunction(value) and not name.startswith("_")}
 
