@@ -18,8 +18,12 @@ HELD = ("async_h2d", "can_hold_stream")
 """Capabilities needed to detect a lie about asynchronous writes."""
 HELD_COPIES = ("async_d2h", "can_hold_stream")
 """The same for copies out."""
+BOTH = (*HELD, *HELD_COPIES)
+"""The same for the order of writes and copies."""
 RING = ("staging", *HELD)
 """The same for the staging ring."""
+BELOW = (*HELD, "primitives")
+"""The same, over a vendor's primitives."""
 
 
 class Proxy(CopyTicket):
