@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from hal_core.devices.sync import PASSED
 from hal_core.errors import OutOfMemory
 from hal_core.memory.views import View
 
-from .proxies import HELD, RING, ProxyEvent
+from .proxies import HELD, RING, ProxyEvent, variant
 from .rows import Call, How, first, register, row, then
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ SLACK = 256
 """Bytes by which a span may reach into the oldest one: one unit of the ring."""
 
 
-class CountedFence(ProxyEvent):
+class Numbered(ProxyEvent):
     """A fence that passes with the eighth span after its own."""
 
     def __init__(self, true: Event, ring: Any) -> None:  # noqa: ANN401 (the ring)
@@ -37,7 +38,7 @@ class CountedFence(ProxyEvent):
         return self.ring.number - self.number >= 8 or super().wait(timeout)
 
 
-class ForgettableFence(ProxyEvent):
+class Forgettable(ProxyEvent):
     """A fence that may be forgotten."""
 
     forgotten = False
@@ -49,22 +50,18 @@ class ForgettableFence(ProxyEvent):
         return self.forgotten or super().wait(timeout)
 
 
-class NewestFence(ProxyEvent):
-    """A fence whose wait is for the newest one."""
-
-    def __init__(self, true: Event, ring: Any) -> None:  # noqa: ANN401 (the ring)
-        super().__init__(true)
-        self.ring, ring.newest = ring, true
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return self.ring.newest.wait(timeout)  # type: ignore[no-any-return]
+def fenced(wait: Callable[[Call, float | None], bool]) -> How:
+    """Return a lie about the fence of a span: ``wait(call, timeout)`` waits for it."""
+    return lambda call: call(event=variant(ProxyEvent, wait=lambda one, timeout=None: wait(call, timeout))(call.event))
 
 
-class MillisecondFence(ProxyEvent):
-    """A fence whose deadline is a thousandth."""
+def newest(call: Call) -> object:
+    ring = call.me
+    ring.newest = call.event
+    return fenced(lambda _, timeout: ring.newest.wait(timeout))(call)
 
-    def wait(self, timeout: float | None = None) -> bool:
-        return super().wait(None if timeout is None else timeout / 1000)
+
+thousandth = fenced(lambda call, timeout: call.event.wait(None if timeout is None else timeout / 1000))
 
 
 def neighbour(call: Call) -> object:
@@ -74,7 +71,7 @@ def neighbour(call: Call) -> object:
 
 
 def forgettable(call: Call) -> object:
-    fence = ForgettableFence(call.event)
+    fence = Forgettable(call.event)
     call.kept("fences", []).append(fence)
     return call(event=fence)
 
@@ -178,7 +175,7 @@ TABLE = {
         "DepthIsTheGuard",
         2,
         "staging.fence",
-        lambda call: call(event=CountedFence(call.event, call.me)),
+        lambda call: call(event=Numbered(call.event, call.me)),
         RING,
         "vLLM 24527, 25279, 28706",
     ),  # a limit of eight steps in flight, taken for granted
@@ -195,10 +192,10 @@ TABLE = {
         "LargeSourceFreed", 2, "staging.fence", then(free_source), RING, "Paddle: sources not kept alive"
     ),  # a large block outside the pool, without a fence
     "a full ring waits for its newest entry, not for the oldest": row(
-        "NewestIsWaitedFor", 3, "staging.fence", lambda call: call(event=NewestFence(call.event, call.me)), RING
+        "NewestIsWaitedFor", 3, "staging.fence", newest, RING
     ),  # a wait for work that was queued on another stream much later
     "the deadline of a full ring is taken for milliseconds": row(
-        "DeadlineInMilliseconds", 3, "staging.fence", lambda call: call(event=MillisecondFence(call.event)), RING
+        "DeadlineInMilliseconds", 3, "staging.fence", thousandth, RING
     ),  # an error after a thousandth of the deadline
     "a ring that was full once refuses everything from then on": row(
         "JammedAfterRefusal", 3, "staging.take", jam, RING

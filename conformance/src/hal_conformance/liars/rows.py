@@ -99,7 +99,11 @@ def row(
     places = [where] if where in SEAMS else where.split()
     lie = how if when is None else lambda call: how(call) if when(call) else call()
     return Row(
-        name, guarantee, dict.fromkeys(places, lie) | dict(also or {}), (requires,) if isinstance(requires, str) else requires, seen
+        name,
+        guarantee,
+        dict.fromkeys(places, lie) | dict(also or {}),
+        (requires,) if isinstance(requires, str) else requires,
+        seen,
     )
 
 

@@ -13,7 +13,7 @@ from hal_core.memory.copies import Bytes
 from hal_core.streams import Stream
 from hal_core.tickets import DONE, Mode, PromiseTicket, Ticket
 
-from .proxies import BELOW, HELD, HELD_COPIES, EventTicket, Proxy, given
+from .proxies import BELOW, HELD, HELD_COPIES, EventTicket, Proxy, given, variant
 from .rows import Call, How, first, register, row, then
 
 WRITES = "submit async_set_value"
@@ -22,44 +22,12 @@ WRITES = "submit async_set_value"
 # -- tickets of copies, and of writes ----------------------------------------------------------------------------------
 
 
-class DoneAlways(Proxy):
-    """Done at once."""
-
-    __slots__ = ()
-
-    def done(self) -> bool:
-        return True
-
-    def _block(self, timeout: float | None) -> bool:
-        return True
-
-
-class Quiet(Proxy):
-    """A wait ends in time or as if it had."""
-
-    __slots__ = ()
-
-    def _block(self, timeout: float | None) -> bool:
-        super()._block(timeout)
-        return True
-
-
-class Milliseconds(Proxy):
-    """A timeout is a thousandth."""
-
-    __slots__ = ()
-
-    def _block(self, timeout: float | None) -> bool:
-        return super()._block(None if timeout is None else timeout / 1000)
-
-
-class ZeroIsNone(Proxy):
-    """A timeout of 0 is none."""
-
-    __slots__ = ()
-
-    def _block(self, timeout: float | None) -> bool:
-        return super()._block(timeout or None)
+Done = variant(Proxy, done=lambda one: True, _block=lambda one, timeout: True)
+Quiet = variant(Proxy, _block=lambda one, timeout: Proxy._block(one, timeout) or True)
+Milliseconds = variant(
+    Proxy, _block=lambda one, timeout: Proxy._block(one, None if timeout is None else timeout / 1000)
+)
+ZeroIsNone = variant(Proxy, _block=lambda one, timeout: Proxy._block(one, timeout or None))
 
 
 class OneWaiter(Proxy):
@@ -92,25 +60,8 @@ class Begun(Proxy):
         return arrived.data  # type: ignore[no-any-return]
 
 
-class DoneOnceBegun(Begun):
-    """Done asks for the beginning."""
-
-    __slots__ = ()
-
-    def done(self) -> bool:
-        return bool(self.begun.done())
-
-
-class WaitsForTheBeginning(Begun):
-    """So does a wait."""
-
-    __slots__ = ()
-
-    def done(self) -> bool:
-        return bool(self.begun.passed)
-
-    def _block(self, timeout: float | None) -> bool:
-        return bool(self.begun.wait(timeout))
+DoneOnceBegun = variant(Begun, done=lambda one: one.begun.done())
+EndedOnceBegun = variant(Begun, done=lambda one: one.begun.passed, _block=lambda one, timeout: one.begun.wait(timeout))
 
 
 class Wrapped(Ticket):
@@ -134,13 +85,7 @@ class Wrapped(Ticket):
         return self._inner.failure()
 
 
-class OfTheStream(Wrapped):
-    """Done is an idle stream."""
-
-    __slots__ = ()
-
-    def done(self) -> bool:
-        return self._waited or self._stream.record().done()
+OfTheStream = variant(Wrapped, done=lambda one: one._waited or one._stream.record().done())
 
 
 class OfARing(Wrapped):
@@ -236,7 +181,7 @@ def late_write(call: Call) -> object:
 DRIVEN = (*HELD_COPIES, "primitives")
 TICKETS = {
     "a copy out says done while the stream it follows is held": row(
-        "CopyDoneEarly", 1, "copy_out", copy_of(DoneAlways), HELD_COPIES, "FastDeploy 7221"
+        "CopyDoneEarly", 1, "copy_out", copy_of(Done), HELD_COPIES, "FastDeploy 7221"
     ),  # a query of the copy engine, which has no work yet
     "the wait for a copy returns after its time-out as if the copy were there": row(
         "TimeoutReturnsQuietly", 1, "copy_out", copy_of(Quiet), HELD_COPIES
@@ -254,7 +199,7 @@ TICKETS = {
         "RunningCountsAsDone", 1, "copy_out", begun(DoneOnceBegun), DRIVEN
     ),  # ``status <= CL_RUNNING``, or a query that is not zero
     "a wait for a copy ends when the copy begins": row(
-        "WaitEndsAtTheBeginning", 1, "copy_out", begun(WaitsForTheBeginning), DRIVEN
+        "WaitEndsAtTheBeginning", 1, "copy_out", begun(EndedOnceBegun), DRIVEN
     ),  # a wait for the wrong event of the two that a copy has
     "a ticket is done only once somebody has waited for it": row(
         "DoneOnceWaited", 3, WRITES, lambda call: Wrapped(call(), call.stream), HELD
@@ -298,64 +243,28 @@ register(__name__, TICKETS)
 # -- faults that a ticket raises too seldom, too late or not at all ----------------------------------------------------
 
 
-class Once(AsyncTicket):
-    """An error that is taken from the runtime when it is read."""
-
-    __slots__ = ()
-
-    def wait(self, timeout: float | None = None) -> None:
-        if not self.observed:
-            super().wait(timeout)
+def seen_after_a_timeout(ticket: AsyncTicket, timeout: float | None = None) -> None:
+    try:
+        AsyncTicket.wait(ticket, timeout)
+    except TicketTimeout:
+        ticket.observed = True
+        raise
 
 
-class Alone(AsyncTicket):
-    """Tickets of a runtime that raises its faults itself, over one that does not."""
-
-    __slots__ = ()
-    watched = False
-
-
-class NeverDone(AsyncTicket):
-    """Done is success."""
-
-    __slots__ = ()
-
-    def done(self) -> bool:
-        return self._error is None and super().done()
-
-
-class SeenAfterATimeout(AsyncTicket):
-    """Whoever has waited once is taken to wait again."""
-
-    __slots__ = ()
-
-    def wait(self, timeout: float | None = None) -> None:
-        try:
-            super().wait(timeout)
-        except TicketTimeout:
-            self.observed = True
-            raise
-
-
-class LookedAtOnce(AsyncTicket):
-    """No error yet is kept as no error."""
-
-    __slots__ = ()
-
-    def failure(self) -> BaseException | None:
-        found = super().failure()
-        self._looked = True
-        return found
-
-
-def of_class(made: type[AsyncTicket]) -> How:
-    """Return a lie whose tickets of writes and steps are of a class."""
-    return lambda call: setattr(call.me, "ticket_type", made)
+def looked_at(ticket: Any) -> BaseException | None:  # noqa: ANN401 (an asynchronous ticket)
+    found = AsyncTicket.failure(ticket)
+    ticket._looked = True
+    return found
 
 
 def wait_once(ticket: Ticket, timeout: float | None = None) -> None:
     if not ticket.observed:
         Ticket.wait(ticket, timeout)
+
+
+def failing(**methods: Any) -> How:  # noqa: ANN401 (methods, or attributes)
+    """Return a lie whose tickets of writes and steps have other methods."""
+    return lambda call: setattr(call.me, "ticket_type", variant(AsyncTicket, **methods))
 
 
 def observed(call: Call) -> object:
@@ -372,17 +281,19 @@ def untracked(hook: str) -> Callable[[Call], object]:
 TRACKING = "tracking of a ticket"
 FAULTS = {
     "a fault is raised by the first wait for its ticket, and by no later one": row(
-        "FaultOfTheFirstWait", 26, "laid", of_class(Once), BELOW
+        "FaultOfTheFirstWait", 26, "laid", failing(wait=wait_once), BELOW
     ),
     "a fault of work that nobody waits for is raised by nothing": row(
-        "FaultOfNobody", 26, "laid", of_class(Alone), BELOW
+        "FaultOfNobody", 26, "laid", failing(watched=False), BELOW
     ),
-    "a ticket whose work failed is never done": row("FailedIsPending", 26, "laid", of_class(NeverDone), BELOW),
+    "a ticket whose work failed is never done": row(
+        "FailedIsPending", 26, "laid", failing(done=lambda one: one._error is None and AsyncTicket.done(one)), BELOW
+    ),
     "a ticket whose wait has timed out counts as seen: its later fault is raised by no call": row(
-        "FaultAfterATimeout", 26, "laid", of_class(SeenAfterATimeout), BELOW
+        "FaultAfterATimeout", 26, "laid", failing(wait=seen_after_a_timeout), BELOW
     ),
     "a ticket that was looked at while its work was pending never fails": row(
-        "FaultAfterALook", 26, "laid", of_class(LookedAtOnce), BELOW
+        "FaultAfterALook", 26, "laid", failing(failure=looked_at), BELOW
     ),
     "an error of drafts that nobody waits for is raised by nothing": row(
         "UntrackedDrafts", 26, TRACKING, untracked("set_drafts")
