@@ -30,11 +30,8 @@ if TYPE_CHECKING:
     from ..harness.subject import Subject
 
 MODULES = (
-    *("devices", "policies", "outputs", "ordering", "ranks"),
-    *("sizes", "ring", "copies", "streams", "values", "slices", "life", "companions", "fields", "handover"),
-    *("tickets", "vendors", "steps", "kept", "late"),
-    *("memories", "runtimes", "wraps", "dropped", "nans", "leaks", "broken", "threads", "lazy"),
-    *("limits", "parts", "late_faults", "large", "unseen", "unseen_later", "swept", "paths"),
+    *("values", "sizes", "postponed", "ring", "copies", "streams", "tickets", "life", "runtimes"),
+    *("companions", "fields", "outputs", "policies", "handover", "ranks"),
 )
 """The modules of this package that register liars."""
 

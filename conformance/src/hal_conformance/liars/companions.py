@@ -1,250 +1,241 @@
-"""Liars about companions: states that one insertion must serve with the target."""
+"""Liars about companions, the states that one insertion must serve with the target, and about several memories."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
-from hal_core.contract.markers import hookimpl
 from hal_core.errors import InvalidBatch, InvalidValue
 from hal_core.memory.plan import WritePlan
-from hal_core.runtime.policy import Policy
-from hal_core.slots.companions import tasks_beside
+from hal_core.slots.companions import _own_slots, tasks_beside
 from hal_core.slots.insertion import plan_insert
-from hal_core.slots.tasks import LEAVING, Task, TaskBatch, TaskKind
-from hal_core.tickets import Ticket
+from hal_core.slots.tasks import LEAVING, TaskBatch, TaskKind
+from hal_core.tickets import DONE
 
-from . import Lie, Patch, liar
-from .tickets import HELD
-
-if TYPE_CHECKING:
-    from hal_core.contract.device import Device, Hooks
-    from hal_core.output.sinks import Sink
-    from hal_core.slots.state import SlotState
-    from hal_core.slots.step import Step
-    from hal_core.streams import Stream
+from .proxies import HELD
+from .rows import Call, How, register, row
 
 
-@liar(9, "the companions of a state are left as they were")
-class ForgetsCompanions(Lie):
-    """A device that plans only for the given state."""
+@contextmanager
+def showing(state: Any, companions: tuple[Any, ...]) -> Iterator[None]:  # noqa: ANN401 (a state of slots)
+    """Hide a state's other companions meanwhile."""
+    kept, state.companions = state.companions, companions
+    try:
+        yield
+    finally:
+        state.companions = kept
 
-    @hookimpl
-    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """Insert as if the state had no companions."""
-        kept, state.companions = state.companions, ()
+
+def forgetting(call: Call) -> object:
+    with showing(call.state, ()):
+        return call()
+
+
+def apart(call: Call) -> object:
+    ticket = forgetting(call)
+    for companion in call.state.companions:
+        ticket = call.me.submit(plan_insert(companion, tasks_beside(companion, call.tasks)), call.stream)
+    return ticket
+
+
+def first_alone_counts(call: Call) -> object:
+    state, tasks = call.state, call.tasks
+    if len(state.companions) < 2:
+        return call()
+    plan, skipped = plan_insert(state, tasks), []
+    for companion in state.companions[1:]:
+        own, place = tasks_beside(companion, tasks).plain, companion.layout.fields["blocks_num"]
+        for slot, kind in zip(own["slots"], own["kinds"], strict=True):
+            if kind == TaskKind.MORE_BLOCKS:
+                skipped.append(place.offset + slot * place.stride)
+    writes = plan.writes[~np.isin(plan.writes["dst"], np.array(skipped, np.uint64))]
+    return call.me.submit(WritePlan(plan.memory, writes, plan.pieces, plan.records), call.stream)
+
+
+def own_slots(call: Call) -> object:
+    honest, companion = call(), call.companion
+    if not companion.same_slots or honest.plain["slots"] == (own := _own_slots(companion, call.tasks)):
+        return honest
+    return honest.moved(own, honest.requests)
+
+
+def with_the_targets_lengths(call: Call) -> object:
+    tables = [companion.host_table for companion in call.state.companions]
+    own = [table.row_lengths for table in tables]
+    for table in tables:
+        table.row_lengths = call.state.host_table.row_lengths.copy()
+    try:
+        return call()
+    finally:
+        for table, lengths in zip(tables, own, strict=True):
+            table.row_lengths = lengths
+
+
+def cleaned(some: Callable[[Call], tuple[Any, ...]]) -> How:
+    """Return a lie about the clean-up of a step, which reaches some companions."""
+
+    def lie(call: Call) -> object:
+        with showing(call.state, some(call)):
+            return call()
+
+    return lie
+
+
+def released(reached: int) -> How:
+    """Return a lie about a release of slots, which reaches the first companions. ``call.self``: the target's state."""
+
+    def lie(call: Call) -> object:
+        with showing(call.self, call.self.companions[:reached]):
+            return call()
+
+    return lie
+
+
+def unguarded(*kinds: TaskKind) -> How:
+    """Return a lie: batches of these kinds wait for the last readers of the target's slots, not of companions'."""
+
+    def lie(call: Call) -> object:
+        if call.self.name == "target" or not set(kinds).issuperset(call.tasks.plain["kinds"]):
+            return call()
+        return None
+
+    return lie
+
+
+def booking(error: type[Exception] | tuple[type[Exception], ...], batch: Callable[[Any], TaskBatch | None]) -> How:
+    """Return a lie that books ``batch(tasks)`` in the companions when the insertion raises ``error``."""
+
+    def lie(call: Call) -> object:
         try:
-            return super().insert_tasks(device, state, tasks, stream)  # type: ignore[misc,no-any-return]
-        finally:
-            state.companions = kept
-
-
-@liar(9, "companions are written in the target's slot order", seen="FastDeploy (one runner of mtp.py takes no map)")
-class OneSlotOrder(Patch):
-    """A proposer's insertion without the map of slots."""
-
-    seam = "plan of a companion's tasks"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Use the target's own tasks."""
-        return lambda companion, tasks: tasks
-
-
-@liar(10, "each companion is a submission of its own", requires="fused_scatter", seen="FastDeploy (insert_tasks_v1)")
-class CompanionsApart(ForgetsCompanions):
-    """A second insertion for the proposer's state, after the target's."""
-
-    @hookimpl
-    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """Make one call for each state."""
-        ticket = super().insert_tasks(device, state, tasks, stream)
-        for companion in state.companions:
-            plan = plan_insert(companion, tasks_beside(companion, tasks))
-            ticket = self.submit(plan, stream)  # type: ignore[attr-defined]
-        return ticket
-
-
-@liar(9, "a request that gets more blocks has its count of blocks raised in the target and the first companion alone")
-class LaterCompanionsBehind(Lie):
-    """Written when there was one."""
-
-    @hookimpl
-    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """Leave the counts of the later companions out of the plan."""
-        if len(state.companions) < 2:
-            return super().insert_tasks(device, state, tasks, stream)  # type: ignore[misc,no-any-return]
-        plan, skipped = plan_insert(state, tasks), []
-        for companion in state.companions[1:]:
-            own, place = tasks_beside(companion, tasks).plain, companion.layout.fields["blocks_num"]
-            for slot, kind in zip(own["slots"], own["kinds"], strict=True):
-                if kind == TaskKind.MORE_BLOCKS:
-                    skipped.append(place.offset + slot * place.stride)
-        writes = plan.writes[~np.isin(plan.writes["dst"], np.array(skipped, np.uint64))]
-        return self.submit(WritePlan(plan.memory, writes, plan.pieces, plan.records), stream)  # type: ignore[attr-defined,no-any-return]
-
-
-@liar(28, "an insertion waits for the readers of its target alone", requires=(*HELD, "overlapped_update"))
-class CompanionsUnguarded(Patch):
-    """A proposer's step still reads the slot that the request gets there."""
-
-    seam = "guard of a batch"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Guard states that have companions, and no companion."""
-        return lambda state, tasks, stream: true(state, tasks, stream) if state.companions else None
-
-
-@liar(26, "companions book an insertion that the driver refuses")
-class CompanionsBookFailures(Policy):
-    """Their host tables are changed before the write."""
-
-    def insert_tasks(
-        self, device: Device, hooks: Hooks, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream
-    ) -> Ticket:
-        """Book, whatever came of it."""
-        try:
-            return super().insert_tasks(device, hooks, state, tasks, stream)
-        except RuntimeError:
-            batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
-            for companion in state.companions:
-                companion.host_table.commit(tasks_beside(companion, batch))
+            return call()
+        except error:
+            booked = batch(call.tasks)
+            for companion in call.state.companions:
+                if booked is not None:
+                    companion.host_table.commit(tasks_beside(companion, booked))
             raise
 
-
-class CleansSomeCompanions(Policy):
-    """Base of policies that leave companions out of a step's clean-up."""
-
-    def save_output(
-        self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
-    ) -> Ticket:
-        """Hide some companions."""
-        kept, state.companions = state.companions, self.cleaned(state.companions, step)
-        try:
-            return super().save_output(device, hooks, state, step, sink, stream)
-        finally:
-            state.companions = kept
-
-    def cleaned(self, companions: tuple[SlotState, ...], step: Step) -> tuple[SlotState, ...]:
-        """Those that are cleaned."""
-        raise NotImplementedError
+    return lie
 
 
-@liar(18, "a rank that sends nothing does not clean its companions")
-class CompanionsOfTheFirstRank(CleansSomeCompanions):
-    """The clean-up is a part of sending."""
-
-    def cleaned(self, companions: tuple[SlotState, ...], step: Step) -> tuple[SlotState, ...]:
-        """All on the first rank."""
-        return companions if step.group.is_first else ()
+def batch_of(tasks: Any) -> TaskBatch:  # noqa: ANN401 (a batch or tasks)
+    return tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
 
 
-@liar(18, "only the first companion is cleaned")
-class FirstCompanionCleaned(CleansSomeCompanions):
-    """Written when there was one."""
-
-    def cleaned(self, companions: tuple[SlotState, ...], step: Step) -> tuple[SlotState, ...]:
-        """The first."""
-        return companions[:1]
+def first_of(tasks: Any) -> TaskBatch | None:  # noqa: ANN401
+    listed = list(tasks) if not isinstance(tasks, TaskBatch) else []
+    return TaskBatch.of(listed[:1]) if listed else None
 
 
-@liar(8, "a batch that is refused is booked in the companions, as far as it is sound")
-class CompanionsBookRefusals(Policy):
-    """Slots are given while the batch is looked at."""
-
-    def insert_tasks(
-        self, device: Device, hooks: Hooks, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream
-    ) -> Ticket:
-        """Book the first task of a refused batch."""
-        try:
-            return super().insert_tasks(device, hooks, state, tasks, stream)
-        except (InvalidBatch, InvalidValue):
-            listed = list(tasks) if not isinstance(tasks, TaskBatch) else []
-            for companion in state.companions:
-                if listed:
-                    companion.host_table.commit(tasks_beside(companion, TaskBatch.of(listed[:1])))
-            raise
+def book_in_turn(call: Call) -> object:
+    try:
+        return call()
+    except InvalidBatch:
+        raise
+    except InvalidValue:
+        for companion in call.state.companions:
+            companion.host_table.commit(tasks_beside(companion, batch_of(call.tasks)))
+        raise
 
 
-@liar(8, "companions are booked one after the other, also where a later one refuses the batch")
-class CompanionsBookInTurn(Policy):
-    """The last one's check comes after the first one's booking."""
+GUARDED = (*HELD, "overlapped_update")
+TABLE = {
+    "the companions of a state are left as they were": row(
+        "ForgetsCompanions", 9, "insert_tasks", forgetting
+    ),  # a device that plans only for the given state
+    "companions are written in the target's slot order": row(
+        "OneSlotOrder",
+        9,
+        "plan of a companion's tasks",
+        lambda call: call.tasks,
+        seen="FastDeploy (one runner of mtp.py takes no map)",
+    ),  # a proposer's insertion without the map of slots
+    "a companion declared with the target's slots has slots of its own": row(
+        "OwnSlotsAllTheSame", 9, "plan of a companion's tasks", own_slots
+    ),  # the declaration is not looked at
+    "each companion is a submission of its own": row(
+        "CompanionsApart", 10, "insert_tasks", apart, "fused_scatter", "FastDeploy (insert_tasks_v1)"
+    ),  # a second insertion for the proposer's state, after the target's
+    "a request that gets more blocks has its count of blocks raised in the target and the first companion alone": row(
+        "LaterCompanionsBehind", 9, "insert_tasks", first_alone_counts
+    ),  # written when there was one
+    "rows of a companion are reset to the lengths of the target's slots": row(
+        "TargetsLengths", 11, "insert_tasks", with_the_targets_lengths
+    ),  # there was one table of lengths before there were companions
+    "an insertion waits for the readers of its target alone": row(
+        "CompanionsUnguarded",
+        28,
+        "guard of a batch",
+        lambda call: call() if call.self.companions else None,
+        GUARDED,
+    ),  # a proposer's step still reads the slot that the request gets there
+    "requests leave companions beside a step that reads their slots": row(
+        "LeavesBesideACompanionsStep", 28, "guard of a batch", unguarded(*LEAVING), GUARDED
+    ),  # a slot without a request counts as unread
+    "requests get blocks in companions beside a step that reads them": row(
+        "GrowsBesideACompanionsStep", 28, "guard of a batch", unguarded(TaskKind.MORE_BLOCKS), GUARDED
+    ),  # blocks that are appended count as unread, as no step has used them yet
+    "companions book an insertion that the driver refuses": row(
+        "CompanionsBookFailures", 26, "policy.insert_tasks", booking(RuntimeError, batch_of)
+    ),  # their host tables are changed before the write
+    "a batch that is refused is booked in the companions, as far as it is sound": row(
+        "CompanionsBookRefusals", 8, "policy.insert_tasks", booking((InvalidBatch, InvalidValue), first_of)
+    ),  # slots are given while the batch is looked at
+    "companions are booked one after the other, also where a later one refuses the batch": row(
+        "CompanionsBookInTurn", 8, "policy.insert_tasks", book_in_turn
+    ),  # the last one's check comes after the first one's booking
+    "a rank that sends nothing does not clean its companions": row(
+        "CompanionsOfTheFirstRank",
+        18,
+        "policy.save_output",
+        cleaned(lambda call: call.state.companions if call.step.group.is_first else ()),
+    ),  # the clean-up is a part of sending
+    "only the first companion is cleaned": row(
+        "FirstCompanionCleaned", 18, "policy.save_output", cleaned(lambda call: call.state.companions[:1])
+    ),  # written when there was one
+    "a release of slots reaches no companion": row(
+        "ReleasesReachNoCompanion", 9, "release of slots", released(0)
+    ),  # the engine frees the target's slots alone
+    "a release of slots reaches the first companion alone": row(
+        "ReleasesReachOneCompanion", 9, "release of slots", released(1)
+    ),  # a worker has one proposer, it is believed
+}
+register(__name__, TABLE)
 
-    def insert_tasks(
-        self, device: Device, hooks: Hooks, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream
-    ) -> Ticket:
-        """Book those before the one that refuses."""
-        try:
-            return super().insert_tasks(device, hooks, state, tasks, stream)
-        except InvalidBatch:
-            raise
-        except InvalidValue:
-            batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
-            for companion in state.companions:
-                companion.host_table.commit(tasks_beside(companion, batch))
-            raise
-
-
-class Releases(Patch):
-    """Base: a release of slots reaches the first ``reached`` companions."""
-
-    seam = "release of slots"
-    reached = 0
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Hide the rest meanwhile."""
-
-        def release(state: SlotState, slots: Any) -> None:  # noqa: ANN401 (the core's)
-            kept, state.companions = state.companions, state.companions[: cls.reached]
-            try:
-                true(state, slots)
-            finally:
-                state.companions = kept
-
-        return release
-
-
-@liar(9, "a release of slots reaches no companion")
-class ReleasesReachNoCompanion(Releases):
-    """The engine frees the target's slots alone."""
-
-
-@liar(9, "a release of slots reaches the first companion alone")
-class ReleasesReachOneCompanion(Releases):
-    """A worker has one proposer, it is believed."""
-
-    reached = 1
-
-
-class Unguarded(Patch):
-    """Base: batches of some kinds do not wait for the last readers of companions' slots."""
-
-    seam = "guard of a batch"
-    kinds: ClassVar[frozenset[TaskKind]]
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Wait for the rest, and for the target's."""
-
-        def guard(state: SlotState, tasks: TaskBatch, stream: Stream) -> None:
-            if state.name == "target" or not cls.kinds.issuperset(tasks.plain["kinds"]):
-                true(state, tasks, stream)
-
-        return guard
-
-
-@liar(28, "requests leave companions beside a step that reads their slots", requires=(*HELD, "overlapped_update"))
-class LeavesBesideACompanionsStep(Unguarded):
-    """A slot without a request counts as unread."""
-
-    kinds = frozenset(LEAVING)
+# -- plans over several memories ---------------------------------------------------------------------------------------
 
 
-@liar(28, "requests get blocks in companions beside a step that reads them", requires=(*HELD, "overlapped_update"))
-class GrowsBesideACompanionsStep(Unguarded):
-    """Blocks that are appended count as unread, as no step has used them yet."""
+def one_by_one(call: Call) -> object:
+    ticket: object = DONE
+    for plan in call.plans:
+        ticket = call(plans=[plan])
+    return ticket
 
-    kinds = frozenset({TaskKind.MORE_BLOCKS})
+
+def shared_payloads(call: Call) -> object:
+    plan, begin = call(), 0
+    for one in call.plans[:-1]:
+        begin += len(one.flat().writes)
+    copies = plan.writes[begin:]
+    copies["source"][copies["pattern"] == 0] = 0
+    return plan
+
+
+MEMORIES = {
+    "the last of several memories is forgotten": row(
+        "ForgetsTheLastMemory",
+        5,
+        "submit_all",
+        lambda call: call(plans=call.plans[:-1] or call.plans),
+        "several_memories",
+    ),  # a loop that ends one too early
+    "each memory is a submission of its own": row(
+        "MemoriesApart", 10, "submit_all", one_by_one, "several_memories", "FastDeploy (async_set_value)"
+    ),  # a tensor after the other
+    "bytes for the second memory are taken from the first's": row(
+        "SharesPayloads", 5, "plan of several memories", shared_payloads, ("several_memories", "async_h2d")
+    ),  # joined plans whose payloads are not
+}
+register(__name__, MEMORIES)

@@ -1,263 +1,253 @@
-"""Liars about declared fields, which a worker adds to the slot table."""
+"""Liars about declared fields, which a worker adds to the slot table, and about fields that a slot keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hal_core.contract.markers import hookimpl
-from hal_core.slots.companions import _own_slots
+import numpy as np
+from hal_core.devices.base import plan_value
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.views import ByteRange
 from hal_core.slots.fields import STATE_TABLE
-from hal_core.tickets import Ticket
+from hal_core.slots.host_table import BLOCKS
+from hal_core.slots.tasks import TaskKind
 
-from . import Lie, Patch, liar
+from .rows import Call, How, first, register, row, then
 
-if TYPE_CHECKING:
-    from hal_core.contract.device import Device
-    from hal_core.group import Group
-    from hal_core.slots.state import SlotState
-    from hal_core.slots.tasks import TaskBatch
-    from hal_core.streams import Stream
+KNOWN = frozenset(field.name for field in STATE_TABLE)
 
+# -- values that a request brings --------------------------------------------------------------------------------------
 
-@liar(9, "a declared field keeps its reset value, whatever the request brings")
-class ForgetsDeclared(Patch):
-    """An admission that knows the parameters of sampling alone."""
 
-    seam = "values of declared fields"
+def stretch(call: Call) -> None:
+    for place in call.places:
+        field = place.field
+        if place.width == 1:
+            continue
+        if values := call.request.extra[field.name] if field.source == "extra" else field.source(call.request):
+            begin, rest = call.at[field.name] + len(values), place.width - len(values)
+            call.numbers[begin : begin + rest] = [call.numbers[begin - 1]] * rest
 
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Nothing is filled in."""
-        return lambda numbers, at, request, places: None
 
+def begin_elsewhere(call: Call) -> None:
+    for name in call.at.keys() - KNOWN - {place.field.name for place in call.places}:
+        call.numbers[call.at[name]] = 0 if call.numbers[call.at[name]] else 1
 
-@liar(9, "a row of a declared field is written up to its width, the rest with its last value")
-class StretchesRows(Patch):
-    """A row that is filled instead of reset behind the request's values."""
 
-    seam = "values of declared fields"
+def call_once(call: Call) -> object:
+    known = call.kept("first", {})
+    kept = [
+        replace(place, field=replace(place.field, source=lambda _, value=value: value))
+        for place in call.places
+        if callable(source := place.field.source)
+        for value in [known.setdefault(source, source(call.request))]
+    ]
+    return call(places=[place for place in call.places if not callable(place.field.source)] + kept)
 
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Repeat the last element."""
 
-        def fill(numbers: Any, at: Any, request: Any, places: Any) -> None:  # noqa: ANN401
-            true(numbers, at, request, places)
-            for place in places:
-                if place.width > 1 and (values := _values(place.field, request)):
-                    begin = at[place.field.name] + len(values)
-                    rest = place.width - len(values)
-                    numbers[begin : begin + rest] = [numbers[begin - 1]] * rest
+def low_words(call: Call) -> None:
+    for place in call.places:
+        if place.field.dtype.name == "int64":
+            begin = call.at[place.field.name]
+            numbers = call.numbers[begin : begin + place.width]
+            call.numbers[begin : begin + place.width] = [(number + 2**31) % 2**32 - 2**31 for number in numbers]
 
-        return fill
 
+def count_each(call: Call) -> None:
+    call.me.count("submissions", len(call.state.layout.fields.keys() - KNOWN))
 
-def _values(field: Any, request: Any) -> Any:  # noqa: ANN401 (a row)
-    return request.extra[field.name] if field.source == "extra" else field.source(request)
 
+def reset_kept(call: Call) -> None:
+    for place in call.state.layout.fields.values():
+        if place.field.kept:
+            call.writes.reset(place, call.slots)
 
-@liar(9, "a field of the step alone does not begin with its reset value")
-class StepFieldsBeginElsewhere(Patch):
-    """A counter that entering leaves to the first step, which finds another number there."""
 
-    seam = "values of declared fields"
+def moved(group: str, to: str) -> How:
+    """Return a lie about the table: the declared fields of a group lie outside it."""
 
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Write 0 for another reset value, 1 for 0."""
-        known = {field.name for field in STATE_TABLE}
+    def lie(call: Call) -> object:
+        groups = [" ".join([to if one == group else one for one in field.groups.split()]) for field in call.fields]
+        return call(fields=[replace(field, groups=of) for field, of in zip(call.fields, groups, strict=True)])
 
-        def fill(numbers: Any, at: Any, request: Any, places: Any) -> None:  # noqa: ANN401
-            true(numbers, at, request, places)
-            for name in at.keys() - known - {place.field.name for place in places}:
-                numbers[at[name]] = 0 if numbers[at[name]] else 1
+    return lie
 
-        return fill
 
+def mute(call: Call) -> object:
+    fields = [one if call.stepped or not callable(one.value) else replace(one, value=None) for one in call.fields]
+    return call(fields=fields)
 
-@liar(9, "the function of a declared field is called for the first request alone")
-class CallsFunctionsOnce(Patch):
-    """A value that is taken for a constant."""
 
-    seam = "values of declared fields"
+def terms(change: Callable[[Any], Iterable[tuple[str, Any]]]) -> How:
+    """Return a lie about the terms that ranks compare: those of a state with the fields ``change(state)``."""
 
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Give every request what the first one got."""
-        first: dict[Any, Any] = {}
-
-        def fill(numbers: Any, at: Any, request: Any, places: Any) -> None:  # noqa: ANN401
-            kept = [
-                replace(place, field=replace(place.field, source=lambda _, value=value: value))
-                for place in places
-                if callable(source := place.field.source)
-                for value in [first.setdefault(source, source(request))]
-            ]
-            true(numbers, at, request, [place for place in places if not callable(place.field.source)] + kept)
-
-        return fill
-
-
-@liar(10, "each declared field is a submission of its own", requires="fused_scatter")
-class DeclaredApart(Lie):
-    """Fields that are written one by one after the record."""
-
-    @hookimpl
-    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """Insert, and count as such a loop would."""
-        known = {field.name for field in STATE_TABLE}
-        self.count("submissions", len(state.layout.fields.keys() - known))  # type: ignore[attr-defined]
-        return super().insert_tasks(device, state, tasks, stream)  # type: ignore[misc,no-any-return]
-
-
-@liar(11, "leaving resets a kept field")
-class ResetsKept(Patch):
-    """The whole empty record is written, kept fields included."""
-
-    seam = "leaving of slots"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Reset kept fields too."""
-
-        def reset(state: Any, writes: Any, records: Any, slots: Any) -> Any:  # noqa: ANN401
-            for place in state.layout.fields.values():
-                if place.field.kept:
-                    writes.reset(place, slots)
-            return true(state, writes, records, slots)
-
-        return reset
-
-
-@liar(11, "leaving resets nothing where one field is kept")
-class KeepsAll(Patch):
-    """One kept field keeps its neighbours."""
-
-    seam = "leaving of slots"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Leave the slot as it is."""
-        return lambda state, writes, records, slots: (
-            records if state.layout.keeps else true(state, writes, records, slots)
-        )
-
-
-def _moved(true: Callable[..., Any], group: str, to: str) -> Callable[..., Any]:
-    """A table in which the declared fields of a group lie outside it."""
-
-    def table(sizes: Any, fields: Any, *, stepped: bool = True) -> Any:  # noqa: ANN401
-        places = [" ".join([to if one == group else one for one in field.groups.split()]) for field in fields]
-        moved = [replace(field, groups=groups) for field, groups in zip(fields, places, strict=True)]
-        return true(sizes, moved, stepped=stepped)
-
-    return table
-
-
-@liar(9, "a declared field of a step's input is not copied out with it")
-class LeftOutOfTheInput(Patch):
-    """A step reads the fields of the slot table alone."""
-
-    seam = "table of declared fields"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Place it where no step reads."""
-        return _moved(true, "step_input", "")
-
-
-@liar(9, "a declared field of the log-probabilities is not copied out with them")
-class LeftOutOfTheAlternatives(Patch):
-    """The output with log-probabilities has the fields of the slot table alone."""
-
-    seam = "table of declared fields"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Place it where no output is."""
-        return _moved(true, "output_topk", "step_input")
-
-
-@liar(12, "a declared field of the output is not copied out with it")
-class LeftOutOfTheOutput(Patch):
-    """The output's copy has the fields of the slot table alone."""
-
-    seam = "table of declared fields"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Place it where steps read."""
-        return _moved(true, "output", "step_input")
-
-
-@liar(13, "a declared field of broadcast is left out of the slice")
-class LeftOutOfTheSlice(Patch):
-    """Each rank keeps its own value."""
-
-    seam = "table of declared fields"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Place it with the output."""
-        return _moved(true, "broadcast", "output")
-
-
-@liar(9, "a companion's own fields have reset values where their functions give others")
-class CompanionsFunctionsUncalled(Patch):
-    """A companion's table of which only what requests bring is looked at."""
-
-    seam = "table of declared fields"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Take the functions away from the companion's fields."""
-
-        def table(sizes: Any, fields: Any, *, stepped: bool = True) -> Any:  # noqa: ANN401
-            mute = [one if stepped or not callable(one.value) else replace(one, value=None) for one in fields]
-            return true(sizes, mute, stepped=stepped)
-
-        return table
-
-
-@liar(14, "ranks compare no declared fields", requires="several_ranks")
-class DeclaredUncompared(Patch):
-    """Terms of the slot table alone."""
-
-    seam = "terms of a group"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Give the terms of a state without them."""
-        known = {field.name for field in STATE_TABLE}
-
-        def terms(state: SlotState, group: Group) -> Any:  # noqa: ANN401 (the core's)
-            plain = {name: place for name, place in state.layout.fields.items() if name in known}
-            layout = replace(state.layout, fields=MappingProxyType(plain))
-            told = SimpleNamespace(
+    def lie(call: Call) -> object:
+        state = call.state
+        layout = replace(state.layout, fields=MappingProxyType(dict(change(state))))
+        return call(
+            state=SimpleNamespace(
                 layout=layout, broadcast_range=state.broadcast_range, name=state.name, sizes=state.sizes
             )
-            return true(told, group)
+        )
 
-        return terms
+    return lie
 
 
-@liar(9, "a companion declared with the target's slots has slots of its own")
-class OwnSlotsAllTheSame(Patch):
-    """The declaration is not looked at."""
+def untyped(alike: Callable[[Any, int], bool]) -> How:
+    """Return a lie: ranks compare the bytes, and not the type, of the fields where ``alike(state, offset)``."""
 
-    seam = "plan of a companion's tasks"
+    def unsigned(place: Any) -> Any:  # noqa: ANN401 (a field's place)
+        return replace(place, field=replace(place.field, dtype=dtype_of(f"uint{8 * place.field.dtype.itemsize}")))
 
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Choose slots."""
+    return terms(
+        lambda state: [
+            (name, unsigned(place) if alike(state, place.offset) else place)
+            for name, place in state.layout.fields.items()
+        ]
+    )
 
-        def beside(companion: Any, tasks: Any) -> Any:  # noqa: ANN401
-            honest = true(companion, tasks)
-            if not companion.same_slots or honest.plain["slots"] == (own := _own_slots(companion, tasks)):
-                return honest
-            return honest.moved(own, honest.requests)
 
-        return beside
+def outside_the_slice(state: Any, offset: int) -> bool:  # noqa: ANN401 (a state of slots)
+    part = state.broadcast_range()
+    return not part.offset <= offset < part.end
+
+
+VALUES, LEAVING, TERMS = "values of declared fields", "leaving of slots", "terms of a group"
+TABLE_OF = "table of declared fields"
+DECLARED = {
+    "a declared field keeps its reset value, whatever the request brings": row(
+        "ForgetsDeclared", 9, VALUES, lambda call: None
+    ),  # an admission that knows the parameters of sampling alone
+    "a row of a declared field is written up to its width, the rest with its last value": row(
+        "StretchesRows", 9, VALUES, then(stretch)
+    ),  # a row that is filled instead of reset behind the request's values
+    "a field of the step alone does not begin with its reset value": row(
+        "StepFieldsBeginElsewhere", 9, VALUES, then(begin_elsewhere)
+    ),  # a counter that entering leaves to the first step, which finds another number there
+    "the function of a declared field is called for the first request alone": row(
+        "CallsFunctionsOnce", 9, VALUES, call_once
+    ),  # a value that is taken for a constant
+    "values of declared int64 fields are int32": row(
+        "DeclaredLongsAreInts", 9, VALUES, then(low_words)
+    ),  # the packed record of a request was written with ``int``
+    "each declared field is a submission of its own": row(
+        "DeclaredApart", 10, "insert_tasks", first(count_each), "fused_scatter"
+    ),  # fields that are written one by one after the record
+    "leaving resets a kept field": row(
+        "ResetsKept", 11, LEAVING, first(reset_kept)
+    ),  # the whole empty record is written, kept fields included
+    "leaving resets nothing where one field is kept": row(
+        "KeepsAll", 11, LEAVING, lambda call: call.records if call.state.layout.keeps else call()
+    ),  # one kept field keeps its neighbours
+    "a declared field of a step's input is not copied out with it": row(
+        "LeftOutOfTheInput", 9, TABLE_OF, moved("step_input", "")
+    ),  # a step reads the fields of the slot table alone
+    "a declared field of the log-probabilities is not copied out with them": row(
+        "LeftOutOfTheAlternatives", 9, TABLE_OF, moved("output_topk", "step_input")
+    ),
+    "a declared field of the output is not copied out with it": row(
+        "LeftOutOfTheOutput", 12, TABLE_OF, moved("output", "step_input")
+    ),
+    "a declared field of broadcast is left out of the slice": row(
+        "LeftOutOfTheSlice", 13, TABLE_OF, moved("broadcast", "output")
+    ),  # each rank keeps its own value
+    "a companion's own fields have reset values where their functions give others": row(
+        "CompanionsFunctionsUncalled", 9, TABLE_OF, mute
+    ),  # a companion's table of which only what requests bring is looked at
+    "ranks compare no declared fields": row(
+        "DeclaredUncompared",
+        14,
+        TERMS,
+        terms(lambda state: [pair for pair in state.layout.fields.items() if pair[0] in KNOWN]),
+        "several_ranks",
+    ),  # terms of the slot table alone
+    "ranks compare sizes and places, and no element types": row(
+        "SizesAreCompared", 14, TERMS, untyped(lambda state, offset: True), "several_ranks"
+    ),  # a digest of offsets and bytes
+    "ranks compare the element types of the fields that they broadcast alone": row(
+        "OtherTypesLeftOut", 14, TERMS, untyped(outside_the_slice), "several_ranks"
+    ),  # the parameters of sampling differ
+}
+register(__name__, DECLARED)
+
+# -- what an insertion writes and books --------------------------------------------------------------------------------
+
+
+def keeping(name: str) -> How:
+    """Return a lie: an insertion leaves a field of the former request in its slots."""
+
+    def lie(call: Call) -> object:
+        view = call.state.view(name)
+        copied = call.me.copy_out(
+            call.state.memory, [ByteRange(view.offset, view.memory.nbytes - view.offset)], call.stream
+        )
+        copied.wait()
+        call()
+        values = np.ndarray(view.shape, view.dtype.storage, np.array(copied.data[0]), 0, view.strides)
+        return call.me.submit(plan_value(view, np.ascontiguousarray(values)), call.stream)
+
+    return lie
+
+
+def one_draft_more(call: Call) -> None:
+    place = call.state.layout.fields["draft_tokens"]
+    for slot, drafts in zip(call.tasks.slots.tolist(), call.tasks.drafts, strict=True):
+        if 0 < len(drafts) < place.width:
+            at = place.offset + slot * place.stride + 8 * len(drafts)
+            call.write(call.state.memory, (at, np.int64(drafts[0]).tobytes()))
+
+
+def padding(call: Call) -> None:
+    if 0 not in call.tasks.slots:
+        place = call.state.layout.fields["seq_lens_this_time"]
+        call.write(call.state.memory, (place.offset, np.int32(9).tobytes()))
+
+
+class BooksBlocksAsHeld:
+    """A twin of a state's table that books all but the length that more blocks have written."""
+
+    def __init__(self, table: Any) -> None:  # noqa: ANN401
+        self.table = table
+
+    def sound(self, _: Any) -> bool:  # noqa: ANN401
+        """Leave the checks to the core."""
+        return False
+
+    def commit(self, batch: Any) -> bool:  # noqa: ANN401
+        """Book the batch."""
+        lengths, self.table.twin = self.table.row_lengths[BLOCKS].copy(), None
+        try:
+            self.table.commit(batch)
+        finally:
+            self.table.twin = self
+        for kind, slot in zip(batch.plain["kinds"], batch.plain["slots"], strict=True):
+            if kind == TaskKind.MORE_BLOCKS:
+                self.table.row_lengths[BLOCKS][slot] = lengths[slot]
+        return True
+
+
+def native_table(call: Call) -> None:
+    call.state.host_table.twin = BooksBlocksAsHeld(call.state.host_table)
+
+
+INSERTED = {
+    "a stop reason survives its slot": row(
+        "StopReasonSurvives", 11, "insert_tasks", keeping("stop_reason")
+    ),  # the insertion kernel's list of fields has not this one
+    "the count of accepted tokens survives its slot": row(
+        "AcceptNumSurvives", 11, "insert_tasks", keeping("accept_num")
+    ),
+    "the first draft is written once too often, past the given length": row(
+        "OneDraftMore", 12, "insert_tasks", then(one_draft_more), seen="FastDeploy"
+    ),  # a copy loop with <= instead of <
+    "a slot that no task names is changed: the padding of the batch goes to slot 0": row(
+        "PaddingGoesToSlotZero", 9, "insert_tasks", then(padding)
+    ),  # a kernel launched for a rounded-up batch, whose padding has slot 0
+    "native booking counts more blocks as held, and not as written": row(
+        "MoreBlocksAreNotBooked", 11, "register_state", then(native_table)
+    ),  # the next request's row is then reset to the length that the first task had written
+}
+register(__name__, INSERTED)

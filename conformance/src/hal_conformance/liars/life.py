@@ -1,315 +1,325 @@
-"""Liars about a device's life: capabilities, faults, memory, forks, closing, and departures of requests."""
+"""Liars about a device's life: memory and what is left of it, faults, threads, forks, closing."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
-from hal_core.contract.markers import hookimpl
-from hal_core.devices.retired_memory import DeviceMemory
-from hal_core.errors import DeviceClosed, HalError, OutOfMemory, SinkFull
-from hal_core.memory.copies import Bytes, CopyTicket
-from hal_core.runtime.policy import Policy
-from hal_core.slots.tasks import LEAVING, Task, TaskBatch
-from hal_core.tickets import PromiseTicket, Ticket
+from hal_core.devices.framework_tensors import tensor_over
+from hal_core.devices.retired_memory import DeviceMemory, Free, Retired
+from hal_core.errors import DeviceClosed, HalError, OutOfMemory
+from hal_core.memory.views import View
 
-from . import Lie, Patch, liar
-from .proxies import HELD, HELD_COPIES, RING, Proxy
+from . import Lie, liar
+from .proxies import BELOW, HELD, HELD_COPIES, RING
+from .rows import Call, How, first, register, row, then
+from .tickets import settled
 
 if TYPE_CHECKING:
-    from hal_core.contract.device import Device, Hooks
-    from hal_core.memory.values import Value
-    from hal_core.memory.views import ByteRange, Memory, View
-    from hal_core.output.sinks import Sink
-    from hal_core.slots.state import SlotState
-    from hal_core.slots.step import Step
-    from hal_core.streams import Stream
+    pass
+
+# -- memory that is lost at a call -------------------------------------------------------------------------------------
 
 
-def settled(error: BaseException | None = None) -> Ticket:
-    """Return a ticket with mode "async" of finished work."""
-    ticket = PromiseTicket("async")
-    ticket.complete(error)
-    return ticket
+def lose(nbytes: Callable[[Call], int]) -> How:
+    """Return a lie that allocates so many bytes before the call, and keeps them."""
+    return first(lambda call: call.kept("lost", []).append(call.me.allocate(nbytes(call))))
 
 
-@liar(7, "a synchronous device's tickets have the mode async", requires="not async_h2d")
-class SyncCalledAsync(Lie):
-    """A mode by class, not by work."""
-
-    @hookimpl
-    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Write, and return another mode."""
-        super().async_set_value(device, target, value, stream)  # type: ignore[misc]
-        return settled()
+def lose_raw(call: Call) -> None:
+    call.me.primitives.allocate(64)
 
 
-@liar(7, "an asynchronous device's tickets have the mode sync", requires=HELD)
-class AsyncCalledSync(Lie):
-    """A mode copied as a constant from another plugin."""
-
-    @hookimpl
-    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Write, and return another mode."""
-        ticket = Proxy(super().async_set_value(device, target, value, stream))  # type: ignore[misc]
-        ticket.mode = "sync"
-        return ticket
+def leak_an_event(call: Call) -> None:
+    device = call.me
+    event = device.primitives.event_create()
+    device.primitives.event_record(event, device.own(call.stream).raw)
 
 
-@liar(7, "a fallback is logged at every call", requires="not async_h2d")
-class LogsEveryCall(Lie):
-    """A warning in the hot path."""
-
-    @hookimpl
-    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Write, and warn."""
-        reason = device.capabilities.fallbacks.get("async_set_value", "")
-        logging.getLogger("hal").warning("%s works with fallbacks: async_set_value: %s", device.name, reason)
-        return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
+def lose_every_second(call: Call) -> None:
+    kept = call.kept("tables", [])
+    kept.append(call.device.allocate(256) if len(kept) % 2 else None)
 
 
-@liar(26, "a fault of the device in a write is logged, and the call goes well", seen="vLLM 48277")
-class SwallowsFaults(Lie):
-    """``except Exception``."""
-
-    @hookimpl
-    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Write, and ignore errors."""
-        try:
-            return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
-        except DeviceClosed:
-            raise
-        except HalError:
-            logging.getLogger("hal").debug("a write failed", exc_info=True)
-            return settled()
-
-    @hookimpl
-    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """Insert, and ignore errors."""
-        try:
-            return super().insert_tasks(device, state, tasks, stream)  # type: ignore[misc,no-any-return]
-        except DeviceClosed:
-            raise
-        except HalError:
-            logging.getLogger("hal").debug("an insertion failed", exc_info=True)
-            return settled()
+def lose_if_refused(call: Call) -> object:
+    temporary = call.me.allocate(64)
+    try:
+        return call()
+    except Exception:
+        call.kept("refused", []).append(temporary)
+        raise
 
 
-@liar(26, "an error for values out of bounds counts as observed, though its ticket was never waited for")
-class UnseenCountsAsSeen(Policy):
-    """A next call that does not raise the last one's error."""
-
-    def save_output(
-        self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
-    ) -> Ticket:
-        """Mark the error as observed."""
-        ticket = super().save_output(device, hooks, state, step, sink, stream)
-        ticket.observed = True
-        return ticket
+def lose_if_overlapping(call: Call) -> None:
+    value, target = call.value, call.target
+    if isinstance(value, View) and value.memory is target.memory:
+        low, high = value.bounds()
+        begin, end = target.bounds()
+        if low < end and begin < high:
+            call.kept("temporaries", []).append(call.device.allocate(high - low))
 
 
-class _Ended(Proxy):
-    __slots__ = ("__weakref__", "ended")
-
-    def __init__(self, inner: Ticket, nbytes: Sequence[int]) -> None:
-        super().__init__(inner, nbytes)
-        self.ended: list[Bytes] | None = None
-
-    def end(self) -> None:
-        """Drop what has not arrived when the device is closed, and mark the ticket as done."""
-        if not self.inner.done():
-            self.ended = list(super().data)
-
-    @property
-    def data(self) -> Sequence[Bytes]:
-        return super().data if self.ended is None else self.ended
-
-    def done(self) -> bool:
-        return self.ended is not None or super().done()
-
-    def _block(self, timeout: float | None) -> bool:
-        return self.ended is not None or super()._block(timeout)
+def keep_half(call: Call) -> object:
+    kept = call.kept("half", [])
+    try:
+        memory = call()
+    except MemoryError:
+        call.kept("lost", []).extend(kept)
+        raise
+    kept[:] = [memory]
+    return memory
 
 
-@liar(19, "closing drops the copies in flight, and their tickets are done", requires=HELD_COPIES)
-class CloseDropsCopies(Lie):
-    """Zeros as the tokens of the last steps, without an error."""
-
-    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Keep the ticket."""
-        ticket = _Ended(super().copy_out(memory, parts, stream), [part.nbytes for part in parts])  # type: ignore[misc]
-        self.__dict__.setdefault("under_way", WeakSet()).add(ticket)
-        return ticket
-
-    def close(self) -> None:
-        """End pending copies."""
-        for ticket in list(self.__dict__.get("under_way", ())):
-            ticket.end()
-        super().close()  # type: ignore[misc]
+def aligned_to_sixteen(call: Call) -> object:
+    memory = call(nbytes=call.nbytes + 64)
+    memory.address += 16
+    memory.nbytes = call.nbytes
+    if hasattr(memory, "buffer"):
+        memory.buffer = memory.buffer[16 : 16 + call.nbytes]
+    return memory
 
 
-@liar(26, "after a fork the child continues with the parent's device")
-class ForkGoesOn(Patch):
-    """A missing check for a fork, which streams and threads do not survive."""
+LEAKS = {
+    "each write takes device memory for its value, and keeps it": row(
+        "LeaksDeviceMemory",
+        26,
+        "async_set_value",
+        lose(lambda call: max(64, call.target.size * call.target.dtype.itemsize)),
+    ),
+    "each step leaves 64 bytes of device memory": row(
+        "StepsLeakScratch", 26, "update_inputs", first(lose_raw), "primitives"
+    ),  # scratch of a kernel that is allocated at each launch
+    "each copy within the device leaves its temporary": row(
+        "LeaksTemporaries", 26, "copy_within", first(lose_raw), "native_objects"
+    ),  # leaked memory between source and target
+    "every second insertion leaves a table of slots in device memory": row(
+        "InsertionsLeakTables", 26, "insert_tasks", first(lose_every_second)
+    ),  # memory that is held by a table which is never looked at again
+    "each plan leaves an event of the runtime": row(
+        "PlansLeakEvents", 26, "submit", first(lambda call: call.me.primitives.event_create()), "primitives"
+    ),  # an event that a former version recorded
+    "each plan leaves an event of the driver": row(
+        "LeaksEvents", 26, "submit", then(leak_an_event), "native_objects"
+    ),  # recorded for a purpose that is gone
+    "a write that fails leaves its temporary": row("RefusedWritesLeak", 26, "async_set_value", lose_if_refused),
+    "a copy out that fails leaves its temporary": row("FailedCopiesLeak", 26, "copy_out", lose_if_refused),
+    "a copy onto an overlapping place keeps its temporary": row(
+        "OverlapsLeak", 26, "async_set_value", first(lose_if_overlapping)
+    ),  # a list of temporaries that nobody empties
+    "memory of a state whose next allocation fails is never given back": row(
+        "HalfStatesAreKept", 26, "allocate", keep_half, "primitives"
+    ),  # a list of allocations that only a whole state clears
+    "device memory lies on boundaries of 16 bytes": row(
+        "AlignedToSixteen", 26, "allocate", aligned_to_sixteen
+    ),  # memory on which vector stores of 64 bytes trap, or are split
+}
+register(__name__, LEAKS)
 
-    seam = "begin of a call"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Refuse only a closed device."""
-
-        def begin(bound: Any) -> None:  # noqa: ANN401 (the bound device)
-            if "fork" in bound._refusal:
-                bound._refusal = ""
-            true(bound)
-
-        return begin
+# -- memory that is freed, devices that are dropped --------------------------------------------------------------------
 
 
-@liar(26, "each write takes device memory for its value, and keeps it")
-class LeaksDeviceMemory(Lie):
-    """One leaked allocation per call."""
+def reusing(free: Callable[[Any], None]) -> How:
+    """Return a lie whose dropped memory goes to the next allocation of its size, as a framework's does.
 
-    @hookimpl
-    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Write through memory that is never freed."""
-        kept = device.allocate(max(64, target.size * target.dtype.itemsize))
-        self.__dict__.setdefault("kept", []).append(kept)
-        return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
+    ``free(device)`` looks for dropped memory. None goes back to the system: where device memory is host memory, the
+    process would end.
+    """
+
+    def lie(call: Call) -> object:
+        dropped = call.kept("dropped", {}).setdefault(call.nbytes, [])
+        free(call.me)
+        memory = DeviceMemory(call.me, dropped.pop(), call.nbytes) if dropped else call()
+        memory._free = partial(dropped.append, memory.address)
+        return memory
+
+    return lie
 
 
-class _Forgotten(dict[int, Any]):
+def reap(device: Any) -> None:  # noqa: ANN401 (an opened device)
+    device.retired.reap()
+
+
+def reap_all_but_eight(device: Any) -> None:  # noqa: ANN401 (an opened device)
+    device.retired.reap()
+    waiting = device.retired._waiting
+    while len([entry for entry in waiting if entry[0]]) > 8:
+        waiting.popleft()[1]()
+
+
+def forget_the_copy(call: Call) -> None:
+    call.me.last.pop(call.me.own(call.stream).beside.stream_key, None)
+
+
+class NoEvents(dict[int, Any]):
+    """The last events of streams, none of which protects dropped memory."""
+
     def values(self) -> Any:  # noqa: ANN401 (no event at all)
         return ()
 
 
-@liar(2, "memory is freed when it is unreferenced, whatever work still uses it", requires=RING)
-class FreedUnderWork(Lie):
-    """An allocator that reuses dropped memory of the same size at once, as a framework's does for its own stream.
-
-    The memory does not go back to the system: the process would end if device memory is host memory.
-    """
-
-    def allocate(self, nbytes: int) -> DeviceMemory:
-        """Use a dropped block if there is one."""
-        dropped: list[int] = self.__dict__.setdefault("dropped", {}).setdefault(nbytes, [])
-        self.retired.reap()  # type: ignore[attr-defined]
-        memory: Any = DeviceMemory(self, dropped.pop(), nbytes) if dropped else super().allocate(nbytes)  # type: ignore[arg-type, misc]
-        memory._free = partial(dropped.append, memory.address)
-        given: DeviceMemory = memory
-        return given
-
-    @property
-    def last(self) -> dict[int, Any]:
-        """The last events, none of which protects dropped memory."""
-        true: dict[int, Any] = self.__dict__["last"]
-        if not isinstance(true, _Forgotten):
-            true = self.__dict__["last"] = _Forgotten(true)
-        return true
-
-    @last.setter
-    def last(self, events: dict[int, Any]) -> None:
-        self.__dict__["last"] = events
+def forget_the_events(call: Call) -> None:
+    call.me.last = NoEvents(call.me.last)
 
 
-@liar(26, "each ticket is kept for ever, with its copied data")
-class KeepsEveryTicket(Lie):
-    """Host memory that grows from step to step."""
+class RetiredByOneStream(Retired):
+    """Dropped memory that waits for the work of one stream."""
 
-    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Keep the copy."""
-        copied: CopyTicket = super().copy_out(memory, parts, stream)  # type: ignore[misc]
-        self.__dict__.setdefault("tickets", []).append(copied)
-        return copied
+    main = 0
 
-
-@liar(26, "copies out are forgotten when something is written, and never otherwise")
-class CopiesUntilAWrite(Lie):
-    """A list of running reads that only the next write clears."""
-
-    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Remember the copy."""
-        copied: CopyTicket = super().copy_out(memory, parts, stream)  # type: ignore[misc]
-        self.__dict__.setdefault("unwritten", []).append(copied)
-        return copied
-
-    @hookimpl
-    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Forget all copies, and write."""
-        self.__dict__.get("unwritten", []).clear()
-        return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
+    def add(self, events: Iterable[Any], free: Free) -> None:
+        """Leave out the events of other streams."""
+        super().add([event for event in events if event.stream_key == self.main], free)
 
 
-@liar(26, "device memory lies on boundaries of 16 bytes")
-class AlignedToSixteen(Lie):
-    """Memory on which vector stores of 64 bytes trap, or are split."""
-
-    def allocate(self, nbytes: int) -> Memory:
-        """Begin 16 bytes into a block."""
-        memory: Any = super().allocate(nbytes + 64)  # type: ignore[misc]
-        memory.address += 16
-        memory.nbytes = nbytes
-        if hasattr(memory, "buffer"):
-            memory.buffer = memory.buffer[16 : 16 + nbytes]
-        return memory  # type: ignore[no-any-return]
+def retire_by_the_default_stream(call: Call) -> None:
+    device = call.me
+    device.retired.__class__ = RetiredByOneStream
+    device.retired.main = device.own(device.default_stream).stream_key
 
 
-@liar(26, "no room in the staging ring is a bare MemoryError", requires=RING)
-class OutOfMemoryIsBare(Lie):
-    """The allocator's own error."""
-
-    @hookimpl
-    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Lose the error's class, device and cure."""
-        try:
-            return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
-        except OutOfMemory as error:
-            raise MemoryError(error.what) from None
+def settled_by_one_stream(call: Call) -> object:
+    device = call.me
+    event = device.last.get(device.default_stream.stream_key)
+    return event is None or bool(event.wait(device.staging.deadline))
 
 
-@liar(19, "a preemption whose record met a full sink is reported by the next output too")
-class PreemptionToldTwice(Policy):
-    """A sender that believes that the sink did not keep the record."""
+OPENED: list[Any] = []
+COPIED = (*HELD_COPIES, "primitives")
+FREED = {
+    "memory is freed when it is unreferenced, whatever work still uses it": row(
+        "FreedUnderWork", 2, "allocate", reusing(reap), RING, also={"laid": forget_the_events}
+    ),  # an allocator that reuses dropped memory of the same size at once, as a framework's does for its own stream
+    "the memory of a pending copy is freed when it is dropped": row(
+        "CopiesDoNotKeep", 22, "allocate", reusing(reap), COPIED, also={"copy_out": then(forget_the_copy)}
+    ),  # only the streams of writes are asked whether they still use dropped memory
+    "of dropped memory eight blocks are kept until their work is done": row(
+        "EightAreKept", 22, "allocate", reusing(reap_all_but_eight), COPIED
+    ),  # a list of fixed length, whose oldest entry makes room
+    "memory of a dropped value is freed once the default stream's work is done": row(
+        "FreesByTheDefaultStream", 2, "laid", retire_by_the_default_stream, BELOW
+    ),  # another stream may still read it
+    "close waits for the default stream alone": row(
+        "CloseWaitsForOneStream", 26, "_settled", settled_by_one_stream, HELD
+    ),  # work of other streams then finds its memory freed
+    "a list of opened devices keeps each, with its memory": row(
+        "EveryDeviceIsListed", 26, "laid", lambda call: OPENED.append(call.me)
+    ),  # for a report, or for the end of the process
+}
+register(__name__, FREED)
 
-    def save_output(
-        self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
-    ) -> Ticket:
-        """Undo the booking of reported departures."""
-        before = dict(state.host_table.preempted)
-        try:
-            return super().save_output(device, hooks, state, step, sink, stream)
-        except SinkFull:
-            state.host_table.preempted.update(before)
+
+@liar(26, "a device that is dropped without a close keeps its memory", requires="primitives")
+class DroppedIsKept(Lie):
+    """Nothing but a close releases it."""
+
+    def __del__(self) -> None:
+        """Leave everything."""
+
+
+# -- faults, threads, forks --------------------------------------------------------------------------------------------
+
+
+def swallow(call: Call) -> object:
+    try:
+        return call()
+    except DeviceClosed:
+        raise
+    except HalError:
+        logging.getLogger("hal").debug("a call failed", exc_info=True)
+        return settled()
+
+
+def forget_the_fault(call: Call) -> object:
+    try:
+        return call()
+    except DeviceClosed:
+        call.me.health.fault, call.me.health.unusable = None, False
+        raise
+
+
+def raw_memory_error(call: Call) -> object:
+    try:
+        return call()
+    except OutOfMemory as error:
+        if isinstance(error.__cause__, MemoryError) and not isinstance(error.__cause__, OutOfMemory):
+            raise error.__cause__ from None
+        raise
+
+
+def begin(call: Call) -> object:
+    if "fork" in call.self._refusal:
+        call.self._refusal = ""
+    return call()
+
+
+def repeat_the_last(call: Call) -> object:
+    last = call.kept("last", [])
+    try:
+        last[:] = [call()]
+    except RuntimeError:
+        if not last:
             raise
+    return last[0]
 
 
-@liar(19, "an output forgets the preemptions of all slots, also of those that it does not name")
-class ForgetsWhoWasNotNamed(Policy):
-    """A table of departures that is cleared after each step."""
-
-    def save_output(
-        self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
-    ) -> Ticket:
-        """Book every departure as reported."""
-        try:
-            return super().save_output(device, hooks, state, step, sink, stream)
-        finally:
-            state.host_table.reported(range(state.sizes.num_slots))
+def raise_at_the_next(call: Call) -> object:
+    met = call.kept("met", [])
+    if met:
+        raise met.pop()
+    try:
+        return call()
+    except RuntimeError as error:
+        met.append(error)
+        return None
 
 
-@liar(8, "leaving a slot that the request does not hold is accepted, without effect")
-class LeavesWhatIsNotHeld(Policy):
-    """A second abort that is accepted as harmless."""
+def note_the_thread(call: Call) -> None:
+    call.me.__dict__["opener"] = threading.get_ident()
 
-    def insert_tasks(
-        self, device: Device, hooks: Hooks, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream
-    ) -> Ticket:
-        """Leave such tasks out."""
-        if not isinstance(tasks, TaskBatch):
-            admission_ids = state.host_table.admission_ids.tolist()
-            held = {slot: admission_id for slot, admission_id in enumerate(admission_ids) if admission_id}
-            tasks = [one for one in tasks if one.kind not in LEAVING or held.get(one.slot) == one.request.admission_id]
-        return super().insert_tasks(device, hooks, state, tasks, stream)
+
+def of_the_opener(call: Call) -> None:
+    if threading.get_ident() != call.me.__dict__["opener"]:
+        raise RuntimeError("error 201: invalid device context")
+
+
+FAULTS = {
+    "a fault of the device in a write is logged, and the call goes well": row(
+        "SwallowsFaults", 26, "async_set_value insert_tasks", swallow, seen="vLLM 48277"
+    ),  # ``except Exception``
+    "a broken device still gives tensors over its state": row(
+        "TensorsOfABrokenDevice", 26, "tensor", lambda call: tensor_over(call.view, call.framework), "primitives"
+    ),  # the one call that does not use the driver
+    "a fault of the device is forgotten once a call has raised it": row(
+        "FaultForgottenOnceRaised", 26, "check_open", forget_the_fault, "primitives"
+    ),  # a runtime's last error, which is cleared by reading it
+    "a step whose output was lost gives the record of the step before it": row(
+        "LostStepsRepeat", 26, "host mirror", repeat_the_last
+    ),  # the last good record is at hand
+    "the error of a lost step is raised by the take of the next one": row(
+        "LostStepsAreLate", 26, "host mirror", raise_at_the_next
+    ),  # an error state that is looked at before the wait
+    "a library's MemoryError leaves the device's state() as it is": row(
+        "RawMemoryError", 26, "policy.state", raw_memory_error
+    ),  # ``except OutOfMemory`` alone
+    "after a fork the child continues with the parent's device": row(
+        "ForkGoesOn", 26, "begin of a call", begin
+    ),  # a missing check for a fork, which streams and threads do not survive
+    "writes work on the opener's thread alone": row(
+        "WritesOfTheOpener",
+        26,
+        "submit async_set_value",
+        first(of_the_opener),
+        seen="CUDA_ERROR_INVALID_CONTEXT on a worker's thread",
+        also={"laid": note_the_thread},
+    ),  # the context is made current when the device is opened, and nowhere else
+    "copies to the host work on the opener's thread alone": row(
+        "CopiesOfTheOpener", 26, "copy_out", first(of_the_opener), also={"laid": note_the_thread}
+    ),  # one call of many lacks the context
+    "memory is allocated on the opener's thread alone": row(
+        "MemoryOfTheOpener", 26, "allocate", first(of_the_opener), also={"laid": note_the_thread}
+    ),  # the call that is made least
+}
+register(__name__, FAULTS)

@@ -1,301 +1,328 @@
-"""Liars between the copied output fields and the record."""
+"""Liars about output: records and their rows, the host mirror, steps that lost theirs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from hal_core.memory.copies import CopyTicket, HostCopy
+from hal_core.memory.plan import WritePlan
+from hal_core.memory.views import ByteRange
 from hal_core.output.records import OutputRecord, SlotStatus
+from hal_core.slots.fields import SplitRole
 
-from . import Lie, Patch, liar
+from .proxies import HELD_COPIES
+from .rows import Call, How, first, register, row, then
 
-if TYPE_CHECKING:
-    from hal_core.memory.views import ByteRange, Memory
-    from hal_core.streams import Stream
+# -- another record than the step's ------------------------------------------------------------------------------------
 
 
-class Told(Patch):
-    """Base of liars that report another record than the step's."""
+def record(change: Callable[[OutputRecord], OutputRecord]) -> How:
+    """Return a lie that reports another record than the step's."""
+    return lambda call: change(call())
 
-    seam = "record of an output"
 
-    @classmethod
-    def change(cls, record: OutputRecord) -> OutputRecord:
-        """Return the record to report instead."""
+def last_token_lost(record: OutputRecord) -> OutputRecord:
+    rows = np.flatnonzero(record.counts > 1)
+    if not len(rows) or record.logprobs is not None:
         return record
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Change each record."""
-        return lambda ticket, timeout=None: cls.change(true(ticket, timeout))
-
-
-@liar(24, "a count is one too small where there are several tokens", seen="FastDeploy 7442")
-class CountOffByOne(Told):
-    """The last token of a row with several is lost."""
-
-    @classmethod
-    def change(cls, record: OutputRecord) -> OutputRecord:
-        """Drop the last token of the first row that has more than one."""
-        rows = np.flatnonzero(record.counts > 1)
-        if not len(rows) or record.logprobs is not None:
-            return record
-        counts = record.counts.copy()
-        counts[rows[0]] -= 1
-        end = int(record.counts[: rows[0] + 1].sum()) - 1
-        return replace(record, counts=counts, tokens=np.delete(record.tokens, end))
-
-
-@liar(24, "log-probabilities are shifted by one token", seen="FastDeploy 7442")
-class LogprobsShifted(Told):
-    """Row i has the log-probabilities of row i - 1."""
-
-    @classmethod
-    def change(cls, record: OutputRecord) -> OutputRecord:
-        """Roll them."""
-        if record.logprobs is None:
-            return record
-        return replace(record, logprobs=np.ascontiguousarray(np.roll(record.logprobs, 1, axis=0)))
-
-
-@liar(24, "the drafts of a prefill node are cut off", seen="SGLang 31466")
-class FirstDraftsCutOff(Told):
-    """Drafts for the decode node's first step that are not sent."""
-
-    @classmethod
-    def change(cls, record: OutputRecord) -> OutputRecord:
-        """Leave the drafts out of a record with first tokens."""
-        return replace(record, drafts=None, draft_counts=None) if record.first_token.any() else record
-
-
-@liar(24, "the last draft of a first token is cut off where all drafts are used")
-class LastDraftCutOff(Told):
-    """A bound that is one too low, for the first slot that meets it."""
-
-    @classmethod
-    def change(cls, record: OutputRecord) -> OutputRecord:
-        """Drop the last draft of the record."""
-        if record.drafts is None or record.draft_counts is None or not record.draft_counts.max(initial=0) > 1:
-            return record
-        counts, at = record.draft_counts.copy(), int(record.draft_counts.argmax())
-        counts[at] -= 1
-        end = int(record.draft_counts[: at + 1].sum())
-        return replace(record, drafts=np.delete(record.drafts, end - 1), draft_counts=counts)
-
-
-@liar(24, "drafts are told of the row before theirs", seen="FastDeploy: rows of two lists in two orders")
-class DraftsOfTheNextRow(Told):
-    """The counts are in another order than the rows."""
-
-    @classmethod
-    def change(cls, record: OutputRecord) -> OutputRecord:
-        """Shift the counts by a row."""
-        return record if record.draft_counts is None else replace(record, draft_counts=np.roll(record.draft_counts, -1))
-
-
-@liar(24, "the log-probabilities of a prefill node are cut off", seen="vLLM 51919")
-class FirstLogprobsCutOff(Told):
-    """A first token without log-probabilities."""
-
-    @classmethod
-    def change(cls, record: OutputRecord) -> OutputRecord:
-        """Leave them out of a record with first tokens."""
-        if not record.first_token.any():
-            return record
-        return replace(record, logprobs=None, logprob_token_ids=None, ranks=None)
-
-
-@liar(19, "the position of a token is one too high after the first")
-class PositionOffByOne(Told):
-    """Positions count from one."""
-
-    @classmethod
-    def change(cls, record: OutputRecord) -> OutputRecord:
-        """Shift all positions but 0."""
-        return replace(record, positions=record.positions + (record.positions > 0))
-
-
-@liar(19, "an aborted request is reported as preempted", seen="FastDeploy 5796: one sentinel for two things")
-class OneWordForTwo(Told):
-    """One status for two ways of leaving."""
-
-    @classmethod
-    def change(cls, record: OutputRecord) -> OutputRecord:
-        """Report PREEMPTED for both."""
-        aborted = record.status == SlotStatus.ABORTED
-        status, finish = record.status.copy(), record.finish.copy()
-        status[aborted], finish[aborted] = SlotStatus.PREEMPTED, 0
-        return replace(record, status=status, finish=finish)
-
-
-@liar(21, "a count out of bounds is clipped without an error")
-class ClipsCounts(Patch):
-    """A check that finds no violation."""
-
-    seam = "build of a record"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Clip before the checks."""
-
-        def build(columns: Any, snapshot: Any) -> Any:  # noqa: ANN401 (as the true one)
-            most = snapshot.max_accept if snapshot.step.speculative else 1
-            return true(columns | {"accept_num": np.clip(columns["accept_num"], 0, most)}, snapshot)
-
-        return build
-
-
-@liar(21, "a token outside the vocabulary is reported as valid")
-class TakesAnyToken(Patch):
-    """A vocabulary as large as int64, into which negative ids are wrapped."""
-
-    seam = "build of a record"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Make every id valid."""
-
-        def build(columns: Any, snapshot: Any) -> Any:  # noqa: ANN401 (as the true one)
-            names = ("sampled_token_ids", "accept_tokens", "draft_tokens", "topk_token_ids")
-            changed = {name: columns[name] & (2**63 - 1) for name in names if name in columns}
-            return true(columns | changed, snapshot._replace(token_limit=2**63))
-
-        return build
-
-
-@liar(25, "without a proposer there are no tokens", seen="FastDeploy 7172: the naive path")
-class NeedsAProposer(Patch):
-    """A plain step on a state sized for drafts that reports no tokens."""
-
-    seam = "build of a record"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Zero the tokens of plain steps."""
-
-        def build(columns: Any, snapshot: Any) -> Any:  # noqa: ANN401 (as the true one)
-            record, batch_ids, violation = true(columns, snapshot)
-            if snapshot.max_draft_tokens and not snapshot.step.speculative:
-                changes = {"tokens": np.zeros_like(record.tokens)}
-                if record.logprob_token_ids is not None:
-                    changes["logprob_token_ids"] = record.logprob_token_ids.copy()
-                    changes["logprob_token_ids"][:, 0] = 0
-                record = replace(record, **changes)
-            return record, batch_ids, violation
-
-        return build
-
-
-@liar(22, "outputs share one static buffer", seen="FastDeploy's static message structures")
-class StaticBuffer(Lie):
-    """One buffer for the copies of two steps, the first of which is still unread."""
-
-    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Reuse the array of the same size."""
-        copied = super().copy_out(memory, parts, stream)  # type: ignore[misc]
-        copied.wait()
-        buffers = self.__dict__.setdefault("buffers", {})
-        kept = []
-        for at, data in enumerate(copied.data):
-            buffer = buffers.setdefault((at, data.nbytes), np.empty_like(data))
-            buffer[...] = data
-            kept.append(buffer)
-        return HostCopy(kept)
-
-
-@liar(23, "saved output is read late, after later work has changed it", seen="FastDeploy 7221, vLLM 29623")
-class ReadsLate(Lie):
-    """A copy that is made when it is read."""
-
-    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Copy at the first read."""
-        return LateCopy(lambda: super(ReadsLate, self).copy_out(memory, parts, stream))  # type: ignore[misc]
-
-
-class LateCopy(HostCopy):
-    """A copy that is made when its data is read."""
-
-    def __init__(self, make: Callable[[], CopyTicket]) -> None:
-        super().__init__([])
-        self.make = make
-
-    @property
-    def data(self) -> Sequence[np.ndarray[Any, np.dtype[np.uint8]]]:
-        """Return the bytes as they are now."""
-        copied = self.make()
-        copied.wait()
-        return copied.data
-
-
-@liar(12, "the host mirror shows the device as it is now, not as of the output that was taken")
-class MirrorRunsAhead(Patch):
-    """A mirror that is refreshed from the device."""
-
-    seam = "host mirror"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Read the fields again."""
-
-        def take(state: Any, ticket: Any) -> Any:  # noqa: ANN401 (as the true one)
-            record = true(state, ticket)
-            part = state.output_range(topk=False)
-            copied = state.device.copy_out(state.memory, [part], state.device.default_stream)
-            copied.wait()
-            state.mirror = {name: state.columns(copied.data[0], part)[name] for name in state.mirror}
-            return record
-
-        return take
-
-
-# -- the slots when a record is built ----------------------------------------------------------------------------------
-
-
-class SlotsNow(Patch):
-    """Base: a record is built with the requests that hold the slots then, not those of the step."""
-
-    seam = "record of an output"
-
-    @classmethod
-    def changed(cls, snapshot: Any, requests: Sequence[Any]) -> Any:  # noqa: ANN401 (the core's)
-        """Return the snapshot with them. ``requests``: of each slot of its order, None if free."""
-        raise NotImplementedError
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Look at the table again."""
-
-        def resolve(ticket: Any, timeout: float | None = None) -> Any:  # noqa: ANN401 (the core's)
-            if ticket._record is None:
-                requests = [ticket._state.host_table.requests[slot] for slot in ticket._snapshot.order.tolist()]
-                ticket._snapshot = cls.changed(ticket._snapshot, requests)
-            return true(ticket, timeout)
-
-        return resolve
-
-
-@liar(19, "a record has the names of the requests that hold the slots when it is built")
-class NamesOfNow(SlotsNow):
-    """A free slot's is kept."""
-
-    @classmethod
-    def changed(cls, snapshot: Any, requests: Sequence[Any]) -> Any:  # noqa: ANN401 (the core's)
-        """Replace the names."""
-        pairs = zip(snapshot.names, requests, strict=True)
-        return snapshot._replace(names=tuple(one.request_id if one and name else name for name, one in pairs))
-
-
-@liar(19, "a record leaves out the requests whose slot is free when it is built")
-class GoneAreLeftOut(SlotsNow):
-    """Nobody waits for their tokens, it is thought."""
-
-    @classmethod
-    def changed(cls, snapshot: Any, requests: Sequence[Any]) -> Any:  # noqa: ANN401 (the core's)
-        """Empty their names."""
-        held = np.array([one is not None for one in requests])
-        names = tuple(name if one else "" for name, one in zip(snapshot.names, requests, strict=True))
-        ids = np.where(held, snapshot.admission_ids, 0)
-        return snapshot._replace(names=names, admission_ids=ids, plain=False)
+    counts = record.counts.copy()
+    counts[rows[0]] -= 1
+    end = int(record.counts[: rows[0] + 1].sum()) - 1
+    return replace(record, counts=counts, tokens=np.delete(record.tokens, end))
+
+
+def logprobs_rolled(record: OutputRecord) -> OutputRecord:
+    if record.logprobs is None:
+        return record
+    return replace(record, logprobs=np.ascontiguousarray(np.roll(record.logprobs, 1, axis=0)))
+
+
+def drafts_rolled(record: OutputRecord) -> OutputRecord:
+    return record if record.draft_counts is None else replace(record, draft_counts=np.roll(record.draft_counts, -1))
+
+
+def last_draft_lost(record: OutputRecord) -> OutputRecord:
+    if record.drafts is None or record.draft_counts is None or not record.draft_counts.max(initial=0) > 1:
+        return record
+    counts, at = record.draft_counts.copy(), int(record.draft_counts.argmax())
+    counts[at] -= 1
+    end = int(record.draft_counts[: at + 1].sum())
+    return replace(record, drafts=np.delete(record.drafts, end - 1), draft_counts=counts)
+
+
+def of_first_tokens(**left: None) -> How:
+    """Return a lie that leaves columns out of a record with first tokens."""
+
+    def change(record: OutputRecord) -> OutputRecord:
+        changed: Any = left
+        return replace(record, **changed) if record.first_token.any() else record
+
+    return lambda call: change(call())
+
+
+def aborted_as_preempted(record: OutputRecord) -> OutputRecord:
+    aborted = record.status == SlotStatus.ABORTED
+    status, finish = record.status.copy(), record.finish.copy()
+    status[aborted], finish[aborted] = SlotStatus.PREEMPTED, 0
+    return replace(record, status=status, finish=finish)
+
+
+def recovered_as_error(record: OutputRecord) -> OutputRecord:
+    status = record.status.copy()
+    status[status == SlotStatus.RECOVERED] = SlotStatus.ERROR
+    return replace(record, status=status)
+
+
+def once_under_a_name(record: OutputRecord) -> OutputRecord:
+    names = record.request_ids
+    gone = [name for name, status in zip(names, record.status, strict=True) if status == SlotStatus.PREEMPTED]
+    rows = np.array(
+        [
+            names.count(name) == 1 or name not in gone or status != SlotStatus.PREEMPTED
+            for name, status in zip(names, record.status, strict=True)
+        ],
+        np.bool_,
+    )
+    if rows.all():
+        return record
+    columns = ("status", "finish", "positions", "counts", "first_token")
+    kept = tuple(name for name, one in zip(names, rows, strict=True) if one)
+    arrays: Any = {name: getattr(record, name)[rows] for name in columns}
+    return replace(record, request_ids=kept, messages={}, **arrays)
+
+
+RECORD = "record of an output"
+RECORDS = {
+    "a count is one too small where there are several tokens": row(
+        "CountOffByOne", 24, RECORD, record(last_token_lost), seen="FastDeploy 7442"
+    ),  # the last token of a row with several is lost
+    "log-probabilities are shifted by one token": row(
+        "LogprobsShifted", 24, RECORD, record(logprobs_rolled), seen="FastDeploy 7442"
+    ),  # row i has the log-probabilities of row i - 1
+    "the drafts of a prefill node are cut off": row(
+        "FirstDraftsCutOff", 24, RECORD, of_first_tokens(drafts=None, draft_counts=None), seen="SGLang 31466"
+    ),  # drafts for the decode node's first step that are not sent
+    "the last draft of a first token is cut off where all drafts are used": row(
+        "LastDraftCutOff", 24, RECORD, record(last_draft_lost)
+    ),  # a bound that is one too low, for the first slot that meets it
+    "drafts are told of the row before theirs": row(
+        "DraftsOfTheNextRow", 24, RECORD, record(drafts_rolled), seen="FastDeploy: rows of two lists in two orders"
+    ),  # the counts are in another order than the rows
+    "the log-probabilities of a prefill node are cut off": row(
+        "FirstLogprobsCutOff",
+        24,
+        RECORD,
+        of_first_tokens(logprobs=None, logprob_token_ids=None, ranks=None),
+        seen="vLLM 51919",
+    ),  # a first token without log-probabilities
+    "the position of a token is one too high after the first": row(
+        "PositionOffByOne",
+        19,
+        RECORD,
+        record(lambda found: replace(found, positions=found.positions + (found.positions > 0))),
+    ),  # positions count from one
+    "an aborted request is reported as preempted": row(
+        "OneWordForTwo", 19, RECORD, record(aborted_as_preempted), seen="FastDeploy 5796: one sentinel for two things"
+    ),  # one status for two ways of leaving
+    "a recovered request is reported as failed": row(
+        "RecoveredAsError", 19, RECORD, record(recovered_as_error)
+    ),  # one status for both
+    "a preemption is not told of a request that goes on in the same frame": row(
+        "ToldUnderItsNameOnce", 19, RECORD, record(once_under_a_name)
+    ),  # a frame has each name once, it is thought
+}
+register(__name__, RECORDS)
+
+# -- what a record is built of -----------------------------------------------------------------------------------------
+
+
+def clip(call: Call) -> object:
+    snapshot = call.snapshot
+    most = snapshot.max_accept if snapshot.step.speculative else 1
+    return call(columns=call.columns | {"accept_num": np.clip(call.columns["accept_num"], 0, most)})
+
+
+def any_token(call: Call) -> object:
+    names = ("sampled_token_ids", "accept_tokens", "draft_tokens", "topk_token_ids")
+    changed = {name: call.columns[name] & (2**63 - 1) for name in names if name in call.columns}
+    return call(columns=call.columns | changed, snapshot=call.snapshot._replace(token_limit=2**63))
+
+
+def first_is_checked(call: Call) -> object:
+    if "accept_tokens" not in call.columns or call.snapshot.step.logprobs is not None:
+        return call()
+    tokens = call.columns["accept_tokens"].copy()
+    later = tokens[:, 1:]
+    later[(later < 0) | (later >= call.snapshot.token_limit)] = 0
+    return call(columns=call.columns | {"accept_tokens": tokens})
+
+
+def without_a_proposer(call: Call) -> object:
+    found, batch_ids, violation = call()
+    if call.snapshot.max_draft_tokens and not call.snapshot.step.speculative:
+        changes = {"tokens": np.zeros_like(found.tokens)}
+        if found.logprob_token_ids is not None:
+            changes["logprob_token_ids"] = found.logprob_token_ids.copy()
+            changes["logprob_token_ids"][:, 0] = 0
+        found = replace(found, **changes)
+    return found, batch_ids, violation
+
+
+def forget_earlier_failures(call: Call) -> object:
+    earlier = [*call.snapshot.failed]
+    built = call()
+    for slot in earlier:
+        call.snapshot.failed.pop(slot, None)
+    return built
+
+
+def slots_now(change: Callable[[Any, Sequence[Any]], Any]) -> How:
+    """Return a lie: a record is built with the requests that hold the slots then.
+
+    ``change(snapshot, requests)`` returns the snapshot with them; a free slot of the step's order has None.
+    """
+
+    def lie(call: Call) -> object:
+        ticket = call.self
+        if ticket._record is None:
+            requests = [ticket._state.host_table.requests[slot] for slot in ticket._snapshot.order.tolist()]
+            ticket._snapshot = change(ticket._snapshot, requests)
+        return call()
+
+    return lie
+
+
+def with_their_names(snapshot: Any, requests: Sequence[Any]) -> Any:  # noqa: ANN401 (the core's)
+    pairs = zip(snapshot.names, requests, strict=True)
+    return snapshot._replace(names=tuple(one.request_id if one and name else name for name, one in pairs))
+
+
+def without_the_gone(snapshot: Any, requests: Sequence[Any]) -> Any:  # noqa: ANN401 (the core's)
+    held = np.array([one is not None for one in requests])
+    names = tuple(name if one else "" for name, one in zip(snapshot.names, requests, strict=True))
+    return snapshot._replace(names=names, admission_ids=np.where(held, snapshot.admission_ids, 0), plain=False)
+
+
+def snapshot_of_the_orders(call: Call) -> object:
+    ticket, known = call(), call.me.__dict__.get("known")
+    if known and known[0] is call.state and known[1] is call.step.orders:
+        ticket._snapshot = known[2]._replace(step=call.step)
+    else:
+        call.me.__dict__["known"] = call.state, call.step.orders, ticket._snapshot
+    return ticket
+
+
+BUILD = "build of a record"
+BUILT = {
+    "a count out of bounds is clipped without an error": row("ClipsCounts", 21, BUILD, clip),
+    "a token outside the vocabulary is reported as valid": row(
+        "TakesAnyToken", 21, BUILD, any_token
+    ),  # a vocabulary as large as int64, into which negative ids are wrapped
+    "of the tokens of a row only the first is compared with the vocabulary": row(
+        "FirstTokensAreChecked", 21, BUILD, first_is_checked
+    ),  # as it was when a step gave one
+    "that a request got a token outside the vocabulary is remembered for one more record": row(
+        "FailureIsForgotten", 21, BUILD, forget_earlier_failures
+    ),  # the record after that has its tokens again
+    "without a proposer there are no tokens": row(
+        "NeedsAProposer", 25, BUILD, without_a_proposer, seen="FastDeploy 7172: the naive path"
+    ),  # a plain step on a state sized for drafts that reports no tokens
+    "a record has the names of the requests that hold the slots when it is built": row(
+        "NamesOfNow", 19, RECORD, slots_now(with_their_names)
+    ),  # a free slot's is kept
+    "a record leaves out the requests whose slot is free when it is built": row(
+        "GoneAreLeftOut", 19, RECORD, slots_now(without_the_gone)
+    ),  # nobody waits for their tokens, it is thought
+    "what is known of the slots is kept while steps have the same orders": row(
+        "SlotsOfTheOrdersAreKept", 19, "save_output", snapshot_of_the_orders
+    ),  # ``Step.again`` gives a step the orders of an earlier one, and the slots may hold other requests by then
+    "an output is checked against its broadcast where its copy begins with the header": row(
+        "LogprobsAreUnchecked",
+        14,
+        "check of an output's broadcast",
+        lambda call: call() if call.part.offset == call.state.broadcast_range().offset else None,
+    ),  # a copy with log-probabilities begins before it
+}
+register(__name__, BUILT)
+
+# -- the host mirror, and steps ----------------------------------------------------------------------------------------
+
+
+def read_again(call: Call) -> None:
+    state = call.self
+    part = state.output_range(topk=False)
+    copied = state.device.copy_out(state.memory, [part], state.device.default_stream)
+    copied.wait()
+    state.mirror = {name: state.columns(copied.data[0], part)[name] for name in state.mirror}
+
+
+def with_the_record(call: Call) -> object:
+    ticket = call.self
+    made = ticket._record is None
+    found = call()
+    if made:
+        ticket._state.mirror = {name: ticket.columns[name] for name in ticket._state.mirror}
+    return found
+
+
+def call_late_errors(call: Call) -> None:
+    if call.step.late_errors is not None:
+        call.step.late_errors()
+
+
+def another_next_token(call: Call) -> None:
+    place = call.state.layout.fields["next_tokens"]
+    call.write(call.state.memory, (place.offset, np.int64(-7).tobytes()))
+
+
+def restart_prefills(call: Call) -> None:
+    state = call.state
+    slots = [slot for slot in range(state.sizes.num_slots) if state.host_table.role(slot) is SplitRole.PREFILL]
+    places = [state.layout.fields[name] for name in ("accept_num", "stop_reason")]
+    parts = [ByteRange(place.offset + slot * place.stride, 4) for slot in slots for place in places]
+    copied = call.me.copy_out(state.memory, parts, call.stream)
+    copied.wait(60.0)
+    numbers = [int(part.view(np.int32)[0]) for part in copied.data]
+    flags, lengths = (state.layout.fields[name] for name in ("stop_flags", "seq_lens_this_time"))
+    for slot, given, reason in zip(slots, numbers[::2], numbers[1::2], strict=True):
+        if given > 0 and reason == 0:
+            call.write(state.memory, (flags.offset + slot * flags.stride, b"\0"))
+            call.write(state.memory, (lengths.offset + slot * lengths.stride, np.int32(1).tobytes()))
+
+
+def nobody_feeds(call: Call) -> object:
+    plan, place = call(), call.state.layout.fields["seq_lens_this_time"]
+    begin, end = place.offset, place.offset + place.stride * call.state.sizes.num_slots
+    kept = [not begin <= dst < end for dst in plan.writes["dst"].tolist()]
+    return WritePlan(plan.memory, plan.writes[np.array(kept)], plan.pieces)
+
+
+STEPS = {
+    "the host mirror shows the device as it is now, not as of the output that was taken": row(
+        "MirrorRunsAhead", 12, "host mirror", then(read_again)
+    ),  # a mirror that is refreshed from the device
+    "the host mirror is of the output that was read last, by the sink too": row(
+        "MirrorFollowsTheSink", 12, RECORD, with_the_record
+    ),  # it is set where a record is made, which the worker does not do alone
+    "late errors are read at the call": row(
+        "LateErrorsReadEarly", 19, "policy.save_output", first(call_late_errors), HELD_COPIES
+    ),  # they read fields that are not on the host yet
+    "late errors are left out": row(
+        "LateErrorsDropped",
+        19,
+        "policy.save_output",
+        lambda call: call(step=replace(call.step, late_errors=None)),
+    ),  # a record is built before they are known
+    "the token that decoding feeds next is the one before": row(
+        "FeedsTheTokenBefore", 9, "update_inputs", then(another_next_token)
+    ),  # an off-by-one in the step's own kernel
+    "a slot of the prefill role continues to decode after its first token": row(
+        "PrefillGoesOn", 12, "update_inputs", then(restart_prefills), seen="hal"
+    ),  # a step without roles: every request that has not ended feeds its next token
+    "drafts are written, but the next step does not feed them": row(
+        "DraftsThatNobodyFeeds", 12, "plan of drafts", nobody_feeds, seen="FastDeploy 7172"
+    ),  # tokens and their number without ``seq_lens_this_time``
+}
+register(__name__, STEPS)

@@ -1,327 +1,447 @@
-"""Liars in the policy: checks, the sender, the clean-up."""
+"""Liars in the policy and the core's checks: batches, drafts, guards of slots, the clean-up, sending, counters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_core.errors import HalError, InvalidBatch, SinkFull
-from hal_core.group import ALONE
+from hal_core.contract.capabilities import Capabilities
+from hal_core.errors import InvalidBatch, SinkFull
 from hal_core.memory.plan import WritePlan
-from hal_core.memory.views import View
-from hal_core.runtime.policy import Outbox, Policy
-from hal_core.slots.tasks import Task, TaskBatch
+from hal_core.runtime.policy import Outbox
+from hal_core.slots.drafts import check_drafts
+from hal_core.slots.tasks import LEAVING, TaskBatch
 from hal_core.tickets import DONE, Ticket
 
-from . import Patch, liar
+from ..harness.groups import FOLLOWER
+from . import Lie, liar
+from .proxies import HELD
+from .rows import Call, How, first, register, row, then
 
 if TYPE_CHECKING:
-    from hal_core.contract.device import Device, Hooks
-    from hal_core.group import Group
-    from hal_core.output.sinks import Sink
-    from hal_core.slots.state import SlotState
-    from hal_core.slots.step import Step
+    from collections.abc import Iterator
+
+    from hal_core.memory.views import View
     from hal_core.streams import Stream
 
-
-@liar(6, "values are cast with NumPy, whatever is lost", seen="every .astype(...) before a copy")
-class CastsAnything(Policy):
-    """An assignment by NumPy's rules."""
-
-    def async_set_value(self, device: Device, hooks: Hooks, target: object, value: object, stream: Stream) -> Ticket:
-        """Cast to the target's type before the rules apply."""
-        if isinstance(target, View) and not isinstance(value, View) and target.dtype.name != "bfloat16":
-            try:
-                with np.errstate(all="ignore"):
-                    value = np.asarray(value).astype(target.dtype.storage)
-            except (TypeError, ValueError, OverflowError):
-                return super().async_set_value(device, hooks, target, value, stream)
-        return super().async_set_value(device, hooks, target, value, stream)
+# -- batches -----------------------------------------------------------------------------------------------------------
 
 
-@liar(26, "an error has a fact, but neither argument nor cure")
-class SaysNoCure(Policy):
-    """Bare messages as errors."""
-
-    def async_set_value(self, device: Device, hooks: Hooks, target: object, value: object, stream: Stream) -> Ticket:
-        """Reduce the error to its fact."""
+def one_by_one(call: Call) -> object:
+    if isinstance(call.tasks, TaskBatch) or len(call.tasks) < 2:
+        return call()
+    problems: list[str] = []
+    for task in call.tasks:
         try:
-            return super().async_set_value(device, hooks, target, value, stream)
-        except HalError as error:
-            raise type(error)(error.what) from None
+            call(tasks=[task])
+        except InvalidBatch as error:
+            problems += error.problems
+    if problems:
+        raise InvalidBatch(problems)
+    return DONE
 
 
-@liar(8, "the valid part of an invalid batch goes in")
-class InsertsTheRest(Policy):
-    """Invalid tasks that are left out and reported."""
+def first_problem(call: Call) -> object:
+    try:
+        return call()
+    except InvalidBatch as error:
+        raise InvalidBatch(error.problems[:1]) from None
 
-    def insert_tasks(
-        self, device: Device, hooks: Hooks, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream
-    ) -> Ticket:
-        """Insert one by one."""
-        if isinstance(tasks, TaskBatch) or len(tasks) < 2:
-            return super().insert_tasks(device, hooks, state, tasks, stream)
-        problems: list[str] = []
-        for task in tasks:
-            try:
-                super().insert_tasks(device, hooks, state, [task], stream)
-            except InvalidBatch as error:
-                problems += error.problems
-        if problems:
-            raise InvalidBatch(problems)
+
+def of_the_first_task(call: Call) -> object:
+    found = call()
+    return found if any(text.startswith("task 0 ") for text in found) else []
+
+
+def one_a_task(call: Call) -> object:
+    kept: dict[str, str] = {}
+    for text in call():
+        kept.setdefault(text.split(":")[0], text)
+    return [*kept.values()]
+
+
+def without_those_not_held(call: Call) -> object:
+    tasks = call.tasks
+    if not isinstance(tasks, TaskBatch):
+        admission_ids = call.state.host_table.admission_ids.tolist()
+        held = {slot: admission_id for slot, admission_id in enumerate(admission_ids) if admission_id}
+        tasks = [one for one in tasks if one.kind not in LEAVING or held.get(one.slot) == one.request.admission_id]
+    return call(tasks=tasks)
+
+
+def without_the_last(call: Call) -> object:
+    if call.device.name in ("", "renamed") and not isinstance(call.tasks, TaskBatch):
+        return call(tasks=call.tasks[:-1])
+    return call()
+
+
+def reversed_writes(call: Call) -> object:
+    return call(writes=call.writes[::-1].copy())
+
+
+INSERT, CHECK = "policy.insert_tasks", "check of a batch"
+BATCHES = {
+    "the valid part of an invalid batch goes in": row(
+        "InsertsTheRest", 8, INSERT, one_by_one
+    ),  # invalid tasks that are left out and reported
+    "the error names the first problem alone": row(
+        "FirstProblemAlone", 8, INSERT, first_problem
+    ),  # a check that stops too early
+    "only the first task of a batch is checked": row(
+        "ChecksOne", 8, CHECK, of_the_first_task
+    ),  # a fast path with missing checks
+    "only the first problem of each task is listed": row(
+        "OneProblemATask", 8, CHECK, one_a_task
+    ),  # the check of a task ends where it has failed
+    "leaving a slot that the request does not hold is accepted, without effect": row(
+        "LeavesWhatIsNotHeld", 8, INSERT, without_those_not_held
+    ),  # a second abort that is accepted as harmless
+    "a handoff is taken, whether its keys and values are there or not": row(
+        "HandoffWithoutKeys",
+        12,
+        CHECK,
+        lambda call: [text for text in call() if "declared present" not in text],
+        seen="hal",
+    ),  # a handoff whose blocks are not checked, with drafts or without
+    "the policy tests for device names": row(
+        "KnowsNames", 27, INSERT, without_the_last
+    ),  # it drops the last task on unknown devices
+    "of two writes to one place in one plan the first wins": row(
+        "FirstWins", 4, "overlaps in a plan", reversed_writes
+    ),  # a builder of plans that resolves overlaps in reverse
+    "one submission for each request of a batch": row(
+        "OneSubmissionEach",
+        10,
+        "insert_tasks",
+        first(lambda call: call.me.count("submissions", len(call.tasks))),
+        "fused_scatter",
+        "FastDeploy: 32 a request",
+    ),  # a loop over requests instead of staged writes
+}
+register(__name__, BATCHES)
+
+# -- drafts ------------------------------------------------------------------------------------------------------------
+
+
+def book_first(call: Call) -> object:
+    try:
+        return call()
+    except RuntimeError:
+        call.state.drafts.handed = call.step.number
+        raise
+
+
+def hold_first(call: Call) -> object:
+    try:
+        return call()
+    except RuntimeError:
+        call.state.drafts.holders = {slot: int(call.state.host_table.admission_ids[slot]) for slot in (0, 1)}
+        raise
+
+
+def without_readers(call: Call) -> object:
+    kept, call.state._readers = call.state._readers, []
+    try:
+        return call()
+    finally:
+        call.state._readers = kept
+
+
+def in_pieces(chosen: Callable[[WritePlan, int], Sequence[int]]) -> How:
+    """Return a lie: drafts are several plans; the writes ``chosen(plan, slots)`` are submitted once more, apart."""
+
+    def lie(call: Call) -> object:
+        device = call.device
+        found, submit = check_drafts(call.state, call.step, call.drafts), device.submit
+
+        def pieces(plan: WritePlan, on: Stream) -> Ticket:
+            flat, ticket = plan.flat(), submit(plan, on)
+            for at in chosen(flat, len(found)):
+                ticket = submit(WritePlan(flat.memory, flat.writes[at : at + 1], [flat.payload]), on)
+            return ticket  # type: ignore[no-any-return]
+
+        device.submit = pieces
+        try:
+            return call()
+        finally:
+            del device.submit
+
+    return lie
+
+
+def put_back(state: Callable[[Call], Any]) -> How:
+    """Return a lie: drafts that slots held before a call are in the book after it."""
+
+    def lie(call: Call) -> object:
+        held = dict(state(call).drafts.holders)
+        given = call()
+        state(call).drafts.holders.update(held)
+        return given
+
+    return lie
+
+
+DRAFTS = {
+    "drafts are taken at any time; update_inputs drops those that come before it": row(
+        "DraftsAtAnyTime", 12, "order of drafts", lambda call: None, seen="hal"
+    ),  # an unchecked order of calls
+    "a plain step silently drops a slot's drafts": row(
+        "PlainStepOverDrafts", 12, "plain step over drafts", lambda call: None
+    ),  # an unchecked book of drafts
+    "drafts on another stream do not wait for their step": row(
+        "DraftsBesideTheirStep", 28, "policy.set_drafts", without_readers, (*HELD, "overlapped_update")
+    ),  # a proposer with a stream of its own
+    "drafts that the driver refused count as handed over": row(
+        "RefusedDraftsAreBooked", 12, "policy.set_drafts", book_first
+    ),  # booked before they are written
+    "slots keep that they hold drafts which the driver refused": row(
+        "RefusedDraftsAreHeld", 12, "policy.set_drafts", hold_first
+    ),  # the same of the other half of the book
+    "drafts are a submission for each slot": row(
+        "DraftsApart", 10, "policy.set_drafts", in_pieces(lambda plan, slots: range(slots)), "fused_scatter"
+    ),  # a loop over the slots
+    "drafts are a submission for each field": row(
+        "DraftsByField",
+        10,
+        "policy.set_drafts",
+        in_pieces(lambda plan, slots: range(min(2, len(plan.writes)))),
+        "fused_scatter",
+    ),  # a copy for the tokens, one for their number, one for the step's inputs
+    "a released slot counts as one with drafts": row(
+        "ReleasedSlotsKeepDrafts", 12, "release of slots", put_back(lambda call: call.self)
+    ),  # the book of drafts is another than that of slots
+    "a slot that a request has left counts as one with drafts": row(
+        "LeftSlotsKeepDrafts", 12, INSERT, put_back(lambda call: call.state)
+    ),  # the same of requests that leave
+}
+register(__name__, DRAFTS)
+
+# -- guards of slots ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def owned_by(writes: Any, most: int) -> Iterator[None]:  # noqa: ANN401 (writes to several memories)
+    """Show the first owners of the memories alone meanwhile."""
+    owners = writes.owners
+    writes.owners = dict([*owners.items()][:most])
+    try:
+        yield
+    finally:
+        writes.owners = owners
+
+
+def with_owners(most: int) -> How:
+    """Return a lie: a write to several memories knows the first owners alone."""
+
+    def lie(call: Call) -> object:
+        with owned_by(call.writes, most):
+            return call()
+
+    return lie
+
+
+def join_once(call: Call) -> None:
+    state, slots, stream = call.self, call.slots, call.stream
+    joined = state.__dict__.setdefault("joined", set())
+    for event, read in state._readers:
+        if (slots is None or read is None or np.isin(slots, read).any()) and not event.done():
+            pair = getattr(event, "stream_key", id(event)), getattr(stream, "stream_key", id(stream))
+            if pair not in joined:
+                joined.add(pair)
+                stream.wait(event)
+
+
+def sixty_four_readers(call: Call) -> None:
+    state = call.state
+    add = state.add_reader
+
+    def short(slots: Any, event: Any) -> None:  # noqa: ANN401
+        add(slots, event)
+        del state._readers[:-64]
+
+    state.add_reader = short
+
+
+GUARDS = {
+    "writes do not wait for the last step that reads the slot": row(
+        "NoGuard", 28, "guard of slots", lambda call: None, HELD
+    ),  # a freed slot that is given to a new request at once (sglang 18746)
+    "a stream that has once waited for another is taken as ordered after it": row(
+        "JoinedOnce", 28, "guard of slots", join_once, (*HELD, "async_update")
+    ),  # it does not wait for the steps that come there later
+    "a state has 64 readers at most": row(
+        "OldReadersAreForgotten", 28, "register_state", then(sixty_four_readers), HELD
+    ),  # the oldest leaves for the newest, whether it has passed or not
+    "a write to several memories does not wait for a step": row(
+        "WritesBesideTheirStep", 28, "policy.write", with_owners(0), (*HELD, "overlapped_update")
+    ),  # it knows memories, and no state
+    "a write to several memories waits for the steps that read the first of them": row(
+        "FirstOwnerWaits", 28, "policy.write", with_owners(1), (*HELD, "async_update")
+    ),  # the other memories are written beside their readers
+}
+register(__name__, GUARDS)
+
+# -- the output of a step ----------------------------------------------------------------------------------------------
+
+
+def silent(call: Call) -> object:
+    try:
+        return call()
+    except SinkFull:
         return DONE
 
 
-@liar(8, "the error names the first problem alone")
-class FirstProblemAlone(Policy):
-    """A check that stops too early."""
-
-    def insert_tasks(
-        self, device: Device, hooks: Hooks, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream
-    ) -> Ticket:
-        """Cut the list."""
-        try:
-            return super().insert_tasks(device, hooks, state, tasks, stream)
-        except InvalidBatch as error:
-            raise InvalidBatch(error.problems[:1]) from None
+def reported_again(call: Call) -> object:
+    before = dict(call.state.host_table.preempted)
+    try:
+        return call()
+    except SinkFull:
+        call.state.host_table.preempted.update(before)
+        raise
 
 
-@liar(8, "only the first task of a batch is checked")
-class ChecksOne(Patch):
-    """A fast path with missing checks."""
-
-    seam = "check of a batch"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Find no problem unless the first task has one."""
-
-        def check(*arguments: Any) -> list[str]:  # noqa: ANN401 (whatever the true one takes)
-            found: list[str] = true(*arguments)
-            return found if any(text.startswith("task 0 ") for text in found) else []
-
-        return check
+def all_reported(call: Call) -> object:
+    try:
+        return call()
+    finally:
+        call.state.host_table.reported(range(call.state.sizes.num_slots))
 
 
-@liar(12, "a handoff is taken, whether its keys and values are there or not", seen="hal")
-class HandoffWithoutKeys(Patch):
-    """A handoff whose blocks are not checked, with drafts or without."""
-
-    seam = "check of a batch"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Drop that problem."""
-        return lambda *arguments: [text for text in true(*arguments) if "declared present" not in text]
+def sorted_slots(call: Call) -> object:
+    orders = {name: np.sort(order) for name, order in call.step.orders.items()}
+    return call(step=replace(call.step, orders=orders))
 
 
-@liar(12, "drafts are taken at any time; update_inputs drops those that come before it", seen="hal")
-class DraftsAtAnyTime(Patch):
-    """An unchecked order of calls."""
-
-    seam = "order of drafts"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Allow every call."""
-        return lambda state, step: None
+def only_if_held(call: Call) -> object:
+    step, state = call.step, call.state
+    if step.group.is_first and not state.host_table.admission_ids[step.order(state.name)].any():
+        step = replace(step, group=FOLLOWER)
+    return call(step=step)
 
 
-@liar(12, "drafts are written, but the next step does not feed them", seen="FastDeploy 7172")
-class DraftsThatNobodyFeeds(Patch):
-    """Tokens and their number without ``seq_lens_this_time``."""
-
-    seam = "plan of drafts"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Leave out the last field."""
-
-        def plan(state: SlotState, drafts: Any) -> WritePlan:  # noqa: ANN401 (as the true one takes it)
-            whole: WritePlan = true(state, drafts)
-            place = state.layout.fields["seq_lens_this_time"]
-            begin, end = place.offset, place.offset + place.stride * state.sizes.num_slots
-            kept = [not begin <= dst < end for dst in whole.writes["dst"].tolist()]
-            return WritePlan(whole.memory, whole.writes[np.array(kept)], whole.pieces)
-
-        return plan
+def clean_up(call: Call) -> None:
+    order = call.step.order(call.state.name)
+    if len(order) and int(order.min()) >= 0 and int(order.max()) < call.state.sizes.num_slots:
+        call.device.submit(call.state.cleanup_plan(order), call.stream)
 
 
-@liar(12, "a plain step silently drops a slot's drafts")
-class PlainStepOverDrafts(Patch):
-    """An unchecked book of drafts."""
-
-    seam = "plain step over drafts"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Allow every step."""
-        return lambda book, mirror, step: None
-
-
-@liar(15, "a group of one opens a communicator and broadcasts to itself")
-class TalksToItself(Policy):
-    """An unchecked group size."""
-
-    def broadcast_tokens(self, device: Device, hooks: Hooks, state: SlotState, group: Group, stream: Stream) -> Ticket:
-        """Always call the plugin."""
-        ticket: Ticket = hooks.broadcast_tokens(device=device, state=state, group=group, stream=stream)
-        return ticket
-
-
-@liar(14, "a state that ranks disagree about may be used all the same")
-class UsesAnything(Patch):
-    """A missing check."""
-
-    seam = "use of a state"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Never refuse."""
-        return lambda state: None
-
-
-@liar(17, "rank 1 sends too", seen="FastDeploy 7172")
-class EveryRankSends(Policy):
-    """A rank that considers itself the first."""
-
-    def save_output(
-        self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
-    ) -> Ticket:
-        """Replace the group."""
-        return super().save_output(device, hooks, state, replace(step, group=ALONE), sink, stream)
-
-
-@liar(18, "an early return skips the clean-up on ranks that do not send", seen="FastDeploy 7172")
-class EarlyReturn(Policy):
-    """``if rank > 0: return`` before the clean-up."""
-
-    def save_output(
-        self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
-    ) -> Ticket:
-        """Copy, and do no more."""
-        if step.group.is_first:
-            return super().save_output(device, hooks, state, step, sink, stream)
-        outbox = Outbox()
-        ticket: Ticket = hooks.save_output(device=device, state=state, step=step, sink=outbox, stream=stream)
-        assert outbox.pending is not None
+def copied(call: Call, sink: Any) -> Any:  # noqa: ANN401 (a ticket)
+    """Save by the plugin's hook alone; the record goes to the sink, or nowhere on other ranks than the first."""
+    outbox = Outbox()
+    ticket = call.hooks.save_output(
+        device=call.device, state=call.state, step=call.step, sink=outbox, stream=call.stream
+    )
+    assert outbox.pending is not None
+    if call.step.group.is_first:
+        sink.put(outbox.pending)
+    else:
         outbox.pending.complete(None)
-        return ticket
+    return ticket
 
 
-@liar(18, "the clean-up comes after sending, and not where sending fails")
-class CleansUpAfterSending(Policy):
-    """No ``finally``."""
-
-    def save_output(
-        self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
-    ) -> Ticket:
-        """Copy, send, clean up."""
-        outbox = Outbox()
-        ticket: Ticket = hooks.save_output(device=device, state=state, step=step, sink=outbox, stream=stream)
-        assert outbox.pending is not None
-        if step.group.is_first:
-            sink.put(outbox.pending)
-        else:
-            outbox.pending.complete(None)
-        device.submit(state.cleanup_plan(step.order(state.name)), stream)
-        state.host_table.reported(step.order(state.name).tolist())
-        return ticket
+def clean_up_last(call: Call) -> object:
+    ticket = copied(call, call.sink)
+    order = call.step.order(call.state.name)
+    call.device.submit(call.state.cleanup_plan(order), call.stream)
+    call.state.host_table.reported(order.tolist())
+    return ticket
 
 
-@liar(18, "the clean-up is ordered before the copy")
-class CleansUpFirst(Policy):
-    """The fields are zero before they are copied."""
+SAVE = "policy.save_output"
+OUTPUT = {
+    "an early return skips the clean-up on ranks that do not send": row(
+        "EarlyReturn",
+        18,
+        SAVE,
+        lambda call: call() if call.step.group.is_first else copied(call, None),
+        seen="FastDeploy 7172",
+    ),  # ``if rank > 0: return`` before the clean-up
+    "the clean-up comes after sending, and not where sending fails": row(
+        "CleansUpAfterSending", 18, SAVE, clean_up_last
+    ),  # no ``finally``
+    "the clean-up is ordered before the copy": row(
+        "CleansUpFirst", 18, SAVE, first(clean_up)
+    ),  # the fields are zero before they are copied
+    "a batch that was preempted as a whole is not reported": row(
+        "NothingRunsNothingToSay", 19, SAVE, only_if_held, seen="FastDeploy 7633"
+    ),  # a step without running requests that sends no output
+    "a preemption whose record met a full sink is reported by the next output too": row(
+        "PreemptionToldTwice", 19, SAVE, reported_again
+    ),  # a sender that believes that the sink did not keep the record
+    "an output forgets the preemptions of all slots, also of those that it does not name": row(
+        "ForgetsWhoWasNotNamed", 19, SAVE, all_reported
+    ),  # a table of departures that is cleared after each step
+    "rows are in slot order instead of batch-id order": row(
+        "SlotOrder", 20, SAVE, sorted_slots, seen="FastDeploy 7442"
+    ),
+    "bounds known to the host are not checked": row(
+        "NoBounds",
+        21,
+        "check of a step",
+        lambda call: call.step.orders.get(call.state.name, np.zeros(0, np.int32)) % call.state.sizes.num_slots,
+    ),  # a check of a step that only returns its order, reduced to existing slots
+    "output for a full sink is dropped silently": row(
+        "DropsSilently", 23, SAVE, silent, seen="ZeroMQ's high-water mark"
+    ),  # a full queue that is ignored
+}
+register(__name__, OUTPUT)
 
-    def save_output(
-        self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
-    ) -> Ticket:
-        """Clean up, then do the rest."""
-        order = step.order(state.name)
-        if len(order) and int(order.min()) >= 0 and int(order.max()) < state.sizes.num_slots:
-            device.submit(state.cleanup_plan(order), stream)
-        return super().save_output(device, hooks, state, step, sink, stream)
-
-
-@liar(19, "a batch that was preempted as a whole is not reported", seen="FastDeploy 7633")
-class NothingRunsNothingToSay(Policy):
-    """A step without running requests that sends no output."""
-
-    def save_output(
-        self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
-    ) -> Ticket:
-        """Send only if a slot is held."""
-        if step.group.is_first and not state.host_table.admission_ids[step.order(state.name)].any():
-            step = replace(step, group=_second())
-        return super().save_output(device, hooks, state, step, sink, stream)
-
-
-@liar(20, "rows are in slot order instead of batch-id order", seen="FastDeploy 7442")
-class SlotOrder(Policy):
-    """Rows in slot order."""
-
-    def save_output(
-        self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
-    ) -> Ticket:
-        """Sort the orders."""
-        orders = {name: np.sort(order) for name, order in step.orders.items()}
-        return super().save_output(device, hooks, state, replace(step, orders=orders), sink, stream)
-
-
-@liar(21, "bounds known to the host are not checked")
-class NoBounds(Patch):
-    """A check of a step that only returns its order."""
-
-    seam = "check of a step"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Accept any order, reduced to existing slots."""
-        return lambda state, step: step.orders.get(state.name, np.zeros(0, np.int32)) % state.sizes.num_slots
+# -- counters and capabilities -----------------------------------------------------------------------------------------
 
 
-@liar(23, "output for a full sink is dropped silently", seen="ZeroMQ's high-water mark")
-class DropsSilently(Policy):
-    """A full queue that is ignored."""
-
-    def save_output(
-        self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
-    ) -> Ticket:
-        """Ignore the error."""
-        try:
-            return super().save_output(device, hooks, state, step, sink, stream)
-        except SinkFull:
-            return DONE
+def uncounted(call: Call) -> object:
+    counts = call.me._counts
+    before = dict(counts)
+    ticket = call()
+    counts.update({name: before.get(name, 0) for name in ("launches", "submissions")})
+    return ticket
 
 
-@liar(27, "the policy tests for device names")
-class KnowsNames(Policy):
-    """A special case for unknown device names."""
-
-    def insert_tasks(
-        self, device: Device, hooks: Hooks, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream
-    ) -> Ticket:
-        """Drop the last task on unknown devices."""
-        if device.name in ("", "renamed") and not isinstance(tasks, TaskBatch):
-            tasks = tasks[:-1]
-        return super().insert_tasks(device, hooks, state, tasks, stream)
+def counted_twice(call: Call) -> None:
+    if call.target.collapsed()[0]:
+        call.me.count("launches")
+        call.me.count("submissions")
 
 
-@liar(28, "writes do not wait for the last step that reads the slot", requires=("async_h2d", "can_hold_stream"))
-class NoGuard(Patch):
-    """A freed slot that is given to a new request at once (sglang 18746)."""
-
-    seam = "guard of slots"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Do not wait."""
-        return lambda state, slots, stream: None
+def half(call: Call) -> object:
+    true = call()
+    return replace(true, submissions=true.submissions // 2)
 
 
-def _second() -> Group:
-    from ..harness.groups import FOLLOWER
+COUNTERS = {
+    "submissions are counted once for all of a call": row("CountsOne", 10, "counters", half, "probe_counts"),
+    "copies between two views are not counted": row(
+        "CopiesWithinUncounted", 10, "copy_within", uncounted, ("probe_counts", "native_objects")
+    ),  # a launch of the vendor's own kernel, past the base's count, where such copies are launches
+    "a strided value counts one submission more than it makes": row(
+        "StridedCountedTwice", 10, "submit_value", first(counted_twice), "probe_counts"
+    ),  # the vendor counts, and so does the base
+}
+register(__name__, COUNTERS)
 
-    return FOLLOWER
+
+@liar(10, "submissions are not counted, and no trace exists to compare with", requires=("fused_scatter", "async_h2d"))
+class CountsNothing(Lie):
+    """A bound that is always kept, as the count is zero."""
+
+    probe_counts = None  # hides the honest device's
+
+    def counters(self) -> Any:  # noqa: ANN401 (the device's)
+        """Return the counts without submissions."""
+        return replace(super().counters(), submissions=0, uploads=0, launches=0)  # type: ignore[misc]
+
+
+@liar(7, "claims async_h2d and writes synchronously", requires="not async_h2d", seen="FastDeploy 7521")
+class SilentFallback(Lie):
+    """A fallback that is not declared."""
+
+    capabilities = Capabilities(
+        async_h2d=True, async_d2h=False, fused_scatter=True, pinned_host=False, can_hold_stream=False, collective=""
+    )
+
+    def copy_within(self, target: View, value: View, stream: Stream) -> Ticket:
+        """Copy by way of the host, in a method of its own: the default would be refused at opening."""
+        return super().copy_within(target, value, stream)  # type: ignore[misc,no-any-return]

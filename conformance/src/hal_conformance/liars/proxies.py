@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from hal_core.memory.copies import Bytes, CopyTicket
@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from hal_core.memory.views import Memory
     from hal_core.streams import Event, Stream
 
+K = TypeVar("K")
 HELD = ("async_h2d", "can_hold_stream")
 """Capabilities needed to detect a lie about asynchronous writes."""
 HELD_COPIES = ("async_d2h", "can_hold_stream")
 """The same for copies out."""
+BOTH = (*HELD, *HELD_COPIES)
+"""The same for the order of writes and copies."""
 RING = ("staging", *HELD)
 """The same for the staging ring."""
+BELOW = (*HELD, "primitives")
+"""The same, over a vendor's primitives."""
 
 
 class Proxy(CopyTicket):
@@ -87,6 +92,11 @@ class ProxyEvent:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the honest event."""
         return self.true.wait(timeout)
+
+
+def variant(base: type[K], **methods: Callable[..., Any]) -> type[K]:
+    """Return a subclass of a ticket or event with other methods, which get the object first."""
+    return type(f"Lying{base.__name__}", (base,), {"__slots__": (), **methods})
 
 
 def given(one: Any, name: str, method: Callable[..., Any]) -> Any:  # noqa: ANN401 (a stream or a ticket of any class)

@@ -1,30 +1,141 @@
-"""Liars below the base of asynchronous devices: work that is not handed to the driver, events that pass too early."""
+"""Liars below the base of asynchronous devices, in a vendor's primitives: work and events of the runtime."""
 
 from __future__ import annotations
 
 import threading
 from abc import ABC
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from hal_core.devices.primitives import Primitives, RawEvent, RawStream
 
 from ..harness.lies import lay_below
 from . import Lie, liar
-from .proxies import HELD, HELD_COPIES, Proxy
+from .proxies import BOTH, HELD
+from .rows import Call, How, register, row
 
 if TYPE_CHECKING:
-    from hal_core.memory.copies import Bytes, CopyTicket
-    from hal_core.memory.views import ByteRange, Memory, View
+    from hal_core.memory.views import View
     from hal_core.slots.state import SlotState
     from hal_core.slots.step import Step
-    from hal_core.streams import Event, Stream
+    from hal_core.streams import Stream
     from hal_core.tickets import Ticket
 
+# -- the event of a submission, waits for it, and its queue ------------------------------------------------------------
 
-# -- work that stays with the host ------------------------------------------------------------------------------------
+
+def recorded_first(*, before_upload: bool) -> How:
+    """Return a lie that records the event of a submission between its upload and its launch, or before both."""
+
+    def lie(call: Call) -> None:
+        runtime = call.me
+        if before_upload:
+            runtime.event_record(call.event, call.stream)
+        runtime.copy_in(call.target, call.source, call.nbytes, call.stream)
+        runtime.count("uploads")
+        if not before_upload:
+            runtime.event_record(call.event, call.stream)
+        if call.launch is not None:
+            runtime.launch(call.launch, call.target, call.stream)
+            runtime.count("launches")
+
+    return lie
+
+
+def recorded_before_the_last(call: Call) -> None:
+    runtime, target, parts = call.me, call.target, call.parts
+    runtime.event_record(call.before, call.after)
+    runtime.stream_wait(call.stream, call.before)
+    for at, (source, nbytes) in enumerate(parts):
+        if at == len(parts) - 1:
+            runtime.event_record(call.event, call.stream)
+        if nbytes:
+            runtime.copy_out(target, source, nbytes, call.stream)
+            runtime.counts["copies_out"] += 1
+        target += nbytes
+    if not parts:
+        runtime.event_record(call.event, call.stream)
+
+
+def wait_once(call: Call) -> None:
+    waited = call.kept("_waited", {})
+    if id(call.event) not in waited:
+        waited[id(call.event)] = call.event
+        call()
+
+
+def may_be_waited_for(call: Call) -> object:
+    call.kept("_waited", {}).pop(id(call.event), None)
+    return call()
+
+
+def large_overtake(call: Call) -> None:
+    runtime = call.me
+    if call.launch is not None or call.nbytes < 1 << 16:
+        call()
+        return
+    if "_side" not in runtime.__dict__:
+        runtime._side = runtime.stream_create()
+    side, done = runtime._side, runtime.event_create()
+    runtime.copy_in(call.target, call.source, call.nbytes, side)
+    runtime.count("uploads")
+    runtime.event_record(done, side)
+    runtime.stream_wait(call.stream, done)
+    runtime.event_record(call.event, call.stream)
+
+
+def keeping(keeps: Callable[[Any], bool]) -> How:
+    """Return a lie that destroys a stream with its commands, but those that it keeps."""
+
+    def lie(call: Call) -> object:
+        calls = call.stream._calls
+        kept = [one for one in iter(lambda: None if calls.empty() else calls.get(), None) if keeps(one)]
+        for one in kept:
+            calls.put(one)
+        return call()
+
+    return lie
+
+
+ORDERED = (*BOTH, "primitives")
+TABLE = {
+    "the event of a submission is that of its upload": row(
+        "EventOfTheUpload", 1, "primitives.submit", recorded_first(before_upload=False), ORDERED
+    ),  # the event that the copy command returned, as the launch returns none
+    "the event of a submission comes before it": row(
+        "EventBeforeTheUpload", 1, "primitives.submit", recorded_first(before_upload=True), ORDERED
+    ),  # a marker that is enqueued first
+    "the event of copies out comes before the last of them": row(
+        "EventBeforeTheLastCopy", 1, "primitives.submit_copy_out", recorded_before_the_last, ORDERED
+    ),  # the loop records one turn too early
+    "a wait for an event is left out if a stream already waits for it": row(
+        "WaitsOnceForAnEvent",
+        28,
+        "primitives.stream_wait",
+        wait_once,
+        ORDERED,
+        also={"primitives.event_record": may_be_waited_for},
+    ),  # a flag at the event, where one at each stream is due
+    "an upload of 64 KiB overtakes earlier writes of its stream": row(
+        "LargeUploadsOvertake", 4, "primitives.submit", large_overtake, ORDERED
+    ),  # a copy engine that is not ordered after the compute stream
+    "a stream that is dropped is destroyed with its work": row(
+        "DroppedWithItsWork", 1, "primitives.stream_destroy", keeping(lambda one: False), (*BOTH, "primitives")
+    ),  # a destructor that does not wait, and cancels
+    "a stream that is dropped passes its events without their work": row(
+        "DroppedButItsEvents",
+        1,
+        "primitives.stream_destroy",
+        keeping(lambda one: isinstance(getattr(one, "__self__", None), threading.Event)),
+        (*BOTH, "primitives"),
+    ),  # whoever waits is woken
+}
+register(__name__, TABLE)
+
+# -- work that stays with the host -------------------------------------------------------------------------------------
 
 
 class Unflushed(ABC):  # noqa: B024 (an ABC for its layout, as Lie)
@@ -144,117 +255,62 @@ class FlushedBeforeTheLast(Flushes):
     below = FlushedButTheLast
 
 
-# -- a running event that counts as passed ----------------------------------------------------------------------------
+# -- locked host memory ------------------------------------------------------------------------------------------------
 
 
-class Begun(Proxy):
-    """A copy, and the event before it."""
+class InFront:
+    """Primitives, but for ``allocate_host`` and ``free_host``."""
 
-    __slots__ = ("begun",)
-    begun: Any
+    def __init__(self, true: Any, given: Callable[[int, int], int | None]) -> None:  # noqa: ANN401 (the vendor's)
+        self._true, self._given = true, given
 
-    @property
-    def data(self) -> Sequence[Bytes]:
-        """Return the host block as it is now."""
-        arrived: Any = self.inner
-        return arrived.data  # type: ignore[no-any-return]
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (the vendor's)
+        return getattr(self._true, name)
 
+    def allocate_host(self, nbytes: int) -> int | None:
+        """Something else than the runtime's block, which is lost."""
+        return self._given(self._true.allocate_host(nbytes), nbytes)
 
-class DoneOnceBegun(Begun):
-    """Done asks for the beginning."""
-
-    __slots__ = ()
-
-    def done(self) -> bool:
-        return bool(self.begun.done())
+    def free_host(self, address: int) -> None:
+        """Free no block: some blocks are not the runtime's."""
 
 
-class WaitsForTheBeginning(Begun):
-    """So does a wait."""
+def in_front(given: Callable[[int, int], int | None]) -> How:
+    """Return a lie whose primitives give ``given(address, nbytes)`` for a block of host memory."""
 
-    __slots__ = ()
+    def lie(call: Call) -> None:
+        if not isinstance(call.me.primitives, InFront):
+            call.me.primitives = InFront(call.me.primitives, given)
 
-    def done(self) -> bool:
-        return bool(self.begun.passed)
-
-    def _block(self, timeout: float | None) -> bool:
-        return bool(self.begun.wait(timeout))
+    return lie
 
 
-class Beginnings(Lie):
-    """Base: a copy is done when all before it is done."""
-
-    proxy: type[Begun]
-
-    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Record the event before the copy."""
-        device: Any = self
-        before: Event = device.own(stream).record()
-        proxy = self.proxy(super().copy_out(memory, parts, stream), [part.nbytes for part in parts])  # type: ignore[misc]
-        proxy.begun = before
-        return proxy
+PAGEABLE: list[np.ndarray[Any, Any]] = []
+"""Blocks that liars gave; they live as long as the process."""
 
 
-@liar(1, "a query counts a running copy as done", requires=(*HELD_COPIES, "primitives"))
-class RunningCountsAsDone(Beginnings):
-    """``status <= CL_RUNNING``, or a query that is not zero."""
-
-    proxy = DoneOnceBegun
-
-
-@liar(1, "a wait for a copy ends when the copy begins", requires=(*HELD_COPIES, "primitives"))
-class WaitEndsAtTheBeginning(Beginnings):
-    """A wait for the wrong event of the two that a copy has."""
-
-    proxy = WaitsForTheBeginning
+def pageable(nbytes: int) -> int:
+    """Return the address of aligned host memory that no runtime has locked."""
+    PAGEABLE.append(block := np.empty(nbytes + 4096, np.uint8))
+    return -(-block.ctypes.data // 4096) * 4096
 
 
-# -- streams that nobody holds any more --------------------------------------------------------------------------------
-
-
-class DropsWork(ABC):  # noqa: B024 (an ABC for its layout, as Lie)
-    """A mixin over primitives: a destroyed stream loses its commands, but those that the mixin keeps."""
-
-    def stream_destroy(self, stream: RawStream) -> None:
-        """Keep some of them."""
-        calls = stream._calls
-        kept = [call for call in iter(lambda: None if calls.empty() else calls.get(), None) if self.keeps(call)]
-        for call in kept:
-            calls.put(call)
-        super().stream_destroy(stream)  # type: ignore[misc]
-
-    def keeps(self, call: Any) -> bool:  # noqa: ANN401 (a command)
-        """Return whether a command survives."""
-        return False
-
-
-class DropsAllButEvents(DropsWork):
-    """Its events pass."""
-
-    def keeps(self, call: Any) -> bool:  # noqa: ANN401 (a command)
-        """Return whether it is about an event."""
-        return isinstance(getattr(call, "__self__", None), threading.Event)
-
-
-class Dropping(Lie):
-    """Base: a device over such primitives."""
-
-    below: type[DropsWork]
-
-    def laid(self) -> None:
-        """Lay the primitives' mixin."""
-        lay_below(self, self.below)
-
-
-@liar(1, "a stream that is dropped is destroyed with its work", requires=(*HELD, *HELD_COPIES, "primitives"))
-class DroppedWithItsWork(Dropping):
-    """A destructor that does not wait, and cancels."""
-
-    below = DropsWork
-
-
-@liar(1, "a stream that is dropped passes its events without their work", requires=(*HELD, *HELD_COPIES, "primitives"))
-class DroppedButItsEvents(Dropping):
-    """Whoever waits is woken."""
-
-    below = DropsAllButEvents
+PINNED = {
+    "pinned_host is claimed, and the runtime gives no locked memory": row(
+        "PinnedInName", 7, "laid", in_front(lambda address, nbytes: None), ("pinned_host", "primitives")
+    ),  # the capability was copied from another plugin
+    "locked memory is aligned to 16 bytes": row(
+        "PinnedByMalloc", 7, "laid", in_front(lambda address, nbytes: address + 16), ("pinned_host", "primitives")
+    ),  # a C library's block, locked afterwards: not where a page or a line begins
+    "pinned_host is claimed, and the memory is aligned and pageable": row(
+        "PinnedByAlignment", 7, "laid", in_front(lambda _, nbytes: pageable(nbytes)), ("pinned_host", "is_locked")
+    ),  # posix_memalign is all that allocate_host() does
+    "where locked memory is short, large blocks are pageable": row(
+        "PinnedIfSmall",
+        7,
+        "laid",
+        in_front(lambda address, nbytes: address if nbytes < 1 << 16 else pageable(nbytes)),
+        ("pinned_host", "is_locked"),
+    ),  # a silent way out of the runtime's limit
+}
+register(__name__, PINNED)

@@ -1,91 +1,256 @@
-"""Liars at the sizes of production: many slots, long rows, large values, far offsets, many requests."""
+"""Liars at the sizes of production: right up to a number of bytes, axes, slots, requests, tokens or ranges."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hal_core.contract.markers import hookimpl
+from hal_core.errors import OutOfMemory
 from hal_core.memory.plan import WRITE, Records, WritePlan
 from hal_core.memory.views import ByteRange, View
 from hal_core.slots.geometry import DYNAMIC
 from hal_core.slots.layout import REQUEST_ROW
 from hal_core.slots.tasks import TaskKind
-from hal_core.tickets import Ticket
 
 from . import Lie, liar
-from .proxies import HELD, moved, put
+from .proxies import HELD, moved
+from .rows import Call, How, first, register, row, then
 
 if TYPE_CHECKING:
-    from hal_core.contract.counters import Counters
     from hal_core.contract.device import Device
-    from hal_core.memory.copies import CopyTicket
     from hal_core.memory.values import Value
-    from hal_core.memory.views import Memory
     from hal_core.slots.admission import AdmittedRequest
     from hal_core.slots.state import SlotState
     from hal_core.slots.tasks import TaskBatch
     from hal_core.streams import Stream
+    from hal_core.tickets import Ticket
 
 LARGE = 1 << 20
 """Bytes from which a value is large."""
+COUNTED = ("fused_scatter", "async_h2d")
+
+# -- places of writes and copies ---------------------------------------------------------------------------------------
 
 
-class Spoils(Lie):
-    """Base of liars that corrupt a plan, or the arguments of ``async_set_value``."""
+def block_tail(call: Call) -> None:
+    target = call.target
+    end, nbytes = target.bounds()[1], target.size * target.dtype.itemsize
+    rest = min(-nbytes % 256, target.memory.nbytes - end)
+    if nbytes >= 64 << 10 and rest > 0:
+        call.write(target.memory, (end, bytes(rest)))
 
-    def records(self, records: Records) -> Records:
-        """Return the records to write instead."""
-        return records
 
-    def target(self, target: View) -> View:
-        """Return the target to write instead, with as many elements."""
-        return target
+def into(change: Callable[[View], View]) -> How:
+    """Return a lie that writes values to another target, of as many elements."""
 
-    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
-        """Submit the plan with corrupted records."""
-        if plan.records is not None:
-            plan = WritePlan(plan.memory, plan.writes, plan.pieces, self.records(plan.records))
-        return super().submit(plan, stream)  # type: ignore[misc,no-any-return]
-
-    @hookimpl
-    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Write to the corrupted target."""
-        other = self.target(target)
-        if other is not target and isinstance(value, np.ndarray):
+    def lie(call: Call) -> object:
+        other, value = change(call.target), call.value
+        if other is not call.target and isinstance(value, np.ndarray):
             value = value.reshape(other.shape)
-        return super().async_set_value(device, other, value, stream)  # type: ignore[misc,no-any-return]
+        return call(target=other, value=value)
+
+    return lie
 
 
-@liar(9, "slot numbers of a batch are bytes")
-class SlotsInEightBits(Spoils):
-    """Slot 256 is slot 0."""
-
-    def records(self, records: Records) -> Records:
-        """Truncate the numbers."""
-        return replace(records, slots=records.slots & np.int32(0xFF))
+def four_axes(target: View) -> View:
+    shape, strides, run = target.collapsed()
+    if len(shape) < 5:
+        return target
+    return moved(target, shape, (strides[1] * shape[1], *strides[1:]), run) or target
 
 
-@liar(9, "slot numbers are int16, and a negative one is taken for padding")
-class SlotsInSixteenBits(Spoils):
-    """Requests in slots from 32768 on that never arrive."""
-
-    def records(self, records: Records) -> Records:
-        """Leave out numbers that are negative as int16; the first stays, as a batch has one."""
-        kept = records.slots.astype(np.int16) >= 0
-        kept[0] = True
-        return replace(records, slots=records.slots[kept], data=records.data[kept])
+def short_strides(target: View) -> View:
+    shape, strides, run = target.collapsed()
+    cut = tuple(step if abs(step) <= 0xFFFF else (abs(step) & 0xFFFF) * (1 if step > 0 else -1) for step in strides)
+    return target if cut == strides else moved(target, shape, cut, run) or target
 
 
-@liar(9, "a kernel of 64 threads takes 64 requests of a batch, whatever the batch")
-class SixtyFourAtOnce(Spoils):
-    """No loop over the rest."""
+def short_offset(target: View) -> View:
+    if target.offset < 2**32:
+        return target
+    return View(target.memory, target.offset & 0xFFFFFFFF, target.shape, target.strides, target.dtype, target.owner)
 
-    def records(self, records: Records) -> Records:
-        """Return the first 64."""
-        return replace(records, slots=records.slots[:64], data=records.data[:64])
+
+def places(cut: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> How:
+    """Return a lie that writes a plan's writes, records included, elsewhere; a negative place is left out."""
+
+    def lie(call: Call) -> object:
+        if not call.plan.memory.nbytes >> 31:
+            return call()
+        flat = call.plan.flat()
+        found = cut(flat.writes["dst"].astype(np.int64))
+        writes = flat.writes[found >= 0]
+        writes["dst"] = found[found >= 0]
+        return call(plan=WritePlan(flat.memory, writes, flat.pieces))
+
+    return lie
+
+
+def first_ranges(most: int) -> How:
+    """Return a lie that copies the ranges after the first ``most`` from where the memory begins."""
+    return lambda call: call(
+        parts=[part if at < most else ByteRange(0, part.nbytes) for at, part in enumerate(call.parts)]
+    )
+
+
+def refuse_empty(call: Call) -> object:
+    if any(part.nbytes == 0 for part in call.parts):
+        raise ValueError("error -30 of a copy of 0 bytes")
+    return call()
+
+
+PLACES = {
+    "a large value is written in blocks of 256 bytes, and the last has no bounds check": row(
+        "TailOfTheLastBlock", 5, "async_set_value", then(block_tail)
+    ),  # values from 64 KiB on; smaller ones are written correctly
+    "a strided kernel supports four axes, and treats a fifth as dense": row(
+        "FourAxesAtMost", 5, "async_set_value", into(four_axes)
+    ),  # the outermost of five axes with the stride of a contiguous array
+    "strides are 16 bits wide": row(
+        "StridesInSixteenBits", 5, "async_set_value", into(short_strides)
+    ),  # rows that are further apart than 64 KiB are interleaved
+    "byte offsets of targets are 32 bits wide": row(
+        "OffsetsInThirtyTwoBits", 5, "async_set_value", into(short_offset)
+    ),  # bytes beyond 4 GiB are written at the beginning of the block
+    "a slot times its stride, and a write's place, are computed in 32 bits": row(
+        "PlacesInThirtyTwoBits", 5, "submit", places(lambda found: found & 0xFFFFFFFF)
+    ),  # uint where ulong is due: the fifth gigabyte is the first
+    "places of writes are int, and a negative one is taken for padding": row(
+        "PlacesInThirtyOneBits", 5, "submit", places(lambda found: found.astype(np.int32).astype(np.int64))
+    ),  # nothing arrives past 2 GiB
+    "byte offsets of copies out are 32 bits wide": row(
+        "CopyOffsetsInThirtyTwoBits",
+        1,
+        "copy_out",
+        lambda call: call(parts=[ByteRange(part.offset & 0xFFFFFFFF, part.nbytes) for part in call.parts]),
+    ),  # bytes beyond 4 GiB are read at the beginning of the block
+    "a copy out refuses a range of no bytes": row(
+        "EmptyRangesRefused", 1, "copy_out", refuse_empty
+    ),  # CL_INVALID_VALUE, for a size of 0
+    "a copy out has no array for a range of no bytes": row(
+        "EmptyRangesLeftOut", 1, "copy_out", lambda call: call(parts=[part for part in call.parts if part.nbytes])
+    ),  # a loop that passes over empty ranges
+    "a copy out has at most 1,024 ranges": row("ThousandRanges", 1, "copy_out", first_ranges(1024)),
+    "a copy out has at most 4,096 ranges": row("ThousandsOfRanges", 1, "copy_out", first_ranges(4096)),
+}
+register(__name__, PLACES)
+
+# -- slots and requests of a batch -------------------------------------------------------------------------------------
+
+
+def replanned(plan: WritePlan, **parts: Any) -> WritePlan:  # noqa: ANN401 (those of a plan)
+    """Return a plan with other parts."""
+    kept = {name: getattr(plan, name) for name in ("memory", "writes", "pieces", "records")}
+    return WritePlan(**{**kept, **parts})
+
+
+def records(change: Callable[[Records], Records]) -> How:
+    """Return a lie that submits a plan with other records."""
+
+    def lie(call: Call) -> object:
+        plan = call.plan
+        return call() if plan.records is None else call(plan=replanned(plan, records=change(plan.records)))
+
+    return lie
+
+
+def some(records: Records, begin: int | None, end: int | None) -> Records:
+    """Return the records of some slots of a batch."""
+    return replace(records, slots=records.slots[begin:end], data=records.data[begin:end])
+
+
+def without_negative(records: Records) -> Records:
+    kept = records.slots.astype(np.int16) >= 0
+    kept[0] = True  # a batch has one
+    return replace(records, slots=records.slots[kept], data=records.data[kept])
+
+
+def by_sixty_four(call: Call) -> object:
+    plan, records = call.plan, call.plan.records
+    if records is None or len(records.slots) <= 64:
+        return call()
+    for at in range(0, len(records.slots), 64):
+        ticket = call(plan=WritePlan(plan.memory, np.zeros(0, WRITE), (), some(records, at, at + 64)))
+    if len(plan.writes):
+        ticket = call(plan=replanned(plan, records=None))
+    return ticket
+
+
+def in_two_writes(call: Call) -> object:
+    plan, records = call.plan, call.plan.records
+    if records is None or len(records.slots) <= 32:
+        return call()
+    call(plan=WritePlan(plan.memory, plan.writes[:0], [b""], some(records, None, 32)))
+    return call(plan=replanned(plan, records=some(records, 32, None)))
+
+
+def counted_once(parts: Callable[[WritePlan], list[WritePlan]]) -> How:
+    """Return a lie that submits a plan in parts, of which ``counters()`` has one; a plan of one part is honest."""
+
+    def lie(call: Call) -> object:
+        counts = call.me.__dict__["_counts"]
+        first, *others = parts(call.plan)
+        ticket = call(plan=first)
+        kept = dict(counts)
+        for part in others:
+            ticket = call(plan=part)
+        counts.update({name: kept.get(name, 0) for name in ("submissions", "uploads", "launches")})
+        return ticket
+
+    return lie
+
+
+def wavefronts(plan: WritePlan) -> list[WritePlan]:
+    if plan.records is None or len(plan.records.slots) <= 64:
+        return [plan]
+    found = [some(plan.records, at, at + 64) for at in range(0, len(plan.records.slots), 64)]
+    rest = [WritePlan(plan.memory, plan.writes[:0], [b""], part) for part in found[1:]]
+    return [replanned(plan, records=found[0]), *rest]
+
+
+def rows_apart(plan: WritePlan) -> list[WritePlan]:
+    if plan.records is None or len(plan.records.slots) <= 256 or not len(plan.writes):
+        return [plan]
+    return [replanned(plan, writes=plan.writes[:0], pieces=[b""]), replanned(plan, records=None)]
+
+
+def without_fills(call: Call) -> object:
+    writes = call.plan.writes
+    if len(writes) >= 30:  # every column of a new state is filled; without that the bug would be obvious
+        return call()
+    return call(plan=replanned(call.plan, writes=writes[writes["pattern"] == 0]))
+
+
+BATCHES = {
+    "fills are left out, so the tail of a row is not reset": row(
+        "NoRowReset", 11, "submit", without_fills, seen="block tables of FastDeploy"
+    ),  # a scatter kernel without fills
+    "slot numbers of a batch are bytes": row(
+        "SlotsInEightBits", 9, "submit", records(lambda found: replace(found, slots=found.slots & np.int32(0xFF)))
+    ),  # slot 256 is slot 0
+    "slot numbers are int16, and a negative one is taken for padding": row(
+        "SlotsInSixteenBits", 9, "submit", records(without_negative)
+    ),  # requests in slots from 32768 on never arrive
+    "a kernel of 64 threads takes 64 requests of a batch, whatever the batch": row(
+        "SixtyFourAtOnce", 9, "submit", records(lambda found: some(found, None, 64))
+    ),  # no loop over the rest
+    "one submission for each 64 requests of a batch": row(
+        "SubmitsBySixtyFour", 10, "submit", by_sixty_four, COUNTED
+    ),  # a bug that few requests do not show
+    "a batch for more than 32 slots is two writes, of which the second may be refused": row(
+        "HalfOfALargeBatch", 8, "submit", in_two_writes
+    ),  # a table of fixed length
+    "an insertion is a launch for each 64 requests, of which one is counted": row(
+        "WavefrontsCountOnce", 10, "submit", counted_once(wavefronts), ("fused_scatter", "probe_counts")
+    ),  # the loop is below the counter
+    "the rows of more than 256 requests are a submission of their own, which is not counted": row(
+        "RowsCountNothing", 10, "submit", counted_once(rows_apart), ("fused_scatter", "probe_counts")
+    ),  # two kernels from a size on
+}
+register(__name__, BATCHES)
 
 
 @liar(9, "the byte count of a row is 16 bits wide")
@@ -108,7 +273,35 @@ class RowsInSixteenBits(Lie):
         if self.inserting:
             writes = plan.writes.copy()
             writes["nbytes"] = np.where(writes["pattern"] == 0, writes["nbytes"] & 0xFFFF, writes["nbytes"])
-            plan = WritePlan(plan.memory, writes[writes["nbytes"] > 0], plan.pieces, plan.records)
+            plan = replanned(plan, writes=writes[writes["nbytes"] > 0])
+        return super().submit(plan, stream)  # type: ignore[misc,no-any-return]
+
+
+@liar(9, "denormal parameters of a request are flushed to zero")
+class RecordsFlushDenormals(Lie):
+    """A record scattered by a kernel for floats."""
+
+    floats: Sequence[int] = ()
+
+    @hookimpl
+    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
+        """Insert with such a kernel."""
+        fields: Any = state.layout.record_dtype.fields
+        self.floats = [entry[1] for entry in fields.values() if entry[0] == np.float32]
+        try:
+            return super().insert_tasks(device, state, tasks, stream)  # type: ignore[misc,no-any-return]
+        finally:
+            self.floats = ()
+
+    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
+        """Flush them."""
+        if plan.records is not None and self.floats:
+            data = plan.records.data.copy()
+            for at in self.floats:
+                bits = np.ascontiguousarray(data[:, at : at + 4]).view(np.uint32)
+                flushed = np.where(bits & 0x7F800000 == 0, bits & 0x80000000, bits).astype(np.uint32)
+                data[:, at : at + 4] = flushed.view(np.uint8)
+            plan = replanned(plan, records=replace(plan.records, data=data))
         return super().submit(plan, stream)  # type: ignore[misc,no-any-return]
 
 
@@ -151,166 +344,172 @@ class LateAdmissionsMixedUp(Lie):
         wrong, dynamic = self.__dict__.get("wrong", ({}, []))
         if plan.records is not None and wrong:
             data = plan.records.data.copy()
-            for row, slot in enumerate(plan.records.slots.tolist()):
+            for at, slot in enumerate(plan.records.slots.tolist()):
                 if slot in wrong:
-                    kept = [(at, data[row, at : at + 4].copy()) for at in dynamic]
-                    data[row] = np.frombuffer(wrong[slot], np.uint8)
-                    for at, value in kept:
-                        data[row, at : at + 4] = value
-            plan = WritePlan(plan.memory, plan.writes, plan.pieces, replace(plan.records, data=data))
+                    kept = [(begin, data[at, begin : begin + 4].copy()) for begin in dynamic]
+                    data[at] = np.frombuffer(wrong[slot], np.uint8)
+                    for begin, value in kept:
+                        data[at, begin : begin + 4] = value
+            plan = replanned(plan, records=replace(plan.records, data=data))
         return super().submit(plan, stream)  # type: ignore[misc,no-any-return]
 
 
-@liar(5, "a large value is written in blocks of 256 bytes, and the last has no bounds check")
-class TailOfTheLastBlock(Lie):
-    """Values from 64 KiB on; smaller ones are written correctly."""
-
-    @hookimpl
-    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Write, and zero the rest of the last block."""
-        ticket = super().async_set_value(device, target, value, stream)  # type: ignore[misc]
-        end, nbytes = target.bounds()[1], target.size * target.dtype.itemsize
-        rest = min(-nbytes % 256, target.memory.nbytes - end)
-        if nbytes >= 64 << 10 and rest > 0:
-            put(self, target.memory, [(end, bytes(rest))], stream)
-        return ticket  # type: ignore[no-any-return]
+# -- steps of many tokens, in the reference, which devices without a kernel run ----------------------------------------
 
 
-@liar(5, "a strided kernel supports four axes, and treats a fifth as dense")
-class FourAxesAtMost(Spoils):
-    """The outermost of five axes with the stride of a contiguous array."""
-
-    def target(self, target: View) -> View:
-        """Return the target without its outermost stride."""
-        shape, strides, run = target.collapsed()
-        if len(shape) < 5:
-            return target
-        return moved(target, shape, (strides[1] * shape[1], *strides[1:]), run) or target
+def hidden(**fields: Callable[[Any], Any]) -> How:
+    """Return a lie that shows a step other values of some fields."""
+    return lambda call: call(fields={**call.fields, **{name: of(call.fields[name]) for name, of in fields.items()}})
 
 
-@liar(5, "strides are 16 bits wide")
-class StridesInSixteenBits(Spoils):
-    """Rows that are further apart than 64 KiB are interleaved."""
-
-    def target(self, target: View) -> View:
-        """Return the target without the upper bits of the strides."""
-        shape, strides, run = target.collapsed()
-        cut = tuple(step if abs(step) <= 0xFFFF else (abs(step) & 0xFFFF) * (1 if step > 0 else -1) for step in strides)
-        return target if cut == strides else moved(target, shape, cut, run) or target
+def long_stops(most: int) -> How:
+    """Return a lie about stop sequences of more than ``most`` tokens, which are never met."""
+    return hidden(stop_seqs_len=lambda lengths: np.where(lengths > most, 0, lengths))
 
 
-@liar(5, "byte offsets of targets are 32 bits wide")
-class OffsetsInThirtyTwoBits(Spoils):
-    """Bytes beyond 4 GiB are written at the beginning of the block."""
-
-    def target(self, target: View) -> View:
-        """Return the target without the upper bits of the offset."""
-        if target.offset < 2**32:
-            return target
-        return View(target.memory, target.offset & 0xFFFFFFFF, target.shape, target.strides, target.dtype, target.owner)
+def first_stops(most: int) -> How:
+    """Return a lie about stop sequences, of which the first ``most`` are compared."""
+    return hidden(stop_seqs_num=lambda counts: np.minimum(counts, most))
 
 
-class Places(Lie):
-    """Base of liars whose kernels compute the places of a plan's writes, records included, in too few bits."""
+def first_appended(most: int) -> How:
+    """Return a lie about the accepted tokens of a step, of which the first ``most`` are appended."""
 
-    def places(self, places: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return the places that are written instead; a negative one is left out."""
-        raise NotImplementedError
+    def lie(call: Call) -> None:
+        call()
+        for slot in np.asarray(call.slots).tolist():
+            begin, count = int(call.known[slot]), int(call.column["accept_num"][slot])
+            call.fields["token_ids"][slot, begin + min(count, most) : begin + count] = -1
 
-    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
-        """Submit the plan's writes there."""
-        if plan.memory.nbytes >> 31:
-            flat = plan.flat()
-            places = self.places(flat.writes["dst"].astype(np.int64))
-            writes = flat.writes[places >= 0]
-            writes["dst"] = places[places >= 0]
-            plan = WritePlan(flat.memory, writes, flat.pieces)
-        return super().submit(plan, stream)  # type: ignore[misc,no-any-return]
+    return lie
 
 
-@liar(5, "a slot times its stride, and a write's place, are computed in 32 bits")
-class PlacesInThirtyTwoBits(Places):
-    """``uint`` where ``ulong`` is due: the fifth gigabyte is the first."""
-
-    def places(self, places: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Cut the upper bits."""
-        return places & 0xFFFFFFFF
-
-
-@liar(5, "places of writes are int, and a negative one is taken for padding")
-class PlacesInThirtyOneBits(Places):
-    """Nothing arrives past 2 GiB."""
-
-    def places(self, places: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Read them as int32."""
-        return places.astype(np.int32).astype(np.int64)
+def warp_of_end_tokens(call: Call) -> object:
+    memory, place = call.state.memory, call.state.layout.fields["eos_num"]
+    part = ByteRange(place.offset, place.stride * call.state.sizes.num_slots)
+    copied = call.me.copy_out(memory, [part], call.stream)
+    copied.wait()
+    counts = np.array(copied.data[0]).view(np.int32)
+    call.write(memory, (part.offset, np.minimum(counts, 32).tobytes()))
+    call()
+    return call.write(memory, (part.offset, counts.tobytes()))
 
 
-@liar(1, "byte offsets of copies out are 32 bits wide")
-class CopyOffsetsInThirtyTwoBits(Lie):
-    """Bytes beyond 4 GiB are read at the beginning of the block."""
-
-    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Copy from the wrong offset."""
-        cut = [ByteRange(part.offset & 0xFFFFFFFF, part.nbytes) for part in parts]
-        return super().copy_out(memory, cut, stream)  # type: ignore[misc,no-any-return]
+def first_cleaned(most: int) -> How:
+    """Return a lie about the clean-up of a step, which is that of its first ``most`` slots."""
+    return lambda call: call(slots=call.slots[:most])
 
 
-@liar(10, "one submission for each 64 requests of a batch", requires=("fused_scatter", "async_h2d"))
-class SubmitsBySixtyFour(Lie):
-    """A bug that few requests do not show."""
+STOPS, SEVERAL = "stop sequences of a step", "several tokens of a step"
+STEPS = {
+    "a stop sequence may begin in the prompt": row(
+        "StopsFromThePrompt", 9, STOPS, lambda call: call(generated=call.total)
+    ),  # the comparison does not know where the prompt ends
+    "stop sequences of more than 8 tokens are never met": row("ShortStopsOnly", 9, STOPS, long_stops(8)),
+    "stop sequences of more than 32 tokens are never met": row("WarpOfStopTokens", 9, STOPS, long_stops(32)),
+    "a step compares the first 8 stop sequences": row("EightStopSequences", 9, STOPS, first_stops(8)),
+    "a step compares the first 64 stop sequences": row("WavefrontOfStops", 9, STOPS, first_stops(64)),
+    "a step compares the first 32 end tokens": row("WarpOfEndTokens", 9, "update_inputs", warp_of_end_tokens),
+    "of more than 8 accepted tokens the first 8 are appended": row("EightAppended", 9, SEVERAL, first_appended(8)),
+    "of more than 32 accepted tokens the first 32 are appended": row("WarpAppended", 9, SEVERAL, first_appended(32)),
+    "positions of a step are kept in 16 bits": row(
+        "StepPositionsInSixteenBits", 9, "one token of a step", lambda call: call(known=call.known & 0xFFFF)
+    ),
+    "the clean-up of a step is one block of 1,024 threads, a slot each": row(
+        "CleanUpOfOneBlock", 18, "clean-up of a step", first_cleaned(1024)
+    ),  # the rest keeps its marks
+    "the clean-up of a step leaves out slots from 2,048 on": row(
+        "CleanUpOfLowSlots", 18, "clean-up of a step", lambda call: call(slots=call.slots[call.slots < 2048])
+    ),  # a bit for each, in a word of fixed length
+    "drafts are written for the first 1,024 slots of a call": row(
+        "BlockOfDraftedSlots", 12, "plan of drafts", lambda call: call(drafts=dict([*call.drafts.items()][:1024]))
+    ),  # one block of threads, a slot each
+    "of the drafts of a slot the first 8 are written": row(
+        "VectorOfDrafts",
+        12,
+        "plan of drafts",
+        lambda call: call(drafts={slot: given[:8] for slot, given in call.drafts.items()}),
+    ),
+}
+register(__name__, STEPS)
 
-    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
-        """Submit the records in portions."""
-        records = plan.records
-        if records is None or len(records.slots) <= 64:
-            return super().submit(plan, stream)  # type: ignore[misc,no-any-return]
-        for at in range(0, len(records.slots), 64):
-            some = Records(records.slots[at : at + 64], records.data[at : at + 64], records.scatter_map)
-            ticket = super().submit(WritePlan(plan.memory, np.zeros(0, WRITE), (), some), stream)  # type: ignore[misc]
-        if len(plan.writes):
-            ticket = super().submit(WritePlan(plan.memory, plan.writes, plan.pieces), stream)  # type: ignore[misc]
-        return ticket  # type: ignore[no-any-return]
-
-
-@liar(10, "submissions are not counted, and no trace exists to compare with", requires=("fused_scatter", "async_h2d"))
-class CountsNothing(Lie):
-    """A bound that is always kept, as the count is zero."""
-
-    probe_counts: ClassVar[None] = None  # hides the honest device's
-
-    def counters(self) -> Counters:
-        """Return the counts without submissions."""
-        true: Counters = super().counters()  # type: ignore[misc]
-        return replace(true, submissions=0, uploads=0, launches=0)
-
-
-@liar(2, "a value of a megabyte is not copied: it is read from the caller's array when its turn comes")
-class LargeByReference(Lie):
-    """A value too large for the staging ring, written without it."""
-
-    @hookimpl
-    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Write; a large value is written once more before the next read, with its contents at that time."""
-        if isinstance(value, np.ndarray) and value.nbytes >= LARGE:
-            self.__dict__.setdefault("late", []).append((device, target, value))
-        return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
-
-    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Read after the late writes."""
-        for device, target, value in self.__dict__.pop("late", ()):
-            super().async_set_value(device, target, value, stream)  # type: ignore[misc]
-        return super().copy_out(memory, parts, stream)  # type: ignore[misc,no-any-return]
+# -- large values, and memory that is not there ------------------------------------------------------------------------
 
 
-@liar(3, "a value of a megabyte is written synchronously", requires=HELD)
-class LargeValuesWait(Lie):
-    """Large values, which the driver does not stage."""
+def own_error(call: Call) -> object:
+    try:
+        return call()
+    except OutOfMemory as error:
+        if error.argument == "ring":
+            raise
+        raise RuntimeError(f"error -4: {error.what}") from None
 
-    @hookimpl
-    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Wait for a large value."""
-        ticket = super().async_set_value(device, target, value, stream)  # type: ignore[misc]
-        if isinstance(value, np.ndarray) and value.nbytes >= LARGE:
-            stream.synchronize()
-        return ticket  # type: ignore[no-any-return]
+
+def what_fits(call: Call) -> object:
+    try:
+        return call()
+    except OutOfMemory as error:
+        if isinstance(call.value, np.ndarray) and error.argument != "ring":
+            call(target=call.target[:4], value=np.ascontiguousarray(call.value[:4]))
+        raise
+
+
+def in_two_collectives(call: Call) -> object:
+    part, memory = call.state.broadcast_range(), call.state.memory
+    if part.nbytes <= 4096:
+        return call()
+    communicator = call.device.communicator(call.group)
+    communicator.broadcast(memory, ByteRange(part.offset, 4096), call.stream)
+    return communicator.broadcast(memory, ByteRange(part.offset + 4096, part.nbytes - 4096), call.stream)
+
+
+def is_large(value: Value) -> bool:
+    return isinstance(value, np.ndarray) and value.nbytes >= LARGE
+
+
+def note_large(call: Call) -> None:
+    if is_large(call.value):
+        call.kept("late", []).append((call.device, call.target, call.value))
+
+
+def write_the_large(call: Call) -> None:
+    for device, target, value in call.me.__dict__.pop("late", ()):
+        call.honest("async_set_value")(device, target, value, call.stream)
+
+
+def note_plan(call: Call) -> None:
+    plan = call.plan
+    call.me.__dict__["late_plan"] = replanned(plan) if plan.records is None else None
+
+
+def write_the_plan(call: Call) -> None:
+    late = call.me.__dict__.pop("late_plan", None)
+    if late is not None and late.memory is call.memory:
+        call.honest("submit")(late, call.stream)
+
+
+VALUES = {
+    "the source array is captured by reference, and read when later work is done": row(
+        "ByReference", 2, "submit", then(note_plan), seen="vLLM, five times", also={"copy_out": first(write_the_plan)}
+    ),  # an asynchronous copy from pageable memory that is not kept alive: the bytes are read late
+    "a value of a megabyte is not copied: it is read from the caller's array when its turn comes": row(
+        "LargeByReference", 2, "async_set_value", first(note_large), also={"copy_out": first(write_the_large)}
+    ),  # a value too large for the staging ring, written without it
+    "a value of a megabyte is written synchronously": row(
+        "LargeValuesWait",
+        3,
+        "async_set_value",
+        then(lambda call: call.stream.synchronize() if is_large(call.value) else None),
+        HELD,
+    ),  # large values, which the driver does not stage
+    "a write that finds no device memory raises the runtime's own error": row(
+        "AllocatorsOwnError", 26, "async_set_value", own_error, "staging"
+    ),  # a code of the driver's, without hook and cure
+    "a write that finds no device memory has written what fits": row(
+        "WhatFitsIsWritten", 26, "async_set_value", what_fits, "staging"
+    ),  # piece by piece, until one is refused
+    "a slice of more than 4,096 bytes is two collectives": row(
+        "TwoCollectives", 14, "broadcast_tokens", in_two_collectives, "several_ranks"
+    ),  # a buffer of fixed length
+}
+register(__name__, VALUES)

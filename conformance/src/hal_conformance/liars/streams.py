@@ -1,119 +1,198 @@
-"""Liars about streams: work, events and copies on another stream than the given one."""
+"""Liars about streams: work, events and copies on another stream than the given one, or in another order."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hal_core.contract.markers import hookimpl
-from hal_core.memory.views import View
-from hal_core.tickets import Ticket
+import numpy as np
+from hal_core.devices.base import plan_value
+from hal_core.errors import InvalidValue
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.plan import WRITE, WritePlan, apply_to_host
+from hal_core.memory.views import ByteRange, View
 
 from . import Lie, liar
-from .proxies import HELD, HELD_COPIES, EventTicket, ProxyEvent, given
+from .proxies import BELOW, BOTH, HELD, ProxyEvent, given
+from .rows import Call, How, register, row
 
 if TYPE_CHECKING:
-    from hal_core.contract.device import Device
-    from hal_core.memory.copies import CopyTicket
-    from hal_core.memory.values import Value
-    from hal_core.memory.views import ByteRange, Memory
-    from hal_core.slots.state import SlotState
-    from hal_core.slots.step import Step
-    from hal_core.slots.tasks import TaskBatch
     from hal_core.streams import Event, Stream
+    from hal_core.tickets import Ticket
 
 DEFAULT = "the default stream instead of the one given"
+LARGE = 64 << 10
+"""Bytes from which a value has a copy engine of its own."""
+BUSY = 32 << 20
+"""Bytes that such an engine copies first: it is slower than the stream that does not wait for it."""
+
+# -- the default stream, or one beside ---------------------------------------------------------------------------------
 
 
-@liar(1, f"values are written on {DEFAULT}", requires=(*HELD, *HELD_COPIES), seen="Paddle's copy_")
-class WritesOnTheDefaultStream(Lie):
-    """A framework's copy without a stream argument."""
-
-    @hookimpl
-    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Write on the other stream."""
-        return super().async_set_value(device, target, value, device.default_stream)  # type: ignore[misc,no-any-return]
+def on_default(call: Call) -> object:
+    """Make the call on the default stream."""
+    device = call.device if "device" in call else call.me
+    return call(stream=device.default_stream)
 
 
-@liar(4, f"tasks are inserted on {DEFAULT}", requires=(*HELD, *HELD_COPIES))
-class InsertsOnTheDefaultStream(Lie):
-    """An insertion from a scheduler with one stream."""
+class TimedOnTheHost(ProxyEvent):
+    """An event whose time is that of the call."""
 
-    @hookimpl
-    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """Insert on the other stream."""
-        return super().insert_tasks(device, state, tasks, device.default_stream)  # type: ignore[misc,no-any-return]
-
-
-@liar(1, f"copies out follow the work of {DEFAULT}", requires=(*HELD, *HELD_COPIES), seen="sglang 28034")
-class CopiesOfTheDefaultStream(Lie):
-    """A copy of bytes that the given stream had not written yet."""
-
-    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Copy after the other stream."""
-        return super().copy_out(memory, parts, self.default_stream)  # type: ignore[misc,attr-defined,no-any-return]
-
-
-@liar(4, f"a step is advanced on {DEFAULT}", requires=(*HELD, *HELD_COPIES, "overlapped_update"))
-class AdvancesOnTheDefaultStream(Lie):
-    """A kernel launched without its last argument."""
-
-    def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
-        """Advance on the other stream."""
-        return super().update_inputs(state, step, self.default_stream)  # type: ignore[misc,attr-defined,no-any-return]
-
-
-@liar(28, f"events are those of {DEFAULT}", requires=(*HELD, "overlapped_update"), seen="sglang 18746")
-class EventsOfTheDefaultStream(Lie):
-    """A slot that counts as free while the step that reads it has not begun."""
-
-    def event(self, stream: Stream) -> Event:
-        """Record on the other stream."""
-        return super().event(self.default_stream)  # type: ignore[misc,attr-defined,no-any-return]
-
-
-class _TimedOnTheHost(ProxyEvent):
     def __init__(self, true: Event) -> None:
         super().__init__(true)
         self.at = time.monotonic()
 
-    def seconds_since(self, earlier: _TimedOnTheHost) -> float:
+    def seconds_since(self, earlier: TimedOnTheHost) -> float:
         return self.at - earlier.at
 
 
-@liar(4, "timed events note when they were recorded, on the host's clock", requires=("timed_events", "can_hold_stream"))
-class TimesOfTheHost(Lie):
-    """A step's time that is the time of its launches."""
+class InMilliseconds(ProxyEvent):
+    """An event whose times are milliseconds."""
 
-    def timed_event(self, stream: Stream) -> _TimedOnTheHost:
-        """Note the time now."""
-        return _TimedOnTheHost(super().timed_event(stream))  # type: ignore[misc]
-
-
-class _InMilliseconds(ProxyEvent):
-    def seconds_since(self, earlier: _InMilliseconds) -> float:
+    def seconds_since(self, earlier: InMilliseconds) -> float:
         return 1e3 * self.true.seconds_since(earlier.true)  # type: ignore[attr-defined,no-any-return]
 
 
-@liar(4, "the time between timed events is in milliseconds", requires="timed_events", seen="cudaEventElapsedTime")
-class MillisecondsAsSeconds(Lie):
-    """The driver's number as it comes."""
+def own_stream(call: Call) -> object:
+    if not isinstance(call.value, View):
+        return call()
+    beside = call.kept("beside", None) or call.device.stream()
+    call.me.__dict__["beside"] = beside
+    ticket = call(stream=beside)
+    call.stream.wait(beside.record())
+    return ticket
 
-    def timed_event(self, stream: Stream) -> _InMilliseconds:
-        """Record an event with another unit."""
-        return _InMilliseconds(super().timed_event(stream))  # type: ignore[misc]
+
+def drafts_beside(call: Call) -> object:
+    own = call.device.stream()
+    ticket = call(stream=own)
+    call.stream.wait(own.record())
+    return ticket
 
 
-@liar(1, f"the ticket of a write asks {DEFAULT}", requires=HELD)
-class TicketsOfTheDefaultStream(Lie):
-    """Work on the right stream, its event on another."""
+def zeros_beside(call: Call) -> object:
+    shape, _, nbytes = call.target.collapsed()
+    if isinstance(call.value, np.ndarray) or call.value or shape or nbytes < 1 << 16:
+        return call()
+    own = call.me.own(call.stream)
+    own.beside.wait(own.record())
+    return call(stream=own.beside)
 
-    @hookimpl
-    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Write, and record elsewhere."""
-        super().async_set_value(device, target, value, stream)  # type: ignore[misc]
-        return EventTicket(device.default_stream.record())
+
+def engine(*, late: bool) -> How:
+    """Return a lie that copies large values on the device by an engine, a stream of its own.
+
+    ``late``: the stream does not wait for it, and it has other work to do first; else it does not wait for the stream.
+    """
+
+    def lie(call: Call) -> object:
+        if call.target.size * call.target.dtype.itemsize < LARGE:
+            return call()
+        device, found = call.me, call.kept("_engine", [])
+        if not found:
+            room = View.contiguous(device.allocate(2 * BUSY), 0, (2, BUSY), dtype_of("uint8"))
+            found += device.stream(), room
+        own, room = found
+        if late:
+            own.wait(device.event(call.stream))
+            call(target=room[0], value=room[1], stream=own)
+        ticket = call(stream=own)
+        if not late:
+            call.stream.wait(device.event(own))
+        return ticket
+
+    return lie
+
+
+def known_event(call: Call) -> object:
+    device = call.me
+    own = device.own(call.stream)
+    return device.last.get(own.stream_key) or device.events.record(own)
+
+
+def refuse_others(call: Call) -> object:
+    if getattr(call.event, "pool", None) is not call.self.pool:
+        raise InvalidValue("the event is of another context", cure="use one device", argument="event")
+    return call()
+
+
+STEPS = (*BOTH, "overlapped_update")
+EVENTS = ("can_hold_stream", "async_d2h")
+STREAMS = {
+    f"values are written on {DEFAULT}": row(
+        "WritesOnTheDefaultStream", 1, "async_set_value", on_default, BOTH, "Paddle's copy_"
+    ),  # a framework's copy without a stream argument
+    f"tasks are inserted on {DEFAULT}": row(
+        "InsertsOnTheDefaultStream", 4, "insert_tasks", on_default, BOTH
+    ),  # an insertion from a scheduler with one stream
+    f"copies out follow the work of {DEFAULT}": row(
+        "CopiesOfTheDefaultStream", 1, "copy_out", on_default, BOTH, "sglang 28034"
+    ),  # a copy of bytes that the given stream had not written yet
+    f"a step is advanced on {DEFAULT}": row(
+        "AdvancesOnTheDefaultStream", 4, "update_inputs", on_default, STEPS
+    ),  # a kernel launched without its last argument
+    f"events are those of {DEFAULT}": row(
+        "EventsOfTheDefaultStream", 28, "event", on_default, (*HELD, "overlapped_update"), "sglang 18746"
+    ),  # a slot that counts as free while the step that reads it has not begun
+    "drafts are written on the default stream instead of the one given": row(
+        "DraftsOnTheDefaultStream", 4, "policy.set_drafts", on_default, BOTH
+    ),  # a proposer's stream is not passed on
+    "a write to several memories is put on the default stream instead of the one given": row(
+        "WritesOfSeveralOnTheDefaultStream", 1, "policy.write", on_default, BOTH
+    ),  # a call without a stream argument
+    "log-probabilities are copied on the default stream": row(
+        "LogprobsOnTheDefaultStream",
+        24,
+        "save_output",
+        on_default,
+        BOTH,
+        when=lambda call: call.step.logprobs is not None,
+    ),  # the way with log-probabilities was written when there was one stream
+    "drafts are written on a stream of their own": row(
+        "DraftsOnTheirOwnStream", 4, "policy.set_drafts", drafts_beside, BOTH
+    ),  # the stream given waits for it, but it waits for none
+    "a value on the device is copied on a stream of its own, before the work that makes it": row(
+        "DeviceValueOnAnotherStream", 2, "async_set_value", own_stream, BOTH, "Paddle: copies between devices"
+    ),  # a copy for which later work waits, but which itself does not wait
+    "fills of 0 from 64 KiB on run beside their stream": row(
+        "ZerosRunBeside", 4, "submit_value", zeros_beside, HELD
+    ),  # a memset of the copy engine, after the stream's earlier work; the stream's later work does not wait for it
+    "the stream does not wait for the engine that copies a device value of 64 KiB or more": row(
+        "EngineIsLate", 1, "copy_within", engine(late=True), HELD
+    ),  # its ticket is right, and so are small values
+    "the engine that copies a device value of 64 KiB or more does not wait for the stream": row(
+        "EngineIsEarly", 1, "copy_within", engine(late=False), HELD
+    ),  # the stream waits for it: later work sees what was taken too early
+    "timed events note when they were recorded, on the host's clock": row(
+        "TimesOfTheHost",
+        4,
+        "timed_event",
+        lambda call: TimedOnTheHost(call()),
+        ("timed_events", "can_hold_stream"),
+    ),  # a step's time that is the time of its launches
+    "the time between timed events is in milliseconds": row(
+        "MillisecondsAsSeconds",
+        4,
+        "timed_event",
+        lambda call: InMilliseconds(call()),
+        "timed_events",
+        "cudaEventElapsedTime",
+    ),  # the driver's number as it comes
+    "events of another opened device are refused": row(
+        "RefusesOthersEvents", 1, "wait of a stream", refuse_others, EVENTS
+    ),  # each opened device has a context of its own
+    "events of another opened device are not waited for": row(
+        "IgnoresOthersEvents",
+        1,
+        "wait of a stream",
+        lambda call: call() if call.event.pool is call.self.pool else None,
+        EVENTS,
+    ),  # a handle unknown in this context is taken to have passed
+    "the event after a stream's work is that after hal's own last work there": row(
+        "EventOfLastWork", 28, "event", known_event, BELOW
+    ),  # no event is recorded where one is known; a wait of the stream, or a model's kernels, may have come since
+}
+register(__name__, STREAMS)
 
 
 def _wait_here(stream: Stream, event: Event) -> None:
@@ -144,23 +223,58 @@ class WaitBlocksTheHost(Lie):
         return super().foreign_stream(stream)  # type: ignore[misc,no-any-return]
 
 
-@liar(
-    2,
-    "a value on the device is copied on a stream of its own, before the work that makes it",
-    requires=(*HELD, *HELD_COPIES),
-    seen="Paddle: copies between devices",
-)
-class DeviceValueOnAnotherStream(Lie):
-    """A copy for which later work waits, but which itself does not wait."""
+# -- what lies beside a target is read when the call is made, and written back with it ---------------------------------
 
-    @hookimpl
-    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Copy beside the stream."""
-        write = super().async_set_value  # type: ignore[misc]
-        if not isinstance(value, View):
-            return write(device, target, value, stream)  # type: ignore[no-any-return]
-        beside: Any = self.__dict__.setdefault("beside", None) or device.stream()
-        self.__dict__["beside"] = beside
-        ticket: Ticket = write(device, target, value, beside)
-        stream.wait(beside.record())
-        return ticket
+
+class ReadsAtTheCall(Lie):
+    """Base: what lies beside a target is read when the call is made, and written back with it. No value bypasses it."""
+
+    def submit_value(self, target: View, value: Any, stream: Stream) -> Ticket:  # noqa: ANN401 (host values)
+        """By a plan, always."""
+        return self.submit(plan_value(target, value), stream)
+
+    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
+        """Write what covers the plan's runs, as it is now, with the plan laid over it."""
+        device: Any = self
+        if plan.records is not None or plan.empty or plan.memory.nbytes > 1 << 16:
+            return super().submit(plan, stream)  # type: ignore[misc,no-any-return]
+        copied = device.copy_out(plan.memory, [ByteRange(0, plan.memory.nbytes)], device.stream())
+        copied.wait()
+        now = np.array(copied.data[0], np.uint8)
+        return super().submit(self.covering(plan, now), stream)  # type: ignore[misc,no-any-return]
+
+    def covering(self, plan: WritePlan, now: np.ndarray[Any, Any]) -> WritePlan:
+        """The plan of the writes."""
+        spans = self.spans(plan)
+        apply_to_host(plan, now)
+        rows, at = np.zeros(len(spans), WRITE), 0
+        for one, (low, high) in zip(rows, spans, strict=True):
+            one["dst"], one["source"], one["nbytes"] = low, at, high - low
+            at += high - low
+        return WritePlan(plan.memory, rows, [b"".join(now[low:high].tobytes() for low, high in spans)])
+
+    def spans(self, plan: WritePlan) -> list[tuple[int, int]]:
+        """The byte ranges that are written, apart and in order."""
+        raise NotImplementedError
+
+
+@liar(5, "narrow writes read their words at the call and write them back later", requires=HELD)
+class WordsReadAtTheCall(ReadsAtTheCall):
+    """No store of a byte: the word around it is read by the host."""
+
+    def spans(self, plan: WritePlan) -> list[tuple[int, int]]:
+        """The words of 8 bytes that are touched."""
+        words: set[int] = set()
+        for one in plan.writes.tolist():
+            words.update(range(one[0] // 8, (one[0] + one[2] - 1) // 8 + 1))
+        return [(8 * word, min(8 * word + 8, plan.memory.nbytes)) for word in sorted(words)]
+
+
+@liar(5, "a strided write takes what lies between its elements along", requires=HELD)
+class GapsReadAtTheCall(ReadsAtTheCall):
+    """One copy from the first byte to the last."""
+
+    def spans(self, plan: WritePlan) -> list[tuple[int, int]]:
+        """All from the first to the last."""
+        ends = plan.writes["dst"] + plan.writes["nbytes"]
+        return [(int(plan.writes["dst"].min()), int(ends.max()))]

@@ -1,26 +1,32 @@
-"""Recordings of a small worker's calls, and their replay; ``tests/test_record.py`` records ``hal run``."""
+"""Recordings: of a small worker's calls, of ``hal run --record``, and their replay on devices and on liars."""
 
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import re
 import signal
+import socket
 import subprocess
 import sys
 import zlib
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import get_ident
 
 import numpy as np
 import pytest
 from hal_conformance.harness import backdoor
+from hal_conformance.harness.lies import Lie, lay_over
 from hal_conformance.harness.sinks import KeepingSink
 from hal_conformance.opening import subject
 from hal_conformance.replay import frames, recorder
 from hal_conformance.replay.player import replay
 from hal_conformance.replay.recorder import CallRecorder
 from hal_core import (
+    DONE,
     Companion,
     FinishReason,
     Group,
@@ -34,8 +40,14 @@ from hal_core import (
     TaskKind,
     Writes,
     bind,
+    hookimpl,
 )
 from hal_core.devices.cpu.device import CpuDevice
+from hal_core.slots.tasks import ENTERING
+from hal_sim import NoCompiler
+from hal_sim.build import core_library
+
+from hal.cli import main
 
 SIZES = StateConfig(num_slots=4, max_model_len=64, max_logprobs=2, max_draft_tokens=2, vocab_size=100)
 
@@ -129,9 +141,106 @@ def from_host(bound, tokens=9):
     worker.step([0, 2])
 
 
-def test_calls_records_and_state_are_replayed(recorded, cpu):
-    differs, told = replay(cpu, recorded(from_host))
-    assert (differs, told.split(":")[0]) == (False, "10 calls, 2 records of 2 steps")
+def kernels_tokens(bound):
+    worker = SmallWorker(bound)
+    worker.enter([0, 1, 3])
+    tokens = [[9, 8, 7], [6, 5, 4], [0, 0, 0], [3, 2, 1]]
+    ids, ranks = np.arange(36).reshape(4, 3, 3), np.arange(12).reshape(4, 3)
+    ids[..., 0], ids = tokens, ids.reshape(4, 9)
+    worker.kernel(
+        accept_tokens=tokens,
+        accept_num=[[3], [1], [0], [2]],
+        topk_token_ids=ids,
+        topk_logprobs=-ids / 8,
+        topk_ranks=ranks,
+    )
+    first = worker.step([3, 0, 1], logprobs=2)
+    assert first.tokens.tolist() == [3, 2, 9, 8, 7, 6]
+
+
+def late_errors(bound):
+    worker = SmallWorker(bound)
+    worker.enter([0, 1])
+    worker.kernel(stop_flags=[[True], [False], [True], [True]], accept_tokens=[[0], [7]], accept_num=[[0], [1]])
+    record = worker.step([0, 1], late_errors=lambda: {0: "no token could be sampled"})
+    assert record.finish.tolist() == [FinishReason.ERROR, FinishReason.NONE]
+
+
+def outside_the_vocabulary(bound, *, host=True):
+    worker = SmallWorker(bound, StateConfig(num_slots=4, max_model_len=64, vocab_size=100))
+    worker.enter([0, 1])
+    for tokens in ([100, 7], [3, 8]):
+        if host:
+            worker.write(dict(enumerate(tokens)))
+        else:
+            worker.kernel(sampled_token_ids=np.array([tokens]).T)
+        record = worker.step([0, 1])
+    assert record.counts.tolist() == [0, 1], "later tokens of the request are not reported"
+
+
+def departures(bound):
+    worker = SmallWorker(bound)
+    worker.enter([0, 1, 2])
+    worker.write({0: 9, 1: 8, 2: 7})
+    worker.step([0, 1, 2])
+    worker.state.release([1])
+    task = Task(TaskKind.PREEMPTED, 0, worker.requests[0])
+    bound.insert_tasks(state=worker.state, tasks=[task], stream=worker.stream)
+    worker.write({2: 6})
+    assert worker.step([0, 1, 2]).request_ids == ("r0", "r2")
+
+
+def end_before_a_step(bound):
+    worker = SmallWorker(bound)
+    worker.enter([0, 1])
+    worker.state.release([0])
+    worker.enter([0])
+    worker.write({0: 9, 1: 8})
+    worker.step([0, 1])
+
+
+def declared_fields_and_companions(bound):
+    fields = [StateField("lora", "bfloat16", value="extra"), StateField("row", "int32", 3, value="extra")]
+    own = [Companion("proposer", [StateField("depth", "int64", value=lambda request: len(request.prompt))])]
+    worker = SmallWorker(bound, fields=fields, beside=own)
+    worker.enter([0, 1], {"lora": 1.5, "row": [1, 2, 3]})
+    worker.write({0: 9, 1: 8})
+    worker.set("lora", [0.5, 1.5, 2.5, 3.5])
+    worker.step([0, 1])
+
+
+def every_view(bound):
+    worker = SmallWorker(bound)
+    worker.enter([0, 1, 2])
+    for view, value in (
+        (worker.state.view("seed")[::-2], [[3], [4]]),
+        (worker.state.view("token_ids")[1, 4:20:3], 77),
+        (worker.state.view("stop_flags")[3], True),
+        (worker.state.view("top_p")[1:3, 0], [0.25, 0.5]),
+    ):
+        bound.async_set_value(target=view, value=value, stream=worker.stream)
+
+
+WORK = {
+    from_host: (10, 2, []),
+    kernels_tokens: (3, 1, []),
+    late_errors: (3, 1, []),
+    outside_the_vocabulary: (7, 2, []),
+    partial(outside_the_vocabulary, host=False): (5, 2, []),
+    departures: (10, 2, [[1], [0]]),
+    end_before_a_step: (6, 1, [[0]]),
+    declared_fields_and_companions: (6, 1, []),
+    every_view: (5, 0, []),
+}
+"""What a worker does: how many calls and steps are recorded, and the slots of each release."""
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_calls_records_and_state_are_replayed(recorded, cpu, work):
+    path, (calls, steps, released) = recorded(work), WORK[work]
+    differs, text = replay(cpu, path)
+    assert (differs, text.split(":")[0]) == (False, f"{calls} calls, {steps} records of {steps} steps")
+    assert [slots for (slots,) in given_of(path, "release")] == released
 
 
 def test_a_run_without_a_call_keeps_an_earlier_recording(recorded):
@@ -153,86 +262,6 @@ def test_two_runs_at_once_do_not_write_one_file(recorded, tmp_path):
         with closing(CallRecorder("/dev/null", bound)), closing(CallRecorder("/dev/null", second)):
             from_host(bound)
     assert len(given_of(tmp_path / "x", "record")) == 2
-
-
-def test_tokens_of_a_kernel_are_those_of_the_record(recorded, cpu):
-    def work(bound):
-        worker = SmallWorker(bound)
-        worker.enter([0, 1, 3])
-        tokens = [[9, 8, 7], [6, 5, 4], [0, 0, 0], [3, 2, 1]]
-        ids, ranks = np.arange(36).reshape(4, 3, 3), np.arange(12).reshape(4, 3)
-        ids[..., 0], ids = tokens, ids.reshape(4, 9)
-        worker.kernel(
-            accept_tokens=tokens,
-            accept_num=[[3], [1], [0], [2]],
-            topk_token_ids=ids,
-            topk_logprobs=-ids / 8,
-            topk_ranks=ranks,
-        )
-        first = worker.step([3, 0, 1], logprobs=2)
-        assert first.tokens.tolist() == [3, 2, 9, 8, 7, 6]
-
-    differs, told = replay(cpu, recorded(work))
-    assert (differs, told.split(":")[0]) == (False, "3 calls, 1 records of 1 steps")
-
-
-def test_errors_that_only_the_device_knew_are_replayed(recorded, cpu):
-    def work(bound):
-        worker = SmallWorker(bound)
-        worker.enter([0, 1])
-        worker.kernel(stop_flags=[[True], [False], [True], [True]], accept_tokens=[[0], [7]], accept_num=[[0], [1]])
-        record = worker.step([0, 1], late_errors=lambda: {0: "no token could be sampled"})
-        assert record.finish.tolist() == [FinishReason.ERROR, FinishReason.NONE]
-
-    differs, told = replay(cpu, recorded(work))
-    assert not differs, told
-
-
-@pytest.mark.parametrize("host", [True, False])
-def test_a_token_outside_the_vocabulary_is_replayed(recorded, cpu, host):
-    def work(bound):
-        worker = SmallWorker(bound, StateConfig(num_slots=4, max_model_len=64, vocab_size=100))
-        worker.enter([0, 1])
-        for tokens in ([100, 7], [3, 8]):
-            if host:
-                worker.write(dict(enumerate(tokens)))
-            else:
-                worker.kernel(sampled_token_ids=np.array([tokens]).T)
-            record = worker.step([0, 1])
-        assert record.counts.tolist() == [0, 1], "later tokens of the request are not reported"
-
-    differs, told = replay(cpu, recorded(work))
-    assert not differs, told
-
-
-def test_a_slots_release_and_departures_are_replayed(recorded, cpu):
-    def work(bound):
-        worker = SmallWorker(bound)
-        worker.enter([0, 1, 2])
-        worker.write({0: 9, 1: 8, 2: 7})
-        worker.step([0, 1, 2])
-        worker.state.release([1])
-        task = Task(TaskKind.PREEMPTED, 0, worker.requests[0])
-        bound.insert_tasks(state=worker.state, tasks=[task], stream=worker.stream)
-        worker.write({2: 6})
-        assert worker.step([0, 1, 2]).request_ids == ("r0", "r2")
-
-    differs, told = replay(cpu, recorded(work))
-    assert not differs, told
-
-
-def test_a_request_that_ends_before_its_first_step_is_released(recorded, cpu):
-    def work(bound):
-        worker = SmallWorker(bound)
-        worker.enter([0, 1])
-        worker.state.release([0])
-        worker.enter([0])
-        worker.write({0: 9, 1: 8})
-        worker.step([0, 1])
-
-    path = recorded(work)
-    assert given_of(path, "release") == [([0],)]
-    assert not replay(cpu, path)[0]
 
 
 def test_records_that_the_worker_never_takes_are_written(recorded, cpu):
@@ -293,37 +322,6 @@ def test_device_values_and_groups_are_recorded_and_left_out(recorded, cpu):
     ((step,),) = given_of(path, "save_output")
     assert (value[3], step[3]) == ("float32", Group((0, 1), 0))
     assert "; 1 with values of the device or of other ranks were left out" in replay(cpu, path)[1]
-
-
-def test_declared_fields_and_companions_are_replayed(recorded, cpu):
-    fields = [StateField("lora", "bfloat16", value="extra"), StateField("row", "int32", 3, value="extra")]
-
-    def work(bound):
-        own = [Companion("proposer", [StateField("depth", "int64", value=lambda request: len(request.prompt))])]
-        worker = SmallWorker(bound, fields=fields, beside=own)
-        worker.enter([0, 1], {"lora": 1.5, "row": [1, 2, 3]})
-        worker.write({0: 9, 1: 8})
-        worker.set("lora", [0.5, 1.5, 2.5, 3.5])
-        worker.step([0, 1])
-
-    differs, told = replay(cpu, recorded(work))
-    assert not differs, told
-
-
-def test_every_view_of_a_state_is_a_target(recorded, cpu):
-    def work(bound):
-        worker = SmallWorker(bound)
-        worker.enter([0, 1, 2])
-        for view, value in (
-            (worker.state.view("seed")[::-2], [[3], [4]]),
-            (worker.state.view("token_ids")[1, 4:20:3], 77),
-            (worker.state.view("stop_flags")[3], True),
-            (worker.state.view("top_p")[1:3, 0], [0.25, 0.5]),
-        ):
-            bound.async_set_value(target=view, value=value, stream=worker.stream)
-
-    differs, told = replay(cpu, recorded(work))
-    assert (differs, told.split(",")[0]) == (False, "5 calls")
 
 
 def test_a_recorder_adds_no_work_to_the_device(tmp_path):
@@ -490,7 +488,7 @@ def test_the_error_of_a_frame_is_raised_by_close(tmp_path, monkeypatch):
 
 def test_the_file_of_a_killed_process_has_its_calls(tmp_path, cpu):
     path = tmp_path / "x.rec"
-    opened = "import sys, test_replay as t; b = t.bind(t.CpuDevice(0, {})); r = t.CallRecorder(sys.argv[1], b)"
+    opened = "import sys, test_recordings as t; b = t.bind(t.CpuDevice(0, {})); r = t.CallRecorder(sys.argv[1], b)"
     worker = [sys.executable, "-c", f"{opened}; t.from_host(b); sys.stdin.read()", path]
     with subprocess.Popen(worker, stdin=subprocess.PIPE, cwd=Path(__file__).parent) as process:
         while _calls(path) != 10:
@@ -564,3 +562,220 @@ def test_what_is_no_regular_file_is_refused(cpu, tmp_path):
     for path, said in ((tmp_path, "file is no file"), (tmp_path / "x", "file does not exist")):
         with pytest.raises(InvalidValue, match=said):
             replay(cpu, path)
+
+
+# -- hal run --record, and what the kit's tests do not kill ----------------------------------------------------------
+
+
+class StepZeroIsWarmUp(Lie):
+    """Takes step 0 for a warm-up and does not advance the state; the kit's own steps count from 1."""
+
+    def update_inputs(self, state, step, stream):
+        return super().update_inputs(state, step, stream) if step.number else DONE
+
+
+class RowsByRequestId(Lie):
+    """Keeps a state's tokens in a table by request id: a resumed request misses the tokens generated since."""
+
+    known = np.zeros((64, 2), np.int64)
+
+    def register_state(self, state):
+        self.known[...] = 0
+        super().register_state(state)
+
+    @hookimpl
+    def insert_tasks(self, device, state, tasks, stream):
+        ticket = super().insert_tasks(device, state, tasks, stream)
+        for kind, slot, request in zip(tasks.plain["kinds"], tasks.plain["slots"], tasks.requests, strict=True):
+            if kind in ENTERING:
+                key = zlib.crc32(f"{state.name} {request.request_id}".encode())
+                held, before = self.known[key % 64].tolist()
+                if held != key:
+                    self.known[key % 64] = key, request.total
+                elif before < request.total:
+                    late = state.view("token_ids")[slot, before : request.total]
+                    self.async_set_value(device, late, late.dtype.storage.type(-1), stream)
+        return ticket
+
+
+ROOT = Path(__file__).parents[1]
+PROMPTS = ("def main(", "class Stack:", "for i in range(", "import os")
+RUNS = {
+    "plain": ("--slots", "3", "--max-tokens", "24"),
+    "drafts": ("--slots", "3", "--max-tokens", "24", "--temperature", "0", "--speculate", "ngram"),
+    "preemptions": ("--slots", "4", "--blocks", "6", "--max-tokens", "60", "--chunk", "4", "--logprobs", "2", "--json"),
+}
+LAST = {"drafts": "set_drafts", "preemptions": "preempted"}
+
+
+def run(path, *arguments, device="cpu"):
+    """Run the command here with a recording; its exit status."""
+    prompts = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
+    shown = "--json" if "--json" in arguments else "-q"
+    with pytest.raises(SystemExit) as end:
+        main(["run", shown, "--device", device, *prompts, *arguments, "--record", str(path)])
+    return end.value.code or 0
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory):
+    """A recording of each kind."""
+    folder = tmp_path_factory.mktemp("recordings")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("XDG_RUNTIME_DIR", str(folder))
+    for name, arguments in RUNS.items():
+        assert run(folder / name, *arguments) == 0
+    patch.undo()
+    return folder
+
+
+def no_sim():
+    try:
+        core_library()
+    except NoCompiler as error:
+        return str(error)
+    return ""
+
+
+@pytest.fixture
+def device(request, monkeypatch):
+    """The subject of a name; the cuda device runs over its tests' stand-in driver, natively or not."""
+    name, _, path = request.param.partition(" ")
+    if name == "cuda":
+        if why := no_sim():
+            pytest.skip(why)
+        monkeypatch.syspath_prepend(str(ROOT / "plugins/cuda/tests"))
+        monkeypatch.setenv("HAL_CUDA_NATIVE", str(int(path == "native")))
+        return subject(factory="kit_native:opened")
+    if name == "sim" and (why := no_sim()):
+        pytest.skip(why)
+    if name == "opencl":
+        probe = pytest.importorskip("hal_opencl").OpenCLPlugin.probe()
+        if not probe.available:
+            pytest.skip(f"{probe.reason} ({probe.cure})")
+    return subject(name)
+
+
+@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize("device", ["cpu", "sim", "opencl", "cuda native", "cuda python"], indirect=True)
+def test_a_recording_of_the_model_is_replayed_on(device, recordings, kind):
+    differs, told = replay(device, recordings / kind)
+    assert not differs, told
+    assert "0 records" not in told
+
+
+@pytest.mark.parametrize("kind", LAST)
+def test_the_recordings_have_what_they_are_named_for(recordings, kind):
+    told = set()
+    for frame in frames.Recording(recordings / kind).frames():
+        told.add(frame.name)
+        if frame.name == "insert_tasks":
+            told |= {row[0].name.lower() for row in frame.given[0]}
+    assert LAST[kind] in told
+
+
+@pytest.mark.parametrize(
+    ("liar", "kind", "message"),
+    [
+        (StepZeroIsWarmUp, "plain", ", update_inputs of step 0: accept_num[0, 0] is "),
+        (RowsByRequestId, "preemptions", ", insert_tasks (prefill -> slot "),
+    ],
+)
+def test_liars_that_quick_does_not_kill_die_by_replay(recordings, cpu, liar, kind, message):
+    RowsByRequestId.known[...] = 0
+    lying = replace(cpu, open=lambda: lay_over(CpuDevice(0, {}), liar))
+    differs, text = replay(lying, recordings / kind)
+    assert differs
+    assert re.match(rf"after call [1-9]\d*{re.escape(message)}", text)
+
+
+def test_a_run_ahead_of_its_device_is_replayed(tmp_path, monkeypatch):
+    """Tokens are made on the device, and records are taken one step late."""
+    if why := no_sim():
+        pytest.skip(why)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    mixed = ("--runner", "hal_sim.mixing:MixRunner", "--temperature", "0", "--overlap", "on")
+    for name, more in (("plain", ()), ("drafts", ("--drafts", "3"))):
+        assert run(tmp_path / name, *mixed, "--slots", "2", "--max-tokens", "12", *more, device="sim") == 0
+        differs, told = replay(subject("sim"), tmp_path / name)
+        assert not differs, told
+
+
+def test_equal_runs_make_equal_calls(recordings, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    again, other = tmp_path / "again", tmp_path / "other"
+    assert run(again, *RUNS["plain"]) == run(other, *RUNS["plain"], "--seed", "1") == 0
+    first, equal, unequal = [[*frames.Recording(path).frames()] for path in (recordings / "plain", again, other)]
+    assert first == equal
+    assert first != unequal
+
+
+def test_the_command_replays(recordings, capsys):
+    for arguments, code, said in (
+        (("cpu", "--replay", recordings / "plain"), 0, "cpu: "),
+        (("cpu", "--replay", recordings / "plain", "--liar", "NoRowReset"), 1, "NoRowReset: after call "),
+    ):
+        with pytest.raises(SystemExit) as end:
+            main(["conform", *map(str, arguments)])
+        assert end.value.code == code
+        assert capsys.readouterr().out.startswith(said)
+
+
+def test_options_that_a_replay_does_not_use_are_refused(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["conform", "cpu", "--replay", "x", "--seed", "0"])
+    assert end.value.code == 2
+    assert "--seed: --replay makes the calls of a recording and runs no test" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("--record", "x", "--tp", "2"),
+            "--record: a recording has the calls of one rank (leave it out, or run one rank)",
+        ),
+        (
+            ("--record", "/nowhere/x"),
+            "--record: No such file or directory: /nowhere/x (make its folder, or name another file)",
+        ),
+        (("--record", "/"), "--record: Is a directory: / (name a file in it)"),
+        (("--record", "/dev/full"), "--record: No space left on device"),
+    ],
+)
+def test_what_cannot_be_recorded_is_one_line(capsys, tmp_path, monkeypatch, arguments, said):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(SystemExit) as end:
+        main(["run", "--device", "cpu", "--max-tokens", "2", "--prompt", "x", "-q", *arguments])
+    assert end.value.code == 2
+    assert f"hal: error: {said}" in capsys.readouterr().err
+
+
+def test_a_sink_that_nobody_reads_is_named_as_typed(capsys, monkeypatch):
+    """Another program listens there."""
+    monkeypatch.setenv("HAL_SECONDS_SINK_CLOSE", "0.1")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        url = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(SystemExit) as end:
+            main(["run", "x", "--device", "cpu", "--max-tokens", "2", "-q", "--sink", url])
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("hal: error: --sink: not acknowledged by a reader: r0 at 0 ")
+    assert f"no reader answers on {url}" in error
+
+
+def test_without_the_kit_record_says_how_to_install_it(capsys, monkeypatch):
+    find = importlib.util.find_spec
+    assert find("hal_conformance") is not None
+    monkeypatch.setitem(sys.modules, "hal_conformance", None)
+    monkeypatch.setitem(sys.modules, "hal_conformance.replay.recorder", None)
+    with pytest.raises(SystemExit) as end:
+        main(["run", "--device", "cpu", "--max-tokens", "2", "--prompt", "x", "--record", "x"])
+    assert end.value.code == 2
+    assert "pip install ./conformance in hal's checkout" in capsys.readouterr().err
+
+
+def test_help_all_lists_record(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--help-all"])
+    assert "--record FILE" in capsys.readouterr().out
