@@ -14,7 +14,7 @@ BESIDE := -n $(FILES) --dist loadfile --no-loadscope-reorder --max-worker-restar
 # Two hundred processes of the tests import the same code: it is compiled once, also where Python is told to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run test tests slowest lint bench conform ray intel clients nightly mutants matrix soak chaos steady fuzz clean
+.PHONY: help run test tests slowest lint bench conform ray intel clients nightly mutants matrix soak chaos steady fuzz size clean
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -113,6 +113,9 @@ fuzz: $(STAMP)   ## fuzz the decoding of frames with atheris, then readers at th
 	$(BIN)/python tests/output/fuzz_frames.py --seconds 600 $(ARGS)
 	$(BIN)/python tests/output/fuzz_socket.py --seconds 300 --scheme tcp
 	$(BIN)/python tests/output/fuzz_socket.py --seconds 300 --scheme ipc
+
+size:            ## lines and statements by room, protocols, timeouts, decisions, words of pages
+	@$(PYTHON) tools/size.py
 
 clean:           ## remove the virtual environment and caches
 	rm -rf $(VENV) $(VENV)-* .pytest_cache .mypy_cache .ruff_cache .hypothesis
