@@ -14,7 +14,7 @@ BESIDE := -n $(FILES) --dist loadfile --no-loadscope-reorder --max-worker-restar
 # Two hundred processes of the tests import the same code: it is compiled once, also where Python is told to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run test tests slowest lint bench conform ray intel clients nightly matrix soak chaos steady fuzz clean
+.PHONY: help run test tests slowest lint bench conform ray intel clients nightly mutants matrix soak chaos steady fuzz size clean
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -52,7 +52,7 @@ slowest: $(STAMP) ## the same, and the slowest tests
 bench: $(STAMP)  ## the benchmarks, compared in one run
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-conform: $(STAMP) ## the other whole runs of the kit, its liars and guards, three at a time; ARGS='guards liars' takes some
+conform: $(STAMP) ## the other whole runs of the kit, its liars, three at a time; ARGS='liars matrix' takes some
 	$(BIN)/python tools/parts.py conform $(ARGS)
 
 $(VENV)/.ray: $(STAMP)
@@ -76,6 +76,13 @@ $(VENV)/.clients: $(STAMP)
 
 clients: $(VENV)/.clients ## install LangChain, LiteLLM, llm and transformers into the environment, and have them judge hal serve
 	$(BIN)/python -m pytest tests/serving/test_compat.py tests/serving/test_templates.py $(ARGS)
+
+$(VENV)/.mutants: $(STAMP)
+	$(BIN)/python -m pip install -q --disable-pip-version-check 'cosmic-ray>=8.4'
+	@touch $@
+
+mutants: $(VENV)/.mutants ## install cosmic-ray; change a line of hal_core, a hundred times: its tests and the kit must fail (ARGS='--count N --seed N')
+	$(BIN)/python tools/mutants.py $(ARGS)
 
 nightly: $(STAMP) $(OLDER)/.installed ## what conform has no time for, and ten times the examples; writes docs/evidence/nightly.md
 	$(BIN)/python tools/parts.py nightly --record docs/evidence/nightly.md $(ARGS)
@@ -106,6 +113,9 @@ fuzz: $(STAMP)   ## fuzz the decoding of frames with atheris, then readers at th
 	$(BIN)/python tests/output/fuzz_frames.py --seconds 600 $(ARGS)
 	$(BIN)/python tests/output/fuzz_socket.py --seconds 300 --scheme tcp
 	$(BIN)/python tests/output/fuzz_socket.py --seconds 300 --scheme ipc
+
+size:            ## lines and statements by room, protocols, timeouts, decisions, words of pages
+	@$(PYTHON) tools/size.py
 
 clean:           ## remove the virtual environment and caches
 	rm -rf $(VENV) $(VENV)-* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -25,7 +25,7 @@ EXAMPLES = round(100 * float(os.environ["HAL_TEST_SHARE"]))
 """Examples of a property without a number of its own (``tests/share.py``)."""
 # The cores are shared, so a deadline in milliseconds would measure the neighbours.
 settings.register_profile("hal", deadline=None, max_examples=EXAMPLES)
-# For tools/guards.py, which wants to know that a test fails, not the smallest example of it.
+# For tools/mutants.py, which wants to know that a test fails, not the smallest example of it.
 generate = (Phase.explicit, Phase.reuse, Phase.generate)
 settings.register_profile("unshrunk", deadline=None, max_examples=EXAMPLES, phases=generate)
 settings.load_profile("hal")

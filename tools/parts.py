@@ -1,7 +1,7 @@
 """Run named parts of the checks, some concurrently, and print how long each took.
 
     python tools/parts.py conform                what `make conform` runs, three at a time
-    python tools/parts.py conform sim guards     the parts whose name contains one of these words
+    python tools/parts.py conform sim matrix     the parts whose name contains one of these words
     python tools/parts.py ci --list              names and commands, without running anything
 
 Prints elapsed time, and processor time, which a busy machine does not change. A part that fails prints all of its
@@ -108,13 +108,13 @@ CONFORM = (
     Part("liars", f"{BIN}python -m pytest -q -m conform -o faulthandler_timeout=3600 {LIARS}"),  # one fixture runs all
     Part("overlap, a thousand schedules", f"{BIN}python -m pytest -q -m conform {OVERLAP}"),
     kit_sim("sim, lazy", 2, "default"),
-    Part("guards", f"{BIN}python tools/guards.py"),
     kit("cpu", "cpu", "default"),
     Part("properties, all examples", f"{BIN}python -m pytest -q -m {DRAWN}", "HAL_TEST_SHARE=1"),
     Part("ranks on Ray", f"{BIN}python -m pytest -q -m conform {ON_RAY}"),
     Part("matrix, every pair", f"{BIN}python -m tests.matrix --pairwise"),
 )
 NIGHTLY = (
+    Part("mutants of the core", "make mutants"),
     kit("cpu", "cpu", "nightly"),
     kit_sim("sim, eager", 0, "nightly"),
     kit_sim("sim, worker", 1, "nightly"),
