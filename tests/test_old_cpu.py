@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 import textwrap
 
 import pytest
-from hal_conformance.ranks import support
 from hal_core import Unavailable
-from hal_core.devices import check_processor, join_world
-from hal_core.devices.paddle import processor
+from hal_core.devices import check_processor, processor
 from hal_paddle.places import import_paddle
 
 from .commands import environment, left_in
@@ -20,7 +17,7 @@ SANDY_BRIDGE = frozenset({"SSE2", "SSE42", "POPCNT", "AVX"})
 #: hal on that CPU; the import of Paddle, which would end in SIGILL there, ends the process with another status.
 THERE = f"""
     import os, sys
-    from hal_core.devices.paddle import processor
+    from hal_core.devices import processor
 
     class Deadly:
         def find_spec(self, name, path, target=None):
@@ -67,19 +64,8 @@ def test_a_command_that_needs_paddle_says_so_in_one_line(tmp_path, arguments):
     assert done.stderr.count("\n") == 1
 
 
-def test_the_kit_starts_no_ranks_over_paddle_there(monkeypatch):
-    assert support.GlooRanks.ranks is not bool(processor.lacks_for_paddle())
-    monkeypatch.setattr(processor, "processor_features", lambda: SANDY_BRIDGE)
-    spec = importlib.util.find_spec(support.__name__)
-    there = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(there)
-    assert not there.GlooRanks.ranks
-
-
-@pytest.mark.parametrize("door", [check_processor, lambda: import_paddle("xpu", "cure"), join_world])
+@pytest.mark.parametrize("door", [check_processor, lambda: import_paddle("xpu", "cure")])
 def test_a_library_user_gets_an_error(monkeypatch, door):
-    for name in ("TRAINER_ID", "TRAINERS_NUM", "TRAINER_ENDPOINTS", "CURRENT_ENDPOINT"):
-        monkeypatch.setenv(f"PADDLE_{name}", "0")
     monkeypatch.setattr(processor, "processor_features", lambda: SANDY_BRIDGE)
     with pytest.raises(Unavailable, match="this CPU has no AVX2"):
         door()

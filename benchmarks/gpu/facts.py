@@ -10,7 +10,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from hal_core.devices.paddle import probing
+from hal_core.devices import probing
 
 
 def facts(module: str) -> dict[str, Any]:

@@ -17,8 +17,7 @@ import hal_engine.distributed.rank
 import hal_engine.distributed.state_check
 import numpy as np
 from hal_core import ENTERING, ByteRange, Group, HalError
-from hal_core.devices import open_groups
-from hal_core.devices.paddle.ranks.groups import PaddleCommunicator
+from hal_core.devices import HostCommunicator, open_groups
 from hal_core.runtime.policy import Policy
 from hal_core.tickets import DONE
 from hal_engine.distributed.control_messages import Hello
@@ -145,14 +144,14 @@ def dp_sync(rank):
 @contextlib.contextmanager
 def broadcasting(rank):
     """Record the bytes of each broadcast in which the rank takes part."""
-    original, kept = PaddleCommunicator.broadcast, rank.kept.setdefault("broadcasts", [])
+    original, kept = HostCommunicator.broadcast, rank.kept.setdefault("broadcasts", [])
     kept.clear()
 
     def broadcast(communicator, memory, part, stream):
         kept.append(part.nbytes)
         return original(communicator, memory, part, stream)
 
-    with mock.patch.object(PaddleCommunicator, "broadcast", broadcast):
+    with mock.patch.object(HostCommunicator, "broadcast", broadcast):
         yield
 
 

@@ -104,14 +104,18 @@ def test_ranks_meet_at_a_port_that_is_held_until_they_do(monkeypatch):
     release_folder(url)
 
 
-def test_a_rank_has_paddles_store_where_the_launch_says(monkeypatch):
+def test_the_ranks_meet_where_the_launch_says(monkeypatch):
     seen = []
-    for name, value in {"PADDLE_TRAINER_ID": "1", "PADDLE_TRAINERS_NUM": "2", "PADDLE_MASTER": "anywhere:1"}.items():
+    for name, value in {
+        "PADDLE_TRAINER_ID": "1",
+        "PADDLE_TRAINERS_NUM": "2",
+        "PADDLE_TRAINER_ENDPOINTS": "a:1,b:2",
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv(launch.URL, "ipc:///nowhere")
     monkeypatch.setenv(launch.STORE, "127.0.0.1:7")
-    monkeypatch.setattr(process, "serve", lambda *_, **__: seen.append(os.environ["PADDLE_MASTER"]))
+    monkeypatch.setattr(process, "serve", lambda *_, **__: seen.append(os.environ["PADDLE_TRAINER_ENDPOINTS"]))
     monkeypatch.setattr(process.signal, "alarm", lambda seconds: None)
     monkeypatch.setattr(process.signal, "signal", lambda *_: None)
     assert process.main() == 0
-    assert seen == ["127.0.0.1:7"]
+    assert seen == ["127.0.0.1:7,b:2"]

@@ -27,7 +27,7 @@ def test_a_rank_whose_run_went_well_has_a_minute_to_end(monkeypatch, capsys, err
         process.URL: "u",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PADDLE_MASTER", "")
+    monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", "a:1")
     monkeypatch.setattr(process, "serve", serve)
     monkeypatch.setattr(process.signal, "alarm", asked.append)
     monkeypatch.setattr(process.signal, "signal", lambda *_: None)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from unittest import mock
 
 import numpy as np
-from hal_conformance.ranks.processes import RankPool, gloo
+from hal_conformance.ranks.processes import RankPool, job_variables
 from hal_core import ALONE, MemorySink
 from hal_core.slots.admission import draw_seed
 from hal_engine.distributed.control_messages import Setup
@@ -53,7 +53,9 @@ class Worlds:
             maca = row.device == "maca"
             more = SUBSTITUTES | (paddle_env.environment("metax_gpu") if maca else {})
             made = RankPool if maca else ForkedRanks
-            self._pools[key] = made(row.ranks, environment=lambda rank, endpoints: gloo(rank, endpoints) | more)
+            self._pools[key] = made(
+                row.ranks, environment=lambda rank, endpoints: job_variables(rank, endpoints) | more
+            )
         return self._pools[key]
 
     def cluster(self) -> RayCluster:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from .harness.isolated import KitProcess as KitProcess
     from .ranks.processes import RankPool as RankPool
     from .ranks.processes import gloo as gloo
+    from .ranks.processes import job_variables as job_variables
     from .ranks.support import GlooRanks as GlooRanks
+    from .ranks.support import JobRanks as JobRanks
     from .report.command import main as main
 
 __getattr__, __dir__, __all__ = face(
@@ -26,8 +28,8 @@ __getattr__, __dir__, __all__ = face(
     {
         "hal_core.contract.support": "Support",
         "hal_conformance.harness.isolated": "KitProcess",
-        "hal_conformance.ranks.support": "GlooRanks",
-        "hal_conformance.ranks.processes": "RankPool gloo",
+        "hal_conformance.ranks.support": "GlooRanks JobRanks",
+        "hal_conformance.ranks.processes": "RankPool gloo job_variables",
         "hal_conformance.report.command": "main",
     },
 )

@@ -7,8 +7,8 @@ from time import monotonic
 
 import numpy as np
 from hal_core import Request, Task, TaskKind, admit
+from hal_core.devices import close_groups, open_groups
 from hal_core.devices.cpu import CpuPlugin
-from hal_core.devices.paddle.ranks.groups import close_groups, open_groups
 from hal_core.errors import GroupLost, HalError
 from hal_core.group import Group
 from hal_core.memory.plan import PlanBuilder

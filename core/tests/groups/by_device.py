@@ -1,4 +1,4 @@
-"""Functions that ranks run in tests of groups made by a device's own library, in place of Paddle."""
+"""Functions that ranks run in tests of groups made by a device's own library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from hal_core import Group
 from hal_core.devices import open_groups, opened
-from hal_core.devices.paddle.ranks import groups as groups_module
+from hal_core.ranks import groups as groups_module
 from hal_engine.distributed.job_groups import open_job
 
 LIBRARY = "a library of the device's"
@@ -71,13 +71,10 @@ def give_up(rank, groups):
 
 
 def job(rank, groups):
-    """Return the groups that ``open_job`` opens for a device with such a library, of a kind unknown to this Paddle
-    build.
-    """
+    """Return the groups that ``open_job`` opens for a device with such a library."""
     device = SimpleNamespace(
         groups_by=f"{LIBRARY}, of a job",
         make_group=make,
-        paddle_has_library=False,
         index=0,
         capabilities=SimpleNamespace(collective="nccl"),
     )

@@ -1,4 +1,4 @@
-"""Groups made by a device's own library: Paddle joins the job, and only the members make the group."""
+"""Groups made by a device's own library: only the members make the group."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hal_core.devices import HOST, open_groups
+from hal_core.errors import InvalidValue
 
 PAIRS = [(0, 1), (2, 3)]
 TIMEOUT = 2.0
@@ -41,9 +43,14 @@ def test_g16_if_the_first_rank_cannot_make_a_group_all_fail_at_once(pool, work):
     assert pool.run(work.refuse, PAIRS, 0, timeout=20.0) == {0: "LookupError", 1: "GroupLost", 2: "", 3: ""}
 
 
-def test_a_job_is_opened_by_the_device_itself_and_over_gloo(pool, work):
-    pytest.importorskip("paddle")
+def test_a_job_is_opened_by_the_device_itself_and_over_hals_own(pool, work):
     for libraries in pool.run(work.job, PAIRS).values():
         assert f"{work.LIBRARY}, of a job" in libraries
-        assert "gloo" in libraries
-        assert "nccl" not in libraries, "Paddle's own, which this Paddle does not have"
+        assert HOST in libraries
+        assert "nccl" not in libraries, "Paddle's own, which a model alone needs"
+
+
+def test_a_library_that_nobody_offers_is_refused_before_anything_is_made():
+    with pytest.raises(InvalidValue, match=r"no installed distribution offers groups over 'smoke'") as raised:
+        open_groups([(0, 1)], backend="smoke")
+    assert "pip install ./plugins/paddle" in raised.value.cure

@@ -1,4 +1,4 @@
-"""G13 to G15 with real groups over gloo: equality byte for byte, terms, headers."""
+"""G13 to G15 with real groups: equality byte for byte, terms, headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Declared fields among ranks over gloo: broadcast ones are agreed on (G13), different tables are refused (G14)."""
+"""Declared fields among ranks: broadcast ones are agreed on (G13), different tables are refused (G14)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import socket
 import sys
 import threading
@@ -11,7 +9,6 @@ from time import monotonic
 
 import pytest
 from hal_core.devices.cpu.device import CpuDevice
-from hal_core.devices.paddle.ranks.gloo_sockets import GlooSockets
 from hal_core.errors import GroupLost
 from hal_core.group import Group
 from hal_core.ranks.watchdog import Watchdog
@@ -304,31 +301,3 @@ def test_g16_a_group_lost_while_opening_is_waited_for_only_once():
     with pytest.raises(GroupLost, match="waited 2 times"):
         device.open_group(state=states[0], group=Group((0, 2), 0))
     assert device.device.opened == 2
-
-
-def test_g16_only_new_sockets_are_shut_down_and_still_accept_writes():
-    """Also if their own descriptor is closed and its number reused: their writes would end the other side."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        before = socket.create_connection(server.getsockname())
-        with GlooSockets() as found:
-            inside = socket.create_connection(server.getsockname())
-        (kept,) = found.found
-        accepted = [server.accept()[0] for _ in range(2)]
-        found.shut_down()
-        assert inside.recv(1) == b""  # the waiting thread returns
-        fd = inside.fileno()
-        inside.close()
-        again = socket.create_connection(server.getsockname())  # reuses the number of the closed descriptor
-        assert again.fileno() == fd
-        accepted.append(server.accept()[0])
-        found.shut_down()
-        for link in accepted:
-            for _ in range(3):
-                link.send(b"x")
-        assert (before.recv(3), again.recv(3)) == (b"xxx", b"xxx")
-        del found
-        gc.collect()
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(kept)
-        for link in (before, again, *accepted):
-            link.close()

@@ -13,7 +13,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from hal_conformance import gloo
+from hal_conformance import job_variables
 from hal_cuda import launching, nccl
 from hal_cuda.conformance import CudaSupport
 from hal_cuda.device import CudaDevice
@@ -86,7 +86,7 @@ class StandInRanks(CudaSupport):
         return "" if self.ranks else "ranks join the job through Paddle, and paddle is not installed"
 
     def rank_environment(self, rank, endpoints):
-        return gloo(rank, endpoints) | {_stand_in().FOLDER: str(_stand_in().built()[1].parent), RANK: "1"}
+        return job_variables(rank, endpoints) | {_stand_in().FOLDER: str(_stand_in().built()[1].parent), RANK: "1"}
 
     def opened(self):
         return opened()

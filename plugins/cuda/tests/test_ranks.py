@@ -10,7 +10,6 @@ import hal_cuda
 import numpy as np
 import pytest
 from hal_core import Request, StateConfig, devices
-from hal_core.devices.paddle.probing import Installed
 from hal_core.devices.stream_device import SPARES
 from hal_core.errors import Unavailable
 from hal_core.memory.dtypes import dtype_of
@@ -21,16 +20,14 @@ from hal_cuda.conformance import CudaSupport
 from hal_cuda.native_device import open_gpu
 
 ENDPOINTS = [f"127.0.0.1:{9000 + rank}" for rank in range(4)]
-CPU_BUILD = Installed("/nowhere", "3.3.1", frozenset())
 
 
 def absent():
     raise Unavailable("NCCL does not load")
 
 
-def support(monkeypatch, gpus, visible=None, paddle=CPU_BUILD, library=lambda: None):
+def support(monkeypatch, gpus, visible=None, library=lambda: None):
     monkeypatch.setattr(conformance, "gpu_count", lambda: gpus)
-    monkeypatch.setattr(conformance, "installed_paddle", lambda: paddle)
     monkeypatch.setattr(conformance, "library", library)
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -59,21 +56,16 @@ def test_ranks_of_one_group_get_a_gpu_each_and_see_all(monkeypatch, gpus, visibl
     assert all(sorted(order) == sorted(orders[0]) for order in orders)
     assert orders[0][0] != orders[1][0]
     assert orders[2][0] != orders[3][0]
-    assert {one["PADDLE_DISTRI_BACKEND"] for one in told} == {"gloo"}  # NCCL refuses a job whose ranks share a GPU
     assert [one["PADDLE_TRAINER_ID"] for one in told] == ["0", "1", "2", "3"]
 
 
 @pytest.mark.parametrize(
-    ("gpus", "paddle", "library", "why"),
-    [
-        (1, CPU_BUILD, lambda: None, "two GPUs are needed, and 1 is visible"),
-        (2, None, lambda: None, "paddle is not installed"),
-        (2, CPU_BUILD, absent, "NCCL does not load"),
-    ],
-    ids=["one GPU", "no Paddle", "no NCCL"],
+    ("gpus", "library", "why"),
+    [(1, lambda: None, "two GPUs are needed, and 1 is visible"), (2, absent, "NCCL does not load")],
+    ids=["one GPU", "no NCCL"],
 )
-def test_without_ranks_the_kit_is_told_why(monkeypatch, gpus, paddle, library, why):
-    lent = support(monkeypatch, gpus, paddle=paddle, library=library)
+def test_without_ranks_the_kit_is_told_why(monkeypatch, gpus, library, why):
+    lent = support(monkeypatch, gpus, library=library)
     assert not lent.ranks
     assert why in lent.why_not("several_ranks")
     assert "HAL_CUDA_TENSORS" in lent.why_not("tensors")

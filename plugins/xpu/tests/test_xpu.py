@@ -13,7 +13,7 @@ import paddle
 import pytest
 from hal_conformance.harness.isolated import KitProcess
 from hal_core import Request, SamplingParams, StateConfig, Task, TaskKind, admit
-from hal_core.devices.paddle import probing
+from hal_core.devices import probing
 from hal_core.errors import CapabilityMissing, InvalidValue, Unavailable
 from hal_xpu import XpuPlugin
 

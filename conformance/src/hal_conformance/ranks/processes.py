@@ -60,10 +60,9 @@ class RankFailed(HalError, RuntimeError):
         self.errors, self.results = dict(errors), dict(results)
 
 
-def gloo(rank: int, endpoints: Sequence[str]) -> dict[str, str]:
-    """Return the variables of a rank of ``paddle.distributed`` over gloo."""
+def job_variables(rank: int, endpoints: Sequence[str]) -> dict[str, str]:
+    """Return the variables of a rank of a job (:mod:`hal_core.ranks.job`)."""
     return {
-        "PADDLE_DISTRI_BACKEND": "gloo",
         "PADDLE_TRAINER_ID": str(rank),
         "PADDLE_TRAINERS_NUM": str(len(endpoints)),
         "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
@@ -71,10 +70,14 @@ def gloo(rank: int, endpoints: Sequence[str]) -> dict[str, str]:
     }
 
 
+gloo = job_variables
+"""Its name in version 1.1, for one release."""
+
+
 class RankPool:
     """``size`` processes on this host. A context manager; every process ends with it, and with this process."""
 
-    def __init__(self, size: int, *, environment: Environment = gloo) -> None:
+    def __init__(self, size: int, *, environment: Environment = job_variables) -> None:
         self.size = size
         self._ports = [HeldPort() for _ in range(size)]  # held, so that no other pool's ranks use them
         endpoints = [f"127.0.0.1:{port.number}" for port in self._ports]

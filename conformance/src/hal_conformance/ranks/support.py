@@ -1,39 +1,41 @@
-"""Support for the kit of devices with groups over gloo, and of devices in host memory."""
+"""Support for the kit of devices with groups of ranks on one host, and of devices in host memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hal_core.contract.support import Support
-from hal_core.devices.paddle.processor import lacks_for_paddle
 
 if TYPE_CHECKING:
     from hal_core.contract.device import Device
 
 
-class GlooRanks(Support):
-    """Support of devices with groups over gloo."""
+class JobRanks(Support):
+    """Support of devices whose groups need no library but hal's own."""
 
-    ranks = find_spec("paddle") is not None and not lacks_for_paddle()
-    whole_group = ranks
+    ranks = True
+    whole_group = True
 
     def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
-        """Return the variables for ``paddle.distributed``."""
-        from .processes import gloo
+        """Return the variables that describe the job."""
+        from .processes import job_variables
 
-        return gloo(rank, endpoints)
+        return job_variables(rank, endpoints)
 
     def join(self, groups: Sequence[Sequence[int]], timeout: float, epoch: str) -> None:
         """Open all groups in the same order; lost ones are created again."""
-        from hal_core.devices.paddle.ranks.groups import open_groups
+        from hal_core.devices import open_groups
 
         open_groups(groups, timeout=timeout)
 
 
-class HostSupport(GlooRanks):
+GlooRanks = JobRanks
+"""Its name in version 1.1, for one release."""
+
+
+class HostSupport(JobRanks):
     """The same, with tensors in host memory that NumPy can share."""
 
     tensors = True

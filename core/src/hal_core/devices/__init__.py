@@ -7,7 +7,7 @@
   bytes (:class:`~hal_core.devices.stream_device.StreamDevice`; the distribution ``paddle-hal-paddle`` uses it).
 - ``events``, ``tickets``, ``blocks``, ``retired_memory``: parts of these two, which a vendor need not read.
 - ``sync``, ``base``: synchronous devices, and the base of all devices; ``cpu``: the device in the core.
-- ``paddle``: the installed Paddle, and groups of ranks over ``paddle.distributed``.
+- ``hal_core.ranks``: groups of ranks, their watchdogs, and collectives on host memory.
 """
 
 from __future__ import annotations
@@ -26,12 +26,10 @@ _load, __dir__, __all__ = face(
         "hal_core.devices.framework_tensors": "paddle_piece tensor_over",
         "hal_core.devices.tickets": "AsyncTicket",
         "hal_core.devices.base": "DeviceBase check_index check_options plan_value",
-        "hal_core.devices.paddle.places": "paddle_core paddle_device",
-        "hal_core.devices.paddle.probing": "Installed installed_paddle",
-        "hal_core.devices.paddle.processor": "X86 check_processor processor_features",
-        "hal_core.devices.paddle.ranks.collective_ticket": "CollectiveTicket",
-        "hal_core.devices.paddle.ranks.groups": "OpenGroup PaddleCommunicator close_groups open_groups opened",
-        "hal_core.devices.paddle.ranks.job": "exchange_blocks join_world",
+        "hal_core.devices.collective_ticket": "CollectiveTicket",
+        "hal_core.devices.cpu.communicator": "HostCommunicator host_communicator",
+        "hal_core.devices.probing": "Installed installed_paddle",
+        "hal_core.devices.processor": "X86 check_processor processor_features",
         "hal_core.devices.ring_options": "RingOptions",
         "hal_core.devices.staging": "Span StagingRing",
         "hal_core.devices.sync": "PASSED SyncDevice",
@@ -44,6 +42,9 @@ _load, __dir__, __all__ = face(
         "hal_core.memory.values": "Value",
         "hal_core.memory.views": "Index Memory extent",
         "hal_core.ranks.communicator": "Communicator",
+        "hal_core.ranks.groups": "Maker OpenGroup OwnGroup Share close_groups open_groups opened",
+        "hal_core.ranks.host_group": "HOST HostGroup",
+        "hal_core.ranks.job": "join_world wait_for_listener",
         "hal_core.ranks.ports": "HeldPort",
         "hal_core.slots.batch_admission": "AdmittedColumns",
         "hal_core.slots.update": "STEP_FIELDS update_inputs",
@@ -69,7 +70,10 @@ _MOVED = {
     "TensorRanks": "hal_engine.distributed.tensor_ranks",
     "custom_place": "hal_paddle.places",
     "import_paddle": "hal_paddle.places",
+    "exchange_blocks": "hal_paddle.collectives",
     "open_job": "hal_engine.distributed.job_groups",
+    "paddle_core": "hal_paddle.places",
+    "paddle_device": "hal_paddle.places",
 }
 """Names of version 1.0 to their present modules: for one release, an import from here says where they are."""
 

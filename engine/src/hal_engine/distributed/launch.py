@@ -31,7 +31,7 @@ from hal_engine.transport.urls import private_folder, release_private, socket_of
 URL = "HAL_RANKS_URL"
 """Variable with the engine's address, for ranks."""
 STORE = "HAL_RANKS_STORE"
-"""Variable with the port of Paddle's store, for ranks. The port is reserved until the store listens."""
+"""Variable with the address where the ranks meet. The port is reserved until the first rank listens."""
 _LAUNCHER = TIED + "from hal_engine.distributed.launcher import main; main()"
 _RANK = TIED + "import sys; from hal_engine.distributed.process import main; sys.exit(main())"
 _TAIL = 600
@@ -83,7 +83,6 @@ class PaddleLaunch:
             URL: url,
             STORE: f"127.0.0.1:{self._port.number}",
             AMONG: f"{self._before}/{self._among}",
-            "PADDLE_DISTRI_BACKEND": "gloo",
             "OMP_NUM_THREADS": threads,
         }
         try:

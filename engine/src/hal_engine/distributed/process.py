@@ -22,7 +22,9 @@ def main() -> int:
     """Run the rank that the environment describes. Return its exit status."""
     rank, size = int(os.environ["PADDLE_TRAINER_ID"]), int(os.environ["PADDLE_TRAINERS_NUM"])
     status = 0
-    os.environ["PADDLE_MASTER"] = os.environ[STORE]  # instead of the launcher's port, which any program may have taken
+    ends = os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")
+    ends[0] = os.environ[STORE]  # instead of the launcher's port, which any program may have taken
+    os.environ["PADDLE_TRAINER_ENDPOINTS"] = ",".join(ends)
     try:
         serve(os.environ[URL], rank, size)
     except InvalidValue as error:

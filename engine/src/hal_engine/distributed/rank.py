@@ -20,6 +20,7 @@ from hal_core import (
     Undelivered,
     lay_out,
 )
+from hal_core.devices import HOST
 
 from hal.local_rank import LocalRank, moved
 from hal.opening import open_as_asked
@@ -263,7 +264,7 @@ class _Serving:
     def _worker(self, setup: Setup, layout: RankLayout, device: BoundDevice) -> tuple[Stepper, StateCheck | None]:
         """Open the groups with the other ranks, load this rank's part of the model or make its runner, and the
         state."""
-        from .job_groups import open_job
+        from .job_groups import open_job, open_on_place
         from .tensor_ranks import TensorRanks, library_of
 
         group = layout.group(self.rank)
@@ -280,6 +281,9 @@ class _Serving:
         ranks = None
         if group.size > 1:
             library = library_of(setup.place, device.capabilities.collective)
+            if library != HOST and library != getattr(device.device, "groups_by", ""):
+                place = moved(setup.place, device.index - requested(setup.device).index)
+                open_on_place(layout.groups(across=setup.dp_sync), place, library, timeout=setup.timeout)
             ranks = TensorRanks(group, backend=library, timeout=setup.timeout)
         place = moved(setup.place, device.index - requested(setup.device).index)
         model = LlamaModel.load(Path(setup.model), place=place, ranks=ranks, everywhere=setup.everywhere)

@@ -57,8 +57,6 @@ class RayRank:
             "PADDLE_TRAINERS_NUM": str(len(ends)),
             "PADDLE_TRAINER_ENDPOINTS": ",".join(ends),
             "PADDLE_CURRENT_ENDPOINT": ends[rank],
-            "PADDLE_MASTER": ends[0],
-            "PADDLE_DISTRI_BACKEND": "gloo",
         }
         if own_device:
             os.environ[AMONG] = OWN_DEVICE

@@ -7,63 +7,104 @@ everything = ranks.gather(part)        # on the first rank alone, elsewhere None
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
 from typing import TYPE_CHECKING, Any
 
-from hal_core.devices import OpenGroup, opened, paddle_core
+from hal_core import InvalidValue
+from hal_core.devices import HOST, HostGroup, OpenGroup, dtype_of, opened
 
 if TYPE_CHECKING:
     from hal_core import Group
 
 
 def library_of(place: str, beside: str) -> str:
-    """Return the collective library for tensors on a place (Paddle's name, such as "gpu:0"): "gloo" for host memory,
+    """Return the collective library for tensors on a place (Paddle's name, such as "gpu:0"): hal's own for host memory,
     else ``beside``, the library of the computing device."""
     import paddle
 
-    return "gloo" if paddle.to_tensor(0, place=place).place.is_cpu_place() else beside
+    return HOST if paddle.to_tensor(0, place=place).place.is_cpu_place() else beside
 
 
 class TensorRanks:
     """One rank's view of its group. Every rank makes the same calls in the same order, with tensors of one shape and
     dtype.
 
-    The group must be open (:func:`hal_core.devices.open_groups`, with the same library). Over gloo, a lost or hung rank
-    makes the call raise :class:`hal_core.GroupLost` within the group's timeout. Other libraries cannot be
+    The group must be open (:func:`hal_core.devices.open_groups`, with the same library). On the host, a lost or hung
+    rank makes the call raise :class:`hal_core.GroupLost` within the group's timeout. Other libraries cannot be
     aborted, so the caller must watch the wait for their results.
     """
 
-    def __init__(self, group: Group, *, backend: str = "gloo", timeout: float | None = None) -> None:
+    def __init__(self, group: Group, *, backend: str = HOST, timeout: float | None = None) -> None:
         self.group = group
         self.size, self.index = group.size, group.ranks.index(group.rank)
         self._open: OpenGroup = opened(group, backend=backend, timeout=timeout)
-        self._first = self._open.ranks.index(group.source)
-        self._sum = paddle_core().ReduceOp.SUM
+        first, made = self._open.ranks.index(group.source), self._open.process_group
+        self._by = _OnHost(made, first) if isinstance(made, HostGroup) else _OnDevice(made.group, first)
 
     def all_reduce(self, tensor: Any) -> Any:  # noqa: ANN401 (a Paddle tensor)
         """Sum over all ranks, in place; return the same tensor."""
-        self._wait(lambda group: group.all_reduce(tensor, self._sum, True))
+        self._open.watched(self._by.all_reduce, tensor)
         return tensor
 
     def gather(self, tensor: Any) -> Any:  # noqa: ANN401
         """Return ``[n, …]`` of each rank as ``[size, n, …]`` on the group's first rank; None on the others."""
         found = self._empty(tensor) if self.group.is_first else tensor
-        self._wait(lambda group: group.gather(tensor, found, self._first, True, False))
+        self._open.watched(self._by.gather, tensor, found)
         return found.reshape([self.size, *tensor.shape]) if self.group.is_first else None
 
     def all_gather(self, tensor: Any) -> Any:  # noqa: ANN401
         """Return ``[n, …]`` of each rank as ``[size, n, …]`` on all ranks."""
         found = self._empty(tensor)
-        self._wait(lambda group: group.all_gather(found, tensor, True))
+        self._open.watched(self._by.all_gather, tensor, found)
         return found.reshape([self.size, *tensor.shape])
 
     def _empty(self, tensor: Any) -> Any:  # noqa: ANN401
-        """Return a tensor for the results of all ranks; the ranks of a process group are in rising order, as a group's
-        are."""
+        """Return a tensor for the results of all ranks; the ranks of a group are in rising order, as a group's are."""
         import paddle
 
         with paddle.no_grad():
             return paddle.concat([tensor] * self.size)
 
-    def _wait(self, call: Callable[[Any], Any]) -> None:
-        self._open.watched(lambda: call(self._open.process_group).wait())
+
+class _OnHost:
+    """The collectives of hal's own library on tensors in host memory."""
+
+    def __init__(self, group: HostGroup, first: int) -> None:
+        self._group, self._first = group, first
+
+    def all_reduce(self, tensor: Any) -> None:  # noqa: ANN401 (a Paddle tensor)
+        self._group.all_reduce(_bytes(tensor), dtype_of(str(tensor.dtype)))
+
+    def gather(self, tensor: Any, found: Any) -> None:  # noqa: ANN401
+        self._group.gather(_bytes(tensor), _bytes(found), self._first)
+
+    def all_gather(self, tensor: Any, found: Any) -> None:  # noqa: ANN401
+        self._group.all_gather(_bytes(tensor), _bytes(found))
+
+
+class _OnDevice:
+    """The collectives of a process group of Paddle's."""
+
+    def __init__(self, group: Any, first: int) -> None:  # noqa: ANN401 (a process group of Paddle's)
+        import paddle
+
+        self._group, self._first, self._sum = group, first, paddle.base.core.ReduceOp.SUM
+
+    def all_reduce(self, tensor: Any) -> None:  # noqa: ANN401
+        self._group.all_reduce(tensor, self._sum, True).wait()
+
+    def gather(self, tensor: Any, found: Any) -> None:  # noqa: ANN401
+        self._group.gather(tensor, found, self._first, True, False).wait()
+
+    def all_gather(self, tensor: Any, found: Any) -> None:  # noqa: ANN401
+        self._group.all_gather(found, tensor, True).wait()
+
+
+def _bytes(tensor: Any) -> memoryview:  # noqa: ANN401 (a Paddle tensor)
+    """Return the bytes of a contiguous tensor in host memory."""
+    count = tensor.element_size()
+    for length in tensor.shape:
+        count *= length
+    if not tensor.is_contiguous():
+        raise InvalidValue("the tensor is not contiguous", cure="give tensor.contiguous()", argument="tensor")
+    return memoryview((ctypes.c_char * count).from_address(tensor.data_ptr())).cast("B") if count else memoryview(b"")

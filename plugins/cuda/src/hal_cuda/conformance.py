@@ -15,9 +15,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_conformance import gloo
+from hal_conformance import job_variables
 from hal_core import TIMEOUTS, Device, Support, Unavailable
-from hal_core.devices import installed_paddle
 
 from . import CudaPlugin, gpu_count
 from .nccl import library
@@ -60,8 +59,6 @@ def visible_gpus() -> list[str]:
 
 def no_ranks(gpus: int) -> str:
     """Return why the kit cannot start several ranks here, or ""."""
-    if installed_paddle() is None:
-        return "ranks join the job through Paddle, and paddle is not installed"
     if gpus < 2:
         return f"two GPUs are needed, and {gpus} is visible"
     try:
@@ -95,11 +92,11 @@ class CudaSupport(Support):
         """Give each rank of a group its own GPU, listed first for its process, which opens it.
 
         The other GPUs stay visible, so that NCCL can inspect them. If there are only two GPUs, the kit's four ranks
-        share them, which NCCL allows only to ranks of different groups; those ranks join the job over gloo.
+        share them, which NCCL allows only to ranks of different groups.
         """
         at = rank % len(self._gpus)
         own = ",".join(self._gpus[at:] + self._gpus[:at])
-        return gloo(rank, endpoints) | {"CUDA_VISIBLE_DEVICES": own, "FLAGS_selected_gpus": "0"}
+        return job_variables(rank, endpoints) | {"CUDA_VISIBLE_DEVICES": own, "FLAGS_selected_gpus": "0"}
 
     def join(self, groups: Sequence[Sequence[int]], timeout: float, epoch: str) -> None:
         """Join the job and open the device once, without a time limit; open all groups over NCCL, lost ones again.

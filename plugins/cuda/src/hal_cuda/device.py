@@ -21,7 +21,6 @@ from hal_core.devices import (
     Packed,
     RecordedEvent,
     cut_rows,
-    installed_paddle,
     paddle_piece,
     tensor_over,
 )
@@ -263,12 +262,6 @@ class CudaDevice(OnGpu):
         from .collectives import open_communicator
 
         return open_communicator(self, group)
-
-    @property
-    def paddle_has_library(self) -> bool:
-        """Return whether Paddle has NCCL for a model's tensors, i.e. is a CUDA build. Read from its files."""
-        found = installed_paddle()
-        return found is not None and "cuda" in found.parts
 
     def make_group(self, ranks: Sequence[int], me: int, share: Callable[[bytes], bytes], timeout: float) -> Comm:
         """Create a group over NCCL together with its members; ``make`` of :func:`hal_core.devices.open_groups`."""

@@ -10,6 +10,8 @@ import numpy as np
 from hal_core import Support
 from hal_core.devices import join_world, open_groups
 
+from .process_groups import xccl
+
 if TYPE_CHECKING:
     from hal_core import Device
 
@@ -46,7 +48,7 @@ class SimulatedRanks(PaddleSupport):
         self.module, self.kind = module, kind
 
     def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
-        """Return the variables for ``paddle.distributed`` and the accelerator; each rank has its own devices."""
+        """Return the variables of the job and the accelerator; each rank has its own devices."""
         environment = import_module(f"{self.module}.paddle_env")
         told: dict[str, str] = environment.distributed(rank, endpoints, endpoints[0], self.kind)
         return told | {f"FLAGS_selected_{self.kind}s": "0"}
@@ -56,6 +58,6 @@ class SimulatedRanks(PaddleSupport):
         import paddle
 
         paddle.set_device(f"{self.kind}:0")
-        join_world(backend="xccl")
+        join_world()
         import_module(self.module).set_option("collective_timeout_ms", round(1500 * timeout))
-        open_groups(groups, backend="xccl", timeout=timeout)
+        open_groups(groups, backend="xccl", timeout=timeout, make=xccl)

@@ -13,12 +13,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hal_core import Capabilities, InvalidValue, Ticket
-from hal_core.devices import AsyncStream, RecordedEvent, StreamDevice, paddle_core
+from hal_core.devices import AsyncStream, RecordedEvent, StreamDevice
 
 from .device_copy import elements_of, gather
 from .paddle_memory import Bytes, PaddleMemory, Tensor, host_tensor
 from .place import PaddlePlace
-from .places import custom_place
+from .places import custom_place, paddle_core
 from .plugin import PaddlePlugin
 from .stream_primitives import PaddlePrimitives
 

@@ -50,7 +50,7 @@ class CustomDevicePlugin(PaddlePlugin):
     @classmethod
     def chips(cls) -> int:
         """Return the number of devices of its type in Paddle."""
-        from hal_core.devices import paddle_core
+        from .places import paddle_core
 
         return int(paddle_core().get_custom_device_count(cls.kind))
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from hal_core import DONE, Ticket, Unavailable, View
-from hal_core.devices import RingOptions, StagingRing, paddle_piece, plan_value
+from hal_core.devices import HOST, RingOptions, StagingRing, paddle_piece, plan_value
 
 from .collectives import open_collectives
 from .paddle_memory import WORD, PaddleMemory, Tensor, is_on, resolve
+from .process_groups import maker_on
 from .scatter_probe import COMMON, Candidates, find
 from .staging_block import PaddleBlock
 from .work import WorkingPlace
@@ -20,7 +21,7 @@ from .writer import Writer
 
 if TYPE_CHECKING:
     from hal_core import Capabilities, Group, SlotState, Step, Stream
-    from hal_core.devices import Communicator, WritePlan
+    from hal_core.devices import Communicator, Maker, WritePlan
 
 
 class PaddlePlace(WorkingPlace):
@@ -119,10 +120,23 @@ class PaddlePlace(WorkingPlace):
         self.count("host_waits")
         return super().update_inputs(state, step, stream)
 
+    @property
+    def groups_by(self) -> str:
+        """The library of :attr:`make_group`'s groups: the one that the capabilities name."""
+        return self.capabilities.collective
+
+    @property
+    def make_group(self) -> Maker | None:
+        """Create a group over the device's library; ``make`` of :func:`hal_core.devices.open_groups`. None over hal's
+        own, or without a library."""
+        library = self.capabilities.collective
+        return maker_on(self.place, library) if library not in ("", HOST) else None
+
     def open_communicator(self, group: Group) -> Communicator:
         """Open the group over the library named by the capabilities; without one there are no collectives."""
-        library = self.capabilities.collective
-        return open_collectives(self, group, library) if library else super().open_communicator(group)
+        if library := self.capabilities.collective:
+            return open_collectives(self, group, library, self.make_group)
+        return super().open_communicator(group)
 
     def submit_value(self, target: View, value: np.ndarray[Any, Any] | np.generic, stream: Stream) -> Ticket:
         """Upload once, straight to a contiguous target, or followed by one scatter of elements of the target's

@@ -1,11 +1,35 @@
-"""Paddle's places by name, with errors that list the existing ones."""
+"""Paddle's bindings, its current device, and its places by name, with errors that list the existing ones."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from hal_core import Unavailable
-from hal_core.devices import check_index, check_processor, paddle_core
+from hal_core.devices import check_index, check_processor
+
+
+def paddle_core() -> Any:  # noqa: ANN401 (a module without types)
+    """Return Paddle's own bindings, which ``paddle.device`` uses. Raises :class:`Unavailable` on a CPU without AVX2."""
+    check_processor()
+    import paddle
+
+    return paddle.base.core
+
+
+@contextmanager
+def paddle_device(place: object) -> Iterator[None]:
+    """Make Paddle create new tensors on ``place``, a place or its name ("gpu:0"), within the context. Its collectives
+    do."""
+    import paddle
+
+    before = paddle.get_device()
+    paddle.set_device(str(place).removeprefix("Place(").removesuffix(")"))
+    try:
+        yield
+    finally:
+        paddle.set_device(before)
 
 
 def import_paddle(device: str, cure: str) -> Any:  # noqa: ANN401 (a module without types)

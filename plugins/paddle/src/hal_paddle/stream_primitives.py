@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hal_core.devices import StreamPrimitives, paddle_core
+from hal_core.devices import StreamPrimitives
+
+from .places import paddle_core
 
 RawEvent = Any
 RawStream = Any

@@ -41,7 +41,7 @@ class XpuPlugin(PaddlePlugin):
     @classmethod
     def chips(cls) -> int:
         """Return the number of XPUs in Paddle."""
-        from hal_core.devices import paddle_core
+        from hal_paddle.places import paddle_core
 
         return int(paddle_core().get_xpu_device_count())
 

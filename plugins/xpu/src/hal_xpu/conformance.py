@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from hal_conformance import GlooRanks
+from hal_conformance import JobRanks
 from hal_core import Support
 from hal_paddle.conformance import PaddleSupport, SimulatedRanks
 
 from . import XpuPlugin
 
 
-class OnCpu(GlooRanks, PaddleSupport):
-    """Support for Paddle's CPU place as the substitute, with gloo in place of BKCL."""
+class OnCpu(JobRanks, PaddleSupport):
+    """Support for Paddle's CPU place as the substitute, with hal's own collectives in place of BKCL."""
 
 
 def support() -> Support:

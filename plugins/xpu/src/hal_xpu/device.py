@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hal_core import Capabilities, Unavailable
-from hal_core.devices import check_index, paddle_core
-from hal_paddle.places import custom_place, import_paddle
+from hal_core.devices import HOST, check_index
+from hal_paddle.places import custom_place, import_paddle, paddle_core
 from hal_paddle.scatter_probe import Candidates
 from hal_paddle.sync_place import PaddleDevice
 
 from . import XpuPlugin
 
-COLLECTIVES = {"": "bkcl", "cpu": "gloo", "sim": "xccl"}
+COLLECTIVES = {"": "bkcl", "cpu": HOST, "sim": "xccl"}
 WRITES = "Paddle offers XPU no asynchronous upload from host memory: every copy waits, pinned memory or not"
 READS = "Paddle offers XPU no asynchronous copy to host memory: the step's output is there when the call returns"
 

@@ -13,12 +13,13 @@ from ...memory.copies import CopyTicket, HostCopy
 from ...memory.dlpack import DLPACK_CPU
 from ...memory.plan import WritePlan
 from ...memory.views import View
+from ...ranks.host_group import HOST
 from ...slots import update as reference
 from ...tickets import DONE, Ticket
 from ..base import check_index, check_options
-from ..paddle.ranks.groups import PaddleCommunicator, opened
 from ..sync import SyncDevice
-from .memory import HostMemory, Spreader, paddle_bytes, resolve_host
+from .communicator import HostCommunicator, host_communicator
+from .memory import HostMemory, Spreader, resolve_host
 
 if TYPE_CHECKING:
     from ...contract.device import Device
@@ -43,7 +44,7 @@ class CpuDevice(SyncDevice):
         fused_scatter=True,
         pinned_host=False,
         can_hold_stream=False,
-        collective="gloo",
+        collective=HOST,
         several_memories=True,
         fallbacks={"async_set_value": SYNCHRONOUS},
     )
@@ -100,9 +101,9 @@ class CpuDevice(SyncDevice):
         reference.update_inputs(fields, state.sizes, speculative=step.speculative)
         return DONE
 
-    def open_communicator(self, group: Group) -> PaddleCommunicator:
-        """Open the group over gloo; see :func:`hal_core.devices.paddle.ranks.groups.open_groups`."""
-        return PaddleCommunicator(group, opened(group), paddle_bytes)
+    def open_communicator(self, group: Group) -> HostCommunicator:
+        """Open the group over hal's own collectives; see :func:`hal_core.devices.open_groups`."""
+        return host_communicator(group, _bytes)
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
@@ -117,6 +118,11 @@ class CpuDevice(SyncDevice):
         else:
             view[...] = value
         return DONE
+
+
+def _bytes(memory: Memory, part: ByteRange) -> memoryview:
+    assert isinstance(memory, HostMemory)
+    return memory.host_bytes[part.offset : part.end]
 
 
 def host_view(view: View) -> np.ndarray[Any, Any]:

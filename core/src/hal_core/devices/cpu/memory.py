@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import InvalidValue
 from ...memory.dtypes import DType, dtype_of
 from ...memory.foreign_tensors import check_plain
-from ...memory.views import ByteRange, Memory, View, extent
+from ...memory.views import View, extent
 from ...slots.layout import ALIGNMENT
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -75,14 +75,6 @@ class HostMemory:
 def _cycle(source: int) -> memoryview:
     """Return :data:`CYCLE` bytes of the 8-byte cycle ``source``, kept because resets use few patterns."""
     return memoryview(source.to_bytes(8, "little") * (CYCLE // 8))
-
-
-def paddle_bytes(memory: Memory, part: ByteRange) -> Any:  # noqa: ANN401 (a Paddle tensor)
-    """Return a Paddle tensor, uint8, that shares ``part`` of a block of host memory and keeps it alive."""
-    import paddle
-
-    assert isinstance(memory, HostMemory)
-    return paddle.Tensor(value=memory.buffer[part.offset : part.end], place=paddle.CPUPlace(), zero_copy=True)
 
 
 class Spreader:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ....tickets import Mode, Ticket
-from ...primitives import poll
+from ..tickets import Mode, Ticket
+from .primitives import poll
 
 if TYPE_CHECKING:
-    from ....ranks.watchdog import Watchdog
-    from ....streams import Event
+    from ..ranks.watchdog import Watchdog
+    from ..streams import Event
 
 
 class CollectiveTicket(Ticket):

@@ -7,7 +7,7 @@ from importlib import import_module
 
 import numpy as np
 
-from ...errors import Unavailable
+from ..errors import Unavailable
 
 X86 = "SSE2"
 """NumPy's name for a feature of every x86-64 processor and no other."""

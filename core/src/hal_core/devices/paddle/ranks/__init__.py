@@ -1,1 +1,0 @@
-"""Groups of ranks over ``paddle.distributed``."""

@@ -1,0 +1,204 @@
+"""Collectives of a group on host memory, over connections between its members.
+
+Every member is connected with every other. Up to :data:`LARGE` bytes each rank sends its whole part to each other one,
+which takes one message each way. Above that each rank adds up one slice and sends the sum round, and a broadcast goes
+along a chain: each rank then sends about its part once, as in a ring. Sums are added in the order of ranks in both
+cases, so that all ranks get the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator, Mapping
+from struct import Struct
+
+import numpy as np
+
+from ..memory.dtypes import BFLOAT16, DType, bfloat16_to_float32, float_to_bfloat16
+
+HOST = "hal's own"
+"""The name of this library, in a device's capabilities and for :func:`hal_core.devices.open_groups`."""
+LARGE = 1 << 20
+"""Bytes of a rank's part above which each rank adds up a slice only."""
+PIECE = 1 << 16
+"""Bytes that ranks send to each other at once. All send before they receive, and a rank is at most one piece ahead of
+another, so two pieces must fit into the buffers of a connection."""
+LINE = 64
+"""Bytes: slices begin on a multiple."""
+FRAME = Struct("<QQ")
+"""The number of the piece or collective, which all ranks count alike, and its bytes."""
+_NOTHING = memoryview(bytearray())
+
+
+class HostGroup:
+    """The collectives of one rank of a group. All ranks make the same calls in the same order.
+
+    Parts are the contiguous bytes of host memory, writable where a call writes. Calls return when done. A failure is an
+    ``OSError``; the group cannot be used afterwards.
+    """
+
+    def __init__(self, me: int, links: Mapping[int, socket.socket]) -> None:
+        """``me``: this rank's index in the group; ``links``: connections with every other rank, by index."""
+        self._me, self._links, self._number = me, dict(links), 0
+        self._size = len(links) + 1
+        self._rooms = memoryview(bytearray(PIECE)), memoryview(bytearray(PIECE))
+        self._frame = memoryview(bytearray(FRAME.size))
+        for link in self._links.values():
+            link.setblocking(True)
+            for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                link.setsockopt(socket.SOL_SOCKET, buffer, 4 * PIECE)
+
+    def broadcast(self, part: memoryview, root: int) -> None:
+        """Make ``part`` equal to that of the rank with index ``root``, whose call ends when the others have come."""
+        if len(part) > LARGE:
+            self._pass_on(part, root)
+        self._number += 1
+        if root == self._me:
+            if len(part) <= LARGE:
+                self._send(part, *self._links)
+            for index in self._links:
+                self._receive(index, _NOTHING)
+        else:
+            if len(part) <= LARGE:
+                self._receive(root, part)
+            self._send(_NOTHING, root)
+
+    def all_reduce(self, part: memoryview, dtype: DType) -> None:
+        """Make ``part``, elements of ``dtype``, the sum of those of all ranks; of bools their disjunction."""
+        if len(part) <= LARGE:
+            for piece in _pieces(part):
+                self._add_up(dict.fromkeys(self._links, piece), piece, dtype)
+            return
+        slices = _slices(part, self._size)
+        for at in range(0, len(slices[0]), PIECE):
+            pieces = [one[at : at + PIECE] for one in slices]
+            self._add_up({index: pieces[index] for index in self._links}, pieces[self._me], dtype)
+        self._share(slices)
+
+    def gather(self, part: memoryview, into: memoryview, root: int) -> None:
+        """On the rank with index ``root``, fill ``into`` with the parts of all ranks in order."""
+        self._number += 1
+        if root != self._me:
+            self._send(part, root)
+            return
+        for index, room in enumerate(_cut(into, len(part))):
+            if index == root:
+                room[:] = part
+            else:
+                self._receive(index, room)
+
+    def all_gather(self, part: memoryview, into: memoryview) -> None:
+        """Fill ``into`` with the parts of all ranks in order, on every rank."""
+        if rooms := _cut(into, len(part)):
+            rooms[self._me][:] = part
+            self._share(rooms)
+
+    def abort(self) -> None:
+        """End waiting calls for good; from any thread."""
+        for link in self._links.values():
+            with contextlib.suppress(OSError):  # the peer may be gone
+                link.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        for link in self._links.values():
+            link.close()
+
+    def _pass_on(self, part: memoryview, root: int) -> None:
+        """Send ``part`` along the chain of ranks that begins with ``root``, piece by piece."""
+        before, after = (self._me - 1) % self._size, (self._me + 1) % self._size
+        for piece in _pieces(part):
+            self._number += 1
+            if self._me != root:
+                self._receive(before, piece)
+            if after != root:
+                self._send(piece, after)
+
+    def _add_up(self, sent: Mapping[int, memoryview], mine: memoryview, dtype: DType) -> None:
+        """Send each other rank its piece; then make ``mine`` its sum with the pieces of all ranks, in their order."""
+        self._number += 1
+        for index, piece in sent.items():
+            self._send(piece, index)
+        came, total = self._rooms[0][: len(mine)], _NOTHING
+        for index in range(self._size):
+            part = mine
+            if index != self._me:
+                part = came
+                self._receive(index, part)
+            if index == 0:
+                total = part
+                came = self._rooms[1][: len(mine)]  # the next one must not overwrite the first
+            elif len(mine):
+                into = mine if index == self._size - 1 else self._rooms[0][: len(mine)]
+                _add(total, part, into, dtype)
+                total = into
+
+    def _share(self, parts: list[memoryview]) -> None:
+        """Send this rank's part to all others, and receive theirs. None is longer than the first."""
+        for at in range(0, len(parts[0]), PIECE):
+            self._number += 1
+            self._send(parts[self._me][at : at + PIECE], *self._links)
+            for index in self._links:
+                self._receive(index, parts[index][at : at + PIECE])
+
+    def _send(self, part: memoryview, *to: int) -> None:
+        frame = FRAME.pack(self._number, len(part))
+        for index in to:
+            sent = self._links[index].sendmsg([frame, part])
+            if sent < len(frame):
+                self._links[index].sendall(frame[sent:])
+            if sent < len(frame) + len(part):
+                self._links[index].sendall(part[max(0, sent - len(frame)) :])
+
+    def _receive(self, index: int, into: memoryview) -> None:
+        """Receive that rank's message for this collective."""
+        link, buffers = self._links[index], [self._frame, into]
+        came, length = 0, FRAME.size + len(into)
+        while came < length:
+            count = link.recvmsg_into(buffers)[0]
+            if not count:
+                raise ConnectionResetError(f"the connection with rank {index} of the group was closed")
+            if came < FRAME.size <= came + count:
+                self._check(index, len(into))
+            came += count
+            buffers = _after(buffers, count)
+
+    def _check(self, index: int, nbytes: int) -> None:
+        """Raise unless the message belongs to this rank's current collective."""
+        if (found := FRAME.unpack(self._frame)) != (self._number, nbytes):
+            what = f"rank {index} of the group is in collective {found[0]}, of {found[1]} bytes, but this one in"
+            raise ConnectionError(f"{what} {self._number}, of {nbytes} bytes")
+
+
+def _add(one: memoryview, other: memoryview, into: memoryview, dtype: DType) -> None:
+    """Write the sums of two pieces, rounded once, into a third, which may be one of them."""
+    a, b, total = (np.frombuffer(piece, dtype.storage) for piece in (one, other, into))
+    with np.errstate(all="ignore"):  # a sum may be infinite
+        if dtype is BFLOAT16:
+            total[:] = float_to_bfloat16(bfloat16_to_float32(a) + bfloat16_to_float32(b))
+        else:
+            np.add(a, b, out=total)
+
+
+def _slices(part: memoryview, size: int) -> list[memoryview]:
+    """Return a slice for each rank: equal ones, the last ones shorter or empty."""
+    length = -(-len(part) // size // LINE) * LINE
+    return [part[index * length : (index + 1) * length] for index in range(size)]
+
+
+def _cut(rooms: memoryview, nbytes: int) -> list[memoryview]:
+    return [rooms[at : at + nbytes] for at in range(0, len(rooms), max(1, nbytes))]
+
+
+def _pieces(part: memoryview) -> Iterator[memoryview]:
+    return (part[at : at + PIECE] for at in range(0, len(part), PIECE))
+
+
+def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
+    """Return the unfilled rest of buffers of which ``count`` bytes are filled."""
+    left = []
+    for buffer in buffers:
+        left += [buffer[count:]] if count < len(buffer) else []
+        count = max(0, count - len(buffer))
+    return left
