@@ -43,12 +43,14 @@ class Part:
     """A command with a name, and variables beside those of this process.
 
     ``alone``: it runs without any other part, prints as it goes, and later parts do not begin if it fails.
+    ``prints``: what it prints is shown also if it goes well.
     """
 
     name: str
     command: str
     variables: str = ""
     alone: bool = False
+    prints: bool = False
 
     @property
     def told(self) -> str:
@@ -105,7 +107,8 @@ CONFORM = (
         f"{BIN}python -m pytest -q -m conform --ignore {OVERLAP} --ignore {ON_RAY} tests",
         "HAL_TEST_SHARE=1",
     ),
-    Part("liars", f"{BIN}python -m pytest -q -m conform -o faulthandler_timeout=3600 {LIARS}"),  # one fixture runs all
+    # one fixture runs all
+    Part("liars", f"{BIN}python -m pytest -q -s -m conform -o faulthandler_timeout=3600 {LIARS}", prints=True),
     Part("overlap, a thousand schedules", f"{BIN}python -m pytest -q -m conform {OVERLAP}"),
     kit_sim("sim, lazy", 2, "default"),
     kit("cpu", "cpu", "default"),
@@ -228,7 +231,7 @@ class Runner:
                 self._stopped = f"{part.name} failed" if part.alone else self._stopped
                 tell(f"{part.name}: FAILED with {process.returncode}, {told}: {part.told}\n{text}".rstrip())
             else:
-                tell(f"{part.name}: well, {told}")
+                tell(f"{part.name}: well, {told}" + (f"\n{text}" if part.prints else ""))
 
     def _start(self, part: Part, output: IO[bytes]) -> subprocess.Popen[bytes]:
         """In a session of its own, so that its children are ended with it."""

@@ -71,7 +71,12 @@ def tables():
         **({} if without_simulator() else {"sim": started("sim", f"--only={only[2]}")}),
     }
     try:
-        yield {device: table_of(process) for device, process in processes.items()}
+        found = {device: table_of(process) for device, process in processes.items()}
+        for device, table in found.items():
+            for one in table.values():
+                if one["verdict"] != "skipped":
+                    print(device, *[one[name] for name in ("guarantee", "liar", "profile", "seconds", "by")])
+        yield found
     finally:
         for process in processes.values():
             process.kill()
