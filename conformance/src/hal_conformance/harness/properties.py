@@ -5,49 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any
 
 from hypothesis.errors import Flaky, HypothesisException
 from hypothesis.internal.conjecture import engine, providers
-from hypothesis.reporting import current_reporter, with_reporter
 
-SHRINKING = 500
-"""Examples after which shrinking ends: counted, as a limit in seconds would give a busy machine another example."""
-SLOW, SLOW_COUNTS = 5.0, 200
-"""An example of at least so many seconds, as one in which a call hangs, counts as so many."""
-LIMIT = "MAX_SHRINKING_SECONDS"
-CAN_BOUND = hasattr(engine, LIMIT)
+SHRINKS = 60
+"""How often an example is made smaller: counted, as a limit in seconds would give a busy machine another example."""
+SLOW = 5.0
+"""A failing example of at least so many seconds, as one in which a call hangs, is made no smaller."""
+CAN_BOUND = hasattr(engine, "MAX_SHRINKS")
 """False with a Hypothesis without such a limit: then no example is shrunk, as the time would be unbounded."""
 LITERALS = "_get_local_constants"
 """The function of Hypothesis that collects the literals of imported modules."""
 
 
-class Budget:
-    """Examples left to shrinking, in place of a limit in seconds. Hypothesis adds the limit to its clock when it begins
-    to shrink, and compares the sum with the clock after each example."""
-
-    def __init__(self) -> None:
-        self._left = SHRINKING
-
-    def spend(self, seconds: float) -> None:
-        """Count an example that took so long."""
-        self._left -= SLOW_COUNTS if seconds >= SLOW else 1
-
-    def __radd__(self, now: float) -> Budget:
-        self._left = SHRINKING
-        return self
-
-    def __lt__(self, now: float) -> bool:
-        return self._left < 0
-
-
 class Results:
-    """The outcomes of one property's examples: the failures, the last result, and the budget of shrinking."""
+    """The outcomes of one property's examples: the failures, and the last result."""
 
     def __init__(self) -> None:
         self.failed: list[str] = []
         self.last = ""
-        self.budget = Budget()
 
     @contextmanager
     def example(self) -> Iterator[None]:
@@ -61,9 +38,9 @@ class Results:
             self.last = told(error)
             if self.last not in self.failed[-1:]:
                 self.failed.append(self.last)
+            if monotonic() - began >= SLOW:
+                engine.MAX_SHRINKS = 0
             raise
-        finally:
-            self.budget.spend(monotonic() - began)
         self.last = "every check held"
 
 
@@ -75,23 +52,16 @@ def told(error: BaseException) -> str:
 
 
 @contextmanager
-def bounded(budget: Budget) -> Iterator[None]:
-    """Let Hypothesis shrink as long as the budget lasts."""
-    before, say = getattr(engine, LIMIT, None), current_reporter()
-
-    def report(text: Any) -> None:  # noqa: ANN401 (a text, or what gives it)
-        if "five minutes" not in str(text):  # The warning gives Hypothesis' own limit, which is not ours.
-            say(text)
-
-    if before is None:
+def bounded() -> Iterator[None]:
+    """Let Hypothesis make an example smaller :data:`SHRINKS` times, and one that is slow not at all."""
+    if not CAN_BOUND:
         yield
         return
-    setattr(engine, LIMIT, budget)
+    before, engine.MAX_SHRINKS = engine.MAX_SHRINKS, SHRINKS
     try:
-        with with_reporter(report):
-            yield
+        yield
     finally:
-        setattr(engine, LIMIT, before)
+        engine.MAX_SHRINKS = before
 
 
 @contextmanager
@@ -119,7 +89,7 @@ def explore(device: str, results: Results, run: Callable[[], None]) -> None:
     """Run a property. A flaky result becomes a failed assertion that names the device and both results."""
     __tracebackhide__ = True
     try:
-        with bounded(results.budget), own_draws():
+        with bounded(), own_draws():
             run()
     except Flaky as error:
         first = results.failed[-1] if results.failed else told(error)

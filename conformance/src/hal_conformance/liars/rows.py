@@ -124,7 +124,7 @@ def _class_of(one: Row) -> type:
     if part == "policy":
         setattr(kind, method, _method(kind, Policy, method, how))
     elif part:
-        below = type(one.name, (Lie,), {})
+        below = type(one.name, (Lie,) if part == "primitives" else (), {})  # the layout of the part's own class
         for place, way in one.ways.items():
             method = place.rpartition(".")[2]
             setattr(below, method, _method(below, PARTS[part], method, way))
