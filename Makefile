@@ -11,6 +11,9 @@ FILES  := 4
 # process would begin with the same test.
 BESIDE := -n $(FILES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
+PARTS := $(MAKE) --no-print-directory -f tools/parts.mk -j3 -k
+NIGHTLY := docs/evidence/nightly.md
+
 # Two hundred processes of the tests import the same code: it is compiled once, also where Python is told to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -52,8 +55,8 @@ slowest: $(STAMP) ## the same, and the slowest tests
 bench: $(STAMP)  ## the benchmarks, compared in one run
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-conform: $(STAMP) ## the other whole runs of the kit, its liars, three at a time; ARGS='liars matrix' takes some
-	$(BIN)/python tools/parts.py conform $(ARGS)
+conform: $(STAMP) ## the other whole runs of the kit, its liars, three at a time; ARGS='liars matrix': these parts of tools/parts.mk
+	@$(PARTS) $(or $(ARGS),conform)
 
 $(VENV)/.ray: $(STAMP)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[ray]'
@@ -85,7 +88,10 @@ mutants: $(VENV)/.mutants ## install cosmic-ray; change a line of hal_core, a hu
 	$(BIN)/python tools/mutants.py $(ARGS)
 
 nightly: $(STAMP) $(OLDER)/.installed ## what conform has no time for, and ten times the examples; writes docs/evidence/nightly.md
-	$(BIN)/python tools/parts.py nightly --record docs/evidence/nightly.md $(ARGS)
+	@printf '# The last run of `make nightly`\n\nBegun %s UTC on %s cores, %s, %s,\nat commit %s. Written by that command.\n\n' \
+		"$$(date -u '+%Y-%m-%d %H:%M')" "$$(nproc)" "$$(uname -sr)" "$$($(BIN)/python --version)" "$$(git describe --always --dirty)" >$(NIGHTLY)
+	@printf '| part | result | took | command |\n|---|---|---|---|\n' >>$(NIGHTLY)
+	@RECORD=$(NIGHTLY) $(PARTS) $(or $(ARGS),nightly)
 
 $(OLDER)/.installed: requirements-dev.txt
 	$(CHECK_PYTHON)

@@ -77,7 +77,7 @@ def test_make_test_has_three_kit_runs_and_make_conform_the_rest():
         "test_quick_must_kill_most_and_default_all",
         "test_the_table_names_liar_guarantee_profile_and_seconds",
     }
-    assert "-m conform" in (ROOT / "tools" / "parts.py").read_text()
+    assert "-m conform" in (ROOT / "tools" / "parts.mk").read_text()
 
 
 def test_no_file_loads_a_hypothesis_profile_for_the_others():

@@ -1,7 +1,8 @@
-"""Change one line of hal_core at a time, in a copy, by cosmic-ray; its tests and the quick kit must fail.
+"""Change one line at a time, in a copy, by cosmic-ray: its tests must fail.
 
-    make mutants                                      installs cosmic-ray; 100 mutants drawn by today's date
+    make mutants                                      installs cosmic-ray; 100 mutants of the core drawn by today's date
     python tools/mutants.py --count 30 --seed 7       others; --file rows takes the files whose path contains it
+    python tools/mutants.py --of fastdeploy           of FastDeploy's insertion
 
 Prints a row for each: killed by which test, or survives, with the change; status 1 if fewer than ``--share`` die.
 A survivor is a test that is missing, or a change without an effect.
@@ -26,7 +27,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = ("runtime/policy.py", "slots/checks.py", "slots/insertion.py", "output/rows.py")
+FILES = {
+    "core": [
+        f"core/src/hal_core/{name}.py" for name in ("runtime/policy", "slots/checks", "slots/insertion", "output/rows")
+    ],
+    "fastdeploy": [
+        f"adapters/fastdeploy/src/hal_fastdeploy/{name}.py"
+        for name in ("batches", "columns", "host", "insertion", "mounting", "reading", "requests", "saving", "values")
+    ],
+}
 KIT = "conformance/src/hal_conformance"
 FIRST = ("test_insertion", "test_output_rows", "test_output_ticket", "test_bound", "test_writes", "test_steps")
 """Of core/tests, those that see most of these files. All of them follow after the kit, which finds more."""
@@ -34,10 +43,13 @@ PATIENCE = 900
 """Seconds for all tests of a mutant: one that takes longer hangs, and is killed by that."""
 
 
-def tests() -> Iterator[list[str]]:
-    """pytest's arguments, run by run, the quickest first."""
+def tests(of: str) -> Iterator[list[str]]:
+    """pytest's arguments, run by run, the quickest first. The core's: its own, and the quick kit on two devices."""
     common = ["-m", "pytest", "-q", "-x", "--tb=line", "-rf", "-p", "no:cacheprovider", "--import-mode=importlib"]
     own = [*common, "--hypothesis-profile=unshrunk"]
+    if of == "fastdeploy":
+        yield [*own, "adapters/fastdeploy/tests"]
+        return
     yield [*own, *(f"core/tests/{name}.py" for name in FIRST)]
     settings = ["-c", f"{KIT}/conform.ini", "--rootdir", KIT, "--hal-profile=quick", "--hal-no-shrink"]
     for device in ("--hal-device=cpu", "--hal-device-factory=queued_device:queued"):
@@ -45,9 +57,9 @@ def tests() -> Iterator[list[str]]:
     yield [*own, "core/tests"]
 
 
-def command() -> str:
+def command(of: str) -> str:
     """All of them, up to the first that fails."""
-    return shlex.join(["sh", "-c", " && ".join(shlex.join([sys.executable, *one]) for one in tests())])
+    return shlex.join(["sh", "-c", " && ".join(shlex.join([sys.executable, *one]) for one in tests(of))])
 
 
 def copy(folder: Path) -> None:
@@ -69,14 +81,13 @@ def unevaluated(path: Path) -> list[range]:
     return found
 
 
-def drawn(folder: Path, count: int, seed: int, word: str) -> list[Any]:
+def drawn(files: Sequence[Path], count: int, seed: int) -> list[Any]:
     """``count`` of cosmic-ray's mutations of these files, in the order in which they were drawn."""
     from cosmic_ray.commands import init
     from cosmic_ray.work_db import WorkDB, use_db
 
-    files = [folder / "core/src/hal_core" / name for name in FILES if word in name]
     typed = {file: unevaluated(file) for file in files}
-    with use_db(folder / "session.sqlite", WorkDB.Mode.create) as work:
+    with use_db("session.sqlite", WorkDB.Mode.create) as work:
         init(files, work, {})
         every = [mutation for item in work.work_items for mutation in item.mutations]
 
@@ -92,7 +103,7 @@ def drawn(folder: Path, count: int, seed: int, word: str) -> list[Any]:
     return [chance.choice(one) for one in chance.sample([*places.values()], min(count, len(places)))]
 
 
-def run(mutations: Iterable[Any]) -> tuple[int, int]:
+def run(mutations: Iterable[Any], tests: str) -> tuple[int, int]:
     """Judge each, in the working folder; how many were killed, and how many there are."""
     from cosmic_ray.mutating import mutate_and_test
     from cosmic_ray.work_item import TestOutcome
@@ -100,16 +111,12 @@ def run(mutations: Iterable[Any]) -> tuple[int, int]:
     killed = every = 0
     for mutation in mutations:
         begin = time.monotonic()
-        result = mutate_and_test([mutation], command(), PATIENCE)
+        result = mutate_and_test([mutation], tests, PATIENCE)
         every += 1
         by = re.findall(r"^(?:FAILED|ERROR) (\S+)", result.output or "", re.MULTILINE)
         dead = result.test_outcome is TestOutcome.KILLED
         killed += dead
-        why = (
-            f"killed by {by[0].rpartition('/')[2] if by else (result.output or '')[-60:].strip()}"
-            if dead
-            else "SURVIVES"
-        )
+        why = f"killed by {by[0].rpartition('/')[2] if by else 'an error'}" if dead else "SURVIVES"
         place = f"{mutation.module_path.stem}:{mutation.start_pos[0]}"
         operator = mutation.operator_name.partition("/")[2]
         print(f"{place:<14} {operator:<44} {time.monotonic() - begin:4.0f} s  {why}", flush=True)
@@ -122,6 +129,7 @@ def run(mutations: Iterable[Any]) -> tuple[int, int]:
 def main(given: Sequence[str] | None = None) -> int:
     """The command; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--of", choices=FILES, default="core")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=datetime.now(UTC).toordinal(), help="by default the day's")
     parser.add_argument("--file", default="", metavar="WORD")
@@ -131,14 +139,15 @@ def main(given: Sequence[str] | None = None) -> int:
         folder = Path(name)
         copy(folder)
         os.chdir(folder)
-        places = ("core/src", "conformance/src", "conformance/tests")
-        os.environ |= {"PYTHONPATH": os.pathsep.join(str(folder / place) for place in places), "HAL_TEST_SHARE": "0.1"}
-        honest = subprocess.run(command(), shell=True, capture_output=True, text=True, check=False)
+        places = [*folder.glob("*/src"), *folder.glob("*/*/src"), folder / "conformance/tests"]
+        os.environ |= {"PYTHONPATH": os.pathsep.join(map(str, places)), "HAL_TEST_SHARE": "0.1"}
+        honest = subprocess.run(command(options.of), shell=True, capture_output=True, text=True, check=False)
         if honest.returncode:
             print(f"mutants: without any, the tests fail\n{honest.stdout[-3000:]}")
             return 1
         print(f"{options.count} mutants, --seed {options.seed}", flush=True)
-        killed, every = run(drawn(folder, options.count, options.seed, options.file))
+        files = [folder / name for name in FILES[options.of] if options.file in name]
+        killed, every = run(drawn(files, options.count, options.seed), command(options.of))
         os.chdir(ROOT)
     print(f"{killed} of {every} mutants are killed")
     return int(killed < options.share * every)

@@ -25,7 +25,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-INSTALL = ("-m", "pip", "install", "-q", "--disable-pip-version-check", "./core", "./conformance", ".[serve,cpu]")
+INSTALL = (
+    "-m",
+    "pip",
+    "install",
+    "-q",
+    "--disable-pip-version-check",
+    "./core",
+    "./conformance",
+    "./engine",
+    ".[serve,cpu]",
+)
 COMMANDS = (
     ("run", "--help"),
     ("run", "def main(", "--max-tokens", "8"),

@@ -118,7 +118,7 @@ def pair(bounds, sizes, timeout):
         device, among = bounds[me].device, Group((0, 1), me)
         made = device.make_group((0, 1), me, share, timeout)
         ends[me][1 - me].setblocking(False)
-        group = OpenGroup((0, 1), made, Watchdog(me, ends[me], timeout, made.abort), made)
+        group = OpenGroup((0, 1), made, Watchdog(me, ends[me], timeout, made.abort))
         calls = device.driver.native.calls
         device._communicators[among.ranks] = collectives.NativeCommunicator(device, among, group, calls.broadcast)
         ranks[me] = SimpleNamespace(bound=bounds[me], made=made, group=among, open=group)

@@ -160,19 +160,6 @@ def test_where_the_limit_is_chosen(opened, monkeypatch):
         np.testing.assert_array_equal(copy.data[0], data)
 
 
-def test_copies_out_without_a_write_between_are_forgotten(opened):
-    """In any order of calls: one output per step, or many ranges on many streams."""
-    bound = opened()
-    memory, reads = bound.device.allocate(1 << 16), bound.device.reads
-    for _ in range(1000):
-        bound.copy_out(memory=memory, parts=[ByteRange(0, 64)], stream=bound.default_stream)
-    assert len(reads.under_way) == 1
-    streams = [bound.device.stream() for _ in range(4)]
-    for at in range(1000):
-        bound.copy_out(memory=memory, parts=[ByteRange(at * 64, 64)], stream=streams[at % 4])
-    assert len(reads.under_way) <= 100
-
-
 def test_a_held_stream_keeps_its_reads_and_no_others(opened):
     bound = opened()
     library = bound.device.driver.api.library

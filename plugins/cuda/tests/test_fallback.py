@@ -63,31 +63,6 @@ def test_g10_a_batch_and_an_update_are_one_kernel_each(fallback):
         np.testing.assert_array_equal(contents(bound, states[0])[name], expected, err_msg=name)
 
 
-def test_g03_no_hook_waits_for_a_held_stream(fallback):
-    bound = fallback()
-    state, stream, library = bound.state(SIZES), bound.device.stream(), bound.device.driver.api.library
-    request, temperature = state.admit(Request("r", [1] * 9)), state.view("temperature")
-    before = bound.counters()
-    library.stand_in_hold(stream.handle, 1)
-    tickets = [
-        bound.insert_tasks(state=state, tasks=prefill([0], [request]), stream=stream),
-        bound.async_set_value(target=temperature, value=0.5, stream=stream),
-        bound.async_set_value(target=temperature[2:6], value=np.arange(4, dtype=np.float32), stream=stream),
-        bound.async_set_value(target=temperature[0:4], value=temperature[2:6], stream=stream),
-        bound.update_inputs(state=state, step=Step(0, {"target": np.array([0], np.int32)}), stream=stream),
-        bound.copy_out(memory=state.memory, parts=[ByteRange(0, 8)], stream=stream),
-    ]
-    sink, step = MemorySink(threaded=True), Step(1, {"target": np.array([0], np.int32)})
-    record = bound.save_output(state=state, step=step, sink=sink, stream=stream)
-    assert not any(ticket.done() for ticket in tickets)
-    assert (bound.counters() - before).host_waits == 0
-    library.stand_in_hold(stream.handle, 0)
-    for ticket in tickets:
-        assert ticket.wait(30) is None
-    assert state.take(record).step == 1
-    assert contents(bound, state)["temperature"].ravel().tolist() == [0, 1, 2, 3, 2, 3, 0.5, 0.5]
-
-
 @pytest.mark.parametrize("source", [slice(0, 20), slice(10, 30)])
 def test_g05_device_values_are_copied_by_a_kernel(fallback, source):
     """Overlapping views go through separate memory, which is kept until both kernels have run."""

@@ -7,29 +7,13 @@ import threading
 
 import numpy as np
 import pytest
-from hal_core import TIMEOUTS, Request, SamplingParams, StateConfig, Task, TaskBatch, TaskKind
-from hal_core.devices.cpu import CpuPlugin
+from hal_core import TIMEOUTS, Request, StateConfig, Task, TaskBatch, TaskKind
 from hal_core.memory.views import ByteRange
-from hal_core.runtime.bound import bind
 from hal_core.slots.admission import admit
 from hal_cuda import insertion, staged_requests
-from hal_cuda.driver import CudaError
 from hal_cuda.structs import ENTRY
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
-from tests import share
 
 SIZES = StateConfig(num_slots=20, max_model_len=90, block_size=4, max_stop_length=3, max_bad_words=4)
-ids = st.integers(0, 99)
-params = st.builds(
-    SamplingParams,
-    max_tokens=st.integers(1, 6),
-    temperature=st.sampled_from([0.0, 0.75]),
-    bad_words=st.lists(ids, max_size=4).map(tuple),
-    stop_sequences=st.lists(st.lists(ids, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
-    eos_token_ids=st.lists(ids, max_size=3).map(tuple),
-)
 
 
 @pytest.fixture(autouse=True)
@@ -56,29 +40,6 @@ def is_staged(bound, request):
 def prefill(slots, requests, num_computed_tokens=None):
     lengths = [r.total - s for r, s in zip(requests, num_computed_tokens or [0] * len(requests), strict=True)]
     return TaskBatch.prefill(slots, requests, lengths, [range(-(-r.total // 4)) for r in requests], num_computed_tokens)
-
-
-@settings(max_examples=share.of(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_g09_g11_a_staged_batch_writes_what_the_cpu_device_writes(opened, data):
-    bound, cpu = opened(), bind(CpuPlugin.open(0, {}))
-    mine, theirs = bound.state(SIZES), cpu.state(SIZES)
-    for turn in range(3):
-        slots = data.draw(st.lists(st.integers(0, SIZES.num_slots - 1), unique=True, min_size=1), label="slots")
-        prompts = [data.draw(st.lists(ids, min_size=2, max_size=89), label="prompt") for _ in slots]
-        requests = [mine.admit(Request(f"{turn}-{i}", p, data.draw(params))) for i, p in enumerate(prompts)]
-        num_computed_tokens = [data.draw(st.integers(0, 1), label="start") for _ in slots]
-        del bound.device.driver.api.calls[:]
-        bound.insert_tasks(state=mine, tasks=prefill(slots, requests, num_computed_tokens), stream=bound.default_stream)
-        assert bound.device.driver.api.calls[0] == "copy"
-        assert bound.device.driver.api.calls[-1] == "hal_enter"
-        assert len(bound.device.driver.api.calls) <= 3, "one copy, perhaps a wait for it, one launch"
-        cpu.insert_tasks(state=theirs, tasks=prefill(slots, requests, num_computed_tokens), stream=cpu.default_stream)
-        got, expected = contents(bound, mine), contents(cpu, theirs)
-        for name, column in expected.items():
-            np.testing.assert_array_equal(got[name], column, err_msg=name)
-        for state in (mine, theirs):
-            state.release(slots)
 
 
 @pytest.mark.parametrize("count", [3, 20])
@@ -135,20 +96,6 @@ def test_bytes_not_uploaded_in_another_chunk_are_read_in_place(opened, monkeypat
     state.release(range(count))
     bound.insert_tasks(state=state, tasks=prefill([3], [late]), stream=bound.default_stream)
     assert contents(bound, state)["token_ids"][3, 79] == 5
-
-
-@pytest.mark.parametrize("call", ["copy", "hal_enter"])
-def test_a_failed_call_leaves_the_slots_free_and_the_requests_usable(opened, call):
-    bound = opened()
-    state, api = bound.state(SIZES), bound.device.driver.api
-    requests = [state.admit(Request(f"s{i}", [i] * 9)) for i in range(20)]
-    api.fail = call
-    with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):
-        bound.insert_tasks(state=state, tasks=prefill(range(20), requests), stream=bound.default_stream)
-    assert not state.host_table.admission_ids.any()
-    api.fail = ""
-    bound.insert_tasks(state=state, tasks=prefill(range(20), requests), stream=bound.default_stream)
-    assert contents(bound, state)["token_ids"][:, 0].tolist() == list(range(20))
 
 
 def test_admission_from_other_threads_beside_insertions(opened, monkeypatch):

@@ -7,7 +7,6 @@ import ctypes
 import numpy as np
 import pytest
 from hal_core import Group, StateConfig
-from hal_core.errors import OutOfMemory
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import ByteRange, View
 from hal_core.ranks.channel import BroadcastChannel
@@ -120,30 +119,3 @@ def test_g14_a_broadcasts_header_is_written_in_the_order_of_its_stream(opened):
     stream.synchronize(30)
     assert copy.data[0].tobytes() == second
     assert header() == channel.expected != second
-
-
-@pytest.mark.parametrize("limit", [1 << 30, 100], ids=["by way of device memory", "straight to its place"])
-def test_g03_a_value_above_the_ring_is_taken_or_refused_whole(opened, limit):
-    bound = opened({"ring_start": 4096, "ring_limit": 1 << 16, "deadline": 0.1, "value_limit": limit})
-    stream, library = bound.device.stream(), bound.device.driver.api.library
-    memory = bound.device.allocate(300_000)
-    target = View.contiguous(memory, 0, (300_000,), dtype_of("uint8"))
-    value = np.random.default_rng(1).integers(0, 256, 300_000, np.uint8)
-    should, before = value.copy(), np.full(300_000, 0xA5, np.uint8)
-    library.stand_in_hold(stream.handle, 1)
-    refused = None
-    try:
-        bound.async_set_value(target=target, value=value, stream=stream)
-    except OutOfMemory as error:
-        refused = error
-    value[...] = 0xEE
-    library.stand_in_hold(stream.handle, 0)
-    stream.synchronize(30)
-    copied = bound.copy_out(memory=memory, parts=[ByteRange(0, 300_000)], stream=stream)
-    copied.wait(30)
-    assert (refused is not None) == (limit == 100), "a held stream is waited for only above the limit"
-    assert (copied.data[0] == (should if refused is None else before)).all()
-    bound.async_set_value(target=target, value=should, stream=stream).wait(30)
-    copied = bound.copy_out(memory=memory, parts=[ByteRange(0, 300_000)], stream=stream)
-    copied.wait(30)
-    assert (copied.data[0] == should).all(), "a stream that goes on takes any value"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from pathlib import Path
 from time import monotonic, sleep
@@ -64,27 +62,6 @@ def agree(rank, mode, sizes, calls, ranks=BOTH):
         return wrong, counts, [str(race) for race in device.device.races()], "paddle" in sys.modules
 
 
-def disagree(rank, sizes_of_rank_1, ranks_of_rank_1):
-    """Open a state on a group, unequal between the ranks; return the error of the broadcast, and of the next one."""
-    ranks, sizes = BOTH, StateConfig(num_slots=4, max_model_len=16)
-    if rank.rank == 1:
-        ranks, sizes = ranks_of_rank_1, sizes_of_rank_1
-    with opened() as device:
-        state, group = device.state(sizes), Group(ranks, rank.rank)
-
-        def call():
-            device.broadcast_tokens(state=state, group=group, stream=device.default_stream).wait(10)
-
-        return failing(call), failing(call)
-
-
-def alone(rank):
-    """Request a group that the second rank does not open."""
-    with opened(collective_timeout_ms=300) as device:
-        state, group = device.state(StateConfig(num_slots=2, max_model_len=8)), Group(BOTH, rank.rank)
-        return failing(lambda: device.open_group(state=state, group=group))
-
-
 def close_under_way(rank, mode, folder):
     """Rank 1 closes its device while its broadcast waits for rank 0's, which comes after that.
 
@@ -104,15 +81,6 @@ def close_under_way(rank, mode, folder):
     path.touch()
     error = failing(device.close)
     return error, failing(ticket.wait), early
-
-
-def end_itself(rank, well):
-    """Broadcast ``well`` times, then die."""
-    with opened() as device:
-        state = device.state(StateConfig(num_slots=4, max_model_len=16), name="a")
-        for _ in range(well):
-            device.broadcast_tokens(state=state, group=Group(BOTH, rank.rank), stream=device.default_stream).wait(20)
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def write_beside(device, state):

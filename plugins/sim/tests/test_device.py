@@ -8,14 +8,13 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import threading
 from contextlib import closing, nullcontext, suppress
 
 import numpy as np
 import pytest
 from hal_core import MemorySink, Request, StateConfig, Step, Task, TaskKind, admit
 from hal_core.devices import blocks
-from hal_core.errors import DeviceClosed, InvalidValue, OutOfMemory, TicketTimeout
+from hal_core.errors import DeviceClosed, InvalidValue, TicketTimeout
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.plan import PlanBuilder, apply_to_host
 from hal_core.memory.views import ByteRange, View
@@ -90,16 +89,6 @@ def int64s(device, count):
     return View.contiguous(device.allocate(8 * count), 0, (count,), INT64)
 
 
-def test_an_insertion_of_1_or_128_is_one_upload_and_one_launch(bound):
-    state = bound.state(StateConfig(num_slots=256, max_model_len=64))
-    for slots in (range(1), range(1, 129)):
-        before, below = bound.counters(), bound.device.probe_counts()
-        bound.insert_tasks(state=state, tasks=tasks(state, slots), stream=bound.default_stream).wait()
-        spent, seen = bound.counters() - before, bound.device.probe_counts() - below
-        assert (spent.uploads, spent.launches, spent.submissions, spent.host_waits) == (1, 1, 2, 0)
-        assert (seen.uploads, seen.launches, seen.submissions) == (1, 1, 2)
-
-
 def test_the_host_cannot_touch_the_state(bound):
     address = bound.state(StateConfig(num_slots=2, max_model_len=8)).memory.address
     child = os.fork()
@@ -126,22 +115,6 @@ def test_a_plan_over_the_ring_is_uploaded_in_pieces_and_launched_once(bound):
     assert (content(memory) == should).all()
 
 
-def test_a_value_above_its_limit_is_refused_whole_on_a_held_stream(bound):
-    device, stream = bound.device, bound.default_stream
-    target = int64s(device, 1 << 18)
-    bound.async_set_value(target=target, value=7, stream=stream).wait()
-    patience, device.staging.limit, device.staging.deadline = device.staging.deadline, 1 << 20, 0.05
-    device.value_limit = 0
-    with device.hold_stream(stream), pytest.raises(OutOfMemory, match=r"sim:0: async_set_value: ring: .*was busy"):
-        bound.async_set_value(target=target, value=np.arange(target.size), stream=stream)
-    device.staging.deadline = patience
-    stream.synchronize()
-    assert (content(target.memory).view(np.int64) == 7).all()
-    bound.async_set_value(target=target, value=np.arange(target.size), stream=stream).wait()
-    assert (content(target.memory).view(np.int64) == np.arange(target.size)).all()
-    assert bound.counters().host_waits > 0
-
-
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_refused_submission_leaves_nothing_half_done(bound, nth):
     state, stream = bound.state(StateConfig(num_slots=4, max_model_len=8)), bound.default_stream
@@ -152,21 +125,6 @@ def test_a_refused_submission_leaves_nothing_half_done(bound, nth):
     stream.synchronize()
     assert (content(state.memory) == before).all()
     bound.insert_tasks(state=state, tasks=batch, stream=stream).wait()
-
-
-@pytest.mark.parametrize("nth", [1, 2, 3])
-def test_out_of_memory_anywhere_is_an_error_and_the_device_continues(bound, nth):
-    """The state's block, then the table of its records, then the block of a copy out."""
-
-    def work():
-        state = bound.state(StateConfig(num_slots=2, max_model_len=8))
-        bound.insert_tasks(state=state, tasks=tasks(state, [1]), stream=bound.default_stream)
-        copied = bound.device.copy_out(state.memory, [ByteRange(0, state.layout.nbytes)], bound.default_stream)
-        return copied.wait()
-
-    with options(fail_allocation=nth), pytest.raises(OutOfMemory, match="sim:0"):
-        work()
-    work()
 
 
 def test_memory_goes_back_only_when_the_work_on_it_is_over(bound):
@@ -187,27 +145,6 @@ def test_memory_goes_back_only_when_the_work_on_it_is_over(bound):
     assert (data.view(np.int64) == 1).all(), "the array keeps its block"
 
 
-def test_arrays_of_a_copy_stay_as_they_are_while_later_copies_go_on(bound):
-    view, stream = int64s(bound.device, 8), bound.default_stream
-    kept = []
-    for number in range(20):
-        bound.async_set_value(target=view, value=number, stream=stream)
-        copied = bound.device.copy_out(view.memory, [ByteRange(0, 64)], stream)
-        copied.wait()
-        kept.append(copied.data[0].view(np.int64))
-    assert [int(row[0]) for row in kept] == list(range(20))
-
-
-@pytest.mark.parametrize("shift", [-3, 2, 0])
-def test_an_overlapping_device_value_is_read_before_it_is_written(bound, shift):
-    whole, stream = int64s(bound.device, 24), bound.default_stream
-    bound.async_set_value(target=whole, value=np.arange(24), stream=stream)
-    should = np.arange(24)
-    should[8 + shift : 16 + shift] = should[8:16].copy()
-    bound.async_set_value(target=whole[8 + shift : 16 + shift], value=whole[8:16], stream=stream).wait()
-    assert content(whole.memory).view(np.int64).tolist() == should.tolist()
-
-
 @pytest.mark.parametrize("value", [3, "array"])
 def test_a_view_with_more_axes_than_the_strided_kernel_takes(bound, value):
     shape = (2,) * 11
@@ -217,51 +154,6 @@ def test_a_view_with_more_axes_than_the_strided_kernel_takes(bound, value):
     bound.async_set_value(target=target, value=given, stream=bound.default_stream).wait()
     should = np.broadcast_to(given, shape)[(slice(None, None, -1),) * 11]
     assert (content(whole.memory).view(np.int64) == should.reshape(-1)).all()
-
-
-def test_tickets_are_waited_for_from_any_thread_and_time_out(bound):
-    view, stream = int64s(bound.device, 1), bound.default_stream
-    with bound.device.hold_stream(stream):
-        ticket = bound.async_set_value(target=view, value=1, stream=stream)
-        with pytest.raises(TicketTimeout, match="ticket stays pending"):
-            ticket.wait(0.01)
-        with pytest.raises(TicketTimeout, match="sim:0: the stream is busy"):
-            stream.synchronize(0.01)
-        waiting = threading.Thread(target=ticket.wait, args=(30,))
-        waiting.start()
-    waiting.join(30)
-    assert ticket.done()
-
-
-def test_a_closed_device_waits_for_its_work_and_closes_once(bound):
-    other = SimPlugin.open(0, {})
-    view = int64s(other, 4)
-    ticket = bind(other).async_set_value(target=view, value=5, stream=other.default_stream)
-    other.close()
-    other.close()
-    assert ticket.done()
-    assert (content(view.memory).view(np.int64) == 5).all()
-    with pytest.raises(DeviceClosed, match="sim:0: the device is closed"):
-        other.allocate(8)
-
-
-def test_devices_do_not_take_each_other_s_memory_or_streams(bound):
-    with bind(SimPlugin.open(1, {})) as other:
-        tensor, stream = SimTensor.of(other.device, np.arange(4)), bound.default_stream
-        with pytest.raises(InvalidValue, match="memory of another opened device"):
-            bound.async_set_value(target=tensor, value=1, stream=stream)
-        with pytest.raises(InvalidValue, match="the value is on another opened device"):
-            bound.async_set_value(target=int64s(bound.device, 4), value=tensor, stream=stream)
-        with pytest.raises(InvalidValue, match="stream: the stream is of another opened device"):
-            bound.async_set_value(target=int64s(bound.device, 4), value=1, stream=other.default_stream)
-        other.async_set_value(target=tensor[1:3], value=9, stream=other.default_stream).wait()
-        assert tensor.numpy().tolist() == [0, 9, 9, 3]
-
-
-@pytest.mark.parametrize("target", [np.zeros(3), [1], "text", None])
-def test_what_is_no_tensor_of_the_device_is_refused(bound, target):
-    with pytest.raises(InvalidValue, match=r"sim:0: async_set_value: target: \w+ is not a tensor of this device"):
-        bound.async_set_value(target=target, value=1, stream=bound.default_stream)
 
 
 @pytest.mark.parametrize(
@@ -308,42 +200,6 @@ def test_a_fault_is_told_by_the_ticket_and_ends_the_device(worker):
     assert {report.kind for report in worker.races()} == {"lifetime"}
 
 
-def test_a_fault_that_nobody_waited_for_is_raised_by_the_next_call(worker):
-    device, stream = bind(worker), worker.default_stream
-    view, good = int64s(worker, 4), int64s(worker, 4)
-    with worker.hold_stream(stream):
-        ticket = device.async_set_value(target=view, value=1, stream=stream)
-        worker.accelerator.free(view.memory.address)
-    while not ticket.done():
-        pass
-    view.memory._free = lambda: None
-    with pytest.raises(DeviceFault, match="was freed"):
-        device.async_set_value(target=good, value=1, stream=stream)
-
-
-def test_copies_of_one_stream_do_not_wait_for_those_of_another(bound):
-    device = bound.device
-    one, other = device.stream(), device.stream()
-    blocks = [device.allocate(4096) for _ in range(2)]
-    with device.hold_stream(one):
-        held = device.copy_out(blocks[0], [ByteRange(0, 4096)], one)
-        free = device.copy_out(blocks[1], [ByteRange(0, 4096)], other)
-        free.wait(60)
-        assert not held.done()
-    held.wait(60)
-
-
-def test_closing_waits_for_the_copies_of_every_stream():
-    with options(mode=Mode.WORKER, staged=0):
-        device = SimPlugin.open(0, {})
-        stream, block = device.stream(), device.allocate(1 << 20)
-        copies = [device.copy_out(block, [ByteRange(0, 1 << 20)], stream) for _ in range(4)]
-        device.close()
-        assert all(copy.done() for copy in copies)
-        device.accelerator.synchronize()
-        device.accelerator.reset()
-
-
 def test_timed_events_are_used_again_and_need_both_to_have_passed(bound):
     stream, memory = bound.device.stream(), SimTensor.of(bound.device, np.zeros(8, np.uint8))
     first = bound.timed_event(stream=stream)
@@ -364,11 +220,3 @@ def test_timed_events_are_used_again_and_need_both_to_have_passed(bound):
     del first, second
     again = [bound.timed_event(stream=stream) for _ in range(2)]
     assert {one.raw.handle for one in again} == raw, "an event is made for each use"
-
-
-def test_a_closed_device_gives_no_timed_event():
-    device = bind(SimPlugin.open(0, {}))
-    stream = device.default_stream
-    device.close()
-    with pytest.raises(DeviceClosed):
-        device.timed_event(stream=stream)

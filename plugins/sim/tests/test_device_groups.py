@@ -45,30 +45,6 @@ def test_g13_g14_both_ranks_hold_the_source_s_bytes_after_one_collective(pool, m
         assert not paddle, "Paddle is not needed"
 
 
-def test_g13_the_source_is_the_group_s_first_rank(pool):
-    for wrong, _, races, _ in pool.run(actions.agree, "worker", PLAIN, 2, (1, 0)).values():
-        assert wrong == races == []
-
-
-@pytest.mark.parametrize(
-    ("sizes", "ranks", "said"),
-    [(StateConfig(num_slots=5, max_model_len=16), (0, 1), "sizes"), (PLAIN, (1, 0), "source")],
-    ids=["sizes", "source"],
-)
-def test_g14_differing_ranks_all_raise_before_the_first_collective(pool, sizes, ranks, said):
-    for first, second in pool.run(actions.disagree, sizes, ranks).values():
-        assert first[0] == second[0] == "StateUnusable"
-        assert said in first[1]
-
-
-def test_g16_a_rank_that_never_opens_the_group_is_an_error_in_time(pool):
-    (error,) = pool.run(actions.alone, ranks=[0]).values()
-    assert error[0] == "GroupLost"
-    assert "sim:0: broadcast_tokens: group: " in error[1]
-    assert "joining the group" in error[1]
-    pool.run(actions.alone, ranks=[1])  # so that both have opened as many
-
-
 @pytest.mark.parametrize("mode", ["worker", "lazy"])
 def test_a_closing_rank_waits_for_its_broadcast_to_reach_all(pool, mode, tmp_path):
     """A rank that is stopped with its last step in flight left the group in the middle of its collective."""
@@ -86,28 +62,6 @@ def check_lost(answer, limit):
     assert took < limit
     assert took_again < 1.0, "a dead group answers at once"
     assert written is None, "the device goes on"
-
-
-def test_g16_a_hung_rank_is_an_error_within_the_timeout(pool):
-    pool.begin(actions.go_on, 30.0, ranks=[0, 1])
-    assert not pool._links[0].poll(1.0), "they broadcast for a while"
-    pool.signal(1, signal.SIGSTOP)
-    try:
-        check_lost(pool.finish([0], 30.0)[0], 8.0)
-    finally:
-        pool.signal(1, signal.SIGCONT)
-    pool.finish([1], 30.0)
-
-
-@pytest.mark.parametrize("well", [1, 40])
-def test_g16_a_lost_rank_is_an_error_at_once_and_named(well):
-    with RankPool(2, environment=environment) as ranks:
-        ranks.begin(actions.go_on, 60.0, ranks=[0])
-        ranks.begin(actions.end_itself, well, ranks=[1])
-        answer = ranks.finish([0], 60.0)[0]
-    check_lost(answer, 5.0)
-    assert "rank 1 (process" in answer[0][1]
-    assert "is dead" in answer[0][1]
 
 
 def test_g16_a_group_with_a_missing_rank_waits_only_once():

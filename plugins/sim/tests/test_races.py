@@ -31,51 +31,6 @@ def test_a_missing_event_between_streams(bench):
     assert f"is waited for on stream {consumer.number} before async_d2h #{race.second.sequence}" in text
 
 
-def test_the_event_orders_them(bench):
-    producer, consumer = bench.stream(), bench.stream()
-    address, out, event = bench.memory(8), bench.pinned(8), bench.device.event()
-    bench.device.fill(address, 8, 1, 1, producer)
-    consumer.wait(event.record(producer))
-    bench.device.d2h(out.address, address, 8, consumer)
-    consumer.synchronize()
-    bench.device.host_read(out.address, 8)
-    assert bench.device.races() == []
-    event.close()
-
-
-def test_an_event_recorded_too_early_orders_nothing(bench):
-    producer, consumer = bench.stream(), bench.stream()
-    address, out, event = bench.memory(8), bench.pinned(8), bench.device.event()
-    event.record(producer)
-    bench.device.fill(address, 8, 1, 1, producer)
-    consumer.wait(event)
-    bench.device.d2h(out.address, address, 8, consumer)
-    bench.device.synchronize()
-    assert [kinds(r) for r in bench.device.races()] == [("kernel_fill", "async_d2h")]
-
-
-def test_order_goes_through_a_third_stream(bench):
-    first, middle, last = bench.stream(), bench.stream(), bench.stream()
-    address = bench.memory(8)
-    events = [bench.device.event(), bench.device.event()]
-    bench.device.fill(address, 8, 1, 1, first)
-    middle.wait(events[0].record(first))
-    last.wait(events[1].record(middle))
-    bench.device.fill(address, 8, 2, 1, last)
-    last.synchronize()
-    assert bench.device.races() == []
-
-
-def test_staging_reused_before_its_fence(bench):
-    stream, address, ring = bench.stream(), bench.memory(8), bench.pinned(8)
-    bench.device.host_write(ring.address, 8)
-    bench.device.h2d(address, ring.address, 8, stream)
-    bench.device.host_write(ring.address, 8)  # the next batch goes into the same block
-    stream.synchronize()
-    assert [kinds(r) for r in bench.device.races()] == [("async_h2d", "host_write")]
-    assert "the host does not wait for async_h2d" in bench.device.races()[0].missing_edge
-
-
 def test_staging_reused_after_its_fence(bench):
     stream, address, ring, fence = bench.stream(), bench.memory(8), bench.pinned(8), bench.device.event()
     for _ in range(3):
@@ -88,38 +43,6 @@ def test_staging_reused_after_its_fence(bench):
     stream.synchronize()
     assert bench.device.races() == []
     fence.close()
-
-
-def test_a_result_read_before_the_copy_was_waited_for(bench):
-    stream, address, out = bench.stream(), bench.memory(8), bench.pinned(8)
-    bench.device.fill(address, 8, 1, 1, stream)
-    bench.device.d2h(out.address, address, 8, stream)
-    bench.device.host_read(out.address, 8)
-    stream.synchronize()
-    assert [kinds(r) for r in bench.device.races()] == [("async_d2h", "host_read")]
-
-
-def test_clean_up_before_the_copy_out(bench):
-    compute, copies = bench.stream(), bench.stream()
-    state, out, event = bench.memory(8), bench.pinned(8), bench.device.event()
-    bench.device.fill(state, 8, 1, 1, compute)
-    copies.wait(event.record(compute))
-    with label("copy out"):
-        bench.device.d2h(out.address, state, 8, copies)
-    with label("clean up"):
-        bench.device.fill(state, 8, 0, 1, compute)  # must come after the copy, but is not ordered
-    bench.device.synchronize()
-    (race,) = bench.device.races()
-    assert {race.first.label, race.second.label} == {"copy out", "clean up"}
-    event.close()
-
-
-def test_neighbouring_bytes_are_no_conflict(bench):
-    one, two, state = bench.stream(), bench.stream(), bench.memory(16)
-    bench.device.fill(state, 8, 1, 1, one)
-    bench.device.fill(state + 8, 8, 2, 1, two)
-    bench.device.synchronize()
-    assert bench.device.races() == []
 
 
 def test_the_writes_of_a_plan_are_known_one_by_one(bench):
@@ -152,15 +75,6 @@ def test_destroying_a_stream_orders_nothing(bench):
     bench.device.fill(address, 8, 2, 1, second)
     bench.device.synchronize()
     assert [kinds(r) for r in bench.device.races()] == [("kernel_fill", "kernel_fill")]
-
-
-def test_two_reads_need_no_order(bench):
-    one, two, state = bench.stream(), bench.stream(), bench.memory(8)
-    outs = [bench.pinned(8), bench.pinned(8)]
-    bench.device.d2h(outs[0].address, state, 8, one)
-    bench.device.d2h(outs[1].address, state, 8, two)
-    bench.device.synchronize()
-    assert bench.device.races() == []
 
 
 def test_every_read_counts_against_a_later_write(bench):
