@@ -1,25 +1,29 @@
-"""Ranks of one host against one process: `hal run --tp 2` of the model that ships, and a sum of 4 KB.
+"""Ranks of one host against one process: `hal run --tp 2` of the model that ships, and collectives on the host.
 
 Both commands generate the same tokens of the same prompts in turn, on the same two cores; their closing lines are
-compared. Then two ranks sum 4 KB over their own connections and over Paddle's gloo, in turn, with each other busy for
-50 us before, as a layer is. python benchmarks/ranks.py [rounds]
+compared. Then two and four ranks sum and broadcast 4 KB to 64 MB over hal's own collectives and over Paddle's gloo, in
+turn. python benchmarks/ranks.py [rounds]; no rounds (0) leave the commands out.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 from hal_conformance.ranks.processes import RankPool
 
-PROMPTS, TOKENS, SUMS = 8, 200, 300
+PROMPTS, TOKENS = 8, 200
+SIZES = {4 << 10: 600, 256 << 10: 150, 4 << 20: 30, 64 << 20: 5}
+"""Bytes, and the turns of each."""
 WAYS = {"one process": (), "--tp 2": ("--tp", "2")}
 _SPEED = re.compile(r"\(([\d.]+) tokens/s\)")
 
@@ -44,27 +48,45 @@ def speed(*more: str) -> float:
     return float(found[1])
 
 
-def sums(rank: Any) -> dict[str, list[float]]:  # noqa: ANN401 (a rank of the pool)
-    """In a rank: microseconds of each sum, by its way."""
+def collectives(rank: Any, ranks: tuple[int, ...]) -> dict[tuple[str, int, str], tuple[float, float]]:  # noqa: ANN401
+    """In a rank: microseconds elapsed (the median) and of processor time (the mean) of each kind, size and way."""
     import paddle
-    from hal_core.devices import open_groups
-    from hal_core.devices.paddle.places import paddle_core
-    from hal_core.devices.paddle.ranks.groups import opened
-    from hal_core.group import Group
+    from hal_core import Group
+    from hal_core.devices import dtype_of, open_groups, opened
+    from hal_paddle.process_groups import PaddleGroup, make_group
 
-    open_groups([(0, 1)])
-    direct: Any = opened(Group((0, 1), rank.rank)).process_group
-    tensor, add = paddle.ones([8, 128]), paddle_core().ReduceOp.SUM
-    found: dict[str, list[float]] = {"own connections": [], "gloo": []}
-    for _ in range(SUMS):
-        for name, group in zip(found, (direct, direct._gloo), strict=True):
-            busy = time.perf_counter() + 50e-6
-            while time.perf_counter() < busy:
-                pass
-            began = time.perf_counter()
-            group.all_reduce(tensor, add, True).wait()
-            found[name].append(1e6 * (time.perf_counter() - began))
+    open_groups([ranks])
+    own, core = opened(Group(ranks, rank.rank)).process_group, paddle.base.core
+
+    def make(*arguments: Any) -> PaddleGroup:  # noqa: ANN401
+        return make_group(core.ProcessGroupGloo.create, *arguments)
+
+    open_groups([ranks], backend="Paddle's gloo", make=make)
+    gloo = opened(Group(ranks, rank.rank), backend="Paddle's gloo").process_group.group
+    found: dict[tuple[str, int, str], tuple[float, float]] = {}
+    for nbytes, turns in SIZES.items():
+        tensor, dtype, add = paddle.ones([nbytes // 4]), dtype_of("float32"), core.ReduceOp.SUM
+        bytes_of = memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr())).cast("B")
+        ways: dict[tuple[str, str], Callable[[], object]] = {
+            ("sum", "hal's own"): partial(own.all_reduce, bytes_of, dtype),
+            ("sum", "gloo"): partial(_paddles, gloo.all_reduce, tensor, add),
+            ("broadcast", "hal's own"): partial(own.broadcast, bytes_of, 0),
+            ("broadcast", "gloo"): partial(_paddles, gloo.broadcast, tensor, 0),
+        }
+        times: dict[tuple[str, str], list[tuple[float, float]]] = {way: [] for way in ways}
+        for _ in range(turns):
+            for way, call in ways.items():
+                began, used = time.perf_counter(), time.process_time()
+                call()
+                times[way].append((1e6 * (time.perf_counter() - began), 1e6 * (time.process_time() - used)))
+        for (kind, library), values in times.items():
+            elapsed, processor = zip(*values, strict=True)
+            found[kind, nbytes, library] = median(elapsed), sum(processor) / turns
     return found
+
+
+def _paddles(call: Callable[..., Any], *arguments: object) -> None:
+    call(*arguments, True).wait()
 
 
 def main(rounds: int = 5) -> None:
@@ -78,14 +100,20 @@ def main(rounds: int = 5) -> None:
     for _ in range(rounds):
         for name, more in WAYS.items():
             told[name].append(speed(*more))
-    for name, values in told.items():
-        print(f"{name:16} {median(values):8.1f} tokens/s ({min(values):.1f} to {max(values):.1f})")
-    ratios = [two / one for one, two in zip(*told.values(), strict=True)]
-    print(f"{'ratio':16} {median(ratios):8.2f} of each round ({min(ratios):.2f} to {max(ratios):.2f})")
-    with RankPool(2) as pool:
-        for name, values in pool.run(sums, timeout=300.0)[0].items():
-            low, middle, high = np.percentile(values[SUMS // 10 :], [10, 50, 90])
-            print(f"sum of 4 KB over {name:16} {middle:7.0f} us ({low:.0f} to {high:.0f})")
+    if rounds:
+        for name, values in told.items():
+            print(f"{name:16} {median(values):8.1f} tokens/s ({min(values):.1f} to {max(values):.1f})")
+        ratios = [two / one for one, two in zip(*told.values(), strict=True)]
+        print(f"{'ratio':16} {median(ratios):8.2f} of each round ({min(ratios):.2f} to {max(ratios):.2f})")
+    for size in (2, 4):
+        with RankPool(size) as pool:
+            answers = pool.run(collectives, tuple(range(size)), timeout=600.0)
+        for key in answers[0]:
+            elapsed, processor = (median(answer[key][at] for answer in answers.values()) for at in (0, 1))
+            kind, nbytes, library = key
+            print(
+                f"{size} ranks, {kind:9} {nbytes >> 10:6} KB {library:10} {elapsed:9.0f} us, processor {processor:9.0f}"
+            )
 
 
 if __name__ == "__main__":

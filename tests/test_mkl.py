@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from hal_core import Unavailable
-from hal_engine.distributed.launch import PaddleLaunch
+from hal_engine.distributed.launch import LocalLaunch
 
 from hal import mkl
 from hal.cli import main
@@ -76,7 +76,7 @@ def test_ranks_inherit_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setenv(mkl.VARIABLE, "5")
     monkeypatch.setattr("hal_engine.distributed.launch.subprocess.Popen", start)
     with pytest.raises(Unavailable):
-        PaddleLaunch(1).start(f"ipc://{tmp_path}/engine")
+        LocalLaunch(1).start(f"ipc://{tmp_path}/engine")
     assert started[mkl.VARIABLE] == "5"
 
 

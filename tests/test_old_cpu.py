@@ -51,7 +51,6 @@ def there(folder, *arguments, **variables):
     [
         ("run", "--prompt", "x"),
         ("run", "--prompt", "x", "--tp", "2"),
-        ("run", "--prompt", "x", "--tp", "2", "--runner", "anything:Runner"),
         ("run", "--prompt", "x", "--device", "xpu", "--runner", "anything:Runner"),
     ],
     ids=" ".join,

@@ -87,7 +87,7 @@ RANKS = """
             self.failed = [Failed(0, "gone"), None]
             super().start(url)
 
-    hal_engine.distributed.starting.PaddleLaunch = Failing if "--restart" in sys.argv else Idle
+    hal_engine.distributed.starting.LocalLaunch = Failing if "--restart" in sys.argv else Idle
 """
 MAIN = "\nhal.cli.main()\n"
 PROMPT = ("run", "--device", "cpu", "--prompt", "def f(", "--temperature=0", "--max-tokens", "4")

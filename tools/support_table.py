@@ -25,7 +25,7 @@ KEPT, PAGE = ROOT / "docs" / "support.json", ROOT / "docs" / "support.md"
 HOOKS = ("insert_tasks", "async_set_value", "save_output", "broadcast_tokens")
 CPU = """\
 On x86 the host's CPU needs AVX2 wherever Paddle is used (Intel from Haswell, 2013; AMD from Excavator, 2015): for
-`hal run`, the devices over Paddle, and several ranks over gloo. AVX-512 is used where it is there and
+`hal run`'s model and the devices over Paddle. AVX-512 is used where it is there and
 needed nowhere. What of Paddle was checked for it: [evidence/cpus.md](evidence/cpus.md). The host side of `cpu`,
 `cuda` and `sim` needs no more than NumPy: its wheels of 2.4 are for x86-64-v2, so a virtual CPU such as `kvm64` or
 `qemu64` is too old. CPUs that are not x86 were not tried.

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu.broadcast [--device cuda] [--ranks 2] [--rounds 200] [--out docs/evidence]
 
-The ways are timed on the same state, in turns: over NCCL on the device cuda, over gloo on the device cpu, which shows
-that the measurement works where there is no GPU. Beside them the library's bare call (``ncclBroadcast`` by ctypes), and
+The ways are timed on the same state, in turns: over NCCL on the device cuda, over hal's own on the device cpu, which
+shows that the measurement works where there is no GPU. Beside them the bare ``ncclBroadcast`` by ctypes, and
 Paddle's process group over the same library where this Paddle has it, in turns of their own: what another library
 leaves in the caches would count.
 """
@@ -24,7 +24,7 @@ from hal_conformance.harness.subject import Recipe
 from hal_conformance.opening import subject_of
 from hal_conformance.ranks import work as rank_work
 from hal_conformance.ranks.processes import Rank, RankPool
-from hal_core.devices.paddle.ranks.groups import opened
+from hal_core.devices import HOST, opened
 from hal_core.group import Group
 from hal_core.memory.views import ByteRange
 from hal_core.slots.fields import StateConfig
@@ -104,6 +104,8 @@ def _paddles(
     import paddle
 
     library = bound.capabilities.collective
+    if library == HOST:
+        return {}
     if library == "nccl":
         if not paddle.is_compiled_with_cuda():
             return {}
@@ -118,7 +120,7 @@ def _paddles(
 
     def call(chosen: Sequence[Any]) -> list[Any]:
         for tensor in chosen:  # what paddle.distributed.broadcast does after its checks
-            made.process_group.broadcast(tensor, source, True).wait()
+            made.process_group.group.broadcast(tensor, source, True).wait()
         return []
 
     return {

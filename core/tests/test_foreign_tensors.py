@@ -82,6 +82,61 @@ def test_a_tensor_of_paddle_without_memory_is_no_target(bound):
         write(bound, 1.0, tensor)
 
 
+TARGETS = {
+    "whole": lambda torch: torch.zeros(2, 3),
+    "a column": lambda torch: torch.zeros(2, 3)[:, 1],
+    "turned": lambda torch: torch.zeros(2, 3).T,
+    "bool": lambda torch: torch.zeros(4, dtype=torch.bool),
+    "bfloat16": lambda torch: torch.zeros(4, dtype=torch.bfloat16),
+    "int64 scalar": lambda torch: torch.zeros((), dtype=torch.int64),
+    "empty": lambda torch: torch.zeros(0, 3),
+    "parameter": lambda torch: torch.nn.Parameter(torch.zeros(2)),
+}
+NO_TARGETS = {
+    "negative bit": (lambda torch: torch.tensor([1 + 2j]).conj().imag, "neg bit"),
+    "without memory": (lambda torch: torch.ones(2, device="meta"), "is on meta, not on the host"),
+    "zeros without memory": (lambda torch: torch._efficientzerotensor(2), "has no memory"),
+    "sparse": (lambda torch: torch.eye(2).to_sparse(), "layout sparse_coo"),
+    "expanded": (lambda torch: torch.zeros(1).expand(2), "overlap"),
+}
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_a_tensor_of_torch_on_the_host_is_written_in_place(bound, torch, kind):
+    target = TARGETS[kind](torch)
+    address = target.data_ptr()
+    write(bound, 1, target)
+    assert target.data_ptr() == address
+    assert target.detach().float().flatten().tolist() == [1.0] * target.numel()
+
+
+def test_a_view_of_a_tensor_of_torch_leaves_the_rest_alone(bound, torch):
+    whole = torch.zeros(3, 4)
+    write(bound, [[1.0, 2.0], [3.0, 4.0]], whole[1:, ::2])
+    assert whole.tolist() == [[0] * 4, [1, 0, 2, 0], [3, 0, 4, 0]]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns about features that it calls beta
+@pytest.mark.parametrize("kind", NO_TARGETS)
+def test_a_tensor_of_torch_that_no_view_describes_is_no_target(bound, torch, kind):
+    make, name = NO_TARGETS[kind]
+    with pytest.raises(InvalidValue, match=name):
+        write(bound, 1.0, make(torch))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int64", "float32", "bfloat16"])
+def test_a_tensor_of_paddle_on_the_host_is_written_in_place(bound, dtype):
+    paddle = pytest.importorskip("paddle", reason="paddle is not installed: pip install paddlepaddle")
+    target = paddle.zeros([3, 4], dtype)
+    write(bound, 1, target[1, ::2])
+    assert target.astype("float32").tolist() == [[0] * 4, [1, 0, 1, 0], [0] * 4]
+
+
+def test_what_is_no_tensor_is_no_target(bound):
+    with pytest.raises(InvalidValue, match="bytearray is not a tensor of this device"):
+        write(bound, 1.0, bytearray(4))
+
+
 @pytest.mark.parametrize("bit", ["neg", "conj"])
 def test_g06_memory_that_holds_other_values_is_refused_on_a_device(bit):
     asked = {"is_neg": lambda: bit == "neg", "is_conj": lambda: bit == "conj"}

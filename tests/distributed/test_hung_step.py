@@ -88,7 +88,7 @@ def hangs(monkeypatch, tmp_path, tmp_path_factory):
         return Own(size, ("hung", 0, 3, str(mark)) if victim else ())
 
     monkeypatch.setattr("hal_engine.distributed.rank_executor.StepClock", partial(StepClock, clock=now))
-    monkeypatch.setattr("hal_engine.distributed.starting.PaddleLaunch", ranks)
+    monkeypatch.setattr("hal_engine.distributed.starting.LocalLaunch", ranks)
     return started
 
 

@@ -1,27 +1,46 @@
-"""Errors and files of the starter of Paddle's launcher; a stand-in process takes the launcher's place."""
+"""Errors and files of the starter of ranks; stand-ins take the places of their processes."""
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
-from hal_engine.distributed import launch, process
+from hal_core import Unavailable
+from hal_engine.distributed import launch
+from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport.urls import private_ipc_url, release_folder, socket_of
+
+from hal.local_rank import AMONG
 
 NOISE = "W1122 18:55:00 compiled with something\n" * 40
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 6\n    raise ValueError\nValueError: no room\n'
 
 
+class Process:
+    """A rank's process that has ended with a code, or runs (None) until it is killed."""
+
+    def __init__(self, code=None):
+        self.code = code
+
+    def poll(self):
+        return self.code
+
+    def wait(self, seconds=None):
+        if self.code is None:
+            raise subprocess.TimeoutExpired("a rank", seconds)
+        return self.code
+
+    def kill(self):
+        self.code = -9 if self.code is None else self.code
+
+
 @pytest.fixture
 def started(monkeypatch):
-    """A launch whose launcher has ended with status 1, and its folder."""
-    ended = SimpleNamespace(pid=os.getpid(), poll=lambda: 1, wait=lambda seconds: 1)
-    monkeypatch.setattr(launch.subprocess, "Popen", lambda *_, **__: ended)
-    url, starter = private_ipc_url(), launch.PaddleLaunch(3)
+    """A launch of three ranks, whose codes a test sets, and its folder."""
+    monkeypatch.setattr(launch.subprocess, "Popen", lambda *_, **__: Process())
+    url, starter = private_ipc_url(), launch.LocalLaunch(3)
     starter.start(url)
     yield starter, starter._folder, url
     starter.end(0.0)
@@ -41,9 +60,8 @@ LEFT = """
 import os
 from hal_engine.distributed import launch
 os.environ["XDG_RUNTIME_DIR"] = {folder!r}
-launch.subprocess.Popen = lambda *_, **__: None
-launch.PaddleLaunch(1).start("tcp://127.0.0.1:1")
-os.kill(os.getpid(), 9)
+launch.subprocess.Popen = lambda *_, **__: os.kill(os.getpid(), 9)
+launch.LocalLaunch(1).start("tcp://127.0.0.1:1")
 """
 
 
@@ -52,8 +70,8 @@ def test_what_a_killed_worker_over_tcp_has_left_is_removed_by_the_next(tmp_path,
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     subprocess.run([sys.executable, "-c", LEFT.format(folder=str(tmp_path))], check=False)
     (dead,) = tmp_path.iterdir()
-    monkeypatch.setattr(launch.subprocess, "Popen", lambda *_, **__: None)
-    first, second = launch.PaddleLaunch(1), launch.PaddleLaunch(1)
+    monkeypatch.setattr(launch.subprocess, "Popen", lambda *_, **__: Process(0))
+    first, second = launch.LocalLaunch(1), launch.LocalLaunch(1)
     first.start("tcp://127.0.0.1:1")
     assert not dead.exists()
     second.start("tcp://127.0.0.1:1")
@@ -65,37 +83,54 @@ def test_what_a_killed_worker_over_tcp_has_left_is_removed_by_the_next(tmp_path,
 
 def test_an_error_quotes_what_tells_how_ranks_have_ended(started):
     starter, folder, _ = started
-    (folder / "launcher").write_text(
-        f"{NOISE}LAUNCH ERROR Container failed !!!\n"
-        f"Container rank 1 status failed cmd ['python', '-c', 'code 5 log x'] code -9 log {folder}/workerlog.1\n{NOISE}"
-    )
-    (folder / "workerlog.0").write_text(f"{NOISE}hal: rank 0: no such folder (make it)\n{NOISE}")
-    (folder / "workerlog.1").write_text(NOISE)
-    (folder / "workerlog.2").write_text(f"{TRACE}\nDuring handling of the above\n\n{TRACE}{NOISE}")
+    for process, code in zip(starter._processes, (2, -9, 1), strict=True):
+        process.code = code
+    (folder / "rank.0").write_text(f"{NOISE}hal: rank 0: no such folder (make it)\n{NOISE}")
+    (folder / "rank.1").write_text(NOISE)
+    (folder / "rank.2").write_text(f"{TRACE}\nDuring handling of the above\n\n{TRACE}{NOISE}")
     assert starter.ended() == (
-        "Paddle's launcher ended with status 1; rank 1 ended with code -9; rank 0: no such folder (make it); "
-        "rank 2: ValueError: no room"
+        "rank 0 ended with code 2; rank 1 ended with code -9; rank 2 ended with code 1; "
+        "rank 0: no such folder (make it); rank 2: ValueError: no room"
     )
 
 
-def test_where_nothing_tells_more_the_launcher_is_quoted(started):
+def test_ranks_that_run_or_end_well_one_after_the_other_have_not_ended(started):
     starter, folder, _ = started
-    (folder / "launcher").write_text(f"{NOISE}no such option\n")
-    assert starter.ended().endswith("something no such option")
+    (folder / "rank.1").write_text(f"{NOISE}the last line\n")
+    for process in starter._processes:
+        assert starter.ended() == ""
+        process.code = 0
+    assert starter.ended().startswith("the ranks have ended; ")
+    assert starter.ended().endswith("the last line")
+
+
+def test_a_rank_that_fails_ends_the_others_when_they_had_time_to_say_why(started, monkeypatch):
+    starter, _, _ = started
+    now = [100.0]
+    monkeypatch.setattr(launch, "monotonic", lambda: now[0])
+    starter._processes[1].code = -9
+    assert starter.ended() == ""
+    now[0] += TIMEOUTS.rank_failed
+    assert starter.ended() == "rank 1 ended with code -9"
+    assert [process.code for process in starter._processes] == [-9, -9, -9]
+    assert starter.ended() == "rank 1 ended with code -9", "the others were ended by this one"
 
 
 def test_ranks_meet_at_a_port_that_is_held_until_they_do(monkeypatch):
-    """The launcher's own is free when it is chosen, and anybody's until Paddle has been imported in the first rank."""
-    given = {}
-    ended = SimpleNamespace(pid=os.getpid(), poll=lambda: 1, wait=lambda seconds: 1)
-    monkeypatch.setattr(launch.subprocess, "Popen", lambda *_, env, **__: given.update(env) or ended)
-    monkeypatch.setenv("MASTER_ADDR", "elsewhere")
+    given = []
+    monkeypatch.setattr(launch.subprocess, "Popen", lambda *_, env, **__: given.append(env) or Process(0))
+    for name in ("MASTER_ADDR", "PADDLE_MASTER", "PADDLE_TRAINER_ID"):
+        monkeypatch.setenv(name, "7")
     monkeypatch.setenv("FLAGS_selected_gpus", "3")
-    url, starter = private_ipc_url(), launch.PaddleLaunch(2)
+    url, starter = private_ipc_url(), launch.LocalLaunch(2, before=2, among=4)
     starter.start(url)
-    host, port = given[launch.STORE].split(":")
-    assert "MASTER_ADDR" not in given, "Paddle would go there"
-    assert "FLAGS_selected_gpus" not in given, "every rank would take it for its own"
+    assert [one["PADDLE_TRAINER_ID"] for one in given] == ["0", "1"]
+    assert {one[AMONG] for one in given} == {"2/4"}
+    (ends,) = {one["PADDLE_TRAINER_ENDPOINTS"] for one in given}
+    host, port = ends.split(",")[0].split(":")
+    for one in given:
+        assert not {"MASTER_ADDR", "PADDLE_MASTER"} & one.keys(), "of another job"
+        assert "FLAGS_selected_gpus" not in one, "every rank would take it for its own"
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind((host, int(port)))
     starter.end(0.0)
@@ -104,18 +139,18 @@ def test_ranks_meet_at_a_port_that_is_held_until_they_do(monkeypatch):
     release_folder(url)
 
 
-def test_the_ranks_meet_where_the_launch_says(monkeypatch):
-    seen = []
-    for name, value in {
-        "PADDLE_TRAINER_ID": "1",
-        "PADDLE_TRAINERS_NUM": "2",
-        "PADDLE_TRAINER_ENDPOINTS": "a:1,b:2",
-    }.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv(launch.URL, "ipc:///nowhere")
-    monkeypatch.setenv(launch.STORE, "127.0.0.1:7")
-    monkeypatch.setattr(process, "serve", lambda *_, **__: seen.append(os.environ["PADDLE_TRAINER_ENDPOINTS"]))
-    monkeypatch.setattr(process.signal, "alarm", lambda seconds: None)
-    monkeypatch.setattr(process.signal, "signal", lambda *_: None)
-    assert process.main() == 0
-    assert seen == ["127.0.0.1:7,b:2"]
+def test_a_rank_that_cannot_be_started_ends_the_others(monkeypatch):
+    made = []
+
+    def start(*_, **__):
+        if made:
+            raise OSError("no memory")
+        made.append(Process())
+        return made[0]
+
+    monkeypatch.setattr(launch.subprocess, "Popen", start)
+    url = private_ipc_url()
+    with pytest.raises(Unavailable, match="the ranks cannot be started: no memory"):
+        launch.LocalLaunch(2).start(url)
+    assert made[0].code == -9
+    release_folder(url)

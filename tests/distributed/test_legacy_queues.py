@@ -68,7 +68,7 @@ def streams_of(queues, work):
 @pytest.mark.parametrize("workers", [("--dp", "2"), ("--split", "1,1")], ids=" ".join)
 def test_each_worker_that_sends_has_a_queue(workers, queues, capsys, monkeypatch):
     places, readers = queues
-    monkeypatch.setattr("hal_engine.distributed.starting.PaddleLaunch", lambda size, **_: Own(size))
+    monkeypatch.setattr("hal_engine.distributed.starting.LocalLaunch", lambda size, **_: Own(size))
     prompts = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
     more = ("--temperature=0", "--max-tokens", str(TOKENS), "--slots", "2", "--json", "--sink", places[0].url())
 

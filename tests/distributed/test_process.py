@@ -23,11 +23,9 @@ def test_a_rank_whose_run_went_well_has_a_minute_to_end(monkeypatch, capsys, err
     for name, value in {
         "PADDLE_TRAINER_ID": "0",
         "PADDLE_TRAINERS_NUM": "1",
-        process.STORE: "s",
         process.URL: "u",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", "a:1")
     monkeypatch.setattr(process, "serve", serve)
     monkeypatch.setattr(process.signal, "alarm", asked.append)
     monkeypatch.setattr(process.signal, "signal", lambda *_: None)

@@ -35,7 +35,7 @@ def raising(worlds, monkeypatch, tmp_path):
     """The ranks' runner raises in step 1."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(
-        "hal_engine.distributed.starting.PaddleLaunch", lambda size, **_: Pooled(worlds.of(size), ("raising", FOLDER))
+        "hal_engine.distributed.starting.LocalLaunch", lambda size, **_: Pooled(worlds.of(size), ("raising", FOLDER))
     )
     monkeypatch.syspath_prepend(FOLDER)
 

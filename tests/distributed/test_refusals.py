@@ -78,7 +78,7 @@ def test_a_step_out_of_its_turn_is_refused_by_name(worlds):
 )
 def test_few_descriptors_are_told_before_a_rank_is_started(monkeypatch, capsys, options, limit, told):
     monkeypatch.setattr("hal_engine.transport.descriptors.resource.getrlimit", lambda kind: (limit, limit))
-    monkeypatch.setattr("hal_engine.distributed.starting.PaddleLaunch", None)
+    monkeypatch.setattr("hal_engine.distributed.starting.LocalLaunch", None)
     with pytest.raises(SystemExit) as ended:
         main(["run", "--prompt", "a", "--device", "cpu", *options])
     assert ended.value.code == 2

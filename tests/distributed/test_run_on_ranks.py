@@ -24,8 +24,7 @@ def command(folder, *arguments, **variables):
 @pytest.mark.steady
 @pytest.mark.conform
 def test_two_ranks_print_what_one_does_and_leave_nothing(tmp_path, capsys):
-    """Paddle's launcher starts the ranks: it has a card for each or an IndexError, also where it is built without CUDA,
-    and takes the variables of a job on a cluster for its own. Both are there, and neither matters."""
+    """Neither variables of a job on a cluster nor devices that are not there matter."""
     with contextlib.suppress(SystemExit):
         main(["run", "--device", "cpu", *TWO_PROMPTS])
     alone = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -47,7 +46,7 @@ class NoRanks:
     def start(self, url): pass
     def ended(self): return "there are none"
     def end(self, patience): pass
-hal_engine.distributed.starting.PaddleLaunch = NoRanks
+hal_engine.distributed.starting.LocalLaunch = NoRanks
 try:
     hal.cli.main(["run", "--device", "cpu", "--prompt", "x", "--tp", "2", "--speculate", "hybrid"])
 except SystemExit as end:

@@ -308,7 +308,7 @@ def test_a_refusal_is_not_tried_again():
 
 
 def test_a_rank_that_is_lost_at_the_first_start_ends_the_command_with_1(monkeypatch, capsys):
-    monkeypatch.setattr("hal_engine.distributed.starting.PaddleLaunch", lambda size, **_: Ended())
+    monkeypatch.setattr("hal_engine.distributed.starting.LocalLaunch", lambda size, **_: Ended())
     with pytest.raises(SystemExit) as end:
         main(["run", "--device", "cpu", "--prompt", "x", "--tp", "2"])
     assert end.value.code == 1

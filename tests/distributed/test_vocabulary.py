@@ -35,7 +35,7 @@ def prompts():
 def test_only_a_prompt_beyond_the_runners_vocabulary_is_refused(way, worlds, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     how = ("raising", FOLDER, "1000")
-    monkeypatch.setattr("hal_engine.distributed.starting.PaddleLaunch", lambda size, **_: Pooled(worlds.of(size), how))
+    monkeypatch.setattr("hal_engine.distributed.starting.LocalLaunch", lambda size, **_: Pooled(worlds.of(size), how))
     monkeypatch.syspath_prepend(FOLDER)
     texts, far = prompts()
     given = [part for text in texts for part in ("--prompt", text)]

@@ -198,7 +198,7 @@ def test_nothing_is_left_of_ranks_that_end_while_they_load(folder):
     async def run():
         engine = hal.AsyncEngine(device="cpu", executor=Ranks(tp=2))
         opening = asyncio.create_task(engine.__aenter__())
-        while not [*folder.glob("*/hal-ranks-*/workerlog.*")]:  # ranks that are being started
+        while not [*folder.glob("*/hal-ranks-*/rank.*")]:  # ranks that are being started
             await asyncio.sleep(0.01)
         opening.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -48,7 +48,7 @@ def test_a_transfer_that_cannot_be_is_refused_before_anything_starts(capsys, arg
 
 @pytest.mark.conform
 def test_one_that_the_ranks_cannot_make_ends_the_start_by_its_name(capsys, private_folders, monkeypatch):
-    monkeypatch.setattr("hal_engine.distributed.starting.PaddleLaunch", lambda size, **_: Own(size))
+    monkeypatch.setattr("hal_engine.distributed.starting.LocalLaunch", lambda size, **_: Own(size))
     status, out, err = run(capsys, "--split", "1,1", "--transfer", "tests.split.carried:Nobody")
     assert (status, out) == (2, "")
     assert "--transfer: tests.split.carried:Nobody: module 'tests.split.carried' has no attribute 'Nobody'" in err

@@ -38,7 +38,7 @@ def test_two_workers_print_what_one_does(alone, capsys, private_folders, monkeyp
     and values are sent by a named transfer, which wraps hal's.
     """
     monkeypatch.setenv(FOLDER, str(tmp_path))
-    monkeypatch.setattr("hal_engine.distributed.starting.PaddleLaunch", lambda size, **_: Own(size))
+    monkeypatch.setattr("hal_engine.distributed.starting.LocalLaunch", lambda size, **_: Own(size))
     with pytest.raises(SystemExit) as ended:
         main(["run", "--device", "cpu", *JOB, *SPLIT, "--transfer", CARRIER])
     out, err = capsys.readouterr()

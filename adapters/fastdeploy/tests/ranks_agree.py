@@ -1,4 +1,4 @@
-"""Functions that two ranks over gloo run in the tests of an agreement."""
+"""Functions that two ranks run in the tests of an agreement."""
 
 from __future__ import annotations
 

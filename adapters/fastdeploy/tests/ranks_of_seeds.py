@@ -1,4 +1,4 @@
-"""Work of two ranks over gloo for the tests of seeds 000 and 001."""
+"""Work of two ranks for the tests of seeds 000 and 001."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The broadcast after sampling: two ranks over gloo agree on four tensors at once (pull requests 7096, 7172)."""
+"""The broadcast after sampling: two ranks agree on four tensors at once (pull requests 7096, 7172)."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ SCENARIOS = {"000": ranks_agree, "001": one_rank_sends}
 
 
 @pytest.mark.parametrize("seed", SCENARIOS)
-def test_two_ranks_over_gloo(pair, seed):
+def test_two_ranks_agree(pair, seed):
     """Pull requests 7096 (tokens broadcast after sampling) and 7172 (other ranks sent too; launch prediction)."""
     pytest.importorskip("paddle")
     SCENARIOS[seed](pair.run(module("ranks_of_seeds").run, ""))

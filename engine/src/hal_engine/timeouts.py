@@ -64,7 +64,7 @@ class Timeouts(timeouts.Timeouts):
     lost_rank: Seconds = Seconds(1.0, "ranks' naming the one that is lost, after a collective failed")
     raised: Seconds = Seconds(5.0, "the other ranks' raising too, after a runner raised on one rank of a group")
     ranks_end_forced: Seconds = Seconds(1.0, "the end of ranks that cannot end in order")
-    launcher_end: Seconds = Seconds(3.0, "the end of Paddle's launcher after SIGTERM")
+    rank_failed: Seconds = Seconds(1.0, "the other ranks' naming the reason, after a rank's process failed")
     ranks_end: Seconds = Seconds(10.0, "the end of ranks in order")
     records_end: Seconds = Seconds(5.0, "the acknowledgement of the records of a rank or engine process that ends")
     rank_exit: Seconds = Seconds(60.0, "a rank's exit after a run that went well")

@@ -69,7 +69,7 @@ def test_a_group_over_nccl_is_made_as_paddles_own_and_connected(monkeypatch):
     place = SimpleNamespace(get_device_id=lambda: 0)
     monkeypatch.setattr(process_groups, "_current_gpu", lambda: place)
     monkeypatch.setattr(process_groups, "connect", lambda *arguments: connected.append(arguments))
-    monkeypatch.setattr(process_groups, "_make", lambda create, *_: create("the store", 1, 2, 1234))
+    monkeypatch.setattr(process_groups, "make_group", lambda create, *_: create("the store", 1, 2, 1234))
     assert process_groups.nccl((0, 1), 1, None, 5.0) == "the group"
     assert connected == [("the group", place, TIMEOUTS.connecting)]
     assert made[0][:4] == ("the store", 1, 2, 1234)

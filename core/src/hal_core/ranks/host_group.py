@@ -1,16 +1,15 @@
 """Collectives of a group on host memory, over connections between its members.
 
 Every member is connected with every other. Up to :data:`LARGE` bytes each rank sends its whole part to each other one,
-which takes one message each way. Above that each rank adds up one slice and sends the sum round, and a broadcast goes
-along a chain: each rank then sends about its part once, as in a ring. Sums are added in the order of ranks in both
-cases, so that all ranks get the same bits.
+which takes one message each way. Above that each rank adds up one slice and sends its sum to all: no rank then sends
+more than it would in a ring. Sums are added in the order of ranks in both cases, so that all ranks get the same bits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from struct import Struct
 
 import numpy as np
@@ -20,10 +19,10 @@ from ..memory.dtypes import BFLOAT16, DType, bfloat16_to_float32, float_to_bfloa
 HOST = "hal's own"
 """The name of this library, in a device's capabilities and for :func:`hal_core.devices.open_groups`."""
 LARGE = 1 << 20
-"""Bytes of a rank's part above which each rank adds up a slice only."""
-PIECE = 1 << 16
-"""Bytes that ranks send to each other at once. All send before they receive, and a rank is at most one piece ahead of
-another, so two pieces must fit into the buffers of a connection."""
+"""Bytes of a rank's part above which each rank adds up a slice only; a broadcast has messages of so many."""
+PIECE = 1 << 17
+"""Bytes that ranks send to each other at once. All send before they receive, so a piece must fit into the buffers of a
+connection."""
 LINE = 64
 """Bytes: slices begin on a multiple."""
 FRAME = Struct("<QQ")
@@ -47,27 +46,28 @@ class HostGroup:
         for link in self._links.values():
             link.setblocking(True)
             for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                link.setsockopt(socket.SOL_SOCKET, buffer, 4 * PIECE)
+                link.setsockopt(socket.SOL_SOCKET, buffer, 2 * PIECE)
 
     def broadcast(self, part: memoryview, root: int) -> None:
         """Make ``part`` equal to that of the rank with index ``root``, whose call ends when the others have come."""
-        if len(part) > LARGE:
-            self._pass_on(part, root)
+        for at in range(0, len(part), LARGE):
+            self._number += 1
+            if root == self._me:
+                self._send(part[at : at + LARGE], *self._links)
+            else:
+                self._receive(root, part[at : at + LARGE])
         self._number += 1
-        if root == self._me:
-            if len(part) <= LARGE:
-                self._send(part, *self._links)
-            for index in self._links:
-                self._receive(index, _NOTHING)
-        else:
-            if len(part) <= LARGE:
-                self._receive(root, part)
+        if root != self._me:
             self._send(_NOTHING, root)
+            return
+        for index in self._links:
+            self._receive(index, _NOTHING)
 
     def all_reduce(self, part: memoryview, dtype: DType) -> None:
         """Make ``part``, elements of ``dtype``, the sum of those of all ranks; of bools their disjunction."""
         if len(part) <= LARGE:
-            for piece in _pieces(part):
+            for at in range(0, len(part), PIECE):
+                piece = part[at : at + PIECE]
                 self._add_up(dict.fromkeys(self._links, piece), piece, dtype)
             return
         slices = _slices(part, self._size)
@@ -104,16 +104,6 @@ class HostGroup:
         """Close the connections. Idempotent."""
         for link in self._links.values():
             link.close()
-
-    def _pass_on(self, part: memoryview, root: int) -> None:
-        """Send ``part`` along the chain of ranks that begins with ``root``, piece by piece."""
-        before, after = (self._me - 1) % self._size, (self._me + 1) % self._size
-        for piece in _pieces(part):
-            self._number += 1
-            if self._me != root:
-                self._receive(before, piece)
-            if after != root:
-                self._send(piece, after)
 
     def _add_up(self, sent: Mapping[int, memoryview], mine: memoryview, dtype: DType) -> None:
         """Send each other rank its piece; then make ``mine`` its sum with the pieces of all ranks, in their order."""
@@ -189,10 +179,6 @@ def _slices(part: memoryview, size: int) -> list[memoryview]:
 
 def _cut(rooms: memoryview, nbytes: int) -> list[memoryview]:
     return [rooms[at : at + nbytes] for at in range(0, len(rooms), max(1, nbytes))]
-
-
-def _pieces(part: memoryview) -> Iterator[memoryview]:
-    return (part[at : at + PIECE] for at in range(0, len(part), PIECE))
 
 
 def _after(buffers: list[memoryview], count: int) -> list[memoryview]:

@@ -1,5 +1,4 @@
-"""``hal run`` on ranks: this process is the engine and imports no framework. Paddle's launcher or Ray starts the
-ranks."""
+"""``hal run`` on ranks: this process is the engine and imports no framework."""
 
 from __future__ import annotations
 

@@ -1,27 +1,24 @@
-"""Starts ranks on this host through Paddle's launcher, and ends them.
+"""Starts ranks on this host, and ends them.
 
-    python -m paddle.distributed.launch --nproc_per_node N … python -c "… hal_engine.distributed.process.main()"
-
-The launcher runs in a session of its own. A Ctrl-C in the terminal therefore reaches the engine alone, which ends the
-ranks in order. The ranks' output goes to files in a private folder that is removed at the end; errors quote the lines
-that matter.
+Each rank is a process in a session of its own. A Ctrl-C in the terminal therefore reaches the engine alone, which ends
+the ranks in order. The ranks' output goes to files in a private folder that is removed at the end; errors quote the
+lines that matter.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from time import monotonic
 from typing import Protocol
 
 from hal_core import Unavailable
-from hal_core.devices import HeldPort, check_processor
+from hal_core.devices import HeldPort
 
 from hal.local_rank import AMONG
 from hal_engine.children import TIED, environment
@@ -30,14 +27,11 @@ from hal_engine.transport.urls import private_folder, release_private, socket_of
 
 URL = "HAL_RANKS_URL"
 """Variable with the engine's address, for ranks."""
-STORE = "HAL_RANKS_STORE"
-"""Variable with the address where the ranks meet. The port is reserved until the first rank listens."""
-_LAUNCHER = TIED + "from hal_engine.distributed.launcher import main; main()"
 _RANK = TIED + "import sys; from hal_engine.distributed.process import main; sys.exit(main())"
 _TAIL = 600
-"""Characters of the launcher's last output that an error quotes if no line is known to matter more."""
-_FAILED = re.compile(r"^Container rank (\d+) status failed cmd .* code (-?\d+) log ", re.MULTILINE)
-"""The launcher's line about a rank that ended with an error."""
+"""Characters of a rank's last output that an error quotes if no line is known to matter more."""
+_OF_ANOTHER_JOB = ("PADDLE_TRAINER", "PADDLE_CURRENT_ENDPOINT", "PADDLE_MASTER", "MASTER_", "FLAGS_selected_")
+"""Beginnings of variables that a launcher sets: a job's ranks, its meeting place, a rank's device."""
 
 
 class Starter(Protocol):
@@ -53,75 +47,87 @@ class Starter(Protocol):
         """Wait up to ``patience`` seconds for their end, then end them by force. Idempotent."""
 
 
-class PaddleLaunch:
-    """Starts ``size`` ranks on this host with Paddle's launcher. ``before``: ranks of other workers on this host that
-    are numbered before these. ``among``: all ranks of this host; by default these alone."""
+class LocalLaunch:
+    """Starts ``size`` ranks on this host. ``before``: ranks of other workers on this host that are numbered before
+    these. ``among``: all ranks of this host; by default these alone."""
 
     def __init__(self, size: int, *, before: int = 0, among: int | None = None) -> None:
         self.size, self._before, self._among = size, before, among or size
-        self._process: subprocess.Popen[bytes] | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._failed_at, self._how = 0.0, ""
         self._port: HeldPort | None = None
         self._folder: Path | None = None
         self._private: Path | None = None
 
     def start(self, url: str) -> None:
-        """Start the launcher, which starts the ranks. Raises :class:`Unavailable` if it cannot run."""
-        check_processor()
+        """Start the ranks. Raises :class:`Unavailable` if a process cannot be started."""
         socket = socket_of(url)  # in a private folder, which is removed after its process has gone, however it ended
         if socket is None:
             self._private = private_folder()
         parent = self._private if socket is None else socket.parent
         self._folder = Path(tempfile.mkdtemp(prefix="hal-ranks-", dir=parent))
         self._port = HeldPort()
-        launcher = [sys.executable, "-P", "-c", _LAUNCHER, "--nproc_per_node", str(self.size)]
-        launcher += ["--log_dir", str(self._folder), "--job_id", "hal", "--max_restart", "0", "--log_level", "WARNING"]
-        rank = [sys.executable, "-P", "-c", _RANK]
-        theirs = ("PADDLE_TRAINER", "MASTER_", "FLAGS_selected_")  # of another job: its rendezvous, its device
-        alone = {name: value for name, value in environment().items() if not name.startswith(theirs)}
-        threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // self._among))
-        told = {
-            URL: url,
-            STORE: f"127.0.0.1:{self._port.number}",
-            AMONG: f"{self._before}/{self._among}",
-            "OMP_NUM_THREADS": threads,
-        }
         try:
-            with (self._folder / "launcher").open("wb") as log:
-                self._process = subprocess.Popen(
-                    [*launcher, *rank],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=alone | told,
-                    start_new_session=True,
-                )
+            for rank in range(self.size):
+                with (self._folder / f"rank.{rank}").open("wb") as log:
+                    started = subprocess.Popen(
+                        [sys.executable, "-P", "-c", _RANK],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        env=self._environment(url, rank, self._port.number),
+                        start_new_session=True,
+                    )
+                self._processes.append(started)
         except OSError as error:
             self.end(0.0)
-            raise Unavailable(f"Paddle's launcher cannot be started: {error}", argument="--tp") from error
+            raise Unavailable(f"the ranks cannot be started: {error}", argument="--tp") from error
+
+    def _environment(self, url: str, rank: int, port: int) -> dict[str, str]:
+        """Return the variables of a rank (:mod:`hal_core.ranks.job` reads them). The ranks meet at ``port``, which is
+        reserved until the first of them listens."""
+        ends = [f"127.0.0.1:{port}"] * self.size
+        threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // self._among))
+        kept = {name: value for name, value in environment().items() if not name.startswith(_OF_ANOTHER_JOB)}
+        return kept | {
+            URL: url,
+            AMONG: f"{self._before}/{self._among}",
+            "PADDLE_TRAINER_ID": str(rank),
+            "PADDLE_TRAINERS_NUM": str(self.size),
+            "PADDLE_TRAINER_ENDPOINTS": ",".join(ends),
+            "PADDLE_CURRENT_ENDPOINT": ends[rank],
+            "OMP_NUM_THREADS": threads,
+        }
 
     def ended(self) -> str:
-        """Return how the launcher ended, with the ranks' last lines."""
-        if self._process is None or (code := self._process.poll()) is None:
+        """Return how the ranks ended, with their last lines: once all have, or one has failed and the others had
+        ``TIMEOUTS.rank_failed`` seconds to say why. Those are ended then."""
+        if self._how:
+            return self._how
+        codes = [process.poll() for process in self._processes]
+        failed = any(codes)
+        if not codes or (None in codes and not failed):
             return ""
-        printed = self._printed("launcher")
-        failed = _FAILED.findall(printed)
-        said = [f"rank {rank} ended with code {its}" for rank, its in failed]
+        self._failed_at = self._failed_at or monotonic()
+        if None in codes and monotonic() - self._failed_at < TIMEOUTS.rank_failed:
+            return ""
+        self._kill()
+        found = [f"rank {rank} ended with code {code}" for rank, code in enumerate(codes) if code]
         for rank in range(self.size):
-            if told := _telling(self._printed(f"workerlog.{rank}")):
-                said.append(told if told.startswith(f"rank {rank}:") else f"rank {rank}: {told}")
-        return f"Paddle's launcher ended with status {code}; " + ("; ".join(said) or " ".join(printed[-_TAIL:].split()))
+            if line := _telling(self._printed(rank)):
+                found.append(line if line.startswith(f"rank {rank}:") else f"rank {rank}: {line}")
+        printed = next(filter(None, map(self._printed, range(self.size))), "")
+        self._how = "; ".join(found) or "the ranks have ended; " + " ".join(printed[-_TAIL:].split())
+        return self._how
 
     def end(self, patience: float) -> None:
-        """Wait, then have the launcher end its ranks, then end it; its ranks end with it."""
-        process, self._process = self._process, None
-        if process is not None:
-            for number, seconds in ((None, patience), (signal.SIGTERM, TIMEOUTS.launcher_end), (signal.SIGKILL, None)):
-                if number is not None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, number)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(seconds)
-                    break
+        """Wait for the ranks, then end those that are left by force."""
+        deadline = monotonic() + patience
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - monotonic()))
+        self._kill()
+        self._processes = []
         if self._port is not None:
             self._port.close()
         if self._folder is not None:
@@ -131,10 +137,17 @@ class PaddleLaunch:
             release_private(self._private)
             self._private = None
 
-    def _printed(self, name: str) -> str:
+    def _kill(self) -> None:
+        """End the ranks that are left. Their children are tied to them."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+
+    def _printed(self, rank: int) -> str:
         assert self._folder is not None
         try:
-            return (self._folder / name).read_text(encoding="utf-8", errors="replace")
+            return (self._folder / f"rank.{rank}").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
 

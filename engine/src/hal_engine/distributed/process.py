@@ -1,4 +1,4 @@
-"""Process of a rank that Paddle's launcher started (:mod:`hal_engine.distributed.launch`)."""
+"""Process of a rank that :mod:`hal_engine.distributed.launch` started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hal_core import HalError, InvalidValue
 
 from hal_engine.timeouts import TIMEOUTS
 
-from .launch import STORE, URL
+from .launch import URL
 from .rank import serve
 
 LOST, REFUSED = 1, 2
@@ -22,9 +22,6 @@ def main() -> int:
     """Run the rank that the environment describes. Return its exit status."""
     rank, size = int(os.environ["PADDLE_TRAINER_ID"]), int(os.environ["PADDLE_TRAINERS_NUM"])
     status = 0
-    ends = os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")
-    ends[0] = os.environ[STORE]  # instead of the launcher's port, which any program may have taken
-    os.environ["PADDLE_TRAINER_ENDPOINTS"] = ",".join(ends)
     try:
         serve(os.environ[URL], rank, size)
     except InvalidValue as error:

@@ -281,9 +281,9 @@ class _Serving:
         ranks = None
         if group.size > 1:
             library = library_of(setup.place, device.capabilities.collective)
-            if library != HOST and library != getattr(device.device, "groups_by", ""):
+            if library != HOST:
                 place = moved(setup.place, device.index - requested(setup.device).index)
-                open_on_place(layout.groups(across=setup.dp_sync), place, library, timeout=setup.timeout)
+                open_on_place(device, layout.groups(across=setup.dp_sync), place, library, timeout=setup.timeout)
             ranks = TensorRanks(group, backend=library, timeout=setup.timeout)
         place = moved(setup.place, device.index - requested(setup.device).index)
         model = LlamaModel.load(Path(setup.model), place=place, ranks=ranks, everywhere=setup.everywhere)

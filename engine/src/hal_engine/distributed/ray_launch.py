@@ -104,7 +104,7 @@ def bundle_of(device: str | None) -> dict[str, float]:
     if plugin.kind:
         raise InvalidValue(
             f"Ray does not assign devices of kind {plugin.name}: its plugin names no resource",
-            cure="use Paddle's launcher on one host (leave --launcher out), or another device",
+            cure="use the ranks of one host (leave --launcher out), or another device",
             argument="--launcher",
         )
     return bundle

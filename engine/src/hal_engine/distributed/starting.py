@@ -1,4 +1,4 @@
-"""Start of the ranks of an engine, with Paddle's launcher or on a Ray cluster."""
+"""Start of the ranks of an engine, on this host or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from hal_core.devices import check_processor
+
 from hal.selection import ENVIRONMENT
 
-from .launch import PaddleLaunch
+from .launch import LocalLaunch
 from .rank_executor import RankExecutor
 
 if TYPE_CHECKING:
@@ -40,8 +42,10 @@ class RankStart:
         ranks = self._ranks
         if self._cluster is not None:
             return self._cluster.rank_executor(setup, self._bundle, ranks.ray_placement, look=self._look)
+        if not setup.runner:
+            check_processor()  # before a rank fails deep in a library
         before, among = setup.number * ranks.size, ranks.size * ranks.workers
-        return RankExecutor(setup, PaddleLaunch(ranks.size, before=before, among=among), look=self._look)
+        return RankExecutor(setup, LocalLaunch(ranks.size, before=before, among=among), look=self._look)
 
     def __enter__(self) -> RankStart:
         if self._cluster is not None:

@@ -17,8 +17,8 @@ READER = 12
 GATE = 8
 #: Descriptors of a search for an installed transport (one folder and one file at a time) and its import.
 SEARCH = 3
-#: Descriptors that a rank has open at most, and in addition for each rank of its job: Paddle's store and gloo's
-#: connections. Measured: 63 in the first of 2 ranks, 69 in the first of 4.
+#: Descriptors that a rank has open at most, and in addition for each rank of its job: the connections of its groups.
+#: Measured: 63 in the first of 2 ranks, 69 in the first of 4.
 RANK, RANK_OF_A_JOB = 56, 8
 
 

@@ -64,12 +64,12 @@ def xccl(ranks: Sequence[int], me: int, share: Share, timeout: float) -> PaddleG
     def create(store: Any, rank: int, size: int, number: int) -> Any:  # noqa: ANN401
         return core.ProcessGroupCustom.create(store, kind, rank, size, number)
 
-    return _make(create, ranks, me, share, timeout)
+    return make_group(create, ranks, me, share, timeout)
 
 
 def bkcl(ranks: Sequence[int], me: int, share: Share, timeout: float) -> PaddleGroup:
     """Create a group over BKCL, XPU's library; a :data:`hal_core.devices.Maker`."""
-    return _make(paddle_core().ProcessGroupBKCL.create, ranks, me, share, timeout)
+    return make_group(paddle_core().ProcessGroupBKCL.create, ranks, me, share, timeout)
 
 
 def nccl(ranks: Sequence[int], me: int, share: Share, timeout: float) -> PaddleGroup:
@@ -84,10 +84,10 @@ def nccl(ranks: Sequence[int], me: int, share: Share, timeout: float) -> PaddleG
         connect(group, place, timeout)
         return group
 
-    return _make(create, ranks, me, share, timeout)
+    return make_group(create, ranks, me, share, timeout)
 
 
-def _make(create: Create, ranks: Sequence[int], me: int, share: Share, timeout: float) -> PaddleGroup:
+def make_group(create: Create, ranks: Sequence[int], me: int, share: Share, timeout: float) -> PaddleGroup:
     """Create the group of these ranks together with its members. Raises :class:`GroupLost` if a rank does not come."""
     core, first = paddle_core(), me == ranks[0]
     host = os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[0].strip("[]")

@@ -34,7 +34,7 @@ SYNCHRONOUS = "host memory: no copy engine takes the write, so it is done when t
 
 
 class CpuDevice(SyncDevice):
-    """Host memory as a device. Targets are state views, writable NumPy arrays and Paddle tensors on the CPU place."""
+    """Host memory as a device. Targets: state views, writable NumPy arrays, tensors of Paddle and torch there."""
 
     name = "cpu"
     dlpack_type = DLPACK_CPU
@@ -61,7 +61,7 @@ class CpuDevice(SyncDevice):
         return HostMemory.allocate(self, nbytes)
 
     def resolve(self, target: object) -> View:
-        """Return a view of a writable NumPy array or of a Paddle tensor on the CPU place, sharing its memory."""
+        """Return a view of a writable NumPy array, or of a tensor of Paddle or torch there, sharing its memory."""
         return target if isinstance(target, View) else resolve_host(self, target)
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:

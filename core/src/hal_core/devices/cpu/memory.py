@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import InvalidValue
 from ...memory.dtypes import DType, dtype_of
-from ...memory.foreign_tensors import check_plain
+from ...memory.foreign_tensors import check_resolved
 from ...memory.views import View, extent
 from ...slots.layout import ALIGNMENT
 
@@ -104,25 +104,30 @@ class Spreader:
 
 
 def resolve_host(device: object, target: Any) -> View:  # noqa: ANN401 (any framework's tensor)
-    """Return a view over a NumPy array or a Paddle tensor on the CPU place. Raises :class:`InvalidValue` for other
-    objects."""
+    """Return a view over a NumPy array, or a tensor of Paddle or torch in host memory, by its address and strides.
+
+    Raises :class:`InvalidValue` for other objects.
+    """
     if isinstance(target, np.ndarray):
         return _resolve_array(device, target)
-    check_plain(target, "target")
-    place = getattr(target, "place", None)
-    if place is None or not hasattr(target, "data_ptr") or not hasattr(target, "strides"):
+    check_resolved(target, "target")
+    strides = getattr(target, "strides", None) or getattr(target, "stride", None)
+    where = getattr(target, "place", None) or getattr(target, "device", None)
+    if where is None or strides is None or not hasattr(target, "data_ptr"):
         raise InvalidValue(
             f"{type(target).__name__} is not a tensor of this device",
-            cure="give a view of a state, a NumPy array, or a Paddle tensor on the CPU place",
+            cure="give a view of a state, a NumPy array, or a tensor of Paddle or torch in host memory",
             argument="target",
         )
-    if not place.is_cpu_place():
+    if not (where.is_cpu_place() if hasattr(where, "is_cpu_place") else where.type == "cpu"):
         raise InvalidValue(
-            f"the tensor is on {place}, not on the host", cure="open the device that holds it", argument="target"
+            f"the tensor is on {where}, not on the host", cure="open the device that holds it", argument="target"
         )
-    shape, dtype = tuple(target.shape), dtype_of(str(target.dtype))
-    strides = tuple(step * dtype.itemsize for step in target.strides)
-    return _foreign(device, int(target.data_ptr()), shape, strides, dtype, target)
+    shape, dtype, address = tuple(target.shape), dtype_of(str(target.dtype)), int(target.data_ptr())
+    if not address and 0 not in shape:
+        raise InvalidValue("the tensor has no memory", cure="give one with values", argument="target")
+    steps = tuple(step * dtype.itemsize for step in (strides() if callable(strides) else strides))
+    return _foreign(device, address, shape, steps, dtype, target)
 
 
 def _resolve_array(device: object, target: np.ndarray[Any, Any]) -> View:

@@ -119,9 +119,10 @@ void turn_begin(Driver *driver, Turn *turn, Handle stream, int work);
 void turn_end(Turn *turn, Driver *driver, Handle stream);
 Status ask(Driver *driver, Handle event);
 
-int perform(Driver *driver, const Work *work); /* 0, or -1 with an exception */
-int failed(Driver *driver, Status status, const char *call);           /* raises; -1 */
-PyObject *enter(Driver *driver, PyObject *const *args, Py_ssize_t count);
+int perform(Driver *driver, const Work *work); /* work.c: 0, or -1 with an exception */
+int refused(Driver *driver, Handle stream);
+int failed(Driver *driver, Status status, const char *call); /* raises; -1 */
+PyObject *enter(Driver *driver, PyObject *const *args, Py_ssize_t count); /* insertion.c */
 PyObject *broadcast(PyObject *self, PyObject *const *args, Py_ssize_t count); /* broadcasting.c */
 
 /* -- a batch of tasks: the two buffers of hal_core.slots.tasks.TaskBatch (host_table.c) -- */
