@@ -20,7 +20,7 @@ from hal_engine.children import API_KEY, environment
 from hal_engine.distributed.control_messages import Abort, Failed
 from hal_engine.generation import Ranks
 from hal_engine.generation.link import EngineLink
-from hal_engine.generation.streams import Stream, Streams
+from hal_engine.streams import Stream, Streams
 
 import hal
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hal_core import FinishReason, HalError, InvalidValue, OutputRecord, SlotStatus
-from hal_engine.generation.streams import Part, Stream, Streams
 from hal_engine.model.streaming import AnswerText, StreamDecoder
+from hal_engine.streams import Part, Stream, Streams
 
 
 class Letters:

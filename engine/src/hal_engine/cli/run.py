@@ -1,29 +1,67 @@
-"""``hal run``: builds typer's parameters from the fields of its options, and checks them before anything runs."""
+"""``hal run``: generates text with the options of an engine, and prints it."""
 
 from __future__ import annotations
 
-import inspect
+import logging
 import os
-from dataclasses import MISSING, Field, fields
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from hal_core import PluginError
+from hal_core import HalError, InvalidValue, PluginError, Undelivered
 
-from hal.cli import failures
-from hal.cli.console import say
+from hal.cli import failures, logs, signals
+from hal.cli.console import say, status
+from hal.cli.imports import uncollected
 from hal.cli.tree import all_options
 from hal_engine.mkl import kernels_note
+from hal_engine.options import EngineOptions, engine_options
 
-from .run_options import Options, RankOptions, Sampling
-from .run_plan import read_prompts
+from .parameters import parameters, read, set_parameters
+from .run_options import Output, Sampling
+from .run_plan import Plan, Prompts, make_plan, read_prompts
 
+if TYPE_CHECKING:
+    from hal_engine.distributed.errors import RankLost
+    from hal_engine.opening import Host, Opened
+
+    from .run_output import Answers
+
+LOST, FAILED = 1, 2
+"""Exit statuses: ranks were lost; a request ended with an error."""
 _FIRST = ("model", "device", "max_tokens", "temperature", "top_p", "seed", "as_json", "quiet", "verbose")
 """Options of the short help, in its order."""
+_LAUNCHED = "PADDLE_TRAINERS_NUM"
+"""Variable with the number of processes that Paddle's launcher started."""
+_DESCRIPTORS = 8
+"""File descriptors that Paddle and a device open."""
 
 
-def command(ctx: typer.Context, **given: Any) -> None:  # noqa: ANN401 (as the fields say)
+def command(
+    ctx: typer.Context,
+    *,
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="PROMPT", help="A text to continue; -: standard input, one a line.")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file with one prompt a line. FILE.jsonl: an object a line (prompt, sampling parameters).",
+        ),
+    ] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="A text to continue, as PROMPT.", rich_help_panel="prompt"),
+    ] = None,
+    help_all: Annotated[
+        bool, typer.Option("--help-all", is_eager=True, callback=all_options, help="Show all options and exit.")
+    ] = False,
+    **given: Any,  # noqa: ANN401 (as the options say)
+) -> None:
     """Generate text with a model: the small one that ships, or a Llama-, Mistral-, Qwen2- or Qwen3-style checkpoint.
 
     A pipe or a file on standard input is read for prompts, one a line, where no other is given.
@@ -31,27 +69,25 @@ def command(ctx: typer.Context, **given: Any) -> None:  # noqa: ANN401 (as the f
     failures.verbose = given["verbose"]
     if given["verbose"] and (note := kernels_note(os.environ)):
         say(f"hal: {note}")
-    sampling = Sampling(**_of(Sampling, given))
+    sampling = Sampling(**read(Sampling, given))
     sampling.params()
-    options = Options(**_of(Options, given), ranks=RankOptions(**_of(RankOptions, given)))
-    if not _from_objects(given["prompts"]):  # its lines may sample, and do not need --json
+    output = Output(**read(Output, given))
+    options = engine_options(read(EngineOptions, given))
+    if output.record is not None and options.several:
+        cure = "leave it out, or run one rank"
+        raise InvalidValue("a recording has the calls of one rank", cure=cure, argument="--record")
+    if prompts is None or prompts.suffix != ".jsonl":  # its lines may sample, and do not need --json
         sampling.check_given([name for name in given if _was_given(ctx, name)])
-    prompts = read_prompts(given["texts"] or (), given["prompt"] or (), given["prompts"], sampling)
-    options.check_shown(prompt.sampling for prompt in prompts.prompts)
-    from .run_session import generate
-
+    found = read_prompts(texts or (), prompt or (), prompts, sampling)
+    output.check_shown(one.sampling for one in found.prompts)
     try:
-        sink = {} if options.sink is None else {"sink": "--sink"}
+        sink = {} if output.sink is None else {"sink": "--sink"}
         with failures.as_typed(**sink, url="--sink", prompt="PROMPT", name="--device"):
-            code = generate(prompts, options)
+            code = generate(found, options, output)
     except SystemExit as end:  # hal raises no SystemExit here, and its status could be 0
         what = f"a runner or plugin called sys.exit({'' if end.code is None else repr(end.code)}) during the run"
         raise PluginError(what, cure="have it raise an error instead; -v shows where") from end
     raise typer.Exit(code)
-
-
-def _from_objects(file: Path | None) -> bool:
-    return file is not None and file.suffix == ".jsonl"
 
 
 def _was_given(ctx: typer.Context, name: str) -> bool:
@@ -59,66 +95,142 @@ def _was_given(ctx: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _of(kind: type[Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a kind of options, read from the parsed parameters."""
-    told = {one.name: one.metadata["option"]["read"] for one in _options(kind)}
-    return {name: given[name] if read is None else read(given[name]) for name, read in told.items()}
+set_parameters(
+    command,
+    parameters(Sampling) | parameters(EngineOptions) | parameters(Output),
+    first=("ctx", "texts", "prompts", *_FIRST),
+)
 
 
-def _options(kind: type[Any]) -> list[Field[Any]]:
-    return [one for one in fields(kind) if "option" in one.metadata]
+def generate(prompts: Prompts, options: EngineOptions, output: Output) -> int:
+    """Generate for all prompts and show the answers. Return the exit status. Raises :class:`HalError` for options that
+    cannot work."""
+    from hal_engine.distributed.errors import RankLost
+    from hal_engine.opening import check_paddle
+    from hal_engine.transport.descriptors import SENDER, check_descriptors
+
+    if os.environ.get(_LAUNCHED, "1") != "1":
+        raise InvalidValue(
+            "a launcher started this command once for each rank",
+            cure="run it without: --tp, --dp and --split start ranks, on several hosts with --launcher ray",
+            argument=_LAUNCHED,
+        )
+    check_paddle(options)
+    status("reading the tokenizer")
+    plan = make_plan(prompts.prompts, options, output, prompts.notes)
+    check_descriptors(_DESCRIPTORS + SENDER * (output.sink is not None), "hal run")
+    with signals.noted(), _logs(output):
+        try:
+            answers = _run(plan, output)
+        except RankLost as error:
+            say(f"hal: error: {_message(error)}")
+            return LOST
+    signals.check()
+    return FAILED if answers.failed else 0
 
 
-def _parameter(one: Field[Any], hints: dict[str, Any]) -> inspect.Parameter:
-    told = one.metadata["option"]
-    names = told["names"] or [f"--{one.name.replace('_', '-')}"]
-    default = None if told["read"] is not None or one.default is MISSING else one.default
-    info = typer.Option(
-        *names, help=told["about"], metavar=told["value"] or None, rich_help_panel=told["group"] or None
-    )
-    kind = told["typed"] or hints[one.name]
-    annotation = Annotated[kind, info]  # type: ignore[valid-type]
-    return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+def _run(plan: Plan, output: Output) -> Answers:
+    from hal_engine.opening import open_engine
+
+    from .run_output import Answers, Shown, drive, facts_of, summarize
+    from .screen import open_screen
+
+    shown, screen = Shown(), None
+    with ExitStack() as stack:
+        opened = stack.enter_context(
+            open_engine(
+                plan.setup,
+                shown.take,
+                host=_host(),
+                record=output.record,
+                note=lambda text: screen.note(text) if screen is not None else None,
+            )
+        )
+        screen = open_screen(quiet=output.quiet)
+        stack.callback(screen.close)
+        answers = Answers(plan, screen, device=facts_of(opened.device) if output.as_json else None)
+        answers.drafts = (opened.drafter, opened.drafted) if opened.drafter else None
+        with shown.by(answers):
+            began = time.perf_counter()
+            drive(opened.engine, plan, answers, shown)
+            seconds = time.perf_counter() - began
+        opened.engine.stop()
+        if opened.engine.undelivered:
+            listed = _listed(opened.engine.undelivered)
+            what = f"not acknowledged by a reader of {output.sink}: {listed}"
+            cure = "start the reader first, and run these requests again"
+            raise Undelivered(what, opened.engine.undelivered, cure=cure)
+        if answers.incomplete:
+            raise HalError(f"no record ended {answers.incomplete}", cure="report it: the output path lost it")
+        closing = _closing(plan, opened)
+    summarize(screen, answers, output, seconds=seconds, place=f"device {opened.device.name}, {opened.place}", **closing)
+    return answers
 
 
-def _signature() -> inspect.Signature:
-    """Return the command's parameters: prompts, then the fields of all options."""
+def _closing(plan: Plan, opened: Opened) -> dict[str, Sequence[str]]:
+    """Return the lines about a run that ``-v`` shows."""
+    from .run_output import reasons, summed_up, used_up
 
-    def prompts(
-        ctx: typer.Context,
-        *,
-        texts: Annotated[
-            list[str] | None,
-            typer.Argument(metavar="PROMPT", help="A text to continue; -: standard input, one a line."),
-        ] = None,
-        prompts: Annotated[
-            Path | None,
-            typer.Option(
-                metavar="FILE",
-                help="A file with one prompt a line. FILE.jsonl: an object a line (prompt, sampling parameters).",
-            ),
-        ] = None,
-        prompt: Annotated[
-            list[str] | None,
-            typer.Option(metavar="TEXT", help="A text to continue, as PROMPT.", rich_help_panel="prompt"),
-        ] = None,
-        help_all: Annotated[
-            bool, typer.Option("--help-all", is_eager=True, callback=all_options, help="Show all options and exit.")
-        ] = False,
-    ) -> None: ...
-
-    own = inspect.signature(prompts, eval_str=True).parameters
-    made = {
-        one.name: _parameter(one, get_type_hints(kind))
-        for kind in (Sampling, Options, RankOptions)
-        for one in _options(kind)
+    engine, setup = opened.engine, plan.setup
+    again = [f"ranks were started again {engine.restarts} time(s)"] if engine.restarts else []
+    return {
+        "details": [
+            used_up(engine.most_running, setup.all_slots, engine.preemptions),
+            *summed_up(setup.most_drafts, opened.drafter, opened.acceptance()),
+            *opened.details,
+        ],
+        "notes": [
+            *again,
+            *plan.notes,
+            *reasons(opened.device, no_overlap=opened.no_overlap, why_paddle=opened.why_paddle),
+        ],
     }
-    found = own | made
-    first = ("ctx", "texts", "prompts", *_FIRST)
-    return inspect.Signature(
-        [*(found[name] for name in first), *(one for name, one in found.items() if name not in first)]
+
+
+def _host() -> Host:
+    """Return what this command does while an engine is opened: it shows where that is, and answers signals."""
+    from hal_engine.opening import Host
+
+    @contextmanager
+    def importing() -> Iterator[None]:
+        with signals.kept(), uncollected():
+            yield
+
+    return Host(
+        status=status,
+        check=signals.check,
+        hurried=lambda: signals.came() is not None,
+        importing=importing,
+        loading=signals.at_once,
     )
 
 
-command.__signature__ = _signature()  # type: ignore[attr-defined]
-command.__annotations__ = {name: one.annotation for name, one in _signature().parameters.items()}
+def _logs(output: Output) -> AbstractContextManager[None]:
+    """Print hal's log records. Without ``HAL_LOG`` the device's fallbacks are left out, because the command prints them
+    itself."""
+    named = logs.level()
+    usual = logging.DEBUG if failures.verbose else logging.ERROR if output.quiet else None  # DEBUG: tracebacks
+    return logs.said(usual if named is None else named, without="bound" if named is None else "")
+
+
+def _message(error: RankLost) -> str:
+    """Return the loss as one line, with the requests that will not be delivered."""
+    lost = f"; not delivered: {_listed(error.undelivered)}" if error.undelivered else ""
+    return f"{error.what}{lost} ({error.cure})"
+
+
+def _listed(deliveries: Sequence[tuple[str, int, int]]) -> str:
+    """Return every request once, with its first missing position (0 if unknown). Neighbouring prompts with the same
+    position are one entry, because thousands may not have begun."""
+    first: dict[str, int] = {}
+    for name, position, _ in deliveries:
+        first[name] = max(0, min(position, first.get(name, position)))
+    runs: list[list[str]] = []
+    for name in first:
+        last = runs[-1][-1] if runs else ""
+        follows = last[1:].isdecimal() and name == f"r{int(last[1:]) + 1}"
+        if follows and first[last] == first[name]:
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return ", ".join(f"{run[0]}{f' to {run[-1]}' * (len(run) > 1)} from {first[run[0]]} on" for run in runs)

@@ -7,16 +7,17 @@ import math
 import queue
 import sys
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hal_core import FinishReason, HalError, OutputRecord, OutputRow, SlotStatus
+from hal_core import FinishReason, HalError, OutputRecord
 
 from hal.cli import signals
 from hal.cli.console import columns_of, say
+from hal_engine.streams import Part, Stream, Streams
 from hal_engine.timeouts import TIMEOUTS
 
 from .screen import Screen
@@ -25,10 +26,9 @@ if TYPE_CHECKING:
     from hal_core import Request
 
     from hal_engine.engine import Finished
-    from hal_engine.model.streaming import AnswerText
     from hal_engine.stepping import Acceptance
 
-    from .run_options import Options
+    from .run_options import Output
     from .run_plan import Plan
 
 _BAR, _LEAST_BAR = 30, 6
@@ -81,70 +81,77 @@ class Answer:
 
     request_id: str
     prompt: str
-    answer: AnswerText
+    text: list[str] = field(default_factory=list)
+    shown: int = 0  # parts of the text that are on the screen
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[str, Any]] | None = None  # None: not requested
     steps: int = 0  # in which its tokens came
     finish: FinishReason = FinishReason.NONE
     message: str = ""
 
-    def add(self, tokens: Sequence[int]) -> bool:
-        """Append tokens. Return True when a stop text is complete; later tokens are dropped."""
-        for token in tokens:
-            self.token_ids.append(token)
-            if self.answer.push(token):
-                return True
-        return False
+    def add(self, part: Part | HalError) -> None:
+        """Add what a step brought."""
+        if isinstance(part, HalError):
+            self.finish, self.message = FinishReason.ERROR, part.what
+            return
+        self.text.append(part.text)
+        self.token_ids += part.token_ids
+        self.steps += bool(part.token_ids)
+        if self.logprobs is not None:
+            self.logprobs += map(_logprob, part.logprobs, part.ranks)
+        self.finish, self.message = part.finish_reason or FinishReason.NONE, part.message
 
-    def end(self, finish: FinishReason, message: str = "") -> None:
-        """Flush the decoder after the last token."""
-        self.answer.finish()
-        self.finish, self.message = finish, message
+    def take(self) -> str:
+        """Return the text that was not taken yet."""
+        new, self.shown = "".join(self.text[self.shown :]), len(self.text)
+        return new
 
-    def as_json(self, device: DeviceFacts, speculate: Speculation | None) -> str:
+    def as_json(self, device: DeviceFacts, drafts: Drafts | None) -> str:
         """Return one line of JSON in ASCII, so that it is the same in every terminal and locale."""
         answer: dict[str, Any] = {
             "request_id": self.request_id,
             "prompt": self.prompt,
-            "text": self.answer.text,
+            "text": "".join(self.text),
             "token_ids": self.token_ids,
             "finish_reason": self.finish.name.lower(),
             "device": device,
         }
         if self.message:
             answer["message"] = self.message
-        if speculate is not None:
-            name, drafted = speculate
+        if drafts is not None:
+            name, drafted = drafts
             made = None if drafted is None else drafted.get(self.request_id, 0)
-            answer["speculation"] = told_of_answer(name, made, self.steps, len(self.token_ids))
+            answer["speculation"] = speculation_of(name, made, self.steps, len(self.token_ids))
         if self.logprobs is not None:
             answer["logprobs"] = self.logprobs
         return json.dumps(answer)
 
 
-Speculation = tuple[str, Mapping[str, int] | None]
+Drafts = tuple[str, Mapping[str, int] | None]
 """Name of the drafter, and drafts by request id; None for a runner, whose drafts stay on the device."""
 
 
 class Answers:
-    """All answers, in the order of the prompts. The reader's thread calls ``take``, the engine's calls ``end``.
+    """All answers, in the order of the prompts. One thread calls ``take`` and ``end``.
 
     A request whose answer ended with a stop text still runs. Its name is added to ``stopped``, so that the engine's
     thread aborts it, and its later records are ignored.
 
     ``device``: device facts for JSON, None for text. As text, the first incomplete answer streams, and later ones wait
     for their turn. As JSON, each answer is written when it and all before it are complete. After :meth:`break_off`,
-    text ends with the answer that streams. ``speculate``: the drafter, set before the first record; None without one.
+    text ends with the answer that streams. ``drafts``: the drafter, set before the first record; None without one.
     """
 
     def __init__(self, plan: Plan, screen: Screen, *, device: DeviceFacts | None) -> None:
-        pairs = zip(plan.requests, plan.prompts, strict=True)
-        self.answers = {r.request_id: _begun(r, prompt, plan.answer(r)) for r, prompt in pairs}
-        self.stopped: deque[str] = deque()
+        self._streams, self._order = Streams(), list[Answer]()
+        for request, prompt in zip(plan.requests, plan.prompts, strict=True):
+            answer = Answer(request.request_id, prompt, logprobs=None if request.params.logprobs is None else [])
+            self._order.append(answer)
+            self._streams.add(request.request_id, Stream(plan.answer(request), partial(self._add, answer)))
+        self.stopped = self._streams.stopped
         self.tokens = self.ended = 0
-        self.speculate: Speculation | None = None
+        self.drafts: Drafts | None = None
         self._screen, self._device = screen, device
-        self._order = list(self.answers.values())
         self._next = 0  # the first answer that is not complete on the screen
         self._begun = self._broken_off = False
         self._lock = Lock()
@@ -176,18 +183,13 @@ class Answers:
     def take(self, record: OutputRecord) -> None:
         """Add a step's record and show the new text."""
         with self._lock:
-            for row in record.rows():
-                self._take_row(row)
+            self._streams.take(record)
             self._show()
 
     def end(self, finished: Finished) -> None:
-        """Set the end of a request for which no record will come."""
+        """End a request whose end is in no record, once its tokens have come."""
         with self._lock:
-            answer = self.answers[finished.request_id]
-            if answer.finish is not FinishReason.NONE:  # by a stop text
-                return
-            self._add(answer, finished.token_ids[len(answer.token_ids) :])
-            self._end(answer, finished.reason, finished.message)
+            self._streams.end(finished.request_id, len(finished.token_ids), finished.reason, finished.message)
             self._show()
 
     def show_rest(self) -> None:
@@ -202,35 +204,10 @@ class Answers:
                     self._begun = False
                     self._show_one(answer, complete=True)
 
-    def _take_row(self, row: OutputRow) -> None:
-        answer = self.answers[row.request_id]
-        if answer.finish is not FinishReason.NONE:  # by a stop text, or by `end`, tokens included
-            return
-        if row.status is SlotStatus.TOKEN:
-            if row.position != len(answer.token_ids):
-                raise HalError(
-                    f"{row.request_id}: tokens from {row.position} on came after {len(answer.token_ids)}",
-                    cure="report it: the output path has lost or repeated tokens",
-                )
-            answer.steps += 1
-            self._add(answer, row.tokens.tolist())
-            if answer.logprobs is not None:
-                answer.logprobs += _logprobs(row)[: len(answer.token_ids) - row.position]
-        if row.finish is not FinishReason.NONE:
-            self._end(answer, row.finish, row.message)
-
-    def _add(self, answer: Answer, tokens: Sequence[int]) -> None:
-        before = len(answer.token_ids)
-        stopped = answer.add(tokens)
-        self.tokens += len(answer.token_ids) - before
-        if stopped:
-            self.stopped.append(answer.request_id)
-            self._end(answer, FinishReason.STOP)
-
-    def _end(self, answer: Answer, finish: FinishReason, message: str = "") -> None:
-        if answer.finish is FinishReason.NONE:  # a stop text ended it before its record
-            answer.end(finish, message)
-            self.ended += 1
+    def _add(self, answer: Answer, part: Part | HalError) -> None:
+        answer.add(part)
+        self.tokens += 0 if isinstance(part, HalError) else len(part.token_ids)
+        self.ended += answer.finish is not FinishReason.NONE
 
     def _show(self) -> None:
         while self._next < len(self._order):
@@ -248,7 +225,7 @@ class Answers:
         if self._device is None:
             self._show_text(answer, complete)
         elif complete:
-            self._screen.write(answer.as_json(self._device, self.speculate) + "\n")
+            self._screen.write(answer.as_json(self._device, self.drafts) + "\n")
 
     def _show_text(self, answer: Answer, complete: bool) -> None:
         if not self._begun:
@@ -256,7 +233,7 @@ class Answers:
             if len(self._order) > 1:
                 self._screen.write(f"{chr(10) * (answer is not self._order[0])}--- {answer.request_id} ---\n")
             self._screen.write(answer.prompt)
-        self._screen.write(answer.answer.take())
+        self._screen.write(answer.take())
         if complete:
             self._screen.write("\n")
             if answer.finish in (FinishReason.ERROR, FinishReason.ABORT) and not self._broken_off:
@@ -273,29 +250,13 @@ def progress_line(tokens: int, ended: int, total: int) -> str:
     return f"[{'#' * done}{'.' * (room - done)}] {told}" if room >= _LEAST_BAR else told
 
 
-def _begun(request: Request, prompt: str, text: AnswerText) -> Answer:
-    return Answer(request.request_id, prompt, text, logprobs=None if request.params.logprobs is None else [])
+def _logprob(pairs: Sequence[tuple[int, float]], rank: int) -> dict[str, Any]:
+    """Return the entry of a token: its log-probability (nats) and rank, and the best alternatives."""
+    first, *top = [{"token_id": token, "logprob": value if math.isfinite(value) else None} for token, value in pairs]
+    return {**first, "rank": rank, "top": top}
 
 
-def _logprobs(row: OutputRow) -> list[dict[str, Any]]:
-    """Return an entry for each token: its log-probability (nats) and rank, and the best alternatives."""
-    assert row.logprobs is not None
-    assert row.logprob_token_ids is not None
-    assert row.ranks is not None
-    entries = []
-    for ids, values, rank in zip(
-        row.logprob_token_ids.tolist(), row.logprobs.tolist(), row.ranks.tolist(), strict=True
-    ):
-        pairs = [
-            {"token_id": token, "logprob": value if math.isfinite(value) else None}
-            for token, value in zip(ids, values, strict=True)
-            if token >= 0
-        ]
-        entries.append({**pairs[0], "rank": rank, "top": pairs[1:]})
-    return entries
-
-
-def told_of_answer(name: str, drafted: int | None, steps: int, tokens: int) -> dict[str, Any]:
+def speculation_of(name: str, drafted: int | None, steps: int, tokens: int) -> dict[str, Any]:
     """Return the statistics of an answer of ``tokens`` from ``steps``, for JSON. ``drafted``: None if drafts stay on
     the device."""
     rate = round(tokens / steps, 3) if steps else 0.0
@@ -323,7 +284,7 @@ class Shown:
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
-        self._records: queue.SimpleQueue[OutputRecord | None] = queue.SimpleQueue()
+        self._records: queue.SimpleQueue[OutputRecord | Finished | None] = queue.SimpleQueue()
         self._answers: Answers | None = None
         self._thread = threading.Thread(target=self._serve, name="hal-run-shown", daemon=True)
 
@@ -336,12 +297,20 @@ class Shown:
         """Queue a record."""
         self._records.put(record)
 
+    def end(self, finished: Finished) -> None:
+        """Queue the end of a request that is in no record."""
+        self._records.put(finished)
+
     def _serve(self) -> None:
         assert self._answers is not None
         while (record := self._records.get()) is not None:
             try:
-                if self.error is None:
+                if self.error is not None:
+                    continue
+                if isinstance(record, OutputRecord):
                     self._answers.take(record)
+                else:
+                    self._answers.end(record)
             except BaseException as error:  # noqa: BLE001 (handed to the command's thread, which raises it)
                 self.error = error
 
@@ -384,6 +353,9 @@ class Shows(Protocol):
     def error(self) -> BaseException | None:
         """Return the error that ended it, if any."""
 
+    def end(self, finished: Finished) -> None:
+        """Take the end of a request that is in no record."""
+
 
 def drive(engine: Drivable, plan: Plan, answers: Answers, show: Shows) -> None:
     """Run every request to its end. After a signal, abort all of them with half of the remaining time: if a step hangs,
@@ -393,7 +365,7 @@ def drive(engine: Drivable, plan: Plan, answers: Answers, show: Shows) -> None:
     while engine.busy and show.error is None and signals.since() < TIMEOUTS.signal / 2:
         for finished in engine.step():
             if not finished.reported:
-                answers.end(finished)
+                show.end(finished)
         while answers.stopped:
             engine.abort(answers.stopped.popleft())
         if signals.came() is not None and not aborted:
@@ -406,7 +378,7 @@ def drive(engine: Drivable, plan: Plan, answers: Answers, show: Shows) -> None:
 def summarize(
     screen: Screen,
     answers: Answers,
-    options: Options,
+    output: Output,
     *,
     seconds: float,
     place: str,
@@ -419,12 +391,12 @@ def summarize(
     counted.
     """
     screen.close()
-    if options.quiet:
+    if output.quiet:
         return
     if answers.cut_off:
         screen.note(answers.cut_off)
     speed = answers.tokens / seconds if seconds else 0.0
-    more = f"; {len(notes)} note{'s' * (len(notes) > 1)}: -v" if notes and not options.verbose else ""
-    for line in (*details, *notes) if options.verbose else ():
+    more = f"; {len(notes)} note{'s' * (len(notes) > 1)}: -v" if notes and not output.verbose else ""
+    for line in (*details, *notes) if output.verbose else ():
         screen.note(line)
     screen.note(f"{answers.tokens} tokens in {seconds:.2f} s ({speed:.1f} tokens/s), {place}{more}")

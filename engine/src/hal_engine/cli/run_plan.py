@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import heapq
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from hal_core import InvalidValue, Request, SamplingParams, StateConfig, lay_out
 
 from hal_engine.engine import Scheduler, tokens_to_keep
-from hal_engine.engine.budget import DEFAULT_CHUNK, Budget
+from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import LlamaConfig, read_config
 from hal_engine.model.files import read_file
 from hal_engine.model.streaming import AnswerText
 from hal_engine.model.tokenizer import Tokenizer
+from hal_engine.options import CHECK_RANKS, EngineOptions, EngineSetup
 from hal_engine.proposers import check_names
 from hal_engine.proposers.asked import check_layer
+from hal_engine.sizing import BLOCK_SIZE, check_budget, setup_of
 from hal_engine.spelling import meant
 
-from .run_options import Options, Sampling, check_argument
+from .run_options import Output, Sampling, check_argument
 
-BLOCK_SIZE = 16
-
-
+_NO_OUTPUT = Output()
 _LINES = "--prompts"
 _STANDARD_INPUT = "-"
 _CURE = 'hal run "def main(", --prompts FILE, or a pipe'
@@ -126,13 +128,13 @@ def _text(data: bytes, name: str, argument: str) -> str:
 def _of_object(line: str, place: str, sampling: Sampling) -> Prompt:
     """Return the prompt of a line of JSON. Its sampling parameters replace the command's."""
     try:
-        told: Any = json.loads(line)
+        fields: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise _refused(place, f"no JSON: {error}", 'write {"prompt": "def main("}') from None
-    if not isinstance(told, dict) or not isinstance(told.get("prompt"), str) or not told["prompt"]:
+    if not isinstance(fields, dict) or not isinstance(fields.get("prompt"), str) or not fields["prompt"]:
         raise _refused(place, "no object with a prompt, which is a text", 'write {"prompt": "def main("}')
-    changes: Mapping[str, Any] = {key: value for key, value in told.items() if key != "prompt"}
-    known = [one.name for one in fields(Sampling)]
+    changes: Mapping[str, Any] = {key: value for key, value in fields.items() if key != "prompt"}
+    known = Sampling.__struct_fields__
     for key in changes:
         if key not in known:
             close = meant(key, known)
@@ -144,11 +146,11 @@ def _of_object(line: str, place: str, sampling: Sampling) -> Prompt:
     if not isinstance(ignore := changes.get("ignore_eos", False), bool):
         raise _refused(place, f"ignore_eos = {ignore!r}", "give true or false")
     try:
-        own = replace(sampling, **{**changes, **({"stop": tuple(stop)} if "stop" in changes else {})})
+        own = msgspec.structs.replace(sampling, **{**changes, **({"stop": tuple(stop)} if "stop" in changes else {})})
         own.params()
     except InvalidValue as error:
         raise _refused(place, f"{error.argument.lstrip('-').replace('-', '_')}: {error.what}", error.cure) from None
-    return Prompt(told["prompt"], own)
+    return Prompt(fields["prompt"], own)
 
 
 def _refused(place: str, what: str, cure: str) -> InvalidValue:
@@ -157,14 +159,12 @@ def _refused(place: str, what: str, cure: str) -> InvalidValue:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The requests in the order of their prompts, and the settings of engine and worker."""
+    """The requests in the order of their prompts, and the engine's setup."""
 
     prompts: Sequence[str]
     requests: Sequence[Request]
-    config: LlamaConfig
     tokenizer: Tokenizer
-    sizes: StateConfig
-    blocks: int
+    setup: EngineSetup
     stops: Mapping[str, Sequence[str]]
     """Stop texts by request id."""
     notes: Sequence[str]
@@ -176,12 +176,15 @@ class Plan:
         )
 
 
-def make_plan(prompts: Sequence[Prompt], options: Options, notes: Sequence[str] = ()) -> Plan:
+def make_plan(
+    prompts: Sequence[Prompt], options: EngineOptions, output: Output = _NO_OUTPUT, notes: Sequence[str] = ()
+) -> Plan:
     """Tokenize the prompts and compute the sizes. Raises :class:`InvalidValue` if no request can run."""
     check_names(options.speculate)
-    config = read_config(options.model)
+    model = DEFAULT_CHECKPOINT if options.model is None else Path(options.model)
+    config = read_config(model)
     check_layer(options.speculate, config)
-    tokenizer = Tokenizer.load(options.model, config)
+    tokenizer = Tokenizer.load(model, config)
     for number, prompt in enumerate(prompts, 1):
         with _of_prompt(number, len(prompts)):
             tokenizer.check_length(prompt.text, config.max_position_embeddings)
@@ -192,7 +195,7 @@ def make_plan(prompts: Sequence[Prompt], options: Options, notes: Sequence[str] 
     ]
     sizes = StateConfig(
         num_slots=min(options.slots, len(requests)),  # more would never be used
-        max_model_len=config.max_position_embeddings,
+        max_model_len=min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings),
         block_size=BLOCK_SIZE,
         max_draft_tokens=options.most_drafts,
         max_logprobs=max(request.params.logprobs or 0 for request in requests),
@@ -202,11 +205,33 @@ def make_plan(prompts: Sequence[Prompt], options: Options, notes: Sequence[str] 
         max_bad_words=1,
         vocab_size=config.vocab_size,
     )
-    _check_budget(options, sizes)
-    blocks = _blocks(requests, sizes, options)
+    check_budget(options, sizes)
+    blocks, keys = _blocks(requests, sizes, options), output.sink_keys()
+    setup = setup_of(
+        options,
+        model,
+        sizes,
+        blocks,
+        sink=output.sink or "",
+        sink_key="" if keys is None else keys.secret,
+        check=os.environ.get(CHECK_RANKS, "") not in ("", "0"),
+        params=_checked_alike(requests) if options.several and options.named_runner else None,
+    )
     stops = {request.request_id: prompt.sampling.stop for request, prompt in zip(requests, prompts, strict=True)}
     texts = [prompt.text for prompt in prompts]
-    return Plan(texts, requests, config, tokenizer, sizes, blocks, stops, [*notes, *config.notes])
+    return Plan(texts, requests, tokenizer, setup, stops, [*notes, *config.notes])
+
+
+def _checked_alike(requests: Sequence[Request]) -> SamplingParams:
+    """Return the parameters that ranks check their runner for. Raises :class:`InvalidValue` if requests differ in what
+    not every runner supports."""
+    if len({replace(request.params, seed=0, min_tokens=0, max_tokens=1) for request in requests}) > 1:
+        raise InvalidValue(
+            "lines differ in how they sample, and ranks check their runner for one way",
+            cure="give these parameters as options, or leave --runner out",
+            argument="--prompts",
+        )
+    return requests[0].params
 
 
 @contextmanager
@@ -216,14 +241,6 @@ def _of_prompt(number: int, count: int) -> Iterator[None]:
         yield
     except InvalidValue as error:
         error.argument = f"prompt {number} of {count}" if count > 1 else "PROMPT"
-        raise
-
-
-def _check_budget(options: Options, sizes: StateConfig) -> None:
-    try:
-        Budget(options.chunk or DEFAULT_CHUNK, options.step_tokens, sizes)
-    except InvalidValue as error:
-        error.argument = f"--{error.argument.replace('_', '-')}"
         raise
 
 
@@ -238,7 +255,7 @@ def _for_model(sampling: Sampling, config: LlamaConfig) -> SamplingParams:
     return replace(params, eos_token_ids=() if sampling.ignore_eos else config.eos_token_ids)
 
 
-def _blocks(requests: Sequence[Request], sizes: StateConfig, options: Options) -> int:
+def _blocks(requests: Sequence[Request], sizes: StateConfig, options: EngineOptions) -> int:
     """Return the number of KV blocks: the requested number, but no more than can be used at once.
 
     Raises the first error if no request can run.

@@ -8,8 +8,9 @@ import logging
 import math
 import socket
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 from hal_core import HalError, InvalidValue, Unavailable
 
@@ -17,84 +18,50 @@ from hal.cli import deadline, logs
 from hal.cli.console import behind, say, written
 from hal.cli.failures import as_typed, check_seconds
 from hal_engine.children import API_KEY
+from hal_engine.options import EngineOptions, engine_options, option
 
-_PORT = 8000
+from .parameters import parameters, read, set_parameters
+
 _PENDING = 2048
 """Connections that the kernel holds until the server takes them."""
 
 
-def command(
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="DIR|ORG/NAME", help="A checkpoint; without it the small model that ships."),
-    ] = None,
-    device: Annotated[str | None, typer.Option(metavar="NAME", help="The device (hal devices).")] = None,
-    host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Where to listen; one that is not this host's alone needs a key.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0: any free one.")] = _PORT,
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the server listens, and what it takes of clients."""
+
+    host: Annotated[str, option("Where to listen; one that is not this host's alone needs a key.", "ADDRESS")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, option("0: any free one.", "N")] = 8000
     api_key: Annotated[
         str | None,
-        typer.Option(
-            metavar="KEY",
-            envvar=API_KEY,
-            help="What clients send as a bearer token; ps shows the option, not the variable.",
-        ),
-    ] = None,
+        option("What clients send as a bearer token; ps shows the option, not the variable.", "KEY", variable=API_KEY),
+    ] = None
     allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A name in Host that is taken beside this host's own; * for any."),
-    ] = None,
+        list[str] | None, option("A name in Host that is taken beside this host's own; * for any.", "NAME")
+    ] = None
     cors_origin: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ORIGIN", help="A web page that may use the server, such as https://app.example."),
-    ] = None,
-    name: Annotated[str | None, typer.Option(metavar="TEXT", help="The model's name in requests.")] = None,
-    slots: Annotated[int, typer.Option(metavar="N", min=1, help="Most requests that run at once.")] = 8,
-    max_waiting: Annotated[int, typer.Option(metavar="N", min=0, help="Most requests that wait.")] = 256,
-    blocks: Annotated[int | None, typer.Option(metavar="N", min=1, help="KV blocks of 16 tokens.")] = None,
-    max_model_len: Annotated[
-        int | None, typer.Option(metavar="N", min=2, help="Most tokens of a request with its prompt.")
-    ] = None,
-    drain: Annotated[float, typer.Option(metavar="SECONDS", help="For running requests, after SIGTERM.")] = 30.0,
-    lenient: Annotated[bool, typer.Option("--lenient", help="Ignore fields of requests that are not offered.")] = False,
-    runner: Annotated[
-        str, typer.Option(metavar="NAME", help="auto, torch, paddle or MODULE:NAME.", rich_help_panel="scheduling")
-    ] = "auto",
-    dtype: Annotated[str, typer.Option(metavar="NAME", help="auto or float32.", rich_help_panel="scheduling")] = "auto",
-    overlap: Annotated[
-        str, typer.Option(metavar="auto|on|off", help="Steps overlap.", rich_help_panel="scheduling")
-    ] = "auto",
-    speculate: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="What drafts tokens: naive, ngram, suffix, mtp, hybrid, an installed one, or first+second.",
-            rich_help_panel="speculation",
-        ),
-    ] = "none",
-    drafts: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Most drafts that a step verifies, 1 to 5.", rich_help_panel="speculation"),
-    ] = None,
-    acceptance: Annotated[
-        str, typer.Option(metavar="NAME", help="exact or rejection.", rich_help_panel="speculation")
-    ] = "exact",
-    tp: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks of a model.", rich_help_panel="ranks")] = 1,
-    dp: Annotated[int, typer.Option(metavar="N", min=1, help="Copies of the model.", rich_help_panel="ranks")] = 1,
-    split: Annotated[
-        str | None, typer.Option(metavar="P,D", help="Workers that prefill, and decode.", rich_help_panel="ranks")
-    ] = None,
-    restart: Annotated[
-        int, typer.Option(metavar="N", min=0, help="How often lost ranks are started again.", rich_help_panel="ranks")
-    ] = 0,
-    launcher: Annotated[
-        str, typer.Option(metavar="paddle|ray", help="What starts ranks.", rich_help_panel="ranks")
-    ] = "paddle",
-) -> None:
+        list[str] | None, option("A web page that may use the server, such as https://app.example.", "ORIGIN")
+    ] = None
+    name: Annotated[str | None, option("The model's name in requests.", "TEXT")] = None
+    max_waiting: Annotated[int, option("Most requests that wait.", "N")] = 256
+    drain: Annotated[float, option("For running requests, after SIGTERM.", "SECONDS")] = 30.0
+    lenient: Annotated[bool, option("Ignore fields of requests that are not offered.", names=("--lenient",))] = False
+
+    def __post_init__(self) -> None:
+        check_seconds(self.drain, "--drain")
+        for name, value, most in (("--port", self.port, 65535), ("--max-waiting", self.max_waiting, None)):
+            if value < 0 or (most is not None and value > most):
+                bounds = f"from 0 to {most}" if most is not None else "of at least 0"
+                raise InvalidValue(f"{value}", cure=f"give a number {bounds}", argument=name)
+
+
+def command(**given: Any) -> None:  # noqa: ANN401 (as the options say)
     """Serve a model over HTTP with OpenAI's routes: completions, chats, models; /health, /metrics and a page at /."""
-    check_seconds(drain, "--drain")
-    key = "" if api_key is None else _checked_key(api_key)
+    asked = Server(**read(Server, given))
+    options = engine_options(read(EngineOptions, given))
+    host, port, drain = asked.host, asked.port, asked.drain
+    key = "" if asked.api_key is None else _checked_key(asked.api_key)
     try:
         import uvicorn
 
@@ -107,43 +74,19 @@ def command(
     if not is_local and not key:
         cure = f"set {API_KEY} to a key for clients, or give --api-key"
         raise InvalidValue(f"{host} is reached from other hosts", cure=cure, argument="--host")
-    hosts = tuple(map(host_name, allowed_host or ()))
-    allowed = Allowed(hosts if is_local or hosts else None, tuple(map(origin, cors_origin or ())))
-    from hal_engine.generation import AsyncEngine, Ranks
+    hosts = tuple(map(host_name, asked.allowed_host or ()))
+    allowed = Allowed(hosts if is_local or hosts else None, tuple(map(origin, asked.cors_origin or ())))
+    from hal_engine.generation import AsyncEngine
     from hal_engine.generation.plan import ModelPlan
-    from hal_engine.model.hub import find_checkpoint
     from hal_engine.timeouts import TIMEOUTS
 
-    from .run_options import split_of
-
-    if launcher not in ("paddle", "ray"):
-        raise InvalidValue(repr(launcher), cure="give paddle or ray", argument="--launcher")
-    with as_typed(split="--split"):
-        ranks = Ranks(tp=tp, dp=dp, split=split_of(split), restart=restart, launcher=launcher)  # type: ignore[arg-type]
-    if ranks.workers * tp * dp == 1 and (restart or launcher != "paddle"):
-        option = "--restart" if restart else "--launcher"
-        raise InvalidValue(
-            "there are no ranks", cure="leave it out, or give --tp, --dp or --split too", argument=option
-        )
     with as_typed(model="--model"):
-        plan = ModelPlan(None if model is None else find_checkpoint(model))
-        serve = plan.serve(
-            device=device,
-            ranks=None if ranks == Ranks() else ranks,
-            slots=slots,
-            blocks=blocks,
-            max_model_len=max_model_len,
-            runner=runner,
-            dtype=dtype,
-            overlap=overlap,
-            speculate=speculate,
-            drafts=drafts,
-            acceptance=acceptance,
-            timed=True,
-        )
+        plan = ModelPlan(options.model)
+        setup = plan.serve(options, timed=True)
     if (template := ChatTemplate(plan.path)).fault:
         say(f"hal: /v1/chat/completions is off: {template.fault}")
-    settings = Settings(model=name or model or "default", api_key=key, lenient=lenient, allowed=allowed)
+    shown = asked.name or given["model"] or "default"
+    settings = Settings(model=shown, api_key=key, lenient=asked.lenient, allowed=allowed)
     failures: list[HalError] = []
 
     def on_failure(error: HalError, ran: bool) -> None:
@@ -153,7 +96,7 @@ def command(
             server.should_exit = True
 
     draining, gate = Drain(drain), Gate(Limits.of_machine())
-    engine = AsyncEngine.of(plan, serve, max_waiting)
+    engine = AsyncEngine.of(plan, setup, asked.max_waiting)
     app = make_app(engine, settings, template=template, drain=draining, gate=gate, on_failure=on_failure)
     config = uvicorn.Config(
         app,
@@ -171,7 +114,7 @@ def command(
         server_header=False,
     )
 
-    class Server(uvicorn.Server):
+    class Listening(uvicorn.Server):
         """Prints where it listens, and has its requests end within the drain."""
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -193,7 +136,7 @@ def command(
                 most = f"at most {gate.limits.connections} connections, {gate.limits.bytes >> 20} MiB of requests"
                 say(f"hal: {settings.model} on http://{place} ({most}); /health is 200 when its engine is loaded")
 
-    server, log_filter = Server(config), _Said()
+    server, log_filter = Listening(config), _Said()
     logging.getLogger("uvicorn.error").addFilter(log_filter)
     deadline.grace = drain
     try:
@@ -207,6 +150,9 @@ def command(
         deadline.grace = 0.0
     if failures:
         raise typer.Exit(2)
+
+
+set_parameters(command, parameters(Server) | parameters(EngineOptions), first=("model", "device"))
 
 
 class _Said(logging.Filter):

@@ -40,14 +40,15 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import msgspec
-from hal_core import FrameError, SamplingParams, SplitRole, StateConfig
+from hal_core import FrameError, SamplingParams, SplitRole
 from hal_core.frames import FrameHeader, FrameKind, read_body, seal
 from hal_core.handover import Description
 
-from .rank_info import ALL_TOKENS
-from .ranks import Ranks
+from hal_engine.options import EngineSetup
 
-PROTOCOL = 5
+from .rank_info import ALL_TOKENS
+
+PROTOCOL = 6
 """Protocol version of steps and control messages; engine and ranks must have the same."""
 
 Delivery: TypeAlias = tuple[str, int, int]
@@ -68,48 +69,21 @@ class Hello(_Message):
     protocol: int = PROTOCOL
 
 
-class Setup(_Message):
+class Setup(EngineSetup, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     """All settings of the ranks, the same for each.
 
-    ``runner``: maker of each rank's runner, "" for the Paddle model. ``params``: parameters that it must support.
-    ``dtype``: its type of computation. ``share_devices``: ranks of one host may open one device together.
-
     ``records``: address for records of the first rank of each group. ``timeout``: most seconds of a collective.
-    ``reader_key``: public key of the reader at a tcp address. ``sink``: a second address for records, or "".
-    ``sink_key``: shared secret key of a tcp sink, or "". ``number``: number of this worker among the senders; the first
-    group's sender name. ``role``: the ranks' role in a split. ``host``: where they listen for blocks, "" within one
-    host. ``transfer``: maker of their transfer, "" for hal's own. ``timed``: the first rank of each group reports the
-    time of its steps.
+    ``reader_key``: public key of the reader at a tcp address. ``number``: number of this worker among the senders; the
+    first group's sender name. ``role``: the ranks' role in a split. ``host``: where they listen for blocks, "" within
+    one host.
     """
 
-    model: str
-    place: str
-    device: str | None
-    require: dict[str, str | bool]
-    sizes: StateConfig
-    blocks: int
-    tp: int
-    dp: int
-    records: str
     timeout: float
-    everywhere: bool = False
-    dp_sync: bool = False
-    check: bool = False
+    records: str = ""
     reader_key: str = ""
-    sink: str = ""
-    sink_key: str = ""
-    speculate: str = "none"
-    rejection: bool = False
-    share_devices: bool = False
-    runner: str = ""
-    dtype: str = "auto"
-    overlap: str = "auto"
-    params: SamplingParams | None = None
     number: int = 0
     role: SplitRole = SplitRole.MIXED
     host: str = ""
-    transfer: str = ""
-    timed: bool = False
 
 
 class Ready(_Message):
@@ -301,30 +275,11 @@ class Over(_Message):
     why: str = ""
 
 
-class Serve(_Message):
-    """All settings of an engine process (:class:`hal_engine.generation.AsyncEngine`), sent to it once.
+class Serve(EngineSetup, frozen=True, kw_only=True, omit_defaults=True, tag=True):
+    """All settings of an engine process (:class:`hal_engine.generation.AsyncEngine`), sent to it once. ``records``:
+    address for its records."""
 
-    ``records``: address for its records. ``ranks``: None for one worker in the process itself. ``speculate``: the
-    proposer. ``rejection``: how its drafts are accepted. ``sizes`` has the number of drafts that a step verifies.
-    ``timed``: measure the device's time of steps.
-    """
-
-    model: str
-    place: str
-    device: str | None
-    require: dict[str, str | bool]
-    sizes: StateConfig
-    blocks: int
-    records: str
-    chunk: int | None
-    step_tokens: int | None = None
-    runner: str = "auto"
-    dtype: str = "auto"
-    overlap: str = "auto"
-    ranks: Ranks | None = None
-    speculate: str = "none"
-    rejection: bool = False
-    timed: bool = False
+    records: str = ""
 
 
 class Submit(_Message):

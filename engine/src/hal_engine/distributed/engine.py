@@ -30,15 +30,10 @@ _KINDS: dict[SplitRole, type[Scheduler]] = {
 }
 
 
-def open_engine(
+def engine_of_ranks(
     setup: Setup,
     start: Callable[[Setup], RankExecutor],
     *,
-    vocab_size: int,
-    split: tuple[int, int] | None = None,
-    chunk: int | None = None,
-    step_tokens: int | None = None,
-    restarts: int = 0,
     on_record: Callable[[OutputRecord], object] = lambda record: None,
     note: Callable[[str], object] = lambda text: None,
     bounds: Bounds | None = None,
@@ -49,18 +44,18 @@ def open_engine(
     :class:`hal_engine.distributed.rank_executor.RankExecutor`.
 
     - ``start``: begins to start the ranks of a worker; ``Setup.number`` counts workers, prefill workers first.
-    - ``vocab_size``: vocabulary of the model; a smaller one of the ranks' runner takes precedence.
-    - ``split``: numbers of prefill and decode workers; None: one worker of ``setup.dp`` groups.
+    - ``setup``: the model's vocabulary is that of its sizes; a smaller one of the ranks' runner takes precedence.
     - ``bounds``, ``clock``: of a split, its timeouts and its clock.
     """
-    layout, vocabularies = lay_out(setup.sizes), {vocab_size}  # and of the runner of each worker that is up
+    split, layout = setup.split, lay_out(setup.sizes)
+    vocabularies = {setup.sizes.vocab_size or 1}  # and of the runner of each worker that is up
 
     def admits(request: Request) -> AdmittedRequest:
         return admit(request, layout=layout, vocab_size=min(vocabularies))
 
     def scheduler(kind: type[Scheduler], preferred: int | None = None) -> Scheduler:
-        most = chunk or preferred or DEFAULT_CHUNK
-        return kind(layout, setup.blocks, chunk=most, step_tokens=step_tokens, admit=admits)
+        most = setup.chunk or preferred or DEFAULT_CHUNK
+        return kind(layout, setup.blocks, chunk=most, step_tokens=setup.step_tokens, admit=admits)
 
     def schedulers(role: SplitRole, rank_executor: RankExecutor) -> list[Scheduler]:
         vocabularies.add(rank_executor.rank_info.vocab_size)
@@ -83,4 +78,4 @@ def open_engine(
     if split is not None:
         check = scheduler(Scheduler).check
         front = partial(Migration, check=check, drafts=not setup.rejection, bounds=bounds, clock=clock)
-    return Engine(workers, front=front, restarts=restarts, on_record=on_record, note=note, wait=wait)
+    return Engine(workers, front=front, restarts=setup.restart, on_record=on_record, note=note, wait=wait)

@@ -298,13 +298,13 @@ def _blocks_of(setup: Setup, stepper: Stepper, proposer: Proposer | None) -> Blo
 
     identity = Identity(checkpoint_digest(Path(setup.model)), lay_out(setup.sizes).digest.hex())
     runner: object = stepper.runner
-    if not setup.runner:
+    if not setup.named_runner:
         hands = handing_over(proposer)
         model: Any = getattr(runner, "model", None)
         return PagedBlocks(model, identity, None if hands is None else hands.layer())
     if not isinstance(runner, KeepsBlocks):
         raise InvalidValue(
-            f"{setup.runner} does not describe its keys and values, so no request can move",
+            f"{setup.named_runner} does not describe its keys and values, so no request can move",
             cure="leave --split out, or give the runner a cache (hal_engine.stepping.KeepsBlocks)",
             argument="--runner",
         )
@@ -331,5 +331,5 @@ def open_kv_handover(
     cache = _blocks_of(setup, stepper, proposer)
     covered = getattr(stepper.runner, "covered", lambda _: None)
     made = TransferSetup(stepper.device, cache, setup.host, curve if setup.host else None, rank)
-    transfer = make_transfer(setup.transfer, made)
+    transfer = make_transfer(setup.transfer or "", made)
     return KvHandover(rank, transfer, setup.sizes.block_size, send, covered)

@@ -29,9 +29,11 @@ from hal.unwritten import named_unwritten
 from hal_engine.model.config import read_config
 from hal_engine.model.digest import checkpoint_digest
 from hal_engine.model.split import check_split
+from hal_engine.options import PADDLE_MODEL
 from hal_engine.proposers import NONE, make_proposer
 from hal_engine.proposers import Setup as ProposerSetup
-from hal_engine.stepping import Acceptance, RunnerSetup, Stepper, check_drafts, make_runner, overlap_of
+from hal_engine.steppers import open_runner
+from hal_engine.stepping import Acceptance, Stepper, overlap_of
 from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport import open_sink
 from hal_engine.transport.curve import CurveKeys
@@ -150,7 +152,7 @@ class _Serving:
                 worker.measure()
                 self._timed = worker
             worker.on_raised = self._raised
-            runner, able = setup.runner or "the Paddle model", device.capabilities
+            runner, able = setup.named_runner or PADDLE_MODEL, device.capabilities
             overlap, why = overlap_of(setup.overlap, device, runner, worker.runner.needs_host)
             facts = dict(able.fallbacks), able.substituted, device.index, overlap, why
             peer = None if self._handover is None else self._handover.transfer.describe()
@@ -270,7 +272,7 @@ class _Serving:
         group = layout.group(self.rank)
         if layout.size > 1:
             open_job(device, layout.groups(across=setup.dp_sync), timeout=setup.timeout)
-        if setup.runner:
+        if setup.named_runner:
             stepper = self._runner(setup, group, device)
             self._hands(setup, stepper, None)
             return stepper, None
@@ -280,12 +282,12 @@ class _Serving:
 
         ranks = None
         if group.size > 1:
-            library = library_of(setup.place, device.capabilities.collective)
+            library = library_of(setup.model_place, device.capabilities.collective)
             if library != HOST:
-                place = moved(setup.place, device.index - requested(setup.device).index)
+                place = moved(setup.model_place, device.index - requested(setup.device).index)
                 open_on_place(device, layout.groups(across=setup.dp_sync), place, library, timeout=setup.timeout)
             ranks = TensorRanks(group, backend=library, timeout=setup.timeout)
-        place = moved(setup.place, device.index - requested(setup.device).index)
+        place = moved(setup.model_place, device.index - requested(setup.device).index)
         model = LlamaModel.load(Path(setup.model), place=place, ranks=ranks, everywhere=setup.everywhere)
         assert self._sink is not None  # made before
         noise = ranks.index * _GOLDEN % (1 << 63) if setup.everywhere and ranks is not None else 0
@@ -332,15 +334,11 @@ class _Serving:
     def _runner(self, setup: Setup, group: Group, device: BoundDevice) -> Stepper:
         """Return the named runner with a state of its own. It must support what every request asks for."""
         assert self._sink is not None  # made before
-        state, model = device.state(setup.sizes), Path(setup.model)
-        place = moved(setup.place, device.index - requested(setup.device).index)
-        made = RunnerSetup(device, state, setup.blocks, model, place, read_config(model).vocab_size, group, setup.dtype)
-        runner = make_runner(setup.runner, made)
-        check_drafts(setup.runner, runner, setup.sizes.max_draft_tokens)
-        stepper = Stepper(device, state, runner, self._sink, blocks=setup.blocks, group=group)
+        place = moved(setup.model_place, device.index - requested(setup.device).index)
+        stepper = open_runner(setup.named_runner, setup, device, self._sink, place=place, group=group)
         if setup.params is not None:
             stepper.runner.check(Request("every request", (0,), setup.params))
-        device.open_group(state=state, group=group)
+        device.open_group(state=stepper.state, group=group)
         return stepper
 
     def _proposer(self, setup: Setup, group: Group, model: LlamaModel) -> Proposer | None:
@@ -366,7 +364,7 @@ class _Serving:
 
 def _shared_facts(setup: Setup, layout: RankLayout) -> dict[str, str]:
     """Return the values that must be equal on every rank before any group is opened."""
-    if not setup.runner:
+    if not setup.named_runner:
         check_split(read_config(Path(setup.model)), setup.tp)
     table = lay_out(setup.sizes)
     return {

@@ -14,8 +14,9 @@ from .launch import LocalLaunch
 from .rank_executor import RankExecutor
 
 if TYPE_CHECKING:
+    from hal_engine.options import Ranks
+
     from .control_messages import Setup
-    from .ranks import Ranks
 
 ADDRESS = "RAY_ADDRESS"
 """Ray's own variable for a cluster's address; ``ray_address`` takes precedence."""

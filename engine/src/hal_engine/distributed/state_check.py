@@ -13,6 +13,8 @@ from zlib import crc32
 import numpy as np
 from hal_core import ByteRange, StateUnusable
 
+from hal_engine.options import CHECK_RANKS
+
 if TYPE_CHECKING:
     from hal_engine.stepping import Stepper
 
@@ -50,7 +52,7 @@ class StateCheck:
         raise StateUnusable(
             f"after step {step} the ranks of group {members} differ in {len(differs)} field(s) of slots, first in "
             f"field {list(columns)[field]!r} of slot {slot}: rank(s) {others} from rank {members[0]}",
-            cure=f"report it: ranks that run the same steps must agree ({VARIABLE}=1 compares them)",
+            cure=f"report it: ranks that run the same steps must agree ({CHECK_RANKS}=1 compares them)",
             argument="state",
         )
 

@@ -72,7 +72,7 @@ class Engine:
     aborted, or with an error and its message. Tokens leave through the workers' sinks as they come.
 
     - ``workers``: an executor of this process, with the options of :func:`local_worker`; or workers, which are started
-      here (:func:`hal_engine.distributed.engine.open_engine` makes those of ranks).
+      here (:func:`hal_engine.distributed.engine.engine_of_ranks` makes those of ranks).
     - ``overlap``: while the device runs a step, the host takes over the one before it and schedules and launches the
       next one; the end of a request is then known one step later (:func:`hal_engine.stepping.overlap_of` returns
       whether a device and a runner can do so). The host waits for the output of the step before only.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hal_engine.distributed.ranks import Ranks
+from hal_engine.options import Ranks
+from hal_engine.streams import Part
 
 from .async_engine import AsyncEngine, QueueFull
 from .local import generate
-from .streams import Part
 
 __all__ = ["AsyncEngine", "Part", "QueueFull", "Ranks", "generate"]

@@ -9,24 +9,23 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from inspect import signature
 from types import TracebackType
 from typing import Any
 
 from hal_core import HalError, InvalidValue, SamplingParams, Unavailable
 
-from hal_engine.distributed.control_messages import Serve, Stats
-from hal_engine.distributed.ranks import Ranks
+from hal_engine.distributed.control_messages import Stats
 from hal_engine.model.tokenizer import SHORT
+from hal_engine.options import EngineOptions, EngineSetup, Ranks, engine_options, named_as_parameters
+from hal_engine.streams import Part
 
 from .link import EngineLink
-from .plan import SAMPLING, ModelPlan, check_known, check_request, longest_of, named_as_parameters
-from .streams import Part
+from .plan import SAMPLING, ModelPlan, check_known, check_request, longest_of
 
 _OWN = ("model", "device", "executor", "slots", "max_waiting")
 """Parameters of :class:`AsyncEngine` beside its options."""
-_OPTIONS = sorted(signature(ModelPlan.serve).parameters.keys() - {"self", "ranks", *_OWN})
-"""Its options: the other parameters of :meth:`ModelPlan.serve`."""
+_OPTIONS = sorted({*EngineOptions.__struct_fields__} - {*Ranks.__struct_fields__, *_OWN})
+"""Its options: the fields of :class:`EngineOptions` but those of its ranks, which ``executor`` has."""
 
 
 def _lanes() -> tuple[ThreadPoolExecutor, ThreadPoolExecutor]:
@@ -46,8 +45,8 @@ class AsyncEngine:
     - ``slots``: requests that run at once, in each group of ranks. Further requests wait, by priority and then by
       arrival.
     - ``max_waiting``: how many may wait; one more is refused (:class:`hal_core.Unavailable`). None: any number.
-    - ``options``: further ones of :meth:`hal_engine.generation.plan.ModelPlan.serve`, such as ``blocks`` or
-      ``max_model_len``.
+    - ``options``: other fields of :class:`hal_engine.options.EngineOptions`, the options of ``hal run`` of these names,
+      such as ``blocks`` or ``max_model_len``.
 
     If the process ends, every stream ends with an error, and so does every new one. Lost ranks are started again by it
     (``Ranks.restart``).
@@ -61,29 +60,30 @@ class AsyncEngine:
         executor: Ranks | None = None,
         slots: int = 8,
         max_waiting: int | None = None,
-        **options: Any,  # noqa: ANN401 (those of ModelPlan.serve)
+        **options: Any,  # noqa: ANN401 (those of EngineOptions)
     ) -> None:
         if given := [name for name in options if name in SAMPLING]:
             raise InvalidValue("a parameter of a request", cure="give it to generate(), in params", argument=given[0])
         check_known(options, _OPTIONS, _OWN)
         with named_as_parameters():
+            ranks = {} if executor is None else {name: getattr(executor, name) for name in Ranks.__struct_fields__}
+            wanted = engine_options({**ranks, "device": device, "slots": slots, **options})
             plan = ModelPlan(model)
-            serve = plan.serve(device=device, ranks=executor, slots=slots, **options)
-        self._set(plan, serve, max_waiting)
+            setup = plan.serve(wanted)
+        self._set(plan, setup, max_waiting)
         self._naming: Callable[[], AbstractContextManager[None]] = named_as_parameters
 
     @classmethod
-    def of(cls, plan: ModelPlan, serve: Serve, max_waiting: int | None = None) -> AsyncEngine:
+    def of(cls, plan: ModelPlan, setup: EngineSetup, max_waiting: int | None = None) -> AsyncEngine:
         """Return the engine of a plan; its errors name options of the command."""
         engine = cls.__new__(cls)
-        engine._set(plan, serve, max_waiting)
+        engine._set(plan, setup, max_waiting)
         engine._naming = nullcontext
         return engine
 
-    def _set(self, plan: ModelPlan, serve: Serve, max_waiting: int | None) -> None:
-        self._plan, self._serve, self._max_waiting = plan, serve, max_waiting
-        ranks = serve.ranks or Ranks()
-        self._slots = serve.sizes.num_slots * (ranks.dp if ranks.split is None else ranks.split[1])
+    def _set(self, plan: ModelPlan, setup: EngineSetup, max_waiting: int | None) -> None:
+        self._plan, self._setup, self._max_waiting = plan, setup, max_waiting
+        self._slots = setup.all_slots
         self._unfinished = self._count = self._encoding = 0
         self._lanes = _lanes()
         self._link: EngineLink | None = None
@@ -94,7 +94,7 @@ class AsyncEngine:
             cure = "make one for each async with"
             raise InvalidValue("the engine is open already", cure=cure, argument="AsyncEngine")
         loop, self._lanes = asyncio.get_running_loop(), _lanes()
-        self._link = EngineLink(self._serve, loop.call_soon_threadsafe)
+        self._link = EngineLink(self._setup, loop.call_soon_threadsafe)
         try:
             up = asyncio.wrap_future(self._link.up)
             up.add_done_callback(lambda done: done.cancelled() or done.exception())  # also where nobody waits any more
@@ -125,7 +125,7 @@ class AsyncEngine:
     @property
     def max_model_len(self) -> int:
         """Most tokens of a request with its prompt."""
-        return longest_of(self._serve)
+        return longest_of(self._setup)
 
     @property
     def room(self) -> int | None:
@@ -134,7 +134,7 @@ class AsyncEngine:
 
     def check(self, ids: Sequence[int], max_tokens: int) -> None:
         """Raise :class:`InvalidValue`, naming ``prompt`` or ``max_tokens``, for a request that can never run."""
-        check_request(self._serve, ids, max_tokens)
+        check_request(self._setup, ids, max_tokens)
 
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Return the token ids of texts, while the event loop continues; long texts delay no short ones.

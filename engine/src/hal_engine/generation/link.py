@@ -37,11 +37,12 @@ from hal_engine.distributed.control_messages import (
     Up,
 )
 from hal_engine.model.streaming import AnswerText
+from hal_engine.options import EngineSetup
 from hal_engine.reading import Event, OutputReader, StreamLoss
+from hal_engine.streams import Part, Stream, Streams
 from hal_engine.timeouts import TIMEOUTS, Timeouts
 
 from .pulse import PulseWatch
-from .streams import Part, Stream, Streams
 
 Put = Callable[[Part | HalError], object]
 Post = Callable[..., object]
@@ -59,12 +60,12 @@ class EngineLink:
     requests; ``down``: done, with the reason, when it takes none any more. All methods may be called from any thread.
     """
 
-    def __init__(self, serve: Serve, post: Post) -> None:
+    def __init__(self, setup: EngineSetup, post: Post) -> None:
         self.up: Future[Up] = Future()
         self.down: Future[HalError] = Future()
         self.stats: Stats | None = None  #: the newest
         self._down_workers = ""
-        self._serve, self._post = serve, post
+        self._setup, self._post = setup, post
         self._commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._wake_end, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
@@ -223,7 +224,7 @@ class EngineLink:
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Hello):
-            self._channel.send(msgspec.structs.replace(self._serve, records=self._reader.url))
+            self._channel.send(Serve(**self._setup.fields(), records=self._reader.url))
         elif isinstance(message, Up):
             self._output_before = os.fstat(self._noise.fileno()).st_size
             self._pulse.begin()

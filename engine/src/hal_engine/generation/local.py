@@ -13,67 +13,69 @@ from typing import Literal, overload
 
 from hal_core import HalError, InvalidValue
 
-from hal_engine.proposers import NONE
+from hal_engine.opening import open_engine
+from hal_engine.options import EngineOptions, Ranks, engine_options, named_as_parameters
+from hal_engine.streams import Part, Stream, Streams
 
-from .opening import opened
-from .plan import ModelPlan, check_known, check_request, longest_of, named_as_parameters
-from .streams import Part, Stream, Streams
+from .plan import SAMPLING, ModelPlan, check_known, check_request, longest_of
 
 Model = str | os.PathLike[str] | None
+_OPTIONS = sorted({*EngineOptions.__struct_fields__} - {*Ranks.__struct_fields__, "model", "device"})
 
 logging.getLogger("hal").addHandler(logging.NullHandler())  # a program without logging of its own sees the text alone
 
 
 @overload
 def generate(
-    prompt: str, *, model: Model = ..., device: str | None = ..., speculate: str = ..., stop: str | Sequence[str] = ...,
-    stream: Literal[False] = ..., **sampling: object,
+    prompt: str, *, model: Model = ..., device: str | None = ..., stop: str | Sequence[str] = ...,
+    stream: Literal[False] = ..., **options: object,
 ) -> str: ...  # fmt: skip
 @overload
 def generate(
-    prompt: str, *, model: Model = ..., device: str | None = ..., speculate: str = ..., stop: str | Sequence[str] = ...,
-    stream: Literal[True], **sampling: object,
+    prompt: str, *, model: Model = ..., device: str | None = ..., stop: str | Sequence[str] = ...,
+    stream: Literal[True], **options: object,
 ) -> Iterator[str]: ...  # fmt: skip
 @overload
 def generate(
-    prompt: list[str] | tuple[str, ...], *, model: Model = ..., device: str | None = ..., speculate: str = ...,
-    stop: str | Sequence[str] = ...,
-    stream: Literal[False] = ..., **sampling: object,
+    prompt: list[str] | tuple[str, ...], *, model: Model = ..., device: str | None = ...,
+    stop: str | Sequence[str] = ..., stream: Literal[False] = ..., **options: object,
 ) -> list[str]: ...  # fmt: skip
 def generate(
     prompt: str | list[str] | tuple[str, ...],
     *,
     model: Model = None,
     device: str | None = None,
-    speculate: str = NONE,
     stop: str | Sequence[str] = (),
     stream: bool = False,
-    **sampling: object,
+    **options: object,
 ) -> str | list[str] | Iterator[str]:
     """Continue a text: the text that follows, with ``stream`` an iterator of its parts; of several texts a list.
 
-    The model and its device stay open for the next call with the same ``model``, ``device`` and ``speculate``; another
+    The model and its device stay open for the next call with the same ones and the same options of an engine; another
     call closes them first.
 
     - ``model``: a checkpoint directory, by default the embedded one; ``device``: as ``hal devices`` lists it.
-    - ``speculate``: what drafts tokens, as ``hal run --speculate``; it changes no token.
     - ``stop``: texts that end the answer, which ends with the first one in it.
-    - ``sampling``: fields of :class:`hal_core.SamplingParams`, such as ``max_tokens``. The others have the defaults of
-      the checkpoint's generation_config.json, else temperature 1 and 16 tokens; ``seed`` is new in each call.
-      ``eos_token_ids`` (at most 16) end an answer as the model's own end tokens do. With ``ignore_eos=True`` those are
-      tokens like any other.
+    - ``options``: options of ``hal run`` that are an engine's (:class:`hal_engine.options.EngineOptions`), such as
+      ``speculate="ngram"``, but those of ranks: :class:`hal.AsyncEngine` has them.
+    - ``options`` for sampling: fields of :class:`hal_core.SamplingParams`, such as ``max_tokens``. The others have the
+      defaults of the checkpoint's generation_config.json, else temperature 1 and 16 tokens; ``seed`` is new in each
+      call. ``eos_token_ids`` (at most 16) end an answer as the model's own end tokens do. With ``ignore_eos=True``
+      those are tokens like any other.
 
     Raises :class:`hal_core.InvalidValue` for what cannot be run, before anything is generated.
     """
     if stream and not isinstance(prompt, str):
         raise InvalidValue("a list of prompts", cure="give one text, or leave stream out", argument="stream")
-    check_known(sampling, beside=("model", "device", "speculate", "stop", "stream"))
+    check_known(options, (*SAMPLING, *_OPTIONS), ("model", "device", "stop", "stream"))
+    sampling = {name: value for name, value in options.items() if name in SAMPLING}
+    wanted = {name: value for name, value in options.items() if name not in SAMPLING}
     texts = list(prompt) if isinstance(prompt, list | tuple) else [prompt]
     for text in texts:
         if not isinstance(text, str):
             raise InvalidValue(f"{text!r} is no text", cure="give a text, or a list of texts", argument="prompt")
     with _lock:
-        here = _open(model, device, speculate)
+        here = _open(model, {**wanted, "device": device})
         prompts = here.encode(texts)
         if stream:
             return here.parts(here.submit(prompts, stop, sampling)[0])
@@ -85,18 +87,18 @@ def generate(
 class _Local:
     """A model that is open in this process. Several threads may use it: one at a time steps for all."""
 
-    def __init__(self, model: Model, device: str | None, speculate: str) -> None:
-        self.key = _key(model, device, speculate)
+    def __init__(self, model: Model, options: EngineOptions) -> None:
+        self.key = _key(model, options)
         self._stack, self._streams, self._count = ExitStack(), Streams(), 0
         with named_as_parameters():
             self.plan = ModelPlan(model)
-            self._serve = self.plan.serve(device=device, speculate=speculate)
-            self.engine, _ = self._stack.enter_context(opened(self._serve, self._streams.take))
+            self._setup = self.plan.serve(options)
+            self.engine = self._stack.enter_context(open_engine(self._setup, self._streams.take)).engine
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of texts, in one call of the tokenizer."""
         for text in texts:
-            self.plan.tokenizer.check_length(text, longest_of(self._serve))
+            self.plan.tokenizer.check_length(text, longest_of(self._setup))
         return self.plan.tokenizer.encode_all(texts)
 
     def submit(
@@ -105,7 +107,7 @@ class _Local:
         """Begin requests; the name of each, and where its parts come."""
         params, begun, requests = self.plan.params(None, **sampling), [], []
         for ids in prompts:
-            check_request(self._serve, ids, params.max_tokens)
+            check_request(self._setup, ids, params.max_tokens)
         for number, ids in enumerate(prompts):
             self._count += 1
             request, parts = self.plan.request(f"g{self._count}", ids, params, number), deque[Part | HalError]()
@@ -170,16 +172,18 @@ def _begin_anew() -> None:
 os.register_at_fork(after_in_child=_begin_anew)
 
 
-def _key(model: Model, device: str | None, speculate: str) -> tuple[str | None, str | None, str]:
+def _key(model: Model, options: EngineOptions) -> tuple[str | None, EngineOptions]:
     """Return what a model is open for; a folder by its place, whatever the current folder."""
-    return None if model is None else os.path.realpath(os.path.expanduser(model)), device, speculate
+    return None if model is None else os.path.realpath(os.path.expanduser(model)), options
 
 
-def _open(model: Model, device: str | None, speculate: str) -> _Local:
+def _open(model: Model, given: dict[str, object]) -> _Local:
     global _here
-    if _here is None or _here.key != _key(model, device, speculate):
+    with named_as_parameters():
+        options = engine_options(given)
+    if _here is None or _here.key != _key(model, options):
         _close()
-        _here = _Local(model, device, speculate)
+        _here = _Local(model, options)
     return _here
 
 

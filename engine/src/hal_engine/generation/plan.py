@@ -3,60 +3,33 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hal_core import HalError, InvalidValue, Request, SamplingParams, StateConfig, Unavailable, draw_seed
+from hal_core import InvalidValue, Request, SamplingParams, StateConfig, draw_seed
 
-from hal_engine.distributed.control_messages import Serve
-from hal_engine.distributed.ranks import Ranks
-from hal_engine.engine.budget import DEFAULT_CHUNK, Budget
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import read_config
 from hal_engine.model.fields import read_json
 from hal_engine.model.stops import checked_stops
 from hal_engine.model.streaming import AnswerText
 from hal_engine.model.tokenizer import Tokenizer, TooLong
-from hal_engine.proposers import NONE, check_names
-from hal_engine.proposers.asked import (
-    REJECTION,
-    check_acceptance,
-    check_drafts_count,
-    check_layer,
-    drafts_beside,
-    most_drafts,
-)
+from hal_engine.options import EngineOptions, EngineSetup
+from hal_engine.proposers import check_names
+from hal_engine.proposers.asked import check_layer
+from hal_engine.sizing import BLOCK_SIZE, check_budget, setup_of
 from hal_engine.spelling import meant
-from hal_engine.stepping import AUTO, PADDLE, check_dtype, check_overlap, check_runner_name
 
-BLOCK_SIZE = 16
 LONGEST = 8192
 """Most tokens of a request with its prompt, unless asked otherwise."""
 _USUAL = 512
 """Tokens of a request for which each slot gets blocks, unless asked otherwise."""
 MOST_ENDS = 16
 """End tokens that a request may have beside the model's."""
-_OPTION = re.compile(r"(?<!\S)--([a-z][a-z-]*)")
 _OWN_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Fields of generation_config.json that are defaults for sampling, under the same names here."""
-
-
-@contextmanager
-def named_as_parameters() -> Iterator[None]:
-    """Have errors name parameters of the library where they name options of a command: ``step_tokens`` for
-    ``--step-tokens``."""
-    try:
-        yield
-    except HalError as error:
-        for part in ("what", "argument", "cure"):
-            text = _OPTION.sub(lambda found: found[1].replace("-", "_"), getattr(error, part))
-            setattr(error, part, text)
-        raise
 
 
 SAMPLING = (*SamplingParams.__dataclass_fields__, "ignore_eos")
@@ -72,15 +45,15 @@ def check_known(names: Iterable[str], known: Sequence[str] = SAMPLING, beside: S
             raise InvalidValue("no such parameter", cure=cure, argument=name)
 
 
-def longest_of(serve: Serve) -> int:
+def longest_of(setup: EngineSetup) -> int:
     """Return the most tokens of a request with its prompt."""
-    sizes = serve.sizes
-    return min(sizes.max_model_len, serve.blocks * sizes.block_size + 1)  # the last token is not fed
+    sizes = setup.sizes
+    return min(sizes.max_model_len, setup.blocks * sizes.block_size + 1)  # the last token is not fed
 
 
-def check_request(serve: Serve, ids: Sequence[int], max_tokens: int) -> None:
+def check_request(setup: EngineSetup, ids: Sequence[int], max_tokens: int) -> None:
     """Raise :class:`InvalidValue`, naming ``prompt`` or ``max_tokens``, for a request that can never run."""
-    vocabulary, longest = serve.sizes.vocab_size or 1, longest_of(serve)
+    vocabulary, longest = setup.sizes.vocab_size or 1, longest_of(setup)
     if not ids:
         raise InvalidValue("the prompt has no tokens", cure="give at least one", argument="prompt")
     if len(ids) + max_tokens > longest:
@@ -155,52 +128,20 @@ class ModelPlan:
         """The text of an answer, which ends with the first stop text in it."""
         return AnswerText(self.tokenizer.stream(prompt), checked_stops(stop), params.min_tokens)
 
-    def serve(
-        self,
-        *,
-        device: str | None,
-        ranks: Ranks | None = None,
-        require: Mapping[str, str | bool] | None = None,
-        place: str = "cpu",
-        slots: int = 8,
-        blocks: int | None = None,
-        max_model_len: int | None = None,
-        chunk: int | None = None,
-        step_tokens: int | None = None,
-        runner: str = "auto",
-        dtype: str = "auto",
-        overlap: str = "auto",
-        speculate: str = NONE,
-        drafts: int | None = None,
-        acceptance: str = "exact",
-        timed: bool = False,
-    ) -> Serve:
-        """Return everything that an engine is made of. Options are those of ``hal run`` of these names.
+    def serve(self, options: EngineOptions, *, timed: bool = False) -> EngineSetup:
+        """Return everything that an engine for any requests is made of.
 
-        ``blocks``: by default enough for 512 tokens a slot and one longest request. ``timed``: measure the
-        device's time of steps, on a device that can. Raises :class:`InvalidValue` that names the option.
+        ``blocks``: by default enough for 512 tokens a slot and one longest request. ``timed``: measure the device's
+        time of steps, on a device that can. Raises :class:`InvalidValue` that names the option.
         """
-        check_overlap(overlap)
-        check_runner_name(runner)
-        check_dtype(dtype)
-        check_names(speculate)
-        check_layer(speculate, self.config)
-        check_drafts_count(drafts)
-        check_acceptance(acceptance, speculate)
-        if speculate != NONE and runner not in (AUTO, PADDLE):
-            raise drafts_beside(speculate)
-        if ranks is not None and ranks.launcher == "ray" and find_spec("ray") is None:
-            cure = "pip install 'paddle-hal[ray]>=1.1,<2'"
-            raise Unavailable("the Python package 'ray' is not installed", cure=cure, argument="--launcher")
-        longest = min(max_model_len or LONGEST, self.config.max_position_embeddings)
-        for name, value in (("slots", slots), ("blocks", blocks), ("max_model_len", max_model_len)):
-            if value is not None and value < 1:
-                option = f"--{name.replace('_', '-')}"
-                raise InvalidValue(f"{value}", cure="give a whole number of at least 1", argument=option)
+        check_names(options.speculate)
+        check_layer(options.speculate, self.config)
+        options.check_launcher()
+        longest = min(options.max_model_len or LONGEST, self.config.max_position_embeddings)
         sizes = StateConfig(
-            num_slots=slots,
+            num_slots=options.slots,
             max_model_len=longest,
-            max_draft_tokens=most_drafts(speculate, drafts),
+            max_draft_tokens=options.most_drafts,
             block_size=BLOCK_SIZE,
             max_eos=MOST_ENDS + len(self.config.eos_token_ids),
             max_stop_sequences=1,
@@ -208,27 +149,6 @@ class ModelPlan:
             max_bad_words=1,
             vocab_size=self.config.vocab_size,
         )
-        try:
-            Budget(DEFAULT_CHUNK if chunk is None else chunk, step_tokens, sizes)
-        except InvalidValue as error:
-            error.argument = f"--{error.argument.replace('_', '-')}"
-            raise
-        usual = max(-(-longest // BLOCK_SIZE), slots * -(-min(_USUAL, longest) // BLOCK_SIZE))
-        return Serve(
-            model=str(self.path.resolve()),
-            place=place,
-            device=device or os.environ.get("HAL_DEVICE"),
-            require=dict(require or {}),
-            sizes=sizes,
-            blocks=blocks or usual,
-            records="",
-            chunk=chunk,
-            step_tokens=step_tokens,
-            runner=runner,
-            dtype=dtype,
-            overlap=overlap,
-            ranks=ranks,
-            speculate=speculate,
-            rejection=acceptance == REJECTION,
-            timed=timed,
-        )
+        check_budget(options, sizes)
+        usual = max(-(-longest // BLOCK_SIZE), options.slots * -(-min(_USUAL, longest) // BLOCK_SIZE))
+        return setup_of(options, self.path, sizes, usual if options.blocks is None else options.blocks, timed=timed)

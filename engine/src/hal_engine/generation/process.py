@@ -16,10 +16,10 @@ from hal_engine.distributed.control_channel import RankChannel
 from hal_engine.distributed.control_messages import Abort, Down, Ended, Hello, Message, Serve, Stats, Stop, Submit, Up
 from hal_engine.distributed.errors import failed_message
 from hal_engine.distributed.rank import versions
+from hal_engine.opening import open_engine
 from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport import open_sink
 
-from .opening import opened
 from .pulse import Pulse
 
 if TYPE_CHECKING:
@@ -149,11 +149,11 @@ def run(url: str, pulse: Pulse) -> int:
                 sink.put(_Taken(record))
 
         try:
-            with opened(serve, send) as (engine, device):
-                able = device.capabilities
-                channel.send(Up(0, device.name, dict(able.fallbacks), able.substituted))
+            with open_engine(serve, send) as opened:
+                able = opened.device.capabilities
+                channel.send(Up(0, opened.device.name, dict(able.fallbacks), able.substituted))
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on, the caller sends Stop
-                serve_requests(channel, engine, pulse)
+                serve_requests(channel, opened.engine, pulse)
                 failed = False
         finally:
             with contextlib.suppress(HalError):  # a caller that is gone acknowledges no record

@@ -18,7 +18,8 @@ class Part:
     - ``finish_reason``: of the last part, why the request ended; of the others None.
     - ``by_text``: whether a stop text ended the request; ``text`` of the last part then ends with it, whole.
     - ``logprobs``: if the request asked for them, of each token: first itself, then the best tokens in descending
-      order, each an id and its natural log-probability.
+      order, each an id and its natural log-probability; ``ranks``: the token's place among all tokens, from 1 on.
+    - ``message``: why the request was aborted, or "".
     """
 
     text: str
@@ -26,6 +27,8 @@ class Part:
     finish_reason: FinishReason | None = None
     by_text: bool = False
     logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    ranks: tuple[int, ...] = ()
+    message: str = ""
 
 
 class Stream:
@@ -35,7 +38,8 @@ class Stream:
         self._answer, self._put = answer, put
         self._tokens: list[int] = []
         self._logprobs: list[tuple[tuple[int, float], ...]] = []
-        self._told = 0  # tokens that parts have
+        self._ranks: list[int] = []
+        self._given = 0  # tokens that parts have
         self._pending: tuple[int, FinishReason, str] | None = None  # an end whose last tokens have not come
         self.ended = False
 
@@ -50,6 +54,7 @@ class Stream:
                 self._logprobs += [
                     tuple((token, value) for token, value in zip(*one, strict=True) if token >= 0) for one in pairs
                 ]
+                self._ranks += row.ranks.tolist() if row.ranks is not None else ()
             for token in row.tokens.tolist():
                 self._tokens.append(token)
                 if self._answer.push(token):
@@ -59,7 +64,7 @@ class Stream:
             self._finish(row.finish, row.message)
         elif self._pending is not None:
             self.end(*self._pending)
-        elif len(self._tokens) > self._told:
+        elif len(self._tokens) > self._given:
             self._give()
         return False
 
@@ -81,12 +86,13 @@ class Stream:
             return
         self.ended = True
         self._answer.finish()
-        self._give(reason, by_text=by_text)
+        self._give(reason, by_text=by_text, message=message)
 
-    def _give(self, reason: FinishReason | None = None, *, by_text: bool = False) -> None:
-        known = tuple(self._logprobs[self._told : len(self._tokens)])
-        tokens, self._told = tuple(self._tokens[self._told :]), len(self._tokens)
-        self._put(Part(self._answer.take(), tokens, reason, by_text, known))
+    def _give(self, reason: FinishReason | None = None, *, by_text: bool = False, message: str = "") -> None:
+        new = slice(self._given, len(self._tokens))
+        known, ranks = tuple(self._logprobs[new]), tuple(self._ranks[new])
+        tokens, self._given = tuple(self._tokens[new]), len(self._tokens)
+        self._put(Part(self._answer.take(), tokens, reason, by_text, known, ranks, message))
 
 
 class Streams:

@@ -1,0 +1,62 @@
+"""Parameters of a command, made from the descriptions of options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+import typer
+
+
+def parameters(kind: type[msgspec.Struct]) -> dict[str, inspect.Parameter]:
+    """Return typer's parameters of the options of ``kind``, by the name of their field."""
+    defaults = {one.name: one.default for one in msgspec.structs.fields(kind)}
+    described = _described(kind)
+    return {name: _parameter(name, defaults[name], *described[name]) for name in described}
+
+
+def read(kind: type[msgspec.Struct], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the options of ``kind`` among what a command line has. Raises
+    :class:`hal_core.InvalidValue`, naming the option, for a text that cannot be read."""
+    reads = {name: (meta.extra or {})["read"] for name, (_, meta) in _described(kind).items() if name in given}
+    return {name: given[name] if change is None else change(given[name]) for name, change in reads.items()}
+
+
+def set_parameters(command: Callable[..., object], made: Mapping[str, inspect.Parameter], first: Sequence[str]) -> None:
+    """Give a command its parameters, those of ``first`` before the others, in place of its own ``**options``."""
+    own = {
+        name: one
+        for name, one in inspect.signature(command, eval_str=True).parameters.items()
+        if one.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+    found = {name: one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, one in own.items()} | dict(made)
+    order = [*first, *(name for name in found if name not in first)]
+    command.__signature__ = inspect.Signature([found[name] for name in order])  # type: ignore[attr-defined]
+    command.__annotations__ = {name: found[name].annotation for name in order}
+
+
+def _described(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, msgspec.Meta]]:
+    """Return the type and description of each field that is an option."""
+    found = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        for meta in getattr(hint, "__metadata__", ()):
+            if isinstance(meta, msgspec.Meta) and meta.extra is not None:
+                found[name] = hint.__origin__, meta
+    return found
+
+
+def _parameter(name: str, default: object, kind: Any, meta: msgspec.Meta) -> inspect.Parameter:  # noqa: ANN401 (a type)
+    extra = meta.extra or {}
+    info = typer.Option(
+        *(extra["names"] or [f"--{name.replace('_', '-')}"]),
+        help=meta.description,
+        metavar=extra["value"] or None,
+        rich_help_panel=extra["panel"] or None,
+        envvar=extra["variable"] or None,
+    )
+    shown = None if extra["read"] is not None or default is msgspec.NODEFAULT else default
+    kind = extra["typed"] or kind
+    annotation = Annotated[kind, info]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=shown, annotation=annotation)
