@@ -8,9 +8,10 @@ import sys
 
 import pytest
 from hal_core import InvalidValue
-from hal_engine.cli.run_options import Options, Sampling
+from hal_engine.cli.run_options import Output, Sampling
 from hal_engine.cli.run_plan import make_plan, read_prompts
 from hal_engine.model.hub import find_checkpoint
+from hal_engine.options import EngineOptions
 
 USUAL = Sampling()
 
@@ -75,7 +76,7 @@ def test_a_line_of_objects_has_its_own_sampling(tmp_path):
     given = [(one.sampling.temperature, one.sampling.max_tokens, one.sampling.stop) for one in found.prompts]
     assert given == [(0.7, 7, ("y",)), (0, 3, ("x",)), (0.7, 7, ("y",))]
     assert [one.sampling.seed for one in found.prompts] == [0, 0, 9]
-    plan = make_plan(found.prompts, Options())
+    plan = make_plan(found.prompts, EngineOptions())
     assert [request.params.max_tokens for request in plan.requests] == [7, 3, 7]
     assert (plan.requests[1].params.top_p, plan.requests[0].params.top_p) == (1.0, 0.9)
     assert plan.stops == {"r0": ("y",), "r1": ("x",), "r2": ("y",)}
@@ -107,9 +108,9 @@ def test_a_bad_object_is_refused_by_line_and_name(tmp_path, line, told):
 
 def test_log_probabilities_that_only_an_object_asks_for_need_json_too():
     asks = [Sampling(), Sampling(logprobs=1)]
-    Options(as_json=True).check_shown(asks)
+    Output(as_json=True).check_shown(asks)
     with pytest.raises(InvalidValue, match=r"^--logprobs: text does not show them"):
-        Options().check_shown(asks)
+        Output().check_shown(asks)
 
 
 def test_an_existing_folder_goes_before_the_cache(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import shutil
 import threading
 from types import SimpleNamespace
 
-import hal_engine.cli.run_session as session
+import hal_engine.opening as opening
 import numpy as np
 import pytest
 from hal_core.output.records import OutputRecord, SlotStatus
@@ -166,7 +166,7 @@ def test_the_request_is_aborted_where_its_text_stops(run, monkeypatch):
         take(self, record)
         read.release()
 
-    monkeypatch.setattr(session, "Engine", InStep)
+    monkeypatch.setattr(opening, "Engine", InStep)
     monkeypatch.setattr(Answers, "take", taken)
     whole = json.loads(run("--json", *PROMPT)[0])
     assert engines.pop().steps == len(whole["token_ids"])
@@ -252,12 +252,12 @@ def answers_to(tokenizer, stops, count=1, logprobs=None, **options):
     return Answers(plan, screen, **{"device": None, **options}), screen
 
 
-def record(position, tokens, finish=FinishReason.NONE):
-    """One row of ``r0`` with log-probabilities of one alternative."""
+def record(position, tokens, finish=FinishReason.NONE, name="r0"):
+    """One row of a request with log-probabilities of one alternative."""
     ids = np.array(tokens, np.int64)
     return OutputRecord(
         step=position,
-        request_ids=("r0",),
+        request_ids=(name,),
         status=np.array([SlotStatus.TOKEN if tokens else SlotStatus.ABORTED], np.uint8),
         finish=np.array([finish], np.uint8),
         positions=np.array([position]),
@@ -295,7 +295,7 @@ def test_what_comes_after_a_stop_is_passed_over(tokenizer):
     answers.take(record(2 * len(tokens), [], FinishReason.ABORT))
     answers.end(Finished("r0", (*tokens, *tokens), FinishReason.ABORT, reported=False))
     assert (screen.written, screen.notes, answers.tokens, answers.ended) == (told, [], len(tokens), 1)
-    assert [answer.finish for answer in answers.answers.values()] == [FinishReason.STOP]
+    assert (answers.failed, answers.incomplete) == ([], [])
 
 
 def test_the_beginning_of_a_stop_text_waits_until_it_is_none(tokenizer):
@@ -314,6 +314,7 @@ def test_complete_answers_behind_one_of_a_lost_rank_are_shown(tokenizer, device)
     answers, screen = answers_to(tokenizer, [], count=4, device=device)
     answers.take(record(0, tokens))
     for name in ("r1", "r3"):
+        answers.take(record(0, tokens, name=name))
         answers.end(Finished(name, (*tokens,), FinishReason.LENGTH, reported=False))
     with pytest.raises(RankLost), Shown().by(answers):
         raise RankLost("rank 0 was lost", 0, 3, [("r0", 2, -1), ("r2", 0, -1)])

@@ -59,13 +59,14 @@ def test_interrupted_it_tells_what_it_has_and_leaves_nothing(started):
 
 WAITS_WHILE_LOADING = """
 import os
-import hal_engine.cli.run_session
+import hal_engine.opening
+import hal.cli
 
-def load(options):
+def load(*_):
     open(os.environ["HAL_TEST_BEGUN"], "w").close()
     open(os.environ["HAL_TEST_NEVER"]).read()
 
-hal_engine.cli.run_session._load_model = load
+hal_engine.opening._load_model = load
 hal.cli.main()
 """
 

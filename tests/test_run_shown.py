@@ -5,15 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hal_core import SinkClosed
 from hal_core.output.records import OutputRecord
+from hal_engine import opening
+from hal_engine.cli import run_output
 from hal_engine.reading import OutputReader
 from hal_engine.timeouts import TIMEOUTS
-
-from hal.cli import run_output, run_session
 
 from .commands import environment, left_in
 
@@ -50,6 +51,11 @@ class Output:
         self.ends.append(error)
 
 
+def opened_output(url=""):
+    """The output of an engine in one process, which also sends records to ``url``."""
+    return opening.open_output(SimpleNamespace(sink=url, sink_key=""), opening.Host())
+
+
 def test_it_waits_for_a_reader_that_takes_its_time(monkeypatch):
     monkeypatch.setattr(TIMEOUTS, "shown", 0.01)
     answers = Slow()
@@ -73,7 +79,7 @@ def test_it_waits_for_a_reader_that_takes_its_time(monkeypatch):
 
 def test_an_output_is_complete_when_the_engine_has_taken_its_record():
     outputs, taken = [Output(step) for step in range(3)], []
-    with run_session._open_output(None, None) as (sink, handed):
+    with opened_output() as (sink, handed):
         handed.to = taken.append
         for one in outputs:
             sink.put(one)
@@ -90,7 +96,7 @@ def test_after_an_error_the_tickets_of_outputs_end_with_their_sink():
     output = Output(0)
 
     def fail():
-        with run_session._open_output(None, None) as (sink, _):
+        with opened_output() as (sink, _):
             sink.put(output)
             raise KeyError
 
@@ -104,7 +110,7 @@ def test_with_a_sink_the_records_are_sent_there_as_well(tmp_path):
     with OutputReader(f"ipc://{tmp_path}/socket", auto_ack=True) as reader:
 
         def use():
-            with run_session._open_output(reader.url, None) as (sink, handed):
+            with opened_output(reader.url) as (sink, handed):
                 handed.to = taken.append
                 for one in outputs:
                     sink.put(one)

@@ -23,7 +23,7 @@ WARM = LIBRARIES
 #: Makes a function of the product wait forever, and reports when it does; the deadline is a short one.
 HANGING = """
     import ctypes, importlib, os, sys, threading
-    import hal.cli
+    import hal.cli, hal_engine.distributed.starting
     from hal_engine.timeouts import TIMEOUTS
     TIMEOUTS.signal = 0.3
     kind, where = sys.argv[1:3]
@@ -137,7 +137,7 @@ def test_a_command_that_hangs_ends_by_force(tmp_path, warm, state):
 
 @pytest.mark.parametrize("state", ON_RANKS)
 def test_an_engine_whose_ranks_hang_ends_by_force(tmp_path, warm, state):
-    nothing = "on", "hal_engine.cli.run_ranks:_told"
+    nothing = "on", "hal_engine.cli.run:_message"
     process = begin(tmp_path, *nothing, *PROMPT, *ON_RANKS[state], code=HANGING + RANKS, warm=warm)
     check(process, tmp_path, signal.SIGINT)
 

@@ -13,11 +13,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hal_core import FinishReason, OutputRecord, SlotStatus
+from hal_engine.cli import screen
 from hal_engine.cli.run_output import Answers, drive, summarize
 from hal_engine.cli.tail import Printer
 from hal_engine.engine import Finished
 
-from hal.cli import console, devices, logs, screen
+from hal.cli import console, devices, logs
 from hal.device_list import Listed
 
 EVIL = "a\x1b[31mred\x07\x7f\x9b2J\rb\tc\nd"
@@ -191,7 +192,7 @@ def interrupted(monkeypatch, count, **options):
     answers = Answers(plan, counting, **{"device": None} | options)
     answers.take(first_token())
     before = len("".join(counting.written).splitlines()), counting.calls
-    drive(Aborting(lambda: came.append(1)), plan, answers, SimpleNamespace(error=None))
+    drive(Aborting(lambda: came.append(1)), plan, answers, SimpleNamespace(error=None, end=answers.end))
     lines = "".join(counting.written).splitlines()
     return lines[before[0] :], counting.calls - before[1], answers.cut_off
 

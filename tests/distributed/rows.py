@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from hal_core import MemorySink, Request, SamplingParams, SlotStatus, StateConfig
 from hal_engine.distributed.control_messages import Setup
-from hal_engine.distributed.engine import open_engine
+from hal_engine.distributed.engine import engine_of_ranks
 from hal_engine.distributed.rank_executor import RankExecutor
 from hal_engine.engine import Engine
 from hal_engine.model import DEFAULT_CHECKPOINT
@@ -166,25 +166,24 @@ class Row:
     def sizes(self):
         return SIZES if self.speculate == "none" else replace(SIZES, max_draft_tokens=3)
 
-    def setup(self):
+    def setup(self, **more):
         return Setup(
-            str(DEFAULT_CHECKPOINT),
-            "cpu",
-            self.device,
-            {},
-            self.sizes,
-            self.blocks,
-            self.tp,
-            self.dp,
-            "",
-            self.timeout,
-            everywhere=self.everywhere,
+            model=str(DEFAULT_CHECKPOINT),
+            device=self.device,
+            sizes=replace(self.sizes, vocab_size=read_config(DEFAULT_CHECKPOINT).vocab_size),
+            blocks=self.blocks,
+            tp=self.tp,
+            dp=self.dp,
+            timeout=self.timeout,
+            chunk=self.chunk,
+            sampling="every-rank" if self.everywhere else "first",
             dp_sync=self.dp_sync,
             check=self.check,
             sink=self.sink,
             speculate=self.speculate,
-            rejection=self.rejection,
+            acceptance="rejection" if self.rejection else "exact",
             overlap=self.overlap,
+            **more,
         )
 
 
@@ -192,11 +191,9 @@ def engine_of(row, start, told, rank_executor=RankExecutor, **options):
     """An engine whose ranks come from ``start``, and its collected records. ``rank_executor``: makes the ranks'
     rank_executor.
     """
-    return open_engine(
+    return engine_of_ranks(
         row.setup(),
         lambda setup: rank_executor(setup, start()),
-        vocab_size=read_config(DEFAULT_CHECKPOINT).vocab_size,
-        chunk=row.chunk,
         on_record=told.take,
         **options,
     )

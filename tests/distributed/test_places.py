@@ -10,11 +10,11 @@ import pytest
 from hal_core import ENTERING, FinishReason, OutputRecord, Request, SamplingParams, StateConfig
 from hal_core.output.records import SlotStatus
 from hal_engine.distributed.control_messages import Setup
-from hal_engine.distributed.engine import open_engine
+from hal_engine.distributed.engine import engine_of_ranks
 from hal_engine.distributed.errors import RankLost
 from hal_engine.distributed.rank_info import RankInfo
 
-SIZES = StateConfig(num_slots=2, max_model_len=64, block_size=4, max_logprobs=0)
+SIZES = StateConfig(vocab_size=100, num_slots=2, max_model_len=64, block_size=4, max_logprobs=0)
 
 
 class Paper:
@@ -86,8 +86,8 @@ def paper():
 
 def engine_of(paper, *requests, blocks=8, groups=2, dp_sync=False):
     """An engine of groups with two slots and eight blocks of four tokens each."""
-    setup = Setup("", "cpu", None, {}, SIZES, blocks, 1, groups, "", 1.0, dp_sync=dp_sync)
-    engine = open_engine(setup, lambda setup: paper, vocab_size=100)
+    setup = Setup(model="", sizes=SIZES, blocks=blocks, dp=groups, timeout=1.0, dp_sync=dp_sync)
+    engine = engine_of_ranks(setup, lambda setup: paper)
     for one in requests:
         engine.submit(one)
     return engine

@@ -6,7 +6,7 @@ import contextlib
 import json
 
 import pytest
-from hal_engine.cli.run_ranks import _listed
+from hal_engine.cli.run import _listed
 
 from hal.cli import main
 from tests.commands import TWO_PROMPTS, environment, left_in, start

@@ -14,7 +14,7 @@ import pytest
 from hal_core import CapabilityMissing, GroupLost, InvalidValue, Unavailable
 from hal_engine.distributed.control_channel import RankChannel
 from hal_engine.distributed.control_messages import Beat, Failed, Go, Hello, Ready, Release, Setup, Up, Verdict
-from hal_engine.distributed.engine import open_engine
+from hal_engine.distributed.engine import engine_of_ranks
 from hal_engine.distributed.errors import RankLost, failed_message
 from hal_engine.distributed.rank_executor import RankExecutor
 from hal_engine.distributed.rank_info import RankInfo
@@ -277,7 +277,7 @@ def engine_with(starts, restarts):
             raise found
         return found
 
-    return open_engine(Row().setup(), lambda setup: start(), vocab_size=1 << 20, restarts=restarts)
+    return engine_of_ranks(Row(tp=2).setup(restart=restarts), lambda setup: start())
 
 
 LOST = RankLost("rank 0 was lost at its start: killed", 0, 0)

@@ -101,7 +101,15 @@ def test_any_body_is_decoded_or_refused(body):
     "message",
     [
         Hello(1, 2, {"a": "b"}),
-        Setup("m", "cpu", None, {"x": True, "y": "async"}, StateConfig(2, 64), 4, 2, 1, "ipc:///x", 3.0),
+        Setup(
+            model="m",
+            require={"x": True, "y": "async"},
+            sizes=StateConfig(2, 64),
+            blocks=4,
+            tp=2,
+            records="ipc:///x",
+            timeout=3.0,
+        ),
         Failed(1, "it broke", step=3, lost=[0], trace="Traceback"),
         Raised(1, 3, "launch", "RuntimeError", "Traceback"),
         Agreed(3, True),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hal_core import FinishReason, HalError, Request, SamplingParams
-from hal_engine.distributed.engine import open_engine
+from hal_engine.distributed.engine import engine_of_ranks
 from hal_engine.distributed.rank_executor import RankExecutor
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import read_config
@@ -56,11 +56,9 @@ def test_a_split_refuses_what_either_role_has_no_token_for(smaller, monkeypatch,
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     ranks = [Rank("heads", vocab_size=SMALLER if at == smaller else 1000) for at in range(2)]
     row = Row()
-    engine = open_engine(
-        row.setup(),
+    engine = engine_of_ranks(
+        row.setup(split=(1, 1)),
         lambda setup: RankExecutor(setup, ranks[setup.number]),
-        vocab_size=2000,
-        split=(1, 1),
     )
     try:
         engine.submit(Request("far", (SMALLER,), SamplingParams(max_tokens=4)))

@@ -15,9 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hal_core import FinishReason, HalError, InvalidValue, SamplingParams, Unavailable
+from hal_engine import options as options_module
 from hal_engine.distributed.control_channel import EngineChannel
 from hal_engine.distributed.control_messages import Abort
-from hal_engine.generation import local, plan
+from hal_engine.generation import local
+from hal_engine.options import EngineOptions
 
 import hal
 from hal.cli import main
@@ -284,11 +286,11 @@ def test_a_model_is_known_by_its_folder_and_not_by_how_it_was_named(tmp_path, mo
     for name in "ab":
         (tmp_path / name / "checkpoint").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "a")
-    first = local._key("checkpoint", None, "none")
-    assert first == local._key(tmp_path / "a" / "checkpoint", None, "none")
+    first = local._key("checkpoint", EngineOptions())
+    assert first == local._key(tmp_path / "a" / "checkpoint", EngineOptions())
     monkeypatch.chdir(tmp_path / "b")
-    assert local._key("checkpoint", None, "none") != first
-    assert local._key(None, None, "none") != local._key("", None, "none")
+    assert local._key("checkpoint", EngineOptions()) != first
+    assert local._key(None, EngineOptions()) != local._key("", EngineOptions())
 
 
 async def mistaken():
@@ -348,7 +350,7 @@ def test_ranks_that_cannot_be_are_refused_by_name(given):
 
 
 def test_without_ray_its_launcher_is_refused_with_the_install_line(monkeypatch):
-    monkeypatch.setattr(plan, "find_spec", lambda name: None)
+    monkeypatch.setattr(options_module, "find_spec", lambda name: None)
     with pytest.raises(
         Unavailable, match=r"launcher: the Python package 'ray' is not installed \(pip install .*\[ray\]"
     ):

@@ -7,9 +7,9 @@ from itertools import count
 
 import pytest
 from hal_core import Request, SamplingParams
-from hal_engine.distributed.ranks import Ranks
-from hal_engine.generation.opening import opened
 from hal_engine.generation.plan import ModelPlan
+from hal_engine.opening import open_engine
+from hal_engine.options import EngineOptions
 
 TOKENS = 6
 
@@ -31,8 +31,9 @@ def spent(device, *, timed, **options):
     ones."""
     plan = ModelPlan(None)
     began = time.monotonic()
-    serve = plan.serve(device=device, timed=timed, max_model_len=64, **options)
-    with opened(serve, lambda record: None) as (engine, _):
+    setup = plan.serve(EngineOptions(device=device, max_model_len=64, **options), timed=timed)
+    with open_engine(setup, lambda record: None) as opened:
+        engine = opened.engine
         first = engine.spent
         engine.submit(Request("a", plan.encode("def main("), SamplingParams(max_tokens=TOKENS, temperature=0)))
         ended = []
@@ -92,7 +93,7 @@ def each_step(monkeypatch):
 
 @pytest.mark.conform
 def test_a_first_rank_reports_the_devices_time_and_its_own(sim, each_step):
-    runner = {"runner": "hal_sim.mixing:MixRunner", "ranks": Ranks(tp=2)}
+    runner = {"runner": "hal_sim.mixing:MixRunner", "tp": 2}
     first, (ranks, device), elapsed = spent("sim", timed=True, **runner)
     assert first == [None, None]
     assert 0 < device < elapsed
@@ -101,10 +102,10 @@ def test_a_first_rank_reports_the_devices_time_and_its_own(sim, each_step):
 
 @pytest.mark.conform
 @pytest.mark.parametrize(
-    ("timed", "ranks"), [(True, Ranks(split=(1, 1))), (True, Ranks(dp=2)), (False, Ranks(tp=2))], ids=str
+    ("timed", "ranks"), [(True, {"split": (1, 1)}), (True, {"dp": 2}), (False, {"tp": 2})], ids=str
 )
 def test_ranks_report_their_own_time_alone_on_a_device_without_timed_events(each_step, timed, ranks):
-    first, (host, device), elapsed = spent("cpu", timed=timed, ranks=ranks)
+    first, (host, device), elapsed = spent("cpu", timed=timed, **ranks)
     assert first == [None, None]
     assert device is None
     assert (host is not None and 0 < host < 2 * elapsed) if timed else host is None

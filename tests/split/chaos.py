@@ -16,7 +16,7 @@ import sys
 import time
 
 from hal_core import FinishReason
-from hal_engine.cli.run_options import split_of
+from hal_engine.options import split_of
 
 from tests.distributed.rows import Row, Told, reference, requests
 from tests.split.rows import Own, engine_of

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from hal_engine.distributed.engine import open_engine
+from hal_engine.distributed.engine import engine_of_ranks
 from hal_engine.distributed.rank_executor import RankExecutor
-from hal_engine.model import DEFAULT_CHECKPOINT
-from hal_engine.model.config import read_config
 
 from tests.distributed.rows import Pooled, Told, served
 from tests.ranks import ForkedRanks
@@ -37,12 +35,9 @@ def engine_of(row, split, starter, told, made_by=RankExecutor, **options):
 
     ``made_by``: makes the ranks' rank_executors.
     """
-    return open_engine(
-        row.setup(),
+    return engine_of_ranks(
+        row.setup(split=split),
         lambda setup: made_by(setup, starter(setup.number)),
-        vocab_size=read_config(DEFAULT_CHECKPOINT).vocab_size,
-        split=split,
-        chunk=row.chunk,
         on_record=told.take,
         **options,
     )

@@ -9,7 +9,7 @@ from hal_core import FinishReason, GroupLost, InvalidValue
 from hal_core.handover import Description
 from hal_engine.distributed.control_channel import RankChannel
 from hal_engine.distributed.control_messages import Failed, Go, Hello, Ready, Setup, Up, Verdict
-from hal_engine.distributed.engine import open_engine
+from hal_engine.distributed.engine import engine_of_ranks
 from hal_engine.distributed.rank_executor import RankExecutor
 from hal_engine.distributed.split.states import State
 
@@ -62,7 +62,7 @@ def refused(*ranks):
     """The error of an engine with a prefill and a decode worker of one rank each."""
     given = iter(ranks)
     with pytest.raises(InvalidValue) as error:
-        open_engine(Row().setup(), lambda setup: RankExecutor(setup, next(given)), vocab_size=256, split=(1, 1))
+        engine_of_ranks(Row().setup(split=(1, 1)), lambda setup: RankExecutor(setup, next(given)))
     return error.value
 
 

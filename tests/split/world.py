@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hal_conformance.fixtures.memory_wire import MemoryNet
 from hal_core import FinishReason, Request, SamplingParams, SlotStatus, StateConfig
 from hal_engine.distributed.control_messages import Setup
-from hal_engine.distributed.engine import open_engine
+from hal_engine.distributed.engine import engine_of_ranks
 
 from tests.split.simulated import END, VOCABULARY, SimulatedExecutor, expected
 
@@ -37,13 +39,18 @@ class World:
             self.rank_executors.append(made)
             return made
 
-        self.engine = open_engine(
-            Setup("", "cpu", None, {}, sizes, blocks, tp, 1, "", 1.0),
+        self.engine = engine_of_ranks(
+            Setup(
+                model="",
+                sizes=replace(sizes, vocab_size=VOCABULARY),
+                blocks=blocks,
+                tp=tp,
+                split=split,
+                chunk=chunk,
+                restart=restarts,
+                timeout=1.0,
+            ),
             rank_executor,
-            vocab_size=VOCABULARY,
-            split=split,
-            chunk=chunk,
-            restarts=restarts,
             on_record=self._take,
             clock=lambda: self.now,
             wait=lambda sockets, seconds: None,

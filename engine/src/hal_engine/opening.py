@@ -116,7 +116,7 @@ def _here(
         name, why_paddle = _choose(setup, device)
         if name == PADDLE:  # checked before the model is loaded
             overlap_of(setup.overlap, device, PADDLE_MODEL, ModelRunner.needs_host)
-        sink, handed = stack.enter_context(_output(setup, host))
+        sink, handed = stack.enter_context(open_output(setup, host))
         handed.to = on_record
         drafter, drafted = setup.drafter and (setup.drafter if name == PADDLE else name), None
         with host.loading(device.close):  # it may take long, and only the device needs cleaning up
@@ -246,7 +246,7 @@ def _recorded(file: Path, device: BoundDevice) -> Iterator[None]:
 
 
 @contextmanager
-def _output(setup: EngineSetup, host: Host) -> Iterator[tuple[Sink, HandedSink]]:
+def open_output(setup: EngineSetup, host: Host) -> Iterator[tuple[Sink, HandedSink]]:
     """Open the worker's sink, which delivers records in this process and also sends them to ``setup.sink``.
 
     At the end it sends what is left. After an error or a signal it does not wait long for that.

@@ -143,7 +143,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         option(
             "Let P workers prefill prompts and D others decode, of --tp ranks each.",
             "P,D",
-            panel="ranks",
+            panel="split",
             typed=str | None,
             read=split_of,
         ),
@@ -151,7 +151,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Numbers of prefill and decode workers; None: every worker does both."""
     transfer: Annotated[
         str | None,
-        option("With --split: what moves keys and values in place of hal's own.", "MODULE:NAME", panel="ranks"),
+        option("With --split: what moves keys and values in place of hal's own.", "MODULE:NAME", panel="split"),
     ] = None
     launcher: Annotated[
         Literal["paddle", "ray"],

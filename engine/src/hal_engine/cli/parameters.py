@@ -38,9 +38,10 @@ def set_parameters(command: Callable[..., object], made: Mapping[str, inspect.Pa
 
 
 def _described(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, msgspec.Meta]]:
-    """Return the type and description of each field that is an option."""
-    found = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
+    """Return the type and description of each field that is an option, those of a base after its own."""
+    found, hints = {}, get_type_hints(kind, include_extras=True)
+    for name in [*kind.__annotations__, *hints]:
+        hint = hints[name]
         for meta in getattr(hint, "__metadata__", ()):
             if isinstance(meta, msgspec.Meta) and meta.extra is not None:
                 found[name] = hint.__origin__, meta
