@@ -27,7 +27,7 @@ AXES = {
     "device": ("cpu", "sim", "xpu", "maca", "opencl"),
     "split": ("off", "1,1", "2,1", "1,2"),
     "overlap": ("cannot", "on", "off"),
-    "launcher": ("paddle", "ray"),
+    "launcher": ("local", "ray"),
 }
 RUNNERS = {"sim": "hal_sim.mixing:MixRunner"}
 """Runners that do not need the host, by device; ``own`` drafts for itself, on the device."""
@@ -47,7 +47,7 @@ class Row(OfRanks):
     timeout: float = 30.0
     split: str = "off"
     overlap: str = "cannot"
-    launcher: str = "paddle"
+    launcher: str = "local"
 
     @property
     def runner(self) -> str:
@@ -121,7 +121,7 @@ def all_rows() -> list[Row]:
     as many as show every pair of values."""
     found = [Row(**dict(zip(AXES, values, strict=True))) for values in product(*AXES.values())]
     found = [row for row in found if there_is(row)]
-    kept = [row for row in found if row.launcher == "paddle"]
+    kept = [row for row in found if row.launcher == "local"]
     on_ray = pairwise([row for row in found if row.launcher == "ray"])
     return sorted(kept, key=lambda row: (row.ranks, row.device == "maca")) + on_ray
 
@@ -150,7 +150,7 @@ def in_make_test() -> list[Row]:
         ranks = row.ranks if row.split == "off" else row.ranks * sum(row.workers)
         return ranks <= (1 if row.device == "maca" else 4)
 
-    few = [row for row in all_rows() if small(row) and row.launcher == "paddle"]
+    few = [row for row in all_rows() if small(row) and row.launcher == "local"]
     splits = [row for row in few if row.split != "off" and (row.runner or row.speculate in ("mtp", "hybrid"))]
     chosen = pairwise([row for row in few if row.split == "off"], IN_MAKE_TEST - SPLITS) + pairwise(splits, SPLITS)
     return sorted(chosen, key=lambda row: (row.ranks, row.device == "maca"))

@@ -41,7 +41,7 @@ def test_the_rows_show_what_they_should():
     pairs = [set().union(*map(rows.pairs_of, some)) for some in (everything, rows.pairwise())]
     assert pairs[0] == pairs[1]
     for axis, values in rows.AXES.items():
-        assert {getattr(row, axis) for row in few} == ({"paddle"} if axis == "launcher" else set(values))  # without Ray
+        assert {getattr(row, axis) for row in few} == ({"local"} if axis == "launcher" else set(values))  # without Ray
 
 
 LEFT_OUT = {

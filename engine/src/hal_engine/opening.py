@@ -165,7 +165,7 @@ def _ranks(
     from hal_engine.distributed.starting import RankStart
     from hal_engine.transport.descriptors import check_rank_limit
 
-    if setup.launcher == "paddle":  # checked before a rank fails deep in a library
+    if setup.launcher != "ray":  # checked before a rank fails deep in a library
         check_rank_limit(setup.size, argument="--split" if setup.split else "--tp" if setup.tp > 1 else "--dp")
     if not setup.named_runner:
         check_split(read_config(Path(setup.model)), setup.tp)

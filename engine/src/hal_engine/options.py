@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from hal_core import HalError, InvalidValue, SamplingParams, StateConfig, Unavailable
@@ -35,7 +35,7 @@ MODEL_PLACE = "cpu"
 """Default place of the Paddle model."""
 PADDLE_MODEL = "the Paddle model"
 """Name of the default runner in messages."""
-LAUNCHERS, SAMPLERS = ("paddle", "ray"), ("first", "every-rank")
+LAUNCHERS, SAMPLERS = ("local", "ray"), ("first", "every-rank")
 STRATEGIES = ("strict-pack", "pack", "spread", "strict-spread")
 """Ray's placement strategies."""
 _OPTION = re.compile(r"(?<!\S)--([a-z][a-z-]*)")
@@ -154,14 +154,10 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         option("With --split: what moves keys and values in place of hal's own.", "MODULE:NAME", panel="split"),
     ] = None
     launcher: Annotated[
-        Literal["paddle", "ray"],
-        option(
-            "What starts the ranks: paddle, on this host, or ray, on the nodes of a cluster.",
-            "NAME",
-            panel="ranks",
-            typed=str,
-        ),
-    ] = "paddle"
+        str,
+        option("What starts the ranks: local, on this host, or ray, on the nodes of a cluster.", "NAME", panel="ranks"),
+    ] = "local"
+    """``paddle``, the name of release 1.1 for ``local``, goes with the next release."""
     ray_address: Annotated[
         str | None,
         option("With --launcher ray: the cluster; RAY_ADDRESS, or one of its own here.", "ADDRESS", panel="ranks"),
@@ -194,7 +190,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise InvalidValue(f"{self.dp} groups of ranks beside a split", cure=cure, argument="--dp")
         known_values = ("launcher", LAUNCHERS), ("ray_placement", STRATEGIES), ("sampling", SAMPLERS)
         for name, known in known_values:
-            if (given := getattr(self, name)) not in known:
+            if (given := getattr(self, name)) not in known and (name, given) != ("launcher", "paddle"):
                 raise InvalidValue(f"{given!r}", cure=f"give {' or '.join(known)}", argument=typed_name(name))
         if self.transfer is not None:
             check_maker(self.transfer, "--transfer", "my_transfers:MyTransfer")
@@ -357,7 +353,7 @@ class EngineOptions(Ranks, frozen=True, kw_only=True, omit_defaults=True):
             ("--transfer", self.transfer is not None, divided, "no request moves to another worker", "--split"),
             ("--restart", self.restart > 0, several, none, more),
             ("--share-devices", self.share_devices, several, none, more),
-            ("--launcher", self.launcher != "paddle", several, none, more),
+            ("--launcher", self.launcher == "ray", several, none, more),
         ):
             if given and not enough:
                 cure = f"leave it out, or give {needs} as well"
