@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .harness.subject import Subject
     from .kit import Kit
 
-pytest.register_assert_rewrite("hal_conformance.suite", "hal_conformance.fixtures.state")
+pytest.register_assert_rewrite("hal_conformance.suite", "hal_conformance.fixtures.world")
 
 _RANKS = "several_ranks"  # guarantees.RANKS, without importing it
 

@@ -11,8 +11,8 @@ from hal_core.slots.declared import Companion, StateField
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 
-from .fixtures.many import MANY, handoff, leaving, prefill, request
-from .fixtures.state import StateFixture, assert_rows
+from .fixtures.many import MANY, handoff, prefill, request
+from .fixtures.world import World, assert_rows
 from .harness.asserts import assert_no_error
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
@@ -35,7 +35,7 @@ class InARow:
     """A state with companions and all calls made with it; no ticket is waited for before the end."""
 
     def __init__(self, kit: Kit, *, beside: bool) -> None:
-        self.fixture = StateFixture(kit, MANY, beside=BESIDE if beside else (), fields=FIELDS)
+        self.fixture = World(kit, MANY, beside=BESIDE if beside else (), fields=FIELDS)
         self.others = [Beside(self.fixture, at, one.fields) for at, one in enumerate(BESIDE)] if beside else []
         self.sink, self.rows, self.numbers = KeepingSink(), list[list[Row]](), list[int]()
 
@@ -54,11 +54,11 @@ class InARow:
             one = fixture.model.residents[slot]
             more = Task(TaskKind.MORE_BLOCKS, slot, one.admitted, blocks=[at, 3], first_block=one.blocks)
             self.insert([more])
-        gone = leaving(fixture, SLOTS[:2], TaskKind.PREEMPTED)
+        gone = fixture.leaving(SLOTS[:2], TaskKind.PREEMPTED)
         self.insert([*gone, prefill(fixture, SLOTS[1], request(fixture, 40 - at))])
         if steps:
             self.step(at)
-        self.insert(leaving(fixture, SLOTS[1:], TaskKind.ABORTED))
+        self.insert(fixture.leaving(SLOTS[1:], TaskKind.ABORTED))
         self.save(fixture.step(np.roll(SLOTS, at).tolist()))
 
     def step(self, at: int) -> None:
@@ -113,7 +113,7 @@ def test_g09_batches_and_steps_in_a_row_have_the_effect_of_each(kit: Kit, how: s
 @guarantee(10, requires="fused_scatter", also=(9,))
 def test_g10_large_batches_with_companions_cost_the_same(kit: Kit) -> None:
     """Of every kind: they enter, get blocks, leave, and leave while others enter."""
-    fixture = StateFixture(kit, MANY, beside=BESIDE, fields=FIELDS)
+    fixture = World(kit, MANY, beside=BESIDE, fields=FIELDS)
     others = [Beside(fixture, at, one.fields) for at, one in enumerate(BESIDE)]
 
     def put(tasks: Sequence[Task], what: str) -> None:
@@ -133,8 +133,8 @@ def test_g10_large_batches_with_companions_cost_the_same(kit: Kit) -> None:
         ]
         put(more, f"{count} requests with more blocks")
         new = [handoff(fixture, slot, request(fixture, slot + 1)) for slot in slots]
-        put([*leaving(fixture, slots, TaskKind.PREEMPTED), *new], f"{count} requests leaving and as many handoffs")
-        put(leaving(fixture, slots, TaskKind.ABORTED), f"{count} requests leaving")
+        put([*fixture.leaving(slots, TaskKind.PREEMPTED), *new], f"{count} requests leaving and as many handoffs")
+        put(fixture.leaving(slots, TaskKind.ABORTED), f"{count} requests leaving")
         fixture.output(fixture.step(slots))
         for other in others:
             other.model.clean_up(range(MANY.num_slots))
@@ -148,7 +148,7 @@ IN_FLIGHT = 100
 @pytest.mark.parametrize("where", ["default stream", "own stream"])
 def test_g10_a_batch_costs_the_same_whatever_is_in_flight(kit: Kit, where: str) -> None:
     """Behind other batches, behind a step and its output where a step can be held, and on a stream beside them."""
-    fixture = StateFixture(kit, MANY)
+    fixture = World(kit, MANY)
     fixture.stream = kit.device.default_stream if where == "default stream" else kit.device.stream()
     arrive(fixture.insert([prefill(fixture, slot, request(fixture, slot)) for slot in range(8)]))
     fixture.poke({"sampled_token_ids": np.arange(MANY.num_slots)})
@@ -161,7 +161,7 @@ def test_g10_a_batch_costs_the_same_whatever_is_in_flight(kit: Kit, where: str) 
             fixture.save(step, sink)
         for at in range(IN_FLIGHT):
             tasks = [prefill(fixture, 10 + at, request(fixture, at))]
-            tasks += leaving(fixture, [at % 8], TaskKind.ABORTED) if at < 8 else []
+            tasks += fixture.leaving([at % 8], TaskKind.ABORTED) if at < 8 else []
             before = fixture.bound.counters()
             fixture.insert(tasks)
             spent.append(fixture.bound.counters() - before)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from .draw.requests import sizes
 from .fixtures.batches import ENTER, draw_batch
-from .fixtures.state import StateFixture
 from .fixtures.stepping import draw_sampling, draw_step
+from .fixtures.world import World
 from .harness.asserts import assert_no_error, assert_raises, assert_says
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
@@ -43,7 +43,7 @@ def meet(group: Group) -> NoReturn:
 @guarantee(15)
 @examples()
 def test_g15_a_group_of_one_communicates_nothing(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = World(kit, draw(sizes(), "sizes"))
     fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
     draw_sampling(draw, fixture, draw_step(draw, fixture))
     rank = draw(st.integers(0, 9), "rank")
@@ -71,7 +71,7 @@ def test_g15_a_group_of_one_communicates_nothing(kit: Kit, draw: Draw) -> None:
 @guarantee(14)
 @examples(0.5)
 def test_g14_a_state_that_ranks_disagree_about_is_refused_by_every_hook(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = World(kit, draw(sizes(), "sizes"))
     tasks = draw_batch(draw, fixture, ENTER, least=1)
     fixture.state.mark_unusable("rank 1 sent step 4, rank 0 step 5")
     step = fixture.step([0])

@@ -14,7 +14,7 @@ from hal_core.memory.views import ByteRange
 from hal_core.output.records import OutputRecord
 
 from .fixtures import hook_calls
-from .fixtures.state import StateFixture, assert_rows
+from .fixtures.world import World, assert_rows
 from .harness.asserts import assert_no_error, assert_raises, in_time
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
@@ -44,7 +44,7 @@ class Sick(ABC):  # noqa: B024 (an ABC for its layout, as Lie)
         return self.sickness or super().event_error(event)  # type: ignore[misc]
 
 
-CALLS: Mapping[str, Callable[[StateFixture], object]] = {
+CALLS: Mapping[str, Callable[[World], object]] = {
     **{name: act for name, act in hook_calls.CALLS.items() if name not in ("insert", "leave", "broadcast")},
     "insert_tasks": hook_calls.insert,
     "a state": lambda fixture: fixture.bound.state(hook_calls.SIZES, name="another"),
@@ -52,7 +52,7 @@ CALLS: Mapping[str, Callable[[StateFixture], object]] = {
 }
 BEFORE = ("an array", "insert", "update_inputs", "submit", "copy_out")
 """The work that fails."""
-UNSEEN: Mapping[str, Callable[[StateFixture], Ticket]] = {
+UNSEEN: Mapping[str, Callable[[World], Ticket]] = {
     **{what: hook_calls.CALLS[what] for what in ("an array", "strided", "on the device", "insert", "update_inputs")},
     "copy_out": lambda fixture: fixture.bound.copy_out(
         memory=fixture.state.memory, parts=[ByteRange(0, 64)], stream=fixture.stream
@@ -61,7 +61,7 @@ UNSEEN: Mapping[str, Callable[[StateFixture], Ticket]] = {
 """The same, by calls whose tickets the bound device keeps for whoever does not wait."""
 
 
-def fallen_sick(kit: Kit, what: str, act: Callable[[StateFixture], Ticket]) -> tuple[Kit, StateFixture, Ticket]:
+def fallen_sick(kit: Kit, what: str, act: Callable[[World], Ticket]) -> tuple[Kit, World, Ticket]:
     """Another device, and the call ``what``, whose work its runtime reports as failed after it has returned."""
     if what == "copy_out" and kit.missing(("async_d2h",)):
         pytest.skip("needs async_d2h")
@@ -101,7 +101,7 @@ def test_g26_a_fault_of_the_runtime_that_nobody_waits_for_is_raised(kit: Kit, wh
     raised_unseen(one, fixture, f"{what}, which the runtime reports as failed, and nobody waited", by)
 
 
-def raised_unseen(one: Kit, fixture: StateFixture, told: str, by: str) -> None:
+def raised_unseen(one: Kit, fixture: World, told: str, by: str) -> None:
     """Assert that ``by`` raises the error of failed work whose ticket was dropped."""
     __tracebackhide__ = True
     gc.collect()
@@ -112,10 +112,10 @@ def raised_unseen(one: Kit, fixture: StateFixture, told: str, by: str) -> None:
     one.device.close()
 
 
-def timed_out(act: Callable[[StateFixture], Ticket]) -> Callable[[StateFixture], Ticket]:
+def timed_out(act: Callable[[World], Ticket]) -> Callable[[World], Ticket]:
     """Return the call with waits for its ticket that time out, as its stream is held."""
 
-    def held(fixture: StateFixture) -> Ticket:
+    def held(fixture: World) -> Ticket:
         with fixture.kit.held(fixture.stream):
             ticket = act(fixture)
             times_out_at_once("a call on a stream that is held", ticket)

@@ -14,7 +14,7 @@ from hal_core.output.sinks import MemorySink
 
 from .fixtures import hook_calls
 from .fixtures.large_blocks import GAP, LargeBlock
-from .fixtures.state import StateFixture, assert_rows
+from .fixtures.world import World, assert_rows
 from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
@@ -165,7 +165,7 @@ def test_g26_a_context_closes_the_device_and_keeps_the_error_under_way(kit: Kit)
     assert_raises(DeviceClosed, lambda: hook_calls.scalar(fixture), "a call on a device whose context has ended")
 
 
-def refused_in_child(fixture: StateFixture) -> str:
+def refused_in_child(fixture: World) -> str:
     """In the child of a fork, return "" if each call is refused and closing has no effect, else the violation."""
     wrong = []
     for hook in HOOKS:

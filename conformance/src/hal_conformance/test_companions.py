@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from .draw.requests import sizes
 from .fixtures.batches import ALL, ENTER, LEAVE, draw_batch, told
-from .fixtures.state import StateFixture
 from .fixtures.stepping import free_ended, run_step
+from .fixtures.world import World
 from .harness import backdoor
 from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE, arrive
@@ -42,7 +42,7 @@ class Beside:
     ``slots``: admission id to the slot that the host chose for the request.
     """
 
-    def __init__(self, fixture: StateFixture, number: int, fields: Sequence[StateField] = ()) -> None:
+    def __init__(self, fixture: World, number: int, fields: Sequence[StateField] = ()) -> None:
         self.fixture, self.state = fixture, fixture.state.companions[number]
         self.model = Model(lay_out(fixture.sizes, table_with(fixture.sizes, fields)), fields)
         begins = {
@@ -92,23 +92,21 @@ class Beside:
         assert not wrong, f"companion {self.state.name!r} after {after}: {wrong}"
 
 
-def opened(kit: Kit, size: StateConfig, count: int) -> tuple[StateFixture, list[Beside]]:
+def opened(kit: Kit, size: StateConfig, count: int) -> tuple[World, list[Beside]]:
     """Open a state with so many companions."""
-    fixture = StateFixture(kit, size, beside=NAMES[:count])
+    fixture = World(kit, size, beside=NAMES[:count])
     return fixture, [Beside(fixture, number) for number in range(count)]
 
 
 FIXED = StateConfig(num_slots=4, max_model_len=24, block_size=4, max_draft_tokens=2, max_logprobs=0)
 
 
-def entering(fixture: StateFixture, slots: Sequence[int]) -> list[Task]:
+def entering(fixture: World, slots: Sequence[int]) -> list[Task]:
     """New requests of three tokens for some slots."""
-    params = SamplingParams(max_tokens=9)
-    admitted = [fixture.admit(Request(fixture.new_name(), [1, 2, 3], params)) for _ in slots]
-    return [Task(TaskKind.PREFILL, slot, one, 0, 3, [slot]) for slot, one in zip(slots, admitted, strict=True)]
+    return [fixture.entering(slot, [1, 2, 3]) for slot in slots]
 
 
-def entered(fixture: StateFixture, others: Sequence[Beside], tasks: list[Task]) -> None:
+def entered(fixture: World, others: Sequence[Beside], tasks: list[Task]) -> None:
     """Insert a batch, and take it over into the companions' models."""
     arrive(fixture.insert(tasks))
     for other in others:
@@ -259,8 +257,7 @@ def test_g18_companions_are_cleaned_on_every_rank(kit: Kit, group: Group) -> Non
     entered(fixture, others, entering(fixture, [0, 1, 2]))
     gone = [Task(kind, slot, fixture.model.residents[slot].admitted) for slot, kind in enumerate(LEAVE)]
     entered(fixture, others, gone)
-    step = fixture.step(range(FIXED.num_slots), group=group)
-    arrive(fixture.update_inputs(step))
+    step = fixture.advance(range(FIXED.num_slots), group=group)
     arrive(fixture.save(step))
     fixture.check("the output of a step that requests left")
     for other in others:
@@ -268,7 +265,7 @@ def test_g18_companions_are_cleaned_on_every_rank(kit: Kit, group: Group) -> Non
         other.check("the output of a step of the target")
 
 
-def booked(fixture: StateFixture) -> list[tuple[dict[int, int], list[object], list[int]]]:
+def booked(fixture: World) -> list[tuple[dict[int, int], list[object], list[int]]]:
     """Return the host's entries of a state and each of its companions: slots, requests, slots that were left."""
     tables = [one.host_table for one in (fixture.state, *fixture.state.companions)]
     return [(dict(one.live), [*one.requests], sorted({*one.preempted, *one.aborted})) for one in tables]
@@ -279,7 +276,7 @@ def booked(fixture: StateFixture) -> list[tuple[dict[int, int], list[object], li
 def test_g08_a_refused_batch_books_nothing_in_companions(kit: Kit, why: str) -> None:
     """Neither those before the companion that refuses nor those after it; the mended batch gets the same slots."""
     own = StateField("kit_own", "int32", value=None)
-    fixture = StateFixture(kit, FIXED, beside=["first", Companion("second", [own]), "third"])
+    fixture = World(kit, FIXED, beside=["first", Companion("second", [own]), "third"])
     arrive(fixture.insert(entering(fixture, [1])))
     (inside,) = fixture.model.residents.values()
     good = entering(fixture, [0, 3])

@@ -14,8 +14,8 @@ from .draw.fields import draw_fields
 from .draw.requests import sizes
 from .fixtures.batches import ALL, ENTER, LEAVE, draw_batch, told
 from .fixtures.fake_group import PAIR, can_fake_group, fake_source
-from .fixtures.state import StateFixture
 from .fixtures.stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
+from .fixtures.world import World
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
@@ -23,9 +23,9 @@ from .test_companions import Beside
 from .test_submissions import A_CALL
 
 
-def drawn(kit: Kit, draw: Draw) -> StateFixture:
+def drawn(kit: Kit, draw: Draw) -> World:
     """A state with declared fields: the worker's (``--fields``), or some."""
-    return StateFixture(kit, draw(sizes(most_slots=4), "sizes"), fields=kit.fields or draw_fields(draw))
+    return World(kit, draw(sizes(most_slots=4), "sizes"), fields=kit.fields or draw_fields(draw))
 
 
 @guarantee(9, also=(11,))
@@ -108,7 +108,7 @@ def test_g12_declared_fields_of_the_output_are_in_the_mirror(kit: Kit, draw: Dra
 def test_g13_declared_fields_of_broadcast_are_in_the_slice(kit: Kit, draw: Draw) -> None:
     if not can_fake_group(kit):
         pytest.skip("the hook is the device's own; test_broadcast_slice.py runs it among ranks")
-    fixture = StateFixture(kit, draw(sizes(), "sizes"), fields=draw_fields(draw, groups=("broadcast",)))
+    fixture = World(kit, draw(sizes(), "sizes"), fields=draw_fields(draw, groups=("broadcast",)))
     part, layout = fixture.state.broadcast_range(), fixture.state.layout
     for field in fixture.fields:
         place = layout.fields[field.name]
@@ -129,7 +129,7 @@ def test_g09_a_companion_has_its_own_fields_and_may_have_the_targets_slots(kit: 
 
 def check_companion(kit: Kit, draw: Draw, fields: Sequence[StateField], *, same: bool) -> None:
     """Compare a companion with declared fields, and with the target's slots if ``same``, with its model."""
-    fixture = StateFixture(kit, draw(sizes(), "sizes"), beside=[Companion("proposer", fields, same_slots=same)])
+    fixture = World(kit, draw(sizes(), "sizes"), beside=[Companion("proposer", fields, same_slots=same)])
     fixture.extra = tuple([field for field in fields if field.value == "extra"])
     other = Beside(fixture, 0, fields)
     for _ in range(draw(st.integers(1, 3), "rounds")):

@@ -9,7 +9,6 @@ import numpy as np
 from hal_core.errors import InvalidValue, SinkFull
 from hal_core.output.records import OutputRecord, SlotStatus
 from hal_core.output.sinks import MemorySink
-from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
@@ -17,8 +16,8 @@ from hypothesis import strategies as st
 
 from .draw.requests import sizes
 from .fixtures.batches import ENTER, LEAVE, draw_batch
-from .fixtures.state import StateFixture, assert_rows
 from .fixtures.stepping import draw_sampling, draw_step, free_ended, run_step
+from .fixtures.world import World, assert_rows
 from .harness.asserts import assert_no_error, assert_raises, assert_says
 from .harness.backdoor import PATIENCE, arrive, poisoned
 from .harness.guarantees import guarantee
@@ -30,7 +29,7 @@ from .oracle.output import Row, found_rows
 @guarantee(19, also=(20, 22))
 @examples()
 def test_g19_each_token_of_each_request_is_delivered_once_and_in_order(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = World(kit, draw(sizes(), "sizes"))
     given: dict[str, list[int]] = defaultdict(list)
     left: dict[str, int] = defaultdict(int)
     for saved in range(draw(st.integers(2, 6), "rounds")):
@@ -65,7 +64,7 @@ def test_g19_each_token_of_each_request_is_delivered_once_and_in_order(kit: Kit,
 @guarantee(19)
 @examples(0.5)
 def test_g19_a_batch_that_is_preempted_as_a_whole_is_reported(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = World(kit, draw(sizes(), "sizes"))
     fixture.insert(draw_batch(draw, fixture, (TaskKind.PREFILL,), least=1)).wait(PATIENCE)
     fixture.output(run_step(draw, fixture))
     leaving = [
@@ -80,7 +79,7 @@ def test_g19_a_batch_that_is_preempted_as_a_whole_is_reported(kit: Kit, draw: Dr
 @guarantee(19)
 @examples(0.5)
 def test_g19_output_that_a_sink_does_not_take_can_still_be_read(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = World(kit, draw(sizes(), "sizes"))
     fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
     step = run_step(draw, fixture)
     should = fixture.rows_of(step)
@@ -98,7 +97,7 @@ def test_g19_output_that_a_sink_does_not_take_can_still_be_read(kit: Kit, draw: 
 @guarantee(21)
 @examples(0.3)
 def test_g21_what_the_host_can_see_out_of_bounds_raises_at_the_call(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(drafts=False), "sizes"))
+    fixture = World(kit, draw(sizes(drafts=False), "sizes"))
     fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
     n, sink = fixture.sizes.num_slots, KeepingSink()
     steps = {
@@ -128,7 +127,7 @@ def test_g21_what_the_host_can_see_out_of_bounds_raises_at_the_call(kit: Kit, dr
 @guarantee(21)
 @examples()
 def test_g21_what_only_the_device_knows_is_checked_before_encoding(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(drafts=True), "sizes"))
+    fixture = World(kit, draw(sizes(drafts=True), "sizes"))
     fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
     step = draw_step(draw, fixture, speculative=True)
     draw_sampling(draw, fixture, step)
@@ -141,7 +140,7 @@ def test_g21_what_only_the_device_knows_is_checked_before_encoding(kit: Kit, dra
     expect_error(fixture, step) if gives else fixture.output(step)
 
 
-def expect_error(fixture: StateFixture, step: Step) -> None:
+def expect_error(fixture: World, step: Step) -> None:
     """Assert that the ticket raises, the row is an error, and the other rows are right."""
     __tracebackhide__ = True
     should = fixture.rows_of(step)
@@ -156,7 +155,7 @@ def expect_error(fixture: StateFixture, step: Step) -> None:
 @guarantee(21)
 @examples(0.5)
 def test_g21_a_draft_count_out_of_bounds_is_an_error_of_its_row(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = World(kit, draw(sizes(), "sizes"))
     fixture.insert(draw_batch(draw, fixture, (TaskKind.PREFILL,), least=1)).wait(PATIENCE)
     step = run_step(draw, fixture)
     slot = draw(st.sampled_from(sorted(fixture.model.residents)), "slot")
@@ -169,7 +168,7 @@ def test_g21_a_draft_count_out_of_bounds_is_an_error_of_its_row(kit: Kit, draw: 
 @guarantee(21)
 @examples(0.5)
 def test_g21_an_error_that_the_step_met_is_reported_for_its_request_alone(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = World(kit, draw(sizes(), "sizes"))
     fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
     step = run_step(draw, fixture)
     slot = draw(st.sampled_from(sorted(fixture.model.residents)), "slot")
@@ -179,18 +178,16 @@ def test_g21_an_error_that_the_step_met_is_reported_for_its_request_alone(kit: K
     fixture.output(failed)
 
 
-def busy(kit: Kit) -> tuple[StateFixture, Step, list[Row]]:
+def busy(kit: Kit) -> tuple[World, Step, list[Row]]:
     """Return a state whose step has given tokens, and the expected rows."""
-    fixture = StateFixture(kit, StateConfig(num_slots=4, max_model_len=16, block_size=2))
-    requests = [fixture.admit(Request(f"r{slot}", [1, 2], SamplingParams(max_tokens=9))) for slot in range(4)]
-    fixture.insert([Task(TaskKind.PREFILL, i, request, 0, 2, [i]) for i, request in enumerate(requests)]).wait(PATIENCE)
+    fixture = World(kit, StateConfig(num_slots=4, max_model_len=16, block_size=2))
+    fixture.enter(map(fixture.entering, range(4)))
     fixture.poke({"sampled_token_ids": np.arange(10, 14)}).wait(PATIENCE)
-    step = fixture.step([3, 1, 0, 2])
-    fixture.update_inputs(step).wait(PATIENCE)
+    step = fixture.advance([3, 1, 0, 2])
     return fixture, step, fixture.rows_of(step)
 
 
-def overwrite(fixture: StateFixture) -> None:
+def overwrite(fixture: World) -> None:
     """Fill the output fields with poison in stream order."""
     n = fixture.sizes.num_slots
     fixture.poke({"sampled_token_ids": poisoned(8 * n).view(np.int64), "step_idx": poisoned(8 * n).view(np.int64)})

@@ -13,7 +13,7 @@ from hal_core.group import ALONE
 
 from .fixtures import hook_calls
 from .fixtures.hook_calls import HookCall
-from .fixtures.state import StateFixture
+from .fixtures.world import World
 from .harness.asserts import assert_no_error, assert_raises, assert_says
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
@@ -43,7 +43,7 @@ LATE = [*hook_calls.WRITES, "update_inputs"]
 HOOKS = ("async_set_value", "insert_tasks", "save_output", "broadcast_tokens", "update_inputs", "state", "open_group")
 
 
-def next_call(fixture: StateFixture, hook: str) -> Any:  # noqa: ANN401 (a ticket, or a state)
+def next_call(fixture: World, hook: str) -> Any:  # noqa: ANN401 (a ticket, or a state)
     """Make one more call, which raises the error of an earlier one."""
     acted: dict[str, HookCall] = {
         "async_set_value": hook_calls.scalar,
@@ -59,7 +59,7 @@ def next_call(fixture: StateFixture, hook: str) -> Any:  # noqa: ANN401 (a ticke
     return acted[hook](fixture)
 
 
-def call_failing_late(fixture: StateFixture, fuse: faults.Fuse, what: str) -> Any:  # noqa: ANN401 (a ticket)
+def call_failing_late(fixture: World, fuse: faults.Fuse, what: str) -> Any:  # noqa: ANN401 (a ticket)
     """Make a call whose work fails after the call."""
     __tracebackhide__ = True
     met, fuse.at = fuse.met, 1
@@ -110,7 +110,7 @@ def test_g26_an_unobserved_error_is_raised_by_the_next_call_without_work(kit: Ki
             check_next_call(hook_calls.working(laid), fuse, what, hook)
 
 
-def check_next_call(fixture: StateFixture, fuse: faults.Fuse, what: str, hook: str) -> None:
+def check_next_call(fixture: World, fuse: faults.Fuse, what: str, hook: str) -> None:
     """Let ``what`` fail unobserved; ``hook`` must raise the error without effect, and work when it is called again."""
     __tracebackhide__ = True
     fuse.ripe.clear()

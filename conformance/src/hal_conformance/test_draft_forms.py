@@ -12,8 +12,7 @@ from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 
-from .fixtures.many import leaving
-from .fixtures.state import StateFixture
+from .fixtures.world import World
 from .harness.asserts import assert_no_error
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
@@ -44,21 +43,19 @@ TURNS: tuple[dict[int, tuple[int, ...]], ...] = (
 """The drafts of six steps: full rows, then shorter and longer ones, none, those of all slots, and those of two."""
 
 
-def running(kit: Kit, name: str) -> StateFixture:
+def running(kit: Kit, name: str) -> World:
     """Return a state whose slots all decode."""
-    fixture, params = StateFixture(kit, SIZES, name=name), SamplingParams(max_tokens=50)
-    requests = [fixture.admit(Request(fixture.new_name(), [slot, 1, 2], params)) for slot in range(SIZES.num_slots)]
-    arrive(fixture.insert([Task(TaskKind.PREFILL, slot, one, 0, 3, [slot]) for slot, one in enumerate(requests)]))
+    fixture = World(kit, SIZES, name=name)
+    fixture.enter(fixture.entering(slot, [slot, 1, 2], max_tokens=50) for slot in range(SIZES.num_slots))
     return fixture
 
 
-def advance(fixture: StateFixture, turn: int) -> None:
+def advance(fixture: World, turn: int) -> None:
     """Run a step that accepts one to three tokens of each slot, and compare its output."""
     n, most = SIZES.num_slots, SIZES.max_accept
     tokens = 1000 * (turn + 1) + 10 * np.arange(n)[:, None] + np.arange(most)
     arrive(fixture.poke({"accept_tokens": tokens, "accept_num": 1 + (np.arange(n) + turn) % 3}))
-    step = fixture.step(range(n), speculative=True)
-    arrive(fixture.update_inputs(step))
+    step = fixture.advance(range(n), speculative=True)
     fixture.check(f"step {turn}")
     fixture.output(step)
 
@@ -102,5 +99,5 @@ def test_g12_rows_of_drafts_are_their_own_requests_alone_from_turn_to_turn(kit: 
             Task(TaskKind.REMOTE_PREFILL, slot, one, 2, 0, [slot], first_token=turn, drafts=[9] * ((slot + turn) % 6))
             for slot, one in zip(slots, new, strict=True)
         ]
-        arrive(fixture.insert([*leaving(fixture, slots, TaskKind.ABORTED), *tasks]))
+        arrive(fixture.insert([*fixture.leaving(slots, TaskKind.ABORTED), *tasks]))
         fixture.check(f"handoffs after step {turn}")

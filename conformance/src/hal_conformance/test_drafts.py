@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hal_core.errors import InvalidValue
-from hal_core.slots.admission import Request, SamplingParams
+from hal_core.slots.admission import Request
 from hal_core.slots.fields import SplitRole, StateConfig
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
@@ -15,10 +16,10 @@ from hypothesis import strategies as st
 
 from .draw.requests import sizes
 from .fixtures.batches import ENTER, draw_batch
-from .fixtures.state import StateFixture
 from .fixtures.stepping import draw_proposal, draw_sampling, draw_step, free_ended
+from .fixtures.world import World
 from .harness.asserts import assert_no_error, assert_raises, assert_says
-from .harness.backdoor import PATIENCE
+from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 
@@ -29,7 +30,7 @@ SIZES = StateConfig(num_slots=4, max_model_len=24, block_size=4, max_draft_token
 def test_g12_drafts_that_left_with_their_request_bind_nobody(kit: Kit) -> None:
     fixture, _ = running(kit)
     fixture.propose({0: [5, 6], 1: [7]}).wait(PATIENCE)
-    fixture.insert([Task(TaskKind.PREEMPTED, 0, fixture.model.residents[0].admitted)]).wait(PATIENCE)
+    fixture.enter(fixture.leaving([0]))
     fixture.release([1])
     why = "a plain step after the slots with drafts were freed"
     assert_no_error(lambda: stepped(fixture), why)
@@ -39,7 +40,7 @@ def test_g12_drafts_that_left_with_their_request_bind_nobody(kit: Kit) -> None:
 @guarantee(12, also=(9,))
 @examples()
 def test_g12_drafts_handed_over_are_what_the_next_step_feeds(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(drafts=True), "sizes"))
+    fixture = World(kit, draw(sizes(drafts=True), "sizes"))
     fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
     for _ in range(3):
         step = draw_step(draw, fixture)
@@ -57,65 +58,57 @@ def test_g12_drafts_handed_over_are_what_the_next_step_feeds(kit: Kit, draw: Dra
         fixture.check("drafts handed over")
 
 
-def held(fixture: StateFixture) -> list[Request]:
+def held(fixture: World) -> list[Request]:
     """Return the requests in the slots."""
     return [resident.request for resident in fixture.model.residents.values()]
 
 
-def running(kit: Kit) -> tuple[StateFixture, Step]:
+def running(kit: Kit) -> tuple[World, Step]:
     """Return a state after its first step: slots 0 and 1 decode, slot 2 is half prefilled, slot 3 is free."""
-    fixture = StateFixture(kit, SIZES)
-    params = SamplingParams(max_tokens=20)
-    requests = [fixture.admit(Request(f"r{slot}", [1, 2, 3, 4], params)) for slot in range(3)]
-    fixture.insert([Task(TaskKind.PREFILL, s, r, 0, 2 if s == 2 else 4, [s]) for s, r in enumerate(requests)])
+    fixture, lengths = World(kit, SIZES), (4, 4, 2)
+    fixture.insert(
+        [fixture.entering(at, range(1, 5), length=length, max_tokens=20) for at, length in enumerate(lengths)]
+    )
     return fixture, stepped(fixture)
 
 
-def stepped(fixture: StateFixture, *, speculative: bool = False) -> Step:
+def stepped(fixture: World, *, speculative: bool = False) -> Step:
     """Run one more step over slots 0 to 2, which accepts a token each."""
-    step = fixture.step([0, 1, 2], speculative=speculative)
-    counts = fixture.model.cells["accept_num"].copy()
-    counts[...] = 1
-    accepted = fixture.model.cells["accept_tokens"].copy()
-    accepted[...] = 50
-    sampled = fixture.model.cells["sampled_token_ids"].copy()
-    sampled[...] = 50
-    fixture.poke({"accept_num": counts, "accept_tokens": accepted, "sampled_token_ids": sampled}).wait(PATIENCE)
-    fixture.update_inputs(step).wait(PATIENCE)
-    return step
+    arrive(fixture.sample(np.full((SIZES.num_slots, SIZES.max_accept, 1), 50), [1] * SIZES.num_slots))
+    return fixture.advance([0, 1, 2], speculative=speculative)
 
 
-def hand(fixture: StateFixture, step: Step, drafts: object = None) -> Any:  # noqa: ANN401 (a ticket)
+def hand(fixture: World, step: Step, drafts: object = None) -> Any:  # noqa: ANN401 (a ticket)
     """Make only the call, without the model."""
     chosen: Any = {0: [5]} if drafts is None else drafts
     return fixture.bound.set_drafts(state=fixture.state, step=step, drafts=chosen, stream=fixture.stream)
 
 
-def before_its_advance(fixture: StateFixture, last: Step) -> Step:
+def before_its_advance(fixture: World, last: Step) -> Step:
     """Call before the step has advanced the state."""
     return fixture.step([0, 1, 2])
 
 
-def after_the_next_advance(fixture: StateFixture, last: Step) -> Step:
+def after_the_next_advance(fixture: World, last: Step) -> Step:
     """Call after another step has advanced the state."""
     stepped(fixture)
     return last
 
 
-def twice(fixture: StateFixture, last: Step) -> Step:
+def twice(fixture: World, last: Step) -> Step:
     """Call a second time for the same step."""
     fixture.propose({1: [6]}).wait(PATIENCE)
     return last
 
 
-def before_any_step(fixture: StateFixture, last: Step) -> Step:
+def before_any_step(fixture: World, last: Step) -> Step:
     """Call for a state that never advanced, with another state's step."""
-    fresh = StateFixture(fixture.kit, SIZES, name="fresh")
+    fresh = World(fixture.kit, SIZES, name="fresh")
     fixture.state, fixture.model = fresh.state, fresh.model
     return Step(last.number, {"fresh": [0]})  # type: ignore[dict-item]
 
 
-OUT_OF_ORDER: Sequence[Callable[[StateFixture, Step], Step]] = (
+OUT_OF_ORDER: Sequence[Callable[[World, Step], Step]] = (
     before_its_advance,
     after_the_next_advance,
     twice,
@@ -125,9 +118,7 @@ OUT_OF_ORDER: Sequence[Callable[[StateFixture, Step], Step]] = (
 
 @guarantee(12)
 @pytest.mark.parametrize("when", OUT_OF_ORDER, ids=lambda when: when.__name__)
-def test_g12_drafts_out_of_order_are_refused_and_change_nothing(
-    kit: Kit, when: Callable[[StateFixture, Step], Step]
-) -> None:
+def test_g12_drafts_out_of_order_are_refused_and_change_nothing(kit: Kit, when: Callable[[World, Step], Step]) -> None:
     fixture, last = running(kit)
     step = when(fixture, last)
     error = assert_raises(InvalidValue, lambda: hand(fixture, step), f"drafts {when.__name__.replace('_', ' ')}")
@@ -180,10 +171,9 @@ def test_g12_drafts_that_do_not_fit_are_refused_and_none_is_written(kit: Kit, wh
 @guarantee(12)
 def test_g12_a_slot_that_changed_after_the_step_takes_no_drafts_of_it(kit: Kit) -> None:
     fixture, last = running(kit)
-    new = fixture.admit(Request("new", [9], SamplingParams(max_tokens=4)))
-    left, more = fixture.model.residents[0].admitted, fixture.model.residents[1].admitted
-    fixture.insert([Task(TaskKind.ABORTED, 0, left), Task(TaskKind.PREFILL, 0, new, 0, 1, [0])]).wait(PATIENCE)
-    fixture.insert([Task(TaskKind.MORE_BLOCKS, 1, more, blocks=[8], first_block=1)]).wait(PATIENCE)
+    more = fixture.model.residents[1].admitted
+    fixture.enter([*fixture.leaving([0], TaskKind.ABORTED), fixture.entering(0, [9], max_tokens=4)])
+    fixture.enter([Task(TaskKind.MORE_BLOCKS, 1, more, blocks=[8], first_block=1)])
     error = assert_raises(InvalidValue, lambda: hand(fixture, last, {0: [5]}), "drafts for a request that came later")
     assert_says(error, device=fixture.bound.name, hook="set_drafts", argument="drafts")
     fixture.propose({1: [5, 6]}).wait(PATIENCE)  # more blocks are not another request

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from .fixtures import hook_calls
-from .fixtures.state import StateFixture
+from .fixtures.world import World
 from .harness import backdoor
 from .harness.asserts import assert_no_error
 from .harness.backdoor import PATIENCE, arrive
@@ -27,19 +27,19 @@ UNDER_WAY = ("an array", "strided", "submit", "copy_out")
 HOLDING = ("can_hold_stream", "async_h2d", "async_d2h")
 
 
-def tickets(fixture: StateFixture) -> Any:  # noqa: ANN401 (of any kind)
+def tickets(fixture: World) -> Any:  # noqa: ANN401 (of any kind)
     """Keep the tickets of calls."""
     return [hook_calls.CALLS[what](fixture) for what in CALLS]
 
 
-def arrays(fixture: StateFixture) -> Any:  # noqa: ANN401 (of any kind)
+def arrays(fixture: World) -> Any:  # noqa: ANN401 (of any kind)
     """Keep the arrays of a copy out, without its ticket."""
     copied: Any = hook_calls.copy_out(fixture)
     arrive(copied)
     return [*copied.data]
 
 
-KEPT: Mapping[str, Callable[[StateFixture], Any]] = {
+KEPT: Mapping[str, Callable[[World], Any]] = {
     "nothing": lambda _: None,
     "tickets": tickets,
     "arrays": arrays,
@@ -51,7 +51,7 @@ KEPT: Mapping[str, Callable[[StateFixture], Any]] = {
 class Used:
     """A device that has worked. ``held`` counts the objects that its primitives gave; ``gone`` refers to it weakly."""
 
-    def __init__(self, kit: Kit, keep: Callable[[StateFixture], Any]) -> None:
+    def __init__(self, kit: Kit, keep: Callable[[World], Any]) -> None:
         one = Kit(kit.subject, kit.effort)
         self.gone: weakref.ref[Any] = weakref.ref(one.device)
         self.held: Any = counted(one.device) if hasattr(one.device, "primitives") else {}

@@ -12,7 +12,7 @@ from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import FinishReason, SplitRole, StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 
-from .fixtures.state import StateFixture
+from .fixtures.world import World
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Kit
@@ -70,8 +70,8 @@ WAYS: dict[str, Sequence[int]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_g09_each_end_of_a_request_comes_at_its_token(kit: Kit, way: str) -> None:
     speculative = way != "plain steps"
-    fixture = StateFixture(kit, SIZES if speculative else replace(SIZES, max_draft_tokens=0))
-    arrive(fixture.insert([entering(fixture, slot, case) for slot, case in enumerate(CASES)]))
+    fixture = World(kit, SIZES if speculative else replace(SIZES, max_draft_tokens=0))
+    fixture.enter(entering(fixture, slot, case) for slot, case in enumerate(CASES))
     fixture.check("requests of every end")
     given: dict[str, tuple[FinishReason, int]] = dict.fromkeys(CASES, (NONE, 0))
     at = 0
@@ -79,8 +79,7 @@ def test_g09_each_end_of_a_request_comes_at_its_token(kit: Kit, way: str) -> Non
         offer(fixture, at, count)
         at += count
         order = np.random.default_rng(at).permutation(len(CASES)).tolist()
-        step = fixture.step(order, speculative=speculative)
-        arrive(fixture.update_inputs(step))
+        step = fixture.advance(order, speculative=speculative)
         fixture.check(f"a step that gives {count} tokens, {at} in all")
         for row in fixture.output(step):
             reason, tokens = given[row.request_id]
@@ -90,7 +89,7 @@ def test_g09_each_end_of_a_request_comes_at_its_token(kit: Kit, way: str) -> Non
     assert not wrong, f"the kit's own rows, and what they should be: {wrong}"
 
 
-def entering(fixture: StateFixture, slot: int, case: str) -> Task:
+def entering(fixture: World, slot: int, case: str) -> Task:
     """Return a task that lets the request of a case enter a slot; a first token from elsewhere is 10."""
     asked, params, *_ = CASES[case]
     given: dict[str, Any] = {"prompt": [1, 2], **asked}
@@ -101,7 +100,7 @@ def entering(fixture: StateFixture, slot: int, case: str) -> Task:
     return Task(TaskKind.PREFILL, slot, one, 0, one.total, blocks)
 
 
-def offer(fixture: StateFixture, at: int, count: int) -> None:
+def offer(fixture: World, at: int, count: int) -> None:
     """Write the next tokens of every request, and how many of them are accepted."""
     n, most = fixture.sizes.num_slots, fixture.sizes.max_accept
     rows = np.array([*TOKENS[at:], *[77] * most])[:most]

@@ -18,8 +18,7 @@ from hal_core.slots.tasks import Task, TaskKind
 
 from .draw.fields import width_of
 from .fixtures.fake_group import PAIR, can_fake_group, fake_source
-from .fixtures.many import leaving
-from .fixtures.state import StateFixture
+from .fixtures.world import World
 from .harness.backdoor import arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
@@ -97,7 +96,7 @@ class Declared:
         self.kit, self.turn = kit, 0
         own, of_others = fields_of(OF_STEPS, kept=kept), fields_of(OF_COMPANIONS, kept=kept)
         companions = [Companion("same", of_others, same_slots=True), Companion("other", of_others[::-1])]
-        self.fixture = StateFixture(kit, SIZES, fields=own, beside=companions if beside else ())
+        self.fixture = World(kit, SIZES, fields=own, beside=companions if beside else ())
         self.others = [Beside(self.fixture, at, one.fields) for at, one in enumerate(companions)] if beside else []
         self.brought = own
 
@@ -147,8 +146,7 @@ class Declared:
                 bits = noise(at + self.turn, cells.nbytes) & (1 if field.dtype == "bool" else 255)
                 sampled[field.name] = bits.view(cells.dtype)
         arrive(fixture.poke(sampled))
-        step = fixture.step([4, 0, 8, 3, 1, 2], speculative=speculative, logprobs=logprobs)
-        arrive(fixture.update_inputs(step))
+        step = fixture.advance([4, 0, 8, 3, 1, 2], speculative=speculative, logprobs=logprobs)
         fixture.check("a step beside declared fields")
         should = {name: fixture.model.cells[name].tobytes() for name in fixture.state.mirror}
         fixture.state.take(cast(OutputTicket, fixture.save(step)))
@@ -173,7 +171,7 @@ def test_g09_fields_of_every_type_enter_leave_and_enter_again(kit: Kit, kept: bo
     more = [Task(TaskKind.MORE_BLOCKS, slot, held[slot].admitted, blocks=[7], first_block=2) for slot in (3, 4)]
     one.insert([*more, one.enter(2)], "more blocks, and one that enters")
     one.step(speculative=False, logprobs=None)
-    gone = [*leaving(fixture, [0, 2], TaskKind.PREEMPTED), *leaving(fixture, [1, 3], TaskKind.ABORTED)]
+    gone = [*fixture.leaving([0, 2], TaskKind.PREEMPTED), *fixture.leaving([1, 3], TaskKind.ABORTED)]
     one.insert([*gone, one.enter(2), one.enter(3)], "requests that leave, and two that enter at once")
     fixture.release([4])
     for other in one.others:
@@ -194,7 +192,7 @@ def test_g13_broadcast_fields_of_every_type_are_in_the_slice(kit: Kit, drafts: i
         StateField(f"field_{at}", dtype.name, 1 + at % 4, groups=groups[at % len(groups)])
         for at, dtype in enumerate(DTYPES)
     ]
-    fixture = StateFixture(kit, size, fields=fields)
+    fixture = World(kit, size, fields=fields)
     part, layout = fixture.state.broadcast_range(), fixture.state.layout
     for name in [field.name for field in fields]:
         place = layout.fields[name]

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from .draw.requests import sizes
 from .fixtures.batches import ENTER, draw_batch
 from .fixtures.block import Block
-from .fixtures.state import StateFixture
 from .fixtures.stepping import run_step
+from .fixtures.world import World
 from .harness.asserts import assert_raises, assert_says
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
@@ -37,7 +37,7 @@ A_MOMENT = 0.1
 CORE = Path(hal_core.__file__).parent
 
 
-def misuses(fixture: StateFixture, block: Block) -> dict[str, tuple[str, Callable[[], object]]]:
+def misuses(fixture: World, block: Block) -> dict[str, tuple[str, Callable[[], object]]]:
     """Return the misuses: description to the hook and the call."""
     bound, stream, state = fixture.bound, fixture.stream, fixture.state
     one = Step(1, {fixture.name: np.array([0])})
@@ -80,7 +80,7 @@ def misuses(fixture: StateFixture, block: Block) -> dict[str, tuple[str, Callabl
 
 @guarantee(26)
 def test_g26_errors_name_device_hook_argument_and_cure(kit: Kit) -> None:
-    fixture, block = StateFixture(kit, StateConfig(num_slots=2, max_model_len=8)), Block(kit)
+    fixture, block = World(kit, StateConfig(num_slots=2, max_model_len=8)), Block(kit)
     for why, (hook, call) in misuses(fixture, block).items():
         assert_says(assert_raises(HalError, call, why), device=kit.bound.name, hook=hook)
     fixture.check("every misuse was refused")
@@ -162,7 +162,7 @@ def test_g27_a_device_by_another_name_behaves_alike(kit: Kit, draw: Draw) -> Non
     true_name = device.name
     device.name = draw(st.sampled_from(["", "renamed", "npu", "cpu"]), "name")
     try:
-        fixture = StateFixture(kit, draw(sizes(), "sizes"))
+        fixture = World(kit, draw(sizes(), "sizes"))
         fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
         fixture.check("insert_tasks")
         fixture.output(run_step(draw, fixture))
@@ -172,7 +172,7 @@ def test_g27_a_device_by_another_name_behaves_alike(kit: Kit, draw: Draw) -> Non
 
 @guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
 def test_g28_a_step_is_put_on_its_stream_and_not_waited_for(kit: Kit) -> None:
-    fixture = StateFixture(kit, StateConfig(num_slots=2, max_model_len=8))
+    fixture = World(kit, StateConfig(num_slots=2, max_model_len=8))
     fixture.insert([Task(TaskKind.PREFILL, 0, fixture.admit(Request("r", [1, 2])), 0, 2, [0])]).wait(PATIENCE)
     with kit.held(fixture.stream) as latch:
         stepped = update_held(fixture, latch, (0,))
@@ -184,7 +184,7 @@ def test_g28_a_step_is_put_on_its_stream_and_not_waited_for(kit: Kit) -> None:
 @pytest.mark.parametrize("how", [TaskKind.PREEMPTED, TaskKind.ABORTED], ids=["preempted", "aborted"])
 @pytest.mark.parametrize("slot", range(3))
 def test_g28_a_slot_is_not_written_before_its_last_reader_has_passed(kit: Kit, slot: int, how: TaskKind) -> None:
-    fixture = StateFixture(kit, StateConfig(num_slots=3, max_model_len=16, block_size=2))
+    fixture = World(kit, StateConfig(num_slots=3, max_model_len=16, block_size=2))
     tasks = []
     for each in range(3):
         request = fixture.admit(Request(f"r{each}", [1, 2], SamplingParams(max_tokens=9)))
@@ -210,7 +210,7 @@ def test_g28_a_slot_is_not_written_before_its_last_reader_has_passed(kit: Kit, s
 
 @guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
 def test_g28_a_value_is_not_set_before_the_slots_last_reader_has_passed(kit: Kit) -> None:
-    fixture = StateFixture(kit, StateConfig(num_slots=2, max_model_len=8))
+    fixture = World(kit, StateConfig(num_slots=2, max_model_len=8))
     request = fixture.admit(Request("r", [1, 2]))
     fixture.insert([Task(TaskKind.PREFILL, 0, request, 0, 2, [0])]).wait(PATIENCE)
     other = kit.device.stream()

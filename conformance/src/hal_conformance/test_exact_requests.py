@@ -15,7 +15,7 @@ from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 
-from .fixtures.state import StateFixture
+from .fixtures.world import World
 from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import CLASSES, Array, classes
 from .harness.guarantees import RANKS, guarantee
@@ -68,7 +68,7 @@ def sampling(turn: int) -> SamplingParams:
 @pytest.mark.parametrize("count", [3, 40])
 @pytest.mark.parametrize("kind", [TaskKind.PREFILL, TaskKind.REMOTE_PREFILL], ids=lambda kind: kind.name.lower())
 def test_g09_parameters_and_rows_arrive_bit_for_bit(kit: Kit, kind: TaskKind, count: int) -> None:
-    fixture, turns = StateFixture(kit, SMALL), 2 * len(SIGNED) * len(SHARES) // 3
+    fixture, turns = World(kit, SMALL), 2 * len(SIGNED) * len(SHARES) // 3
     reached, seen = Reached(("zero", "denormal", "finite")), {name: set[int]() for name in REAL}
     for first in range(0, turns, count) if count > 3 else range(0, 60, count):
         tasks = []
@@ -109,7 +109,7 @@ def odd_words(count: int, start: int = 0) -> Array:
 
 @guarantee(9)
 def test_g09_other_slots_keep_the_bits_of_whatever_they_hold(kit: Kit) -> None:
-    fixture = StateFixture(kit, SMALL)
+    fixture = World(kit, SMALL)
     names = [name for name, place in fixture.state.layout.fields.items() if place.field.dtype.name == "float32"]
     wide = {name: fixture.model.cells[name].size for name in names}
     fixture.poke({name: odd_words(size, at).view(np.float32) for at, (name, size) in enumerate(wide.items())}).wait(
@@ -123,8 +123,7 @@ def test_g09_other_slots_keep_the_bits_of_whatever_they_hold(kit: Kit) -> None:
             tasks.append(Task(TaskKind.PREFILL, slot, request, 0, 1, [slot]))
         arrive(fixture.insert(tasks))
         fixture.check(f"requests entered slots {slots}, beside fields of odd bits")
-    step = fixture.step([7, *range(8, 20)])
-    arrive(fixture.update_inputs(step))
+    step = fixture.advance([7, *range(8, 20)])
     fixture.check("a step beside fields of odd bits")
     fixture.output(step)
     fixture.check("the output of a step beside fields of odd bits")
@@ -138,13 +137,9 @@ def test_g09_other_slots_keep_the_bits_of_whatever_they_hold(kit: Kit) -> None:
 @guarantee(24)
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 def test_g24_log_probabilities_leave_bit_for_bit(kit: Kit, speculative: bool) -> None:
-    fixture, reached = StateFixture(kit, SMALL), Reached(CLASSES)
+    fixture, reached = World(kit, SMALL), Reached(CLASSES)
     slots, accept, columns = SMALL.num_slots, SMALL.max_accept, SMALL.max_logprobs + 1
-    tasks = []
-    for slot in range(slots):
-        request = fixture.admit(Request(f"r{slot}", [1, 2], SamplingParams(max_tokens=9, logprobs=2)))
-        tasks.append(Task(TaskKind.PREFILL, slot, request, 0, 2, [slot]))
-    arrive(fixture.insert(tasks))
+    fixture.enter(fixture.entering(slot, name=f"r{slot}", logprobs=2) for slot in range(slots))
     ids = (np.arange(slots * accept * columns, dtype=np.int64) * 7 + 2**32).reshape(slots, accept, columns)
     counts = np.full(slots, accept if speculative else 1, np.int32)
     for turn in range(3):
@@ -152,8 +147,7 @@ def test_g24_log_probabilities_leave_bit_for_bit(kit: Kit, speculative: bool) ->
         fixture.poke({"topk_token_ids": ids, "topk_logprobs": odd.view(np.float32), "sampled_token_ids": ids[:, 0, 0],
                   "accept_tokens": ids[:, :, 0], "accept_num": counts}).wait(PATIENCE)  # fmt: skip
         order = np.random.default_rng(turn).permutation(slots)
-        step = fixture.step(order.tolist(), speculative=speculative, logprobs=turn % columns)
-        arrive(fixture.update_inputs(step))
+        step = fixture.advance(order.tolist(), speculative=speculative, logprobs=turn % columns)
         sink = MemorySink()
         ticket = cast(OutputTicket, fixture.save(step, sink))
         arrive(ticket)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from .draw.requests import sizes
 from .fixtures.batches import ENTER, LEAVE, draw_batch, told
-from .fixtures.state import StateFixture, assert_rows
 from .fixtures.stepping import draw_sampling, draw_step, run_step
+from .fixtures.world import World, assert_rows
 from .harness.asserts import assert_no_error, assert_raises, assert_says, in_time
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
@@ -51,7 +51,7 @@ def attempt(call: Callable[[], object]) -> HalError | None:
     return None
 
 
-def works(draw: Draw, fixture: StateFixture, after: str) -> None:
+def works(draw: Draw, fixture: World, after: str) -> None:
     """Insert a request, run a step, and compare its output."""
     __tracebackhide__ = True
     fixture.insert(draw_batch(draw, fixture, ENTER)).wait(PATIENCE)
@@ -63,7 +63,7 @@ def works(draw: Draw, fixture: StateFixture, after: str) -> None:
 @examples(0.5)
 def test_g08_a_write_that_fails_leaves_nothing_half_applied(kit: Kit, draw: Draw) -> None:
     with under(kit, faults.FailingWrites) as (laid, fuse):
-        fixture = StateFixture(laid, draw(sizes(), "sizes"))
+        fixture = World(laid, draw(sizes(), "sizes"))
         fixture.insert(draw_batch(draw, fixture, ENTER)).wait(PATIENCE)
         tasks = draw_batch(draw, fixture, least=1)
         fuse.at = draw(st.integers(1, 2), "the write that fails")
@@ -93,7 +93,7 @@ def test_g08_a_write_that_fails_leaves_nothing_half_applied(kit: Kit, draw: Draw
 @examples(0.5)
 def test_g26_an_unwritable_value_raises_and_leaves_the_target_unchanged(kit: Kit, draw: Draw) -> None:
     with under(kit, faults.FailingWrites) as (laid, fuse):
-        fixture = StateFixture(laid, draw(sizes(), "sizes"))
+        fixture = World(laid, draw(sizes(), "sizes"))
         fuse.at = 1
         view = fixture.state.view(draw(st.sampled_from(["seed", "next_tokens", "block_tables"]), "field"))
         values = np.full(view.shape, draw(st.integers(0, 99), "value"))
@@ -105,14 +105,14 @@ def test_g26_an_unwritable_value_raises_and_leaves_the_target_unchanged(kit: Kit
         assert_says(error, device=laid.bound.name, hook="async_set_value")
         fixture.check("a refused async_set_value")
         assert_no_error(write, "the same value once more")
-        works(draw, StateFixture(laid, fixture.sizes, name="another"), "a refused async_set_value")
+        works(draw, World(laid, fixture.sizes, name="another"), "a refused async_set_value")
 
 
 @guarantee(18)
 @examples(0.5)
 def test_g18_the_clean_up_happens_where_the_copy_out_fails(kit: Kit, draw: Draw) -> None:
     with under(kit, faults.FailingCopies) as (laid, fuse):
-        fixture = StateFixture(laid, draw(sizes(), "sizes"))
+        fixture = World(laid, draw(sizes(), "sizes"))
         fixture.insert(draw_batch(draw, fixture, (TaskKind.PREFILL,), least=1)).wait(PATIENCE)
         fixture.insert(draw_batch(draw, fixture, LEAVE)).wait(PATIENCE)
         step = draw_step(draw, fixture)
@@ -135,10 +135,10 @@ def test_g26_whichever_allocation_fails_the_device_goes_on(kit: Kit, draw: Draw)
     with under(kit, faults.OutOfRoom) as (laid, fuse):
         size = draw(sizes(), "sizes")
         fuse.at = draw(st.integers(1, 3), "the allocation that fails")
-        fixtures: list[StateFixture] = []
+        fixtures: list[World] = []
         for name in ("first", "second", "third"):
             before = fuse.met
-            error = attempt(lambda name=name: fixtures.append(StateFixture(laid, size, name=name)))  # type: ignore[misc]
+            error = attempt(lambda name=name: fixtures.append(World(laid, size, name=name)))  # type: ignore[misc]
             assert (error is not None) == (fuse.met > before), f"{error!r}, but {fuse.met - before} allocations failed"
             if error is not None:
                 assert isinstance(error, OutOfMemory), f"an allocation without room raised {error!r}"
@@ -146,14 +146,14 @@ def test_g26_whichever_allocation_fails_the_device_goes_on(kit: Kit, draw: Draw)
         fuse.at = 0
         for fixture in fixtures:
             fixture.check("another state found no memory")
-        works(draw, StateFixture(laid, size, name="after"), "an allocation that failed")
+        works(draw, World(laid, size, name="after"), "an allocation that failed")
 
 
 @guarantee(16)
 @examples(0.5)
 def test_g16_a_lost_peer_is_told_and_nothing_of_its_step_is_sent(kit: Kit, draw: Draw) -> None:
     with under(kit, faults.LostPeer) as (laid, fuse):
-        fixture = StateFixture(laid, draw(sizes(), "sizes"))
+        fixture = World(laid, draw(sizes(), "sizes"))
         fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
         fixture.bound.open_group(state=fixture.state, group=PAIR)
         fuse.at = 1
@@ -174,10 +174,10 @@ def test_g16_a_lost_peer_is_told_and_nothing_of_its_step_is_sent(kit: Kit, draw:
             broadcast()
         assert_raises(GroupLost, lambda: saved(fixture, step), "saving the output of a step whose group is lost")
         assert not fixture.sink.records, "tokens that the ranks may not agree on were sent"
-        works(draw, StateFixture(laid, fixture.sizes, name="another"), "its peer was lost")
+        works(draw, World(laid, fixture.sizes, name="another"), "its peer was lost")
 
 
-def saved(fixture: StateFixture, step: Step) -> OutputRecord:
+def saved(fixture: World, step: Step) -> OutputRecord:
     """Advance, save and wait, as a worker that checks only the last ticket."""
     fixture.update_inputs(step)
     fixture.save(step).wait(PATIENCE)
@@ -187,7 +187,7 @@ def saved(fixture: StateFixture, step: Step) -> OutputRecord:
 @guarantee(23)
 @examples(0.5)
 def test_g23_after_a_full_or_dead_sink_the_device_goes_on(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = World(kit, draw(sizes(), "sizes"))
     fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
     step = run_step(draw, fixture)
     should = fixture.rows_of(step)
@@ -206,7 +206,7 @@ def test_g23_after_a_full_or_dead_sink_the_device_goes_on(kit: Kit, draw: Draw) 
 @examples(0.5)
 def test_g19_copies_that_come_late_lose_no_token(kit: Kit, draw: Draw) -> None:
     with under(kit, faults.DelayedCopies) as (laid, _):
-        fixture = StateFixture(laid, draw(sizes(), "sizes"))
+        fixture = World(laid, draw(sizes(), "sizes"))
         fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
         sink, rows = KeepingSink(), []
         for _ in range(draw(st.integers(1, 3), "steps")):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 from hal_core.errors import TicketTimeout
 from hal_core.memory.writes import Writes
-from hal_core.slots.admission import Request, SamplingParams
-from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.hook_cases import filled
-from .fixtures.state import StateFixture
+from .fixtures.world import World
 from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
@@ -31,7 +29,7 @@ def test_g10_drafts_of_any_number_of_slots_are_one_submission(kit: Kit) -> None:
     spent = {}
     for count in (1, 5):
         fixture, _ = filled(kit)
-        arrive(fixture.update_inputs(fixture.step(range(count))))
+        fixture.advance(range(count))
         before = fixture.bound.counters()
         ticket = fixture.propose({slot: [7, 8] for slot in range(count)})
         spent[count] = fixture.bound.counters() - before
@@ -89,9 +87,7 @@ def test_g12_drafts_that_the_driver_refuses_leave_no_trace(kit: Kit) -> None:
 def test_g12_a_slot_that_is_used_again_has_drafts_of_its_own_request_alone(kit: Kit) -> None:
     fixture, _ = running(kit)
     arrive(fixture.propose({0: [5, 6], 1: [7]}))
-    new = fixture.admit(Request("new", [9, 8], SamplingParams(max_tokens=20)))
-    gone = Task(TaskKind.PREEMPTED, 0, fixture.model.residents[0].admitted)
-    arrive(fixture.insert([gone, Task(TaskKind.PREFILL, 0, new, 0, 2, [0])]))
+    fixture.enter([*fixture.leaving([0]), fixture.entering(0, [9, 8], max_tokens=20)])
     fixture.check("a request in a slot whose former one held drafts")
     stepped(fixture, speculative=True)
     fixture.check("a step that verifies the other slot's drafts")
@@ -101,11 +97,11 @@ def test_g12_a_slot_that_is_used_again_has_drafts_of_its_own_request_alone(kit: 
     fixture.check("a step that verifies them")
 
 
-def _drafts(fixture: StateFixture) -> object:
+def _drafts(fixture: World) -> object:
     return fixture.propose({0: [5, 6], 1: []})
 
 
-def _several(fixture: StateFixture) -> object:
+def _several(fixture: World) -> object:
     writes = Writes()
     writes.fill(fixture.state.view("next_tokens"), [0], 3)
     return fixture.bound.write(writes=writes, stream=fixture.stream)

@@ -13,16 +13,14 @@ from hypothesis import strategies as st
 
 from .draw.requests import sizes
 from .fixtures.batches import ALL, draw_batch, told
-from .fixtures.state import StateFixture
 from .fixtures.stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
+from .fixtures.world import World
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 
 
-def insert_and_check(
-    draw: Draw, fixture: StateFixture, kinds: tuple[TaskKind, ...] = ALL, *, least: int = 0
-) -> list[Task]:
+def insert_and_check(draw: Draw, fixture: World, kinds: tuple[TaskKind, ...] = ALL, *, least: int = 0) -> list[Task]:
     """Insert a valid batch, and compare every byte of the state."""
     __tracebackhide__ = True
     tasks = draw_batch(draw, fixture, kinds, least=least)
@@ -34,7 +32,7 @@ def insert_and_check(
 @guarantee(9, also=(11, 12, 19, 20))
 @examples()
 def test_g09_every_field_of_every_slot_is_as_the_model_says(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = World(kit, draw(sizes(), "sizes"))
     for _ in range(draw(st.integers(1, 4), "rounds")):
         insert_and_check(draw, fixture)
         fixture.output(run_step(draw, fixture))
@@ -45,14 +43,14 @@ def test_g09_every_field_of_every_slot_is_as_the_model_says(kit: Kit, draw: Draw
 @guarantee(9)
 @examples(0.5)
 def test_g09_new_requests_enter_many_slots_at_once(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(most_slots=12), "sizes"))
+    fixture = World(kit, draw(sizes(most_slots=12), "sizes"))
     insert_and_check(draw, fixture, (TaskKind.PREFILL,), least=fixture.sizes.num_slots)
 
 
 @guarantee(9, also=(11,))
 @examples(0.5)
 def test_g09_requests_leave_go_on_and_enter_in_one_batch(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = World(kit, draw(sizes(), "sizes"))
     insert_and_check(draw, fixture, (TaskKind.PREFILL, TaskKind.REMOTE_PREFILL), least=1)
     fixture.output(run_step(draw, fixture))
     insert_and_check(draw, fixture, least=fixture.sizes.num_slots)
@@ -61,7 +59,7 @@ def test_g09_requests_leave_go_on_and_enter_in_one_batch(kit: Kit, draw: Draw) -
 @guarantee(9)
 @examples(0.5)
 def test_g09_a_step_changes_only_what_its_documentation_says(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = World(kit, draw(sizes(), "sizes"))
     insert_and_check(draw, fixture, (TaskKind.PREFILL, TaskKind.REMOTE_PREFILL), least=1)
     for _ in range(draw(st.integers(1, 6), "steps")):
         run_step(draw, fixture)  # compares every byte after update_inputs
@@ -69,15 +67,14 @@ def test_g09_a_step_changes_only_what_its_documentation_says(kit: Kit, draw: Dra
 
 @guarantee(9)
 def test_g09_a_full_row_ends_its_request_whatever_it_might_still_be_given(kit: Kit) -> None:
-    fixture = StateFixture(kit, StateConfig(num_slots=2, max_model_len=4, block_size=2))
-    tasks = []
-    for slot, prompt in enumerate(([1, 2, 3], [1])):
-        request = fixture.admit(Request(fixture.new_name(), prompt, SamplingParams(max_tokens=9)))
-        tasks.append(Task(TaskKind.PREFILL, slot, request, 0, len(prompt), [2 * slot, 2 * slot + 1]))
-    fixture.insert(tasks).wait(PATIENCE)
+    fixture = World(kit, StateConfig(num_slots=2, max_model_len=4, block_size=2))
+    prompts = ([1, 2, 3], [1])
+    fixture.enter(
+        fixture.entering(slot, prompt, blocks=[2 * slot, 2 * slot + 1]) for slot, prompt in enumerate(prompts)
+    )
     for number in range(2):
         fixture.poke({"sampled_token_ids": np.array([5, 6])})
-        fixture.update_inputs(fixture.step([0, 1])).wait(PATIENCE)
+        fixture.advance([0, 1])
         fixture.check(f"step {number}, after which a row is full")
 
 
@@ -85,7 +82,7 @@ def test_g09_a_full_row_ends_its_request_whatever_it_might_still_be_given(kit: K
 @examples(0.5)
 def test_g09_one_batch_serves_two_states_with_their_own_slots(kit: Kit, draw: Draw) -> None:
     size = draw(sizes(), "sizes")
-    target, proposer = StateFixture(kit, size), StateFixture(kit, size, name="proposer")
+    target, proposer = World(kit, size), World(kit, size, name="proposer")
     for fixture in (target, proposer):
         insert_and_check(draw, fixture, least=1)
     target.check("insert_tasks into another state")
@@ -94,23 +91,29 @@ def test_g09_one_batch_serves_two_states_with_their_own_slots(kit: Kit, draw: Dr
 @guarantee(9)
 def test_g09_slots_beside_a_named_one_keep_what_the_last_step_wrote(kit: Kit) -> None:
     n = 9  # the last flag is alone in its word
-    fixture = StateFixture(kit, StateConfig(num_slots=n, max_model_len=8, block_size=2))
-    tasks = []
-    for slot in range(n):
-        request = fixture.admit(Request(fixture.new_name(), [1, 2], SamplingParams(max_tokens=1 + slot % 3)))
-        tasks.append(Task(TaskKind.PREFILL, slot, request, 0, 2, [slot]))
-    fixture.insert(tasks).wait(PATIENCE)
+    fixture = World(kit, StateConfig(num_slots=n, max_model_len=8, block_size=2))
+    fixture.enter(fixture.entering(slot, max_tokens=1 + slot % 3) for slot in range(n))
     for slot in range(n):
         fixture.poke({"sampled_token_ids": 40 + np.arange(n)})
-        fixture.update_inputs(fixture.step(range(n))).wait(PATIENCE)
-        fixture.insert([Task(TaskKind.MORE_BLOCKS, slot, tasks[slot].request, blocks=[20 + slot], first_block=1)])
+        fixture.advance(range(n))
+        fixture.insert(
+            [
+                Task(
+                    TaskKind.MORE_BLOCKS,
+                    slot,
+                    fixture.model.residents[slot].admitted,
+                    blocks=[20 + slot],
+                    first_block=1,
+                )
+            ]
+        )
         fixture.check(f"a step, and one more block for slot {slot}")
 
 
 @guarantee(11, also=(9, 19))
 @examples()
 def test_g11_nothing_of_the_former_request_is_left_in_a_slot(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(most_slots=3), "sizes"))
+    fixture = World(kit, draw(sizes(most_slots=3), "sizes"))
     for _ in range(draw(st.integers(2, 4), "requests a slot")):
         free_ended(fixture)
         insert_and_check(draw, fixture, (TaskKind.PREFILL, TaskKind.REMOTE_PREFILL, TaskKind.PREEMPTED), least=1)
@@ -119,7 +122,7 @@ def test_g11_nothing_of_the_former_request_is_left_in_a_slot(kit: Kit, draw: Dra
 
 @guarantee(11)
 def test_g11_every_row_is_reset_to_the_largest_length_written_before(kit: Kit) -> None:
-    fixture = StateFixture(
+    fixture = World(
         kit,
         StateConfig(
             num_slots=2, max_model_len=24, block_size=2, max_draft_tokens=3, max_bad_words=4, max_stop_sequences=3
@@ -146,7 +149,7 @@ def test_g11_every_row_is_reset_to_the_largest_length_written_before(kit: Kit) -
 
 @guarantee(11)
 def test_g11_blocks_that_were_added_later_leave_with_their_request(kit: Kit) -> None:
-    fixture = StateFixture(kit, StateConfig(num_slots=2, max_model_len=24, block_size=2))
+    fixture = World(kit, StateConfig(num_slots=2, max_model_len=24, block_size=2))
     first = fixture.admit(Request("first", [1, 2]))
     arrive(fixture.insert([Task(TaskKind.PREFILL, 1, first, 0, 2, [3])]))
     arrive(fixture.insert([Task(TaskKind.MORE_BLOCKS, 1, first, blocks=[4, 5], first_block=1)]))
@@ -159,7 +162,7 @@ def test_g11_blocks_that_were_added_later_leave_with_their_request(kit: Kit) -> 
 @guarantee(12)
 @examples()
 def test_g12_the_decode_role_goes_on_after_the_first_token(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = World(kit, draw(sizes(), "sizes"))
     tasks = insert_and_check(draw, fixture, (TaskKind.REMOTE_PREFILL,), least=1)
     step = draw_step(draw, fixture)
     draw_sampling(draw, fixture, step)
@@ -175,7 +178,7 @@ def test_g12_the_decode_role_goes_on_after_the_first_token(kit: Kit, draw: Draw)
 @guarantee(12)
 @examples(0.5)
 def test_g12_exactly_the_given_drafts_are_written(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(drafts=True), "sizes"))
+    fixture = World(kit, draw(sizes(drafts=True), "sizes"))
     for _ in range(2):
         tasks = insert_and_check(draw, fixture, (TaskKind.REMOTE_PREFILL, TaskKind.ABORTED), least=1)
         drafts = [task for task in tasks if task.kind is TaskKind.REMOTE_PREFILL]
@@ -191,7 +194,7 @@ def test_g12_exactly_the_given_drafts_are_written(kit: Kit, draw: Draw) -> None:
 @guarantee(12, also=(22,))
 @examples(0.5)
 def test_g12_the_host_mirror_is_as_of_the_last_step_whose_output_was_taken(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = World(kit, draw(sizes(), "sizes"))
     for _ in range(draw(st.integers(1, 3), "steps")):
         insert_and_check(draw, fixture)
         step = draw_step(draw, fixture)
@@ -212,7 +215,7 @@ def test_g12_the_host_mirror_is_as_of_the_last_step_whose_output_was_taken(kit: 
 @guarantee(9)
 @examples(0.5)
 def test_g09_roles_other_than_mixed_enter_alike(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = World(kit, draw(sizes(), "sizes"))
     role = draw(st.sampled_from(SplitRole), "role")
     tasks = draw_batch(draw, fixture, (TaskKind.PREFILL,), least=1, role=role)
     fixture.insert(tasks).wait(PATIENCE)

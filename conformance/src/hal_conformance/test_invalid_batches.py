@@ -16,24 +16,24 @@ from .draw.requests import requests, sizes
 from .fixtures import hook_calls
 from .fixtures.batches import draw_batch, draw_entering, told
 from .fixtures.invalid_batches import INVALID_TASKS
-from .fixtures.state import StateFixture
 from .fixtures.stepping import run_step
+from .fixtures.world import World
 from .harness.asserts import assert_raises, assert_says
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 
 
-def prepared(kit: Kit, draw: Draw) -> StateFixture:
+def prepared(kit: Kit, draw: Draw) -> World:
     """Return a state with some requests in it."""
-    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = World(kit, draw(sizes(), "sizes"))
     fixture.insert(draw_batch(draw, fixture)).wait(PATIENCE)
     if draw(st.booleans(), "a step has run"):
         fixture.output(run_step(draw, fixture))
     return fixture
 
 
-def refuse(fixture: StateFixture, tasks: list[Task]) -> InvalidBatch:
+def refuse(fixture: World, tasks: list[Task]) -> InvalidBatch:
     """Assert that the batch is refused without any change."""
     __tracebackhide__ = True
     error = assert_raises(
@@ -100,7 +100,7 @@ def test_g08_the_batch_goes_in_once_it_is_mended(kit: Kit, draw: Draw) -> None:
 @guarantee(8)
 @examples(0.5)
 def test_g08_one_slot_is_entered_once_a_batch(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = World(kit, draw(sizes(), "sizes"))
     slot = draw(st.integers(0, fixture.sizes.num_slots - 1), "slot")
     tasks = [draw_entering(draw, fixture, slot, TaskKind.PREFILL, None) for _ in range(2)]
     refuse(fixture, tasks)
@@ -109,7 +109,7 @@ def test_g08_one_slot_is_entered_once_a_batch(kit: Kit, draw: Draw) -> None:
 @guarantee(8)
 @examples(0.5)
 def test_g08_one_request_enters_one_slot(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(most_slots=7).filter(lambda size: size.num_slots > 1), "sizes"))
+    fixture = World(kit, draw(sizes(most_slots=7).filter(lambda size: size.num_slots > 1), "sizes"))
     task = draw_entering(draw, fixture, 0, TaskKind.PREFILL, None)
     twin = Task(task.kind, 1, task.request, task.num_computed_tokens, task.num_scheduled_tokens, task.blocks)
     refuse(fixture, [task, twin])
@@ -139,7 +139,7 @@ def test_g08_only_who_is_in_a_slot_can_leave_it(kit: Kit, kind: TaskKind) -> Non
 @guarantee(8)
 @examples(0.5)
 def test_g08_a_slot_is_not_preempted_again_before_that_was_reported(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = World(kit, draw(sizes(), "sizes"))
     for _ in range(2):
         entering = draw_entering(draw, fixture, 0, TaskKind.PREFILL, None)
         fixture.insert([entering]).wait(PATIENCE)
@@ -154,7 +154,7 @@ def test_g08_a_slot_is_not_preempted_again_before_that_was_reported(kit: Kit, dr
 @guarantee(8)
 @examples()
 def test_g08_a_request_admitted_for_a_state_of_other_sizes_is_refused(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = World(kit, draw(sizes(), "sizes"))
     alike = {
         "num_slots": fixture.sizes.num_slots,
         "block_size": fixture.sizes.block_size,

@@ -28,7 +28,7 @@ from .test_faults import under
 if TYPE_CHECKING:
     from hal_core.memory.views import Memory
 
-    from .fixtures.state import StateFixture
+    from .fixtures.world import World
 
 INT64 = dtype_of("int64")
 ROUNDS, WINDOWS = 40, 8
@@ -36,19 +36,19 @@ ROUNDS, WINDOWS = 40, 8
 CALLS = (*hook_calls.VALUES, "submit", "copy_out", "onto itself", "insert and leave", "a step")
 
 
-def _write_several(fixture: StateFixture) -> None:
+def _write_several(fixture: World) -> None:
     writes, other = Writes(), View.contiguous(fixture.device.allocate(64), 0, (8,), INT64)
     writes.fill(fixture.state.view("next_tokens"), [0, 1], 5)
     writes.set(other, [*range(8)])
     arrive(fixture.bound.write(writes=writes, stream=fixture.stream))
 
 
-def _set_drafts(fixture: StateFixture) -> None:
-    arrive(fixture.update_inputs(fixture.step(range(hook_calls.ENTERED))))
+def _set_drafts(fixture: World) -> None:
+    fixture.advance(range(hook_calls.ENTERED))
     arrive(fixture.propose({0: [], 1: []}))
 
 
-def _stream(fixture: StateFixture) -> None:
+def _stream(fixture: World) -> None:
     """Work on a stream of its own that another one waits for; all of it is dropped, and no ticket is waited for."""
     mine, fixture.stream = fixture.stream, fixture.device.stream()
     hook_calls.array(fixture)
@@ -59,8 +59,8 @@ def _stream(fixture: StateFixture) -> None:
     arrive(hook_calls.scalar(fixture))
 
 
-def _to_new_memory(value: object) -> Callable[[StateFixture], None]:
-    def act(fixture: StateFixture) -> None:
+def _to_new_memory(value: object) -> Callable[[World], None]:
+    def act(fixture: World) -> None:
         view = View.contiguous(fixture.device.allocate(1 << 13), 0, (1 << 10,), INT64)
         fixture.bound.async_set_value(target=view, value=value, stream=fixture.stream)
         given = View(view.memory, 0, (1 << 9,), (0,), INT64)
@@ -69,7 +69,7 @@ def _to_new_memory(value: object) -> Callable[[StateFixture], None]:
     return act
 
 
-def _reader(fixture: StateFixture) -> None:
+def _reader(fixture: World) -> None:
     """A reader on another stream, and writes behind it and behind a copy out."""
     reader = fixture.device.stream()
     fixture.state.add_reader(None, fixture.device.event(reader))
@@ -77,7 +77,7 @@ def _reader(fixture: StateFixture) -> None:
     arrive(hook_calls.strided(fixture))
 
 
-def _refused(fixture: StateFixture) -> None:
+def _refused(fixture: World) -> None:
     """A full range of refusals: of the value, the target and the ranges."""
     bound, view = fixture.bound, fixture.state.view("seed")
     for value in (1.5, [1, 2], None, fixture.state.view("top_p")):
@@ -87,7 +87,7 @@ def _refused(fixture: StateFixture) -> None:
     assert_raises(HalError, copy, "a copy past the end")
 
 
-MORE: dict[str, Callable[[StateFixture], None]] = {
+MORE: dict[str, Callable[[World], None]] = {
     "a write to several": _write_several,
     "drafts": _set_drafts,
     "a stream that is dropped": _stream,

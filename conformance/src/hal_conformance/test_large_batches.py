@@ -18,8 +18,8 @@ from hal_core.slots.admission import AdmittedRequest, Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 
-from .fixtures.many import MANY, blocks, filled, handoff, leaving, prefill, prompt, request, stepped, varied
-from .fixtures.state import FOLLOWER, StateFixture, assert_rows
+from .fixtures.many import MANY, blocks, filled, handoff, prefill, prompt, request, stepped, varied
+from .fixtures.world import FOLLOWER, World, assert_rows
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .harness.reached import Reached
@@ -43,7 +43,7 @@ def test_g09_512_slots_are_entered_left_and_stepped_at_once(kit: Kit) -> None:
         turn: [slot for slot in slots if slot % 6 == turn and not fixture.model.get("stop_flags", slot)]
         for turn in range(6)
     }
-    tasks = leaving(fixture, [*by[0], *by[1]], TaskKind.PREEMPTED) + leaving(fixture, by[2], TaskKind.ABORTED)
+    tasks = fixture.leaving([*by[0], *by[1]], TaskKind.PREEMPTED) + fixture.leaving(by[2], TaskKind.ABORTED)
     tasks += [prefill(fixture, slot, request(fixture, slot + 1000, output=2)) for slot in by[0]]
     tasks += [handoff(fixture, slot, request(fixture, slot + 2000)) for slot in by[2]]
     for slot in (*by[3], *by[4], *by[5]):
@@ -68,13 +68,13 @@ def test_g09_512_slots_are_entered_left_and_stepped_at_once(kit: Kit) -> None:
 @guarantee(9, also=(11, 12, 18, 19, 20))
 @pytest.mark.parametrize("kind", [TaskKind.PREFILL, TaskKind.REMOTE_PREFILL], ids=lambda kind: kind.name.lower())
 def test_g09_batches_of_every_count_enter_and_leave(kit: Kit, kind: TaskKind) -> None:
-    fixture, reached = StateFixture(kit, MANY), Reached(map(str, COUNTS))
-    make: Callable[[StateFixture, int, AdmittedRequest], Task] = prefill if kind is TaskKind.PREFILL else handoff
+    fixture, reached = World(kit, MANY), Reached(map(str, COUNTS))
+    make: Callable[[World, int, AdmittedRequest], Task] = prefill if kind is TaskKind.PREFILL else handoff
     for turn, count in enumerate(COUNTS):
         slots = np.random.default_rng(turn).permutation(MANY.num_slots)[:count].tolist()
         arrive(fixture.insert([make(fixture, slot, request(fixture, slot + turn)) for slot in slots]))
         fixture.check(f"{count} requests entered by {kind.name}")
-        arrive(fixture.insert(leaving(fixture, slots, TaskKind.ABORTED if turn % 2 else TaskKind.PREEMPTED)))
+        arrive(fixture.insert(fixture.leaving(slots, TaskKind.ABORTED if turn % 2 else TaskKind.PREEMPTED)))
         fixture.check(f"{count} requests left")
         fixture.output(fixture.step(slots))
         reached.note(str(count))
@@ -86,7 +86,7 @@ def test_g09_slots_past_16_bits_are_their_own(kit: Kit) -> None:
     size = StateConfig(
         66_000, 6, 4, max_logprobs=0, max_eos=1, max_stop_sequences=1, max_stop_length=1, max_bad_words=1
     )
-    fixture = StateFixture(kit, size)
+    fixture = World(kit, size)
     edges = [0, 1, 127, 128, 255, 256, 257, 32_767, 32_768, 65_535, 65_536, 65_537, 65_791, 65_792, 65_999]
     order = np.random.default_rng(23).permutation(edges).tolist()
     params = [
@@ -105,7 +105,7 @@ def test_g09_slots_past_16_bits_are_their_own(kit: Kit) -> None:
     fixture.output(step)
     gone = order[::2]
     again = fixture.admit(Request(fixture.new_name(), prompt(5, 5)))
-    arrive(fixture.insert([*leaving(fixture, gone, TaskKind.PREEMPTED), prefill(fixture, gone[0], again)]))
+    arrive(fixture.insert([*fixture.leaving(gone, TaskKind.PREEMPTED), prefill(fixture, gone[0], again)]))
     fixture.check(f"requests left slots {gone}")
     fixture.output(fixture.step(gone))
     fixture.check(f"the output of slots {gone}")
@@ -125,7 +125,7 @@ WIDE = StateConfig(
 """Every row, and the record, longer than a 16-bit number can count, in bytes or elements."""
 
 
-def wide(fixture: StateFixture, at: int, share: float) -> AdmittedRequest:
+def wide(fixture: World, at: int, share: float) -> AdmittedRequest:
     """Return a request that fills so large a share of every row."""
 
     def part(most: int) -> int:
@@ -168,9 +168,9 @@ def test_g09_rows_of_megabytes_are_written_to_their_last_element(kit: Kit) -> No
     fixture.check("both long requests left")
 
 
-def full_of_rows(kit: Kit) -> tuple[StateFixture, AdmittedRequest]:
+def full_of_rows(kit: Kit) -> tuple[World, AdmittedRequest]:
     """Return a state with a request in slot 1 that fills every row, and the request."""
-    fixture = StateFixture(kit, WIDE)
+    fixture = World(kit, WIDE)
     reached = Reached(
         f"{what} past 16 bits" for what in ("tokens", "blocks", "bad words", "stop tokens", "record bytes")
     )
@@ -194,10 +194,10 @@ def full_of_rows(kit: Kit) -> tuple[StateFixture, AdmittedRequest]:
 def test_g08_a_large_batch_whose_write_fails_changes_no_slot(kit: Kit, count: int) -> None:
     """Whichever of the device's writes fails: a batch has no part that is written before another may be refused."""
     with under(kit, faults.FailingWrites) as (laid, fuse):
-        fixture = StateFixture(laid, MANY)
+        fixture = World(laid, MANY)
         slots = np.random.default_rng(count).permutation(MANY.num_slots)[:count].tolist()
         arrive(fixture.insert([prefill(fixture, slot, request(fixture, slot)) for slot in slots]))
-        batch = leaving(fixture, slots, TaskKind.ABORTED)
+        batch = fixture.leaving(slots, TaskKind.ABORTED)
         batch += [prefill(fixture, slot, request(fixture, slot + 1000)) for slot in slots]
         met = 0
         for fuse.at in range(1, WRITES + 1):
@@ -223,11 +223,11 @@ THOUSANDS = StateConfig(
 @pytest.mark.parametrize(("count", "group"), [(1_100, FOLLOWER), (THOUSANDS.num_slots, ALONE)], ids=["1100", "2100"])
 def test_g18_a_step_over_thousands_of_slots_cleans_each_of_them(kit: Kit, count: int, group: Group) -> None:
     """Every request has left; the last slots of the step and of the state are cleaned as the first ones are."""
-    fixture, params = StateFixture(kit, THOUSANDS), SamplingParams(max_tokens=3)
+    fixture, params = World(kit, THOUSANDS), SamplingParams(max_tokens=3)
     order = np.random.default_rng(count).permutation(THOUSANDS.num_slots)[:count].tolist()
     entering = [fixture.admit(Request(fixture.new_name(), [7], params)) for _ in order]
     arrive(fixture.insert([Task(TaskKind.PREFILL, *each, 0, 1, [0]) for each in zip(order, entering, strict=True)]))
-    gone = leaving(fixture, order[::2], TaskKind.PREEMPTED) + leaving(fixture, order[1::2], TaskKind.ABORTED)
+    gone = fixture.leaving(order[::2], TaskKind.PREEMPTED) + fixture.leaving(order[1::2], TaskKind.ABORTED)
     arrive(fixture.insert(gone))
     step = fixture.step(order, group=group)
     should, ticket = fixture.rows_of(step), fixture.save(step)

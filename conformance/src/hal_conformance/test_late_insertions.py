@@ -10,8 +10,8 @@ import numpy as np
 from hal_core.slots.admission import AdmittedRequest, Request
 from hal_core.slots.tasks import TaskKind
 
-from .fixtures.many import MANY, leaving, prefill, prompt, request, varied
-from .fixtures.state import StateFixture
+from .fixtures.many import MANY, prefill, prompt, request, varied
+from .fixtures.world import World
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Kit
@@ -23,7 +23,7 @@ EARLY = {"quick": 3000, "default": 20_000, "nightly": 70_000}
 @guarantee(9)
 def test_g09_requests_admitted_by_the_thousand_are_inserted_late(kit: Kit) -> None:
     size = replace(MANY, num_slots=64, max_model_len=24)
-    fixture, other = StateFixture(kit, size), StateFixture(kit, size, name="another")
+    fixture, other = World(kit, size), World(kit, size, name="another")
     params = [varied(at, size) for at in range(97)]
     made: list[AdmittedRequest] = []
     for at in range(EARLY[kit.effort.profile]):
@@ -40,7 +40,7 @@ def test_g09_requests_admitted_by_the_thousand_are_inserted_late(kit: Kit) -> No
     for what, chosen in parts.items():
         arrive(fixture.insert([prefill(fixture, slot, one) for slot, one in enumerate(chosen)]))
         fixture.check(f"{what} of {len(made)} admitted requests entered")
-        arrive(fixture.insert(leaving(fixture, range(64), TaskKind.ABORTED)))
+        arrive(fixture.insert(fixture.leaving(range(64), TaskKind.ABORTED)))
         fixture.output(fixture.step(range(64)))
     for at in (200, len(made) - 200, 201):  # single ones too: a core may treat a few requests differently
         arrive(fixture.insert([prefill(fixture, at % 64, made[at])]))
@@ -54,7 +54,7 @@ def test_g09_requests_admitted_by_the_thousand_are_inserted_late(kit: Kit) -> No
 @guarantee(9)
 def test_g09_what_was_inserted_is_kept_while_thousands_more_are_admitted(kit: Kit) -> None:
     size = replace(MANY, num_slots=80, max_model_len=48)
-    fixture = StateFixture(kit, size)
+    fixture = World(kit, size)
     with kit.held(fixture.stream, "thousands of admissions"):
         tickets = []
         for low in (0, 8, 9):  # a few, one, and many: each may be staged differently
@@ -71,7 +71,7 @@ def test_g09_what_was_inserted_is_kept_while_thousands_more_are_admitted(kit: Ki
 
 @guarantee(9)
 def test_g09_block_ids_may_be_changed_once_the_call_has_returned(kit: Kit) -> None:
-    fixture = StateFixture(kit, replace(MANY, num_slots=80, max_model_len=4096))
+    fixture = World(kit, replace(MANY, num_slots=80, max_model_len=4096))
     tasks, lent = [], []
     for slot in range(80):
         task = prefill(fixture, slot, fixture.admit(Request(fixture.new_name(), prompt(slot, 3000 + slot))))

@@ -11,8 +11,8 @@ from hal_core.output.records import SlotStatus
 from hal_core.slots.fields import FinishReason
 
 from .fixtures import hook_calls
-from .fixtures.state import StateFixture, assert_rows
 from .fixtures.stream_cases import copied
+from .fixtures.world import World, assert_rows
 from .harness import backdoor
 from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE, arrive
@@ -24,7 +24,7 @@ from .kit import Kit
 from .oracle.output import expected_rows
 
 
-def sampled(kit: Kit) -> StateFixture:
+def sampled(kit: Kit) -> World:
     """A state of three requests whose next step has sampled, and stopped the request of slot 1."""
     fixture = hook_calls.working(kit)
     arrive(hook_calls.submit(fixture))
@@ -41,8 +41,7 @@ def test_g19_late_errors_are_read_when_the_output_is_on_the_host(kit: Kit) -> No
         asked.append(1)
         return {1: message}
 
-    step = fixture.step(range(hook_calls.ENTERED), late_errors=late)
-    arrive(fixture.update_inputs(step))
+    step = fixture.advance(range(hook_calls.ENTERED), late_errors=late)
     should, sink = expected_rows(fixture.model, [0, 1, 2], errors={1: message}), KeepingSink()
     with ExitStack() as held:
         if kit.can_hold and kit.capabilities.async_d2h:
@@ -60,8 +59,7 @@ def test_g19_late_errors_are_read_when_the_output_is_on_the_host(kit: Kit) -> No
 def test_g19_a_recovered_request_is_reported_once_with_its_message(kit: Kit) -> None:
     fixture = sampled(kit)
     message = "the worker was restarted"
-    step = fixture.step(range(hook_calls.ENTERED), recovered={1: message})
-    arrive(fixture.update_inputs(step))
+    step = fixture.advance(range(hook_calls.ENTERED), recovered={1: message})
     should = fixture.rows_of(step)
     told = (should[1].status, should[1].finish, should[1].message)
     assert told == (SlotStatus.RECOVERED, FinishReason.ERROR, message), f"the kit's own row is {should[1]}"

@@ -8,18 +8,17 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
-from hal_core.errors import SinkClosed, SinkFull, Undelivered
+from hal_core.errors import SinkClosed, Undelivered
 from hal_core.group import ALONE, Group
 from hal_core.output.records import SlotStatus
 from hal_core.output.sinks import MemorySink, complete_with
 from hal_core.output.ticket import OutputTicket
-from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.step import Step
-from hal_core.slots.tasks import Task, TaskKind
+from hal_core.slots.tasks import TaskKind
 
-from .fixtures.state import FOLLOWER, StateFixture, assert_rows
-from .harness.asserts import assert_no_error, assert_raises
+from .fixtures.world import FOLLOWER, Outputs, World, assert_rows
+from .harness.asserts import assert_raises
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .harness.sinks import DeadSink, FullSink, KeepingSink
@@ -38,6 +37,8 @@ BAD = (0, 2)
 """Slots with a token outside the vocabulary; the second gets it three steps after the first."""
 ALL, SOME, FALLING = "all slots", "some slots", "falling"
 AT_ONCE, LATE = "at once", "late"
+LONG: dict[str, Any] = {"max_tokens": 60, "logprobs": 2}
+"""Parameters of requests that outlive a test."""
 
 
 class Case(NamedTuple):
@@ -68,11 +69,10 @@ CASES = {
 """Every value of one axis with most values of each other one."""
 
 
-def working(kit: Kit, name: str = "target") -> StateFixture:
+def working(kit: Kit, name: str = "target") -> World:
     """Return a state with a request in each slot."""
-    fixture, params = StateFixture(kit, SIZES, name=name), SamplingParams(max_tokens=60, logprobs=2)
-    requests = [fixture.admit(Request(f"{name}{slot}", [1, 2], params)) for slot in range(SLOTS)]
-    arrive(fixture.insert([Task(TaskKind.PREFILL, at, one, 0, 2, [at]) for at, one in enumerate(requests)]))
+    fixture = World(kit, SIZES, name=name)
+    fixture.enter(fixture.entering(slot, name=f"{name}{slot}", **LONG) for slot in range(SLOTS))
     return fixture
 
 
@@ -83,7 +83,7 @@ def order_of(case: Case, turn: int) -> list[int]:
     return [*range(SLOTS)] if case.order == ALL else [*range(SLOTS)][::-1]
 
 
-def feed(fixture: StateFixture, order: Sequence[int]) -> None:
+def feed(fixture: World, order: Sequence[int]) -> None:
     """Let the slots run that a step names, and no other: those that are left out wait, as a scheduler lets them."""
     lengths = fixture.model.cells["seq_lens_this_time"].copy()
     for slot in range(SLOTS):
@@ -94,22 +94,16 @@ def feed(fixture: StateFixture, order: Sequence[int]) -> None:
     fixture.poke({"seq_lens_this_time": lengths})
 
 
-def sampled(fixture: StateFixture, order: Sequence[int], turn: int, strange: Sequence[int] = ()) -> None:
+def sampled(fixture: World, order: Sequence[int], turn: int, strange: Sequence[int] = ()) -> None:
     """Write the sampler's fields for a step over these slots; its tokens differ from turn to turn."""
     ids = (np.arange(SLOTS * 9, dtype=np.int64).reshape(SLOTS, 3, 3) + turn) % VOCABULARY
     ids[list(strange), 0, 0] = VOCABULARY + turn
-    fixture.poke(
-        {
-            "sampled_token_ids": ids[:, 0, 0].copy(), "accept_tokens": ids[:, :, 0].copy(),
-            "accept_num": np.arange(SLOTS, dtype=np.int32) % 2 + 1, "topk_token_ids": ids,
-            "topk_logprobs": -np.arange(ids.size, dtype=np.float32), "topk_ranks": np.arange(SLOTS * 3, dtype=np.int32),
-        }
-    )  # fmt: skip
+    fixture.sample(ids, np.arange(SLOTS) % 2 + 1)
     feed(fixture, order)
 
 
 def advance(
-    fixture: StateFixture,
+    fixture: World,
     case: Case,
     turn: int,
     strange: tuple[int, ...] = (),
@@ -127,25 +121,9 @@ def advance(
     return step
 
 
-def saved(fixture: StateFixture, step: Step, sink: KeepingSink) -> OutputTicket:
-    """Save the output; where the sink does not take it, the error has the ticket."""
-    try:
-        return cast(OutputTicket, fixture.save(step, sink))
-    except (SinkFull, SinkClosed) as error:
-        return cast(OutputTicket, error.ticket)
-
-
 def told(should: list[Row], status: SlotStatus) -> list[str]:
     """Return the requests with this status."""
     return sorted(row.request_id for row in should if row.status is status)
-
-
-def compared(pairs: Sequence[tuple[OutputTicket, list[Row]]]) -> None:
-    """Assert that each output has its rows."""
-    __tracebackhide__ = True
-    for ticket, rows in pairs:
-        record = assert_no_error(ticket.record, f"the record of step {ticket.step}")
-        assert_rows(record, rows, ticket.step)
 
 
 @guarantee(21, also=(19, 20))
@@ -153,24 +131,19 @@ def compared(pairs: Sequence[tuple[OutputTicket, list[Row]]]) -> None:
 def test_g21_nothing_is_told_of_a_request_in_any_step_after_its_error(kit: Kit, form: str) -> None:
     """Of two requests, whose errors are three steps apart; another state has the same slots without an error."""
     case = CASES[form]
-    fixture, other, sink = working(kit), working(kit, "other"), case.sink()
-    late: list[tuple[OutputTicket, list[Row]]] = []
+    fixture, other, outputs = working(kit), working(kit, "other"), Outputs(case.sink())
     failed: set[str] = set()
     for turn in range(1 + LATER):
         bad = {0: BAD[:1], 3: BAD[1:]}.get(turn, ())
         step = advance(fixture, case if turn not in (0, 3) else case._replace(order=FALLING), turn, bad)
-        should = fixture.rows_of(step)
+        should = outputs.save(fixture, step)
         failed |= {f"target{slot}" for slot in bad}
         assert told(should, SlotStatus.ERROR) == [f"target{slot}" for slot in bad], f"the kit's own rows: {should}"
         assert not failed & {*told(should, SlotStatus.TOKEN)}, f"the kit's own rows: {should}"
-        late.append((saved(fixture, step, sink), should))
-        beside = advance(other, case, turn)
-        theirs = other.rows_of(beside)
-        late.append((saved(other, beside, sink), theirs))
+        outputs.save(other, advance(other, case, turn))
         if case.taken == AT_ONCE or turn == LATER:
-            compared(late)
-            late.clear()
-    resolved = len(assert_no_error(sink.resolve_all, "outputs whose records were taken"))
+            outputs.compare()
+    resolved = len(outputs.resolve())
     should_send = 2 * (1 + LATER) if case.group.is_first and case.sink is not DeadSink else 0
     assert resolved == should_send, f"the sink was given {resolved} outputs, but should be given {should_send}"
 
@@ -190,28 +163,23 @@ EVENTS: Mapping[int, tuple[tuple[TaskKind, int], ...]] = {
 def test_g18_each_request_that_leaves_is_told_once_in_ten_steps(kit: Kit, form: str) -> None:
     """The clean-up of a step is compared too, whatever became of its output."""
     case = CASES[form]
-    fixture, sink, params = working(kit), case.sink(), SamplingParams(max_tokens=60, logprobs=2)
-    late: list[tuple[OutputTicket, list[Row]]] = []
+    fixture, outputs = working(kit), Outputs(case.sink())
     gone: list[str] = []
     seen: list[str] = []
     for turn in range(1 + LATER):
         tasks = []
         for kind, slot in EVENTS.get(turn, ()):
             gone.append(fixture.model.residents[slot].request.request_id)
-            request = fixture.admit(Request(fixture.new_name(), [1, 2], params))
-            left = Task(kind, slot, fixture.model.residents[slot].admitted)
-            tasks += [left, Task(TaskKind.PREFILL, slot, request, 0, 2, [slot])]
+            tasks += [*fixture.leaving([slot], kind), fixture.entering(slot, **LONG)]
         fixture.insert(tasks)
         step = advance(fixture, case if turn not in EVENTS else case._replace(order=FALLING), turn)
-        should = fixture.rows_of(step)
+        should = outputs.save(fixture, step)
         seen += told(should, SlotStatus.PREEMPTED) + told(should, SlotStatus.ABORTED)
-        late.append((saved(fixture, step, sink), should))
         fixture.check(f"save_output of step {turn}")
         if case.taken == AT_ONCE or turn == LATER:
-            compared(late)
-            late.clear()
+            outputs.compare()
     assert sorted(seen) == sorted(gone), f"the kit's own rows tell of {seen}, but should of {gone}"
-    assert_no_error(sink.resolve_all, "outputs whose records were taken")
+    outputs.resolve()
 
 
 MESSAGES: Mapping[int, Mapping[str, Mapping[int, str]]] = {
@@ -228,19 +196,16 @@ MESSAGES: Mapping[int, Mapping[str, Mapping[int, str]]] = {
 def test_g19_messages_are_of_their_step_alone(kit: Kit, form: str) -> None:
     """Recovered and failed requests of several steps, in each form: the next steps do not report it again."""
     case = CASES[form]
-    fixture, sink = working(kit), case.sink()
-    late: list[tuple[OutputTicket, list[Row]]] = []
+    fixture, outputs = working(kit), Outputs(case.sink())
     for turn in range(1 + LATER):
         given = MESSAGES.get(turn, {})
         step = advance(fixture, case if not given else case._replace(order=FALLING), turn, messages=given)
-        should = fixture.rows_of(step)
+        should = outputs.save(fixture, step)
         marked = len(told(should, SlotStatus.ERROR)) + len(told(should, SlotStatus.RECOVERED))
         assert marked == sum(map(len, given.values())), f"the kit's own rows: {should}"
-        late.append((saved(fixture, step, sink), should))
         if case.taken == AT_ONCE or turn == LATER:
-            compared(late)
-            late.clear()
-    assert_no_error(sink.resolve_all, "outputs whose records were taken")
+            outputs.compare()
+    outputs.resolve()
 
 
 @guarantee(19, also=(21, 26))
@@ -249,32 +214,29 @@ def test_g19_late_errors_that_raise_are_the_error_of_their_step_alone(kit: Kit, 
     """Of the second and the third step: neither has a record, the tickets raise, and the other steps have records."""
     case = CASES[form]
     fixture, sink = working(kit), KeepingSink()
-    late: list[tuple[OutputTicket, list[Row]]] = []
-    broken: list[OutputTicket] = []
+    outputs, broken = Outputs(sink), list[OutputTicket]()
 
     def unreadable() -> Mapping[int, str]:
         raise ArithmeticError("the reasons cannot be read")
 
     for turn in range(5):
         given = {"late_errors": unreadable} if turn in (1, 2) else {}
-        step = advance(fixture, case, turn, messages=given)
-        should = fixture.rows_of(step)
-        ticket = saved(fixture, step, sink)
+        outputs.save(fixture, advance(fixture, case, turn, messages=given))
         fixture.check(f"save_output of step {turn}")
         if given:
+            ticket, _ = outputs.saved.pop()
             assert_raises(ArithmeticError, ticket.record, f"the record of step {turn}, whose late_errors raises")
             broken.append(ticket)
-        else:
-            late.append((ticket, should))
-    compared(late)
+    sound = [ticket.step for ticket, _ in outputs.saved]
+    outputs.compare()
     lost = [pending for pending in sink.pending if complete_with(pending) is None]
     assert lost == (broken if case.group.is_first else []), f"the sink lost {len(lost)} outputs, not {len(broken)}"
     for pending in lost:
         why = "waiting for an output whose late_errors raises"
         assert_raises(ArithmeticError, lambda: cast(OutputTicket, pending).wait(PATIENCE), why)  # noqa: B023
         sink.pending.remove(pending)
-    sent = [record.step for record in assert_no_error(sink.resolve_all, "the other outputs")]
-    should_send = [ticket.step for ticket, _ in late] if case.group.is_first else []
+    sent = [record.step for record in outputs.resolve()]
+    should_send = sound if case.group.is_first else []
     assert sent == should_send, f"the sink was given the steps {sent}, but should be given {should_send}"
 
 

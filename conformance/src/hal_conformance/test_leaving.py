@@ -15,7 +15,7 @@ from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures import hook_calls
 from .fixtures.batches import LEAVE
-from .fixtures.state import FOLLOWER, StateFixture, assert_rows
+from .fixtures.world import FOLLOWER, World, assert_rows
 from .harness.asserts import assert_raises, assert_says
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
@@ -26,24 +26,24 @@ FREE = hook_calls.SIZES.num_slots - 1
 LEFT = (SlotStatus.PREEMPTED, SlotStatus.ABORTED)
 
 
-def of_another(fixture: StateFixture, kind: TaskKind) -> Task:
+def of_another(fixture: World, kind: TaskKind) -> Task:
     """Return a leaving task for a slot held by another request."""
     return Task(kind, 0, fixture.model.residents[1].admitted)
 
 
-def never_entered(fixture: StateFixture, kind: TaskKind) -> Task:
+def never_entered(fixture: World, kind: TaskKind) -> Task:
     """Return a leaving task for a free slot, with a request that was admitted but never inserted."""
     return replace(
         hook_calls.entering(fixture, FREE), kind=kind, num_computed_tokens=0, num_scheduled_tokens=0, blocks=()
     )
 
 
-def never_held(fixture: StateFixture, kind: TaskKind) -> Task:
+def never_held(fixture: World, kind: TaskKind) -> Task:
     """Return a leaving task with a running request, for a slot that it does not hold."""
     return Task(kind, FREE, fixture.model.residents[1].admitted)
 
 
-def gone_already(fixture: StateFixture, kind: TaskKind) -> Task:
+def gone_already(fixture: World, kind: TaskKind) -> Task:
     """Return a leaving task for a request that has left and was reported."""
     task = hook_calls.leaving(fixture, 2, kind)
     fixture.insert([task]).wait(PATIENCE)
@@ -51,26 +51,26 @@ def gone_already(fixture: StateFixture, kind: TaskKind) -> Task:
     return task
 
 
-def released(fixture: StateFixture, kind: TaskKind) -> Task:
+def released(fixture: World, kind: TaskKind) -> Task:
     """Return a leaving task for a slot that was released, as if its request had ended."""
     task = hook_calls.leaving(fixture, 2, kind)
     fixture.release([2])
     return task
 
 
-def replaced(fixture: StateFixture, kind: TaskKind) -> Task:
+def replaced(fixture: World, kind: TaskKind) -> Task:
     """Return a leaving task for a slot that another request has entered meanwhile."""
     task = hook_calls.leaving(fixture, 2, kind)
     fixture.insert([hook_calls.leaving(fixture, 2), hook_calls.entering(fixture, 2)]).wait(PATIENCE)
     return task
 
 
-def outside(fixture: StateFixture, kind: TaskKind) -> Task:
+def outside(fixture: World, kind: TaskKind) -> Task:
     """Return a leaving task for a slot that does not exist: counted from the end, it would be a held one."""
     return Task(kind, 2 - hook_calls.SIZES.num_slots, fixture.model.residents[2].admitted)
 
 
-NOT_HELD: dict[str, Callable[[StateFixture, TaskKind], Task]] = {
+NOT_HELD: dict[str, Callable[[World, TaskKind], Task]] = {
     "held by another": of_another,
     "never entered": never_entered,
     "in another slot": never_held,
@@ -143,7 +143,7 @@ def told(records: list[OutputRecord]) -> Counter[tuple[str, SlotStatus]]:
     return found
 
 
-def departed(fixture: StateFixture) -> Counter[tuple[str, SlotStatus]]:
+def departed(fixture: World) -> Counter[tuple[str, SlotStatus]]:
     """Let one request be preempted and one aborted; return the expected reports, once each."""
     fixture.insert([hook_calls.leaving(fixture, 0), hook_calls.leaving(fixture, 2, TaskKind.ABORTED)]).wait(PATIENCE)
     names = {slot: leavers[-1].request_id for slot, leavers in fixture.model.leavers.items()}

@@ -25,7 +25,7 @@ from hal_core.slots.layout import ALIGNMENT
 from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures import hook_calls
-from .fixtures.state import StateFixture
+from .fixtures.world import World
 from .harness import backdoor
 from .harness.asserts import assert_raises
 from .harness.backdoor import PATIENCE
@@ -149,14 +149,14 @@ def kept(once: Callable[[], None], rounds: int, blocks: int = BLOCKS) -> str:
     return told
 
 
-def wrap(fixture: StateFixture, large: View) -> None:
+def wrap(fixture: World, large: View) -> None:
     """Write a large value, so that a staging ring wraps and drops the entries of small writes."""
     fixture.bound.async_set_value(target=large, value=np.ones(large.shape, np.int64), stream=fixture.stream).wait(
         PATIENCE
     )
 
 
-def hooks(fixture: StateFixture) -> None:
+def hooks(fixture: World) -> None:
     """Call every hook and primitive once, and return to the initial state."""
     for act in hook_calls.VALUES.values():
         act(fixture)
@@ -173,14 +173,14 @@ def hooks(fixture: StateFixture) -> None:
     fixture.model.bound[:] = [0] * hook_calls.SIZES.num_slots  # every round enters the slot again
 
 
-def tickets_nobody_waits_for(fixture: StateFixture) -> None:
+def tickets_nobody_waits_for(fixture: World) -> None:
     """Make calls whose tickets are dropped."""
     for act in (hook_calls.scalar, hook_calls.array, hook_calls.submit, hook_calls.update_inputs):
         act(fixture)
     fixture.stream.synchronize(PATIENCE)
 
 
-def refusals(fixture: StateFixture) -> None:
+def refusals(fixture: World) -> None:
     """Make calls that the host and a sink refuse."""
     bound, stream, state = fixture.bound, fixture.stream, fixture.state
     wrong: list[Callable[[], object]] = [
@@ -198,13 +198,13 @@ def refusals(fixture: StateFixture) -> None:
     hook_calls.scalar(fixture)
 
 
-def memory(fixture: StateFixture) -> None:
+def memory(fixture: World) -> None:
     """Allocate and free device memory."""
     block = fixture.device.allocate(1 << 18)
     backdoor.write(fixture.device, block, 0, np.full(1 << 18, 3, np.uint8), fixture.stream)
 
 
-def states(fixture: StateFixture) -> None:
+def states(fixture: World) -> None:
     """Create, use and drop states."""
     state = fixture.bound.state(hook_calls.SIZES, name="short-lived")
     request = state.admit(Request("r", [1, 2, 3]))
@@ -235,7 +235,7 @@ def test_g26_copies_out_without_a_write_keep_nothing(kit: Kit) -> None:
     assert not found, f"each {WARM} copies out leave {found}: running reads are remembered until something is written"
 
 
-ROUNDS: dict[str, tuple[Callable[[StateFixture], None], int]] = {
+ROUNDS: dict[str, tuple[Callable[[World], None], int]] = {
     "hooks": (hooks, 40),
     "tickets without a waiter": (tickets_nobody_waits_for, 50),
     "refusals": (refusals, 40),

@@ -19,7 +19,7 @@ from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures import hook_calls
-from .fixtures.state import StateFixture
+from .fixtures.world import World
 from .harness.asserts import assert_no_error, assert_raises, assert_says
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
@@ -34,7 +34,7 @@ Misuse = tuple[str, str, Callable[[], object]]
 class Calls:
     """Every call of an opened device, right but for the arguments that a test changes."""
 
-    def __init__(self, fixture: StateFixture) -> None:
+    def __init__(self, fixture: World) -> None:
         self.fixture, self.bound = fixture, fixture.bound
         self.value = View.contiguous(fixture.device.allocate(64), 0, (8,), dtype_of("int64"))
 

@@ -18,7 +18,7 @@ from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.crowd import ERRORS, LATE, ORDER, RECOVERED, SIZES, crowd_rows, crowded, entering, sample
-from .fixtures.state import FOLLOWER, StateFixture, assert_rows
+from .fixtures.world import FOLLOWER, World, assert_rows
 from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
@@ -72,7 +72,7 @@ def test_g24_rows_of_every_kind_in_one_frame_have_their_own_parts(
     saved(fixture, again, fixture.rows_of(again))
 
 
-def saved(fixture: StateFixture, step: Step, should: list[Row]) -> None:
+def saved(fixture: World, step: Step, should: list[Row]) -> None:
     """Save a step; compare the sink's record, the record that the rank has, and every byte of the state."""
     __tracebackhide__ = True
     sink, ids, what = KeepingSink(), fixture.batch_ids_of(step), f"save_output of step {step.number}"
@@ -110,8 +110,7 @@ def test_g19_outputs_are_their_own_steps_in_whatever_order_they_are_taken(
     if held and (need := kit.missing(("async_h2d", "async_d2h", "can_hold_stream", "overlapped_update"))):
         pytest.skip(f"needs {need}")
     fixture, sink = crowded(kit, speculative=False), KeepingSink()
-    begin = fixture.step(ORDER)
-    arrive(fixture.update_inputs(begin))
+    begin = fixture.advance(ORDER)
     fixture.output(begin)
     tickets, rows, mirrors, numbers = [], [], [], []
     before = {name: column.copy() for name, column in fixture.state.mirror.items()}
@@ -138,7 +137,7 @@ def test_g19_outputs_are_their_own_steps_in_whatever_order_they_are_taken(
 
 
 def assert_mirror(
-    fixture: StateFixture, should: Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]], told: str
+    fixture: World, should: Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]], told: str
 ) -> None:
     """Assert that the host's mirror has these values."""
     __tracebackhide__ = True
@@ -154,7 +153,7 @@ def assert_mirror(
 def test_g20_a_step_without_slots_and_steps_of_one_have_their_rows(kit: Kit, group: Group) -> None:
     """A frame of no rows, then each slot in a step of its own, which reports the departure from that slot."""
     fixture = crowded(kit, speculative=True)
-    arrive(fixture.update_inputs(fixture.step(ORDER, speculative=True)))
+    fixture.advance(ORDER, speculative=True)
     for order in ([], *([slot] for slot in reversed(ORDER)), []):
         step = fixture.step(order, speculative=True, logprobs=1, group=group)
         saved(fixture, step, fixture.rows_of(step))
@@ -165,7 +164,7 @@ def test_g25_two_states_save_by_turns_in_their_own_modes(kit: Kit) -> None:
     """Steps that name both states, each in its order; the second has neither drafts nor log-probabilities."""
     target, plain = (
         crowded(kit, speculative=True),
-        StateFixture(kit, replace(SIZES, max_draft_tokens=0, max_logprobs=0), name="plain"),
+        World(kit, replace(SIZES, max_draft_tokens=0, max_logprobs=0), name="plain"),
     )
     slots = [3, 0, 15, 6]
     arrive(plain.insert([entering(plain, slot) for slot in slots]))
@@ -182,7 +181,7 @@ def test_g25_two_states_save_by_turns_in_their_own_modes(kit: Kit) -> None:
             fixture.check(f"step {number} of two states")
 
 
-def draw_plain(fixture: StateFixture, turn: int) -> None:
+def draw_plain(fixture: World, turn: int) -> None:
     """Write the sampled tokens of a state without drafts."""
     fixture.poke({"sampled_token_ids": 70 + 100 * turn + np.arange(fixture.sizes.num_slots)})
 
@@ -251,19 +250,17 @@ def test_g18_rows_of_every_kind_are_cleaned_up_where_the_copy_fails(
 ) -> None:
     with under(kit, faults.FailingCopies) as (laid, fuse):
         fixture, sink = crowded(laid, speculative=speculative), KeepingSink()
-        step = fixture.step(ORDER, speculative=speculative, logprobs=logprobs, group=group)
-        arrive(fixture.update_inputs(step))
+        step = fixture.advance(ORDER, speculative=speculative, logprobs=logprobs, group=group)
         laid.device.late, fuse.at = late, 1  # type: ignore[attr-defined]  # the fault's
         why = "save_output whose copy failed"
         assert_raises(faults.CopyFailed, lambda: told_by(fixture, step, sink), why)
         fuse.at = 0
         fixture.check(why)
         sample(fixture, 2, speculative=speculative)
-        after = fixture.step(ORDER[::-1], speculative=speculative, logprobs=logprobs, group=group)
-        arrive(fixture.update_inputs(after))
+        after = fixture.advance(ORDER[::-1], speculative=speculative, logprobs=logprobs, group=group)
         saved(fixture, after, fixture.rows_of(after))
 
 
-def told_by(fixture: StateFixture, step: Step, sink: KeepingSink) -> None:
+def told_by(fixture: World, step: Step, sink: KeepingSink) -> None:
     """Save a step, and take its output."""
     fixture.state.take(cast(OutputTicket, fixture.save(step, sink)))

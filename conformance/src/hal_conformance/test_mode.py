@@ -11,7 +11,7 @@ from hal_core.memory.views import View
 from hal_core.tickets import Ticket
 
 from .fixtures import hook_calls
-from .fixtures.state import StateFixture
+from .fixtures.world import World
 from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
@@ -22,7 +22,7 @@ COPIES = ("save_output", "copy_out")
 WORKS = [name for name in hook_calls.CALLS if name != "broadcast"]  # which in a group of one does no work
 
 
-def check_told(fixture: StateFixture, ticket: Ticket, what: str) -> None:
+def check_told(fixture: World, ticket: Ticket, what: str) -> None:
     """Assert that a ticket with mode "sync" is done, and that an independent stream sees its work."""
     __tracebackhide__ = True
     assert ticket.mode in ("async", "sync"), f"{what}: the ticket's mode is {ticket.mode!r}"

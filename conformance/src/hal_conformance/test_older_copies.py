@@ -199,8 +199,7 @@ def test_g23_every_stream_that_asks_waits_for_a_pending_read(kit: Kit, what: str
     device, bound, held = kit.device, kit.bound, kit.device.stream()
     fixture, _ = filled(kit)
     memory, view = fixture.state.memory, fixture.state.view("top_p")
-    step = fixture.step([4, 0, 2, 5, 1, 3])
-    arrive(fixture.update_inputs(step))
+    step = fixture.advance([4, 0, 2, 5, 1, 3])
     asking = [device.stream(), device.default_stream, device.stream()]
     writing, sink, whole = [device.stream(), device.stream()], KeepingSink(), fixture.model.block.copy()
     fixture.stream = held

@@ -14,14 +14,14 @@ from hal_core.memory.writes import Writes
 from hal_core.output.sinks import MemorySink
 
 from .fixtures import hook_calls
-from .fixtures.state import StateFixture
+from .fixtures.world import World
 from .harness.asserts import assert_no_error, assert_raises, assert_says
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Kit
 from .test_vendor_mistakes import another
 
-Refused = Callable[[StateFixture, Any], object]
+Refused = Callable[[World, Any], object]
 
 
 def _set(value: Any) -> Refused:  # noqa: ANN401 (any value)
@@ -30,43 +30,43 @@ def _set(value: Any) -> Refused:  # noqa: ANN401 (any value)
     )
 
 
-def _on_device(fixture: StateFixture, stream: Any) -> object:  # noqa: ANN401 (another device's)
+def _on_device(fixture: World, stream: Any) -> object:  # noqa: ANN401 (another device's)
     value = fixture.state.view("top_p")
     return fixture.bound.async_set_value(target=fixture.state.view("min_p"), value=value, stream=stream)
 
 
-def _write(fixture: StateFixture, stream: Any) -> object:  # noqa: ANN401 (another device's)
+def _write(fixture: World, stream: Any) -> object:  # noqa: ANN401 (another device's)
     writes, beside = Writes(), View.contiguous(fixture.device.allocate(64), 0, (8,), dtype_of("int64"))
     writes.fill(fixture.state.view("next_tokens"), [0, 1], 5)
     writes.set(beside, 3)
     return fixture.bound.write(writes=writes, stream=stream)
 
 
-def _insert(fixture: StateFixture, stream: Any) -> object:  # noqa: ANN401 (another device's)
+def _insert(fixture: World, stream: Any) -> object:  # noqa: ANN401 (another device's)
     tasks = [hook_calls.entering(fixture, hook_calls.ENTERED)]
     return fixture.bound.insert_tasks(state=fixture.state, tasks=tasks, stream=stream)
 
 
-def _update(fixture: StateFixture, stream: Any) -> object:  # noqa: ANN401 (another device's)
+def _update(fixture: World, stream: Any) -> object:  # noqa: ANN401 (another device's)
     step = fixture.step(range(hook_calls.ENTERED))
     return fixture.bound.update_inputs(state=fixture.state, step=step, stream=stream)
 
 
-def _save(fixture: StateFixture, stream: Any) -> object:  # noqa: ANN401 (another device's)
+def _save(fixture: World, stream: Any) -> object:  # noqa: ANN401 (another device's)
     step = fixture.step(range(hook_calls.ENTERED))
     return fixture.bound.save_output(state=fixture.state, step=step, sink=MemorySink(), stream=stream)
 
 
-def _draft(fixture: StateFixture, stream: Any) -> object:  # noqa: ANN401 (another device's)
+def _draft(fixture: World, stream: Any) -> object:  # noqa: ANN401 (another device's)
     step: Any = fixture.advanced
     return fixture.bound.set_drafts(state=fixture.state, step=step, drafts={0: [4]}, stream=stream)
 
 
-def _copy_out(fixture: StateFixture, stream: Any) -> object:  # noqa: ANN401 (another device's)
+def _copy_out(fixture: World, stream: Any) -> object:  # noqa: ANN401 (another device's)
     return fixture.bound.copy_out(memory=fixture.state.memory, parts=[ByteRange(0, 64)], stream=stream)
 
 
-def _order(fixture: StateFixture, stream: Any) -> object:  # noqa: ANN401 (another device's)
+def _order(fixture: World, stream: Any) -> object:  # noqa: ANN401 (another device's)
     fixture.bound.order_after_reads(memory=fixture.state.memory, stream=stream)
     return None
 

@@ -10,12 +10,11 @@ import pytest
 from hal_core.errors import InvalidValue
 from hal_core.output.records import SlotStatus
 from hal_core.output.ticket import OutputTicket
-from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import FinishReason, SplitRole
 from hal_core.slots.step import Step
-from hal_core.slots.tasks import Task, TaskKind
+from hal_core.slots.tasks import TaskKind
 
-from .fixtures.state import StateFixture, assert_rows
+from .fixtures.world import World, assert_rows
 from .harness.asserts import assert_no_error, assert_raises, assert_says
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
@@ -41,7 +40,7 @@ WHERE = ((0,), (1,), (2,), (0, 2), (0, 1, 2))
 """The slots whose rows hold the strange id."""
 
 
-def sampled(fixture: StateFixture, place: str, at: int, column: int, slots: Sequence[int], strange: int) -> None:
+def sampled(fixture: World, place: str, at: int, column: int, slots: Sequence[int], strange: int) -> None:
     """Write the ends of the vocabulary everywhere, and a strange id at one place of some rows."""
     ids = np.zeros((3, MOST, COLUMNS), np.int64)
     ids[:, ::2], ids[1] = VOCABULARY - 1, VOCABULARY - 1
@@ -50,15 +49,7 @@ def sampled(fixture: StateFixture, place: str, at: int, column: int, slots: Sequ
         ids[list(slots), at, 0] = strange
     elif place == "topk_token_ids":
         ids[list(slots), at, column] = VOCABULARY if strange == -1 else strange
-    arrive(
-        fixture.poke(
-            {
-                "sampled_token_ids": ids[:, 0, 0].copy(), "accept_tokens": ids[:, :, 0].copy(),
-                "accept_num": np.full(3, MOST), "topk_token_ids": ids, "topk_logprobs": np.zeros(ids.size, np.float32),
-                "topk_ranks": np.zeros(3 * MOST, np.int32),
-            }
-        )
-    )  # fmt: skip
+    arrive(fixture.sample(ids))
 
 
 @guarantee(21)
@@ -72,8 +63,7 @@ def test_g21_a_strange_token_is_found_at_each_place_of_a_row(kit: Kit, path: str
             fixture, strange = filled(kit, role), STRANGE[values % len(STRANGE)]
             values += 1
             sampled(fixture, place, at, column, slots, strange)
-            step = fixture.step(ORDER, speculative=speculative, logprobs=logprobs)
-            arrive(fixture.update_inputs(step))
+            step = fixture.advance(ORDER, speculative=speculative, logprobs=logprobs)
             if role is SplitRole.PREFILL:
                 drafts = np.full((3, SIZES.max_draft_tokens), VOCABULARY - 1, np.int64)
                 drafts[list(slots) if place == "draft_tokens" else [], at % SIZES.max_draft_tokens] = strange
@@ -94,20 +84,14 @@ def test_g21_the_next_request_in_the_slot_of_an_error_is_told(
     """The errors of rows 0 and 2 end with their requests; the next ones' tokens are theirs, from position 0."""
     fixture = filled(kit, SplitRole.MIXED)
     sampled(fixture, "tokens", 0, 0, (0, 2), VOCABULARY)
-    step = fixture.step(ORDER, speculative=speculative)
-    arrive(fixture.update_inputs(step))
-    fixture.output(step)
-    gone = [Task(way, slot, fixture.model.residents[slot].admitted) for slot in (0, 2)] if way else []
+    fixture.output(fixture.advance(ORDER, speculative=speculative))
+    gone = fixture.leaving((0, 2), way) if way else []
     if not gone:
         fixture.release([0, 2])
-    new = [fixture.admit(Request(fixture.new_name(), [1, 2], SamplingParams(max_tokens=9))) for _ in range(2)]
-    entering = [Task(TaskKind.PREFILL, slot, one, 0, 2, [slot]) for slot, one in zip((2, 0), new, strict=True)]
-    arrive(fixture.insert([*gone, *entering]))
+    fixture.enter([*gone, *map(fixture.entering, (2, 0))])
     for _ in range(2):
         sampled(fixture, "", 0, 0, (), 0)
-        step = fixture.step(ORDER, speculative=speculative)
-        arrive(fixture.update_inputs(step))
-        rows = fixture.output(step)
+        rows = fixture.output(fixture.advance(ORDER, speculative=speculative))
         given = [row.request_id for row in rows if row.tokens]
         assert len(given) == 3, f"the kit's own rows have tokens of {given}"
 
@@ -131,8 +115,7 @@ def test_g21_a_count_out_of_bounds_is_an_error_of_each_row_that_has_it(kit: Kit,
         for slots in WHERE[turn % 2 :: 2]:
             fixture = filled(kit, SplitRole.MIXED)
             sampled(fixture, "", 0, 0, (), 0)
-            step = fixture.step(ORDER, speculative=speculative, logprobs=1 if turn % 2 else None)
-            arrive(fixture.update_inputs(step))
+            step = fixture.advance(ORDER, speculative=speculative, logprobs=1 if turn % 2 else None)
             for slot in slots:
                 fixture.poke_cell(name, slot, value)
             should = fixture.rows_of(step)
@@ -141,7 +124,7 @@ def test_g21_a_count_out_of_bounds_is_an_error_of_each_row_that_has_it(kit: Kit,
             refused(fixture, step, should, [f"r{slot}" for slot in slots])
 
 
-def refused(fixture: StateFixture, step: Step, should: list[Row], named: Sequence[str]) -> None:
+def refused(fixture: World, step: Step, should: list[Row], named: Sequence[str]) -> None:
     """Assert that the ticket raises and names these requests, and that the record has all rows."""
     __tracebackhide__ = True
     sink, what = KeepingSink(), f"save_output of step {step.number}"
@@ -161,8 +144,7 @@ def test_g21_a_slot_that_holds_another_admission_gives_no_tokens(kit: Kit, specu
     """A kernel wrote over the slot's admission: its tokens may be those of another request."""
     fixture = filled(kit, SplitRole.MIXED)
     sampled(fixture, "", 0, 0, (), 0)
-    step = fixture.step(ORDER, speculative=speculative)
-    arrive(fixture.update_inputs(step))
+    step = fixture.advance(ORDER, speculative=speculative)
     fixture.poke_cell("request_serial", 1, fixture.model.get("request_serial", 1) + 1)
     should = fixture.rows_of(step)
     for at, row in enumerate(should):

@@ -16,7 +16,7 @@ from hal_core.slots.fields import HEADER_BYTES
 from hal_core.tickets import PromiseTicket
 
 from .fixtures.fake_group import can_fake_group
-from .fixtures.state import StateFixture, assert_rows
+from .fixtures.world import World, assert_rows
 from .harness import backdoor
 from .harness.asserts import assert_no_error, assert_raises, assert_says
 from .harness.backdoor import PATIENCE, arrive
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class PendingCollectives:
     """A communicator whose other rank is simulated. Its data is there in stream order, its tickets end when told."""
 
-    def __init__(self, group: Group, fixtures: Sequence[StateFixture]) -> None:
+    def __init__(self, group: Group, fixtures: Sequence[World]) -> None:
         self._group, self._fixtures = group, fixtures
         self.pending: list[PromiseTicket] = []
         self.wrong: int | None = None
@@ -68,7 +68,7 @@ class PendingCollectives:
 
 
 @contextmanager
-def pending_collectives(group: Group, fixtures: Sequence[StateFixture]) -> Iterator[PendingCollectives]:
+def pending_collectives(group: Group, fixtures: Sequence[World]) -> Iterator[PendingCollectives]:
     """Context in which the device's groups have a simulated rank and pending collectives."""
     far, device = PendingCollectives(group, fixtures), fixtures[0].device
     device.communicator = lambda group: far  # type: ignore[method-assign]
@@ -139,7 +139,7 @@ def test_g14_an_output_whose_broadcast_ends_later_finds_a_wrong_header(kit: Kit,
         assert_says(error, device=kit.bound.name, hook="update_inputs")
 
 
-def check_bad(fixture: StateFixture, ticket: OutputTicket, broadcast: Ticket, sink: KeepingSink, what: str) -> None:
+def check_bad(fixture: World, ticket: OutputTicket, broadcast: Ticket, sink: KeepingSink, what: str) -> None:
     """Assert that neither the worker nor the sink gets the record of that step."""
     __tracebackhide__ = True
     error = assert_raises(StateUnusable, lambda: fixture.state.take(ticket), f"taking the output of {what}")

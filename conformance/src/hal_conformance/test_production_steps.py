@@ -12,7 +12,7 @@ from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import FinishReason, StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 
-from .fixtures.state import StateFixture
+from .fixtures.world import World
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Kit
@@ -36,9 +36,9 @@ PROMPT = 300
 """Tokens of each prompt: positions past 256."""
 
 
-def entered(kit: Kit, sizes: StateConfig, requests: Sequence[tuple[Sequence[int], SamplingParams]]) -> StateFixture:
+def entered(kit: Kit, sizes: StateConfig, requests: Sequence[tuple[Sequence[int], SamplingParams]]) -> World:
     """A state in whose slots these prompts were prefilled whole."""
-    fixture = StateFixture(kit, sizes)
+    fixture = World(kit, sizes)
     tasks = []
     for slot, (prompt, params) in enumerate(requests):
         request = fixture.admit(Request(f"r{slot}", list(prompt), params))
@@ -48,7 +48,7 @@ def entered(kit: Kit, sizes: StateConfig, requests: Sequence[tuple[Sequence[int]
     return fixture
 
 
-def accept(fixture: StateFixture, given: Sequence[Sequence[int]], told: str) -> list[Any]:
+def accept(fixture: World, given: Sequence[Sequence[int]], told: str) -> list[Any]:
     """A speculative step that gives each slot these tokens; compare every byte, and return the model's rows."""
     __tracebackhide__ = True
     sizes = fixture.sizes
@@ -71,8 +71,7 @@ def accept(fixture: StateFixture, given: Sequence[Sequence[int]], told: str) -> 
             }
         )
     )
-    step = fixture.step(range(len(given)), speculative=True, logprobs=sizes.max_logprobs)
-    arrive(fixture.update_inputs(step))
+    step = fixture.advance(range(len(given)), speculative=True, logprobs=sizes.max_logprobs)
     fixture.check(told)
     return fixture.output(step)
 
@@ -122,8 +121,7 @@ def test_g09_the_last_of_many_stops_ends_a_step_of_one_token(kit: Kit, drafts: i
             cells[name][:3, 0] = tokens
         cells["accept_num"][...] = 1
         arrive(fixture.poke(cells))
-        step = fixture.step([0, 1, 2], speculative=drafts > 0)
-        arrive(fixture.update_inputs(step))
+        step = fixture.advance([0, 1, 2], speculative=drafts > 0)
         fixture.check(f"a step that gives {tokens}")
         rows = fixture.output(step)
     found = [row.finish for row in rows]
@@ -144,7 +142,7 @@ def test_g12_drafts_of_a_thousand_slots_are_each_their_own(kit: Kit) -> None:
     cells["accept_tokens"][...] = 60
     cells["accept_num"][...] = 1
     arrive(fixture.poke(cells))
-    arrive(fixture.update_inputs(fixture.step(range(MANY.num_slots), speculative=True)))
+    fixture.advance(range(MANY.num_slots), speculative=True)
     fixture.check(f"a step of {MANY.num_slots} slots")
     most = MANY.max_draft_tokens
     order = np.random.default_rng(31).permutation(MANY.num_slots).tolist()  # neighbours, and not in rising order
@@ -169,7 +167,6 @@ def test_g09_positions_past_16_bits_are_stepped(kit: Kit, speculative: bool) -> 
         for name, value in (("sampled_token_ids", 70 + at), ("accept_tokens", 70 + at), ("accept_num", 2)):
             cells[name][...] = value
         arrive(fixture.poke(cells))
-        step = fixture.step([0, 1], speculative=speculative)
-        arrive(fixture.update_inputs(step))
+        step = fixture.advance([0, 1], speculative=speculative)
         fixture.check(f"step {at} at positions past 65,536")
         fixture.output(step)

@@ -15,8 +15,8 @@ from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.hook_cases import SIZES, filled, new_tasks
 from .fixtures.prepared_calls import unlike
-from .fixtures.state import StateFixture
 from .fixtures.stream_cases import Busy, copied
+from .fixtures.world import World
 from .harness import backdoor
 from .harness.asserts import assert_raises
 from .harness.backdoor import PATIENCE, arrive
@@ -31,38 +31,38 @@ if TYPE_CHECKING:
 LEFT, NAMED, EMPTY = 1, (0, 1, 2), 4
 """The slot that a request leaves and another enters, the slots that every step names, and one that no step names."""
 
-Write = Callable[[StateFixture, list[Task]], "Ticket"]
+Write = Callable[[World, list[Task]], "Ticket"]
 
 
-def _leave(fixture: StateFixture, tasks: list[Task]) -> Ticket:
+def _leave(fixture: World, tasks: list[Task]) -> Ticket:
     return fixture.insert([Task(TaskKind.PREEMPTED, LEFT, tasks[LEFT].request)])
 
 
-def _leave_and_enter(fixture: StateFixture, tasks: list[Task]) -> Ticket:
+def _leave_and_enter(fixture: World, tasks: list[Task]) -> Ticket:
     return fixture.insert([Task(TaskKind.ABORTED, LEFT, tasks[LEFT].request), *new_tasks(fixture, [LEFT])])
 
 
-def _grow(fixture: StateFixture, tasks: list[Task]) -> Ticket:
+def _grow(fixture: World, tasks: list[Task]) -> Ticket:
     return fixture.insert([Task(TaskKind.MORE_BLOCKS, LEFT, tasks[LEFT].request, blocks=[55], first_block=2)])
 
 
-def _enter_elsewhere(fixture: StateFixture, tasks: list[Task]) -> Ticket:
+def _enter_elsewhere(fixture: World, tasks: list[Task]) -> Ticket:
     return fixture.insert(new_tasks(fixture, [EMPTY]))
 
 
-def _set_slot(fixture: StateFixture, tasks: list[Task]) -> Ticket:
+def _set_slot(fixture: World, tasks: list[Task]) -> Ticket:
     fixture.model.set("next_tokens", LEFT, 777)
     view = fixture.state.view("next_tokens")[LEFT]
     return fixture.bound.async_set_value(target=view, value=777, stream=fixture.stream)
 
 
-def _set_all(fixture: StateFixture, tasks: list[Task]) -> Ticket:
+def _set_all(fixture: World, tasks: list[Task]) -> Ticket:
     view, cells = fixture.state.view("sampled_token_ids"), fixture.model.cells["sampled_token_ids"]
     cells[...] = 900 + np.arange(len(cells))[:, None]
     return fixture.bound.async_set_value(target=view, value=cells.copy(), stream=fixture.stream)
 
 
-def _write_several(fixture: StateFixture, tasks: list[Task]) -> Ticket:
+def _write_several(fixture: World, tasks: list[Task]) -> Ticket:
     device, writes = fixture.device, Writes()
     writes.fill(fixture.state.view("next_tokens"), [LEFT, EMPTY], 555)
     writes.fill(View.contiguous(device.allocate(64), 0, (1, 8), dtype_of("int64")), [0], 1)
@@ -70,19 +70,19 @@ def _write_several(fixture: StateFixture, tasks: list[Task]) -> Ticket:
     return fixture.bound.write(writes=writes, stream=fixture.stream)
 
 
-def _set_from_device(fixture: StateFixture, tasks: list[Task]) -> Ticket:
+def _set_from_device(fixture: World, tasks: list[Task]) -> Ticket:
     fixture.model.cells["min_p"][...] = fixture.model.cells["top_p"]
     value, view = fixture.state.view("top_p"), fixture.state.view("min_p")
     return fixture.bound.async_set_value(target=view, value=value, stream=fixture.stream)
 
 
-def _set_strided(fixture: StateFixture, tasks: list[Task]) -> Ticket:
+def _set_strided(fixture: World, tasks: list[Task]) -> Ticket:
     view, cells = fixture.state.view("bad_words")[::-2], fixture.model.cells["bad_words"][::-2]
     cells[...] = 40 + np.arange(cells.size).reshape(cells.shape)
     return fixture.bound.async_set_value(target=view, value=cells.tolist(), stream=fixture.stream)
 
 
-def _write_state(fixture: StateFixture, tasks: list[Task]) -> Ticket:
+def _write_state(fixture: World, tasks: list[Task]) -> Ticket:
     writes, rows = Writes(), np.array([[31], [32]])
     writes.rows(fixture.state.view("next_tokens"), [EMPTY, LEFT], rows)
     fixture.model.cells["next_tokens"][[EMPTY, LEFT]] = rows
@@ -133,7 +133,7 @@ def step_held(kit: Kit, latch: Latch, step: Callable[[], Ticket]) -> Ticket:
     return ticket
 
 
-def update_held(fixture: StateFixture, latch: Latch, order: tuple[int, ...]) -> Ticket:
+def update_held(fixture: World, latch: Latch, order: tuple[int, ...]) -> Ticket:
     """Run a step of the fixture's state on the held stream."""
     __tracebackhide__ = True
     return step_held(fixture.kit, latch, lambda: fixture.update_inputs(fixture.step(order)))
@@ -269,7 +269,7 @@ def test_g28_a_step_holds_up_no_other_state_and_no_host(kit: Kit) -> None:
     """The step of one state is held. Another state is written at once, and so is the first once its step has passed."""
     held, writer = kit.device.stream(), kit.device.stream()
     fixture, tasks = filled(kit, NAMED)
-    other = StateFixture(kit, SIZES, name="other")
+    other = World(kit, SIZES, name="other")
     with kit.held(held, "a write to a state that no held step reads") as latch:
         fixture.stream = held
         stepped = update_held(fixture, latch, NAMED)

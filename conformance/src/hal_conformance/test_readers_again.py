@@ -12,8 +12,8 @@ from hal_core.memory.views import View
 from hal_core.memory.writes import Writes
 
 from .fixtures.hook_cases import SIZES, filled, new_tasks
-from .fixtures.state import StateFixture
 from .fixtures.stream_cases import Busy
+from .fixtures.world import World
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Kit
@@ -112,7 +112,7 @@ def _write(kit: Kit, states: dict[str, SlotState], turn: int, first: str, writer
 def test_g28_a_write_to_several_waits_for_the_readers_of_each(kit: Kit, read: str, which: str) -> None:
     """One owner is read: the first, the second or the last of the write's. No step reads the rest."""
     reader, writer = streams(kit, which)
-    target, bound = StateFixture(kit, SIZES, name="first"), kit.bound
+    target, bound = World(kit, SIZES, name="first"), kit.bound
     arrive(target.insert(new_tasks(target, NAMED)))
     second = bound.state(SIZES, name="second", beside=("proposer",))
     states = {"first": target.state, "second": second, "companion": second.companions[0]}

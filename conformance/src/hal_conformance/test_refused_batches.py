@@ -16,7 +16,7 @@ from hal_core.slots.tasks import Task, TaskBatch, TaskKind
 from .fixtures import hook_calls
 from .fixtures.hook_calls import SIZES
 from .fixtures.many import MANY, prefill, request
-from .fixtures.state import StateFixture
+from .fixtures.world import World
 from .harness.asserts import assert_no_error, assert_raises, assert_says
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
@@ -27,25 +27,25 @@ FREE = hook_calls.ENTERED
 """The first slot without a request; the one after it is free too."""
 
 
-def entering(fixture: StateFixture) -> Task:
+def entering(fixture: World) -> Task:
     """Return a task that puts a new request into a free slot."""
     return hook_calls.entering(fixture, FREE)
 
 
-def handed(fixture: StateFixture) -> Task:
+def handed(fixture: World) -> Task:
     """Return a task that hands a new request over."""
     one = hook_calls.entering(fixture, FREE).request
     return Task(TaskKind.REMOTE_PREFILL, FREE, one, one.total, 0, [1, 2], first_token=4, drafts=[5])
 
 
-def growing(fixture: StateFixture) -> Task:
+def growing(fixture: World) -> Task:
     """Return a task that gives a request more blocks."""
     one = fixture.model.residents[1]
     return Task(TaskKind.MORE_BLOCKS, 1, one.admitted, blocks=[1], first_block=one.blocks)
 
 
 NEGATIVE, ELSEWHERE, TOO_MANY = {"blocks": [3, -1]}, {"first_block": 2}, {"drafts": [-1] * (SIZES.max_draft_tokens + 1)}
-SPOILT: dict[str, tuple[Callable[[StateFixture], Task], list[dict[str, Any]], int]] = {
+SPOILT: dict[str, tuple[Callable[[World], Task], list[dict[str, Any]], int]] = {
     "a request that enters": (
         entering, [NEGATIVE, ELSEWHERE, {"drafts": [1]}, {"first_token": 3}, {"num_computed_tokens": -1}], 5
     ),
@@ -76,7 +76,7 @@ def test_g08_every_problem_of_one_task_is_listed(kit: Kit, what: str) -> None:
 @pytest.mark.parametrize("form", [list, TaskBatch.of], ids=["list", "batch"])
 def test_g08_of_hundreds_of_invalid_tasks_each_is_listed(kit: Kit, form: Callable[[list[Task]], Any]) -> None:
     """All but one in three are invalid, the first and the last among them."""
-    fixture = StateFixture(kit, MANY)
+    fixture = World(kit, MANY)
     slots = np.random.default_rng(3).permutation(MANY.num_slots).tolist()
     tasks = [prefill(fixture, slot, request(fixture, slot)) for slot in slots]
     wrong = [at for at in range(len(tasks)) if at % 3 != 1]
@@ -93,44 +93,44 @@ def test_g08_of_hundreds_of_invalid_tasks_each_is_listed(kit: Kit, form: Callabl
     fixture.check("the same tasks, mended")
 
 
-def left_after_entering(fixture: StateFixture) -> list[Task]:
+def left_after_entering(fixture: World) -> list[Task]:
     """Enter a slot, and let its former request leave after that."""
     return [hook_calls.entering(fixture, 0), hook_calls.leaving(fixture, 0)]
 
 
-def left_twice(fixture: StateFixture) -> list[Task]:
+def left_twice(fixture: World) -> list[Task]:
     """Let a request leave in two ways."""
     return [hook_calls.leaving(fixture, 0), hook_calls.leaving(fixture, 0, TaskKind.ABORTED)]
 
 
-def left_and_grown(fixture: StateFixture) -> list[Task]:
+def left_and_grown(fixture: World) -> list[Task]:
     """Give blocks to a request that leaves."""
     return [hook_calls.leaving(fixture, 1), growing(fixture)]
 
 
-def grown_and_left(fixture: StateFixture) -> list[Task]:
+def grown_and_left(fixture: World) -> list[Task]:
     """Let a request leave that gets blocks."""
     return [growing(fixture), hook_calls.leaving(fixture, 1)]
 
 
-def grown_twice(fixture: StateFixture) -> list[Task]:
+def grown_twice(fixture: World) -> list[Task]:
     """Give blocks twice."""
     one = growing(fixture)
     return [one, replace(one, first_block=one.first_block + 1)]
 
 
-def entered_twice_after_leaving(fixture: StateFixture) -> list[Task]:
+def entered_twice_after_leaving(fixture: World) -> list[Task]:
     """Enter a slot twice that is left."""
     return [hook_calls.leaving(fixture, 0), *[hook_calls.entering(fixture, 0) for _ in range(2)]]
 
 
-def entered_and_left(fixture: StateFixture) -> list[Task]:
+def entered_and_left(fixture: World) -> list[Task]:
     """Let a request leave that enters in the same batch."""
     one = entering(fixture)
     return [one, Task(TaskKind.ABORTED, one.slot, one.request)]
 
 
-def moved(fixture: StateFixture) -> list[Task]:
+def moved(fixture: World) -> list[Task]:
     """Let a request leave one slot and enter another."""
     gone = hook_calls.leaving(fixture, 0)
     return [gone, replace(hook_calls.entering(fixture, FREE), request=gone.request)]
@@ -142,7 +142,7 @@ TWICE = (left_after_entering, left_twice, left_and_grown, grown_and_left, grown_
 
 @guarantee(8, also=(9, 19))
 @pytest.mark.parametrize("what", TWICE, ids=lambda what: what.__name__)
-def test_g08_tasks_that_contradict_each_other_are_refused(kit: Kit, what: Callable[[StateFixture], list[Task]]) -> None:
+def test_g08_tasks_that_contradict_each_other_are_refused(kit: Kit, what: Callable[[World], list[Task]]) -> None:
     """Each is sound by itself; the last one is the problem, or the one before it that it contradicts."""
     fixture = hook_calls.working(kit)
     for before in ([], [hook_calls.entering(fixture, FREE + 1)]):
@@ -158,8 +158,7 @@ def test_g08_a_refused_batch_is_no_submission_and_leaves_no_trace(kit: Kit, form
     """On a held stream, where it can be held; then drafts, the output and the mended batch go as if it had not been."""
     fixture = hook_calls.working(kit)
     fixture.poke({"sampled_token_ids": 30 + np.arange(SIZES.num_slots)})
-    step = fixture.step(range(hook_calls.ENTERED))
-    arrive(fixture.update_inputs(step))
+    step = fixture.advance(range(hook_calls.ENTERED))
     mended = [hook_calls.leaving(fixture, 0), hook_calls.entering(fixture, FREE), growing(fixture)]
     wrong = [*mended[:2], replace(mended[2], blocks=[-5])]
     with kit.held(fixture.stream, "a batch that is refused"):
@@ -198,7 +197,7 @@ ABOVE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @guarantee(8, also=(9, 21))
 def test_g08_what_is_at_its_limit_goes_in_and_what_is_above_does_not(kit: Kit) -> None:
     """A request above a limit is refused at its admission, and takes no other along."""
-    fixture = StateFixture(kit, LIMITS)
+    fixture = World(kit, LIMITS)
     for what, (asked, params) in ABOVE.items():
         given: dict[str, Any] = {"request_id": "above", "prompt": PROMPT, "params": replace(FULL, **params), **asked}
         error = assert_raises(InvalidValue, lambda: fixture.state.admit(Request(**given)), what)  # noqa: B023

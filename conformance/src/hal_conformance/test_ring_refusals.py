@@ -19,7 +19,7 @@ from hal_core.slots.tasks import Task, TaskKind
 from .fixtures import hook_calls
 from .fixtures.large_blocks import GAP, LargeBlock
 from .fixtures.ring_cases import ENOUGH, NEEDS, RING, RingWrites, impatient, in_its_time, refusal
-from .fixtures.state import StateFixture
+from .fixtures.world import World
 from .harness.asserts import assert_says
 from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import noise
@@ -60,7 +60,7 @@ def test_g02_what_a_full_ring_has_taken_is_what_the_caller_gave(small: Kit) -> N
     filled_twice(small, 50_000, rows=False)
 
 
-def write_several(fixture: StateFixture) -> Ticket:
+def write_several(fixture: World) -> Ticket:
     """Write to the state and to other memory."""
     writes, other = Writes(), fixture.device.allocate(64)
     writes.fill(fixture.state.view("next_tokens"), [0, 1], 5)
@@ -70,7 +70,7 @@ def write_several(fixture: StateFixture) -> Ticket:
     return ticket
 
 
-PRESSED: dict[str, tuple[str, Callable[[StateFixture], Ticket]]] = {
+PRESSED: dict[str, tuple[str, Callable[[World], Ticket]]] = {
     **{what: ("async_set_value", act) for what, act in hook_calls.VALUES.items()},
     **{what: ("insert_tasks", hook_calls.WRITES[what]) for what in ("insert", "leave")},
     "a write to several": ("write", write_several),
@@ -86,7 +86,7 @@ def test_g26_a_full_rings_refusals_are_the_contracts_and_not_booked(small: Kit) 
     for what, (hook, act) in PRESSED.items():
         fixture = hook_calls.working(small)
         if hook == "set_drafts":
-            arrive(fixture.update_inputs(fixture.step(range(hook_calls.ENTERED))))
+            fixture.advance(range(hook_calls.ENTERED))
         writes, before = RingWrites(small, 3 * RING), fixture.model.block.copy()
         booked = fixture.state.host_table.table.copy(), dict(fixture.state.host_table.live)
         with small.held(fixture.stream), impatient(small):
@@ -242,7 +242,7 @@ def test_g26_a_value_that_finds_no_device_memory_is_refused_whole(kit: Kit, rows
 
 @guarantee(3, requires=NEEDS)
 def test_g03_an_insertion_refused_by_a_full_ring_can_be_repeated(small: Kit) -> None:
-    fixture = StateFixture(small, StateConfig(num_slots=40, max_model_len=16_384, block_size=16, max_logprobs=0))
+    fixture = World(small, StateConfig(num_slots=40, max_model_len=16_384, block_size=16, max_logprobs=0))
     waiting: list[Task] = []
     with small.held(fixture.stream), impatient(small):
         for slot in range(40):
@@ -274,7 +274,7 @@ def staged_by_the_ring(kit: Kit) -> bool:
 
 @guarantee(3, requires=NEEDS)
 def test_g03_a_batch_larger_than_the_ring_arrives_whole(small: Kit) -> None:
-    fixture = StateFixture(small, StateConfig(num_slots=70, max_model_len=8192, block_size=16, max_logprobs=0))
+    fixture = World(small, StateConfig(num_slots=70, max_model_len=8192, block_size=16, max_logprobs=0))
     tasks = []
     for slot in range(70):
         request = fixture.admit(Request(f"r{slot}", (noise(slot, 4 * 8000).view(np.uint32) % 2**31).tolist()))

@@ -30,7 +30,7 @@ from .test_tickets import STREAMS, prepared, stream_of
 if TYPE_CHECKING:
     from hal_core.tickets import Ticket
 
-    from .fixtures.state import StateFixture
+    from .fixtures.world import World
 
 BYTES, ROUNDS = 32 << 20, 5
 """Bytes of a copy that runs for milliseconds, longer than the host takes from its end to a look at its last bytes."""
@@ -90,7 +90,7 @@ VAST = 1 << 17
 """Elements of a large target."""
 
 
-def gated_calls(fixture: StateFixture) -> dict[str, Callable[[], Ticket]]:
+def gated_calls(fixture: World) -> dict[str, Callable[[], Ticket]]:
     """Return the calls of which one part is made to wait."""
     block, stream = fixture.device.allocate(9 * VAST), fixture.stream
     whole = View.contiguous(block, 0, (VAST,), dtype_of("int64"))

@@ -9,34 +9,32 @@ import pytest
 from hal_core.errors import SinkClosed, SinkFull, TicketTimeout
 from hal_core.group import Group
 from hal_core.output.ticket import OutputTicket
-from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import SplitRole, StateConfig
 from hal_core.slots.step import Step
-from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import strategies as st
 
 from .draw.requests import sizes
 from .fixtures.batches import ENTER, LEAVE, draw_batch
-from .fixtures.state import FOLLOWER, StateFixture, assert_rows
 from .fixtures.stepping import draftable, draw_proposal, draw_sampling, draw_step, free_ended, run_step
+from .fixtures.world import FOLLOWER, World, assert_rows
 from .harness.asserts import assert_raises
-from .harness.backdoor import PATIENCE
+from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .harness.sinks import DeadSink, FullSink, KeepingSink
 from .harness.waiters import SHORT
 from .kit import Draw, Kit, examples
 
 
-def working(kit: Kit, draw: Draw, *, drafts: bool | None = None, role: SplitRole | None = None) -> StateFixture:
+def working(kit: Kit, draw: Draw, *, drafts: bool | None = None, role: SplitRole | None = None) -> World:
     """Return a state with requests in it, some of which have left again."""
-    fixture = StateFixture(kit, draw(sizes(drafts=drafts), "sizes"))
+    fixture = World(kit, draw(sizes(drafts=drafts), "sizes"))
     fixture.insert(draw_batch(draw, fixture, ENTER, least=1, role=role)).wait(PATIENCE)
     if draw(st.booleans(), "some leave again"):
         fixture.insert(draw_batch(draw, fixture, LEAVE)).wait(PATIENCE)
     return fixture
 
 
-def advanced(draw: Draw, fixture: StateFixture, group: Group, *, speculative: bool | None = None) -> Step:
+def advanced(draw: Draw, fixture: World, group: Group, *, speculative: bool | None = None) -> Step:
     """Return a step that has run, with drafts for the next one, and whose output is not saved yet."""
     step = draw_step(draw, fixture, speculative=speculative, group=group)
     draw_sampling(draw, fixture, step)
@@ -127,7 +125,7 @@ def test_g20_rows_are_in_batch_id_order(kit: Kit, draw: Draw) -> None:
 @examples(0.5)
 def test_g20_a_step_names_its_order_for_each_state(kit: Kit, draw: Draw) -> None:
     target = working(kit, draw)
-    proposer = StateFixture(kit, target.sizes, name="proposer")  # each order fits either state
+    proposer = World(kit, target.sizes, name="proposer")  # each order fits either state
     proposer.insert(draw_batch(draw, proposer, ENTER, least=1)).wait(PATIENCE)
     one = run_step(draw, target, speculative=False)
     other = run_step(draw, proposer, speculative=False)
@@ -183,27 +181,11 @@ def test_g24_a_prefill_node_reports_first_token_and_drafts_aligned(kit: Kit, dra
         assert counted == len(record.tokens), f"counts add up to {counted}, but there are {len(record.tokens)} tokens"
 
 
-def accepting(kit: Kit, role: SplitRole) -> StateFixture:
+def accepting(kit: Kit, role: SplitRole) -> World:
     """Return a state whose three slots have accepted one, two and three tokens, with their alternatives."""
-    fixture = StateFixture(
-        kit, StateConfig(num_slots=3, max_model_len=16, block_size=4, max_draft_tokens=2, max_logprobs=2)
-    )
-    tasks = []
-    for slot in range(3):
-        params = SamplingParams(max_tokens=9, logprobs=2)
-        request = fixture.admit(Request(f"r{slot}", [1, 2], params, role=role))
-        tasks.append(Task(TaskKind.PREFILL, slot, request, 0, 2, [slot]))
-    fixture.insert(tasks).wait(PATIENCE)
-    ids = np.arange(27, dtype=np.int64).reshape(3, 3, 3)
-    fixture.poke(
-        {
-            "accept_tokens": ids[:, :, 0],
-            "accept_num": np.array([1, 2, 3], np.int32),
-            "topk_token_ids": ids,
-            "topk_logprobs": -np.arange(27, dtype=np.float32),
-            "topk_ranks": np.arange(9, dtype=np.int32),
-        }
-    ).wait(PATIENCE)
+    fixture = World(kit, StateConfig(num_slots=3, max_model_len=16, block_size=4, max_draft_tokens=2, max_logprobs=2))
+    fixture.enter(fixture.entering(slot, role=role, logprobs=2) for slot in range(3))
+    arrive(fixture.sample(np.arange(27, dtype=np.int64).reshape(3, 3, 3), [1, 2, 3]))
     return fixture
 
 
@@ -211,8 +193,7 @@ def accepting(kit: Kit, role: SplitRole) -> StateFixture:
 @pytest.mark.parametrize("logprobs", [None, 1])
 def test_g24_first_tokens_leave_with_every_count_of_drafts(kit: Kit, logprobs: int | None) -> None:
     fixture = accepting(kit, SplitRole.PREFILL)
-    step = fixture.step([2, 0, 1], speculative=True, logprobs=logprobs)
-    fixture.update_inputs(step).wait(PATIENCE)
+    step = fixture.advance([2, 0, 1], speculative=True, logprobs=logprobs)
     fixture.propose({0: [], 1: [7], 2: [8, 9]}).wait(PATIENCE)
     drafted = [(row.first, row.drafts) for row in fixture.output(step)]
     assert drafted == [(True, [8, 9]), (True, []), (True, [7])], f"the kit's own rows have {drafted}"
@@ -221,9 +202,7 @@ def test_g24_first_tokens_leave_with_every_count_of_drafts(kit: Kit, logprobs: i
 @guarantee(24)
 def test_g24_log_probabilities_belong_to_their_tokens(kit: Kit) -> None:
     fixture = accepting(kit, SplitRole.PREFILL)
-    step = fixture.step([2, 0, 1], speculative=True, logprobs=1)
-    fixture.update_inputs(step).wait(PATIENCE)
-    fixture.output(step)
+    fixture.output(fixture.advance([2, 0, 1], speculative=True, logprobs=1))
 
 
 @guarantee(24, requires=("async_h2d", "async_d2h", "can_hold_stream", "overlapped_update"))
@@ -243,8 +222,7 @@ def test_g24_log_probabilities_are_of_the_step_on_the_given_stream(kit: Kit) -> 
 @pytest.mark.parametrize("logprobs", [None, 1])
 def test_g24_a_count_counts_the_tokens_of_its_row(kit: Kit, logprobs: int | None) -> None:
     fixture = accepting(kit, SplitRole.MIXED)
-    step = fixture.step([2, 0, 1], speculative=True, logprobs=logprobs)
-    fixture.update_inputs(step).wait(PATIENCE)
+    step = fixture.advance([2, 0, 1], speculative=True, logprobs=logprobs)
     counted = [len(row.tokens) for row in fixture.output(step)]
     assert counted == [3, 1, 2], f"the kit's own rows have {counted} tokens"
 
@@ -277,7 +255,7 @@ def check_mode(kit: Kit, draw: Draw, mode: str) -> None:
         max_draft_tokens=max_draft_tokens,
         max_logprobs=1,
     )
-    fixture = StateFixture(kit, size)
+    fixture = World(kit, size)
     fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
     for _ in range(2):
         step = draw_step(draw, fixture, speculative=speculative)
@@ -296,21 +274,14 @@ def test_g25_each_count_of_tokens_and_drafts_is_told_in_every_mode(kit: Kit, mod
     """In each of four steps a slot gives another count, from none to all; then it has another count of drafts."""
     drafts, speculative, proposes = MODES[mode]
     size = StateConfig(num_slots=6, max_model_len=40, block_size=8, max_draft_tokens=drafts, max_logprobs=1)
-    fixture, params = StateFixture(kit, size), SamplingParams(max_tokens=30, logprobs=1)
-    asked = [fixture.admit(Request(f"r{slot}", [1, 2], params, role=role)) for slot in range(6)]
-    fixture.insert([Task(TaskKind.PREFILL, slot, one, 0, 2, [slot]) for slot, one in enumerate(asked)]).wait(PATIENCE)
+    fixture = World(kit, size)
+    fixture.enter(fixture.entering(slot, role=role, max_tokens=30, logprobs=1) for slot in range(6))
     most = size.max_accept
     for turn in range(4):
         tokens = 1000 * turn + 10 * np.arange(6)[:, None] + np.arange(most)
         alternatives = np.stack([tokens, tokens + 500_000], axis=2)
-        fields = {"topk_token_ids": alternatives, "topk_logprobs": -np.arange(12 * most, dtype=np.float32) - turn,
-                  "topk_ranks": np.arange(6 * most, dtype=np.int32) + turn}  # fmt: skip
-        fields["sampled_token_ids"] = np.full(6, -3) if speculative else tokens[:, 0]
-        fields["accept_tokens"] = tokens if speculative else np.full((6, most), -3)
-        fields["accept_num"] = (np.arange(6) + 1 + turn) % (most + 1) if speculative else np.full(6, 77)
-        fixture.poke(fields)
-        step = fixture.step(np.roll(range(6), turn).tolist(), speculative=speculative, logprobs=turn % 2)
-        fixture.update_inputs(step).wait(PATIENCE)
+        fixture.sample(alternatives, (np.arange(6) + 1 + turn) % (most + 1), turn=turn, speculative=speculative)
+        step = fixture.advance(np.roll(range(6), turn).tolist(), speculative=speculative, logprobs=turn % 2)
         fixture.check(f"step {turn} of mode {mode!r}")
         if proposes:
             given = {slot: [7] * ((slot + turn) % (drafts + 1)) for slot in draftable(fixture)}
@@ -322,6 +293,4 @@ def test_g25_each_count_of_tokens_and_drafts_is_told_in_every_mode(kit: Kit, mod
 def test_g25_a_plain_step_of_a_speculative_state_reports_its_tokens(kit: Kit) -> None:
     fixture = accepting(kit, SplitRole.MIXED)
     fixture.poke({"sampled_token_ids": np.array([7, 8, 9])}).wait(PATIENCE)
-    step = fixture.step([2, 0, 1])
-    fixture.update_inputs(step).wait(PATIENCE)
-    fixture.output(step)
+    fixture.output(fixture.advance([2, 0, 1]))

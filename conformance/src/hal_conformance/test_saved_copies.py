@@ -22,8 +22,8 @@ from hal_core.slots.tasks import Task, TaskKind
 from .fixtures.fake_group import PAIR, can_fake_group, fake_source
 from .fixtures.hook_cases import HOOK_CASES, SIZES, filled, new_tasks, overlaps
 from .fixtures.prepared_calls import unlike
-from .fixtures.state import StateFixture, assert_rows
 from .fixtures.stream_cases import copied, pairs
+from .fixtures.world import World, assert_rows
 from .harness import backdoor
 from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE, arrive
@@ -45,7 +45,7 @@ LATER = 4
 """Outputs that come and go after the one that was taken."""
 
 
-def stepped(kit: Kit) -> tuple[StateFixture, Step]:
+def stepped(kit: Kit) -> tuple[World, Step]:
     """Return a state whose step has run on the default stream, and has reported log-probabilities."""
     fixture, _ = filled(kit)
     step = fixture.step([3, 1, 5, 0, 2, 4], logprobs=1)
@@ -66,7 +66,7 @@ def sampled(at: int) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-def save_many(fixture: StateFixture, step: Step) -> tuple[KeepingSink, list[OutputTicket], list[list[Row]]]:
+def save_many(fixture: World, step: Step) -> tuple[KeepingSink, list[OutputTicket], list[list[Row]]]:
     """Save outputs with different tokens, and read none of them."""
     sink, tickets, rows = KeepingSink(), [], []
     for at in range(OUTPUTS):
@@ -158,14 +158,13 @@ def test_g23_the_compute_stream_does_not_wait_for_the_copy(kit: Kit, mode: str, 
     told, stream = stream_cases(kit)[which]
     device: Any = kit.device
     fixture, _ = filled(kit)
-    other, memory = StateFixture(kit, SIZES, name="other"), device.allocate(64)
+    other, memory = World(kit, SIZES, name="other"), device.allocate(64)
     fixture.stream = other.stream = stream
     view, told = View.contiguous(memory, 0, (8,), dtype_of("int64")), f"{mode}, on {told}"
     for turn in range(3):
         if mode != "drafts":
             fixture.poke(sampled(turn))
-        step = fixture.step([3, 1, 5, 0, 2, 4], **MODES[mode])
-        arrive(fixture.update_inputs(step))
+        step = fixture.advance([3, 1, 5, 0, 2, 4], **MODES[mode])
         should, sink = fixture.rows_of(step), KeepingSink()
         with kit.held(device.own(stream).beside, f"an output ({told}) or work after it"):
             saved = fixture.save(step, sink)
@@ -189,8 +188,7 @@ def test_g23_a_write_comes_after_each_output_on_one_pair_of_streams(kit: Kit, at
         why = f"output {turn} ({mode}), {told}"
         fixture.stream = saver
         fixture.poke(sampled(turn))
-        step = fixture.step([3, 1, 5, 0, 2, 4], **MODES[mode])
-        arrive(fixture.update_inputs(step))
+        step = fixture.advance([3, 1, 5, 0, 2, 4], **MODES[mode])
         should, sink = fixture.rows_of(step), KeepingSink()
         with kit.held(saver, why):
             saved = fixture.save(step, sink)
@@ -238,7 +236,7 @@ def compare_records(records: Sequence[OutputRecord], rows: Sequence[list[Row]], 
         assert_rows(record, should)
 
 
-def later(fixture: StateFixture, step: Step, hook: str) -> None:
+def later(fixture: World, step: Step, hook: str) -> None:
     """Make a call that writes to the fields just saved."""
     if hook == "async_set_value":
         for name in ("sampled_token_ids", "step_idx", "accept_num", "stop_flags", "draft_num"):
@@ -258,7 +256,7 @@ def later(fixture: StateFixture, step: Step, hook: str) -> None:
         overwrite(fixture)
 
 
-def overwrite(fixture: StateFixture) -> None:
+def overwrite(fixture: World) -> None:
     """Overwrite every byte of the state."""
     data = noise(7, fixture.model.block.nbytes)
     backdoor.put(fixture.device, fixture.state.memory, [(0, data.tobytes())], fixture.stream)

@@ -14,9 +14,8 @@ from hal_core.slots.declared import Companion, StateField
 from hal_core.slots.tasks import Task, TaskBatch, TaskKind
 
 from .fixtures.generations import CASES, FORMERS, SIZES, asked, enter, go_on, sampled, succeed
-from .fixtures.many import leaving
-from .fixtures.state import StateFixture
 from .fixtures.stepping import draftable
+from .fixtures.world import World
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Kit
@@ -29,7 +28,7 @@ class Generations:
     """A state with its companions, and everything that is done to and checked of all of them."""
 
     def __init__(self, kit: Kit, beside: Sequence[Companion] = (), name: str = "target") -> None:
-        self.fixture = StateFixture(kit, SIZES, beside=beside, name=name)
+        self.fixture = World(kit, SIZES, beside=beside, name=name)
         self.others = [Beside(self.fixture, at, one.fields) for at, one in enumerate(beside)]
         self.turn = 0
 
@@ -87,7 +86,7 @@ class Generations:
         self.insert(before, "requests that leave before the next enter")
         self.insert(at_once, f"short requests after those that were {', '.join(FORMERS)}")
         self.step(speculative=True)
-        tasks = leaving(self.fixture, ALL, TaskKind.ABORTED)
+        tasks = self.fixture.leaving(ALL, TaskKind.ABORTED)
         tasks += [enter(self.fixture, slot, 2, CASES[slot][0]) for slot in ALL]
         self.insert(tasks, "requests of middling length after short ones")
         self.step(speculative=False)
@@ -119,7 +118,7 @@ def test_g11_two_states_of_one_size_go_through_it_by_turns(kit: Kit, devices: in
         two.insert([enter(two.fixture, slot, 1, "whole") for slot in ALL], "short requests in another state")
         two.step(speculative=True)
         one.succeed()
-        two.insert(leaving(two.fixture, ALL, TaskKind.PREEMPTED), "the other state's requests leave")
+        two.insert(two.fixture.leaving(ALL, TaskKind.PREEMPTED), "the other state's requests leave")
         two.step(speculative=False)
         two.former()
         one.check("the other state's former requests")
@@ -137,7 +136,7 @@ def test_g11_two_states_of_one_size_go_through_it_by_turns(kit: Kit, devices: in
 @pytest.mark.parametrize("where", ["the same slot at once", "the same slot later", "another slot at once"])
 def test_g19_a_preempted_request_goes_on_under_its_name(kit: Kit, where: str) -> None:
     """Admitted again with its output so far: one report that it was preempted, and each token once, at its place."""
-    fixture = StateFixture(kit, SIZES)
+    fixture = World(kit, SIZES)
     first = asked(fixture, 0, 0)
     beside = enter(fixture, 5, 0, "whole")
     arrive(fixture.insert([Task(TaskKind.PREFILL, 0, first, 0, first.total, [*range(10)]), beside]))
@@ -146,8 +145,7 @@ def test_g19_a_preempted_request_goes_on_under_its_name(kit: Kit, where: str) ->
     slot = 0
     for turn in range(4):
         sampled(fixture, turn)
-        step = fixture.step([5, slot] if turn % 2 else [slot, 5], speculative=turn == 1)
-        arrive(fixture.update_inputs(step))
+        step = fixture.advance([5, slot] if turn % 2 else [slot, 5], speculative=turn == 1)
         for row in fixture.output(step):
             if row.request_id == first.request_id:
                 told[row.status] += 1
@@ -176,7 +174,7 @@ def test_g19_a_preempted_request_goes_on_under_its_name(kit: Kit, where: str) ->
 @pytest.mark.parametrize("way", ["aborted", "released", "preempted at once"])
 def test_g09_one_admitted_request_enters_again_and_again(kit: Kit, way: str) -> None:
     """In other slots, and in a second state of the same sizes; a device that stages it may not have let it go."""
-    fixture, other = StateFixture(kit, SIZES), StateFixture(kit, SIZES, name="other")
+    fixture, other = World(kit, SIZES), World(kit, SIZES, name="other")
     kept = [asked(fixture, slot, 0) for slot in range(6)]
     for request in kept:
         other.model.requests[request.admission_id] = fixture.model.requests[request.admission_id]
@@ -186,23 +184,22 @@ def test_g09_one_admitted_request_enters_again_and_again(kit: Kit, way: str) -> 
             Task(TaskKind.PREFILL, slot, one, 0, one.total, [*range(slot, slot + 11)])
             for slot, one in zip(slots, kept, strict=True)
         ]
-        gone = leaving(fixture, sorted(fixture.model.residents), TaskKind.PREEMPTED) if turn else []
+        gone = fixture.leaving(sorted(fixture.model.residents), TaskKind.PREEMPTED) if turn else []
         if way == "preempted at once":  # each slot gets another of them
             fresh = [asked(fixture, slot, 1) for slot in range(6)]
             short = [Task(TaskKind.PREFILL, at, one, 0, one.total, [1, 2, 3, 4]) for at, one in enumerate(fresh)]
             arrive(fixture.insert([*gone, *short]))
             fixture.output(fixture.step(range(6)))
-            arrive(fixture.insert([*leaving(fixture, range(6), TaskKind.ABORTED)]))
+            arrive(fixture.insert([*fixture.leaving(range(6), TaskKind.ABORTED)]))
         elif turn and way == "aborted":
-            arrive(fixture.insert(leaving(fixture, range(6), TaskKind.ABORTED)))
+            arrive(fixture.insert(fixture.leaving(range(6), TaskKind.ABORTED)))
         elif turn:
             fixture.release(range(6))
         fixture.output(fixture.step(range(6)))
         arrive(fixture.insert(entering), f"requests that enter for the {turn + 1}. time")
         fixture.check(f"requests that entered for the {turn + 1}. time")
         sampled(fixture, turn)
-        step = fixture.step(slots, speculative=turn % 2 == 1)
-        arrive(fixture.update_inputs(step))
+        step = fixture.advance(slots, speculative=turn % 2 == 1)
         fixture.output(step)
     arrive(
         other.insert([Task(TaskKind.PREFILL, 7 - at, one, 0, one.total, [*range(11)]) for at, one in enumerate(kept)])
@@ -262,7 +259,7 @@ FORMS: dict[str, Callable[[list[Task]], object]] = {
 @pytest.mark.parametrize("form", [*FORMS, "new requests as columns"])
 def test_g09_a_batch_has_the_same_effect_in_every_form(kit: Kit, form: str) -> None:
     """One task and many, of every kind, with cached tokens; each batch at most two submissions where that is due."""
-    fixture = StateFixture(kit, SIZES)
+    fixture = World(kit, SIZES)
     make = FORMS.get(form, TaskBatch.of)
 
     def put(tasks: list[Task], told: str) -> None:
@@ -295,8 +292,8 @@ def test_g09_a_batch_has_the_same_effect_in_every_form(kit: Kit, form: str) -> N
         Task(TaskKind.MORE_BLOCKS, slot, held[slot].admitted, blocks=[5, 4], first_block=held[slot].blocks)
         for slot in (3, 1, 55)
     ]
-    put([*chunks, *more, *leaving(fixture, [0, 2], TaskKind.PREEMPTED), enter(fixture, 0, 1, "whole"),
-         *leaving(fixture, [21], TaskKind.ABORTED)], "chunks, more blocks, leavings and one that enters")  # fmt: skip
+    put([*chunks, *more, *fixture.leaving([0, 2], TaskKind.PREEMPTED), enter(fixture, 0, 1, "whole"),
+         *fixture.leaving([21], TaskKind.ABORTED)], "chunks, more blocks, leavings and one that enters")  # fmt: skip
     put([], "nothing")
     none = [
         replace(more[0], blocks=(), first_block=held[3].blocks),

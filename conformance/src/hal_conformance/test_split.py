@@ -9,7 +9,7 @@ from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import SplitRole, StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 
-from .fixtures.state import StateFixture
+from .fixtures.world import World
 from .harness.asserts import assert_raises, assert_says
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
@@ -19,25 +19,23 @@ SIZES = StateConfig(num_slots=3, max_model_len=24, block_size=4, max_draft_token
 KINDS = pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 
 
-def prefilling(kit: Kit) -> StateFixture:
+def prefilling(kit: Kit) -> World:
     """Return a state: slots 0 and 1 have the prefill role, the prompt of slot 1 in two pieces; slot 2 has both
     roles."""
-    fixture = StateFixture(kit, SIZES)
-    tasks = []
-    for slot, role in enumerate((SplitRole.PREFILL, SplitRole.PREFILL, SplitRole.MIXED)):
-        request = fixture.admit(Request(f"r{slot}", [1, 2, 3, 4], SamplingParams(max_tokens=20), role=role))
-        tasks.append(Task(TaskKind.PREFILL, slot, request, 0, 2 if slot == 1 else 4, [slot]))
-    fixture.insert(tasks).wait(PATIENCE)
+    fixture = World(kit, SIZES)
+    fixture.enter(
+        fixture.entering(slot, [1, 2, 3, 4], name=f"r{slot}", length=2 if slot == 1 else 4, role=role, max_tokens=20)
+        for slot, role in enumerate((SplitRole.PREFILL, SplitRole.PREFILL, SplitRole.MIXED))
+    )
     return fixture
 
 
-def stepped(fixture: StateFixture, speculative: bool) -> dict[str, list[int]]:
+def stepped(fixture: World, speculative: bool) -> dict[str, list[int]]:
     """Run one step that offers each slot as many tokens as allowed; return request to the tokens in its record."""
     n, most = SIZES.num_slots, SIZES.max_accept
     tokens = 10 * fixture.steps + np.arange(n * most).reshape(n, most)
     fixture.poke({"sampled_token_ids": tokens[:, 0], "accept_tokens": tokens, "accept_num": np.full(n, most)})
-    step = fixture.step(range(n), speculative=speculative)
-    fixture.update_inputs(step).wait(PATIENCE)
+    step = fixture.advance(range(n), speculative=speculative)
     fixture.check(f"step {step.number}")
     return {row.request_id: row.tokens for row in fixture.output(step)}
 
@@ -57,7 +55,7 @@ def test_g12_the_prefill_role_stops_after_its_first_token(kit: Kit, speculative:
     assert [last["r0"], last["r1"]] == [[], []], f"a prefill node continued to decode: {last}"
     assert len(last["r2"]) == (SIZES.max_accept if speculative else 1), f"r2, which plays both parts, gave {last}"
     fixture.release([0, 1])
-    fixture.insert([Task(TaskKind.PREFILL, 0, fixture.admit(Request("next", [5])), 0, 1, [0])]).wait(PATIENCE)
+    fixture.enter([fixture.entering(0, [5], name="next")])
     assert len(stepped(fixture, speculative)["next"]) >= 1, (
         "the slot of a prefill node that is done gives its next nothing"
     )
@@ -67,8 +65,7 @@ def test_g12_the_prefill_role_stops_after_its_first_token(kit: Kit, speculative:
 def test_g12_drafts_of_the_prefill_role_travel_only_with_its_output(kit: Kit) -> None:
     fixture = prefilling(kit)
     fixture.poke({"accept_tokens": np.full((3, 3), 7), "accept_num": np.ones(3)})
-    step = fixture.step(range(3), speculative=True)
-    fixture.update_inputs(step).wait(PATIENCE)
+    step = fixture.advance(range(3), speculative=True)
     fixture.output(step)
     call = {"state": fixture.state, "step": step, "drafts": {0: [5]}, "stream": fixture.stream}
     error = assert_raises(InvalidValue, lambda: fixture.bound.set_drafts(**call), "drafts that no output takes along")  # type: ignore[arg-type]
@@ -83,7 +80,7 @@ def test_g12_drafts_of_the_prefill_role_travel_only_with_its_output(kit: Kit) ->
 def test_g12_a_handoff_waits_until_its_blocks_are_declared_present(
     kit: Kit, declared: int, drafts: tuple[int, ...]
 ) -> None:
-    fixture = StateFixture(kit, SIZES)
+    fixture = World(kit, SIZES)
     request = fixture.admit(Request("r", [1, 2, 3, 4], SamplingParams(max_tokens=9), role=SplitRole.DECODE))
 
     def handoff(start: int) -> Task:
@@ -97,13 +94,13 @@ def test_g12_a_handoff_waits_until_its_blocks_are_declared_present(
 
 @guarantee(12)
 def test_g12_a_handoff_of_the_prefill_role_is_refused(kit: Kit) -> None:
-    fixture = StateFixture(kit, SIZES)
+    fixture = World(kit, SIZES)
     request = fixture.admit(Request("r", [1, 2], SamplingParams(max_tokens=9), role=SplitRole.PREFILL))
     task = Task(TaskKind.REMOTE_PREFILL, 0, request, 2, 0, [6], first_token=8)
     refuse(fixture, task, "a handoff of a request whose role is PREFILL")
 
 
-def refuse(fixture: StateFixture, task: Task, why: str) -> None:
+def refuse(fixture: World, task: Task, why: str) -> None:
     """Assert that the task is refused with a reason, and changes nothing."""
     __tracebackhide__ = True
     act = lambda: fixture.bound.insert_tasks(state=fixture.state, tasks=[task], stream=fixture.stream)  # noqa: E731

@@ -14,8 +14,8 @@ from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.hook_cases import HOOK_CASES, SIZES, hook_cases, new_tasks, overlaps
 from .fixtures.prepared_calls import SHAPE, VALUES, PreparedCall, Value, unlike
-from .fixtures.state import StateFixture, assert_rows
 from .fixtures.stream_cases import FREE, HELD, Between, Busy, beside, copied, pairs
+from .fixtures.world import World, assert_rows
 from .harness import backdoor
 from .harness.asserts import assert_raises
 from .harness.backdoor import PATIENCE, arrive
@@ -178,7 +178,7 @@ def test_g04_hooks_on_one_state_take_effect_in_the_order_of_their_calls(kit: Kit
     """Requests enter, a field is set, a step runs, its output is saved, some leave: on one stream, without waits."""
     if stream_case in HELD and kit.can_hold and not overlaps(kit, "update_inputs"):
         return
-    fixture, sink = StateFixture(kit, SIZES), KeepingSink()
+    fixture, sink = World(kit, SIZES), KeepingSink()
     rows = []
     with beside(kit, stream_case, f"one of the hooks on {stream_case}") as (stream, _):
         fixture.stream = stream
@@ -203,7 +203,7 @@ def test_g04_hooks_on_one_state_take_effect_in_the_order_of_their_calls(kit: Kit
 
 
 def compare_state(
-    fixture: StateFixture, state: CopyTicket, sink: KeepingSink, rows: Sequence[Sequence[Row]], stream_case: str
+    fixture: World, state: CopyTicket, sink: KeepingSink, rows: Sequence[Sequence[Row]], stream_case: str
 ) -> None:
     """Compare every record and every byte."""
     __tracebackhide__ = True

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from .draw.requests import sizes
 from .fixtures.batches import ALL, draw_batch
 from .fixtures.hook_cases import RICH
-from .fixtures.many import MANY, blocks, handoff, leaving, prefill, request
-from .fixtures.state import StateFixture
+from .fixtures.many import MANY, blocks, handoff, prefill, request
 from .fixtures.stepping import run_step
+from .fixtures.world import World
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .harness.reached import Reached
@@ -28,14 +28,14 @@ A_CALL = 2
 """Submissions (copies plus launches) that one call may make for each staging block that it fills."""
 
 
-def entering(fixture: StateFixture, slots: range, *, rich: bool) -> list[Task]:
+def entering(fixture: World, slots: range, *, rich: bool) -> list[Task]:
     """Return a task with a request for each slot; rich ones use every field."""
     params = RICH if rich else SamplingParams(max_tokens=9)
     requests = [fixture.admit(Request(fixture.new_name(), [1, 2, 3], params, [4] if rich else [])) for _ in slots]
     return [Task(TaskKind.PREFILL, slot, request, 0, 3, [0, 1]) for slot, request in zip(slots, requests, strict=True)]
 
 
-def spent(fixture: StateFixture, tasks: list[Task]) -> Counters:
+def spent(fixture: World, tasks: list[Task]) -> Counters:
     """Return the cost of one insertion, by the device's own counters."""
     before = fixture.bound.counters()
     ticket = fixture.insert(tasks)
@@ -46,7 +46,7 @@ def spent(fixture: StateFixture, tasks: list[Task]) -> Counters:
 
 @guarantee(10, requires="fused_scatter")
 def test_g10_submissions_grow_with_neither_requests_nor_fields(kit: Kit) -> None:
-    fixture = StateFixture(kit, StateConfig(num_slots=64, max_model_len=32, block_size=2))
+    fixture = World(kit, StateConfig(num_slots=64, max_model_len=32, block_size=2))
     costs = {
         "one plain request": spent(fixture, entering(fixture, range(1), rich=False)),
         "one request that uses every field": spent(fixture, entering(fixture, range(1, 2), rich=True)),
@@ -62,7 +62,7 @@ def test_g10_submissions_grow_with_neither_requests_nor_fields(kit: Kit) -> None
 @guarantee(10, requires="fused_scatter")
 @examples(0.5)
 def test_g10_any_batch_is_at_most_two_submissions(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = World(kit, draw(sizes(), "sizes"))
     for _ in range(2):
         cost = spent(fixture, draw_batch(draw, fixture, ALL))
         assert cost.submissions <= A_CALL, f"{cost.submissions} submissions for one batch, but at most {A_CALL} are due"
@@ -73,7 +73,7 @@ def test_g10_any_batch_is_at_most_two_submissions(kit: Kit, draw: Draw) -> None:
 @guarantee(10, requires="probe_counts")
 @examples(0.5)
 def test_g10_the_devices_own_counters_agree_with_a_count_below_it(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = World(kit, draw(sizes(), "sizes"))
     below = kit.device.probe_counts()  # type: ignore[attr-defined]  # the seam that `requires` asks for
     own = kit.bound.counters()
     fixture.insert(draw_batch(draw, fixture, least=1)).wait(PATIENCE)
@@ -88,7 +88,7 @@ def test_g10_the_devices_own_counters_agree_with_a_count_below_it(kit: Kit, draw
 @guarantee(10, requires=("fused_scatter", "async_h2d", "can_hold_stream"))
 @examples(0.5)
 def test_g10_an_insertion_does_not_wait_for_the_device(kit: Kit, draw: Draw) -> None:
-    fixture = StateFixture(kit, draw(sizes(), "sizes"))
+    fixture = World(kit, draw(sizes(), "sizes"))
     size = draw(st.integers(1, 3), "batches")
     tickets = []
     with kit.held(fixture.stream):
@@ -102,7 +102,7 @@ def test_g10_an_insertion_does_not_wait_for_the_device(kit: Kit, draw: Draw) -> 
 # -- at the sizes of production ----------------------------------------------------------------------------------------
 
 
-def cost(fixture: StateFixture, tasks: Sequence[Task], what: str) -> Counters:
+def cost(fixture: World, tasks: Sequence[Task], what: str) -> Counters:
     """Return the cost of an insertion by the device's own counters, which must have counted it as the driver has."""
     __tracebackhide__ = True
     probe = None if fixture.kit.missing(("probe_counts",)) else fixture.device.probe_counts  # type: ignore[attr-defined]
@@ -130,7 +130,7 @@ def cost(fixture: StateFixture, tasks: Sequence[Task], what: str) -> Counters:
 
 @guarantee(10, requires="fused_scatter")
 def test_g10_every_kind_of_batch_is_counted_and_large_ones_cost_the_same(kit: Kit) -> None:
-    fixture, reached = StateFixture(kit, MANY), Reached(kind.name for kind in TaskKind)
+    fixture, reached = World(kit, MANY), Reached(kind.name for kind in TaskKind)
     for turn, count in enumerate(COUNTS):
         slots = np.random.default_rng(turn).permutation(MANY.num_slots)[:count].tolist()
         entering = [request(fixture, slot) for slot in slots]
@@ -152,18 +152,18 @@ def test_g10_every_kind_of_batch_is_counted_and_large_ones_cost_the_same(kit: Ki
                       first_block=fixture.model.residents[slot].blocks) for slot in slots]  # fmt: skip
         cost(fixture, going, f"{count} requests with more blocks")
         kind = TaskKind.PREEMPTED if turn % 2 else TaskKind.ABORTED
-        cost(fixture, leaving(fixture, slots, kind), f"{count} requests leaving")
+        cost(fixture, fixture.leaving(slots, kind), f"{count} requests leaving")
         fixture.output(fixture.step(slots))
         cost(fixture, [handoff(fixture, slot, request(fixture, slot)) for slot in slots], f"{count} handoffs")
         kind = TaskKind.ABORTED if turn % 2 else TaskKind.PREEMPTED
         mixed = [
-            *leaving(fixture, slots, kind),
+            *fixture.leaving(slots, kind),
             *(prefill(fixture, slot, request(fixture, slot + 1)) for slot in slots),
         ]
         cost(fixture, mixed, f"{count} requests leaving and as many entering")
         cost(
             fixture,
-            leaving(fixture, slots, TaskKind.ABORTED if kind is TaskKind.PREEMPTED else TaskKind.PREEMPTED),
+            fixture.leaving(slots, TaskKind.ABORTED if kind is TaskKind.PREEMPTED else TaskKind.PREEMPTED),
             "all leave",
         )
         fixture.output(fixture.step(slots))
@@ -176,7 +176,7 @@ def test_g10_every_kind_of_batch_is_counted_and_large_ones_cost_the_same(kit: Ki
 
 @guarantee(10, requires=("fused_scatter", "async_h2d", "can_hold_stream"))
 def test_g10_a_large_insertion_does_not_wait_for_the_device(kit: Kit) -> None:
-    fixture = StateFixture(kit, MANY)
+    fixture = World(kit, MANY)
     tasks = [prefill(fixture, slot, request(fixture, slot)) for slot in range(512)]
     with kit.held(fixture.stream):
         before = fixture.bound.counters()

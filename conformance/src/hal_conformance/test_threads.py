@@ -10,21 +10,21 @@ import pytest
 from hal_core.group import ALONE
 
 from .fixtures import hook_calls
-from .fixtures.state import StateFixture
+from .fixtures.world import World
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .kit import Kit
 
-Call = Callable[[StateFixture], Any]
+Call = Callable[[World], Any]
 
 
-def drafts(fixture: StateFixture) -> Any:  # noqa: ANN401 (a ticket)
+def drafts(fixture: World) -> Any:  # noqa: ANN401 (a ticket)
     """Run a step, and hand over drafts of its slots."""
-    arrive(fixture.update_inputs(fixture.step(range(hook_calls.ENTERED))))
+    fixture.advance(range(hook_calls.ENTERED))
     return fixture.propose({0: [4]})
 
 
-def taken(fixture: StateFixture) -> None:
+def taken(fixture: World) -> None:
     """Save a step's output, and take its record."""
     fixture.output(fixture.step(range(hook_calls.ENTERED)))
 

@@ -11,8 +11,8 @@ from hal_core.errors import DeviceClosed, InvalidValue, TicketTimeout
 from hal_core.output.ticket import OutputTicket
 
 from .fixtures.hook_cases import HOOK_CASES, SIZES, filled, hook_cases, overlaps
-from .fixtures.state import StateFixture
 from .fixtures.stream_cases import copied
+from .fixtures.world import World
 from .harness import backdoor
 from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE, arrive
@@ -123,11 +123,10 @@ def test_g03_a_ticket_that_nobody_asked_is_done_with_its_work(kit: Kit, which: s
 # -- save_output ------------------------------------------------------------------------------------------------------
 
 
-def saved(kit: Kit, stream: Stream) -> tuple[StateFixture, Step, KeepingSink]:
+def saved(kit: Kit, stream: Stream) -> tuple[World, Step, KeepingSink]:
     """Return a step that has run, on its stream."""
     fixture, _ = filled(kit)
-    step = fixture.step([5, 4, 3, 2, 1, 0])
-    arrive(fixture.update_inputs(step))
+    step = fixture.advance([5, 4, 3, 2, 1, 0])
     fixture.stream = stream
     return fixture, step, KeepingSink()
 

@@ -18,8 +18,8 @@ from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures import hook_calls
 from .fixtures.prepared_calls import VALUES
-from .fixtures.state import StateFixture
 from .fixtures.stream_cases import copied
+from .fixtures.world import World
 from .harness import backdoor
 from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import arrive
@@ -146,9 +146,7 @@ def test_g10_each_call_counts_what_reached_the_driver(kit: Kit, what: str) -> No
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 def test_g11_a_stop_reason_leaves_with_its_request(kit: Kit, speculative: bool) -> None:
     """A slot whose request ended by length, by a stop and by an abort takes a new one that has not ended."""
-    fixture = StateFixture(
-        kit, StateConfig(num_slots=3, max_model_len=16, block_size=4, max_draft_tokens=2, max_logprobs=0)
-    )
+    fixture = World(kit, StateConfig(num_slots=3, max_model_len=16, block_size=4, max_draft_tokens=2, max_logprobs=0))
     ends = [
         SamplingParams(max_tokens=1),
         SamplingParams(max_tokens=9, eos_token_ids=(7,)),
@@ -171,7 +169,7 @@ def test_g11_a_stop_reason_leaves_with_its_request(kit: Kit, speculative: bool) 
     fixture.check("a step after them")
 
 
-def _step(fixture: StateFixture, speculative: bool) -> Any:  # noqa: ANN401 (a Step)
+def _step(fixture: World, speculative: bool) -> Any:  # noqa: ANN401 (a Step)
     """A step that gives each slot token 7."""
     step = fixture.step([0, 1, 2], speculative=speculative)
     cells = {name: fixture.model.cells[name].copy() for name in ("sampled_token_ids", "accept_tokens", "accept_num")}

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from hal_core.output.records import SlotStatus
-from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import SplitRole, StateConfig
 from hal_core.slots.step import Step
-from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import strategies as st
 
-from .fixtures.state import StateFixture, assert_rows
-from .harness.backdoor import PATIENCE
+from .fixtures.world import World, assert_rows
+from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 from .oracle.output import Row
@@ -43,25 +41,16 @@ class Case:
         """The field of the step's tokens."""
         return "accept_tokens" if self.speculative else "sampled_token_ids"
 
-    def sample(self, fixture: StateFixture) -> None:
+    def sample(self, fixture: World) -> None:
         """Write the fields that the step's kernels write before it advances."""
         ids = np.arange(18, dtype=np.int64).reshape(3, 3, 2)
         if self.place == self.source:
             ids[self.slot, 0, 0] = self.strange
         elif self.place == "topk_token_ids":
             ids[self.slot, 0, 1] = self.strange
-        tokens = ids[:, :, 0] if self.speculative else ids[:, :1, 0]
-        fixture.poke(
-            {
-                self.source: tokens.copy(),
-                "accept_num": np.ones(3, np.int32),
-                "topk_token_ids": ids,
-                "topk_logprobs": np.zeros(18, np.float32),
-                "topk_ranks": np.arange(9, dtype=np.int32),
-            }
-        ).wait(PATIENCE)
+        arrive(fixture.sample(ids, [1] * 3, speculative=self.speculative))
 
-    def draft(self, fixture: StateFixture) -> None:
+    def draft(self, fixture: World) -> None:
         """Write the drafts of a prefill node, one for each request."""
         drafts = np.full((3, 2), 5, np.int64)
         drafts[self.slot] = self.strange
@@ -80,17 +69,14 @@ def draw_case(draw: Draw) -> Case:
     return Case(role, speculative, logprobs, place, slot, strange)
 
 
-def filled(kit: Kit, role: SplitRole) -> StateFixture:
+def filled(kit: Kit, role: SplitRole) -> World:
     """Return a state with three requests whose prompts the next step ends."""
-    fixture, params = StateFixture(kit, SIZES), SamplingParams(max_tokens=9, logprobs=1)
-    requests = [fixture.admit(Request(f"r{slot}", [1, 2], params, role=role)) for slot in range(3)]
-    fixture.insert([Task(TaskKind.PREFILL, at, request, 0, 2, [at]) for at, request in enumerate(requests)]).wait(
-        PATIENCE
-    )
+    fixture = World(kit, SIZES)
+    fixture.enter(fixture.entering(slot, name=f"r{slot}", role=role, logprobs=1) for slot in range(3))
     return fixture
 
 
-def save(fixture: StateFixture, step: Step, should: list[Row]) -> None:
+def save(fixture: World, step: Step, should: list[Row]) -> None:
     """Assert that the ticket raises no error, and that the record is right."""
     __tracebackhide__ = True
     fixture.save(step).wait(PATIENCE)
@@ -103,8 +89,7 @@ def test_g21_a_token_outside_the_vocabulary_is_its_requests_error(kit: Kit, draw
     case = draw_case(draw)
     fixture = filled(kit, case.role)
     case.sample(fixture)
-    step = fixture.step(ORDER, speculative=case.speculative, logprobs=case.logprobs)
-    fixture.update_inputs(step).wait(PATIENCE)
+    step = fixture.advance(ORDER, speculative=case.speculative, logprobs=case.logprobs)
     if case.place == "draft_tokens":
         case.draft(fixture)
     should = fixture.rows_of(step)
@@ -122,13 +107,11 @@ def test_g21_nothing_more_is_told_of_a_request_after_that_error(kit: Kit, draw: 
     case.place = case.source
     fixture = filled(kit, case.role)
     case.sample(fixture)
-    first = fixture.step(ORDER, speculative=speculative)
-    fixture.update_inputs(first).wait(PATIENCE)
+    first = fixture.advance(ORDER, speculative=speculative)
     save(fixture, first, fixture.rows_of(first))
     case.place = ""
     case.sample(fixture)
-    second = fixture.step(ORDER, speculative=speculative)
-    fixture.update_inputs(second).wait(PATIENCE)
+    second = fixture.advance(ORDER, speculative=speculative)
     should, silent = fixture.rows_of(second), Row(f"r{slot}", position=fixture.model.get("step_idx", slot))
     assert silent in should, f"the kit's own rows are {should}"
     save(fixture, second, should)

@@ -12,7 +12,7 @@ from hal_core import AdmittedRequest, Companion, SlotStatus, StateConfig, StateF
 from hal_core.frames.bodies import decode_body
 from hal_core.memory.dtypes import BFLOAT16, bfloat16_to_float32, dtype_of
 
-from ..fixtures.state import StateFixture
+from ..fixtures.world import World
 from ..harness import backdoor
 from ..harness.sinks import KeepingSink
 from ..kit import Effort, Kit
@@ -53,7 +53,7 @@ def replay(subject: Subject, path: str | Path) -> tuple[bool, str]:
     return True, found[1] or f"{found[0]}\ncall by call nothing differs: it depends on calls that overlap"
 
 
-class Played(StateFixture):
+class Played(World):
     """A state, its reference model, and the steps whose records are not taken yet (``saved``): each with its call,
     ticket and sink, and the rows that its record must have.
 
