@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hal_core import TIMEOUTS as CORE
 from hal_core import CoreTimeouts, InvalidValue
-from hal_engine.timeouts import TIMEOUTS, Timeouts
+from hal_engine.timeouts import GONE, TIMEOUTS, Timeouts
 
 from hal.cli import main
 from hal.timeouts import Timeouts as OfHal
@@ -141,6 +141,13 @@ def test_a_wrong_one_is_refused_by_name_before_anything_starts(given, monkeypatc
         main(["devices"])
     assert end.value.code == 2
     assert f"HAL_RANKS_STEP: '{given}' (give seconds above 0, as 30)" in capsys.readouterr().err
+
+
+def test_a_variable_of_a_former_timeout_is_named(monkeypatch, caplog):
+    assert not {name.lower() for name in GONE} & {*Timeouts.names()}
+    monkeypatch.setenv("HAL_SECONDS_BROKEN", "3")
+    TIMEOUTS.check()
+    assert "HAL_SECONDS_BROKEN: nothing has this limit any more" in caplog.text
 
 
 @pytest.mark.parametrize("module", ["hal_engine.timeouts", "hal.timeouts", "hal_core.timeouts"])

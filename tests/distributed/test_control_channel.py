@@ -8,11 +8,13 @@ import signal
 import socket
 from threading import Event, Thread
 
+import numpy as np
 import pytest
-from hal_core import GroupLost
+from hal_core import GroupLost, OutputRecord, SlotStatus
 from hal_engine.distributed.control_channel import EngineChannel, RankChannel
-from hal_engine.distributed.control_messages import Agreed, Beat, Failed, Hello, Release, Verdict
+from hal_engine.distributed.control_messages import Agreed, Failed, Go, Hello, Release, Verdict
 from hal_engine.distributed.steps import StepOrder
+from hal_engine.timeouts import TIMEOUTS
 
 from tests.commands import start
 
@@ -26,6 +28,8 @@ print(type(channel.receive(60.0)).__name__, flush=True)
 channel.close()
 """
 MORE_THAN_A_CONNECTION_HOLDS = 16 << 20
+KINDS = (np.uint8, SlotStatus.TOKEN), (np.uint8, 0), (np.int64, 0), (np.int32, 1), (np.int64, 7), (np.bool_, False)
+RECORD = OutputRecord(1, ("a",), *(np.array([value], kind) for kind, value in KINDS))
 
 
 def test_the_last_message_reaches_a_rank_that_is_stopped_meanwhile(tmp_path):
@@ -38,7 +42,7 @@ def test_the_last_message_reaches_a_rank_that_is_stopped_meanwhile(tmp_path):
         os.kill(rank.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, rank.pid, os.WSTOPPED)
         assert channel.send(Verdict("x" * MORE_THAN_A_CONNECTION_HOLDS, refused=True)) == []
-        receive = channel.receive
+        receive = channel._hub.receive
 
         def awake(timeout):
             if not parting.is_set():
@@ -46,7 +50,7 @@ def test_the_last_message_reaches_a_rank_that_is_stopped_meanwhile(tmp_path):
                 os.kill(rank.pid, signal.SIGCONT)
             return receive(timeout)
 
-        channel.receive = awake
+        channel._hub.receive = awake
         channel.close()
         os.kill(rank.pid, signal.SIGCONT)
         assert rank.communicate(timeout=60)[0].split() == ["Verdict"]
@@ -59,8 +63,6 @@ def test_the_last_message_reaches_a_rank_that_is_stopped_meanwhile(tmp_path):
 def test_a_message_that_a_rank_sends_while_it_ends_is_among_the_last():
     """A process's exit is seen before the message that it sent last has come."""
     channel, ending = EngineChannel(), Event()
-    send = channel.send
-    channel.send = lambda *given: (send(*given), ending.set())[0]
 
     def rank():
         with contextlib.closing(RankChannel(channel.url, 0)) as own:
@@ -71,8 +73,9 @@ def test_a_message_that_a_rank_sends_while_it_ends_is_among_the_last():
     one = Thread(target=rank)
     one.start()
     with contextlib.closing(channel):
-        while not any(True for _ in channel.receive(60.0)):
+        while not channel.receive(60.0):
             pass
+        ending.set()
         assert [message.what for _, message in channel.last_messages()] == ["too small"]
     one.join()
 
@@ -116,13 +119,7 @@ class Cable:
         self.cut()
 
 
-def hear(rank, engine):
-    while True:
-        engine.send(Beat())
-        assert rank.receive(0.05) is None, "it hears beats, and never what it was told before"
-
-
-def test_a_connection_that_broke_and_was_made_again_is_a_lost_engine():
+def test_a_connection_that_breaks_is_a_lost_engine_and_a_lost_rank():
     """Messages in flight are not repeated: if the connection did not end, engine and rank would wait for each other."""
     engine = EngineChannel("tcp://127.0.0.1:*")
     cable = Cable(int(engine.url.rpartition(":")[2]))
@@ -131,16 +128,63 @@ def test_a_connection_that_broke_and_was_made_again_is_a_lost_engine():
         rank.send(Hello(0, 1, {}))
         while not any(number == 0 for number, _ in engine.receive(60.0)):
             pass
-        engine.send(Beat())
-        assert rank.receive(60.0) == Beat()
+        engine.send(Go())
+        assert rank.receive(60.0) == Go()
         cable.carries.clear()
         assert engine.send(Release("a", 1)) == []
         cable.cut()
-        with pytest.raises(GroupLost, match="rank 0: the connection to the engine broke"):
-            hear(rank, engine)
+        with pytest.raises(GroupLost, match="rank 0 has lost the engine: "):
+            rank.receive(60.0)
+        while not engine.gone():
+            engine.receive(60.0)
+        assert list(engine.gone()) == [0]
     finally:
         rank.close()
         cable.close()
+        engine.close()
+
+
+def test_records_and_messages_keep_their_order():
+    engine = EngineChannel()
+    rank = RankChannel(engine.url, 3)
+    try:
+        rank.send(Hello(3, 4, {}))
+        sent = [Go(), RECORD, Release("a", 1), RECORD]
+        for one in sent:
+            assert rank.end.send_record(one) if one is RECORD else rank.send(one)
+        found = []
+        while len(found) < 5:
+            found += engine.receive(60.0)
+        assert found[1:] == [(3, one) for one in sent]
+    finally:
+        rank.close()
+        engine.close()
+
+
+def test_an_engine_that_is_gone_over_tcp_is_noticed_by_its_silence(monkeypatch):
+    """Its host may have vanished: no end of the connection comes then."""
+    engine = EngineChannel("tcp://127.0.0.1:*")
+    rank = RankChannel(engine.url, 0)
+    try:
+        rank._channel.heard -= TIMEOUTS.silence + 1
+        with pytest.raises(GroupLost, match="rank 0 has lost the engine: nothing came for 30 s"):
+            rank.receive(60.0)
+    finally:
+        rank.close()
+        engine.close()
+
+
+def test_what_is_no_message_ends_a_ranks_connection():
+    engine = EngineChannel()
+    rank = RankChannel(engine.url, 0)
+    try:
+        rank.send(Hello(0, 1, {}))
+        rank._channel.send(b"mnonsense")
+        while not engine.gone():
+            engine.receive(60.0)
+        assert "a message is unreadable" in engine.gone()[0]
+    finally:
+        rank.close()
         engine.close()
 
 
@@ -150,7 +194,8 @@ def test_an_answer_comes_before_the_messages_that_were_sent_earlier():
     rank = RankChannel(engine.url, 0)
     try:
         assert rank.send(Hello(0, 1, {}))
-        assert [message for _, message in engine.receive(60.0)]
+        while not engine.receive(60.0):
+            pass
         orders = [StepOrder(0, number, ()) for number in (1, 2, 3)]
         for order in orders[:2]:
             engine.order(order, 0)

@@ -13,13 +13,13 @@ from typing import ClassVar
 import pytest
 from hal_core import CapabilityMissing, GroupLost, InvalidValue, Unavailable
 from hal_engine.distributed.control_channel import RankChannel
-from hal_engine.distributed.control_messages import Beat, Failed, Go, Hello, Ready, Release, Setup, Up, Verdict
+from hal_engine.distributed.control_messages import Failed, Go, Hello, Ready, Setup, Up, Verdict
 from hal_engine.distributed.engine import engine_of_ranks
 from hal_engine.distributed.errors import RankLost, failed_message
 from hal_engine.distributed.rank_executor import RankExecutor
 from hal_engine.distributed.rank_info import RankInfo
 from hal_engine.engine.engine import wait_for
-from hal_engine.reading import Gap
+from hal_engine.timeouts import TIMEOUTS
 
 from hal.cli import main
 
@@ -145,7 +145,7 @@ class Silent(Actors):
 
 def test_a_rank_that_ends_without_a_word_at_the_start_is_lost_at_once():
     """Its connection is closed; the engine does not wait until the start's limit."""
-    with pytest.raises(RankLost, match="rank 1 was lost at its start: its connection was closed"):
+    with pytest.raises(RankLost, match="rank 1 was lost at its start: its process has ended"):
         up(Row(tp=2).setup(), Silent(None, None), starting=float("inf"))
 
 
@@ -158,7 +158,8 @@ def test_ranks_that_do_not_come_in_time_are_lost():
 def test_ranks_that_come_just_after_the_limit_have_come():
     """The last message is there when the limit is looked at; the next part of the start is then too late."""
     rank_executor = RankExecutor(Row().setup(), Actors(None), starting=0.0)
-    wait_for([rank_executor.channel.socket], PATIENCE)
+    assert rank_executor.channel.receive(PATIENCE) == [], "a connection"
+    wait_for(rank_executor.sockets, PATIENCE)
     with pytest.raises(RankLost, match=r"rank\(s\) \[0\] did not come up"):
         assembled(rank_executor)
 
@@ -217,31 +218,28 @@ def test_what_a_rank_refuses_is_told_with_what_it_is_about():
     assert failed_message(GroupLost("rank 0 is lost", argument="group"), 1, 3).what == "rank 0 is lost"
 
 
-@pytest.mark.parametrize("group", [0, 1])
-def test_records_that_cannot_be_had_are_a_loss_of_their_groups_first_rank(group):
-    """Else the engine would wait for them forever."""
-    actors = Actors(None, None)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_whose_connection_ends_is_lost(victim):
+    """Else the engine would wait for its records forever."""
+    actors = Able(False, False)
     rank_executor = up(Row(dp=2).setup(), actors)
-    rank_executor.reader._on_event(Gap(1, group, 3, 4, "no longer held by the sender"))
-    with pytest.raises(RankLost, match=f"rank {group} was lost at its start: frames 3 to 4 of session"):
+    rank_executor.channel._ranks[victim].close()
+    rank_executor.channel._gone[victim] = "its host is lost"
+    with pytest.raises(RankLost, match=f"rank {victim} was lost at its start: its host is lost"):
         rank_executor.receive(PATIENCE)
+    actors.over.set()
     rank_executor.close()
-    assert [actors.heard[rank].rank for rank in (0, 1)] == [group, group]
 
 
-def test_a_rank_to_which_a_word_cannot_be_said_is_lost(monkeypatch):
-    """The message is not repeated: blocks that a rank did not have to release would never be free."""
-    actors = Actors(None)
-    rank_executor = up(Row().setup(), actors)
-    with monkeypatch.context() as full:
-        full.setattr(rank_executor.channel, "_send", lambda message, ranks: list(ranks))
-        rank_executor.channel.send(Beat())
-        assert rank_executor.receive(0.0) is None, "a beat is said again"
-        rank_executor.channel.send(Release("a", 1), 0)
-    with pytest.raises(RankLost, match="rank 0 was lost at its start: it takes no messages any more"):
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_without_a_sign_of_life_is_lost(victim, monkeypatch):
+    actors = Able(False, False)
+    rank_executor = up(Row(dp=2).setup(), actors)
+    rank_executor.channel._ranks[victim].heard -= TIMEOUTS.silence + 1
+    with pytest.raises(RankLost, match=f"rank {victim} was lost at its start: nothing came from it for 30 s"):
         rank_executor.receive(0.0)
+    actors.over.set()
     rank_executor.close()
-    assert actors.heard[0].rank == 0
 
 
 class Losing:

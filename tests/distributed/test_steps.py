@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hal_core import ENTERING, FrameError, Request, SamplingParams, SplitRole, StateConfig, TaskKind, admit, lay_out
 from hal_core import Task as CoreTask
-from hal_core.frames import split
 from hal_engine.distributed.control_messages import (
     Agreed,
     Failed,
@@ -45,56 +46,27 @@ def task_orders(draw):
     return TaskOrder(kind, numbers[0], name, request, *numbers[1:], draw(tokens), draw(counts), draw(ids), draw(tokens))
 
 
-orders = st.builds(
-    StepOrder, st.integers(0, 2**32 - 1), st.integers(1, 2**63), st.lists(task_orders(), max_size=4).map(tuple)
-)
-
-
-def heard(frame, decode):
-    ((header, whole),) = split(frame)
-    return decode(header, whole)
+orders = st.builds(StepOrder, counts, st.integers(1, 2**63 - 1), st.lists(task_orders(), max_size=4).map(tuple))
 
 
 @given(orders)
 def test_a_step_message_is_heard_as_it_was_said(order):
-    assert heard(encode_step(order, session=7), decode_step) == order
-
-
-@given(orders, st.data())
-def test_a_changed_byte_is_noticed(order, data):
-    """Also where the frame is too large for a checksum of its own: the body has one always."""
-    frame = bytearray(encode_step(order, session=7))
-    at = data.draw(st.integers(64, len(frame) - 1), label="byte of the body")
-    frame[at] ^= data.draw(st.integers(1, 255), label="bits")
-    with pytest.raises(FrameError):
-        heard(bytes(frame), decode_step)
-
-
-def test_a_changed_byte_of_a_large_message_is_noticed():
-    long = Request("r", tuple(range(1000)) * 30, SamplingParams())
-    order = StepOrder(0, 1, (TaskOrder(TaskKind.PREFILL, 0, "r", long, 0, 5, (1,)),))
-    frame = bytearray(encode_step(order, session=7))
-    assert len(frame) > 1 << 16
-    assert heard(bytes(frame), decode_step) == order
-    frame[50_000] ^= 1
-    with pytest.raises(FrameError, match="checksum"):
-        heard(bytes(frame), decode_step)
+    assert decode_step(encode_step(order)) == order
 
 
 @given(st.binary(max_size=200))
-def test_any_body_is_decoded_or_refused(body):
-    """A body with a sound checksum around nonsense is a FrameError too."""
-    from zlib import crc32
+def test_any_bytes_are_decoded_or_refused(body):
+    for decode in (decode_step, decode_message):
+        with contextlib.suppress(FrameError):
+            decode(body)
 
-    from hal_core.frames import FrameKind, seal
 
-    packed = seal(FrameKind.STEP, crc32(body).to_bytes(4, "little") + body, session=1, sender=0, sequence=1)
-    word = seal(FrameKind.WORD, body, session=1, sender=0, sequence=0)
-    for frame, decode in ((packed, decode_step), (word, decode_message), (word, decode_step), (packed, decode_message)):
-        try:
-            heard(frame, decode)
-        except FrameError:
-            continue
+@given(orders, st.data())
+def test_a_changed_byte_is_decoded_or_refused(order, data):
+    packed = bytearray(encode_step(order))
+    packed[data.draw(st.integers(0, len(packed) - 1), label="byte")] ^= data.draw(st.integers(1, 255), label="bits")
+    with contextlib.suppress(FrameError):
+        decode_step(bytes(packed))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +79,6 @@ def test_any_body_is_decoded_or_refused(body):
             sizes=StateConfig(2, 64),
             blocks=4,
             tp=2,
-            records="ipc:///x",
             timeout=3.0,
         ),
         Failed(1, "it broke", step=3, lost=[0], trace="Traceback"),
@@ -117,7 +88,7 @@ def test_any_body_is_decoded_or_refused(body):
     ],
 )
 def test_a_message_arrives_as_it_was_sent(message):
-    assert heard(encode_message(message, session=3), decode_message) == message
+    assert decode_message(encode_message(message)) == message
 
 
 def test_a_scheduler_s_tasks_travel_with_the_requests_that_enter():

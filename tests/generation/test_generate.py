@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hal_core import FinishReason, HalError, InvalidValue, SamplingParams, Unavailable
 from hal_engine import options as options_module
-from hal_engine.distributed.control_channel import EngineChannel
+from hal_engine.distributed.control_channel import ControlEnd
 from hal_engine.distributed.control_messages import Abort
 from hal_engine.generation import local
 from hal_engine.options import EngineOptions
@@ -212,13 +212,13 @@ async def full_and_killed(aborted, steps):
 @pytest.fixture
 def aborted(monkeypatch):
     """The requests that the process had to abort."""
-    names, offer = [], EngineChannel.offer
+    names, send = [], ControlEnd.send
 
-    def noted(line, words, rank):
-        names.extend(word.request for word in words if isinstance(word, Abort))
-        return offer(line, words, rank)
+    def noted(end, message, wait=0.0):
+        names.extend([message.request] if isinstance(message, Abort) else [])
+        return send(end, message, wait)
 
-    monkeypatch.setattr(EngineChannel, "offer", noted)
+    monkeypatch.setattr(ControlEnd, "send", noted)
     return names
 
 

@@ -14,13 +14,15 @@ from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from hal_core import Unavailable
+from hal_core import OutputRecord, SlotStatus, Unavailable
 from hal_engine.children import API_KEY, environment
 from hal_engine.distributed.control_messages import Abort, Failed
 from hal_engine.generation import Ranks
 from hal_engine.generation.link import EngineLink
 from hal_engine.streams import Stream, Streams
+from hal_engine.transport.channel import Channel
 
 import hal
 
@@ -29,65 +31,65 @@ HELD = "tests.serving.held_steps:HeldRunner"
 ROOT = Path(__file__).parents[2]
 
 
-class Records:
-    """A reader that always has another record; ``read`` counts."""
-
-    sockets = ()
-
-    def __init__(self, most):
-        self.taken, self.most = 0, most
-
-    def read(self, timeout):
-        if self.taken == self.most:
-            return None
-        self.taken += 1
-        assert self.taken < 10_000, "nothing but records is taken"
-        return SimpleNamespace(record=self.taken)
-
-
-def link_of(reader, said=()):
-    link, ready = EngineLink.__new__(EngineLink), os.pipe()
-    link._wake_end, wake = ready
+def link_of(turns):
+    """A link whose process sends the contents of one of ``turns`` a turn, and which notes what it sends and takes."""
+    link, done = EngineLink.__new__(EngineLink), []
+    link._wake_end, wake = os.pipe()
     os.close(wake)  # readable
-    link._reader, link._streams, link._outbox, link._parts = reader, Streams(), [], []
-    link._streams.take = lambda record: None
+    link._channel, other = Channel.pair()
+    other.send(b"")  # readable, too
+    link.close_ends = lambda: [os.close(link._wake_end), link._channel.close(), other.close()]
+    left = iter(turns)
+    link._end_here = SimpleNamespace(receive=lambda: next(left, []), send=done.append)
+    link._streams, link._parts = Streams(), []
+    link._streams.take = done.append
     link._process = SimpleNamespace(poll=lambda: None)
-    link._channel = SimpleNamespace(
-        socket=link._wake_end, receive=lambda timeout: said, unsent=(), offer=lambda messages, rank: True
-    )
     link._pulse = SimpleNamespace(look=lambda: None, late=0, silent=False)
-    link._commands, link._closing, link._lost, link._silent = SimpleQueue(), False, None, None
+    link._commands, link._closing, link._silent = SimpleQueue(), False, None
     link.up = Future()
     link.up.set_result(None)
-    return link
+    return link, done
 
 
-def test_an_abort_is_sent_before_all_records_are_taken():
-    link, order = link_of(Records(None)), []
+def record(step):
+    """One token of request "a"."""
+    kinds = (
+        (np.uint8, SlotStatus.TOKEN),
+        (np.uint8, 0),
+        (np.int64, step),
+        (np.int32, 1),
+        (np.int64, 7),
+        (np.bool_, False),
+    )
+    return OutputRecord(step, ("a",), *(np.array([value], kind) for kind, value in kinds))
+
+
+ROWS = [record(step) for step in range(3)]
+
+
+def test_an_abort_is_sent_before_records_are_taken():
+    link, done = link_of([[one] for one in ROWS])
 
     def close():
         link._closing = True
 
     def abort():
-        order.append(link._reader.taken)
-        link._streams.add("a", Stream(None, order.append))
+        link._streams.add("a", Stream(None, done.append))
         link._abort("a")
         link._commands.put(close)
 
-    link._channel.offer = lambda messages, rank: order.extend(messages) is None
     link._commands.put(abort)
     link._loop()
-    os.close(link._wake_end)
-    assert order == [0, Abort("a")], "the abort is handled before any record, and sent in the same turn"
-    assert link._reader.taken == 16, "so many records a turn"
+    link.close_ends()
+    assert done == [Abort("a"), ROWS[0]]
 
 
 def test_a_failure_follows_all_records_that_came_before_it():
-    link = link_of(Records(100), [(0, Failed(0, 0, "broken", "mend it"))])
+    link, done = link_of([ROWS, [Failed(0, "broken", "mend it")]])
     with pytest.raises(Unavailable, match="broken"):
         link._loop()
-    os.close(link._wake_end)
-    assert link._reader.taken == 100
+    link.close_ends()
+    assert done == ROWS
 
 
 def test_the_key_of_a_server_is_its_own(monkeypatch):
@@ -123,7 +125,7 @@ async def text_of(engine):
 
 def test_a_step_that_never_ends_is_noticed_and_named(held, monkeypatch):
     monkeypatch.setenv("HAL_RANKS_STEP", "0.5")
-    monkeypatch.setenv("HAL_SECONDS_PROCESS_BEAT", "0.05")
+    monkeypatch.setenv("HAL_SECONDS_BEAT", "0.05")
     monkeypatch.setenv(API_KEY, "secret")
 
     async def run():
@@ -140,7 +142,7 @@ def test_a_step_that_never_ends_is_noticed_and_named(held, monkeypatch):
 
 def test_a_stopped_process_ends_its_requests_and_may_go_on(held, monkeypatch):
     monkeypatch.setenv("HAL_SECONDS_PROCESS_SILENCE", "1")
-    monkeypatch.setenv("HAL_SECONDS_PROCESS_BEAT", "0.05")
+    monkeypatch.setenv("HAL_SECONDS_BEAT", "0.05")
 
     async def run():
         async with hal.AsyncEngine(device="cpu", runner=HELD) as engine:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hal_engine.distributed.control_channel import RankChannel
 from hal_engine.distributed.control_messages import Abort
+from hal_engine.generation.process import CallerEnd
 
 HANGS = 120
 
@@ -24,7 +24,7 @@ class HeldRunner:
         self._device, self._steps = setup.device, folder / "steps"
         self._permits = os.open(folder / "permits", os.O_RDONLY)
         self._held, self._awaits_abort = True, False
-        RankChannel.receive = self._receive_abort_first(RankChannel.receive)
+        CallerEnd.receive = self._receive_abort_first(CallerEnd.receive)
 
     def _receive_abort_first(self, receive):
         def received(channel, timeout):

@@ -11,8 +11,6 @@ import textwrap
 
 import pytest
 import zmq
-from hal_engine.distributed.control_channel import EngineChannel, RankChannel
-from hal_engine.distributed.control_messages import Failed, Hello
 from hal_engine.reading import OutputReader
 from hal_engine.transport import open_sink
 from hal_engine.transport.curve import CurveKeys
@@ -93,23 +91,3 @@ def test_a_large_record_arrives_over_a_connection_with_keys():
             assert record.logprobs[1, -1] == 2 * Large.columns - 1 + step
         opened.acknowledge()
         sink.close(20)
-
-
-def test_large_messages_of_engine_and_ranks_arrive_with_keys():
-    job = CurveKeys.new()
-    job = job.knowing(job.public)
-    engine = EngineChannel("tcp://127.0.0.1:*", job)
-    rank = RankChannel(engine.url, 0, job)
-    try:
-        said = Hello(0, 1, {"fact": "x" * 300_000})
-        assert rank.send(said, patience=20)
-        heard = []
-        while not heard:
-            heard += engine.receive(1.0)
-        assert heard == [(0, said)]
-        answer = Failed(0, "y" * 300_000)
-        assert engine.send(answer, 0) == []
-        assert rank.receive(20) == answer
-    finally:
-        rank.close()
-        engine.close()

@@ -9,6 +9,8 @@ docs/timeouts.md lists all of them; ``python -m hal_engine.timeouts`` prints the
 
 from __future__ import annotations
 
+import os
+
 from hal_core import Seconds
 
 from hal import timeouts
@@ -23,8 +25,21 @@ LEAST_HEARTBEAT, MOST_HEARTBEAT = 0.001, 3600.0
 """Bounds of a sink's heartbeat: ZeroMQ's poll counts milliseconds."""
 
 
+GONE = ("HEARTBEAT_ENGINE", "BROKEN", "PROCESS_BEAT")
+"""Former timeouts, whose variables limit nothing any more."""
+
+
 class Timeouts(timeouts.Timeouts):
     """Seconds. A field may be set, as tests do; its variable takes precedence."""
+
+    def check(self) -> None:
+        """Raise :class:`hal_core.InvalidValue` for the first variable that holds no number above 0. Log a warning for
+        variables of former timeouts."""
+        super().check()
+        if gone := [name for name in map("HAL_SECONDS_{}".format, GONE) if name in os.environ]:
+            import logging  # the help needs none
+
+            logging.getLogger("hal").warning("%s: nothing has this limit any more (docs/timeouts.md)", ", ".join(gone))
 
     shown: Seconds = Seconds(2.0, "showing what is left after a signal, where standard output takes nothing")
     sink_close: Seconds = Seconds(10.0, "sending what is left to the reader of `--sink` at the end of a run")
@@ -54,9 +69,9 @@ class Timeouts(timeouts.Timeouts):
     longest_look: Seconds = Seconds(1.0, "a pause of the engine that counts for `step`; in a longer one it was stopped")
     engine_wait: Seconds = Seconds(0.1, "a wait of the engine for its workers in one turn")
     records: Seconds = Seconds(0.05, "a wait of the engine for records before it reads messages")
-    heartbeat_engine: Seconds = Seconds(0.25, "between two heartbeats of the engine to its ranks")
-    silence: Seconds = Seconds(20.0, "silence of the engine over tcp after which a rank takes it for lost")
-    broken: Seconds = Seconds(1.0, "a broken connection within a host, after which the other side counts as lost")
+    silence: Seconds = Seconds(
+        30.0, "a channel of the engine without a sign of life, after which the other side counts as lost"
+    )
     parting: Seconds = Seconds(2.0, "ranks' reading the last message before the engine closes its end")
     message: Seconds = Seconds(10.0, "a rank's wait for a connection to send a message")
     last_message: Seconds = Seconds(1.0, "sending a rank's last message when it closes")
@@ -73,7 +88,6 @@ class Timeouts(timeouts.Timeouts):
     output: Seconds = Seconds(0.001, "between two looks for the output of a running step whose blocks are to be sent")
     transfer: Seconds = Seconds(0.2, "between two calls of a transfer that has blocks under way, at most")
     process_look: Seconds = Seconds(0.25, "between two looks of `hal.AsyncEngine` for the end of its engine process")
-    process_beat: Seconds = Seconds(1.0, "between two beats of an engine process")
     process_silence: Seconds = Seconds(
         8.0, "an engine process without a beat, after which it counts as stopped: its requests end with an error"
     )
@@ -107,6 +121,9 @@ class Timeouts(timeouts.Timeouts):
     queue_idle: Seconds = Seconds(0.1, "between its looks at unread messages, without anything to send")
     torch_poll: Seconds = Seconds(0.0002, "between two queries of torch's event in a wait with a limit")
     # connections
+    beat: Seconds = Seconds(1.0, "between two signs of life on a channel of the engine")
+    greeting: Seconds = Seconds(10.0, "a new connection's showing its key")
+    lock: Seconds = Seconds(1.0, "another process's taking or giving back an address in the same folder")
     connection: Seconds = Seconds(1.0, "a connection within a host, until the kernel has made it")
     reconnect: Seconds = Seconds(0.01, "between two looks for a reader that is not there, at first")
     reconnect_most: Seconds = Seconds(0.2, "the same, at most")

@@ -1,187 +1,208 @@
-"""Control channel between engine and ranks: the engine binds, each rank connects (:mod:`hal_engine.transport`).
+"""Control channel between engine and ranks: control messages, steps and records, each a frame of one channel
+(:mod:`hal_engine.transport.channel`).
 
-A rank is identified by the number in its first message. Messages are not repeated. Losses are detected by the numbers
-of steps, and a broken connection counts as the end of the rank or of the engine.
+The engine listens, each rank connects, and its first message has its number. The order is kept, and nothing is
+repeated: a connection that has ended is a lost rank, or a lost engine. The first byte of a frame names its contents.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
+import select
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import zmq
-from hal_core import FrameError, GroupLost
-from hal_core.frames import FrameKind, new_session, split
+from hal_core import FrameError, GroupLost, OutputRecord
+from hal_core.frames import decode, encode, new_session
 
 from hal_engine.timeouts import TIMEOUTS
-from hal_engine.transport.connection import Connection
-from hal_engine.transport.curve import CurveKeys
-from hal_engine.transport.parts import joined
-from hal_engine.transport.sockets import Bound
-from hal_engine.transport.urls import private_ipc_url, release_folder, socket_of
+from hal_engine.transport.channel import Beats, Channel, connect
+from hal_engine.transport.hub import Hub
+from hal_engine.transport.urls import socket_of
 
-from .control_messages import Agreed, Beat, Hello, Message, Stop, Verdict, decode_message, encode_message
+from .control_messages import Agreed, Hello, Message, Stop, Verdict, decode_message, encode_message
 from .steps import StepOrder, decode_step, encode_step
+
+if TYPE_CHECKING:
+    from hal_engine.transport.channel import Buffer
+    from hal_engine.transport.sealing import CurveKeys
+
+Contents: TypeAlias = "Message | StepOrder | OutputRecord"
+_MESSAGE, _STEP, _RECORD = b"m", b"s", b"r"
+
+
+def decode_contents(frame: memoryview) -> Contents:
+    """Return what a frame holds. Raises only :class:`FrameError`."""
+    kind, body = bytes(frame[:1]), frame[1:]
+    if kind == _MESSAGE:
+        return decode_message(body)
+    if kind == _STEP:
+        return decode_step(body)
+    if kind == _RECORD:
+        return decode(body).record
+    raise FrameError(f"a frame of kind {kind!r}", cure="install one version on all hosts")
+
+
+class ControlEnd:
+    """One end of a channel with contents. One thread receives; any thread may send."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel, self._session, self._records = channel, new_session(), 0
+
+    def send(self, message: Message, wait: float = 0.0) -> bool:
+        """Send a message. See :meth:`Channel.send`."""
+        return self.channel.send(_MESSAGE, encode_message(message), wait=wait)
+
+    def send_record(self, record: OutputRecord, wait: float = 0.0) -> bool:
+        """Send a record, as :meth:`send` does. One thread sends all of them."""
+        self._records += 1
+        frame = encode(record, session=self._session, sender=0, sequence=self._records)
+        return self.channel.send(_RECORD, frame, wait=wait)
+
+    def receive(self) -> list[Contents]:
+        """Return what has come. Raises :class:`FrameError`."""
+        return [decode_contents(frame) for frame in self.channel.receive()]
 
 
 class EngineChannel:
     """The engine's end. One thread uses it."""
 
-    def __init__(self, url: str | None = None, curve: CurveKeys | None = None) -> None:
-        """Bind ``url``, or a private ipc address. Raises :class:`InvalidValue` for an address in use."""
-        self._owned = url is None
-        address = private_ipc_url() if url is None else url
-        try:
-            self._bound = Bound(address, curve)
-        except BaseException:
-            if self._owned:
-                release_folder(address)
-            raise
-        self.session = new_session()
-        self.url = address
-        if socket_of(address) is None:  # a port wildcard is resolved
-            self.url = bytes(self._bound.socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
-        self._ranks: dict[int, bytes] = {}
-        self._numbers: dict[bytes, int] = {}
-        self._next_beat = 0.0
-        self._missed: dict[int, float] = {}
+    def __init__(self, url: str | None = None, keys: CurveKeys | None = None) -> None:
+        """Listen at ``url``, or at a private ipc address. Raises :class:`InvalidValue` for an address in use."""
+        self._hub = Hub(url, keys)
+        self.url = self._hub.url
+        self._ranks: dict[int, Channel] = {}
+        self._numbers: dict[Channel, int] = {}
+        self._gone: dict[int, str] = {}
         self._parts = False  # the last message was sent
-        self.unsent: set[int] = set()  #: ranks to which sending a message that is not repeated failed
+        self._beats = Beats(lambda: self._hub.channels)
 
     @property
-    def socket(self) -> zmq.Socket[bytes]:
-        """Return the sockets to poll."""
-        return self._bound.socket
+    def sockets(self) -> tuple[Any, ...]:
+        """Return what to poll; nothing once closed."""
+        return () if self._hub.is_closed else (self._hub,)
 
-    def receive(self, timeout: float) -> Iterator[tuple[int, Message]]:
-        """Return the messages of ranks; wait up to ``timeout`` seconds for the first. Messages of strangers are
-        skipped."""
-        socket = self._bound.socket
-        if not socket.poll(int(1000 * timeout)):
-            return
-        with contextlib.suppress(zmq.Again):
-            while True:
-                who, *parts = socket.recv_multipart(zmq.DONTWAIT, copy=False)
-                identity = who.bytes
-                with contextlib.suppress(FrameError, zmq.ZMQError):  # not from one of these ranks
-                    for header, frame in split(joined(parts)):
-                        message = decode_message(header, frame)
-                        self._bound.know(parts[0])
-                        if isinstance(message, Hello):
-                            self._ranks.setdefault(message.rank, identity)
-                            self._numbers.setdefault(identity, message.rank)
-                        if identity in self._numbers:
-                            yield self._numbers[identity], message
+    def receive(self, timeout: float = 0.0) -> list[tuple[int, Message | OutputRecord]]:
+        """Return what ranks have sent, each in its order; wait up to ``timeout`` seconds for something to happen."""
+        return self._known(self._hub.receive(timeout))
+
+    def _known(self, received: Iterable[tuple[Channel, memoryview | None]]) -> list[tuple[int, Message | OutputRecord]]:
+        found: list[tuple[int, Message | OutputRecord]] = []
+        for channel, frame in received:
+            if frame is None:
+                if (rank := self._numbers.get(channel)) is not None:
+                    self._gone.setdefault(rank, channel.ended)
+                continue
+            try:
+                contents = decode_contents(frame)
+            except FrameError as error:  # another version, or no rank
+                channel.ended = str(error)
+                self._end(channel)
+                continue
+            if isinstance(contents, Hello) and contents.rank not in self._ranks:
+                self._ranks[contents.rank], self._numbers[channel] = channel, contents.rank
+            if channel in self._numbers and not isinstance(contents, StepOrder):
+                found.append((self._numbers[channel], contents))
+        return found
 
     def send(self, message: Message, *ranks: int) -> list[int]:
-        """Send a message to some ranks, or to all known ranks. Return those that cannot be reached."""
-        ranks = ranks or tuple(self._ranks)
-        missed = self._send(encode_message(message, session=self.session), ranks)
-        self._parts = self._parts or (isinstance(message, Stop | Verdict) and len(missed) < len(ranks))
-        if not isinstance(message, Beat):
-            self.unsent.update(missed)
-        return missed
-
-    def offer(self, messages: Iterable[Message], rank: int) -> bool:
-        """Send several messages to a rank at once unless its queue is full; return whether they were sent."""
-        return not self._send(b"".join(encode_message(message, session=self.session) for message in messages), (rank,))
+        """Send a message to some ranks, or to all known ranks. Return those that read no more."""
+        self._parts = self._parts or isinstance(message, Stop | Verdict)
+        return self._send(_MESSAGE, encode_message(message), ranks or tuple(self._ranks))
 
     def order(self, order: StepOrder, *ranks: int) -> list[int]:
-        """Send ranks a step. Return those that cannot be reached."""
-        return self._send(encode_step(order, session=self.session), ranks)
+        """Send ranks a step. Return those that read no more."""
+        return self._send(_STEP, encode_step(order), ranks)
 
-    def beat(self, message: Message) -> None:
-        """Send all ranks a heartbeat if it is due."""
+    def _send(self, kind: bytes, body: Buffer, ranks: Iterable[int]) -> list[int]:
+        return [rank for rank in ranks if rank not in self._ranks or not self._ranks[rank].send(kind, body)]
+
+    def gone(self) -> dict[int, str]:
+        """Return the ranks whose connections have ended, and why."""
+        return self._gone
+
+    def silent(self) -> dict[int, str]:
+        """Return these ranks, and those from which nothing came for ``TIMEOUTS.silence``. Call it after
+        :meth:`receive`, since this process may have been stopped itself."""
         now = time.monotonic()
-        if now >= self._next_beat:
-            self._next_beat = now + TIMEOUTS.heartbeat_engine
-            self._missed = {rank: self._missed.get(rank, now) for rank in self.send(message)}
+        for rank, channel in self._ranks.items():
+            if now - channel.heard > TIMEOUTS.silence:
+                self._gone.setdefault(rank, f"nothing came from it for {TIMEOUTS.silence:g} s: it is stopped, or hangs")
+        return self._gone
 
-    def gone(self) -> list[int]:
-        """Return known ranks that no heartbeat has reached for a while: their connections are closed."""
-        now = time.monotonic()
-        return sorted(rank for rank, since in self._missed.items() if now - since > TIMEOUTS.broken)
+    def _end(self, channel: Channel) -> None:
+        if (rank := self._numbers.get(channel)) is not None:
+            self._gone.setdefault(rank, channel.ended)
+        self._hub.drop(channel)
 
-    def _send(self, message: bytes, ranks: tuple[int, ...]) -> list[int]:
-        missed = []
-        for rank in ranks:
-            try:
-                self._bound.send(self._ranks[rank], message)
-            except (zmq.ZMQError, KeyError):  # it has gone, reads no more, or never connected
-                missed.append(rank)
-        return missed
-
-    def last_messages(self) -> Iterator[tuple[int, Message]]:
-        """Return the messages of ranks that are ending, until none of them is connected, or for ``TIMEOUTS.parting``.
-
-        A rank's end may be seen before the messages that it sent first.
-        """
-        gone, end = False, time.monotonic() + TIMEOUTS.parting
-        while not gone and time.monotonic() < end:
-            gone = len(self.send(Beat())) == len(self._ranks)
-            yield from self.receive(0.0 if gone else TIMEOUTS.pause)
+    def last_messages(self) -> list[tuple[int, Message | OutputRecord]]:
+        """Send nothing more. Return what ranks that are ending still send, for up to ``TIMEOUTS.parting``. They receive
+        all that was sent before."""
+        return self._known(self._hub.farewell(TIMEOUTS.parting))
 
     def close(self) -> None:
-        """Close, and release the address; idempotent. First give ranks time to read the last message: to them, an end
-        that closes earlier is a lost engine."""
-        if self._parts and not self._bound.socket.closed:
-            for _ in self.last_messages():
-                pass
-            self._parts = False
-        self._bound.close()
-        self._bound.release()
-        if self._owned:
-            release_folder(self.url)
+        """Close, and release the address; idempotent. After the last message ranks have time to read it first."""
+        if self._hub.is_closed:
+            return
+        if self._parts:
+            self.last_messages()
+        self._beats.close()
+        self._hub.close()
 
 
 class RankChannel:
-    """A rank's end. One thread uses it."""
+    """A rank's end. One thread receives; any thread may send."""
 
-    def __init__(self, url: str, rank: int, curve: CurveKeys | None = None) -> None:
+    def __init__(self, url: str, rank: int, keys: CurveKeys | None = None) -> None:
+        """Connect to the engine at ``url``. Raises :class:`GroupLost` if none is there."""
         self.rank, self._local = rank, socket_of(url) is not None
-        self._wake_end, self._wake = os.pipe()
         try:
-            self._connection = Connection(url, new_session(), curve, self._wake_end)
-        except BaseException:
-            os.close(self._wake)
-            os.close(self._wake_end)
-            raise
-        self._heard = self._down = time.monotonic()
-        self._patience = TIMEOUTS.silence  # until the engine's first message, it may be starting
-        self._is_made = self._is_heard = self._broke = False
+            channel = connect(url, keys)
+            why = "" if channel.establish(TIMEOUTS.silence) else channel.ended or "no answer"
+        except OSError as error:
+            why = error.strerror or str(error)
+        if why:
+            raise GroupLost(
+                f"rank {rank} finds no engine at {url}: {why}",
+                cure="see the output of the process that started the ranks",
+                argument="engine",
+            )
+        self._channel, self.end = channel, ControlEnd(channel)
+        self._beats = Beats(lambda: (channel,))
+        self._poller = select.poll()
+        self._poller.register(channel, select.POLLIN)
+        self._watched: tuple[Any, ...] = ()
         self._received: list[Message | StepOrder] = []
 
-    @property
-    def patience(self) -> float:
-        """Seconds without a connection after which the engine counts as lost."""
-        return self._patience
-
     def watch(self, sockets: Iterable[Any]) -> None:
-        """Make :meth:`receive` return None as soon as one of these sockets is readable, too."""
-        self._connection.watch(sockets)
+        """Make :meth:`receive` return None as soon as one of these can be read, too."""
+        if (wanted := tuple(sockets)) == self._watched:
+            return
+        for former in self._watched:
+            self._poller.unregister(former)
+        self._watched = wanted
+        for one in wanted:
+            self._poller.register(one, select.POLLIN)
 
     def receive(self, timeout: float) -> Message | StepOrder | None:
-        """Return the next message or step; None after ``timeout`` seconds, or if a watched socket is readable.
+        """Return the next message or step; None after ``timeout`` seconds, or if something watched can be read.
 
-        Raises :class:`GroupLost` if the engine has gone or the connection to it broke, even if a new one was made
-        since; :class:`FrameError` for an invalid step.
+        Raises :class:`GroupLost` if the engine has gone; :class:`FrameError` for invalid bytes.
         """
         end = time.monotonic() + timeout
         while not self._received:
-            self._follow()
-            if not self._take():
-                now = time.monotonic()
-                self._check_engine(now)
-                if now >= end:
-                    return None
-                self._connection.wait(min(end, now + TIMEOUTS.heartbeat_engine), due=False)
-                if self._connection.others_came:
-                    self._follow()
-                    if not self._take():
-                        return None
+            if self._take():
+                break
+            now = time.monotonic()
+            self._check_engine(now)
+            if now >= end:
+                return None
+            room = select.POLLOUT if self._channel.wants_room else 0
+            self._poller.modify(self._channel, select.POLLIN | room)
+            seconds = min(end - now, TIMEOUTS.silence)
+            others = any(number != self._channel.fileno() for number, _ in self._poller.poll(1000 * seconds))
+            if others and not self._take():
+                return None
         return self._received.pop(0)
 
     def answer(self, timeout: float) -> Agreed | Verdict | None:
@@ -200,63 +221,27 @@ class RankChannel:
         finally:
             self._received[:0] = earlier
 
-    def send(self, message: Message, patience: float | None = None) -> bool:
-        """Send a message; wait up to ``patience`` seconds (``TIMEOUTS.message``) for a connection. Return whether it
-        was sent."""
-        end = time.monotonic() + (TIMEOUTS.message if patience is None else patience)
-        frame = encode_message(message, session=1, sender=self.rank)
-        self._note()
-        while not self._connection.send(frame):
-            if time.monotonic() >= end:
-                return False
-            self._connection.wait(min(end, time.monotonic() + TIMEOUTS.pause), due=self._connection.is_open)
-            self._note()
-        return True
+    def send(self, message: Message, wait: float | None = None) -> bool:
+        """Send a message; wait up to ``wait`` seconds (``TIMEOUTS.message``) until it has left. Return whether it
+        has."""
+        return self.end.send(message, TIMEOUTS.message if wait is None else wait)
 
     def close(self) -> None:
-        """Close; the last message gets one more second."""
-        self._connection.close(round(1000 * TIMEOUTS.last_message))
-        self._connection.end()
-        os.close(self._wake)
-        os.close(self._wake_end)
-
-    def _note(self) -> None:
-        """Note connection events. A new connection after one that carried messages means that messages of either side
-        may be lost."""
-        if self._connection.follow():
-            self._broke = self._broke or (self._is_made and self._is_heard)
-            self._is_made = True
-
-    def _follow(self) -> None:
-        self._note()
-        if self._broke:
-            raise GroupLost(
-                f"rank {self.rank}: the connection to the engine broke, and messages may be lost",
-                cure="check the network between them, and run the requests again",
-                argument="engine",
-            )
+        """Close; what was sent has one more second."""
+        self._beats.close()
+        self._channel.part(TIMEOUTS.last_message)
 
     def _take(self) -> bool:
-        """Read available messages. Return whether there were any."""
-        try:
-            message = self._connection.receive()
-        except zmq.Again:
-            return False
-        self._heard, self._is_heard = time.monotonic(), True
-        self._patience = TIMEOUTS.broken if self._local else TIMEOUTS.silence
-        for header, frame in split(message):
-            if header.kind == FrameKind.STEP:
-                self._received.append(decode_step(header, frame))
-            elif header.kind == FrameKind.WORD:
-                self._received.append(decode_message(header, frame))
-        return True
+        self._received += [one for one in self.end.receive() if not isinstance(one, OutputRecord)]
+        return bool(self._received)
 
     def _check_engine(self, now: float) -> None:
-        if self._connection.is_open:
-            self._down = now
-        if now - (self._down if self._local else self._heard) > self._patience:
+        why = self._channel.ended
+        if not self._local and now - self._channel.heard > TIMEOUTS.silence:
+            why = why or f"nothing came for {TIMEOUTS.silence:g} s"
+        if why:
             raise GroupLost(
-                f"rank {self.rank} gets no messages from the engine",
+                f"rank {self.rank} has lost the engine: {why}",
                 cure="see the output of the process that started the ranks",
                 argument="engine",
             )

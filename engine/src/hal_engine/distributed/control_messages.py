@@ -1,4 +1,4 @@
-"""Control messages between engine and ranks: frames of kind ``WORD`` with a tagged MessagePack map each.
+"""Control messages between engine and ranks: a tagged MessagePack map each.
 
     rank                                   engine
     Hello  (rank and versions)   ────────>
@@ -6,7 +6,8 @@
     Ready  (values to compare)   ────────>          compares: equal on all, or
            <──────────────────────────────  Go      Verdict, the same on every rank
     Up     (groups are open)     ────────>
-           <──────────────────────────────  steps (:mod:`hal_engine.distributed.steps`), Beat, in the end Stop
+           <──────────────────────────────  steps (:mod:`hal_engine.distributed.steps`), in the end Stop
+    records of steps             ────────>          (the first rank of each group)
     Raised (by a runner)         ────────>          compares the ranks of the group; shows it with -v
            <──────────────────────────────  Agreed  (all raised: the step's requests end; or not)
     Failed (why, in which step)  ────────>          decides for all
@@ -29,6 +30,7 @@ Between an asyncio engine and its engine process (:mod:`hal_engine.generation`),
            <──────────────────────────────  Serve   (all settings of the engine)
     Up     (it takes requests)   ────────>
            <──────────────────────────────  Submit, Abort, in the end Stop
+    records of steps             ────────>
     Ended  (without a record)    ────────>
     Stats  (load and counters)   ────────>
     Down   (lost workers)        ────────>
@@ -41,10 +43,10 @@ from typing import TypeAlias
 
 import msgspec
 from hal_core import FrameError, SamplingParams, SplitRole
-from hal_core.frames import FrameHeader, FrameKind, read_body, seal
 from hal_core.handover import Description
 
 from hal_engine.options import EngineSetup
+from hal_engine.transport.channel import Buffer
 
 from .rank_info import ALL_TOKENS
 
@@ -72,15 +74,11 @@ class Hello(_Message):
 class Setup(EngineSetup, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     """All settings of the ranks, the same for each.
 
-    ``records``: address for records of the first rank of each group. ``timeout``: most seconds of a collective.
-    ``reader_key``: public key of the reader at a tcp address. ``number``: number of this worker among the senders; the
-    first group's sender name. ``role``: the ranks' role in a split. ``host``: where they listen for blocks, "" within
-    one host.
+    ``timeout``: most seconds of a collective. ``number``: number of this worker among the senders; the first group's
+    sender name. ``role``: the ranks' role in a split. ``host``: where they listen for blocks, "" within one host.
     """
 
     timeout: float
-    records: str = ""
-    reader_key: str = ""
     number: int = 0
     role: SplitRole = SplitRole.MIXED
     host: str = ""
@@ -136,10 +134,6 @@ class Down(_Message):
     """Lost workers of an engine, with the reasons; "" when all run again."""
 
     what: str
-
-
-class Beat(_Message):
-    """Heartbeat of the engine."""
 
 
 class Stop(_Message):
@@ -276,10 +270,7 @@ class Over(_Message):
 
 
 class Serve(EngineSetup, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """All settings of an engine process (:class:`hal_engine.generation.AsyncEngine`), sent to it once. ``records``:
-    address for its records."""
-
-    records: str = ""
+    """All settings of an engine process (:class:`hal_engine.generation.AsyncEngine`), sent to it once."""
 
 
 class Submit(_Message):
@@ -307,7 +298,7 @@ class Ended(_Message):
 
 
 SplitMessage: TypeAlias = Reserved | Arrived | Over
-Message = (Hello | Setup | Ready | Go | Up | Beat | Stop | Failed | Raised | Agreed | Drafts | Drafted | Left) | (
+Message = (Hello | Setup | Ready | Go | Up | Stop | Failed | Raised | Agreed | Drafts | Drafted | Left) | (
     Verdict
     | Spent
     | Reserve
@@ -326,17 +317,15 @@ Message = (Hello | Setup | Ready | Go | Up | Beat | Stop | Failed | Raised | Agr
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)
 
 
-def encode_message(message: Message, *, session: int, sender: int = 0) -> bytes:
-    """Return the message as a frame; ``sender`` is the sending rank."""
-    return seal(FrameKind.WORD, _encoder.encode(message), session=session, sender=sender, sequence=0)
+def encode_message(message: Message) -> bytes:
+    """Return the message as bytes."""
+    return _encoder.encode(message)
 
 
-def decode_message(header: FrameHeader, frame: memoryview) -> Message:
-    """Return the message in a frame. Raises only :class:`FrameError` for invalid bytes."""
-    if header.kind != FrameKind.WORD:
-        raise FrameError(f"a frame of kind {header.kind} is no message")
+def decode_message(data: Buffer) -> Message:
+    """Return the message. Raises only :class:`FrameError` for invalid bytes."""
     try:
-        message: Message = _decoder.decode(read_body(header, frame))
+        message: Message = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FrameError(f"a message is unreadable: {error}", cure="install one version on all hosts") from error
     return message

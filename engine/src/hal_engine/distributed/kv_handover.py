@@ -37,7 +37,7 @@ from .steps import TaskOrder
 if TYPE_CHECKING:
     from hal_engine.proposers import Proposer
     from hal_engine.stepping import Stepper
-    from hal_engine.transport.curve import CurveKeys
+    from hal_engine.transport.sealing import CurveKeys
 
     from .control_messages import Setup
 
@@ -330,6 +330,9 @@ def open_kv_handover(
 
     cache = _blocks_of(setup, stepper, proposer)
     covered = getattr(stepper.runner, "covered", lambda _: None)
-    made = TransferSetup(stepper.device, cache, setup.host, curve if setup.host else None, rank)
+    from hal_engine.transport.curve import CurveKeys as OldKeys
+
+    keys = OldKeys(curve.public, curve.secret) if setup.host and curve is not None else None
+    made = TransferSetup(stepper.device, cache, setup.host, keys, rank)
     transfer = make_transfer(setup.transfer or "", made)
     return KvHandover(rank, transfer, setup.sizes.block_size, send, covered)

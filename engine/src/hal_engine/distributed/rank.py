@@ -36,8 +36,9 @@ from hal_engine.steppers import open_runner
 from hal_engine.stepping import Acceptance, Stepper, overlap_of
 from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport import open_sink
-from hal_engine.transport.curve import CurveKeys
+from hal_engine.transport.curve import CurveKeys as OldKeys
 from hal_engine.transport.fanout_sink import FanoutSink, close_all
+from hal_engine.transport.sealing import CurveKeys
 
 from .control_channel import RankChannel
 from .control_messages import (
@@ -60,6 +61,7 @@ from .errors import error_of, failed_message, trace_told
 from .kv_handover import KvHandover, open_kv_handover
 from .layout import RankLayout
 from .loop import StepLoop
+from .record_sink import RecordSink
 from .state_check import StateCheck
 
 if TYPE_CHECKING:
@@ -78,7 +80,7 @@ def serve(
     rank: int,
     size: int,
     *,
-    curve: CurveKeys | None = None,
+    keys: CurveKeys | None = None,
     host: str | None = None,
 ) -> None:
     """Run as rank ``rank`` of ``size`` for the engine at ``url`` until its stop message.
@@ -89,16 +91,11 @@ def serve(
     Raises the engine's verdict, the same on every rank: :class:`InvalidValue` if the start is refused,
     :class:`hal_engine.distributed.errors.RankLost` if a rank was lost. :class:`GroupLost` if the engine has gone.
     """
-    channel = RankChannel(url, rank, curve)
-    serving = _Serving(channel, rank, curve)
+    channel = RankChannel(url, rank, keys)
+    serving = _Serving(channel, rank, keys)
     try:
         with serving.telling():
-            if not channel.send(Hello(rank, size, versions()), TIMEOUTS.silence):
-                raise GroupLost(
-                    f"rank {rank} finds no engine at {url}",
-                    cure="see the output of the process that started the ranks",
-                    argument="engine",
-                )
+            channel.send(Hello(rank, size, versions()))
             setup = serving.wait(Setup)
             serving.run(msgspec.structs.replace(setup, host=host) if host else setup)
     finally:
@@ -117,8 +114,8 @@ def versions() -> dict[str, str]:
 class _Serving:
     """One rank at work."""
 
-    def __init__(self, channel: RankChannel, rank: int, curve: CurveKeys | None) -> None:
-        self.channel, self.rank, self._curve = channel, rank, curve
+    def __init__(self, channel: RankChannel, rank: int, keys: CurveKeys | None) -> None:
+        self.channel, self.rank, self._keys = channel, rank, keys
         self.step = 0
         self._patience = TIMEOUTS.starting
         self._decided = False  # whether a verdict came
@@ -219,7 +216,7 @@ class _Serving:
         if isinstance(error, GroupLost) and error.argument == "engine":  # no engine is left to report to
             close_groups()
             return
-        said = self.channel.send(failed_message(error, self.rank, self.step), self.channel.patience)
+        said = self.channel.send(failed_message(error, self.rank, self.step), TIMEOUTS.last_message)
         close_groups()  # ranks that wait for this one in a collective end before its timeout
         end = time.monotonic() + self._patience
         while said and (left := end - time.monotonic()) > 0:
@@ -237,18 +234,17 @@ class _Serving:
     @contextlib.contextmanager
     def _sending(self, setup: Setup, layout: RankLayout) -> Iterator[None]:
         """Yield the sink of a group's first rank. At the end, report to the engine what another reader has not
-        acknowledged; the engine's own reader needs no report."""
+        acknowledged; the engine itself needs no report."""
         if not layout.group(self.rank).is_first:
             self._sink = MemorySink()  # the policy keeps unsent data out of it (G17)
             yield
             return
         self._first = True
-        curve = self._curve.knowing(setup.reader_key) if self._curve is not None else None
         number, undelivered = layout.number_of(self.rank), list[Delivery]()
-        sinks = [open_sink(setup.records, sender=number, curve=curve)]
+        sinks: list[Sink] = [RecordSink(self.channel.end)]
         try:
             if setup.sink:
-                keys = CurveKeys.shared(setup.sink_key) if setup.sink_key else None
+                keys = OldKeys.shared(setup.sink_key) if setup.sink_key else None
                 sinks.append(open_sink(setup.sink, sender=setup.number + number, curve=keys))
             self._sink = sinks[0] if len(sinks) == 1 else FanoutSink(sinks)
             yield
@@ -318,7 +314,7 @@ class _Serving:
     def _hands(self, setup: Setup, stepper: Stepper, proposer: Proposer | None) -> None:
         """Open the transfer of a rank with a role, and listen."""
         if setup.role is not SplitRole.MIXED:
-            self._handover = open_kv_handover(setup, self.rank, stepper, proposer, self._send, self._curve)
+            self._handover = open_kv_handover(setup, self.rank, stepper, proposer, self._send, self._keys)
             self._closing.callback(self._handover.close)
 
     def _send(self, message: Message) -> None:

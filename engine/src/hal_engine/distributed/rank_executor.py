@@ -7,12 +7,10 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
 from hal_core import HalError, InvalidValue, OutputRecord, Task
 
-from hal_engine.reading import Event, Gap, OutputReader, SessionLost
 from hal_engine.timeouts import TIMEOUTS, Timeouts
 
 from .control_channel import EngineChannel
@@ -20,7 +18,6 @@ from .control_messages import (
     PROTOCOL,
     Agreed,
     Arrived,
-    Beat,
     Delivery,
     Drafted,
     Drafts,
@@ -48,10 +45,9 @@ from .step_clock import StepClock
 from .steps import StepOrder, orders_of
 
 if TYPE_CHECKING:
-    import zmq
     from hal_core.handover import Description
 
-    from hal_engine.transport.curve import CurveKeys
+    from hal_engine.transport.sealing import CurveKeys
 
 log = logging.getLogger("hal")
 _Said = TypeVar("_Said", Hello, Ready, Up)
@@ -66,8 +62,7 @@ class RankExecutor:
         starter: Starter,
         *,
         url: str | None = None,
-        records: str | None = None,
-        curve: CurveKeys | None = None,
+        keys: CurveKeys | None = None,
         look: Callable[[], None] = lambda: None,
         starting: float | None = None,
         step: float | None = None,
@@ -75,20 +70,19 @@ class RankExecutor:
     ) -> None:
         """Begin to start the ranks. Call :meth:`assemble` until it returns True.
 
-        ``setup.records`` and ``setup.reader_key`` are filled in here. ``url``, ``records``: tcp addresses to listen on,
-        with ``curve``; by default private ipc addresses of this host. ``look`` is called from time to time while ranks
-        start; what it raises ends the start. ``starting``: seconds until all ranks must be up; a rank whose connection
-        closes earlier is lost at once. ``step``: most seconds of a step. The defaults of both are those of
-        :mod:`hal_engine.timeouts`. ``name_of``: name of a rank in the error of a loss. Raises :class:`InvalidValue`,
-        with the same on every rank, for errors of the user's, and
-        :class:`RankLost` if ranks do not come up or fail for another reason.
+        ``url``: a tcp address to listen on, with ``keys``; by default a private ipc address of this host. ``look`` is
+        called from time to time while ranks start; what it raises ends the start. ``starting``: seconds until all ranks
+        must be up; a rank whose connection closes earlier is lost at once. ``step``: most seconds of a step. The
+        defaults of both are those of :mod:`hal_engine.timeouts`. ``name_of``: name of a rank in the error of a loss.
+        Raises :class:`InvalidValue`, the same on every rank, for errors of the user's, and :class:`RankLost` if ranks
+        do not come up or fail for another reason.
         """
         self.layout, self._starter, self._look = RankLayout(setup.tp, setup.dp), starter, look
         self._name_of = name_of
         self._starting = TIMEOUTS.starting if starting is None else starting
         self._clock = StepClock(self.layout.dp, TIMEOUTS.step if step is None else step)
         self._numbers, self._taken = [0] * self.layout.dp, [0] * self.layout.dp  # of each group's steps
-        self._failed, self._gone = list[Failed](), list[SessionLost | Gap]()
+        self._failed, self._records = list[Failed](), deque[tuple[int, OutputRecord]]()
         self._raised = dict[int, Raised]()  # by rank, until it is answered
         self._left, self._drafts = dict[int, tuple[Delivery, ...]](), dict[int, tuple[int, int, int]]()
         self._spent = dict[int, Spent]()
@@ -99,11 +93,9 @@ class RankExecutor:
         self.rank_info = RankInfo("", {}, "")
         self._lost: RankLost | None = None
         self.again: Callable[[], bool] = lambda: False  #: whether lost ranks will be restarted
-        self.channel = EngineChannel(url, curve)
+        self._setup = setup
+        self.channel = EngineChannel(url, keys)
         try:
-            self.reader = OutputReader(records, on_event=self._hear, curve=curve)
-            key = "" if curve is None else curve.public
-            self._setup = msgspec.structs.replace(setup, records=self.reader.url, reader_key=key)
             starter.start(self.channel.url)
         except BaseException:
             self._end(0.0)
@@ -124,9 +116,9 @@ class RankExecutor:
         return self._assembling is None
 
     @property
-    def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
-        """Return the sockets to poll. If one is readable, :meth:`assemble` or :meth:`receive` may have input."""
-        return (self.channel.socket, *self.reader.sockets)
+    def sockets(self) -> tuple[Any, ...]:
+        """Return what to poll. If it can be read, :meth:`assemble` or :meth:`receive` may have input."""
+        return self.channel.sockets
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
@@ -144,30 +136,29 @@ class RankExecutor:
         end = time.monotonic() + timeout
         while True:
             left = end - time.monotonic()
-            frame = self.reader.read(max(0.0, min(left, TIMEOUTS.records)))
-            self._take_messages(0.0)  # also messages that were sent before a record that is here now
-            if frame is not None:
-                self._clock.taken(frame.header.sender)
-                self._taken[frame.header.sender] += 1
-                self._answer(frame.header.sender)
-                return frame.header.sender, frame.record
-            self.channel.beat(Beat())
+            self._take_messages(0.0 if self._records else max(0.0, min(left, TIMEOUTS.records)))
+            if self._records:
+                group, record = self._records.popleft()
+                self._clock.taken(group)
+                self._taken[group] += 1
+                self._answer(group)
+                return group, record
             self._check()
             if left <= 0:
                 return None
 
     def rest(self) -> list[tuple[int, OutputRecord]]:
         """Return, after a loss, the records that the remaining ranks still send until they end."""
-        found, end = [], time.monotonic() + TIMEOUTS.ranks_end
-        gone = -1 if self._lost is None else self._lost.rank
-        senders = {self.layout.members(number)[0] for number in range(self.layout.dp)} - {gone}
+        found, end = list[tuple[int, OutputRecord]](), time.monotonic() + TIMEOUTS.ranks_end
+        senders = {self.layout.members(number)[0] for number in range(self.layout.dp)}
         while True:
-            over = senders <= self._left.keys() or bool(self._starter.ended()) or time.monotonic() > end
-            while (frame := self.reader.read(TIMEOUTS.records)) is not None:
-                found.append((frame.header.sender, frame.record))
+            over = senders <= self._left.keys() | self.channel.gone().keys() or time.monotonic() > end
+            over = over or bool(self._starter.ended())
+            self._take_messages(TIMEOUTS.records)
+            found += self._records
+            self._records.clear()
             if over:
                 return found
-            self._take_messages(0.0)
 
     @property
     def drafts(self) -> tuple[int, ...]:
@@ -195,8 +186,7 @@ class RankExecutor:
         self.channel.send(Stop())
         end = time.monotonic() + TIMEOUTS.ranks_end
         while len(self._left) < self.layout.dp and not self._starter.ended() and time.monotonic() < end:
-            self.reader.read(TIMEOUTS.records)
-            self._take_messages(0.0)
+            self._take_messages(TIMEOUTS.records)
         self._end(TIMEOUTS.ranks_end)
 
     def close(self) -> None:
@@ -232,16 +222,14 @@ class RankExecutor:
         said: dict[int, _Said] = {}
         began = told = time.monotonic()
         while len(said) < self.layout.size:
-            for rank, message in self.channel.receive(0.0):
+            for rank, message in self.channel.receive():
                 if isinstance(message, wanted):
                     said[rank] = message
                 else:
-                    self._take_message(rank, message)
+                    self._take(rank, message)
             if self._failed:
                 raise self._failure()
             self._look()
-            self.channel.beat(Beat())
-            self.reader.read(0.0)  # heartbeats of the sinks, which exist before the first step
             missing = sorted(set(range(self.layout.size)) - set(said))
             self._check_start(missing, began + self._starting)
             if missing and time.monotonic() > told + TIMEOUTS.start_line:
@@ -257,7 +245,8 @@ class RankExecutor:
         if how := self._starter.ended():
             raise self._lose(missing[0] if missing else 0, f"rank(s) {missing} did not come up: {how}", cure)
         if gone := self.channel.gone():
-            raise self._lose(gone[0], "its connection was closed: its process has ended, or its host is lost", cure)
+            rank, why = next(iter(gone.items()))
+            raise self._lose(rank, self._ended_by() or why, cure)
         if missing and time.monotonic() > end:
             why = f"rank(s) {missing} did not come up: no message for {self._starting:g} s"
             raise self._lose(missing[0], why, f"{cure}, or give them more time ({Timeouts.starting.variable})")
@@ -283,16 +272,14 @@ class RankExecutor:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def _hear(self, event: Event) -> None:
-        if isinstance(event, SessionLost | Gap):  # either way, a record that the engine waits for may never come
-            self._gone.append(event)
-
     def _take_messages(self, timeout: float) -> None:
         for rank, message in self.channel.receive(timeout):
-            self._take_message(rank, message)
+            self._take(rank, message)
 
-    def _take_message(self, rank: int, message: Message) -> None:
-        if isinstance(message, Failed | Raised) and message.trace:
+    def _take(self, rank: int, message: Message | OutputRecord) -> None:
+        if isinstance(message, OutputRecord):
+            self._records.append((self.layout.number_of(rank), message))
+        elif isinstance(message, Failed | Raised) and message.trace:
             log.debug("rank %s, where it raised:\n%s", self._name_of(message.rank), message.trace)
         if isinstance(message, Failed):
             self._failed.append(message)
@@ -327,18 +314,24 @@ class RankExecutor:
         if self._failed:
             rank, message = self._blamed()
             raise self._failure() if message.refused else self._lose(rank, message.what)
-        if (gone := next(iter(self._gone), None)) is not None:
-            why = gone.what if isinstance(gone, Gap) else "its process has ended, or its host is lost"
-            raise self._lose(self.layout.members(gone.sender)[0], why)
+        if lost := self.channel.silent():
+            rank, why = next(iter(lost.items()))
+            raise self._lose(rank, self._ended_by() or why)
         if how := self._starter.ended():
             raise self._lose(0, how)
-        if unsent := self.channel.unsent:
-            raise self._lose(min(unsent), "it takes no messages any more")
         if (late := self._clock.late()) is not None:
             ranks = list(self.layout.members(late))
             why = f"rank(s) {ranks} have not ended the step within {self._clock.limit:g} s"
             cure = f"see what holds it up; where steps take that long, give them more time ({Timeouts.step.variable})"
             raise self._lose(ranks[0], why, cure)
+
+    def _ended_by(self) -> str:
+        """Return what the starter reports of an end that the connection has shown first, with the rank's last lines;
+        "" if it reports nothing in time."""
+        end = time.monotonic() + TIMEOUTS.lost_rank
+        while not (how := self._starter.ended()) and time.monotonic() < end:
+            self._take_messages(TIMEOUTS.records)
+        return how
 
     def _blamed(self) -> tuple[int, Failed]:
         """Return the lost rank and the message with the reason: its own if there is one, else that of another rank."""
@@ -365,9 +358,5 @@ class RankExecutor:
         return self._lost
 
     def _end(self, patience: float) -> None:
-        reader = getattr(self, "reader", None)
-        with contextlib.ExitStack() as last:  # whatever one end raises, the remaining ranks are ended too
-            last.callback(self.channel.close)
-            if reader is not None:
-                last.callback(reader.close)
+        with contextlib.closing(self.channel):
             self._starter.end(patience)

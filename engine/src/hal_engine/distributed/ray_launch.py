@@ -1,7 +1,7 @@
 """Starts ranks as Ray actors, on one host or several. Ray decides where each rank runs and detects dead ranks.
 
-Step messages and records use hal's own connections, encrypted with CURVE. Each actor makes a key pair, and only public
-keys go through Ray. So the Ray cluster is the trust boundary (docs/ranks.md).
+Step messages and records use hal's own connections, encrypted. Each actor makes a key pair, and only public keys go
+through Ray. So the Ray cluster is the trust boundary (docs/ranks.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hal_core import InvalidValue, Unavailable
 
 from hal.selection import plugin_of
 from hal_engine.timeouts import TIMEOUTS
-from hal_engine.transport.curve import CurveKeys
+from hal_engine.transport.sealing import CurveKeys
 
 from .rank_executor import RankExecutor
 from .ray_rank import Prepared, RayRank
@@ -87,7 +87,7 @@ class RayCluster:
         starter = RayLaunch(setup.tp, setup.dp, bundle, strategy, starting=TIMEOUTS.starting, grows=not self.own)
         url = f"tcp://{ray.util.get_node_ip_address()}:*"
         more: dict[str, Any] = {"look": look, "name_of": starter.name_of}
-        return RankExecutor(setup, starter, url=url, records=url, curve=starter.keys, **more)
+        return RankExecutor(setup, starter, url=url, keys=starter.keys, **more)
 
 
 def bundle_of(device: str | None) -> dict[str, float]:
@@ -133,17 +133,13 @@ class RayLaunch:
         self._tp, self._dp, self._bundle, self._strategy = tp, dp, dict(bundle), strategy.upper().replace("-", "_")
         self._starting, self._grows = starting, grows
         self._known: set[str] = set()
-        self.keys = CurveKeys.new(gate=self)
+        self.keys = CurveKeys.new(admits=self._known.__contains__)
         self._groups: list[Any] = []
         self._actors: list[Any] = []
         self._preparing: list[Any] = []
         self._serving: dict[Any, int] = {}
         self._ranks: list[Prepared] = []
         self._url, self._end, self._next_look, self._read_until, self._how = "", 0.0, 0.0, 0.0, ""
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Return whether a peer of ZeroMQ's authenticator is one of these ranks."""
-        return key.decode() in self._known
 
     def start(self, url: str) -> None:
         """Request the bundles and the actors from Ray, without waiting."""
@@ -258,7 +254,7 @@ class RayLaunch:
 
     def _last_line(self, lost: Prepared) -> str:
         """Return the last line that a dead rank wrote to its standard error, read on its node. All dead ranks share one
-        limit, because meanwhile the engine sends no heartbeat to other workers."""
+        limit, because meanwhile the engine does nothing else."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

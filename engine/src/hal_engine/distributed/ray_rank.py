@@ -31,7 +31,7 @@ class RayRank:
         os.environ.update(environment)
         from hal_core.devices import HeldPort
 
-        from hal_engine.transport.curve import CurveKeys
+        from hal_engine.transport.sealing import CurveKeys
 
         handle, log = tempfile.mkstemp(prefix="hal-rank-", suffix=".err")
         os.dup2(handle, sys.stderr.fileno())
@@ -61,7 +61,7 @@ class RayRank:
         if own_device:
             os.environ[AMONG] = OWN_DEVICE
         try:
-            serve(url, rank, len(ends), curve=self._keys.knowing(key), host=ranks[rank].host)
+            serve(url, rank, len(ends), keys=self._keys.knowing(key), host=ranks[rank].host)
         except HalError as error:
             return str(error)
         finally:

@@ -1,20 +1,16 @@
 """Step messages: the work of all ranks of a group in one step, as bytes.
 
-A message is a frame (:mod:`hal_core.frames.envelope`) of kind ``STEP``. Its session is the engine's, its sender the
-number of the group, and its sequence the number of the step, counted from 1 without holes. The body is a CRC-32 (zlib)
-of the rest, which also protects frames too large for a checksum of their own, and a MessagePack map (:class:`_Body`).
-Token and block ids are the bytes of little-endian int32 arrays. A reader skips unknown names.
+A message is a MessagePack map (:class:`_Body`) with the number of the group and that of the step, counted from 1
+without holes. Token and block ids are the bytes of little-endian int32 arrays. A reader skips unknown names.
 
 A request is sent once, with the task by which it enters a slot. Later tasks name it by slot and name.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
-from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -29,11 +25,12 @@ from hal_core import (
     Task,
     TaskKind,
 )
-from hal_core.frames import FrameHeader, FrameKind, read_body, seal
+
+from hal_engine.transport.channel import Buffer
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 Id = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 31) - 1)]
-_IDS, _CHECK = np.dtype("<i4"), struct.Struct("<I")
+_IDS = np.dtype("<i4")
 
 
 class _Request(msgspec.Struct, omit_defaults=True, gc=False):
@@ -57,6 +54,8 @@ class _Task(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 class _Body(msgspec.Struct, gc=False):
+    group: Count
+    number: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
     tasks: list[_Task]
     taken: Count = 0
 
@@ -126,26 +125,19 @@ def _request_of(admitted: AdmittedRequest) -> Request:
     return Request(admitted.request_id, tokens[:prompt], admitted.params, tuple(tokens[prompt:]), admitted.role)
 
 
-def encode_step(order: StepOrder, *, session: int) -> bytes:
+def encode_step(order: StepOrder) -> bytes:
     """Return one step message. Raises :class:`InvalidValue` for numbers that a message cannot hold."""
-    body = _encoder.encode(_Body([_packed(task) for task in order.tasks], order.taken))
-    check = _CHECK.pack(crc32(body))
-    return seal(FrameKind.STEP, check, body, session=session, sender=order.group, sequence=order.number)
+    return _encoder.encode(_Body(order.group, order.number, [_packed(task) for task in order.tasks], order.taken))
 
 
-def decode_step(header: FrameHeader, frame: memoryview) -> StepOrder:
-    """Return the step message whose header is already read. Raises only :class:`FrameError` for invalid bytes."""
-    if header.kind != FrameKind.STEP:
-        raise FrameError(f"a frame of kind {header.kind} is no step message")
-    body = read_body(header, frame)
-    if len(body) < _CHECK.size or _CHECK.unpack_from(body)[0] != crc32(body[_CHECK.size :]):
-        raise FrameError("the checksum of a step message is wrong", cure="start the ranks again")
+def decode_step(data: Buffer) -> StepOrder:
+    """Return the step message. Raises only :class:`FrameError` for invalid bytes."""
     try:
-        decoded = _decoder.decode(body[_CHECK.size :])
-        tasks = tuple(_unpacked(task) for task in decoded.tasks)
+        body = _decoder.decode(data)
+        tasks = tuple(_unpacked(task) for task in body.tasks)
     except (msgspec.MsgspecError, InvalidValue, ValueError, RecursionError) as error:
         raise FrameError(f"a step message is unreadable: {error}", cure="install one version on all hosts") from error
-    return StepOrder(header.sender, header.sequence, tasks, decoded.taken)
+    return StepOrder(body.group, body.number, tasks, body.taken)
 
 
 def _packed(order: TaskOrder) -> _Task:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hal_core import GroupLost, HalError, SplitRole, Unavailable
 
@@ -15,7 +15,6 @@ from .control_messages import Delivery, Message, Release, SplitMessage, Verdict
 from .errors import RankLost
 
 if TYPE_CHECKING:
-    import zmq
     from hal_core import OutputRecord
     from hal_core.handover import Description
 
@@ -126,7 +125,7 @@ class RankWorker(EngineWorker[S]):
         return () if self.rank_executor is None else self.rank_executor.undelivered
 
     @property
-    def sockets(self) -> Sequence[zmq.Socket[bytes]]:
+    def sockets(self) -> Sequence[Any]:
         """Return sockets to poll."""
         return () if self.rank_executor is None else self.rank_executor.sockets
 

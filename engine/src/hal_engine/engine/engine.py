@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,11 +48,9 @@ def local_worker(
 
 def wait_for(sockets: Sequence[Any], seconds: float) -> None:
     """Wait until one of ``sockets`` can be read, at most so many seconds."""
-    import zmq
-
-    poller = zmq.Poller()
+    poller = select.poll()
     for socket in sockets:
-        poller.register(socket, zmq.POLLIN)
+        poller.register(socket, select.POLLIN)
     poller.poll(int(1000 * seconds))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -11,36 +12,22 @@ import tempfile
 import threading
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 
 import msgspec
-import zmq
-from hal_core import FinishReason, HalError, InvalidValue, Request, Unavailable
+from hal_core import FinishReason, HalError, InvalidValue, OutputRecord, Request, Unavailable
 
 from hal_engine.children import TIED, environment
-from hal_engine.distributed.control_channel import EngineChannel
-from hal_engine.distributed.control_messages import (
-    Abort,
-    Down,
-    Ended,
-    Failed,
-    Hello,
-    Message,
-    Serve,
-    Stats,
-    Stop,
-    Submit,
-    Up,
-)
+from hal_engine.distributed.control_channel import Contents, ControlEnd
+from hal_engine.distributed.control_messages import Abort, Down, Ended, Failed, Hello, Serve, Stats, Stop, Submit, Up
 from hal_engine.model.streaming import AnswerText
 from hal_engine.options import EngineSetup
-from hal_engine.reading import Event, OutputReader, StreamLoss
 from hal_engine.streams import Part, Stream, Streams
 from hal_engine.timeouts import TIMEOUTS, Timeouts
+from hal_engine.transport.channel import Channel
 
 from .pulse import PulseWatch
 
@@ -48,8 +35,6 @@ Put = Callable[[Part | HalError], object]
 Post = Callable[..., object]
 _TAIL = 400
 """Last characters of the process's output that an error shows."""
-_RECORDS = 16
-"""Most records that the thread takes before it looks for requests and aborts."""
 _CHILD = TIED + "from hal_engine.generation.process import main; main()"
 
 
@@ -70,11 +55,9 @@ class EngineLink:
         self._wake_end, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         self._wakes, self._over = threading.Lock(), False  # over: the thread has ended, and commands run at once
-        self._outbox = deque[Submit | Abort]()  # until the process's queue has room
         self._streams, self._parts = Streams(), list[tuple[Put, Part | HalError]]()
         self._error: HalError | None = None
         self._silent: Unavailable | None = None  # while the process does not beat
-        self._lost: StreamLoss | None = None
         self._closing, self._output_before = False, 0
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._run, name="hal-engine-link", daemon=True)
@@ -122,12 +105,14 @@ class EngineLink:
 
     def _run(self) -> None:
         try:
+            own, theirs = Channel.pair()
             with (
-                contextlib.closing(OutputReader(on_event=self._hear)) as self._reader,
-                contextlib.closing(EngineChannel()) as self._channel,
+                contextlib.closing(own) as self._channel,
+                contextlib.closing(theirs),
                 tempfile.TemporaryFile() as self._noise,
             ):
-                self._start()
+                self._end_here, self._pulse = ControlEnd(own), PulseWatch(own)
+                self._start(theirs)
                 try:
                     self._loop()
                 finally:
@@ -144,69 +129,45 @@ class EngineLink:
             self._flush()
             self._over = True
 
-    def _start(self) -> None:
-        reading, writing = os.pipe()
-        self._beats, self._pulse = reading, PulseWatch(reading)
-        try:
-            self._process = subprocess.Popen(  # in a session of its own: Ctrl-C is the caller's
-                [sys.executable, "-P", "-c", _CHILD, self._channel.url, str(writing)],
-                stdin=subprocess.DEVNULL,
-                stdout=self._noise,
-                stderr=self._noise,
-                env=environment(),
-                start_new_session=True,
-                pass_fds=[writing],
-            )
-        except BaseException:
-            os.close(reading)
-            raise
-        finally:
-            os.close(writing)
+    def _start(self, theirs: Channel) -> None:
+        self._process = subprocess.Popen(  # in a session of its own: Ctrl-C is the caller's
+            [sys.executable, "-P", "-c", _CHILD, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=self._noise,
+            stderr=self._noise,
+            env=environment(),
+            start_new_session=True,
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
 
     def _loop(self) -> None:
-        poller, end = zmq.Poller(), time.monotonic() + TIMEOUTS.starting
-        for socket in (self._wake_end, self._channel.socket, *self._reader.sockets):
-            poller.register(socket, zmq.POLLIN)
-        more = False  # records that were left
+        poller, end = select.poll(), time.monotonic() + TIMEOUTS.starting
+        poller.register(self._wake_end, select.POLLIN)
         while not self._closing:
-            patience = 0.0 if more else TIMEOUTS.pause if self._outbox else TIMEOUTS.process_look
-            if any(socket == self._wake_end for socket, _ in poller.poll(int(1000 * patience))):
+            poller.register(self._channel, select.POLLIN | (select.POLLOUT if self._channel.wants_room else 0))
+            if any(number == self._wake_end for number, _ in poller.poll(1000 * TIMEOUTS.process_look)):
                 os.read(self._wake_end, 4096)
             assert self._process is not None
             status = self._process.poll()  # before its last messages are read
             while not self._commands.empty():  # aborts, before any more work for their streams
                 self._commands.get()()
-            more = self._read(last=status is not None)
+            while contents := self._end_here.receive():
+                for one in contents:
+                    self._take(one)
+                if status is None:
+                    break
+            while self._streams.stopped:
+                self._end_here.send(Abort(self._streams.stopped.popleft()))
             self._check_pulse()
-            if self._outbox and self._channel.offer(self._outbox, 0):
-                self._outbox.clear()
             self._flush()
-            if status is not None:
-                raise Unavailable(f"the engine process ended: {_how(status)}{self._tail()}", cure="start it again")
-            if self._channel.unsent or self._lost is not None:
-                raise Unavailable(f"the engine process takes no messages: {self._lost or 'its queue is full'}")
+            if status is not None or self._channel.ended:
+                how = _how(self._status() if status is None else status)
+                raise Unavailable(f"the engine process ended: {how}{self._tail()}", cure="start it again")
             if not self.up.done() and time.monotonic() > end:
                 raise Unavailable(
                     "the engine process did not come up", cure=f"give it more time ({Timeouts.starting.variable})"
                 )
-
-    def _read(self, *, last: bool) -> bool:
-        """Take some records, then messages; all if they are the ``last``. Return whether records may be left."""
-        left = self._take_records(None if last else _RECORDS)
-        for _, message in self._channel.last_messages() if last else self._channel.receive(0.0):
-            if isinstance(message, Failed):  # no record follows
-                self._take_records(None)
-            self._take(message)
-        return left
-
-    def _take_records(self, most: int | None) -> bool:
-        taken = 0
-        while (most is None or taken < most) and (frame := self._reader.read(0.0)) is not None:
-            self._streams.take(frame.record)
-            taken += 1
-        while self._streams.stopped:
-            self._outbox.append(Abort(self._streams.stopped.popleft()))
-        return taken == most
 
     def _check_pulse(self) -> None:
         """End the requests of a process that does not beat; raise if it is in a step beyond its limit."""
@@ -220,11 +181,14 @@ class EngineLink:
             what = f"the engine process has not beaten for {TIMEOUTS.process_silence:g} s: it is stopped, or hangs"
             cure = "let it go on (SIGCONT), or start the engine again"
             self._silent = Unavailable(what, cure=cure)
-            self._outbox.extend(Abort(name) for name in self._streams.fail(self._silent))
+            for name in self._streams.fail(self._silent):
+                self._end_here.send(Abort(name))
 
-    def _take(self, message: Message) -> None:
-        if isinstance(message, Hello):
-            self._channel.send(Serve(**self._setup.fields(), records=self._reader.url))
+    def _take(self, message: Contents) -> None:
+        if isinstance(message, OutputRecord):
+            self._streams.take(message)
+        elif isinstance(message, Hello):
+            self._end_here.send(Serve(**self._setup.fields()))
         elif isinstance(message, Up):
             self._output_before = os.fstat(self._noise.fileno()).st_size
             self._pulse.begin()
@@ -239,21 +203,17 @@ class EngineLink:
             kind = InvalidValue if message.refused and not self.up.done() else Unavailable
             raise kind(message.what, cure=message.cure)
 
-    def _hear(self, event: Event) -> None:
-        if isinstance(event, StreamLoss):
-            self._lost = event
-
     def _submit(self, request: Request, stream: Stream) -> None:
         if (error := self._error or self._silent) is not None:
             stream.fail(error)
             return
         self._streams.add(request.request_id, stream)
         ids = array("i", request.prompt).tobytes()
-        self._outbox.append(Submit(request.request_id, ids, request.params, request.priority))
+        self._end_here.send(Submit(request.request_id, ids, request.params, request.priority))
 
     def _abort(self, name: str) -> None:
         if self._streams.drop(name):
-            self._outbox.append(Abort(name))
+            self._end_here.send(Abort(name))
 
     def _collect(self, put: Put, part: Part | HalError) -> None:
         self._parts.append((put, part))
@@ -275,6 +235,14 @@ class EngineLink:
             self.up.set_exception(error)
         self._flush()
 
+    def _status(self) -> int:
+        """The exit status of the process, which has closed its channel; it is killed if it does not end."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(TIMEOUTS.rank_exit_lost)
+        self._process.kill()
+        return self._process.wait()
+
     def _tail(self) -> str:
         """The last output of the process since it took requests."""
         size = os.fstat(self._noise.fileno()).st_size
@@ -286,15 +254,17 @@ class EngineLink:
         """End the process, which sends its last records first."""
         assert self._process is not None
         if self._closing and self._silent is None:
-            self._channel.send(Stop())
+            self._end_here.send(Stop())
             if not self.up.done():  # it may not read messages yet
                 self._process.terminate()
             end = time.monotonic() + (TIMEOUTS.ranks_end if self.up.done() else TIMEOUTS.process_start_end)
             while self._process.poll() is None and time.monotonic() < end:
-                self._reader.read(TIMEOUTS.reader_slice)
+                self._channel.receive()
+                if self._channel.ended:
+                    self._channel.close()  # the process waits for that, so that nothing is lost
+                time.sleep(TIMEOUTS.reader_slice)
         self._process.kill()
         self._process.wait()
-        os.close(self._beats)
 
 
 def _give(parts: list[tuple[Put, Part | HalError]]) -> None:

@@ -4,57 +4,86 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import socket
 import sys
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from hal_core import GroupLost, HalError, OutputRecord, Request, SinkFull
+from hal_core import GroupLost, OutputRecord, Request
 
-from hal_engine.distributed.control_channel import RankChannel
+from hal_engine.distributed.control_channel import Contents, ControlEnd
 from hal_engine.distributed.control_messages import Abort, Down, Ended, Hello, Message, Serve, Stats, Stop, Submit, Up
 from hal_engine.distributed.errors import failed_message
 from hal_engine.distributed.rank import versions
 from hal_engine.opening import open_engine
 from hal_engine.timeouts import TIMEOUTS
-from hal_engine.transport import open_sink
-
-from .pulse import Pulse
+from hal_engine.transport.channel import Beats, Channel
 
 if TYPE_CHECKING:
-    from hal_engine.distributed.steps import StepOrder
     from hal_engine.engine import Engine
 
 
-class Channel(Protocol):
-    """The control channel's end here; :class:`RankChannel` is one."""
-
-    def receive(self, timeout: float) -> Message | StepOrder | None: ...
-
-    def send(self, message: Message, patience: float = ...) -> bool: ...
+MOST_PENDING = 64 << 20
+"""Bytes of records that wait for the caller before a step waits for it, too."""
 
 
-class _Taken:
-    """A record that the engine has taken over, on its way to the sink."""
+class Caller(Protocol):
+    """The channel to the caller; :class:`CallerEnd` is one."""
 
-    def __init__(self, record: OutputRecord) -> None:
-        self.step, self._record = record.step, record
+    def receive(self, timeout: float) -> Contents | None: ...
 
-    def resolve(self) -> OutputRecord:
-        return self._record
+    def send(self, message: Message) -> bool: ...
 
-    def ready(self) -> bool:
-        return True
 
-    def complete(self, error: BaseException | None) -> None:
-        """No ticket waits for it."""
+class CallerEnd:
+    """This process's end. ``step``: the number of the step in progress, from 1; 0 between steps."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.step = 0
+        self._channel, self._end = channel, ControlEnd(channel)
+        self._received = deque[Contents]()
+        self._beats = Beats(lambda: (channel,), lambda: self.step)
+        self._poller = select.poll()
+
+    def send(self, message: Message) -> bool:
+        """Send a message."""
+        return self._end.send(message)
+
+    def send_record(self, record: OutputRecord) -> None:
+        """Send a record. Wait a while if the caller has much to read, then keep it all the same."""
+        self._end.send_record(record)
+        if self._channel.pending > MOST_PENDING:
+            self._channel.flush(TIMEOUTS.message)
+
+    def receive(self, timeout: float) -> Contents | None:
+        """Return the next message, or None after ``timeout`` seconds. Raises :class:`GroupLost` if the caller is
+        gone."""
+        if not self._received:
+            self._received += self._end.receive()
+        if not self._received and not self._channel.ended and timeout:
+            self._poller.register(self._channel, select.POLLIN | (select.POLLOUT if self._channel.wants_room else 0))
+            self._poller.poll(1000 * timeout)
+            self._received += self._end.receive()
+        if self._received:
+            return self._received.popleft()
+        if self._channel.ended:
+            raise GroupLost(f"the caller is gone: {self._channel.ended}", argument="engine")
+        return None
+
+    def close(self, wait: float) -> None:
+        """Close after what was sent has left, or after ``wait`` seconds."""
+        self._beats.close()
+        self._channel.part(wait)
 
 
 class _Gauge:
     """Measures the engine's steps; a context of each. ``pulse``: gets the number of the step in progress."""
 
-    def __init__(self, engine: Engine, pulse: Pulse | None) -> None:
+    def __init__(self, engine: Engine, pulse: CallerEnd | None) -> None:
         self._engine, self._pulse = engine, pulse
         self._steps = 0
         self._host = self._elapsed = self._due = 0.0
@@ -101,7 +130,7 @@ class _Gauge:
         return None if told == self._told else self._told
 
 
-def serve_requests(channel: Channel, engine: Engine, pulse: Pulse | None = None) -> None:
+def serve_requests(channel: Caller, engine: Engine, pulse: CallerEnd | None = None) -> None:
     """Take requests and aborts and step until the caller sends Stop. ``pulse``: gets the number of each step.
 
     Raises the errors of a step, and :class:`GroupLost` if the caller is gone.
@@ -133,51 +162,42 @@ def serve_requests(channel: Channel, engine: Engine, pulse: Pulse | None = None)
             channel.send(stats)
 
 
-def run(url: str, pulse: Pulse) -> int:
-    """Serve the caller at ``url``; the exit status. ``pulse``: beats in a thread of its own."""
-    channel = RankChannel(url, 0)
+def run(channel: Channel) -> int:
+    """Serve the caller at the other end of the channel; the exit status."""
+    caller, wait = CallerEnd(channel), TIMEOUTS.last_message
     try:
-        channel.send(Hello(0, 1, versions()), TIMEOUTS.silence)
-        serve = channel.receive(TIMEOUTS.serve)
+        caller.send(Hello(0, 1, versions()))
+        serve = caller.receive(TIMEOUTS.serve)
         if not isinstance(serve, Serve):
             raise GroupLost("no message of what to serve came", argument="engine")
-        sink = open_sink(serve.records)
-        failed = True
-
-        def send(record: OutputRecord) -> None:
-            with contextlib.suppress(SinkFull):  # it is kept, and sent when there is room
-                sink.put(_Taken(record))
-
-        try:
-            with open_engine(serve, send) as opened:
-                able = opened.device.capabilities
-                channel.send(Up(0, opened.device.name, dict(able.fallbacks), able.substituted))
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on, the caller sends Stop
-                serve_requests(channel, opened.engine, pulse)
-                failed = False
-        finally:
-            with contextlib.suppress(HalError):  # a caller that is gone acknowledges no record
-                sink.close(0.0 if failed else TIMEOUTS.records_end)
+        with open_engine(serve, caller.send_record) as opened:
+            able = opened.device.capabilities
+            caller.send(Up(0, opened.device.name, dict(able.fallbacks), able.substituted))
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on, the caller sends Stop
+            serve_requests(caller, opened.engine, caller)
+        wait = TIMEOUTS.records_end
     except Exception as error:  # noqa: BLE001 (the caller raises it)
         lost = isinstance(error, GroupLost) and error.argument == "engine"
         if not lost:
-            channel.send(failed_message(error, 0, 0), 1.0)
+            caller.send(failed_message(error, 0, 0))
         print(f"hal: engine process: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
     finally:
-        channel.close()
+        caller.close(wait)
     return 0
 
 
 def main() -> None:
-    """Serve the caller at the url in the first argument, and beat into the descriptor in the second. Exit at once: a
+    """Serve the caller at the other end of the socket whose descriptor is the first argument. Exit at once: a
     framework's own exit may take seconds. SIGTERM ends the loading in order, folders and ranks included."""
     from hal_engine.mkl import choose_kernels
 
     choose_kernels(os.environ)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    sock.set_inheritable(False)  # a process that this one starts would keep it open
     try:
-        status = run(sys.argv[1], Pulse(int(sys.argv[2])))
+        status = run(Channel(sock))
     except KeyboardInterrupt:
         status = 128 + signal.SIGTERM
     sys.stdout.flush()

@@ -1,46 +1,28 @@
-"""Heartbeat of an engine process through a pipe, with the number of the step that it is in."""
+"""The caller's watch over an engine process, by the beats of its channel, which name the step in progress."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import struct
-import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from hal_engine.timeouts import TIMEOUTS
 
-_BEAT = struct.Struct("<q")
-_READ = _BEAT.size * 512
 
+class Heard(Protocol):
+    """What a channel shows of its peer (:class:`hal_engine.transport.channel.Channel`)."""
 
-class Pulse:
-    """The engine process's end: a thread of its own beats, whatever the process's steps do. ``step``: the number of the
-    step in progress, from 1; 0 between steps. The owner sets it."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.step = 0
-        self._descriptor, self._over = descriptor, threading.Event()
-        os.set_blocking(descriptor, False)
-        threading.Thread(target=self._beat, name="hal-engine-pulse", daemon=True).start()
-
-    def _beat(self) -> None:
-        while not self._over.wait(TIMEOUTS.process_beat):
-            with contextlib.suppress(BlockingIOError):  # the caller reads nothing: it is stopped
-                os.write(self._descriptor, _BEAT.pack(self.step))
-
-    def close(self) -> None:
-        """Beat no more."""
-        self._over.set()
+    heard: float
+    number: int
 
 
 class PulseWatch:
-    """The caller's end. ``clock``: seconds. Time in which the caller itself was stopped does not count."""
+    """Counts how long an engine process was silent, and how long its step lasts. ``clock``: seconds. Time in which the
+    caller itself was stopped does not count."""
 
-    def __init__(self, descriptor: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._descriptor, self._clock = descriptor, clock
-        os.set_blocking(descriptor, False)
+    def __init__(self, channel: Heard, clock: Callable[[], float] = time.monotonic) -> None:
+        self._channel, self._clock = channel, clock
+        self._heard = channel.heard
         self._looked = clock()
         self._silence = self._in_step = 0.0
         self._step = 0
@@ -50,14 +32,11 @@ class PulseWatch:
         self._silence, self._looked = 0.0, self._clock()
 
     def look(self) -> None:
-        """Read what came, and count the time since the last look."""
+        """Count the time since the last look."""
         now = self._clock()
         passed, self._looked = min(now - self._looked, TIMEOUTS.longest_look), now
-        beats = b""
-        with contextlib.suppress(BlockingIOError):
-            beats = os.read(self._descriptor, _READ)
-        self._silence = 0.0 if beats else self._silence + passed
-        (step,) = _BEAT.unpack(beats[-_BEAT.size :]) if beats else (self._step,)
+        self._silence = self._silence + passed if self._channel.heard == self._heard else 0.0
+        self._heard, step = self._channel.heard, self._channel.number
         self._in_step = self._in_step + passed if step == self._step else 0.0
         self._step = step
 

@@ -1,0 +1,323 @@
+"""The channel: frames in order and whole, whatever their size; an end that is seen; beats; and nobody else's bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import threading
+import time
+
+import pytest
+from hal_core import InvalidValue
+from hal_engine.timeouts import TIMEOUTS
+from hal_engine.transport.channel import Beats, Channel, connect
+from hal_engine.transport.hub import Hub
+from hal_engine.transport.sealing import CurveKeys, Handshake, Sealer
+from hypothesis import given
+from hypothesis import strategies as st
+
+HANGS = 30.0
+SIZES = [0, 1, 5, 4500, (1 << 16) - 6, (1 << 16) - 5, 1 << 16, 267_000, 5 << 20]
+
+
+def keys_of_two():
+    """The keys of a listener and of its one caller."""
+    listener, caller = CurveKeys.new(), CurveKeys.new()
+    return listener.knowing(caller.public), caller.knowing(listener.public)
+
+
+@pytest.fixture(params=["pair", "ipc", "tcp", "tcp sealed"])
+def ends(request):
+    """Both ends of a channel: the caller's and the listener's."""
+    with contextlib.ExitStack() as stack:
+        if request.param == "pair":
+            one, other = Channel.pair()
+        else:
+            listener, caller = keys_of_two() if request.param == "tcp sealed" else (None, None)
+            hub = stack.enter_context(contextlib.closing(Hub(None if request.param == "ipc" else ANY, listener)))
+            one = connect(hub.url, caller)
+            while not hub.channels or not one.establish(0.0) or not hub.channels[0].is_trusted:
+                assert hub.receive(0.01) == []
+            (other,) = hub.channels
+        stack.enter_context(contextlib.closing(one))
+        stack.enter_context(contextlib.closing(other))
+        yield one, other
+
+
+ANY = "tcp://127.0.0.1:*"
+
+
+def received(channel, count):
+    """So many messages, as bytes."""
+    found, end = [], time.monotonic() + HANGS
+    while len(found) < count:
+        assert time.monotonic() < end, f"{len(found)} of {count} came"
+        select.select([channel], [channel] if channel.wants_room else [], [], 0.1)
+        found += map(bytes, channel.receive())
+        assert len(found) == count or not channel.ended, channel.ended
+    return found
+
+
+def test_frames_of_any_size_come_whole_and_in_order(ends):
+    one, other = ends
+    frames = [os.urandom(size) for size in SIZES for _ in range(3)]
+    thread = threading.Thread(target=lambda: [one.send(frame, wait=HANGS) for frame in frames])
+    thread.start()
+    assert received(other, len(frames)) == frames
+    thread.join()
+    assert other.send(b"back") is True
+    assert received(one, 1) == [b"back"]
+
+
+def test_a_frame_may_be_given_in_parts(ends):
+    one, other = ends
+    one.send(b"k", memoryview(bytearray(b"ab")), b"")
+    assert received(other, 1) == [b"kab"]
+
+
+def test_threads_may_send_at_once(ends):
+    one, other = ends
+    bodies = [bytes([number]) * 30_000 for number in range(8)]
+    send = lambda body: [one.send(body, wait=HANGS) for _ in range(40)]  # noqa: E731
+    threads = [threading.Thread(target=send, args=(body,)) for body in bodies]
+    for thread in threads:
+        thread.start()
+    found = received(other, 320)
+    assert sorted(found) == sorted(bodies * 40), "a frame was mixed with another"
+    for thread in threads:
+        thread.join()
+
+
+def test_no_call_waits_for_a_peer_that_does_not_read(ends):
+    one, other = ends
+    assert one.send(bytes(16 << 20))
+    assert one.pending
+    assert one.wants_room
+    one.beat(3)
+    assert not one.flush(0.0)
+    thread = threading.Thread(target=received, args=(other, 1))
+    thread.start()
+    assert one.flush(HANGS)
+    thread.join()
+    assert other.number == 0, "no beat is added to what a peer has not read"
+
+
+def test_an_end_is_seen_after_all_that_came_before_it(ends):
+    one, other = ends
+    one.send(b"last", wait=HANGS)
+    one.finish()
+    found = received(other, 1)
+    while not other.ended:
+        found += other.receive()
+    assert found == [b"last"]
+    assert other.ended == "its process has ended"
+    other.send(b"the other direction still works")
+    assert received(one, 1)
+    other.close()
+    while not one.ended:
+        one.receive()
+    assert one.send(b"x") is False
+    assert not one.pending
+
+
+def test_what_came_is_received_although_nothing_can_be_sent_any_more(ends):
+    one, other = ends
+    one.send(b"why", wait=HANGS)
+    one.close()
+    while other.send(bytes(1 << 16)):
+        time.sleep(0.001)
+    assert received(other, 1) == [b"why"]
+
+
+def test_a_last_message_is_read_by_a_peer_that_is_sending(ends):
+    one, other = ends
+    other.send(bytes(1000), wait=HANGS)
+    one.send(b"bye")
+    thread = threading.Thread(target=one.part, args=(HANGS,))
+    thread.start()
+    assert received(other, 1) == [b"bye"]
+    other.close()
+    thread.join(HANGS)
+    assert not thread.is_alive()
+
+
+def test_beats_have_a_number_and_are_no_messages(ends, monkeypatch):
+    one, other = ends
+    monkeypatch.setattr(TIMEOUTS, "beat", 0.001)
+    before, other.heard = other.heard, 0.0
+    beats = Beats(lambda: (one,), lambda: 7)
+    try:
+        while other.number != 7:
+            assert other.receive() == []
+    finally:
+        beats.close()
+    assert other.heard >= before
+
+
+@pytest.mark.parametrize("bytes_", [struct.pack("<I", 0), struct.pack("<I", 1 << 31), struct.pack("<IB", 1, 9)])
+def test_bytes_that_are_no_frame_end_the_connection(bytes_):
+    near, far = socket.socketpair()
+    with contextlib.closing(Channel(near)) as channel, far:
+        far.sendall(bytes_)
+        while not channel.ended:
+            assert channel.receive() == []
+        assert "a frame of" in channel.ended
+
+
+def test_a_frame_that_is_only_announced_takes_no_memory():
+    near, far = socket.socketpair()
+    with contextlib.closing(Channel(near)) as channel, far:
+        far.sendall(struct.pack("<IB", 1 << 30, 0) + bytes(100_000))
+        channel.receive()
+        assert len(channel._large) <= 1 << 20
+
+
+@given(st.lists(st.binary(max_size=300), max_size=20), st.data())
+def test_however_the_bytes_are_cut_the_frames_are_the_same(frames, data):
+    packed = b"".join(struct.pack("<IB", 1 + len(frame), 0) + frame for frame in frames)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(packed)), max_size=8), label="cuts"))
+    near, far = socket.socketpair()
+    with contextlib.closing(Channel(near)) as channel, far:
+        found = []
+        for begin, end in zip([0, *cuts], [*cuts, len(packed)], strict=True):
+            far.sendall(packed[begin:end])
+            found += map(bytes, channel.receive())
+        assert found == frames
+
+
+class TestKeys:
+    """Sealed channels, and peers that have other keys or none."""
+
+    def refused(self, hub, channel):
+        while not channel.ended:
+            assert hub.receive(0.01) == [], "a peer that has shown no key is not heard, nor is its end"
+            channel.establish(0.01)
+        why = channel.ended
+        channel.close()
+        while hub.channels:
+            assert hub.receive(0.01) == []
+        return why
+
+    def test_a_key_that_is_not_admitted_is_refused(self):
+        listener, _ = keys_of_two()
+        with contextlib.closing(Hub(ANY, listener)) as hub:
+            stranger = connect(hub.url, CurveKeys.new(listener.public))
+            stranger.send(b"let me in")
+            assert self.refused(hub, stranger) == "the other side refused this side's key"
+
+    def test_a_listener_with_another_key_gets_nothing(self):
+        listener, caller = keys_of_two()
+        with contextlib.closing(Hub(ANY, listener)) as hub:
+            channel = connect(hub.url, caller.knowing(CurveKeys.new().public))
+            channel.send(b"secret")
+            assert self.refused(hub, channel)
+
+    def test_a_recording_is_of_no_use(self):
+        """The same bytes on a second connection: the listener's fresh key differs."""
+        listener, caller = keys_of_two()
+        one = Handshake(caller, calls=True)
+        answer, _, key = Handshake(listener, calls=False).take(one.greeting)
+        _, sealer, _ = one.take(answer)
+        assert key == caller.public
+        again = Handshake(listener, calls=False).take(one.greeting)[1]
+        with pytest.raises(ValueError, match="another key"):
+            again.open(memoryview(sealer.seal(b"frame")))
+
+    def test_frames_that_are_changed_repeated_or_left_out_are_refused(self):
+        frames = [Sealer(bytes(32), bytes(32)) for _ in range(1)]
+        sealed = [frames[0].seal(b"frame %d" % number) for number in range(3)]
+        for order in ([1], [0, 0], [0, 2]):
+            opener = Sealer(bytes(32), bytes(32))
+            for number in order[:-1]:
+                opener.open(memoryview(sealed[number]))
+            with pytest.raises(ValueError, match="another key"):
+                opener.open(memoryview(sealed[order[-1]]))
+        for at in range(len(sealed[0])):
+            changed = bytearray(sealed[0])
+            changed[at] ^= 1
+            with pytest.raises(ValueError, match="another key"):
+                Sealer(bytes(32), bytes(32)).open(memoryview(changed))
+
+    def test_nothing_of_it_can_be_read_on_the_way(self):
+        seen = []
+        listener, caller = keys_of_two()
+        with contextlib.closing(Hub(ANY, listener)) as hub, Tap(hub.url, seen) as url:
+            channel = connect(url, caller)
+            channel.send(b"a secret of many bytes" * 100)
+            found = []
+            while not found:
+                found = [message for _, message in hub.receive(0.01) if message is not None]
+                channel.receive()
+            assert bytes(found[0]) == b"a secret of many bytes" * 100
+            assert hub.channels[0].key == caller.public
+            channel.close()
+        assert b"secret" not in b"".join(seen)
+
+    def test_connections_without_a_key_are_few_and_end_in_time(self, monkeypatch):
+        monkeypatch.setattr(TIMEOUTS, "greeting", 0.05)
+        listener, caller = keys_of_two()
+        with contextlib.closing(Hub(ANY, listener)) as hub, contextlib.ExitStack() as stack:
+            host, port = hub.url.removeprefix("tcp://").split(":")
+            for _ in range(100):
+                stack.enter_context(socket.create_connection((host, int(port))))
+                hub.receive()
+                assert len(hub.channels) <= 64
+            end = time.monotonic() + HANGS
+            while hub.channels and time.monotonic() < end:
+                hub.receive(0.02)
+            assert not hub.channels
+            known = stack.enter_context(contextlib.closing(connect(hub.url, caller)))
+            while not known.establish(0.0):
+                hub.receive(0.01)
+
+    @pytest.mark.parametrize("secret", ["", "x" * 39, "\x00" * 40, "~" * 40, "%nSc0" * 9])
+    def test_text_that_is_no_key_is_refused(self, secret):
+        with pytest.raises(ValueError, match="characters of a key"):
+            CurveKeys.shared(secret)
+        with pytest.raises(InvalidValue, match="is no text of 40 characters"):
+            CurveKeys(secret, secret)
+
+    def test_a_key_file_of_an_earlier_version_is_still_one(self):
+        """The pair is of ZeroMQ's documentation (zmq_z85_encode and zmq_curve_keypair)."""
+        public, secret = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID", "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs"
+        keys = CurveKeys.shared(secret)
+        assert (keys.public, keys.secret, keys.peers) == (public, secret, (public,))
+        assert secret not in repr(keys)
+
+
+class Tap:
+    """Carries bytes to a listener, and keeps them."""
+
+    def __init__(self, url, seen):
+        host, port = url.removeprefix("tcp://").split(":")
+        self._far, self._seen = (host, int(port)), seen
+        self._door = socket.create_server(("127.0.0.1", 0))
+
+    def __enter__(self):
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+        return f"tcp://127.0.0.1:{self._door.getsockname()[1]}"
+
+    def _accept(self):
+        near, far = self._door.accept()[0], socket.create_connection(self._far)
+        with near, far:
+            carry = threading.Thread(target=self._carry, args=(far, near))
+            carry.start()
+            self._carry(near, far)
+            carry.join()
+
+    def _carry(self, one, other):
+        with contextlib.suppress(OSError):
+            while data := one.recv(1 << 16):
+                self._seen.append(data)
+                other.sendall(data)
+        with contextlib.suppress(OSError):
+            other.shutdown(socket.SHUT_RDWR)
+
+    def __exit__(self, *_):
+        self._door.close()
+        for thread in self._threads:
+            thread.join(HANGS)
