@@ -53,25 +53,6 @@ def test_g16_a_group_that_was_lost_is_opened_anew_by_all_ranks(pool, actions):
     pool.run(actions.agree, [(2, 3), (0, 1)], (), PLAIN, 4, 3)
 
 
-@pytest.mark.parametrize("speculative", [False, True])
-@pytest.mark.parametrize("groups", [[(0, 1), (2, 3)], [(0, 1, 2, 3)], [(3, 1), (2, 0)]])
-def test_g17_g18_only_the_first_rank_sends_and_every_rank_cleans_up(pool, actions, groups, speculative):
-    chosen = StateConfig(num_slots=4, max_model_len=16, max_draft_tokens=2 if speculative else 0)
-    answers = pool.run(actions.decode, groups, chosen, 3)
-    for group in groups:
-        for rank in group:
-            sent, known, row, marked, left = answers[rank]
-            assert marked
-            assert not left, f"rank {rank} did not clean up"
-            if rank != group[0]:
-                assert sent == [], f"rank {rank} of {group} sent"
-            assert (known, row) == (answers[group[0]][1], answers[group[0]][2]), "ranks know other tokens"
-        sent = answers[group[0]][0]
-        assert [step for step, *_ in sent] == [0, 1, 2, 3]
-        one, two = 10 + group[0], 12 + group[0]
-        assert sent[1][3] == ([one, one + 1, two, two + 1] if speculative else [one, two])
-
-
 def test_g16_closing_says_goodbye_and_leaves_no_thread(ranks, pool, actions):
     assert all(left == [] for left in pool.run(actions.leave).values())
     ranks.open()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 pytest.importorskip("hal_opencl", reason="paddle-hal-opencl is missing: pip install './plugins/opencl[pocl]'")
 
 from hal_core import (
-    ByteRange,
     CapabilityMissing,
     DeviceClosed,
     Group,
@@ -43,24 +41,7 @@ def insertion(device, state, count):
     return device.insert_tasks(state=state, tasks=tasks, stream=device.default_stream)
 
 
-def copied(device, state, view):
-    low, high = view.bounds()
-    copy = device.copy_out(memory=state.memory, parts=[ByteRange(low, high - low)], stream=device.default_stream)
-    copy.wait(PATIENCE)
-    return np.ndarray(view.shape, view.dtype.storage, copy.data[0], view.offset - low, view.strides)
-
-
 # -- cost -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", [1, 128])
-def test_g10_a_batch_is_one_upload_and_one_launch(opened, count):
-    state = opened.state(StateConfig(num_slots=128, max_model_len=32))
-    before = opened.counters()
-    insertion(opened, state, count).wait(PATIENCE)
-    cost = opened.counters() - before
-    assert (cost.uploads, cost.launches, cost.submissions, cost.host_waits) == (1, 1, 2, 0)
-    assert copied(opened, state, state.view("token_ids"))[:count, 2].tolist() == [7 + slot for slot in range(count)]
 
 
 def test_the_kernels_are_compiled_once_for_all_devices(opened, monkeypatch):
@@ -94,29 +75,6 @@ def test_each_event_of_the_driver_is_given_back(runtime, monkeypatch):
 # -- asynchrony -------------------------------------------------------------------------------------------------------
 
 
-def test_g03_g28_nothing_waits_for_a_held_stream(opened):
-    state, stream = opened.state(StateConfig(num_slots=4, max_model_len=32)), opened.default_stream
-    insertion(opened, state, 2).wait(PATIENCE)
-    before = opened.counters().host_waits
-    with opened.device.hold_stream(stream):
-        write = opened.async_set_value(target=state.view("temperature")[3], value=0.25, stream=stream)
-        other = state.view("temperature")
-        within = opened.async_set_value(target=other[2], value=other[3], stream=stream)
-        read = opened.copy_out(memory=state.memory, parts=[ByteRange(*_range(other[2]))], stream=stream)
-        assert not write.done()
-        assert not within.done()
-        assert not read.done()
-    for ticket in (write, within, read):
-        ticket.wait(PATIENCE)
-    assert read.data[0].view(np.float32).tolist() == [0.25]
-    assert opened.counters().host_waits == before
-
-
-def _range(view):
-    low, high = view.bounds()
-    return low, high - low
-
-
 def test_host_memory_is_mapped_and_given_back_while_a_stream_is_held(opened):
     primitives, stream = opened.device.primitives, opened.default_stream
     with opened.device.hold_stream(stream):
@@ -127,17 +85,6 @@ def test_host_memory_is_mapped_and_given_back_while_a_stream_is_held(opened):
         assert mapped <= address < mapped + 256
         primitives.free_host(address)
         assert address not in primitives._host
-
-
-def test_copies_between_views_that_overlap_or_have_many_axes(opened):
-    device, stream = opened, opened.default_stream
-    state = device.state(StateConfig(num_slots=8, max_model_len=64))
-    tokens = state.view("token_ids")
-    device.async_set_value(target=tokens, value=np.arange(8 * 64).reshape(8, 64), stream=stream)
-    device.async_set_value(target=tokens[1:, 1::2], value=tokens[:7, ::2], stream=stream).wait(PATIENCE)
-    should = np.arange(8 * 64).reshape(8, 64)
-    should[1:, 1::2] = should[:7, ::2].copy()
-    assert (copied(device, state, tokens) == should).all()
 
 
 # -- refused ----------------------------------------------------------------------------------------------------------
