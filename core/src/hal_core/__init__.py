@@ -35,7 +35,7 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.slots.declared": "Companion StateField",
         "hal_core.slots.fields": "FinishReason StateConfig SplitRole",
         "hal_core.slots.layout": "StateLayout lay_out",
-        "hal_core.slots.sampling_params": "SamplingParams",
+        "hal_core.slots.sampling_params": "PARAMS Param SamplingParams",
         "hal_core.slots.state": "SlotState",
         "hal_core.slots.step": "Step predict_launch_tokens",
         "hal_core.slots.tasks": "ENTERING FEEDING LEAVING Task TaskBatch TaskKind",

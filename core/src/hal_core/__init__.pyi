@@ -53,6 +53,8 @@ from .slots.fields import SplitRole as SplitRole
 from .slots.fields import StateConfig as StateConfig
 from .slots.layout import StateLayout as StateLayout
 from .slots.layout import lay_out as lay_out
+from .slots.sampling_params import PARAMS as PARAMS
+from .slots.sampling_params import Param as Param
 from .slots.sampling_params import SamplingParams as SamplingParams
 from .slots.state import SlotState as SlotState
 from .slots.step import Step as Step

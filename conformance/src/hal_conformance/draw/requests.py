@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import SplitRole, StateConfig
+from hal_core.slots.sampling_params import PARAMS
 from hypothesis import strategies as st
 
 from ..kit import Draw
@@ -82,14 +83,11 @@ def _logprobs(most: int) -> st.SearchStrategy[int | None]:
 
 _NUMBERS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {
-        "temperature": st.floats(0.0, 2.0, width=32),
-        "top_k": st.integers(0, 2**31 - 1),
-        "top_p": st.floats(0.1, 1.0),
-        "min_p": st.floats(0.0, 1.0),
-        "seed": st.integers(0, 2**63 - 1),
-        "repetition_penalty": st.floats(0.5, 2.0),
-        "frequency_penalty": st.floats(-2.0, 2.0),
-        "presence_penalty": st.floats(-2.0, 2.0),
+        one.name: st.integers(int(one.low), int(one.high))
+        if one.whole
+        else st.floats(max(one.low, 0.125) if one.off else max(one.low, -2.0), min(one.high, 2.0))
+        for one in PARAMS
+        if one.name not in ("min_tokens", "max_tokens")
     }
 )
 _FRESH = st.booleans()

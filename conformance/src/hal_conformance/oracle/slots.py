@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from hal_core.slots.admission import AdmittedRequest, Request
+from hal_core.slots.admission import AdmittedRequest, Request, SamplingParams
 from hal_core.slots.declared import StateField
 from hal_core.slots.fields import SplitRole
 from hal_core.slots.layout import StateLayout
@@ -226,6 +226,13 @@ def mixed_seed(seed: int, request_id: str) -> int:
     return (seed ^ (zlib.crc32(request_id.encode()) * 11400714819323198485)) % 2**63
 
 
+def _numbers(params: SamplingParams) -> dict[str, Any]:
+    """Return the parameters that are one number and have a field of their name."""
+    given = {one.name: getattr(params, one.name) for one in fields(params)}
+    others = {"seed", "min_tokens", "max_tokens", "logprobs"}
+    return {name: value for name, value in given.items() if isinstance(value, int | float) and name not in others}
+
+
 def request_values(request: Request, admission_id: int) -> Mapping[str, Any]:
     """Return field to value for every field that a request itself determines."""
     params = request.params
@@ -235,14 +242,8 @@ def request_values(request: Request, admission_id: int) -> Mapping[str, Any]:
         "step_idx": len(request.output),
         "stop_flags": False,
         "split_role": {SplitRole.MIXED: 0, SplitRole.PREFILL: 1, SplitRole.DECODE: 2}[request.role],
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_k": params.top_k,
-        "min_p": params.min_p,
+        **_numbers(params),
         "seed": mixed_seed(params.seed, request.request_id),
-        "repetition_penalty": params.repetition_penalty,
-        "frequency_penalty": params.frequency_penalty,
-        "presence_penalty": params.presence_penalty,
         "min_dec_len": params.min_tokens,
         "max_dec_len": params.max_tokens,
         "logprobs_num": -1 if params.logprobs is None else params.logprobs,

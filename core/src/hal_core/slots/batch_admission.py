@@ -206,10 +206,7 @@ class _OfParams:
     lists: tuple[bytes, bytes, bytes]
 
 
-_values = attrgetter(
-    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
-    *("min_tokens", "max_tokens", "logprobs", "stop_sequences", "bad_words", "eos_token_ids"),
-)
+_values = attrgetter(*(name for name in SamplingParams.__slots__ if name != "seed"))
 """All parameters but the seed, which is mixed with each request's name."""
 _known: dict[tuple[int, Any], _OfParams] = {}
 MOST_KNOWN = 4096

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from ..errors import InvalidValue
 from ..memory.dtypes import DType, dtype_of
+from .sampling_params import PARAMS, Param
 
 Source = Literal["extra"] | Callable[[Any], object] | None
 """Source of a declared field's value: ``Request.extra``, a function of the request, or only the step."""
@@ -151,6 +152,14 @@ def _field(
     return Field(name, dtype_of(dtype), width, reset, chosen, record, param)
 
 
+def _parameter(row: Param) -> Field:
+    """Return the field of a sampling parameter; an empty slot generates no token. The seed is mixed with the request's
+    name, so admission gives it."""
+    name = {"min_tokens": "min_dec_len", "max_tokens": "max_dec_len"}.get(row.name, row.name)
+    param = "" if row.name == "seed" else row.name
+    return _field(name, row.dtype, "1", 0 if row.name == "max_tokens" else row.off, _STEP, param=param)
+
+
 _TOPK = "output_topk"
 _OUT = "output_topk output step_input"
 _STEP = "step_input"
@@ -182,16 +191,7 @@ STATE_TABLE: tuple[Field, ...] = (
     _field("seq_lens_this_time", "int32", "1", 0, _STEP),  # tokens the next step feeds; 0: the slot is idle
     _field("seq_lens_encoder", "int32", "1", 0, _STEP),  # of these, tokens being prefilled; 0 while decoding
     _field("split_role", "int32", "1", 0, _STEP),  # a SplitRole
-    _field("temperature", "float32", "1", 0.0, _STEP, param="temperature"),
-    _field("top_p", "float32", "1", 1.0, _STEP, param="top_p"),
-    _field("top_k", "int32", "1", 0, _STEP, param="top_k"),
-    _field("min_p", "float32", "1", 0.0, _STEP, param="min_p"),
-    _field("seed", "int64", "1", 0, _STEP),
-    _field("repetition_penalty", "float32", "1", 1.0, _STEP, param="repetition_penalty"),
-    _field("frequency_penalty", "float32", "1", 0.0, _STEP, param="frequency_penalty"),
-    _field("presence_penalty", "float32", "1", 0.0, _STEP, param="presence_penalty"),
-    _field("min_dec_len", "int64", "1", 0, _STEP, param="min_tokens"),
-    _field("max_dec_len", "int64", "1", 0, _STEP, param="max_tokens"),
+    *map(_parameter, PARAMS),
     _field("logprobs_num", "int32", "1", -1, _STEP),  # alternatives to report; -1: no log-probabilities
     _field("eos_num", "int32", "1", 0, _STEP),
     _field("eos_token_ids", "int64", "max_eos", -1, _STEP),

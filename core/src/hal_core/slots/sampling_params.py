@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
 
@@ -23,13 +23,33 @@ def check_number(name: str, value: object, low: float, high: float = math.inf, *
 
 
 _PLAIN = {int, float, type(None)}
-_NUMBERS = (
-    *("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "frequency_penalty", "presence_penalty"),
-    *("min_tokens", "max_tokens", "logprobs"),
-)
+_LARGEST = 2**31 - 1
 
 
-_numbers_of = attrgetter(*_NUMBERS)
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A sampling parameter that is one number: its row.
+
+    ``dtype``: of its field in the slot table; a float, or a whole number. ``low``, ``high``: its bounds. ``off``: its
+    default, which changes nothing where the parameter is one that restricts. ``help``: what it does, for a user.
+    """
+
+    name: str
+    dtype: str
+    low: float
+    high: float
+    off: float
+    help: str
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is a whole number."""
+        return self.dtype.startswith("int")
+
+
+def _param(dtype: str, low: float, high: float, off: float, about: str) -> Any:  # noqa: ANN401 (what a dataclass takes for a field)
+    """Return the field of a parameter with its row, but for the name."""
+    return field(default=off, metadata={"row": (dtype, low, high, off, about)})
 
 
 def _plain(value: Any) -> int | float | None:  # noqa: ANN401 (a checked number)
@@ -52,38 +72,33 @@ class SamplingParams:
     - ``logprobs``: how many alternatives to report besides the sampled token; None for no log-probabilities.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    min_tokens: int = 0
-    max_tokens: int = 16
+    temperature: float = _param("float32", 0.0, 1e6, 0.0, "Higher: more varied. 0: always the best token.")
+    top_k: int = _param("int32", 0, _LARGEST, 0, "Draw from the N best tokens; 0: from all.")
+    top_p: float = _param("float32", 0.0, 1.0, 1.0, "Draw from the best tokens that make up X of the probability.")
+    min_p: float = _param("float32", 0.0, 1.0, 0.0, "Of these, draw from those at least X times as likely as the best.")
+    seed: int = _param("int64", 0, 2**63 - 1, 0, "Draws depend on it, the prompt's number and the position.")
+    repetition_penalty: float = _param(
+        "float32", 1e-6, 1e6, 1.0, "Above 1: less of what the text has, prompt included."
+    )
+    frequency_penalty: float = _param("float32", -1e6, 1e6, 0.0, "Above 0: less of what was generated, for each time.")
+    presence_penalty: float = _param("float32", -1e6, 1e6, 0.0, "Above 0: less of what was generated at all.")
+    min_tokens: int = _param("int64", 0, _LARGEST, 0, "No end token and no stop text before N tokens.")
+    max_tokens: int = _param("int64", 1, _LARGEST, 16, "Most tokens to generate for each prompt.")
     stop_sequences: tuple[tuple[int, ...], ...] = ()
     bad_words: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        check_number("temperature", self.temperature, 0.0, 1e6)
-        check_number("top_k", self.top_k, 0, 2**31 - 1, whole=True)
-        check_number("top_p", self.top_p, 0.0, 1.0)
-        check_number("min_p", self.min_p, 0.0, 1.0)
-        check_number("seed", self.seed, 0, 2**63 - 1, whole=True)
-        check_number("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
-        check_number("frequency_penalty", self.frequency_penalty, -1e6, 1e6)
-        check_number("presence_penalty", self.presence_penalty, -1e6, 1e6)
-        check_number("max_tokens", self.max_tokens, 1, 2**31 - 1, whole=True)
+        for one, value in zip(PARAMS, _numbers_of(self), strict=True):
+            check_number(one.name, value, one.low, one.high, whole=one.whole)
         check_number("min_tokens", self.min_tokens, 0, self.max_tokens, whole=True)
         if self.top_p == 0.0:
             raise InvalidValue("0", cure="give a number above 0, at most 1", argument="top_p")
         if self.logprobs is not None:
-            check_number("logprobs", self.logprobs, 0, 2**31 - 1, whole=True)
-        if not _PLAIN.issuperset(map(type, _numbers_of(self))):
-            for name in _NUMBERS:
+            check_number("logprobs", self.logprobs, 0, _LARGEST, whole=True)
+        if not _PLAIN.issuperset(map(type, (*_numbers_of(self), self.logprobs))):
+            for name in (*PARAM_NAMES, "logprobs"):
                 object.__setattr__(self, name, _plain(getattr(self, name)))
         for name in ("bad_words", "eos_token_ids"):
             object.__setattr__(self, name, _ids(name, getattr(self, name)))
@@ -91,6 +106,13 @@ class SamplingParams:
         object.__setattr__(self, "stop_sequences", tuple([_sequence(sequence) for sequence in sequences]))
         if any(not sequence for sequence in self.stop_sequences):
             raise InvalidValue("an empty stop sequence", cure="leave it out", argument="stop_sequences")
+
+
+PARAMS = tuple(Param(one.name, *one.metadata["row"]) for one in fields(SamplingParams) if "row" in one.metadata)
+"""The row of each parameter that is one number. From them come the checks here, the slot table, options of commands,
+the server's schema and the requests that the conformance kit draws."""
+PARAM_NAMES = tuple(one.name for one in PARAMS)
+_numbers_of = attrgetter(*PARAM_NAMES)
 
 
 def _items(name: str, values: Any, wanted: str) -> tuple[Any, ...]:  # noqa: ANN401 (the caller's)

@@ -6,10 +6,10 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from hal_core import InvalidValue, SamplingParams
+from hal_core import PARAMS, InvalidValue, SamplingParams
 
 from hal_engine.model.stops import checked_stops
 from hal_engine.options import option, typed_name
@@ -18,27 +18,30 @@ if TYPE_CHECKING:
     from hal_engine.transport.curve import CurveKeys
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+_USUAL = {"max_tokens": 64, "temperature": 0.7, "top_p": 0.9}
+"""Defaults of the command: greedy, so small a model as the one that ships repeats itself."""
+
+
+def _numbers() -> list[tuple[str, Any, Any]]:
+    """Return the fields of the sampling parameters that are one number, as options: name, type and default."""
+    made = []
+    for one in PARAMS:
+        first = one.name in (*_USUAL, "seed")
+        described = option(one.help, "N" if one.whole else "X", panel="" if first else "sampling")
+        kind = int if one.whole else float
+        made.append((one.name, Annotated[kind, described], _USUAL.get(one.name, one.off)))
+    return made
+
+
+if TYPE_CHECKING:  # no type checker follows what is made of rows
+    _Numbers = msgspec.Struct
+else:
+    _Numbers = msgspec.defstruct("_Numbers", _numbers(), frozen=True, kw_only=True)
+
+
+class Sampling(_Numbers, frozen=True, kw_only=True):
     """How tokens are chosen. A line of ``--prompts FILE.jsonl`` may set each of these for its prompt."""
 
-    max_tokens: Annotated[int, option("Most tokens to generate for each prompt.", "N")] = 64
-    temperature: Annotated[float, option("Higher: more varied. 0: always the best token.", "X")] = 0.7
-    top_p: Annotated[float, option("Draw from the best tokens that make up X of the probability.", "X")] = 0.9
-    seed: Annotated[int, option("Draws depend on it, the prompt's number and the position.", "N")] = 0
-    top_k: Annotated[int, option("Draw from the N best tokens; 0: from all.", "N", panel="sampling")] = 0
-    min_p: Annotated[
-        float, option("Of these, draw from those at least X times as likely as the best.", "X", panel="sampling")
-    ] = 0.0
-    repetition_penalty: Annotated[
-        float, option("Above 1: less of what the text has, prompt included.", "X", panel="sampling")
-    ] = 1.0
-    frequency_penalty: Annotated[
-        float, option("Above 0: less of what was generated, for each time.", "X", panel="sampling")
-    ] = 0.0
-    presence_penalty: Annotated[float, option("Above 0: less of what was generated at all.", "X", panel="sampling")] = (
-        0.0
-    )
-    min_tokens: Annotated[int, option("No end token and no stop text before N tokens.", "N", panel="sampling")] = 0
     ignore_eos: Annotated[
         bool, option("End tokens are tokens like any other: no answer ends with one.", panel="sampling")
     ] = False
@@ -78,7 +81,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         The seed is allowed, because a custom ``--runner`` may use it.
         """
         for name in ("top_p", "top_k", "min_p"):
-            if name in given and self.temperature == 0:
+            if name in given and self.params().temperature == 0:
                 cure = "leave it out, or give a --temperature above 0"
                 raise InvalidValue("nothing is drawn at --temperature 0", cure=cure, argument=typed_name(name))
 

@@ -2,11 +2,12 @@
 
 from .adjust import needs_history
 from .rejection import Weights, draw_drafts, sample_by_rejection
-from .rows import STATE_FIELDS, Sampled, SamplingRows
+from .rows import STATE_FIELDS, SUPPORTED, Sampled, SamplingRows
 from .sampler import sample
 
 __all__ = [
     "STATE_FIELDS",
+    "SUPPORTED",
     "Sampled",
     "SamplingRows",
     "Weights",

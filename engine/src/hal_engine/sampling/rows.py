@@ -9,6 +9,14 @@ from typing import Any
 import numpy as np
 from hal_core import InvalidValue
 
+SUPPORTED = frozenset(
+    {
+        *("temperature", "top_k", "top_p", "min_p", "seed", "logprobs"),
+        *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+        *("min_tokens", "max_tokens", "stop_sequences", "bad_words", "eos_token_ids"),
+    }
+)
+"""Parameters that the sampler of this package knows, and the torch runner's, which is compared with it."""
 Float32s = np.ndarray[Any, np.dtype[np.float32]]
 Float64s = np.ndarray[Any, np.dtype[np.float64]]
 Int64s = np.ndarray[Any, np.dtype[np.int64]]

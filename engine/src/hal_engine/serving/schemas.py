@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from hal_core import PARAMS
 
 from hal_engine.generation.plan import MOST_ENDS
 
@@ -23,34 +24,32 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool = False
 
 
-class Sampling(msgspec.Struct, kw_only=True):
-    """Fields that completions and chats share; None: the checkpoint's default, or OpenAI's."""
+if TYPE_CHECKING:  # no type checker follows what is made of rows
+    _Numbers = msgspec.Struct
+else:  # the sampling parameters that are one number; None: the checkpoint's default, or OpenAI's
+    _Numbers = msgspec.defstruct(
+        "_Numbers", [(one.name, (int if one.whole else float) | None, None) for one in PARAMS], kw_only=True
+    )
+
+
+class Sampling(_Numbers, kw_only=True):
+    """Fields that completions and chats share."""
 
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Count = 1
     max_tokens: Count | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: Annotated[list[int], msgspec.Meta(max_length=MOST_ENDS)] | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
     ignore_eos: bool = False
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] = 0
 
     def changed(self) -> dict[str, Any]:
-        """Return the parameters that the request gives, by hal's names."""
-        names = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty")
-        found = {name: getattr(self, name) for name in (*names, "repetition_penalty", "min_tokens")}
-        found["top_k"] = 0 if self.top_k == -1 else self.top_k  # vLLM's way to say "all"
-        found["seed"] = None if self.seed == -1 else self.seed  # llama.cpp's way to say "any"
+        """Return the parameters that the request gives, by hal's names; its length is another matter."""
+        found = {one.name: getattr(self, one.name) for one in PARAMS if one.name != "max_tokens"}
+        found["top_k"] = 0 if found["top_k"] == -1 else found["top_k"]  # vLLM's way to say "all"
+        found["seed"] = None if found["seed"] == -1 else found["seed"]  # llama.cpp's way to say "any"
         found["eos_token_ids"] = self.stop_token_ids
         return {name: value for name, value in found.items() if value is not None} | {"ignore_eos": self.ignore_eos}
 

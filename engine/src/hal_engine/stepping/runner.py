@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-from hal_core import PluginError
+from hal_core import InvalidValue, PluginError, SamplingParams
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Group, Request, SlotState, Step, Stream, Ticket
@@ -55,6 +55,9 @@ class RunnerSetup:
 class Runner(Protocol):
     """Runs the steps of one state. One thread calls it.
 
+    ``supports``, where a runner has it: names of :class:`hal_core.SamplingParams`' fields; a request with another value
+    than the default of any other is refused (:class:`Supported`). Without it, ``check`` refuses what it cannot do.
+
     ``launch`` puts the step's work on the stream. The work reads ``step_input`` fields and token rows, and feeds each
     slot's tokens. It writes ``sampled_token_ids`` in a plain step, and ``accept_tokens`` and ``accept_num`` in one that
     verifies drafts. All other fields of the state are changed by the hooks and ``update_inputs``, which follow.
@@ -95,6 +98,27 @@ class Runner(Protocol):
         ``BoundDevice.set_drafts``, or work on ``stream`` that writes ``draft_num``, ``draft_tokens`` and
         ``seq_lens_this_time`` in the same way: for slots that continue to decode, inside the blocks that they hold.
         """
+
+
+_PLAIN = SamplingParams()
+
+
+class Supported:
+    """Refuses requests with parameters that a runner does not list in ``supports``. A request's length is every
+    runner's."""
+
+    def __init__(self, runner: object) -> None:
+        supports = getattr(runner, "supports", SamplingParams.__slots__)
+        self._runner = type(runner).__name__
+        self._not = tuple(one for one in SamplingParams.__slots__ if one not in supports and one != "max_tokens")
+
+    def check(self, params: SamplingParams) -> None:
+        """Raise :class:`hal_core.InvalidValue` for the first parameter that is none of the runner's."""
+        for name in self._not:
+            given, plain = getattr(params, name), getattr(_PLAIN, name)
+            if given != plain:
+                what = f"{given!r} is not supported by {self._runner}"
+                raise InvalidValue(what, cure=f"give {plain}", argument=name)
 
 
 @runtime_checkable

@@ -37,7 +37,7 @@ from hal.unwritten import unwritten
 from hal_engine.timeouts import TIMEOUTS
 
 from .acceptance import Acceptance
-from .runner import HostRunner, PrefersChunks, RunnerFailed
+from .runner import HostRunner, PrefersChunks, RunnerFailed, Supported
 from .step_plan import Int32s, PlannedStep, StepPlanner
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class Stepper:
         self, device: BoundDevice, state: SlotState, runner: Runner, sink: Sink, *, blocks: int, group: Group = ALONE
     ) -> None:
         self.device, self.state, self.runner, self.sink = device, state, runner, sink
+        self._supported = Supported(runner)
         self.group, self.blocks = group, blocks
         self.stream = device.default_stream
         self.steps, self.in_flight = 0, deque[Launched]()
@@ -139,7 +140,7 @@ class Stepper:
 
     def admit(self, request: Request) -> AdmittedRequest:
         """Check a request and pack it for the state. Raises :class:`hal_core.errors.InvalidValue`. From any thread."""
-        self.runner.check(request)
+        self._check(request)
         return self.state.admit(request, vocab_size=self.vocab_size)
 
     def admit_all(self, requests: Sequence[Request]) -> list[AdmittedRequest | InvalidValue]:
@@ -149,9 +150,13 @@ class Stepper:
         admitted = iter(self.state.admit_all(fit, vocab_size=self.vocab_size))
         return [refused[at] if at in refused else next(admitted) for at in range(len(requests))]
 
+    def _check(self, request: Request) -> None:
+        self._supported.check(request.params)
+        self.runner.check(request)
+
     def _refused(self, request: Request) -> InvalidValue | None:
         try:
-            self.runner.check(request)
+            self._check(request)
         except InvalidValue as error:
             return error
         return None

@@ -11,6 +11,7 @@ import numpy as np
 from hal_core import ByteRange, Group, InvalidValue, Request, Step, Ticket
 
 from hal_engine.model.batch import ModelBatch
+from hal_engine.sampling import SUPPORTED
 from hal_engine.stepping import HostRunner, PlannedStep
 from hal_engine.worker.drafting import Drafting, accepted_tokens, called, read_outputs, share_drafts
 from hal_engine.worker.histories import Histories
@@ -68,6 +69,7 @@ class ModelRunner(HostRunner):
     """
 
     needs_host = "its tokens are chosen on the host"
+    supports = SUPPORTED
 
     def __init__(
         self,

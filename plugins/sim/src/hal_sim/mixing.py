@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Protocol
 
-from hal_core import BoundDevice, InvalidValue, Request, SamplingParams, SlotState, Step, Stream
+from hal_core import BoundDevice, InvalidValue, Request, SlotState, Step, Stream
 from hal_core.handover import DeviceBlocks
 
 from hal_sim.device import SimDevice
@@ -26,10 +26,6 @@ _READ = (
 _FIELDS = (*_READ, "sampled_token_ids", "accept_tokens", "accept_num", "token_ids")
 """The order of ``Field`` in ``native/mix.cc``."""
 _ARGUMENTS = Struct(f"<{len(_FIELDS) + 1}Q8i")
-_UNHEARD = (
-    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
-    *("bad_words", "logprobs"),
-)
 _MASK = (1 << 64) - 1
 
 
@@ -61,6 +57,8 @@ class MixRunner:
     ``cache``, and its requests may move (``--split``)."""
 
     needs_host, drafts_on_device = "", True
+    supports = frozenset({"seed", "min_tokens", "max_tokens", "stop_sequences", "eos_token_ids"})
+    """It has no distribution to sample from."""
 
     def __init__(self, setup: Setup) -> None:
         device, state = setup.device.device, setup.state
@@ -89,12 +87,7 @@ class MixRunner:
         )
 
     def check(self, request: Request) -> None:
-        """Refuse unsupported parameters: the runner has no distribution to sample from."""
-        plain = SamplingParams()
-        for name in _UNHEARD:
-            if (given := getattr(request.params, name)) != getattr(plain, name):
-                cure = f"give {getattr(plain, name)}"
-                raise InvalidValue(f"{given!r} is not supported by MixRunner", cure=cure, argument=name)
+        """Accept every request of the supported parameters."""
 
     def launch(self, state: SlotState, step: Planned, stream: Stream) -> Step:
         """Launch one kernel over all slots."""

@@ -14,6 +14,7 @@ from hal_engine.engine.budget import DEFAULT_CHUNK
 from hal_engine.model.config import read_config
 from hal_engine.model.loading import checked_entries
 from hal_engine.model.split import Shard, check_split
+from hal_engine.sampling import SUPPORTED
 
 from .attention import Kernels, TorchKernels, TritonKernels, packs
 from .blocks import CacheBlocks
@@ -45,6 +46,7 @@ class TorchRunner:
     """
 
     needs_host, drafts_on_device = "", True
+    supports = SUPPORTED
     chunk: int
     """Most prompt tokens of a step: on a GPU as many as its attention needs to use all multiprocessors."""
 
