@@ -1,7 +1,7 @@
 """Discovery: finds installed device plugins by their metadata alone, and loads the chosen one.
 
 This is the one file that uses stevedore. Listing, the allow-list, contract ranges and duplicates use
-``importlib.metadata`` before any code of a plugin is imported (docs/decisions/0002).
+``importlib.metadata`` before any code of a plugin is imported (docs/decisions/03).
 """
 
 from __future__ import annotations

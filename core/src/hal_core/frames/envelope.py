@@ -73,7 +73,7 @@ class FrameKind(IntEnum):
     CURSOR = 4  #: reader to sender: send everything after this sequence
     BYE = 5  #: sender to reader: the session has ended with this sequence
     REFUSE = 6  #: reader to sender: the session was declared lost, its frames are refused
-    # 7 to 11 were used by earlier versions (docs/decisions/0012, 0014): do not reuse them
+    # 7 to 11 were used by earlier versions (docs/decisions/18): do not reuse them
     STEP = 12  #: engine to rank: the tasks of the step with this number (``hal_engine.distributed.steps``)
     WORD = 13  #: engine to rank and back: control messages (``hal_engine.distributed.control_messages``)
     BLOCKS = 14  #: rank to rank: keys and values, and messages about them (``hal_core.handover.messages``)

@@ -171,7 +171,7 @@ def _watched(
     """Return the device's hook with its observers. It returns and raises the same as the device's own.
 
     pluggy registers the observers, but the loop is our own: pluggy's takes more than twice as long
-    (docs/decisions/0036).
+    (docs/decisions/02).
     """
 
     def call(**given: object) -> Ticket:

@@ -2,7 +2,7 @@
 
 That is the suffix array of the reversed text, cut at :data:`DEPTH` tokens. A place's sort key is known when its token
 arrives, so a text grows by one insertion per token. The places of the longest match are adjacent, around where the text
-itself would be inserted. A token takes 8 bytes (docs/decisions/0031).
+itself would be inserted. A token takes 8 bytes (docs/decisions/24).
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def _set_up(socket: zmq.Socket[bytes]) -> None:
     """Set the options that both sides share."""
     # Set before the socket is bound, since accepted connections keep the value of that moment. Without a limit, close()
     # waits forever for messages to a sender that has reconnected: they are queued on its former connection, which has
-    # ended (docs/decisions/0049).
+    # ended (docs/decisions/18).
     socket.linger = linger_ms()
     socket.sndhwm, socket.rcvhwm = HIGH_WATER_MARK, _UNBOUNDED
     socket.tcp_keepalive = 1

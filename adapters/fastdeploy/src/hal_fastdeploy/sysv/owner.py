@@ -2,7 +2,7 @@
 
 The lock is a semaphore set with the queue's own key, in the queue's own namespace. So every user, container and mount
 namespace that can reach the queue finds the same lock, and the kernel releases it (``SEM_UNDO``) when the process ends
-in any way. A lock on a file has neither property (``docs/decisions/0017-*``).
+in any way. A lock on a file has neither property (``docs/decisions/25-*``).
 
 Semaphore 0 is 1 while the queue has an owner. Semaphore 1 is always 0. The kernel keeps the pid of its last user, and
 each owner uses it before its first message: so it names the last sink that sent. ``semop`` is called through ctypes,

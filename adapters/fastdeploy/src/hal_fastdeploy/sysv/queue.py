@@ -1,6 +1,6 @@
 """One System V message queue with FastDeploy's key: its limits, and messages of a former owner.
 
-The library is ``sysv_ipc`` (reasons in ``docs/decisions/0010-*``): it has the ABI of ``msqid_ds``, releases the GIL,
+The library is ``sysv_ipc`` (reasons in ``docs/decisions/25-*``): it has the ABI of ``msqid_ds``, releases the GIL,
 and has wheels.
 """
 
