@@ -181,7 +181,7 @@ def test_a_signal_to_a_forked_child_does_not_end_its_parent(tmp_path):
 
 
 def test_the_page_names_the_seconds():
-    page = Path(__file__).parents[1] / "README.md"
+    page = Path(__file__).parents[1] / "docs/running.md"
     assert f"within {TIMEOUTS.signal:g} s" in page.read_text(encoding="utf-8")
 
 
