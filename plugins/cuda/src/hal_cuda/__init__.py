@@ -111,7 +111,8 @@ def gpu_count() -> int:
 def _devices(driver: ctypes.CDLL) -> int:
     """Return the number of GPUs. The first call in a process that has not used CUDA asks for all hardware queues.
 
-    With the driver's 8, a copy on CUDA's default stream waited for copies of other streams that were held (docs/decisions/12).
+    With the driver's 8, a copy on CUDA's default stream waited for copies of other streams that were held
+    (docs/decisions/12).
     """
     count = ctypes.c_int(0)
     if driver.cuDeviceGetCount(ctypes.byref(count)) == _NOT_INITIALIZED:
