@@ -64,14 +64,14 @@ def cpu_cases() -> dict[str, Case]:
         return bound.broadcast_tokens(state=state, group=core.ALONE, stream=stream)
 
     def insertion(count: int) -> Case:
-        slots, lengths, blocks = list(range(count)), [PROMPT] * count, [list(range(4)) for _ in range(count)]
+        slots, blocks = list(range(count)), [list(range(4)) for _ in range(count)]
 
         def once() -> float:
             taken = 0.0
             for _ in range(8):
                 begin = time.perf_counter()
-                batch = core.TaskBatch.prefill(slots, requests[:count], lengths, blocks)
-                bound.insert_tasks(state=state, tasks=batch, stream=stream).wait()
+                tasks = [core.Task(core.TaskKind.PREFILL, at, requests[at], 0, PROMPT, blocks[at]) for at in slots]
+                bound.insert_tasks(state=state, tasks=tasks, stream=stream).wait()
                 taken += time.perf_counter() - begin
                 state.release(slots)
             return taken / 8 * 1e6
@@ -81,8 +81,8 @@ def cpu_cases() -> dict[str, Case]:
     def step() -> dict[str, float]:
         """Update and save of eight steps with all slots filled."""
         blocks = [list(range(4)) for _ in range(SLOTS)]
-        batch = core.TaskBatch.prefill(list(range(SLOTS)), requests, [PROMPT] * SLOTS, blocks)
-        bound.insert_tasks(state=state, tasks=batch, stream=stream).wait()
+        tasks = [core.Task(core.TaskKind.PREFILL, at, requests[at], 0, PROMPT, blocks[at]) for at in range(SLOTS)]
+        bound.insert_tasks(state=state, tasks=tasks, stream=stream).wait()
         parts = {"update_inputs": 0.0, "save_output": 0.0}
         for number in range(8):
             told = core.Step(number, {"target": order})

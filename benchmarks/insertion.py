@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 
-from hal_core import Request, SamplingParams, StateConfig, TaskBatch
+from hal_core import Request, SamplingParams, StateConfig, Task, TaskKind
 from hal_core.runtime.bound import BoundDevice
 from hal_core.slots.state import SlotState
 
@@ -26,8 +26,8 @@ def inserted(bound: BoundDevice, state: SlotState) -> tuple[float, float]:
     requests = [state.admit(Request(f"r{i}", list(range(PROMPT)), PARAMS)) for i in range(SLOTS)]
     blocks = [list(range(4 * i, 4 * i + 4)) for i in range(SLOTS)]
     begin = time.perf_counter()
-    batch = TaskBatch.prefill(list(range(SLOTS)), requests, [PROMPT] * SLOTS, blocks)
-    ticket = bound.insert_tasks(state=state, tasks=batch, stream=bound.default_stream)
+    tasks = [Task(TaskKind.PREFILL, at, one, 0, PROMPT, blocks[at]) for at, one in enumerate(requests)]
+    ticket = bound.insert_tasks(state=state, tasks=tasks, stream=bound.default_stream)
     called = time.perf_counter()
     ticket.wait()
     done = time.perf_counter()

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from hal_core import Request, TaskBatch
+from hal_core import AdmittedRequest, Request, Task, TaskKind
 
 from .node import beside
 
@@ -45,6 +45,11 @@ def admitting(bound: Any) -> Iterator[Case]:  # noqa: ANN401 (a device)
             kept.append(state.admit(Request("r", prompts[0], bench.PARAMS)))
 
         yield f"admit 1 x {bench.TOKENS} from {name}", before, admit
+
+    def prefills(requests: list[AdmittedRequest], blocks: Any) -> list[Task]:  # noqa: ANN401
+        given = enumerate(zip(requests, blocks, strict=True))
+        return [Task(TaskKind.PREFILL, at, request, 0, bench.TOKENS, own) for at, (request, own) in given]
+
     each = bench.TOKENS // bench.BLOCK
     for count in (1, 128):
         slots, prompts = list(range(count)), drawn.astype(np.int32)
@@ -52,16 +57,14 @@ def admitting(bound: Any) -> Iterator[Case]:  # noqa: ANN401 (a device)
 
         def both(_: object, slots: list[int] = slots, blocks: Any = blocks, prompts: Any = prompts) -> None:  # noqa: ANN401
             kept.extend(state.admit(Request(f"r{at}", prompts[at], bench.PARAMS)) for at in slots)
-            batch = TaskBatch.prefill(slots, kept, [bench.TOKENS] * len(slots), blocks)
-            bound.insert_tasks(state=state, tasks=batch, stream=stream)
+            bound.insert_tasks(state=state, tasks=prefills(kept, blocks), stream=stream)
 
         def all_at_once(_: object, slots: list[int] = slots, prompts: Any = prompts) -> None:  # noqa: ANN401
             kept.extend(state.admit_all([Request(f"r{at}", prompts[at], bench.PARAMS) for at in slots]))
 
         def all_inserted(_: object, slots: list[int] = slots, blocks: Any = blocks, prompts: Any = prompts) -> None:  # noqa: ANN401
             all_at_once(None, slots, prompts)
-            batch = TaskBatch.prefill(slots, kept, [bench.TOKENS] * len(slots), blocks)
-            bound.insert_tasks(state=state, tasks=batch, stream=stream)
+            bound.insert_tasks(state=state, tasks=prefills(kept, blocks), stream=stream)
 
         def one_by_one(_: object, slots: list[int] = slots, prompts: Any = prompts) -> None:  # noqa: ANN401
             kept.extend(state.admit(Request(f"r{at}", prompts[at], bench.PARAMS)) for at in slots)

@@ -10,7 +10,7 @@ import pytest
 from hal_core import InvalidValue, Request, SamplingParams, SplitRole, StateConfig, StateField, TaskBatch
 from hal_core.devices.cpu.device import CpuDevice
 from hal_core.runtime.bound import bind
-from hal_core.slots import batch_admission, native_columns
+from hal_core.slots import batch_admission
 from hal_core.slots.layout import ADMISSION_ID, REQUEST_ROW, lay_out
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -112,8 +112,6 @@ def one_by_one(state, requests):
 def test_a_batch_is_admitted_as_each_of_it_alone(batch):
     with bind(CpuDevice(0, {})) as device, pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_admission, "FEW", 0)
-        patch.setattr(native_columns, "of_ids", None)
-        patch.setattr(native_columns, "within", None)
         states = [device.state(SIZES, name=name) for name in ("one", "all")]
         alone, together = one_by_one(states[0], batch), states[1].admit_all(batch)
         assert [*map(told, together)] == [*map(told, alone)]
@@ -136,7 +134,6 @@ def plain(count, length=10, form="int32"):
 @pytest.mark.parametrize("odd", [*WRONG, *OTHERWISE])
 @pytest.mark.parametrize("form", FORMS)
 def test_one_of_a_batch_that_is_not_plain_is_as_alone(bound, odd, form, monkeypatch):
-    monkeypatch.setattr(native_columns, "within", None)
     state, batch = bound.state(SIZES), plain(9, form=form)
     batch[4] = (WRONG | OTHERWISE)[odd](batch[4])
     found = state.admit_all(batch)

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hal_core import InvalidValue, Request, SamplingParams, StateConfig
-from hal_core.slots import native_columns
 from hal_core.slots.admission import admit
 from hal_core.slots.batch_admission import admit_all, within
 from hal_core.slots.layout import REQUEST_ROW, lay_out
+from hal_core.slots.native_columns import NativeColumns
 from hal_cuda.staged_requests import Chunk, StagedRequests
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +21,7 @@ from .stand_in import built
 if isinstance(built(), str):
     pytest.skip(built(), allow_module_level=True)
 NATIVE = built()[0]
+COLUMNS = NativeColumns(NATIVE.gather_tasks, NATIVE.ids, NATIVE.within, NATIVE.usual_rows)
 LAYOUT = lay_out(StateConfig(num_slots=1, max_model_len=4096))
 PARAMS = SamplingParams(max_tokens=4000, bad_words=(3,), stop_sequences=((4, 5), (6,)))
 
@@ -41,7 +42,7 @@ def forms(ids):
 
 
 @pytest.mark.parametrize("count", [2, 700])
-def test_ids_are_those_of_the_cores_own_code(count, monkeypatch):
+def test_ids_are_those_of_the_cores_own_code(count):
     ids = [(7 * number) % 3001 for number in range(count)]
     for at, (prompt, output) in enumerate(zip(forms(ids), forms(ids[::-1]), strict=True)):
         found = NATIVE.ids(prompt, output)
@@ -50,9 +51,8 @@ def test_ids_are_those_of_the_cores_own_code(count, monkeypatch):
             assert np.frombuffer(found[0], np.int64).tolist() == ids + ids[::-1]
             assert found[1:] == (count, max(ids))
         taken = []
-        for of_ids in (NATIVE.ids, None):
-            monkeypatch.setattr(native_columns, "of_ids", of_ids)
-            taken.append(admit(Request("r", prompt, PARAMS, output), LAYOUT))
+        for native in (COLUMNS, None):
+            taken.append(admit(Request("r", prompt, PARAMS, output), LAYOUT, native=native))
         one, other = taken
         assert one.tokens.tolist() == other.tokens.tolist()
         assert not one.tokens.flags.writeable
@@ -75,16 +75,15 @@ def test_what_is_no_id_is_left_to_the_core_which_refuses_it(ids, output):
     for array in (np.array([5, -1], np.int32), np.array([5, 2**31]), np.zeros((2, 2), np.int32), np.zeros(2, bool)):
         assert NATIVE.ids(array, []) is None
         with pytest.raises(InvalidValue, match="one list of token ids"):
-            admit(Request("r", array, PARAMS), LAYOUT)
+            admit(Request("r", array, PARAMS), LAYOUT, native=COLUMNS)
 
 
-def test_the_largest_id_is_told(monkeypatch):
-    monkeypatch.setattr(native_columns, "of_ids", NATIVE.ids)
+def test_the_largest_id_is_told():
     with pytest.raises(InvalidValue, match="token 30 is outside the vocabulary of 30"):
-        admit(Request("r", [7, 30, 2]), LAYOUT, vocab_size=30)
+        admit(Request("r", [7, 30, 2]), LAYOUT, vocab_size=30, native=COLUMNS)
     assert NATIVE.ids([], ()) == (b"", 0, -1)
     with pytest.raises(InvalidValue, match="no tokens"):
-        admit(Request("r", []), LAYOUT)
+        admit(Request("r", []), LAYOUT, native=COLUMNS)
 
 
 class Block:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hal_core import AdmittedRequest, Request, SamplingParams, SplitRole, StateConfig, Task, TaskBatch, TaskKind
-from hal_core.slots import native_columns
+from hal_core.slots.native_columns import TASK_NAMES
 
 SIZES = StateConfig(num_slots=8, max_model_len=64, block_size=8)
 IDS = np.dtype(np.int32)
@@ -18,18 +18,6 @@ class Own(np.ndarray):
     """A subclass."""
 
 
-KINDS = (
-    [0, 1],
-    (0, 1),
-    [0, True],
-    [0, 1.5],
-    [0, 2**31],
-    [0, -(2**31)],
-    [np.int32(0), 1],
-    np.array([0, 1]),
-    [0],
-    range(2),
-)
 BLOCKS = (
     [3],
     np.array([3], np.int32),
@@ -60,30 +48,7 @@ def described(made):
     return batch.plain, batch.requests, batch.ints, batch.rows, blocks, batch.drafts, batch.blocks.tolist()
 
 
-@pytest.mark.parametrize("which", range(4))
-def test_columns_are_the_same_by_both_roads_or_the_same_error(opened, monkeypatch, which):
-    """For each kind of object that may be passed in place of plain lists."""
-    state = opened().state(SIZES)
-    requests = [state.admit(Request(f"r{i}", [1] * 9)) for i in range(2)]
-    quick = native_columns.of_lists
-    assert quick is not None
-    for odd in BLOCKS if which == 3 else KINDS:
-        given_ = [[0, 1], [5, 6], [1, 2], [np.array([1, 2], np.int32), np.array([3], np.int32)]]
-        given_[which] = [given_[3][0], odd] if which == 3 else odd
-
-        def make(given_=given_):
-            return TaskBatch.prefill(given_[0], requests, given_[2], given_[3], given_[1])
-
-        monkeypatch.setattr(native_columns, "of_lists", quick)
-        native_one = described(make)
-        monkeypatch.setattr(native_columns, "of_lists", None)
-        assert native_one == described(make), odd
-    monkeypatch.setattr(native_columns, "of_lists", quick)
-    assert quick([0], [0], [1], ["no request"], [given_[3][0]], AdmittedRequest, "request_row", IDS, np.ndarray) is None
-    assert described(lambda: TaskBatch.prefill([0, 1], requests, [1], [[1], [2]]))[0] == "InvalidValue"
-
-
-def test_columns_of_tasks_are_the_same_by_both_roads_or_the_same_error(opened, monkeypatch):
+def test_columns_of_tasks_are_the_same_by_both_roads_or_the_same_error(opened):
     """For each kind of value that a task may have in place of plain numbers and lists, and each kind of task."""
     state = opened().state(SIZES)
     request, prefills, ends = (
@@ -103,24 +68,22 @@ def test_columns_of_tasks_are_the_same_by_both_roads_or_the_same_error(opened, m
         "drafts": [(), [1, 2], (2**31,), [True], [np.int64(3)], np.array([1, 2])],
         "request": [request, prefills, ends],
     }
-    quick, natively = native_columns.of_tasks, 0
+    native = state.device.native_columns
+    quick, natively = native.of_tasks, 0
     for kind in TaskKind:
         plain = Task(kind, 2, request, 9, 0, [3, 4], first_token=5 if kind > 1 else -1)
         for name, values in odd.items():
             for value in values:
                 tasks = [plain, replace(plain, slot=3), replace(plain, **{name: value})]
-                natively += quick(tasks, Task, AdmittedRequest, native_columns.TASK_NAMES, IDS, np.ndarray) is not None
-                monkeypatch.setattr(native_columns, "of_tasks", quick)
-                native_one = described(lambda tasks=tasks: TaskBatch.of(tasks))
-                monkeypatch.setattr(native_columns, "of_tasks", None)
+                natively += quick(tasks, Task, AdmittedRequest, TASK_NAMES, IDS, np.ndarray) is not None
+                native_one = described(lambda tasks=tasks: TaskBatch.of(tasks, native))
                 assert native_one == described(lambda tasks=tasks: TaskBatch.of(tasks)), (kind, name, value)
     assert natively > 40
-    monkeypatch.setattr(native_columns, "of_tasks", quick)
     for wrong in ((), (1,) * 5, ([plain], Task, AdmittedRequest, (), IDS)):
         with pytest.raises(TypeError):
             quick(*wrong)
     for none in ([], [1], "ab", [plain, None]):
-        assert quick(none, Task, AdmittedRequest, native_columns.TASK_NAMES, IDS, np.ndarray) is None
+        assert quick(none, Task, AdmittedRequest, TASK_NAMES, IDS, np.ndarray) is None
 
 
 class Changes:
@@ -136,9 +99,10 @@ class Changes:
 @pytest.mark.parametrize("act", [lambda tasks: tasks.clear(), lambda tasks: tasks.append(tasks[0])])
 def test_a_list_of_tasks_may_change_in_a_collection(opened, act):
     """Python 3.11 may collect when a tuple is made: the batch is of the list as it was, or left to the core."""
-    state, quick, threshold = opened().state(SIZES), native_columns.of_tasks, gc.get_threshold()
+    state, threshold = opened().state(SIZES), gc.get_threshold()
+    quick = state.device.native_columns.of_tasks
     tasks = [Task(TaskKind.PREFILL, i, state.admit(Request(f"r{i}", [1] * 4)), 0, 4, [i]) for i in range(8)]
-    given_, others = (tasks, Task, AdmittedRequest, native_columns.TASK_NAMES, IDS, np.ndarray), []
+    given_, others = (tasks, Task, AdmittedRequest, TASK_NAMES, IDS, np.ndarray), []
     gc.collect()
     gc.disable()
     try:

@@ -238,23 +238,20 @@ def native_calls(bound, work):
 
 @pytest.mark.parametrize("count", [1, 16])
 def test_a_batch_is_four_native_calls_and_one_kernel(opened, count):
-    """Two batches of any size: new requests in lists, and tasks of which one is handed over and the rest grow."""
+    """Two batches of any size: new requests, and tasks of which one is handed over and the rest grow."""
     bound = opened()
     state, stream, driver_calls = bound.state(SIZES), bound.default_stream, bound.device.driver.api.calls
     requests = [state.admit(Request(f"r{at}", [at] * 8)) for at in range(count)]
     handed = state.admit(Request("handed", [1] * 8))
-    blocks, lengths = [[at, at + 1] for at in range(count)], [8] * count
+    new = [Task(TaskKind.PREFILL, at, one, 0, 8, [at, at + 1]) for at, one in enumerate(requests)]
     tasks = [Task(TaskKind.MORE_BLOCKS, at, one, blocks=[9], first_block=2) for at, one in enumerate(requests)]
     tasks.append(Task(TaskKind.REMOTE_PREFILL, count, handed, 8, blocks=[1, 2], first_token=5))
 
-    def new():
-        batch = TaskBatch.prefill(list(range(count)), requests, lengths, blocks)
-        bound.insert_tasks(state=state, tasks=batch, stream=stream)
-
-    def mixed():
-        bound.insert_tasks(state=state, tasks=tasks, stream=stream)
-
-    for work, made in ((new, "gather"), (mixed, "gather_tasks")):
+    for given in (new, tasks):
         del driver_calls[:]
-        assert native_calls(bound, work) == [made, "sound", "enter", "commit"]
+
+        def work(given=given):
+            bound.insert_tasks(state=state, tasks=given, stream=stream)
+
+        assert native_calls(bound, work) == ["gather_tasks", "sound", "enter", "commit"]
         assert [call.split()[0] for call in driver_calls] == ["copy", "stream", "hal_enter"]  # the stream waits for it

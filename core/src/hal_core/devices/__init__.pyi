@@ -48,7 +48,7 @@ from ..slots.layout import CONFIG_KEY as CONFIG_KEY
 from ..slots.layout import REQUEST_ROW as REQUEST_ROW
 from ..slots.layout import TOKENS_LEFT as TOKENS_LEFT
 from ..slots.native_columns import TASK_NAMES as TASK_NAMES
-from ..slots.native_columns import gather_with as gather_with
+from ..slots.native_columns import NativeColumns as NativeColumns
 from ..slots.task import TRAITS as TRAITS
 from ..slots.update import STEP_FIELDS as STEP_FIELDS
 from ..slots.update import update_inputs as update_inputs

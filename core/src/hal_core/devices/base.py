@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ..ranks.communicator import Communicator
     from ..slots.admission import AdmittedRequest
     from ..slots.batch_admission import AdmittedColumns
+    from ..slots.native_columns import NativeColumns
     from ..slots.state import SlotState
     from ..slots.step import Step
     from ..slots.tasks import TaskBatch
@@ -46,6 +47,8 @@ class DeviceBase(ABC):
 
     name: str
     capabilities: Capabilities
+    native_columns: NativeColumns | None = None
+    """Native functions for batches, token ids and rows, if the device has some."""
     note: str = ""
     """A remark about an opened device, one line, shown by ``hal devices --open``."""
 

@@ -1,7 +1,8 @@
-"""The record of the usual step, in which every slot gets one token and reports at most its end.
+"""The record of a step with tokens only: no error, no log-probability, no request that leaves or has a role.
 
-Its fields are compared as bytes, and the parts common to all such records are made once. A reduction in NumPy takes 30
-times as long as a comparison of bytes. A worker that waits for its tokens makes this record while the device idles.
+Fields are compared as bytes where that answers, and the parts common to all steps with one token a slot are made once.
+A reduction in NumPy takes 30 times as long as a comparison of bytes. A worker that waits for its tokens makes this
+record while the device idles.
 """
 
 from __future__ import annotations
@@ -11,22 +12,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..slots import native_columns
 from ..slots.fields import FinishReason
 from .record_terms import OPTIONAL, SlotStatus
 from .records import OutputRecord, assemble
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from ..slots.step import Step
+    from .snapshot import OutputSnapshot
 
 Arrays = np.ndarray[Any, Any]
 _NATURAL = bytes((FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH))
+_READ = ("accept_num", "request_serial", "draft_num", "step_idx", "stop_reason")
 
 
 class _Shared(NamedTuple):
-    """The common parts of all records with ``n`` rows; the arrays are read-only."""
+    """The common parts of all records with ``n`` rows of one token; the arrays are read-only."""
 
     ones: bytes
     zeros: bytes
@@ -44,72 +45,73 @@ def _shared(n: int) -> _Shared:
     return _Shared(counts.tobytes(), bytes(counts.nbytes), fields, tuple(range(n)))
 
 
-def beyond(tokens: Arrays, limit: int) -> bool:
-    """Return whether a token id is negative or not below ``limit``: one reduction, as negative ids are large if
-    unsigned."""
-    return bool(np.maximum.reduce(tokens.view(np.uint64), initial=0) >= limit)
-
-
-def usual_record(
-    columns: Mapping[str, Arrays], step: Step, order: Arrays, admission_ids: Arrays, names: tuple[str, ...], limit: int
+def fast_record(
+    columns: Mapping[str, Arrays], snapshot: OutputSnapshot
 ) -> tuple[OutputRecord, tuple[int, ...], None] | None:
     """Return the record and each row's batch id; None for any other step, or for values out of bounds.
 
-    ``order``, ``admission_ids``, ``names``: the indices of the step's slots, all held, and their requests; ``columns``:
-    their fields; ``limit``: token ids are below it.
+    The snapshot is plain, and no request of it has failed.
     """
+    step, native = snapshot.step, snapshot.native_rows
+    shared = _shared(len(snapshot.names))
+    values: dict[str, Any] = {"step": step.number, "request_ids": snapshot.names, "messages": {}} | shared.fields
     tokens = columns["accept_tokens" if step.speculative else "sampled_token_ids"]
-    native = native_columns.of_rows
-    read: Callable[..., tuple[Any, Any, bytes] | None] = native or rows_of
-    found = read(*[columns[name] for name in _READ], tokens, order, admission_ids, limit)
-    if found is None or (step.late_errors is not None and step.late_errors()):
+    found = None
+    if native is not None:
+        given = tokens, snapshot.order, snapshot.admission_ids, snapshot.token_limit
+        found = native(*[columns[name] for name in _READ], *given)
+    if found is not None:
+        values["positions"], values["tokens"] = np.frombuffer(found[0], np.int64), np.frombuffer(found[1], np.int64)
+        reasons = found[2]
+    elif (read := _read(columns, tokens, snapshot, values, shared)) is not None:
+        reasons = read
+    else:
         return None
-    positions, given, reasons = found
-    values: dict[str, Any] = {"step": step.number, "request_ids": names, "messages": {}}
-    shared = _shared(len(names))
-    values |= shared.fields
-    if native is not None:  # bytes
-        positions, given = np.frombuffer(positions, np.int64), np.frombuffer(given, np.int64)
-    values["positions"], values["tokens"] = positions, given
+    if step.late_errors is not None and step.late_errors():
+        return None
     if reasons.count(0) != len(reasons):
         if reasons.translate(None, _NATURAL):
             return None
-        values["finish"] = np.frombuffer(reasons, np.uint8)
+        ends = np.frombuffer(reasons, np.uint8)
+        values["finish"] = ends if values["counts"] is shared.fields["counts"] else ends * values["status"]
     return assemble(values, checked=True), shared.batch_ids, None
 
 
-_READ = ("accept_num", "request_serial", "draft_num", "step_idx", "stop_reason")
+def _read(
+    columns: Mapping[str, Arrays], tokens: Arrays, snapshot: OutputSnapshot, values: dict[str, Any], shared: _Shared
+) -> bytes | None:
+    """Put the rows' positions and tokens into ``values``, and their counts and status unless all have one token. Return
+    their reasons as bytes; None if a value is out of bounds."""
+    order = snapshot.order
+    counts, serials, drafts, steps, reasons = (columns[name].reshape(-1)[order] for name in _READ)
+    if serials.tobytes() != snapshot.admission_ids.tobytes():
+        return None
+    if drafts.tobytes() != shared.zeros and beyond(drafts.astype(np.int64), snapshot.max_draft_tokens + 1):
+        return None
+    if counts.tobytes() == shared.ones:
+        given = tokens.reshape(-1)[:: tokens.shape[1]][order]
+    else:
+        most = snapshot.max_accept if snapshot.step.speculative else 1
+        if beyond(counts.astype(np.int64), most + 1):
+            return None
+        width = np.arange(tokens.shape[1])
+        # With one index: two at once would release the GIL.
+        given = tokens.reshape(-1)[order[:, None] * tokens.shape[1] + width][width < counts[:, None]]
+        values["counts"], values["status"] = counts, np.minimum(counts, 1).astype(np.uint8)  # TOKEN is 1, NONE is 0
+    positions = values["positions"] = steps - counts
+    values["tokens"] = given
+    if positions.view(np.uint32)[1::2].tobytes() != shared.zeros or beyond(given, snapshot.token_limit):  # upper halves
+        return None
+    ends: bytes = reasons.tobytes()
+    if ends.count(0) == len(ends):
+        return ends[: len(order)]
+    if beyond(reasons.astype(np.int64), 1 << 8):
+        return None
+    ended: bytes = reasons.astype(np.uint8).tobytes()
+    return ended
 
 
-def rows_of(
-    counts: Arrays,
-    serials: Arrays,
-    drafts: Arrays,
-    steps: Arrays,
-    reasons: Arrays,
-    tokens: Arrays,
-    order: Arrays,
-    admission_ids: Arrays,
-    limit: int,
-) -> tuple[Arrays, Arrays, bytes] | None:
-    """Return positions and tokens, int64, and reasons, uint8, of a step's rows; None if one is not usual.
-
-    A usual row has one token, below ``limit``, no draft, its slot's admission, and a position of at most 32 bits. The
-    first arrays are the fields ``[slots, width]``; ``order`` and ``admission_ids`` are the rows', int64. Native code of
-    a device may replace it (:data:`hal_core.slots.native_columns.of_rows`).
-    """
-    ones, zeros = _shared(len(order))[:2]
-    if counts.reshape(-1)[order].tobytes() != ones or drafts.reshape(-1)[order].tobytes() != zeros:
-        return None
-    if serials.reshape(-1)[order].tobytes() != admission_ids.tobytes():
-        return None
-    positions = steps.reshape(-1)[order] - 1
-    if positions.view(np.uint32)[1::2].tobytes() != zeros:  # the upper halves
-        return None
-    given, ends = tokens.reshape(-1)[:: tokens.shape[1]][order], reasons.reshape(-1)[order]
-    if beyond(given, limit):
-        return None
-    ended = ends.tobytes()
-    if ended.count(0) == len(ended):
-        return positions, given, ended[: len(order)]
-    return None if beyond(ends.astype(np.int64), 1 << 8) else (positions, given, ends.astype(np.uint8).tobytes())
+def beyond(numbers: Arrays, limit: int) -> bool:
+    """Return whether a number, int64, is negative or not below ``limit``: one reduction, as negative ones are large if
+    unsigned."""
+    return bool(np.maximum.reduce(numbers.view(np.uint64), initial=0) >= limit)

@@ -3,80 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..errors import InvalidValue
-from ..slots.fields import FinishReason, SplitRole
-from .fast_record import beyond, usual_record
+from ..slots.fields import FinishReason
+from .fast_record import fast_record
 from .records import OutputRecord, SlotStatus, narrowed
-
-if TYPE_CHECKING:
-    from ..slots.host_table import HostSlotTable
-    from ..slots.state import SlotState
-    from ..slots.step import Step
+from .snapshot import OutputSnapshot as OutputSnapshot
 
 Columns = dict[str, np.ndarray[Any, Any]]
 Built = tuple[OutputRecord, tuple[int, ...], InvalidValue | None]
-
-
-class OutputSnapshot(NamedTuple):
-    """The host's data at the call, which must not change while the copy is in flight."""
-
-    step: Step
-    order: np.ndarray[Any, np.dtype[np.intp]]
-    admission_ids: np.ndarray[Any, np.dtype[np.int64]]
-    names: tuple[str, ...]
-    prefill_role: np.ndarray[Any, np.dtype[np.bool_]]
-    preempted: dict[int, tuple[int, str]]
-    aborted: dict[int, tuple[int, str]]
-    max_accept: int
-    max_draft_tokens: int
-    top_k: int
-    token_limit: int
-    failed: dict[int, int]
-    """The state's own dictionary, current when the record is built, which adds to it; see
-    :class:`hal_core.slots.state.SlotState`."""
-    plain: bool
-    """All slots are held, and only tokens are reported."""
-
-    @classmethod
-    def of(cls, state: SlotState, step: Step) -> OutputSnapshot:
-        host_table, sizes = state.host_table, state.sizes
-        step.order(state.name)  # raises for an unknown state
-        order = step.places[state.name]
-        admission_ids = host_table.admission_ids[order]
-        names, prefill_role, ordinary = _held(host_table, order, admission_ids)
-        slots = order.tolist() if host_table.preempted or host_table.aborted else []
-        special = slots or step.logprobs is not None or step.errors or step.recovered
-        preempted = {slot: host_table.preempted[slot] for slot in slots if slot in host_table.preempted}
-        aborted = {slot: host_table.aborted[slot] for slot in slots if slot in host_table.aborted}
-        most = sizes.max_draft_tokens, sizes.max_logprobs, sizes.token_limit, state.failed
-        told = step, order, admission_ids, names, prefill_role, preempted, aborted, sizes.max_accept, *most
-        return tuple.__new__(cls, (*told, ordinary and not special))  # as the class does, with one Python call less
-
-
-_Held = tuple[tuple[str, ...], np.ndarray[Any, np.dtype[np.bool_]], bool]
-#: The requests of the last step: their admission ids, and the result of ``_held`` for them. An id is never reused, and
-#: a batch mostly keeps its requests from step to step. One assignment replaces it: no lock.
-_last_held: tuple[bytes, _Held] = (b"", ((), np.zeros(0, np.bool_), True))
-
-
-def _held(host_table: HostSlotTable, order: np.ndarray[Any, Any], admission_ids: np.ndarray[Any, Any]) -> _Held:
-    """Return each slot's request name ("" if free), whether it has the prefill role of a split, and whether all slots
-    are held by requests without that role."""
-    global _last_held
-    key, (last, found) = admission_ids.tobytes(), _last_held
-    if key != last:
-        held = [host_table.requests[slot] for slot in order.tolist()]
-        names = tuple([request.request_id if request else "" for request in held])
-        prefill = [request is not None and request.role is SplitRole.PREFILL for request in held]
-        prefill_role = np.array(prefill, np.bool_)
-        prefill_role.flags.writeable = False
-        found = (names, prefill_role, all(names) and not any(prefill))
-        _last_held = (key, found)
-    return found
 
 
 def build_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
@@ -85,46 +23,8 @@ def build_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
 
     Rows with values out of bounds are errors.
     """
-    if snapshot.plain and not snapshot.failed:
-        known = snapshot.step, snapshot.order, snapshot.admission_ids, snapshot.names, snapshot.token_limit
-        if plain := usual_record(columns, *known) or _plain_record(columns, snapshot):
-            return plain
-    return _any_record(columns, snapshot)
-
-
-def _plain_record(columns: Columns, snapshot: OutputSnapshot) -> Built | None:
-    """Return the record of a step with tokens only and without errors, in a third of the time; None if it is another
-    step."""
-    if snapshot.step.late_errors is not None and snapshot.step.late_errors():
-        return None
-    order, speculative = snapshot.order, snapshot.step.speculative
-    counts, generated = _of(columns["accept_num"], order), _of(columns["step_idx"], order)
-    if (_of(columns["request_serial"], order) != snapshot.admission_ids).any() or (generated < counts).any():
-        return None
-    drafts = _of(columns["draft_num"], order)
-    most, largest = snapshot.max_accept if speculative else 1, int(counts.view(np.uint32).max(initial=0))
-    if largest > most or (drafts.view(np.uint32) > snapshot.max_draft_tokens).any():
-        return None
-    source, width = columns["accept_tokens" if speculative else "sampled_token_ids"], np.arange(max(largest, 1))
-    given = source.reshape(-1)[order[:, None] * source.shape[1] + width]
-    status = np.minimum(counts, 1).astype(np.uint8)  # TOKEN is 1, NONE is 0
-    reasons = _of(columns["stop_reason"], order)
-    if int(reasons.view(np.uint32).max(initial=0)) > FinishReason.LENGTH:
-        return None
-    finish = reasons.astype(np.uint8) * status
-    one_each = largest == 1 and status.all()
-    tokens = given[:, 0] if one_each else given[width < counts[:, None]]
-    if beyond(tokens, snapshot.token_limit):
-        return None
-    first = np.zeros(len(order), np.bool_)
-    arrays = (status, finish, generated - counts, counts, tokens, first)
-    return OutputRecord(snapshot.step.number, snapshot.names, *arrays), tuple(range(len(order))), None
-
-
-def _of(column: np.ndarray[Any, Any], order: np.ndarray[Any, np.dtype[np.intp]]) -> np.ndarray[Any, Any]:
-    """Return the values of those slots in a column ``[slots, 1]``. Two indices at once would release the GIL."""
-    found: np.ndarray[Any, Any] = column.reshape(-1)[order]
-    return found
+    fast = fast_record(columns, snapshot) if snapshot.plain and not snapshot.failed else None
+    return fast or _any_record(columns, snapshot)
 
 
 def _any_record(columns: Columns, snapshot: OutputSnapshot) -> Built:

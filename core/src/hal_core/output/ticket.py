@@ -13,7 +13,8 @@ from ..slots.fields import FinishReason
 from ..tickets import PromiseTicket
 from ..timeouts import TIMEOUTS
 from .records import OutputRecord
-from .rows import Columns, OutputSnapshot, build_record
+from .rows import Columns, build_record
+from .snapshot import OutputSnapshot
 
 if TYPE_CHECKING:
     from ..memory.copies import CopyTicket

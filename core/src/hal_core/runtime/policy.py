@@ -24,6 +24,7 @@ from ..slots.checks import problems
 from ..slots.companions import open_states, tasks_beside
 from ..slots.declared import Companion, StateField
 from ..slots.drafts import check_drafts, plan_drafts
+from ..slots.native_columns import native_of
 from ..slots.state import SlotState
 from ..slots.step import Step
 from ..slots.tasks import Task, TaskBatch
@@ -134,7 +135,7 @@ class Policy:
         self, device: Device, hooks: Hooks, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream
     ) -> Ticket:
         """Check the whole batch (G8), order it after the slots' last readers (G28), write it, then book it."""
-        batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
+        batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks, native_of(device))
         _check_state(device, state)
         if not batch.requests:
             return DONE

@@ -16,10 +16,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from ..errors import InvalidValue
-from . import native_columns
 from .declared import fill_declared
 from .fields import SplitRole
 from .layout import ADMISSION_ID, CONFIG_KEY, REQUEST_ROW, TOKENS_LEFT, StateLayout
+from .native_columns import NativeColumns
 from .request_ids import check_request_id
 from .sampling_params import SamplingParams as SamplingParams
 from .sampling_params import check_number
@@ -115,10 +115,15 @@ class AdmittedRequest(msgspec.Struct, frozen=True, eq=False, weakref=True):
 
 
 def admit(
-    request: Request, layout: StateLayout, *, vocab_size: int | None = None, beside: Sequence[StateLayout] = ()
+    request: Request,
+    layout: StateLayout,
+    *,
+    vocab_size: int | None = None,
+    beside: Sequence[StateLayout] = (),
+    native: NativeColumns | None = None,
 ) -> AdmittedRequest:
     """Check ``request`` against the sizes of a state, and pack it; ``beside``: layouts of companions with their own
-    fields.
+    fields; ``native``: a device's functions for it, if any.
 
     Raises :class:`InvalidValue`, naming the request and the cure, for an empty or too long prompt, for tokens that are
     not whole numbers of at least 0 (and below the state's ``vocab_size``, or a lower one that is given), for lists
@@ -129,7 +134,7 @@ def admit(
     if request.extra:
         _check_extra(request, (layout, *beside))
     sizes, params = layout.sizes, request.params
-    ids, prompt_len, largest = _tokens(request)
+    ids, prompt_len, largest = _tokens(request, native)
     total = len(ids) >> 3
     _check_lengths(request, prompt_len, total - prompt_len, layout)
     limit = min(sizes.token_limit, vocab_size or sizes.token_limit)
@@ -217,11 +222,10 @@ AT_ONCE = 500
 """Elements. NumPy releases the GIL for longer arrays, and a busy thread then keeps it for 5 ms."""
 
 
-def _tokens(request: Request) -> tuple[bytes, int, int]:
+def _tokens(request: Request, native: NativeColumns | None) -> tuple[bytes, int, int]:
     """Return all token ids as int64 bytes, the number of those of the prompt, and the largest id. Native code reads
     plain lists and arrays."""
-    native = native_columns.of_ids
-    if native is not None and (found := native(request.prompt, request.output)) is not None:
+    if native is not None and (found := native.of_ids(request.prompt, request.output)) is not None:
         return found
     prompt, output = _ids_of(request, request.prompt, "prompt"), _ids_of(request, request.output, "output")
     tokens, largest = _copied(prompt, output)

@@ -22,10 +22,11 @@ from zlib import crc32
 import numpy as np
 
 from ..errors import InvalidValue
-from . import admission, native_columns
+from . import admission
 from .admission import AT_ONCE, GOLDEN, ROW_NUMBERS, AdmittedRequest, Request, packed, rows_of
 from .fields import SplitRole
 from .layout import ADMISSION_ID, CONFIG_KEY, REQUEST_ROW, TOKENS_LEFT, StateLayout
+from .native_columns import NativeColumns
 from .sampling_params import SamplingParams, check_number
 
 FEW = 6
@@ -67,19 +68,21 @@ def admit_all(
     *,
     vocab_size: int | None = None,
     together: bool = True,
+    native: NativeColumns | None = None,
 ) -> list[Admitted]:
     """Admit requests; return each as admitted, or the error that refuses it.
 
     :param alone: admits a request that is not plain, or raises its :class:`InvalidValue`.
     :param taken: called with the columns of those that were packed together, once for some hundred requests.
     :param together: False admits each alone.
+    :param native: a device's functions for it, if any.
     """
     if vocab_size is not None:
         check_number("vocab_size", vocab_size, 1, whole=True)
     found: list[Admitted | None] = [None] * len(requests)
     plain = _plain(requests, layout) if together and not layout.declared else []
     for part in _parts(requests, plain) if len(plain) > FEW else ():
-        columns = _packed([requests[at] for at in part], layout, vocab_size)
+        columns = _packed([requests[at] for at in part], layout, vocab_size, native)
         if columns is not None:
             taken(columns)
             for at, one in zip(part, columns.requests, strict=True):
@@ -146,12 +149,15 @@ def _parts(requests: Sequence[Request], chosen: Sequence[int]) -> Iterator[Seque
             begin = end
 
 
-def _packed(requests: list[Request], layout: StateLayout, vocab_size: int | None) -> AdmittedColumns | None:
+def _packed(
+    requests: list[Request], layout: StateLayout, vocab_size: int | None, native: NativeColumns | None
+) -> AdmittedColumns | None:
     """Return the requests packed; None if one of them is to be refused for its ids."""
     names, prompts, params = zip(*map(_of_request, requests), strict=True)
     limit = min(layout.sizes.token_limit, vocab_size or layout.sizes.token_limit, 2**31)
     ids, width = _joined(prompts)
-    if not ids or not (native_columns.within or within)(np.frombuffer(ids, f"i{width}"), limit):
+    fits = within if native is None else native.within
+    if not ids or not fits(np.frombuffer(ids, f"i{width}"), limit):
         return None
     made = {key: _of_params(layout, one) for key, one in {id(one): one for one in params}.items()}
     templates = [made[id(one)] for one in params]

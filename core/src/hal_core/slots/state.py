@@ -22,10 +22,11 @@ from .fields import CLEANUP_FIELDS, HEADER_BYTES, STATE_TABLE, Field, StateConfi
 from .geometry import rows_of
 from .host_table import HostSlotTable
 from .layout import StateLayout, lay_out
+from .native_columns import native_of
+from .tasks import Task, TaskBatch
 
 if TYPE_CHECKING:
     from ..streams import Event, Stream
-    from .tasks import TaskBatch
 
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 R_co = TypeVar("R_co", covariant=True)
@@ -202,7 +203,8 @@ class SlotState:
 
         The device may begin to move its bytes, so that its insertion has less work.
         """
-        admitted = admit(request, self.layout, vocab_size=vocab_size, beside=self._own_layouts())
+        beside, native = self._own_layouts(), native_of(self.device)
+        admitted = admit(request, self.layout, vocab_size=vocab_size, beside=beside, native=native)
         self.device.on_admit(self, admitted)
         return admitted
 
@@ -215,7 +217,12 @@ class SlotState:
         """
         alone, taken = partial(self.admit, vocab_size=vocab_size), partial(self.device.on_admit_all, self)
         together = not self._own_layouts()
-        return admit_all(requests, self.layout, alone, taken, vocab_size=vocab_size, together=together)
+        native = native_of(self.device)
+        return admit_all(requests, self.layout, alone, taken, vocab_size=vocab_size, together=together, native=native)
+
+    def batch(self, tasks: TaskBatch | Sequence[Task]) -> TaskBatch:
+        """Return the batch of some tasks, made by the device's native code if it has some."""
+        return tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks, native_of(self.device))
 
     def _own_layouts(self) -> list[StateLayout]:
         """The layouts of companions with fields of their own."""

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidValue
-from . import native_columns
 from .admission import AdmittedRequest
 from .int_columns import INT32, Ids, Int32s, block_ids, int_column
 from .layout import StateLayout
-from .native_columns import TASK_NAMES
+from .native_columns import TASK_NAMES, NativeColumns
 from .task import ENTERING as ENTERING
 from .task import FEEDING as FEEDING
 from .task import LEAVING as LEAVING
@@ -182,12 +181,12 @@ class TaskBatch:
         raise AttributeError(f"TaskBatch is immutable: {name}")
 
     @classmethod
-    def of(cls, tasks: Sequence[Task]) -> TaskBatch:
-        """Return the batch of some tasks, in their order."""
+    def of(cls, tasks: Sequence[Task], native: NativeColumns | None = None) -> TaskBatch:
+        """Return the batch of some tasks, in their order. ``native``: the device's functions for it, if any."""
         if isinstance(tasks, list | tuple) and not tasks:
             return NO_TASKS  # most decode steps
-        if native_columns.of_tasks is not None:
-            found = native_columns.of_tasks(tasks, Task, AdmittedRequest, TASK_NAMES, INT32, np.ndarray)
+        if native is not None:
+            found = native.of_tasks(tasks, Task, AdmittedRequest, TASK_NAMES, INT32, np.ndarray)
             if found is not None:
                 return cls.__new__(cls)._fill(*found)
         try:
@@ -217,11 +216,6 @@ class TaskBatch:
     ) -> TaskBatch:
         """Return a batch of new requests for some slots; the next step feeds the first ``num_scheduled_tokens`` tokens
         of each."""
-        if native_columns.of_lists is not None:
-            given = slots, num_computed_tokens, num_scheduled_tokens, requests, blocks
-            found = native_columns.of_lists(*given, AdmittedRequest, "request_row", INT32, np.ndarray)
-            if found is not None:
-                return cls.__new__(cls)._fill(*found, tuple(requests))
         kinds = [TaskKind.PREFILL] * len(slots)
         return cls(kinds, slots, requests, num_computed_tokens, num_scheduled_tokens, blocks)
 

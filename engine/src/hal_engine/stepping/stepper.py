@@ -169,8 +169,8 @@ class Stepper:
             drafts of a task that the step cannot feed; :class:`PluginError` if the runner returns another step;
         :class:`RunnerFailed` if it raises and the device is broken too.
         """
-        batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
         device, state, stream = self.device, self.state, self.stream
+        batch = state.batch(tasks)
         began = self._timed()
         if batch.requests:
             self._check_drafts(batch)

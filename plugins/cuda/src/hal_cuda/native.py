@@ -28,7 +28,7 @@ from hal_core.devices import (
     TOKENS,
     TOKENS_LEFT,
     TRAITS,
-    gather_with,
+    NativeColumns,
 )
 
 from .building import sources_digest
@@ -67,9 +67,8 @@ def layout() -> str:
     table = f"table {PREFILLED} {SLOT_ADMISSION} {HELD} {HELD + 1}"
     request = f"request {ADMISSION_ID} {CONFIG_KEY} {TOKENS_LEFT} {REQUEST_ROW.itemsize // 8}"
     kernel = f"entry {ENTRY.size // 8} enter {ENTER.itemsize} few {FEW_BYTES} piece {PIECE} threads {THREADS}"
-    kinds = (
-        f"prefill {int(TaskKind.PREFILL)} traits {', '.join([str(TRAITS.get(at, 0)) for at in range(max(TRAITS) + 1)])}"
-    )
+    traits = ", ".join([str(TRAITS.get(at, 0)) for at in range(max(TRAITS) + 1)])
+    kinds = f"prefill {int(TaskKind.PREFILL)} traits {traits}"
     told = f"names {len(TASK_NAMES)} {kinds}"
     return f"{rows} {table} {request} place {PLACE} chunk {CHUNK_NUMBERS} {kernel} {told}"
 
@@ -137,7 +136,7 @@ class Native:
     ) -> None:
         self.module = module
         self.calls = module.Driver(fail, full, functions(library))
-        gather_with(module.gather, module.gather_tasks, module.ids, module.usual_rows, module.within)
+        self.columns = NativeColumns(module.gather_tasks, module.ids, module.within, module.usual_rows)
 
 
 class NativeHostTable:

@@ -42,7 +42,7 @@ class NativeDevice(CudaDevice, OnNative):
     def _open_parts(self, chosen: Options) -> None:
         native = self.driver.native
         assert native is not None
-        self.native = native
+        self.native, self.native_columns = native, native.columns
         self.writer = Writer(self)
         make = partial(MirroredBlock, self._runtime)
         limit, stage = chosen.admission_limit, native.module.stage

@@ -1,5 +1,5 @@
-/* The two buffers of a batch, from the caller's lists or tasks: the fast path of hal_core.slots.tasks.TaskBatch.prefill and .of.
-   Unusual sequences, numbers or arrays are left to those two. */
+/* The two buffers of a batch, from the caller's tasks: the fast path of hal_core.slots.tasks.TaskBatch.of. Unusual sequences,
+   numbers or arrays are left to it. */
 #include "native.h"
 
 static PyObject *item(PyObject *list, Py_ssize_t at) { /* borrowed */
@@ -129,27 +129,6 @@ PyObject *int32s(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   PyObject *result = n < 0 ? Py_NewRef(Py_None) : PyBytes_FromStringAndSize((char *)numbers.at, n * 4);
   PyMem_Free(numbers.at);
   return result;
-}
-
-/* gather(slots, starts, lengths, requests, blocks, type, row, dtype, array): (ints, rows) of new requests; None if
-   something is not plain. If starts is None, all are 0. `row` is "request_row". */
-PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-  (void)self;
-  if (count != 9) return PyErr_Format(PyExc_TypeError, "gather takes 9 arguments, not %zd", count);
-  Py_ssize_t n = length(args[0]);
-  int plain = n > 0 && n < 1 << 20, no_starts = args[1] == Py_None;
-  for (int i = 1; i < 5; i++) plain = plain && (length(args[i]) == n || (i == 1 && no_starts));
-  Made made = {.type = args[5], .row = args[6], .dtype = args[7], .array = args[8]};
-  plain = plain && made_open(&made, n);
-  if (plain) ahead(args[3], args[4], n, made.array);
-  for (Py_ssize_t at = 0; plain && at < n; at++) {
-    column(&made, KINDS)[at] = PREFILL, column(&made, STARTS)[at] = 0, column(&made, FIRSTS)[at] = 0;
-    column(&made, FIRST_TOKENS)[at] = -1, column(&made, DRAFTED)[at] = 0;
-    plain = put(&made.numbers, SLOTS * n + at, item(args[0], at)) && put(&made.numbers, LENGTHS * n + at, item(args[2], at)) &&
-            (no_starts || put(&made.numbers, STARTS * n + at, item(args[1], at))) &&
-            take_request(&made, at, item(args[3], at)) && take_ids(&made, at, item(args[4], at));
-  }
-  return made_close(&made, plain, NULL);
 }
 
 /* -- of tasks --------------------------------------------------------------------------------------------------------- */

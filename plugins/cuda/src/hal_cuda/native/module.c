@@ -18,8 +18,7 @@ static int setup(PyObject *module) {
 }
 
 static PyMethodDef methods[] = {
-    {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL, "the columns of a batch, or None: see columns.c"},
-    {"gather_tasks", (PyCFunction)(void (*)(void))gather_tasks, METH_FASTCALL, "the same of tasks, and their requests"},
+    {"gather_tasks", (PyCFunction)(void (*)(void))gather_tasks, METH_FASTCALL, "a batch of tasks, or None: see columns.c"},
     {"int32s", (PyCFunction)(void (*)(void))int32s, METH_FASTCALL, "an array's elements, or None: see columns.c"},
     {"ids", (PyCFunction)(void (*)(void))ids, METH_FASTCALL, "the token ids of a request, or None: see admitting.c"},
     {"usual_rows", (PyCFunction)(void (*)(void))usual_rows, METH_FASTCALL, "the rows of a usual step, or None: see output.c"},

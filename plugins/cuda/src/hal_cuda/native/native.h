@@ -154,8 +154,7 @@ typedef struct {
   int64_t key, slots, max_model_len, max_blocks, block_size, max_drafts;
   uint8_t *seen; /* [slots] zeros between calls */
 } HostTable;
-PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t count); /* columns.c */
-PyObject *int32s(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *int32s(PyObject *self, PyObject *const *args, Py_ssize_t count); /* columns.c */
 PyObject *ids(PyObject *self, PyObject *const *args, Py_ssize_t count); /* admitting.c */
 PyObject *usual_rows(PyObject *self, PyObject *const *args, Py_ssize_t count); /* output.c */
 PyObject *stage(PyObject *self, PyObject *const *args, Py_ssize_t count);

@@ -1,4 +1,5 @@
-/* Rows of a usual step: the twin of hal_core.output.fast_record.rows_of, which has the text of what it demands. */
+/* Rows of a usual step: one token below the limit, no draft, its slot's admission, a position of at most 32 bits; any other step
+   is left to hal_core.output.fast_record. It saves 15 of 25 us of 128 rows (2026-11-29). */
 #include "native.h"
 
 enum { GIVEN, SERIAL, DRAFTS, STEP, REASON, IDS, ORDER, HELD_BY, ARRAYS }; /* the arrays, in the order of the arguments */
