@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hal_core import Companion, InvalidBatch, Request, StateConfig, StateField, Task, TaskKind, admit, lay_out
 from hal_core.devices.cpu import CpuPlugin
@@ -134,16 +133,3 @@ def test_one_companion_shares_the_slots_and_another_does_not(bound):
     assert [[*one.host_table.live.values()] for one in (state, proposer, other)] == [[1], [1], [3]]
     assert host_view(proposer.view("row"))[1].tolist() == [7, 8, -1]
     assert host_view(other.view("prompt_lens"))[3, 0] == 2
-
-
-@pytest.mark.parametrize("kept", [False, True])
-def test_leaving_resets_all_but_kept_fields(bound, kept):
-    state = bound.state(SIZES, fields=[replace(BIAS, kept=kept), ROW])
-    request = state.admit(Request("r", [1, 2], extra={"bias": 1.0}))
-    bound.insert_tasks(
-        state=state, tasks=[Task(TaskKind.PREFILL, 0, request, 0, 2, [0])], stream=bound.default_stream
-    ).wait()
-    bound.insert_tasks(state=state, tasks=[Task(TaskKind.ABORTED, 0, request)], stream=bound.default_stream).wait()
-    np.testing.assert_array_equal(host_view(state.view("bias"))[:, 0], [1.0 if kept else 2.5, 2.5, 2.5, 2.5])
-    assert (host_view(state.view("row")) == -1).all()
-    assert host_view(state.view("stop_flags")).all()

@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hal_core import Request, SamplingParams, StateConfig, Task, TaskBatch, TaskKind, admit
+from hal_core import Request, StateConfig, TaskBatch, TaskKind, admit
 from hal_core.devices.cpu import CpuPlugin
-from hal_core.devices.cpu.device import host_view
 from hal_core.errors import InvalidBatch, InvalidValue
 from hal_core.memory.views import ByteRange
 from hal_core.runtime.bound import bind
-from hal_core.slots.checks import problems
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from tests import share
 
 SIZES = StateConfig(
     num_slots=24, max_model_len=40, block_size=4, max_bad_words=4, max_stop_sequences=3, max_stop_length=4
-)
-ids = st.integers(0, 99)
-params = st.builds(
-    SamplingParams,
-    max_tokens=st.integers(1, 9),
-    temperature=st.sampled_from([0.0, 0.5]),
-    bad_words=st.lists(ids, max_size=4).map(tuple),
-    stop_sequences=st.lists(st.lists(ids, min_size=1, max_size=4).map(tuple), max_size=3).map(tuple),
-    eos_token_ids=st.lists(ids, max_size=3).map(tuple),
 )
 
 
@@ -35,49 +20,6 @@ def device():
     bound = bind(CpuPlugin.open(0, {}))
     yield bound
     bound.close()
-
-
-def blocks_for(tokens):
-    return -(-tokens // SIZES.block_size)
-
-
-@settings(max_examples=share.of(40))
-@given(data=st.data())
-def test_g09_g11_a_batch_equals_its_tasks_one_by_one(device, data):
-    """Two rounds, so that the second finds the rows that the first has left."""
-    states = [device.state(SIZES) for _ in range(3)]
-    for turn in range(2):
-        n = data.draw(st.integers(1, SIZES.num_slots), label="requests")
-        slots = data.draw(st.permutations(range(SIZES.num_slots)), label="slots")[:n]
-        prompts = data.draw(st.lists(st.lists(ids, min_size=1, max_size=30), min_size=n, max_size=n), label="prompts")
-        requests = [
-            admit(Request(f"r{turn}-{i}", prompt, data.draw(params)), states[0].layout)
-            for i, prompt in enumerate(prompts)
-        ]
-        tasks = [
-            Task(
-                TaskKind.PREFILL,
-                slot,
-                request,
-                num_scheduled_tokens=request.total,
-                blocks=range(i, i + blocks_for(request.total)),
-            )
-            for i, (slot, request) in enumerate(zip(slots, requests, strict=True))
-        ]
-        for state, size in zip(states, (n, 5, 1), strict=True):
-            for at in range(0, n, size):
-                batch = TaskBatch.of(tasks[at : at + size])
-                device.insert_tasks(state=state, tasks=batch, stream=device.default_stream)
-        for name in states[0].layout.fields:
-            whole, few, one = (host_view(state.view(name)) for state in states)
-            np.testing.assert_array_equal(whole, few, err_msg=name)
-            np.testing.assert_array_equal(whole, one, err_msg=name)
-        for state in states[1:]:
-            np.testing.assert_array_equal(state.host_table.row_lengths, states[0].host_table.row_lengths)
-            np.testing.assert_array_equal(state.host_table.admission_ids, states[0].host_table.admission_ids)
-            assert state.host_table.live == states[0].host_table.live
-        for state in states:
-            state.release(slots)
 
 
 @pytest.mark.parametrize("n", [1, 9, SIZES.num_slots])
@@ -177,27 +119,6 @@ def with_six(device):
     batch = TaskBatch.prefill(range(6), requests, [3] * 6, [[2 * i, 2 * i + 1] for i in range(6)])
     device.insert_tasks(state=state, tasks=batch, stream=device.default_stream)
     return state
-
-
-def test_g12_more_blocks_of_a_batch_equal_those_of_its_tasks(device):
-    one, other = (with_six(device) for _ in range(2))
-    for _ in range(2):  # the second finds the entries of the first
-        assert not problems(one.host_table, grown(one))
-        device.insert_tasks(state=one, tasks=grown(one), stream=device.default_stream)
-        for slot in range(6):
-            request, have = other.host_table.requests[slot], other.host_table.blocks[slot]
-            ids = range(100 + 4 * slot, 100 + 4 * slot + slot % 4)
-            task = Task(TaskKind.MORE_BLOCKS, slot, request, blocks=ids, first_block=int(have))
-            device.insert_tasks(state=other, tasks=[task], stream=device.default_stream)
-    for state in (one, other):
-        mixed = [Task(TaskKind.MORE_BLOCKS, 1, state.host_table.requests[1], blocks=[9], first_block=4)]
-        mixed.append(Task(TaskKind.PREFILL, 7, state.admit(Request("late", [1, 2])), 0, 2, [30]))
-        device.insert_tasks(state=state, tasks=mixed, stream=device.default_stream)
-    for name in ("block_tables", "blocks_num", "token_ids", "seq_lens_this_time"):
-        np.testing.assert_array_equal(host_view(one.view(name)), host_view(other.view(name)), err_msg=name)
-    for name in ("blocks", "row_lengths", "prefilled"):
-        np.testing.assert_array_equal(getattr(one.host_table, name), getattr(other.host_table, name), err_msg=name)
-    assert host_view(one.view("blocks_num"))[:8, 0].tolist() == [2, 5, 6, 8, 2, 4, 0, 1]
 
 
 @pytest.mark.parametrize(

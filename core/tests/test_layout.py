@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from itertools import pairwise
 
 import numpy as np
@@ -50,12 +49,6 @@ def test_g13_the_broadcast_lists_are_the_contracts_after_a_header():
     for group, header in layout.headers.items():
         assert header.offset == layout.groups[group].offset
         assert header.nbytes == HEADER_BYTES
-
-
-@given(sizes, st.sampled_from([f.name for f in fields(StateConfig)]))
-def test_g14_the_digest_differs_when_a_size_differs(chosen, name):
-    other = replace(chosen, **{name: getattr(chosen, name) + 1})
-    assert lay_out(chosen).digest != lay_out(other).digest
 
 
 def test_g14_the_digest_differs_when_the_order_of_fields_differs():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hal_core import InvalidValue
-from hal_core.handover import Arrived, Cancelled, PeerLost, Rejected
+from hal_core.handover import Arrived, PeerLost, Rejected
 from hal_core.handover.messages import Blocks, Seal, pack, unpack
 
 from core.tests.handover.pairs import BLOCK_BYTES, FACTS, LateCache, Pair, key, whole
@@ -29,37 +29,6 @@ def edited(net, kind, edit):
 
 def moved(pair, sent, promised):
     return np.array_equal(pair.p.cache.data[sent], pair.d.cache.data[promised])
-
-
-def test_blocks_arrive_where_they_were_promised_and_nowhere_else(pair):
-    before = pair.d.cache.data.copy()
-    handover = whole(pair)
-    pair.look()
-    assert pair.d.told == [Arrived(key(), handover)]
-    assert pair.p.told == [Arrived(key(), handover)]
-    assert moved(pair, [5, 2, 7], [1, 3, 4])
-    untouched = [0, 2, 5, 6, 7]
-    assert np.array_equal(pair.d.cache.data[untouched], before[untouched])
-
-
-def test_nothing_has_arrived_before_the_seal(pair):
-    pair.reserve(key(), [1, 3])
-    pair.send(key(), 0, [0, 1])
-    pair.look()
-    assert pair.d.told == [] == pair.p.told
-    pair.seal(key(), 2)
-    pair.look()
-    assert [type(event) for event in pair.d.told] == [Arrived]
-
-
-@pytest.mark.parametrize("says", [1, 3])
-def test_a_seal_of_another_count_is_rejected_on_both_sides(pair, says):
-    pair.reserve(key(), [1, 3, 4])
-    pair.send(key(), 0, [0, 1])
-    pair.seal(key(), says)
-    pair.look()
-    assert [type(event) for event in pair.d.told + pair.p.told] == [Rejected, Rejected]
-    assert pair.d.told[0].why == pair.p.told[0].why
 
 
 def flipped(message, data):
@@ -108,16 +77,6 @@ def test_what_was_changed_on_the_way_is_rejected_and_never_used(pair, kind, edit
         assert np.array_equal(pair.d.cache.data, before)
 
 
-@pytest.mark.parametrize("fact", [*FACTS, "layers", "own"])
-def test_a_fact_that_differs_is_named_before_the_first_byte(fact):
-    pair = Pair(d_facts=FACTS | {fact: "other"})
-    with pytest.raises(InvalidValue, match=f"{fact}: .*other.* here"):
-        pair.reserve(key(), [1])
-    with pytest.raises(InvalidValue, match=f"{fact}: .*other.* there"):
-        pair.send(key(), 0, [1])
-    assert pair.net.sent == 0
-
-
 def test_the_first_difference_in_order_is_told():
     pair = Pair(d_facts=FACTS | {"tp shard": "1/2", "contract": "2.0"})
     with pytest.raises(InvalidValue, match=r"contract: '2\.0' here, '1\.0' there"):
@@ -148,39 +107,6 @@ def test_a_connection_that_breaks_loses_the_peer_and_the_next_attempt_arrives(pa
     pair.look()
     assert pair.d.told[1:] == [Arrived(key(0, 1), handover)] == pair.p.told[1:]
     assert moved(pair, [5, 2, 7], [1, 3, 4])
-
-
-def test_blocks_that_come_twice_count_once(pair):
-    pair.net.deliver = lambda _from, _to, message: (message, message)
-    handover = whole(pair)
-    pair.wait(3)
-    assert pair.d.told == [Arrived(key(), handover)] == pair.p.told
-
-
-@pytest.mark.parametrize("where", ["p", "d"])
-@pytest.mark.parametrize("when", ["reserved", "sent", "sealed", "arrived"])
-def test_cancel_ends_both_sides_once(pair, where, when):
-    pair.reserve(key(), [1, 3])
-    pair.send(key(), 0, [0])
-    if when != "reserved":
-        pair.look()
-    if when in ("sealed", "arrived"):
-        pair.send(key(), 1, [1])
-        pair.seal(key(), 2)
-    if when == "arrived":
-        pair.look()
-    getattr(pair, where).transfer.cancel(key())
-    getattr(pair, where).transfer.cancel(key())
-    pair.look()
-    pair.wait(3)
-    ends = {type(pair.d.told[0]), type(pair.p.told[0])}
-    assert len(pair.d.told) == 1 == len(pair.p.told)
-    if when == "arrived":
-        assert ends == {Arrived}
-    elif when != "sealed":
-        assert ends == {Cancelled}
-    else:  # the seal was in flight
-        assert Cancelled in ends
 
 
 @pytest.mark.parametrize("how", ["cancelled", "withdrawn", "rejected", "lost", "arrived", "newer"])
@@ -224,24 +150,6 @@ def test_a_write_that_fails_is_no_arrival():
     pair.look()
     assert [type(event) for event in pair.d.told + pair.p.told] == [Rejected, Rejected]
     assert "the device is broken" in pair.p.told[0].why
-
-
-def test_an_older_attempt_is_fenced_off(pair):
-    pair.reserve(key(0, 1), [1, 3])
-    pair.send(key(0, 1), 0, [0])
-    pair.reserve(key(0, 2), [4, 5])
-    before = pair.d.cache.data.copy()
-    pair.send(key(0, 1), 1, [1])
-    pair.seal(key(0, 1), 2)
-    pair.look()
-    assert pair.d.told == [Cancelled(key(0, 1))] == pair.p.told
-    assert np.array_equal(pair.d.cache.data, before)
-    with pytest.raises(InvalidValue, match="attempt 1 of 'r0' is late: attempt 2 is already known"):
-        pair.reserve(key(0, 1), [6])
-    pair.send(key(0, 2), 0, [0, 1])
-    handover = pair.seal(key(0, 2), 2)
-    pair.look()
-    assert pair.d.told[1:] == [Arrived(key(0, 2), handover)]
 
 
 def test_the_same_call_again_changes_nothing(pair):

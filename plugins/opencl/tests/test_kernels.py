@@ -7,14 +7,12 @@ import pytest
 
 pytest.importorskip("hal_opencl", reason="paddle-hal-opencl is missing: pip install './plugins/opencl[pocl]'")
 
-from hal_core import ByteRange, StateConfig, Step, View
+from hal_core import ByteRange, View
 from hal_core.devices import (
     SCATTER_MAP,
-    STEP_FIELDS,
     PlanBuilder,
     apply_to_host,
     dtype_of,
-    update_inputs,
 )
 from hal_core.memory.plan import WRITE, Records, WritePlan
 from hypothesis import HealthCheck, given, settings
@@ -36,11 +34,6 @@ def bound(runtime):
 @pytest.fixture(scope="module")
 def device(bound):
     return bound.device
-
-
-@pytest.fixture(scope="module")
-def state(bound):
-    return bound.state(CONFIG)
 
 
 def filled(device, nbytes, seed=0):
@@ -116,46 +109,3 @@ def test_g05_a_strided_copy_takes_any_count_of_axes(device, axes):
     np.ndarray(shape, np.uint8, should, 1, strides[::-1])[...] = np.ndarray(shape, np.uint8, given_bytes, 0, strides)
     device.copy_within(other, one, device.default_stream).wait(PATIENCE)
     assert (read(device, target) == should).all()
-
-
-CONFIG = StateConfig(
-    num_slots=16, max_model_len=48, max_draft_tokens=3, max_stop_length=4, max_stop_sequences=3, max_eos=3
-)
-
-
-def random_fields(state, seed):
-    """Every field of a step with values in their bounds; tokens of few kinds, so that sequences are met."""
-    random, fields = np.random.default_rng(seed), {}
-    for name in STEP_FIELDS:
-        view = state.view(name)
-        fields[name] = random.integers(0, 3, view.shape).astype(view.dtype.storage)
-    slots = CONFIG.num_slots
-    fields["prompt_lens"][:, 0] = random.integers(1, 30, slots)
-    fields["step_idx"][:, 0] = random.integers(0, 14, slots)
-    fields["stop_flags"][:, 0] = random.random(slots) < 0.2
-    fields["min_dec_len"][:, 0] = random.integers(0, 6, slots)
-    fields["max_dec_len"][:, 0] = random.integers(1, 30, slots)
-    fields["accept_num"][:, 0] = random.integers(-1, CONFIG.max_accept + 2, slots)
-    fields["stop_seqs_len"][...] = random.integers(0, CONFIG.max_stop_length + 1, fields["stop_seqs_len"].shape)
-    fields["stop_seqs_num"][:, 0] = random.integers(0, CONFIG.max_stop_sequences + 1, slots)
-    prefills = random.random(slots) < 0.4
-    fields["seq_lens_encoder"][:, 0] = np.where(prefills, random.integers(1, 30, slots), 0)
-    known = fields["prompt_lens"][:, 0] + fields["step_idx"][:, 0]
-    fields["seq_lens_decoder"][:, 0] = np.where(prefills, random.integers(0, 10, slots), known - 1)
-    return fields
-
-
-@settings(max_examples=share.of(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 2**32 - 1), speculative=st.booleans())
-def test_g09_an_update_is_the_references(device, state, seed, speculative):
-    fields = random_fields(state, seed)
-    for name in STEP_FIELDS:
-        device.submit_value(state.view(name), fields[name], device.default_stream)
-    step = Step(0, {"target": range(CONFIG.num_slots)}, speculative=speculative)
-    device.update_inputs(state, step, device.default_stream).wait(PATIENCE)
-    update_inputs(fields, CONFIG, speculative=speculative)
-    found = read(device, state.memory)
-    for name in STEP_FIELDS:
-        view = state.view(name)
-        got = np.ndarray(view.shape, view.dtype.storage, found, view.offset, view.strides)
-        np.testing.assert_array_equal(got, fields[name], err_msg=name)
