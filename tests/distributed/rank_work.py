@@ -21,7 +21,6 @@ from hal_core.devices import HostCommunicator, open_groups
 from hal_core.runtime.policy import Policy
 from hal_core.tickets import DONE
 from hal_engine.distributed.control_messages import Hello
-from hal_engine.distributed.dp_sync import DpSync
 from hal_engine.distributed.rank import serve, versions
 from hal_engine.distributed.tensor_ranks import TensorRanks
 from hal_engine.model.batch import ModelBatch
@@ -128,20 +127,6 @@ def hang(mark):
 
 
 @contextlib.contextmanager
-def dp_sync(rank):
-    """Record the rank's number of tokens at each DP synchronisation, and their total."""
-    original, kept = DpSync.meet, rank.kept.setdefault("met", [])
-    kept.clear()
-
-    def meet(dp_sync, tokens):
-        kept.append((tokens, original(dp_sync, tokens)))
-        return kept[-1][1]
-
-    with mock.patch.object(DpSync, "meet", meet):
-        yield
-
-
-@contextlib.contextmanager
 def broadcasting(rank):
     """Record the bytes of each broadcast in which the rank takes part."""
     original, kept = HostCommunicator.broadcast, rank.kept.setdefault("broadcasts", [])
@@ -245,18 +230,13 @@ def closed(rank):
     return rank.kept["closed"]
 
 
-def met(rank):
-    """In a rank: return the records of :func:`dp_sync`."""
-    return rank.kept["met"]
-
-
 def changed(what):
     """Faults that make a rank differ from the rest, by name."""
     module, found = "hal_engine.distributed.rank", versions()
     wrong = {
         "checkpoint": (f"{module}.checkpoint_digest", lambda folder: "another one"),
         "slot table": (f"{module}.lay_out", lambda sizes: SimpleNamespace(digest=bytes(32))),
-        "groups": (f"{module}.RankLayout.groups", lambda layout, across: [(1, 0)]),
+        "groups": (f"{module}.RankLayout.groups", lambda layout: [(1, 0)]),
         "version": (f"{module}.versions", lambda: found | {"paddle-hal-core": "0.0"}),
         "protocol": (f"{module}.Hello", lambda rank, size, facts: Hello(rank, size, facts, protocol=0)),
         "size": (f"{module}.Hello", lambda rank, size, facts: Hello(rank, 3, facts)),
@@ -305,7 +285,6 @@ LIARS = {
     "broadcasting": broadcasting,
     "closing": closing,
     "different": different,
-    "dp_sync": dp_sync,
     "no broadcast": no_broadcast,
     "left out": left_out,
     "raising": raising,

@@ -153,7 +153,6 @@ class Row:
     chunk: int = 256
     blocks: int = AMPLE
     everywhere: bool = False
-    dp_sync: bool = False
     check: bool = True
     timeout: float = 20.0
     sink: str = ""
@@ -177,7 +176,6 @@ class Row:
             timeout=self.timeout,
             chunk=self.chunk,
             sampling="every-rank" if self.everywhere else "first",
-            dp_sync=self.dp_sync,
             check=self.check,
             sink=self.sink,
             speculate=self.speculate,

@@ -84,9 +84,9 @@ def paper():
     return Paper()
 
 
-def engine_of(paper, *requests, blocks=8, groups=2, dp_sync=False):
+def engine_of(paper, *requests, blocks=8, groups=2):
     """An engine of groups with two slots and eight blocks of four tokens each."""
-    setup = Setup(model="", sizes=SIZES, blocks=blocks, dp=groups, timeout=1.0, dp_sync=dp_sync)
+    setup = Setup(model="", sizes=SIZES, blocks=blocks, dp=groups, timeout=1.0)
     engine = engine_of_ranks(setup, lambda setup: paper)
     for one in requests:
         engine.submit(one)
@@ -123,25 +123,15 @@ def test_a_request_that_waits_in_front_is_aborted_there(paper):
     assert sum(map(len, paper.entered.values())) == 4
 
 
-@pytest.mark.parametrize("in_step", [False, True])
-def test_groups_take_steps_at_their_own_pace_unless_all_meet_in_each(paper, in_step):
-    """One group's output does not come: the remaining groups continue, or wait for it with dp_sync."""
-    engine = engine_of(paper, request("a", most=6), request("b", most=6), dp_sync=in_step)
+def test_groups_take_steps_at_their_own_pace(paper):
+    """One group's output does not come: the other one continues."""
+    engine = engine_of(paper, request("a", most=6), request("b", most=6))
     paper.held.add(1)
     for _ in range(4):
         engine.step()
-    assert engine.steps == (1 if in_step else 4)
+    assert engine.steps == 4
     paper.held.clear()
     assert len(list(engine.run())) == 2
-
-
-def test_a_group_without_requests_gets_empty_steps(paper):
-    given = []
-    order = paper.order
-    paper.order = lambda number, tasks, taken: given.append((number, len(tasks))) or order(number, tasks, taken)
-    list(engine_of(paper, request("a", most=3), dp_sync=True).run())
-    assert [number for number, _ in given] == [0, 1] * (len(given) // 2)
-    assert {tasks for number, tasks in given if number == 1} == {0}
 
 
 def test_ranks_without_requests_are_looked_after(paper):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hal_core import FinishReason
 from hal_engine.distributed.errors import RankLost
 
-from tests.distributed.rank_work import broadcasts, closed, met
+from tests.distributed.rank_work import broadcasts, closed
 
 from .rows import SCARCE, TOLERANCE, Pooled, Row, Told, alone, engine_of, reference, requests, run
 
@@ -19,7 +17,7 @@ ROWS = {
     "tp 2, mtp, every rank samples": Row(tp=2, speculate="mtp", everywhere=True),
     "tp 2, hybrid, chunks": Row(tp=2, speculate="hybrid", chunk=3),
     "dp 2": Row(dp=2),
-    "dp 2, chunks, scarce, in step": Row(dp=2, chunk=3, blocks=SCARCE, dp_sync=True),
+    "dp 2, chunks, scarce": Row(dp=2, chunk=3, blocks=SCARCE),
 }
 
 
@@ -115,29 +113,3 @@ def test_the_check_names_the_field_in_which_ranks_differ(worlds, everywhere):
     row = Row(tp=2, everywhere=everywhere, timeout=3.0)
     with pytest.raises(RankLost, match=r"first in field .sampled_token_ids. of slot \d: rank.s. .1. from rank 0"):
         run(row, worlds.of(2), how=("no broadcast",))
-
-
-@pytest.mark.parametrize("speculate", ["none", "mtp"])
-def test_a_group_without_requests_runs_as_often_with_no_tokens(worlds, speculate):
-    """Each group is left idle in turn: the second at first, then the first one, whose request is the shorter."""
-    row, told = Row(dp=2, dp_sync=True, speculate=speculate), Told()
-    pooled = Pooled(worlds.of(2), ("dp_sync",))
-    engine = engine_of(row, lambda: pooled, told)
-    second = requests()[1]
-    first = replace(requests()[0], params=replace(requests()[0].params, max_tokens=8))
-    engine.submit(first)
-    while len(told.tokens[first.request_id]) < 3:
-        engine.step()
-    engine.submit(second)
-    for _ in engine.run():
-        pass
-    engine.stop()
-    for request in (first, second):
-        expected = reference().tokens[request.request_id][: request.params.max_tokens]
-        assert told.tokens[request.request_id] == expected
-    ours, theirs = worlds.of(2).run(met).values()
-    assert [total for _, total in ours] == [total for _, total in theirs]
-    pairs = [(mine, other) for (mine, _), (other, _) in zip(ours, theirs, strict=True)]
-    assert all(mine + other == total for (mine, other), (_, total) in zip(pairs, ours, strict=True))
-    assert any(mine and not other for mine, other in pairs[:3]), "the second group was never idle"
-    assert any(other and not mine for mine, other in pairs[-6:]), "the first group was never idle"

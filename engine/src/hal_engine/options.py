@@ -131,9 +131,6 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sampling: Annotated[
         str, option("Ranks that sample: first (of each group) or every-rank.", "NAME", panel="ranks")
     ] = "first"
-    dp_sync: Annotated[
-        bool, option("All groups take each step together, as expert parallelism needs it.", panel="ranks")
-    ] = False
     restart: Annotated[int, option("Restart lost ranks up to N times.", "N", panel="ranks")] = 0
     share_devices: Annotated[
         bool, option("Let ranks of a host open one device together, if it has too few.", panel="ranks")
@@ -346,10 +343,8 @@ class EngineOptions(Ranks, frozen=True, kw_only=True, omit_defaults=True):
         """Raise :class:`InvalidValue` for an option that would have no effect."""
         divided, several = self.split is not None, self.several
         none, more = "needs more than one rank", "--tp, --dp or --split"
-        together = "--dp without --split" if divided else "--dp"
         for name, given, enough, why, needs in (
             ("--sampling", self.sampling != "first", self.tp > 1, "each group has a single rank", "--tp"),
-            ("--dp-sync", self.dp_sync, self.dp > 1, "needs more than one group of ranks", together),
             ("--transfer", self.transfer is not None, divided, "no request moves to another worker", "--split"),
             ("--restart", self.restart > 0, several, none, more),
             ("--share-devices", self.share_devices, several, none, more),
@@ -363,9 +358,8 @@ class EngineOptions(Ranks, frozen=True, kw_only=True, omit_defaults=True):
         """Raise :class:`InvalidValue` for options of the Paddle model if another runner is named."""
         if self.speculate != NONE:
             raise drafts_beside(self.speculate)
-        for name, given in (("--dp-sync", self.dp_sync), ("--sampling", self.sampling != "first")):
-            if given:
-                raise InvalidValue("it concerns the Paddle model", cure="leave it out, or --runner", argument=name)
+        if self.sampling != "first":
+            raise InvalidValue("it concerns the Paddle model", cure="leave it out, or --runner", argument="--sampling")
 
     def check_launcher(self) -> None:
         """Raise :class:`Unavailable` if the launcher is not installed."""

@@ -70,7 +70,6 @@ def engine_of_ranks(
             number,
             partial(start, msgspec.structs.replace(setup, role=role, number=place)),
             partial(schedulers, role),
-            in_step=setup.dp_sync,
         )
         for place, (role, number) in enumerate(places)
     ]

@@ -40,13 +40,7 @@ class RankLayout:
         """Return a rank's tensor-parallel group."""
         return Group(self.members(self.number_of(rank)), rank)
 
-    def across(self, rank: int) -> Group:
-        """Return the ranks that hold the same part of the model as this one, one in each group."""
-        return Group(tuple(range(rank % self.tp, self.size, self.tp)), rank)
-
-    def groups(self, *, across: bool) -> list[tuple[int, ...]]:
+    def groups(self) -> list[tuple[int, ...]]:
         """Return every group of more than one rank, in the one order in which all ranks open them."""
         found = [self.members(number) for number in range(self.dp)]
-        if across:
-            found += [self.across(rank).ranks for rank in range(self.tp)]
         return [ranks for ranks in found if len(ranks) > 1]

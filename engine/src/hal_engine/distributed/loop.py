@@ -17,7 +17,6 @@ from .steps import StepOrder
 
 if TYPE_CHECKING:
     from .control_channel import RankChannel
-    from .dp_sync import DpSync
     from .kv_handover import KvHandover
     from .state_check import StateCheck
 
@@ -31,11 +30,10 @@ class StepLoop:
         worker: Stepper,
         number: int,
         check: StateCheck | None = None,
-        dp_sync: DpSync | None = None,
         handover: KvHandover | None = None,
     ) -> None:
         self._channel, self._worker, self._number = channel, worker, number
-        self._check, self._dp_sync, self._handover = check, dp_sync, handover
+        self._check, self._handover = check, handover
         self._table = RequestTable(worker.admit)
         self._async_loop = AsyncLoop(worker, self._took)
         self.step = 0
@@ -93,8 +91,6 @@ class StepLoop:
                 self._worker.step(tasks)
         if not overlap and self._worker.last is not None:
             self._took(self._worker.last)
-        if self._dp_sync is not None:
-            self._dp_sync.fill()
         if check is not None:
             check.compare(order.number)
 

@@ -56,7 +56,6 @@ from .control_messages import (
     Up,
     Verdict,
 )
-from .dp_sync import DpSync
 from .errors import error_of, failed_message, trace_told
 from .kv_handover import KvHandover, open_kv_handover
 from .layout import RankLayout
@@ -125,7 +124,6 @@ class _Serving:
         self._timed: Stepper | None = None  # if its time is reported
         self._began: float | None = None
         self._due = 0.0
-        self._dp_sync: DpSync | None = None
         self._handover: KvHandover | None = None
         self._closing = contextlib.ExitStack()  # of the proposer
 
@@ -156,7 +154,7 @@ class _Serving:
             self.channel.send(
                 Up(self.rank, device.name, *facts, peer=peer, vocab_size=worker.vocab_size, chunk=worker.chunk)
             )
-            loop = StepLoop(self.channel, worker, layout.number_of(self.rank), check, self._dp_sync, self._handover)
+            loop = StepLoop(self.channel, worker, layout.number_of(self.rank), check, self._handover)
             loop.run(overlap=overlap, begins=self._begins, verdict=self._verdict)
 
     def _raised(self, method: str, error: Exception) -> bool:
@@ -267,7 +265,7 @@ class _Serving:
 
         group = layout.group(self.rank)
         if layout.size > 1:
-            open_job(device, layout.groups(across=setup.dp_sync), timeout=setup.timeout)
+            open_job(device, layout.groups(), timeout=setup.timeout)
         if setup.named_runner:
             stepper = self._runner(setup, group, device)
             self._hands(setup, stepper, None)
@@ -281,7 +279,7 @@ class _Serving:
             library = library_of(setup.model_place, device.capabilities.collective)
             if library != HOST:
                 place = moved(setup.model_place, device.index - requested(setup.device).index)
-                open_on_place(device, layout.groups(across=setup.dp_sync), place, library, timeout=setup.timeout)
+                open_on_place(device, layout.groups(), place, library, timeout=setup.timeout)
             ranks = TensorRanks(group, backend=library, timeout=setup.timeout)
         place = moved(setup.model_place, device.index - requested(setup.device).index)
         model = LlamaModel.load(Path(setup.model), place=place, ranks=ranks, everywhere=setup.everywhere)
@@ -303,10 +301,6 @@ class _Serving:
         )
         if self._first:
             worker.runner.on_drafts = lambda counts: self.channel.send(Drafted(self.rank, counts), TIMEOUTS.note)
-        if setup.dp_sync and setup.dp > 1:
-            drafting = setup.sizes.max_draft_tokens if proposer is not None and proposer.wants_hidden else 0
-            self._dp_sync = DpSync(TensorRanks(layout.across(self.rank), timeout=setup.timeout), 1 + drafting)
-            model.before_run = self._dp_sync.meet
         device.open_group(state=worker.state, group=group)
         self._hands(setup, worker, proposer)
         return worker, StateCheck(worker, ranks) if setup.check and ranks is not None else None
@@ -366,5 +360,5 @@ def _shared_facts(setup: Setup, layout: RankLayout) -> dict[str, str]:
     return {
         "checkpoint": checkpoint_digest(Path(setup.model)),
         "slot table": table.digest.hex(),
-        "groups": " ".join(map(str, layout.groups(across=setup.dp_sync))) or "none",
+        "groups": " ".join(map(str, layout.groups())) or "none",
     }

@@ -42,10 +42,8 @@ class RankWorker(EngineWorker[S]):
         number: int,
         start: Callable[[], RankExecutor],
         schedulers: Callable[[RankExecutor], Sequence[S]],
-        *,
-        in_step: bool = False,
     ) -> None:
-        self.role, self.number, self.in_step = role, number, in_step
+        self.role, self.number = role, number
         self._start, self._made = start, schedulers
         self.rank_executor: RankExecutor | None = None
         self.up = False

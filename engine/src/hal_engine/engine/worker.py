@@ -24,13 +24,11 @@ class EngineWorker(Generic[S]):
     """One whose executor runs as long as the engine; :class:`hal_engine.distributed.worker.RankWorker` may be lost.
 
     - ``schedulers``: one for each group; ``in_flight``: steps of each whose output was not received.
-    - ``in_step``: all groups take each step together, because a forward of one needs the others.
     """
 
     role = SplitRole.MIXED
     executor: Executor
     schedulers: Sequence[S] = ()
-    in_step = False
     up = True
 
     def __init__(self, executor: Executor, scheduler: S) -> None:
@@ -58,8 +56,6 @@ class EngineWorker(Generic[S]):
     def due(self) -> list[int]:
         """The groups that have something to do and may be given one step more."""
         depth, schedulers = self._depth, self.schedulers
-        if self.in_step:  # all or none: a forward of one is a forward of all
-            return list(range(len(schedulers))) if self.busy and max(self.in_flight) < depth else []
         return [number for number, steps in enumerate(self.in_flight) if steps < depth and schedulers[number].busy]
 
     def give(self) -> SinkFull | SinkClosed | None:

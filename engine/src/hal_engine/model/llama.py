@@ -9,7 +9,7 @@ operators' fixed cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,7 +95,6 @@ class LlamaModel:
         self.shard = WHOLE if ranks is None else Shard(ranks.index, ranks.size)
         self.local = local_config(config, self.shard)
         self.place = place
-        self.before_run: Callable[[int], object] = lambda tokens: None
         """Called with the number of tokens before each run of layers: ranks of other groups synchronize there."""
         self.cache: PagedCache | None = None
         self.weights: DecoderWeights = prepare_weights(config, tensors, place)
@@ -171,7 +170,6 @@ class LlamaModel:
         if self.cache is None:
             raise InvalidValue("no cache", cure="call allocate_cache first", argument="forward")
         step, outputs = self.placed(batch, self.cache)
-        self.before_run(len(batch.token_ids))
         hidden = self.embedded(batch.token_ids)
         for number, layer in enumerate(self.weights.layers):
             hidden = self.layer(hidden, number, layer, step)

@@ -108,6 +108,5 @@ class PredictionLayer:
 
     def _layer(self, token_ids: np.ndarray, hidden: Tensor, step: Step) -> Tensor:
         model = self.model
-        model.before_run(len(token_ids))
         joined = paddle.concat([model.normed(model.embedded(token_ids)), model.normed(hidden)], axis=1)
         return model.layer(paddle.matmul(joined, self._weights.join), 0, self._weights.layer, step)

@@ -138,7 +138,6 @@ class HostPrediction:
     def _enter(self, token_ids: Array, positions: Array, hidden: Floats, blocks: Array) -> tuple[Floats, Floats]:
         """Write the keys and values of some entries; return the layer's input, ``[tokens, hidden]``, and the queries,
         ``[tokens, heads, width]``. ``blocks``: the block of each."""
-        self.model.before_run(len(token_ids))
         weights, kv_heads, width = self._layer, self._kv_heads, self._width
         turned = (self._heads + kv_heads) * width
         x = (hidden @ self._join_hidden) * self._scale(hidden)
