@@ -1,14 +1,15 @@
 """Liars: devices and policies with one bug each, and the guarantee whose tests must detect it. They test the kit.
 
 A liar is a mixin over the class of an honest device (any device: ``hal conform NAME --liars``), a Policy, or a patch in
-force while the liar's device is open. :func:`liar` registers it::
+force while the liar's device is open. Most are rows of tables, and :mod:`.rows` makes their classes. One that fits no
+row is a class that :func:`liar` registers::
 
     @liar(11, "the row tail of the block table is not reset", seen="FastDeploy")
     class NoRowReset(Lie): ...
 
-To add one, put it into the module of its kind, or a new module named in :data:`MODULES`, and run ``hal conform cpu
---liars --only G11``. Historical bugs come first; ``seen`` names their origin. One outside this package is named by its
-module: ``--liar my_liars:NoRowReset``.
+To add one, write it into the module of its kind, or a new module named in :data:`MODULES`, and run ``hal conform cpu
+--liars --only G11``. ``seen`` names where the fault was met. One outside this package is named by its module:
+``--liar my_liars:NoRowReset``.
 """
 
 from __future__ import annotations

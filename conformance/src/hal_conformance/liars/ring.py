@@ -192,8 +192,8 @@ TABLE = {
         "LargeSourceFreed", 2, "staging.fence", then(free_source), RING, "Paddle: sources not kept alive"
     ),  # a large block outside the pool, without a fence
     "a full ring waits for its newest entry, not for the oldest": row(
-        "NewestIsWaitedFor", 3, "staging.fence", newest, RING
-    ),  # a wait for work that was queued on another stream much later
+        "NewestIsWaitedFor", 3, "staging.fence", newest, RING, also={"staging.take": Call.__call__}
+    ),  # a wait for work that was queued on another stream much later; it polls, so the kit must see where it is made
     "the deadline of a full ring is taken for milliseconds": row(
         "DeadlineInMilliseconds", 3, "staging.fence", thousandth, RING
     ),  # an error after a thousandth of the deadline
