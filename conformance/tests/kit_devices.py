@@ -114,7 +114,7 @@ class OwnTransfers(Support):
 
     def transfer(self, device, cache, silence):
         assert cache.memory.nbytes == cache.blocks * cache.block_bytes
-        return BlockTransfer(cache, self.net.wire("vendor://"), Patience(silence=silence, beat=0.002))
+        return BlockTransfer(cache, self.net.wire("vendor://"), Patience(silence=silence))
 
 
 def own_transfers():

@@ -1,15 +1,15 @@
 """Transfers over real sockets, polled as a rank's loop polls them."""
 
+import select
 import time
 
 import numpy as np
-import zmq
 from hal_conformance.fixtures.host_cache import HostCache
 from hal_core.handover import Handover, HandoverKey, Patience
 from hal_engine.handover import open_transfer
 
 FACTS = {"contract": "1.0", "dtype": "float32"}
-SOON = Patience(silence=0.5, deadline=20.0, beat=0.1)
+SOON = Patience(silence=0.5, deadline=20.0)
 """For tests in which a peer is lost."""
 PATIENCE = 30.0
 
@@ -32,10 +32,10 @@ def look(*transfers, until, patience=PATIENCE):
     end = time.monotonic() + patience
     while not until():
         assert time.monotonic() < end, [one.told for one in transfers]
-        poller = zmq.Poller()
+        poller = select.poll()
         for one in transfers:
             for socket in one.sockets:
-                poller.register(socket, zmq.POLLIN)
+                poller.register(socket, select.POLLIN)
         poller.poll(20)
         for one in transfers:
             one.told += one.receive()

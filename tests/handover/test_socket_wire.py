@@ -1,24 +1,25 @@
 """Transfers over ipc and over tcp with keys: arrivals, refused peers, and peers that vanish."""
 
+import contextlib
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-import zmq
 from hal_core import InvalidValue
 from hal_core.handover import Arrived, Cancelled, Description, HandoverKey, PeerLost
 from hal_engine.handover import open_transfer
-from hal_engine.transport.curve import CurveKeys
+from hal_engine.transport.channel import connect
+from hal_engine.transport.sealing import CurveKeys
 
 from tests.handover.ends import FACTS, SOON, cache, hand, look, transfer
 
 KEY = HandoverKey("r", 0)
 LOCAL = "tcp://127.0.0.1:*"
-needs_curve = pytest.mark.skipif(not zmq.has("curve"), reason="this ZeroMQ was built without CURVE")
 
 
 def pair(scheme, **more):
@@ -27,7 +28,7 @@ def pair(scheme, **more):
     return transfer(1, LOCAL, CurveKeys.new(), **more), transfer(2, LOCAL, CurveKeys.new(), **more)
 
 
-@pytest.mark.parametrize("scheme", ["ipc", pytest.param("tcp", marks=needs_curve)])
+@pytest.mark.parametrize("scheme", ["ipc", "tcp"])
 def test_blocks_of_megabytes_arrive(scheme):
     p, d = pair(scheme, blocks=24, block_bytes=1 << 20)
     with p, d:
@@ -54,7 +55,6 @@ def test_one_worker_sends_to_several_and_takes_from_several():
         one.close()
 
 
-@needs_curve
 def test_a_key_that_was_not_told_is_not_let_in_and_the_peer_is_lost():
     d = transfer(2, LOCAL, CurveKeys.new(), SOON)
     p = transfer(1, LOCAL, CurveKeys.new(), SOON)
@@ -69,7 +69,6 @@ def test_a_key_that_was_not_told_is_not_let_in_and_the_peer_is_lost():
         assert np.array_equal(d.cache.data, before)
 
 
-@needs_curve
 @pytest.mark.parametrize("which", ["p", "d"])
 def test_one_side_without_keys_is_refused_before_anything_is_sent(which):
     p = transfer(1, LOCAL, CurveKeys.new() if which == "d" else None)
@@ -155,11 +154,11 @@ def test_cancel_reaches_the_other_side():
 
 
 def test_what_is_no_transfers_is_skipped():
-    with transfer(1) as p, transfer(2) as d, zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-        stranger.linger = 0
-        stranger.connect(d.describe().url)
-        for message in ([b"junk"], [b"a", b"b"], [b"HALf" + bytes(60)], [b""]):
-            stranger.send_multipart(message)
+    with transfer(1) as p, transfer(2) as d, contextlib.ExitStack() as strangers:
+        for frame in (b"", b"junk", bytes(16), struct.pack("<QQ", 7, p.describe().session)):
+            stranger = strangers.enter_context(contextlib.closing(connect(d.describe().url)))
+            stranger.send(frame)
+            stranger.send(b"more")
         handover = hand(p, d, [1, 2])
         look(p, d, until=lambda: p.told and d.told)
         assert p.told == d.told == [Arrived(KEY, handover)]

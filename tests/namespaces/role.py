@@ -12,12 +12,11 @@ import select
 import sys
 
 import numpy as np
-import zmq
 from hal_conformance.fixtures.host_cache import HostCache
 from hal_core import HalError
 from hal_core.handover import Description, Handover, HandoverKey, Patience, PeerLost
 from hal_engine.handover import open_transfer
-from hal_engine.transport.curve import CurveKeys
+from hal_engine.transport.sealing import CurveKeys
 
 BLOCKS, BLOCK_BYTES = 64, 40 << 10
 FACTS = {"contract": "1.0", "layout": "test"}
@@ -63,11 +62,10 @@ class Role:
         return hashlib.sha256(self.cache.data[blocks].tobytes()).hexdigest()
 
     def look(self, seconds):
-        poller = zmq.Poller()
-        for socket in self.transfer.sockets:
-            poller.register(socket, zmq.POLLIN)
-        poller.register(0, zmq.POLLIN)
-        poller.poll(int(1000 * seconds))
+        poller = select.poll()
+        for one in (*self.transfer.sockets, 0):
+            poller.register(one, select.POLLIN)
+        poller.poll(1000 * seconds)
         for event in self.transfer.receive():
             self.told += told(event)
 

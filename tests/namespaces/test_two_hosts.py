@@ -110,7 +110,7 @@ def test_a_cable_that_is_pulled_for_three_seconds_costs_nothing_but_time(hosts):
 
 
 def test_a_pulled_cable_is_a_lost_peer_on_both_sides_until_it_returns(hosts):
-    with sides(hosts, silence=1.0) as (p, d):
+    with sides(hosts, silence=3.0) as (p, d):
         d.ask("reserve", "r0", [0, 1], p.description)
         p.ask("send", "r0", d.description, 0, [0])
         hosts.all[0].run("ip", "link", "set", "eth0", "down")

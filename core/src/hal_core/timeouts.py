@@ -82,10 +82,8 @@ class CoreTimeouts:
     output_look: Seconds = Seconds(5e-3, "between two looks of a sink's thread for an output that the worker may take")
     device_end: Seconds = Seconds(60.0, "the end of work that reads the staged requests of a device that closes")
     ring: Seconds = Seconds(30.0, "room in a device's staging ring or launch queue (its option `deadline`)")
-    peer_silence: Seconds = Seconds(20.0, "silence of a peer of a KV transfer that owes an answer; then it is lost")
+    peer_silence: Seconds = Seconds(20.0, "a peer of a KV transfer without a sign of life; then it is lost")
     peer_deadline: Seconds = Seconds(300.0, "sealing reserved blocks of a KV transfer, and the answer to sealed keys")
-    peer_heartbeat: Seconds = Seconds(0.25, "between two heartbeats of a sender that waits in a KV transfer")
-    peer_idle: Seconds = Seconds(30.0, "an unused connection of a KV transfer, before it is closed")
 
     def check(self) -> None:
         """Raise :class:`hal_core.InvalidValue` for the first variable that holds no number above 0, also of classes

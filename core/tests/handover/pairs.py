@@ -7,7 +7,7 @@ from hal_core.handover import BlockTransfer, Handover, HandoverKey, Patience
 from hal_core.tickets import PromiseTicket
 
 BLOCKS, BLOCK_BYTES = 8, 96
-PATIENCE = Patience(silence=10.0, deadline=60.0, beat=1.0, idle=30.0)
+PATIENCE = Patience(silence=10.0, deadline=60.0)
 FACTS = {"contract": "1.0", "dtype": "float32", "block size": "16", "tp shard": "0/1"}
 
 

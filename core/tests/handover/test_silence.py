@@ -25,16 +25,23 @@ def test_a_sender_that_nothing_was_promised_to_is_told_so(pair):
     assert pair.d.told == []
 
 
-def test_a_peer_that_vanishes_ends_what_it_had_part_in_on_both_sides(pair):
-    pair.reserve(key(0), [1])
-    pair.reserve(key(1), [2])
-    pair.send(key(0), 0, [0])
-    pair.send(key(1), 0, [0])
+@pytest.mark.parametrize("gone", ["p", "d"])
+def test_a_peer_that_vanishes_ends_what_it_had_part_in(pair, gone):
+    for number in range(2):
+        pair.reserve(key(number), [1 + number])
+        pair.send(key(number), 0, [0])
     pair.look()
-    pair.net.deliver = lambda *_: ()
-    pair.wait(11)
-    assert pair.d.told == [PeerLost("memory://p", (key(0), key(1)))]
-    assert pair.p.told == [PeerLost("memory://d", (key(0), key(1)))]
+    getattr(pair, gone).transfer.close()
+    left = pair.d if gone == "p" else pair.p
+    assert left.look() == [PeerLost(f"memory://{gone}", (key(0), key(1)))]
+
+
+def test_a_source_that_does_not_come_is_lost(pair):
+    pair.reserve(key(), [1])
+    pair.wait(9)
+    assert pair.d.told == []
+    pair.wait(2)
+    assert pair.d.told == [PeerLost("memory://p", (key(),))]
 
 
 def test_a_peer_that_lives_is_not_lost_however_long_its_prompt_takes(pair):
@@ -49,8 +56,9 @@ def test_a_peer_that_lives_is_not_lost_however_long_its_prompt_takes(pair):
 
 def test_a_side_that_was_stopped_itself_takes_no_other_for_lost(pair):
     pair.reserve(key(), [1])
-    pair.send(key(), 0, [0])
     pair.clock.now += 1000
+    pair.d.look()
+    pair.send(key(), 0, [0])
     handover = pair.seal(key(), 1)
     pair.look()
     assert pair.d.told == [Arrived(key(), handover)] == pair.p.told
@@ -72,13 +80,11 @@ def test_a_seal_that_is_never_answered_ends(pair):
     assert pair.p.told == [Rejected(key(), "not answered within 60 s")]
 
 
-def test_a_receiver_that_was_started_again_says_so(pair):
+def test_a_receiver_that_was_started_again_is_lost(pair):
     whole(pair)
-    former = pair.d.wire
-    again = Side(pair.net, "d", pair.clock, fill=3)
-    pair.net.wires[former.session] = again.wire  # another transfer listens at that address now
+    pair.d.transfer.close()
+    pair.p.look()
+    assert pair.p.told == [PeerLost("memory://d", (key(0),))]
     pair.p.transfer.send(key(1), pair.d.description, 0, [0])
-    for _ in range(3):
-        again.look()
-        pair.p.look()
-    assert pair.p.told == [PeerLost("memory://d", (key(0), key(1)))]
+    pair.p.look()
+    assert pair.p.told[1:] == [PeerLost("memory://d", (key(1),))]

@@ -25,7 +25,7 @@ LEAST_HEARTBEAT, MOST_HEARTBEAT = 0.001, 3600.0
 """Bounds of a sink's heartbeat: ZeroMQ's poll counts milliseconds."""
 
 
-GONE = ("HEARTBEAT_ENGINE", "BROKEN", "PROCESS_BEAT")
+GONE = ("HEARTBEAT_ENGINE", "BROKEN", "PROCESS_BEAT", "PEER_HEARTBEAT", "PEER_IDLE")
 """Former timeouts, whose variables limit nothing any more."""
 
 

@@ -64,8 +64,7 @@ HAS_CHECKSUM, HAS_TRAILER = 1, 2
 
 
 class FrameKind(IntEnum):
-    """The kind of a frame. Control frames are for transports (``hal_engine.transport.protocol``), the last three for
-    ranks."""
+    """The kind of a frame. Control frames are for transports (``hal_engine.transport.protocol``)."""
 
     OUTPUT = 1
     STATE = 2  #: sender to reader: the last sequence it made, and the oldest that it still holds
@@ -73,10 +72,7 @@ class FrameKind(IntEnum):
     CURSOR = 4  #: reader to sender: send everything after this sequence
     BYE = 5  #: sender to reader: the session has ended with this sequence
     REFUSE = 6  #: reader to sender: the session was declared lost, its frames are refused
-    # 7 to 11 were used by earlier versions (docs/decisions/18): do not reuse them
-    STEP = 12  #: engine to rank: the tasks of the step with this number (``hal_engine.distributed.steps``)
-    WORD = 13  #: engine to rank and back: control messages (``hal_engine.distributed.control_messages``)
-    BLOCKS = 14  #: rank to rank: keys and values, and messages about them (``hal_core.handover.messages``)
+    # 7 to 14 were used by earlier versions: do not reuse them
 
 
 _OUTPUT = int(FrameKind.OUTPUT)  # reading an enum's member costs a call

@@ -1,17 +1,12 @@
-"""Messages between two transfers: frames of kind ``BLOCKS``, whose body has its own checksum at any size.
-
-The body is u32 length and u32 CRC-32 of a MessagePack array, the array, and then the bytes of the blocks.
+"""Messages between two transfers: u32 length of a MessagePack array, the array, and then the bytes of the blocks.
 
     sender                                     receiver
     Blocks   (contents, CRC-32 of each) ─────>
     Seal     (all blocks were sent)     ─────>
     Withdraw (key cancelled)            ─────>
-    Beat     (waiting for an answer)    ─────>
-             <─────────────────────────────────  Alive  (how far it has received), Answer (how a key ended), Gone
+             <─────────────────────────────────  Answer (how a key ended)
 
-The sender numbers its messages. ``epoch`` rises whenever it sends everything again from the beginning, as after a
-broken connection; the frame's sequence counts from 1 in each epoch. If a receiver misses a number, it takes no message
-until the next epoch, and requests that epoch. So every lost message is detected, and every duplicate is recognized.
+The wire (:mod:`hal_core.handover.wire`) keeps their order and loses none, or reports the peer as lost.
 """
 
 from __future__ import annotations
@@ -23,7 +18,7 @@ from zlib import crc32
 import msgspec
 
 from hal_core.errors import FrameError
-from hal_core.frames.envelope import Buffer, FrameKind, read_body, seal, split
+from hal_core.frames.envelope import Buffer
 from hal_core.handover.protocol import HandoverKey
 
 try:  # the same checksum with vector instructions
@@ -31,34 +26,25 @@ try:  # the same checksum with vector instructions
 except ImportError:  # no wheel for this platform
     block_crc32 = crc32
 
-_HEAD = struct.Struct("<II")
+_HEAD = struct.Struct("<I")
 
 
 class _Message(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """``to``: the session addressed."""
-
-    to: int
-
-
-class _Numbered(_Message, gc=False):
-    epoch: int
-
-
-class Blocks(_Numbered, gc=False):
-    """Contents of the promised blocks from number ``first``. ``facts``: digest of the sender's fingerprint."""
-
     request_id: str
     attempt: int
+
+
+class Blocks(_Message, gc=False):
+    """Contents of the promised blocks from number ``first``. ``facts``: digest of the sender's fingerprint."""
+
     first: int
     facts: bytes
     crcs: list[int]
 
 
-class Seal(_Numbered, gc=False):
+class Seal(_Message, gc=False):
     """All blocks were sent. ``digest``: of the blocks' checksums and of the seal's fields."""
 
-    request_id: str
-    attempt: int
     blocks: int
     tokens: int
     first_token: int
@@ -67,51 +53,22 @@ class Seal(_Numbered, gc=False):
     digest: bytes
 
 
-class Withdraw(_Numbered, gc=False):
+class Withdraw(_Message, gc=False):
     """The sender has cancelled the key."""
-
-    request_id: str
-    attempt: int
-
-
-class Beat(_Numbered, gc=False):
-    """Heartbeat of a sender that waits for answers to these keys."""
-
-    waiting: list[tuple[str, int]]
-
-
-class Alive(_Message, gc=False):
-    """Heartbeat of the receiver: in this epoch it has taken all messages up to ``number``, ``nbytes`` in all.
-
-    ``again``: it has missed a message and requests all of them again.
-    """
-
-    epoch: int
-    number: int
-    nbytes: int
-    again: bool
 
 
 class Answer(_Message, gc=False):
     """How a key ended at the receiver: ``arrived``, ``rejected`` or ``cancelled``, and why."""
 
-    request_id: str
-    attempt: int
     outcome: str
     why: str
 
 
-class Gone(_Message, gc=False):
-    """The session ``meant`` no longer exists here."""
-
-    meant: int
-
-
-Message: TypeAlias = Blocks | Seal | Withdraw | Beat | Alive | Answer | Gone
+Message: TypeAlias = Blocks | Seal | Withdraw | Answer
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)
 
 
-def key_of(message: Blocks | Seal | Withdraw | Answer) -> HandoverKey:
+def key_of(message: Message) -> HandoverKey:
     """Return the key of a message."""
     return HandoverKey(message.request_id, message.attempt)
 
@@ -121,27 +78,19 @@ def crc_of(block: Buffer) -> int:
     return int(block_crc32(block))
 
 
-def pack(message: Message, data: Buffer = b"", *, session: int, number: int = 0) -> bytes:
-    """Return the message as a frame, followed by ``data``."""
-    told = _encoder.encode(message)
-    head = _HEAD.pack(len(told), crc32(told))
-    return seal(FrameKind.BLOCKS, head + told, memoryview(data), session=session, sender=0, sequence=number)
+def pack(message: Message, data: Buffer = b"") -> tuple[Buffer, Buffer]:
+    """Return the message and the ``data`` that follows it, as the two parts of one frame."""
+    encoded = _encoder.encode(message)
+    return _HEAD.pack(len(encoded)) + encoded, data
 
 
-def unpack(buffer: Buffer) -> tuple[int, int, Message, memoryview]:
-    """Return a frame's session and number, its message and the data after it. Raises only FrameError."""
-    frames = list(split(buffer))
-    if len(frames) != 1 or frames[0][0].kind != FrameKind.BLOCKS:
-        raise FrameError("not a single frame of kind BLOCKS")
-    header, frame = frames[0]
-    body = read_body(header, frame)
-    if len(body) < _HEAD.size:
+def unpack(frame: Buffer) -> tuple[Message, memoryview]:
+    """Return the message of a frame and the data after it. Raises only FrameError."""
+    view = memoryview(frame)
+    if len(view) < _HEAD.size:
         raise FrameError("too short")
-    length, checksum = _HEAD.unpack_from(body)
-    told = body[_HEAD.size : _HEAD.size + length]
-    if len(told) != length or crc32(told) != checksum:
-        raise FrameError("the message's checksum is wrong")
+    end = _HEAD.size + _HEAD.unpack_from(view)[0]
     try:
-        return header.session, header.sequence, _decoder.decode(told), body[_HEAD.size + length :]
+        return _decoder.decode(view[_HEAD.size : end]), view[end:]
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FrameError(f"the message is unreadable: {error}", cure="install one version on all hosts") from error

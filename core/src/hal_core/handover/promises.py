@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 KEPT = 4096
-"""How many ended keys are remembered, for peers that ask again; and for how many requests the attempt is."""
+"""How many ended keys are remembered, for peers whose messages come later; and for how many requests the attempt
+is."""
 
 
 _K = TypeVar("_K")
@@ -160,14 +161,14 @@ class Promises:
             if failed is not None and isinstance(event, Arrived):
                 event = Rejected(promise.key, f"the blocks could not be written: {failed}")
             why = event.why if isinstance(event, Rejected) else ""
-            _remember(self._outcomes, promise.key, Answer(0, *_named(promise.key), _OUTCOMES[type(event)], why))
+            _remember(self._outcomes, promise.key, Answer(*_named(promise.key), _OUTCOMES[type(event)], why))
             yield promise, event
 
     def outcome(self, key: HandoverKey) -> Answer | None:
         """Return how a key ended; None while it is open."""
         if key in self.open or any(promise.key == key for promise in self._ending):
             return None
-        return self._outcomes.get(key) or Answer(0, *_named(key), "rejected", "no blocks are reserved for it")
+        return self._outcomes.get(key) or Answer(*_named(key), "rejected", "no blocks are reserved for it")
 
 
 _OUTCOMES = {Arrived: "arrived", Rejected: "rejected", Cancelled: "cancelled", PeerLost: "cancelled"}

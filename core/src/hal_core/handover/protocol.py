@@ -29,7 +29,7 @@ class Description:
     """The address of a transfer and the fingerprint of its blocks.
 
     :param url: in the address format of :mod:`hal_engine.transport`; a vendor's own transfer uses its own format.
-    :param public_key: its public key (CURVE, Z85), "" where its wire needs none.
+    :param public_key: its public key (X25519, in Z85), "" where its wire needs none.
     :param facts: the facts that both sides must share, label to text (:data:`hal_core.handover.FACTS`).
     :param session: random for each start of a transfer, so that it rejects messages for an earlier one.
     """
@@ -171,7 +171,7 @@ class KvTransfer(Protocol):
 
     @property
     def sockets(self) -> Sequence[Any]:
-        """Return sockets or descriptors to poll (``zmq.Poller``); when one is readable, call ``receive``."""
+        """Return what to poll (``select.poll``); when one can be read, call ``receive``."""
 
     def close(self) -> None:
         """End all handovers without sending more. Idempotent."""

@@ -10,7 +10,7 @@ from hal_core.handover.protocol import Description
 
 
 class Wire(Protocol):
-    """Carries messages between transfers, each identified by its session. May lose messages, never reorders them.
+    """Carries frames between transfers, each identified by its session: in order, none lost, or the peer is lost.
 
     The sender of blocks connects to the receiver; replies use the same connection.
     """
@@ -28,20 +28,21 @@ class Wire(Protocol):
     def connect(self, peer: Description) -> None:
         """Start connecting to that peer. Raises :class:`InvalidValue` for an invalid address."""
 
-    def disconnect(self, peer: int) -> None:
-        """Close the connection to that session."""
+    def send(self, peer: int, *parts: Buffer) -> bool:
+        """Send a frame, in parts, to a session that this side has connected to. False if there is no room now."""
 
-    def renewed(self) -> Iterable[int]:
-        """Return sessions that were reconnected; messages on the way to them may be lost."""
+    def reply(self, peer: int, *parts: Buffer) -> None:
+        """Send a frame to a session that has connected here; a session that is gone is reported by :meth:`lost`."""
 
-    def send(self, peer: int, message: bytes) -> bool:
-        """Send to a connected session. False if it cannot be sent now."""
+    def receive(self) -> Iterable[tuple[int, Buffer]]:
+        """Return the received frames with their sessions, in order."""
 
-    def reply(self, peer: int, message: bytes) -> bool:
-        """Reply to a session that has connected here. False if it cannot be sent now or the session is gone."""
+    def lost(self) -> Iterable[int]:
+        """Return the sessions that were lost since the last call: their connections have ended or are silent. Their
+        frames were received before."""
 
-    def receive(self) -> Iterable[Buffer]:
-        """Return the received messages."""
+    def has_come(self, peer: int) -> bool:
+        """Return whether that session is connected here."""
 
     @property
     def sockets(self) -> Sequence[Any]:

@@ -320,19 +320,14 @@ def open_kv_handover(
     stepper: Stepper,
     proposer: Proposer | None,
     send: Callable[[Message], object],
-    curve: CurveKeys | None = None,
+    keys: CurveKeys | None = None,
 ) -> KvHandover:
-    """Return KV transfer for a rank whose worker exists. Its transfer listens, on several hosts with the keys
-    ``curve``. Raises
-    :class:`InvalidValue` if it cannot.
-    """
+    """Return KV transfer for a rank whose worker exists. Its transfer listens, on several hosts with ``keys``. Raises
+    :class:`InvalidValue` if it cannot."""
     from hal_engine.handover import TransferSetup, make_transfer
 
     cache = _blocks_of(setup, stepper, proposer)
     covered = getattr(stepper.runner, "covered", lambda _: None)
-    from hal_engine.transport.curve import CurveKeys as OldKeys
-
-    keys = OldKeys(curve.public, curve.secret) if setup.host and curve is not None else None
-    made = TransferSetup(stepper.device, cache, setup.host, keys, rank)
+    made = TransferSetup(stepper.device, cache, setup.host, keys if setup.host else None, rank)
     transfer = make_transfer(setup.transfer or "", made)
     return KvHandover(rank, transfer, setup.sizes.block_size, send, covered)

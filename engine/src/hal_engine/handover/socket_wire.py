@@ -1,177 +1,152 @@
-"""The wire of a transfer over ZeroMQ: ``ipc`` within a host, ``tcp`` with CURVE between hosts.
+"""The wire of a transfer: channels (:mod:`hal_engine.transport.channel`), within a host, or over tcp with keys.
 
-Each transfer listens at its own address, as a reader does, and connects to its receivers, as a sender does
-(:mod:`hal_engine.transport`), under the number of its session.
+Each transfer listens at its own address and connects to its receivers. The first frame of a connection names the
+sessions of both sides, so that a transfer at a former address is not taken for another.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
+import struct
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import zmq
 from hal_core import InvalidValue
 from hal_core.frames import new_session
 from hal_core.handover import BlockCache, BlockTransfer, Description, Patience
 
-from hal_engine.transport.connection import Connection
-from hal_engine.transport.curve import CurveKeys
-from hal_engine.transport.parts import joined
-from hal_engine.transport.sockets import Bound, linger_ms
-from hal_engine.transport.urls import private_ipc_url, release_folder, socket_of
+from hal_engine.timeouts import TIMEOUTS
+from hal_engine.transport.channel import Beats, Buffer, Channel, connect
+from hal_engine.transport.hub import Hub
+from hal_engine.transport.sealing import CurveKeys
 
-_DONTWAIT = int(zmq.DONTWAIT)
-_SESSION = slice(24, 32)  # of a frame's header
 MOST_ADMITTED = 1024
 """Most admitted peers' keys; the oldest is dropped first."""
+MOST_PENDING = 16 << 20
+"""Bytes that wait in a connection before it takes no more blocks."""
+_SESSIONS = struct.Struct("<QQ")
 
 
 def open_transfer(
-    cache: BlockCache, url: str | None = None, curve: CurveKeys | None = None, patience: Patience | None = None
+    cache: BlockCache, url: str | None = None, keys: CurveKeys | None = None, patience: Patience | None = None
 ) -> BlockTransfer:
     """Return the transfer of a cache, listening at ``url``, by default at a private ipc address.
 
-    ``curve``: the own pair of keys, for tcp; the peers' keys are in their descriptions.
+    ``keys``: the own pair of keys, for tcp; the peers' keys are in their descriptions.
 
     :raises InvalidValue: for an invalid address, one that cannot be bound or is in use, or keys for ipc.
     :raises Unavailable: if there are no descriptors left, or no private folder.
     """
-    return BlockTransfer(cache, SocketWire(url, curve), patience)
-
-
-class Admitted:
-    """The admitted public keys; queried by ZeroMQ's authenticator, in its thread."""
-
-    def __init__(self) -> None:
-        self._keys: OrderedDict[str, None] = OrderedDict()
-
-    def add(self, key: str) -> None:
-        """Admit the owner of that key."""
-        self._keys[key] = None
-        self._keys.move_to_end(key)
-        if len(self._keys) > MOST_ADMITTED:
-            self._keys.popitem(last=False)
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Return whether the peer with this public key is admitted."""
-        return key.decode() in self._keys
+    patience = patience or Patience()
+    return BlockTransfer(cache, SocketWire(url, keys, patience.silence), patience)
 
 
 class SocketWire:
-    """See :class:`hal_core.handover.Wire`."""
+    """See :class:`hal_core.handover.Wire`. ``silence``: seconds without a sign of life after which a peer is lost."""
 
-    def __init__(self, url: str | None = None, curve: CurveKeys | None = None) -> None:
-        self._curve, self._owned = curve, url is None
-        self._admitted = Admitted()
-        address = private_ipc_url() if url is None else url
-        try:
-            self._bound = Bound(address, curve, gate=self._admitted)
-        except BaseException:
-            if self._owned:
-                release_folder(address)
-            raise
-        self.url, self.session = address, new_session()
-        if socket_of(address) is None:  # a port wildcard is resolved
-            self.url = bytes(self._bound.socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
-        self.public_key = "" if curve is None else curve.public
-        self._connections: dict[int, Connection] = {}
-        self._heard: dict[int, bytes] = {}  # peer to the connection name of its last message
-        self._made: set[int] = set()  # sessions that were connected once
-        self._renewed: set[int] = set()
-        self._never, self._pipe = os.pipe()  # a connection needs a descriptor that can end its wait
-        self._closed = False
+    def __init__(self, url: str | None = None, keys: CurveKeys | None = None, silence: float | None = None) -> None:
+        self._keys, self._admitted = keys, OrderedDict[str, None]()
+        own = None if keys is None else CurveKeys(keys.public, keys.secret, admits=self._admitted.__contains__)
+        self._hub = Hub(url, own)
+        self.url, self.session = self._hub.url, new_session()
+        self.public_key = "" if keys is None else keys.public
+        self._silence = TIMEOUTS.silence if silence is None else silence
+        self._to, self._from = dict[int, Channel](), dict[int, Channel]()
+        self._sessions = dict[Channel, int]()  # of both
+        self._lost = list[int]()
+        self._beats = Beats(lambda: self._hub.channels, every=min(TIMEOUTS.beat, self._silence / 4))
 
     def admit(self, peer: Description) -> None:
         """See :class:`hal_core.handover.Wire`."""
-        if self._curve is not None:
-            self._admitted.add(peer.public_key)
+        self._admitted[peer.public_key] = None
+        self._admitted.move_to_end(peer.public_key)
+        if len(self._admitted) > MOST_ADMITTED:
+            self._admitted.popitem(last=False)
 
     def connect(self, peer: Description) -> None:
         """See :class:`hal_core.handover.Wire`. Raises Unavailable for another user's ipc socket."""
-        if bool(peer.public_key) is not (self._curve is not None):
+        if bool(peer.public_key) is not (self._keys is not None):
             has = "a key" if peer.public_key else "no key"
             raise InvalidValue(
-                f"{peer.url} has {has}, and this side has {'one' if self._curve is not None else 'none'}",
+                f"{peer.url} has {has}, and this side has {'one' if self._keys is not None else 'none'}",
                 cure="give both sides keys, or neither",
                 argument="to",
             )
-        curve = None if self._curve is None else self._curve.knowing(peer.public_key)
-        self._connections[peer.session] = Connection(peer.url, self.session, curve, self._never)
-        self._follow(peer.session)
-
-    def disconnect(self, peer: int) -> None:
-        """See :class:`hal_core.handover.Wire`."""
-        self._made.discard(peer)
-        self._renewed.discard(peer)
-        if (connection := self._connections.pop(peer, None)) is not None:
-            connection.close(0)
-            connection.end()
-
-    def renewed(self) -> Iterable[int]:
-        """See :class:`hal_core.handover.Wire`."""
-        for session in self._connections:
-            self._follow(session)
-        renewed, self._renewed = self._renewed, set()
-        return renewed
-
-    def send(self, peer: int, message: bytes) -> bool:
-        """See :class:`hal_core.handover.Wire`."""
-        if peer not in self._connections:
-            return False
-        self._follow(peer)
-        return self._connections[peer].send(message)
-
-    def reply(self, peer: int, message: bytes) -> bool:
-        """See :class:`hal_core.handover.Wire`."""
         try:
-            self._bound.send(self._heard[peer], message)
-        except (KeyError, zmq.ZMQError):  # it never connected, is gone, or does not keep up
-            return False
-        return True
+            channel = connect(peer.url, None if self._keys is None else self._keys.knowing(peer.public_key))
+        except OSError:  # nobody listens there
+            self._lost.append(peer.session)
+            return
+        channel.send(_SESSIONS.pack(self.session, peer.session))
+        self._to[peer.session] = self._hub.add(channel)
+        self._sessions[channel] = peer.session
 
-    def receive(self) -> Iterable[memoryview]:
+    def send(self, peer: int, *parts: Buffer) -> bool:
         """See :class:`hal_core.handover.Wire`."""
-        with contextlib.suppress(zmq.Again):
-            while True:
-                who, *parts = self._bound.socket.recv_multipart(_DONTWAIT, copy=False)
-                message = joined(parts)
-                session = bytes(message[_SESSION])
-                if session and who.bytes.startswith(b"h" + session):  # otherwise it is not from a transfer
-                    self._heard[int.from_bytes(session, "little")] = who.bytes
-                    with contextlib.suppress(zmq.ZMQError):  # it does not speak ZMTP 3, and only names a session
-                        self._bound.know(parts[0])
-                    yield message
-        for connection in list(self._connections.values()):
-            with contextlib.suppress(zmq.Again):
-                while True:
-                    yield connection.receive()
+        channel = self._to.get(peer)
+        return channel is not None and channel.pending < MOST_PENDING and channel.send(*parts)
+
+    def reply(self, peer: int, *parts: Buffer) -> None:
+        """See :class:`hal_core.handover.Wire`."""
+        if (channel := self._from.get(peer)) is not None:
+            channel.send(*parts)
+
+    def receive(self) -> Iterable[tuple[int, Buffer]]:
+        """See :class:`hal_core.handover.Wire`."""
+        received = list[tuple[int, Buffer]]()
+        for channel, frame in self._hub.receive():
+            if frame is None:
+                self._end(channel)
+            elif (session := self._sessions.get(channel)) is not None:
+                received.append((session, frame))
+            else:
+                self._greet(channel, frame)
+        return received
+
+    def _greet(self, channel: Channel, frame: memoryview) -> None:
+        """Take the first frame of a connection. Close it if it does not come from a transfer that means this one."""
+        session, to = _SESSIONS.unpack(frame) if len(frame) == _SESSIONS.size else (0, 0)
+        if to != self.session:
+            self._hub.drop(channel)
+            return
+        if (former := self._from.get(session)) is not None:
+            self._hub.drop(former)
+            del self._sessions[former]
+        self._from[session], self._sessions[channel] = channel, session
+
+    def _end(self, channel: Channel) -> None:
+        if (session := self._sessions.pop(channel, None)) is not None:
+            self._lost.append(session)
+            for known in (self._to, self._from):
+                if known.get(session) is channel:
+                    del known[session]
+
+    def lost(self) -> Iterable[int]:
+        """See :class:`hal_core.handover.Wire`."""
+        now = time.monotonic()
+        for channel in self._hub.channels:
+            if now - channel.heard > self._silence:
+                self._hub.drop(channel)
+                self._end(channel)
+        lost, self._lost = self._lost, []
+        return lost
+
+    def has_come(self, peer: int) -> bool:
+        """See :class:`hal_core.handover.Wire`."""
+        return peer in self._from
 
     @property
     def sockets(self) -> Sequence[Any]:
         """See :class:`hal_core.handover.Wire`."""
-        watched = [one for connection in self._connections.values() for one in connection.watched]
-        return [self._bound.socket, *watched]
+        return () if self._hub.is_closed else (self._hub,)
 
     def close(self) -> None:
         """See :class:`hal_core.handover.Wire`. The last messages get 100 ms more."""
-        if self._closed:
+        if self._hub.is_closed:
             return
-        self._closed = True
-        for connection in self._connections.values():
-            connection.close(linger_ms())
-        for connection in self._connections.values():
-            connection.end()
-        self._bound.close()
-        self._bound.release()
-        os.close(self._pipe)
-        os.close(self._never)
-        if self._owned:
-            release_folder(self.url)
-
-    def _follow(self, session: int) -> None:
-        """Check a connection; its first establishment does not count as renewed."""
-        if self._connections[session].follow():
-            (self._renewed if session in self._made else self._made).add(session)
+        self._beats.close()
+        end = time.monotonic() + TIMEOUTS.linger
+        for channel in self._hub.channels:
+            channel.flush(max(0.0, end - time.monotonic()))
+        self._hub.close()

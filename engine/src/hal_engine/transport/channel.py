@@ -363,15 +363,20 @@ def tune(sock: socket.socket) -> None:
 
 class Beats:
     """A thread that sends signs of life on ``channels()``, whatever this process's other threads do, and what waits
-    there. ``number``: is sent along."""
+    there. ``number``: is sent along. ``every``: so many seconds (``TIMEOUTS.beat``)."""
 
-    def __init__(self, channels: Callable[[], Iterable[Channel]], number: Callable[[], int] = lambda: 0) -> None:
-        self._channels, self._number, self._over = channels, number, threading.Event()
+    def __init__(
+        self,
+        channels: Callable[[], Iterable[Channel]],
+        number: Callable[[], int] = lambda: 0,
+        every: float | None = None,
+    ) -> None:
+        self._channels, self._number, self._every, self._over = channels, number, every, threading.Event()
         self._thread = threading.Thread(target=self._run, name="hal-beat", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._over.wait(TIMEOUTS.beat):
+        while not self._over.wait(TIMEOUTS.beat if self._every is None else self._every):
             for channel in self._channels():
                 channel.beat(self._number())
                 channel.flush(0.0)
