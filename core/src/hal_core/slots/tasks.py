@@ -93,7 +93,7 @@ class TaskBatch:
         self._fill(b"".join(ints), rows, tuple(requests))
 
     def _fill(self, ints: bytes, rows: bytes, requests: tuple[AdmittedRequest, ...]) -> TaskBatch:
-        put = object.__setattr__
+        put = object.__setattr__  # past this class's own, which refuses
         put(self, "ints", ints)
         put(self, "rows", rows)
         put(self, "requests", requests)

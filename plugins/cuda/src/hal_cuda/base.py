@@ -23,6 +23,12 @@ class OnGpu(AsyncDevice):
     context: Context
     groups_by: ClassVar[str]
 
+    def working(self, stream: object) -> AsyncStream:
+        """Return a stream as one of this device. Raise if the device is closed or its context is corrupted."""
+        if self._closed or self.driver.broken or self.health.unusable:
+            self.check_open()
+        return self.own(stream)
+
     @abstractmethod
     def make_group(self, ranks: Sequence[int], me: int, share: Callable[[bytes], bytes], timeout: float) -> Any:  # noqa: ANN401 (a Comm)
         """Create a group over NCCL; ``make`` of :func:`hal_core.devices.open_groups`."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from hal_core import ByteRange, GroupLost, HalError, InvalidValue
-from hal_core.devices import AsyncDevice, AsyncStream, CollectiveTicket, Lease, RecordedEvent, opened
+from hal_core.devices import AsyncDevice, CollectiveTicket, Lease, RecordedEvent, opened
 
 from .nccl import Comm
 
@@ -154,7 +154,7 @@ class NativeCommunicator(NcclCommunicator):
             return super().broadcast(memory, part, stream)
         device, group, comm, counts = self._device, self._open, self.comm, self._device._counts
         events = device.events
-        own = stream if type(stream) is AsyncStream and stream.pool is events else device.own(stream)
+        own = device.own(stream)
         if device.reads.under_way:
             device.reads.order(memory, own)
         begin, end, fixed = self._places(memory, part, announced[1])

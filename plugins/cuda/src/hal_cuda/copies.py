@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hal_core.devices import AsyncStream, Lease, RecordedEvent
+from hal_core.devices import Lease, RecordedEvent
 
 if TYPE_CHECKING:
     from hal_core import ByteRange, Stream
@@ -38,11 +38,9 @@ class Copies:
     def copy_out(self, memory: Memory, part: ByteRange, stream: Stream) -> CopyTicket:
         """Copy a part of the memory."""
         device = self._device
-        if device._closed or device.driver.broken or device.health.unusable:
-            device.check_open()
+        after = device.working(stream)
         device.retired.look()
         events, blocks, nbytes = device.events, device.blocks, part.nbytes
-        after = stream if type(stream) is AsyncStream and stream.pool is events else device.own(stream)
         begin = device.address_of(memory) + part.offset
         copies = after if nbytes <= BY_KERNEL else after.beside or after
         lease = Lease(blocks, blocks.take(nbytes))

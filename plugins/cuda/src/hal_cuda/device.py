@@ -174,9 +174,7 @@ class CudaDevice(OnGpu):
 
     def check_stream(self, stream: Stream) -> None:
         """Raise :class:`hal_core.errors.InvalidValue` for a stream that is being captured into a graph."""
-        if self._closed or self.driver.broken or self.health.unusable:
-            self.check_open()
-        own = stream if type(stream) is AsyncStream and stream.pool is self.events else self.own(stream)
+        own = self.working(stream)
         if self._runtime.captures(own.raw):
             raise captured(own.raw)
         self._runtime.room(own.raw)
@@ -216,9 +214,7 @@ class CudaDevice(OnGpu):
 
     def launch_graphs(self, graphs: Sequence[int], stream: Stream) -> None:
         """Launch ``cudaGraphExec_t`` handles in order; on the native path in one call that keeps the GIL."""
-        if self._closed or self.driver.broken or self.health.unusable:
-            self.check_open()
-        self._runtime.launch_graphs(graphs, self.own(stream).raw)
+        self._runtime.launch_graphs(graphs, self.working(stream).raw)
 
     # -- work ---------------------------------------------------------------------------------------------------
 
@@ -296,6 +292,5 @@ class CudaDevice(OnGpu):
 
     def check_open(self) -> None:
         """Raise if the device is closed or its context is corrupted."""
-        if self._closed or self.driver.broken or self.health.unusable:
-            self.driver.check_sound()
-            super().check_open()
+        self.driver.check_sound()
+        super().check_open()

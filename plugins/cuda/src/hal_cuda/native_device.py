@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hal_core import Ticket, View
-from hal_core.devices import ADMISSION_ID, REQUEST_ROW, AsyncStream, MirroredBlock, plan_insert
+from hal_core.devices import ADMISSION_ID, REQUEST_ROW, MirroredBlock, plan_insert
 
 from .base import OnNative
 from .copies import Copies
@@ -77,9 +77,7 @@ class NativeDevice(CudaDevice, OnNative):
 
     def put_bytes(self, memory: Memory, offset: int, data: bytes, stream: Stream) -> Ticket:
         """Write a broadcast's header by one launch that has it in its parameters."""
-        if self._closed or self.driver.broken or self.health.unusable:
-            self.check_open()
-        own = stream if type(stream) is AsyncStream and stream.pool is self.events else self.own(stream)
+        own = self.working(stream)
         if self.reads.under_way:
             self.reads.order(memory, own)
         return self.writer.small(self.address_of(memory) + offset, memoryview(data), own)
@@ -87,9 +85,7 @@ class NativeDevice(CudaDevice, OnNative):
     @hookimpl
     def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
         """Insert staged requests, and updates of requests in slots, by one entry each; any other batch as one plan."""
-        if self._closed or self.driver.broken or self.health.unusable:
-            self.check_open()
-        own = stream if type(stream) is AsyncStream and stream.pool is self.events else self.own(stream)
+        own = self.working(stream)
         if not state.companions:
             ticket = self.insertion.submit(state, tasks, own)
             if ticket is not None:
@@ -102,9 +98,7 @@ class NativeDevice(CudaDevice, OnNative):
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
         """Write by a fill, in the launch's parameters, by one upload, or as a plan, chosen by value and target."""
-        if self._closed or self.driver.broken or self.health.unusable:
-            self.check_open()
-        own = stream if type(stream) is AsyncStream and stream.pool is self.events else self.own(stream)
+        own = self.working(stream)
         return self.writer.set_value(target, value, own)
 
     def release(self, *, whole: bool) -> None:
