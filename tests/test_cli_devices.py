@@ -5,7 +5,6 @@ import os
 import pty
 import subprocess
 import sys
-import types
 from importlib import metadata
 from itertools import product
 
@@ -214,12 +213,6 @@ def test_a_usage_error_exits_2_with_a_message(capsys, arguments, says):
     assert (shown.err.count("\n"), shown.out) == (1, "")
 
 
-def test_python_m_hal_is_the_command():
-    command = [sys.executable, "-m", "hal", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True)
-    assert done.stdout.startswith(f"hal {hal.__version__}\n")
-
-
 @pytest.mark.parametrize("command", [[], ["run"], ["devices"], ["tail"], ["conform"]])
 def test_h_and_help_are_the_same_page(capsys, command):
     pages = []
@@ -320,31 +313,3 @@ def read_terminal(leader):
         return os.read(leader, 65536)
     except OSError:  # Linux's error for a closed other end
         return b""
-
-
-# `hal run` belongs to another module; here only its late import is tested.
-
-
-def test_run_is_imported_only_when_it_is_invoked(monkeypatch, capsys):
-    seen = []
-    module = types.ModuleType("hal_engine.cli.run")
-
-    def run(prompt: str = "none", count: int = 1) -> None:
-        """The real help text."""
-        seen.append((prompt, count))
-        raise SystemExit(0)
-
-    module.command = run
-    monkeypatch.setitem(sys.modules, "hal_engine.cli.run", module)
-    for arguments, code in (
-        (["run", "--prompt", "x", "--count", "3"], 0),
-        (["run", "--help"], 0),
-        (["run", "--odd"], 2),
-    ):
-        with pytest.raises(SystemExit) as stop:
-            main(arguments)
-        assert stop.value.code == code
-    assert seen == [("x", 3)]
-    shown = capsys.readouterr()
-    assert "The real help text." in shown.out
-    assert "usage: hal run" in shown.out

@@ -133,7 +133,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=datetime.now(UTC).toordinal(), help="by default the day's")
     parser.add_argument("--file", default="", metavar="WORD")
-    parser.add_argument("--share", type=float, default=0.9, help="killed at least; by default 0.9")
+    parser.add_argument("--share", type=float, default=0.85, help="killed at least; by default 0.85")
     options = parser.parse_args(given)
     with tempfile.TemporaryDirectory(prefix="hal-mutants-") as name:
         folder = Path(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hal_core import Request, StateConfig, TaskBatch, TaskKind, admit
+from hal_core import Request, SamplingParams, StateConfig, Task, TaskBatch, TaskKind, admit
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.errors import InvalidBatch, InvalidValue
 from hal_core.memory.views import ByteRange
@@ -148,3 +148,16 @@ def test_g08_blocks_for_a_request_that_only_has_the_name_are_refused(device):
     again = state.admit(Request("r2", [1, 2, 3]))
     with pytest.raises(InvalidBatch, match="does not hold this request"):
         device.insert_tasks(state=state, tasks=grown(state, [("requests", 2, again)]), stream=device.default_stream)
+
+
+@pytest.mark.parametrize(
+    ("length", "most"), [(SIZES.max_model_len - 1, 9), (3, 1)], ids=["by the row's length", "by max_tokens"]
+)
+def test_g12_a_hand_off_that_has_ended_with_its_first_token_is_refused(device, length, most):
+    state = device.state(SIZES)
+    blocks = range(-(-(length + 1) // SIZES.block_size))
+    request = state.admit(Request("r", [1] * length, SamplingParams(max_tokens=most)))
+    task = Task(TaskKind.REMOTE_PREFILL, 0, request, length, 0, blocks, first_token=5)
+    with pytest.raises(InvalidBatch, match="has ended with its first token"):
+        device.insert_tasks(state=state, tasks=[task], stream=device.default_stream)
+    assert not state.host_table.live
