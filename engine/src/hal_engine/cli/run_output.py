@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hal_core import FinishReason, HalError, OutputRecord
 
@@ -23,9 +23,10 @@ from hal_engine.timeouts import TIMEOUTS
 from .screen import Screen
 
 if TYPE_CHECKING:
-    from hal_core import Request
+    from hal_core import BoundDevice
 
-    from hal_engine.engine import Finished
+    from hal_engine.distributed.rank_info import RankInfo
+    from hal_engine.engine import Engine, Finished
     from hal_engine.stepping import Acceptance
 
     from .run_options import Output
@@ -35,37 +36,17 @@ _BAR, _LEAST_BAR = 30, 6
 """Most columns of the progress bar, and the least with which it is shown."""
 
 
-class Able(Protocol):
-    """Capabilities of a device, as the output names them."""
-
-    @property
-    def substituted(self) -> str: ...
-
-    @property
-    def fallbacks(self) -> Mapping[str, str]: ...
-
-
-class Named(Protocol):
-    """A device by name and capabilities: opened in this process, or by all ranks."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def capabilities(self) -> Able: ...
-
-
 DeviceFacts = dict[str, Any]
 """Return ``name``, ``substituted`` ("" without a stand-in), and ``fallbacks``, a reason for each hook."""
 
 
-def facts_of(device: Named) -> DeviceFacts:
+def facts_of(device: BoundDevice | RankInfo) -> DeviceFacts:
     """Return the device facts for each JSON object."""
     able = device.capabilities
     return {"name": device.name, "substituted": able.substituted, "fallbacks": dict(able.fallbacks)}
 
 
-def reasons(device: Named, *, no_overlap: str = "", why_paddle: str = "") -> list[str]:
+def reasons(device: BoundDevice | RankInfo, *, no_overlap: str = "", why_paddle: str = "") -> list[str]:
     """Return what falls back, and why: hooks, overlapping steps, the runner of ``auto``."""
     by_reason: dict[str, list[str]] = {}
     for hook, reason in device.capabilities.fallbacks.items():
@@ -333,31 +314,7 @@ class Shown:
             self._answers.show_rest()
 
 
-class Drivable(Protocol):
-    """The part of an engine that `drive` uses; :class:`hal_engine.engine.Engine` has it."""
-
-    @property
-    def busy(self) -> bool: ...
-
-    def submit_all(self, requests: Sequence[Request]) -> None: ...
-
-    def abort(self, request_id: str) -> None: ...
-
-    def step(self) -> list[Finished]: ...
-
-
-class Shows(Protocol):
-    """The part of a record display that `drive` uses."""
-
-    @property
-    def error(self) -> BaseException | None:
-        """Return the error that ended it, if any."""
-
-    def end(self, finished: Finished) -> None:
-        """Take the end of a request that is in no record."""
-
-
-def drive(engine: Drivable, plan: Plan, answers: Answers, show: Shows) -> None:
+def drive(engine: Engine, plan: Plan, answers: Answers, show: Shown) -> None:
     """Run every request to its end. After a signal, abort all of them with half of the remaining time: if a step hangs,
     the rest can still end in order."""
     engine.submit_all(plan.requests)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -12,17 +11,25 @@ from rich.text import Text
 from hal.cli.console import say, shown, status
 
 
-class Screen(Protocol):
-    """Shows text as it comes. Called by one thread at a time."""
+class Screen:
+    """Shows text as it comes, on standard output and error as they are now: a later redirection of ``sys.stdout`` has
+    no effect. Called by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._out = sys.stdout
 
     def write(self, text: str) -> None:
         """Write text to standard output."""
+        if text:
+            self._out.write(shown(text, self._out))
+            self._out.flush()
 
     def note(self, text: str) -> None:
         """Write one line beside the text."""
+        say(f"hal: {text}")
 
     def progress(self, text: str) -> None:
-        """Replace the progress line."""
+        """Replace the progress line; here there is none."""
 
     def close(self) -> None:
         """Finish the output."""
@@ -33,32 +40,11 @@ def open_screen(*, quiet: bool = False) -> Screen:
     line."""
     status("")
     if quiet or not sys.stderr.isatty():
-        return Plain()
+        return Screen()
     return OneTerminal() if sys.stdout.isatty() else WithProgress()
 
 
-class Plain:
-    """Standard output and error as they are now. A later redirection of ``sys.stdout`` has no effect."""
-
-    def __init__(self) -> None:
-        self._out = sys.stdout
-
-    def write(self, text: str) -> None:
-        if text:
-            self._out.write(shown(text, self._out))
-            self._out.flush()
-
-    def note(self, text: str) -> None:
-        say(f"hal: {text}")
-
-    def progress(self, text: str) -> None:
-        """Ignore it."""
-
-    def close(self) -> None:
-        """Return at once."""
-
-
-class WithProgress(Plain):
+class WithProgress(Screen):
     """Output goes elsewhere, and standard error is a terminal, which shows a progress line."""
 
     def __init__(self) -> None:
@@ -75,7 +61,7 @@ class WithProgress(Plain):
         self._live.stop()
 
 
-class OneTerminal:
+class OneTerminal(Screen):
     """Text and progress on one terminal: whole lines scroll, and below them are the unfinished line and the
     progress."""
 

@@ -26,19 +26,12 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
-class ModelConfig(Protocol):
-    """The model's constants that a worker needs."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Return the size of the vocabulary: token ids go from 0 to this number less one."""
-
-
 class Model(Protocol):
     """The interface of a model for a worker; :class:`hal_engine.model.llama.LlamaModel` implements it."""
 
     @property
-    def config(self) -> ModelConfig: ...
+    def config(self) -> Any:  # noqa: ANN401 (of the model's own class)
+        """Its constants; a worker needs ``vocab_size``: token ids go from 0 to this number less one."""
 
     def allocate_cache(self, blocks: int, block_size: int) -> None:
         """Allocate the keys and values of ``blocks`` blocks of ``block_size`` tokens."""
@@ -105,7 +98,7 @@ class ModelRunner(HostRunner):
     @property
     def vocab_size(self) -> int:
         """Return the size of the vocabulary: token ids go from 0 to this number less one."""
-        return self.model.config.vocab_size
+        return int(self.model.config.vocab_size)
 
     def check(self, request: Request) -> None:
         """Accept every request that fits the state."""
