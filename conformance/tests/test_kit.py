@@ -101,7 +101,7 @@ def test_a_plugin_may_offer_tensors_of_its_framework(report):
 def test_a_plugin_may_have_its_own_way_for_keys_and_values(report):
     found = report("--device-factory=kit_devices:own_transfers", "--only=G29,G30,G31,G32", code=0, examples=1)
     assert outcomes(found, "G29")["test_g29_blocks_arrive_whole_where_they_were_promised"] == "passed"
-    assert outcomes(found, "G29")["test_g29_what_is_lost_on_its_way_is_missed"] == "skipped"
+    assert outcomes(found, "G29")["test_g29_what_is_left_out_on_its_way_is_missed"] == "skipped"
     assert "cannot be held or changed" in entry(found, "G29")["note"]
     found = report("--device-factory=kit_devices:any_blocks", "--only=G31", code=1)
     assert set(outcomes(found, "G31").values()) == {"failed"}

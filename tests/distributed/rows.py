@@ -166,23 +166,23 @@ class Row:
         return SIZES if self.speculate == "none" else replace(SIZES, max_draft_tokens=3)
 
     def setup(self, **more):
-        return Setup(
-            model=str(DEFAULT_CHECKPOINT),
-            device=self.device,
-            sizes=replace(self.sizes, vocab_size=read_config(DEFAULT_CHECKPOINT).vocab_size),
-            blocks=self.blocks,
-            tp=self.tp,
-            dp=self.dp,
-            timeout=self.timeout,
-            chunk=self.chunk,
-            sampling="every-rank" if self.everywhere else "first",
-            check=self.check,
-            sink=self.sink,
-            speculate=self.speculate,
-            acceptance="rejection" if self.rejection else "exact",
-            overlap=self.overlap,
-            **more,
-        )
+        fields = {
+            "model": str(DEFAULT_CHECKPOINT),
+            "device": self.device,
+            "sizes": replace(self.sizes, vocab_size=read_config(DEFAULT_CHECKPOINT).vocab_size),
+            "blocks": self.blocks,
+            "tp": self.tp,
+            "dp": self.dp,
+            "timeout": self.timeout,
+            "chunk": self.chunk,
+            "sampling": "every-rank" if self.everywhere else "first",
+            "check": self.check,
+            "sink": self.sink,
+            "speculate": self.speculate,
+            "acceptance": "rejection" if self.rejection else "exact",
+            "overlap": self.overlap,
+        }
+        return Setup(**(fields | more))
 
 
 def engine_of(row, start, told, rank_executor=RankExecutor, **options):

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, product
 
-import msgspec
 from hal_core import SamplingParams
 
 from tests.distributed.rows import AMPLE, SCARCE, requests
@@ -59,12 +58,10 @@ class Row(OfRanks):
         """Requests of the main job, without log-probabilities for such a runner."""
         return replace(super().sizes, max_logprobs=0) if self.runner else super().sizes
 
-    def setup(self):
+    def setup(self, **more):
         """The proposer or, if there is one, the runner that drafts for itself."""
-        made = super().setup()
-        if not self.runner:
-            return msgspec.structs.replace(made, overlap="auto")
-        return msgspec.structs.replace(made, runner=self.runner, speculate="none")
+        own = {"runner": self.runner, "speculate": "none"} if self.runner else {"overlap": "auto"}
+        return super().setup(**own, **more)
 
     @property
     def requests(self):
