@@ -25,8 +25,8 @@ def inserted(bound: BoundDevice, state: SlotState) -> tuple[float, float]:
     """Insert a batch; return the microseconds of the call, and of the call with its wait. Admission is not counted."""
     requests = [state.admit(Request(f"r{i}", list(range(PROMPT)), PARAMS)) for i in range(SLOTS)]
     blocks = [list(range(4 * i, 4 * i + 4)) for i in range(SLOTS)]
-    begin = time.perf_counter()
     tasks = [Task(TaskKind.PREFILL, at, one, 0, PROMPT, blocks[at]) for at, one in enumerate(requests)]
+    begin = time.perf_counter()
     ticket = bound.insert_tasks(state=state, tasks=tasks, stream=bound.default_stream)
     called = time.perf_counter()
     ticket.wait()

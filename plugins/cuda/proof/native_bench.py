@@ -83,13 +83,13 @@ def cases(bound: BoundDevice) -> Iterator[Case]:
         blocks = [np.arange(each, dtype=np.int32) + i * each for i in slots]
         prompts = generator.integers(10, 30_000, (count, TOKENS))
 
-        def admit(slots: list[int] = slots, prompts: Any = prompts) -> Any:  # noqa: ANN401
+        def admit(slots: list[int] = slots, prompts: Any = prompts, blocks: Any = blocks) -> list[Task]:  # noqa: ANN401
             stream.synchronize()
             state.release(slots)
-            return [state.admit(Request(f"r{i}", prompts[i], PARAMS)) for i in slots]
+            requests = [state.admit(Request(f"r{i}", prompts[i], PARAMS)) for i in slots]
+            return [Task(TaskKind.PREFILL, at, requests[at], 0, TOKENS, blocks[at]) for at in slots]
 
-        def insert(requests: Any, slots: list[int] = slots, blocks: Any = blocks) -> None:  # noqa: ANN401
-            tasks = [Task(TaskKind.PREFILL, at, requests[at], 0, TOKENS, blocks[at]) for at in slots]
+        def insert(tasks: list[Task]) -> None:
             bound.insert_tasks(state=state, tasks=tasks, stream=stream)
 
         yield f"insert {count} x {TOKENS}", admit, insert

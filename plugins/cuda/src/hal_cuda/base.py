@@ -27,6 +27,8 @@ class OnGpu(AsyncDevice):
         """Return a stream as one of this device. Raise if the device is closed or its context is corrupted."""
         if self._closed or self.driver.broken or self.health.unusable:
             self.check_open()
+        if type(stream) is AsyncStream and stream.pool is self.events:
+            return stream  # as nearly always: a call less
         return self.own(stream)
 
     @abstractmethod
