@@ -33,8 +33,8 @@ INSTALL = (
     "--disable-pip-version-check",
     "./core",
     "./conformance",
+    ".[serve,cpu]",  # before the engine, which needs it: pip 23 reads from left to right
     "./engine",
-    ".[serve,cpu]",
 )
 COMMANDS = (
     ("run", "--help"),

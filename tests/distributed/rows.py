@@ -185,12 +185,12 @@ class Row:
         return Setup(**(fields | more))
 
 
-def engine_of(row, start, told, rank_executor=RankExecutor, **options):
+def engine_of(row, start, told, rank_executor=RankExecutor, restarts=0, **options):
     """An engine whose ranks come from ``start``, and its collected records. ``rank_executor``: makes the ranks'
     rank_executor.
     """
     return engine_of_ranks(
-        row.setup(),
+        row.setup(restart=restarts),
         lambda setup: rank_executor(setup, start()),
         on_record=told.take,
         **options,

@@ -155,9 +155,26 @@ def test_ranks_that_do_not_come_in_time_are_lost():
         up(Row(tp=2).setup(), Actors(), starting=0.0)
 
 
+class Slow(Actors):
+    """Ranks that answer nothing after their first message."""
+
+    def __init__(self, *failed):
+        super().__init__(*failed)
+        self.over = threading.Event()
+
+    def _act(self, url, rank):
+        with contextlib.closing(RankChannel(url, rank)) as channel:
+            channel.send(Hello(rank, len(self.failed), {}))
+            self.over.wait(PATIENCE)
+
+    def end(self, patience):
+        self.over.set()
+        super().end(patience)
+
+
 def test_ranks_that_come_just_after_the_limit_have_come():
     """The last message is there when the limit is looked at; the next part of the start is then too late."""
-    rank_executor = RankExecutor(Row().setup(), Actors(None), starting=0.0)
+    rank_executor = RankExecutor(Row().setup(), Slow(None), starting=0.0)
     assert rank_executor.channel.receive(PATIENCE) == [], "a connection"
     wait_for(rank_executor.sockets, PATIENCE)
     with pytest.raises(RankLost, match=r"rank\(s\) \[0\] did not come up"):

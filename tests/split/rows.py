@@ -30,13 +30,13 @@ class Own(Pooled):
             self._pool.close()
 
 
-def engine_of(row, split, starter, told, made_by=RankExecutor, **options):
+def engine_of(row, split, starter, told, made_by=RankExecutor, restarts=0, **options):
     """An engine whose ranks come from ``starter``: by the worker's number, prefill workers first.
 
     ``made_by``: makes the ranks' rank_executors.
     """
     return engine_of_ranks(
-        row.setup(split=split),
+        row.setup(split=split, restart=restarts),
         lambda setup: made_by(setup, starter(setup.number)),
         on_record=told.take,
         **options,

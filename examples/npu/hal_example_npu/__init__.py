@@ -10,6 +10,6 @@ class NpuPlugin(CustomDevicePlugin):
 
     name = "npu"  # the user's name, and the entry point's
     kind = "npu"  # Paddle's name: paddle.CustomPlace("npu", 0)
-    collective = "xccl"  # what paddle.distributed uses there; "" for none
+    collective = "xccl"  # the library of Paddle's groups there; "" for none
     cure = "install Paddle and the CustomDevice plugin for npu"
     stand_ins = MappingProxyType({"sim": "hal_sim"})  # HAL_NPU_PLACE=sim runs the same code without the chip
