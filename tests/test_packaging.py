@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "core/src/hal_core"
 HOST = ROOT / "hal"
+ENGINE = ROOT / "engine/src/hal_engine"
 DISTRIBUTIONS = {
     "paddle-hal": (ROOT, "hal"),
     "paddle-hal-engine": (ROOT / "engine", "hal_engine"),
@@ -263,7 +264,7 @@ def compared_names(text):
 def test_nothing_in_host_or_core_branches_on_a_device_name(check):
     wrong = [
         f"{path.relative_to(ROOT)}: {found}"
-        for folder in (HOST, CORE)
+        for folder in (HOST, ENGINE, CORE)
         for path in sources(folder)
         for found in check(path.read_text(encoding="utf-8"))
     ]

@@ -89,7 +89,8 @@ def open_engine(
 
     At the end the engine is stopped, with everything sent. Raises as opening a device, a model or ranks does.
     """
-    check_paddle(setup)
+    if not setup.several:  # ranks look for themselves, on their own hosts
+        check_paddle(setup)
     setup.check_launcher()
     with _ranks(setup, on_record, host, note) if setup.several else _here(setup, on_record, host, record) as opened:
         yield opened
@@ -99,7 +100,7 @@ def open_engine(
 def check_paddle(setup: EngineOptions, *, needed: bool = False) -> None:
     """Raise if the Paddle model is what was asked for (or is ``needed``), and Paddle is missing or cannot run on this
     processor. A proposer is refused first where a runner would run."""
-    alone = setup.runner == AUTO and setup.paddle_alone and setup.speculate == NONE and not setup.several
+    alone = setup.runner == AUTO and setup.paddle_alone and setup.speculate == NONE
     if needed or setup.runner == PADDLE or alone:
         if find_spec("paddle") is None:
             raise ModuleNotFoundError("No module named 'paddle'", name="paddle")
