@@ -7,6 +7,7 @@ import threading
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
+import msgspec
 from hal_core import MemorySink, Request, SamplingParams, SlotStatus, StateConfig
 from hal_engine.distributed.control_messages import Setup
 from hal_engine.distributed.engine import engine_of_ranks
@@ -185,12 +186,12 @@ class Row:
         return Setup(**(fields | more))
 
 
-def engine_of(row, start, told, rank_executor=RankExecutor, **options):
+def engine_of(row, start, told, rank_executor=RankExecutor, restarts=0, **options):
     """An engine whose ranks come from ``start``, and its collected records. ``rank_executor``: makes the ranks'
     rank_executor.
     """
     return engine_of_ranks(
-        row.setup(),
+        msgspec.structs.replace(row.setup(), restart=restarts),
         lambda setup: rank_executor(setup, start()),
         on_record=told.take,
         **options,
