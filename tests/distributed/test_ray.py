@@ -193,7 +193,7 @@ def test_no_cluster_at_an_address_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--launcher", "slurm", "--tp", "2"), "--launcher: 'slurm' (give paddle or ray)"),
+        (("--launcher", "slurm", "--tp", "2"), "--launcher: 'slurm' (give local or ray)"),
         (("--launcher", "ray"), "--launcher: needs more than one rank"),
         (("--ray-address", "auto", "--tp", "2"), "--ray-address: needs --launcher ray"),
         (("--ray-placement", "spread", "--tp", "2"), "--ray-placement: needs --launcher ray"),
