@@ -25,7 +25,9 @@ def installed(name: str) -> str:
 
 def versions() -> str:
     """Return the date and the versions, in one line."""
-    packages = ", ".join(f"{name} {installed(name)}" for name in ("paddle-hal", "paddlepaddle", "numpy", "pyzmq"))
+    packages = ", ".join(
+        f"{name} {installed(name)}" for name in ("paddle-hal", "paddlepaddle", "numpy", "cryptography")
+    )
     return f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, {packages}"
 
 

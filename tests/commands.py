@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-LIBRARIES = ("paddle", "zmq", "typer", "rich", "safetensors.numpy", "tokenizers", "msgspec", "pydantic", "stevedore")
+LIBRARIES = ("paddle", "typer", "rich", "safetensors.numpy", "tokenizers", "msgspec", "pydantic", "stevedore")
 LIBRARIES += ("pytest", "hypothesis.stateful")
 """What ``hal run`` and ``hal conform`` import besides hal, and what takes most of their time; for the fixture ``warm``,
 whose process is the same for all files that ask for the same."""

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-HEAVY = {"numpy", "paddle", "torch", "zmq", "safetensors", "tokenizers", "pydantic"}
+HEAVY = {"numpy", "paddle", "torch", "cryptography", "safetensors", "tokenizers", "pydantic"}
 # : Runs the command and prints the imported modules on the last line of stderr.
 REPORTING = """
 import atexit, json, sys

@@ -12,7 +12,7 @@ from hal_conformance.ranks.processes import RankPool
 
 from tests.warm import Warm
 
-LIBRARIES = ("paddle", "numpy", "zmq", "safetensors.numpy", "tokenizers", "msgspec")
+LIBRARIES = ("paddle", "numpy", "safetensors.numpy", "tokenizers", "msgspec")
 RANK = "import sys; from hal_conformance.ranks.processes import main; main(sys.argv[1:])"
 
 

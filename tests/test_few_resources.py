@@ -25,14 +25,12 @@ pytestmark = pytest.mark.long(18)
 
 WARM, WARM_UNDER = LIBRARIES, ("unshare", "-m")
 
-#: Opens one kind under every limit, from one that allows no opening up to one with which all works. In a separate :
-#: process, because ZeroMQ ends its process when it finds no descriptor.
+#: Opens one kind under every limit, from one that allows no opening up to one with which all works.
 FEW = """
     import os, resource, sys
     from hal_engine.reading import OutputReader
     from hal_engine.transport import open_sink, private_ipc_url, release_ipc
     from hal_engine.transport.curve import CurveKeys
-    from hal_engine.transport.descriptors import READER
     from hal_core.errors import HalError
 
     ENGINE, WORKER = CurveKeys.new(), CurveKeys.new()
@@ -156,7 +154,7 @@ def test_what_is_asked_for_covers_what_is_used():
         assert used_by(lambda: OutputReader(url)) + 1 < descriptors.READER
         assert used_by(lambda: open_sink(url)) + 1 < descriptors.SENDER
         keys = used_by(lambda: OutputReader("tcp://127.0.0.1:*", curve=engine.knowing(worker.public)))
-        assert keys + 1 < descriptors.READER + descriptors.GATE
+        assert keys + 1 < descriptors.READER
     finally:
         release_ipc(url)
 
@@ -196,8 +194,8 @@ DISK = """
 """
 
 
-#: The files that a command makes: an address has its socket and its lock, a private folder itself and its own lock.
-FILES = {"run": 0, "tail": 2, "devices": 0}
+#: The files that a command makes: an address has its socket, a private folder itself and its own lock.
+FILES = {"run": 0, "tail": 1, "devices": 0}
 
 
 ROOMS = [(command, room) for command, files in FILES.items() for room in range(files + 1)]
@@ -254,9 +252,7 @@ def test_no_folder_for_temporary_files_is_an_error_of_ours(monkeypatch):
         private_ipc_url()
 
 
-@pytest.mark.parametrize(
-    "failing", ["hal_engine.reading.receiver.Connections", "hal_engine.reading.receiver.socket_of"]
-)
+@pytest.mark.parametrize("failing", ["hub.select.epoll", "places._identity"])
 def test_a_reader_that_fails_half_opened_leaves_neither_folder_nor_socket(tmp_path, monkeypatch, failing):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     before = len(os.listdir("/proc/self/fd"))
@@ -264,24 +260,12 @@ def test_a_reader_that_fails_half_opened_leaves_neither_folder_nor_socket(tmp_pa
     def fail(*_):
         raise MemoryError
 
-    monkeypatch.setattr(failing, fail)
+    monkeypatch.setattr(f"hal_engine.transport.{failing}", fail)
     with pytest.raises(MemoryError):
         OutputReader()
     with pytest.raises(MemoryError):
         OutputReader(f"ipc://{tmp_path}/socket")
     assert list(tmp_path.iterdir()) == []
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_reader_whose_gate_gets_no_thread_leaves_no_descriptor(monkeypatch):
-    before = len(os.listdir("/proc/self/fd"))
-
-    def fail(*_):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr("hal_engine.transport.sockets.secure_reader", fail)
-    with pytest.raises(RuntimeError, match="can't start"):
-        OutputReader("tcp://127.0.0.1:*", curve=CurveKeys.new(CurveKeys.new().public))
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -291,7 +275,7 @@ def test_a_sink_that_gets_no_thread_leaves_no_descriptor(tmp_path, monkeypatch):
     def fail(_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("hal_engine.transport.zmq_sink.threading.Thread.start", fail)
+    monkeypatch.setattr("hal_engine.transport.acknowledged_sink.threading.Thread.start", fail)
     with pytest.raises(RuntimeError, match="can't start"):
         open_sink(f"ipc://{tmp_path}/socket")
     assert len(os.listdir("/proc/self/fd")) == before

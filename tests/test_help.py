@@ -193,7 +193,7 @@ def test_the_help_imports_nothing_that_only_commands_need():
     assert "usage: hal" in done.stdout
     imported = {*done.stderr.split()}
     assert "hal.cli.tree" in imported
-    unwanted = "importlib.metadata email logging asyncio rich pydantic packaging stevedore numpy msgspec zmq paddle"
+    unwanted = "importlib.metadata email logging asyncio rich pydantic packaging stevedore numpy msgspec socket paddle"
     assert not imported & {*unwanted.split(), "hal_core.errors", "hal.discovery", "hal.contract"}
 
 

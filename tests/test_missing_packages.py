@@ -55,8 +55,7 @@ MISSING = [
     ("ray", (*RUN, "--tp", "2", "--launcher", "ray"), "pip install 'ray>=2.40'"),
     ("typer", ("--version",), "pip install 'typer>="),
     ("tokenizers", RUN, "pip install 'tokenizers>="),
-    ("zmq", SENT, "pip install 'pyzmq>="),
-    ("zmq", ("tail", "ipc:///nowhere/x"), "pip install 'pyzmq>="),
+    ("cryptography", ("tail", "tcp://127.0.0.1:*", "--key", "key"), "pip install 'cryptography>="),
     ("msgspec", ("tail", "ipc:///nowhere/x"), "pip install 'msgspec>="),
     ("rich", ("devices",), "pip install 'rich>="),
     ("packaging", ("devices",), "pip install 'packaging>="),
@@ -65,12 +64,19 @@ MISSING = [
     ("hypothesis", ("conform", "cpu"), "pip install 'hypothesis>="),
 ]
 HERE = ("hal_conformance", "ray", "setuptools", "typer", "packaging", "pytest", "hypothesis")
-"""In ``make test``, with the first of hal_core and of zmq; the remaining ones in ``make conform``."""
+"""In ``make test``, with the first of hal_core, and cryptography; the remaining ones in ``make conform``."""
 
 
 @pytest.mark.parametrize(
     ("hidden", "arguments", "cure"),
-    share.cases(MISSING, lambda one: one[0] in HERE or one[:2] in (("paddle", RUN), ("hal_core", RUN), ("zmq", SENT))),
+    share.cases(
+        MISSING,
+        lambda one: (
+            one[0] in HERE
+            or one[:2]
+            in (("paddle", RUN), ("hal_core", RUN), ("cryptography", ("tail", "tcp://127.0.0.1:*", "--key", "key")))
+        ),
+    ),
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
 def test_a_missing_package_is_one_line_with_its_cure(tmp_path, hidden, arguments, cure):
@@ -83,7 +89,7 @@ def test_a_missing_package_is_one_line_with_its_cure(tmp_path, hidden, arguments
 
 def test_what_does_not_need_the_package_works_without_it(tmp_path):
     assert without(tmp_path, "paddle,tokenizers", "tail", f"ipc://{tmp_path}/s", "--timeout", "0.1").returncode == 0
-    assert without(tmp_path, "zmq,paddle,pydantic", "devices").returncode == 0
+    assert without(tmp_path, "cryptography,paddle,pydantic", "devices").returncode == 0
 
 
 def test_a_paddle_that_does_not_import_is_one_line(tmp_path):

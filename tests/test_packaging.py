@@ -147,7 +147,7 @@ def test_what_is_imported_is_required(package):
         "hal_core": "paddle-hal-core",
         "hal_conformance": "paddle-hal-conformance",
     }
-    provided = ours | {"safetensors": "safetensors", "zmq": "pyzmq"}
+    provided = ours | {"safetensors": "safetensors"}
     required = {item.name.lower().replace("_", "-") for item in wheel.requires}
     for path in sources(folder):
         for module, line, _ in imports(path):

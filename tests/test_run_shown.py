@@ -126,17 +126,27 @@ def test_with_a_sink_the_records_are_sent_there_as_well(tmp_path):
     assert [one.ends for one in outputs] == [[None], [None]]
 
 
-WITHOUT_ZMQ = """
+WITHOUT_SOCKETS = """
 import sys
-sys.modules["zmq"] = None
+sys.modules["hal_engine.transport.hub"] = sys.modules["hal_engine.transport.acknowledged_sink"] = None
 from hal.cli import main
 main()
 """
 
 
 def test_in_one_process_nothing_is_sent_and_no_file_is_made(tmp_path):
-    """ZeroMQ, which stood between the engine and the text, cannot be imported here."""
-    command = [sys.executable, "-c", WITHOUT_ZMQ, "run", "--prompt", "def f(", "--temperature=0", "--max-tokens", "4"]
+    """What sends between processes cannot be imported here."""
+    command = [
+        sys.executable,
+        "-c",
+        WITHOUT_SOCKETS,
+        "run",
+        "--prompt",
+        "def f(",
+        "--temperature=0",
+        "--max-tokens",
+        "4",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(tmp_path), check=False)
     assert (done.returncode, done.stdout[:6]) == (0, "def f("), done.stderr
     assert left_in(tmp_path) == []

@@ -95,10 +95,16 @@ STATES = {
     "loading": ("c", "hal_engine.model.llama:LlamaModel.load", *PROMPT),
     "in a step": ("python", "hal_engine.worker.runner:ModelRunner.launch", *PROMPT),
     "in a step, in a library": ("c", "hal_engine.worker.runner:ModelRunner.launch", *PROMPT),
-    "closing": ("python", "hal_engine.transport.zmq_sink:ZmqSink.close", *PROMPT, "--sink", "ipc://{}/none"),
+    "closing": (
+        "python",
+        "hal_engine.transport.acknowledged_sink:AcknowledgedSink.close",
+        *PROMPT,
+        "--sink",
+        "ipc://{}/none",
+    ),
     "closing a sink that nobody reads": (
         "on",
-        "hal_engine.transport.zmq_sink:ZmqSink.close",
+        "hal_engine.transport.acknowledged_sink:AcknowledgedSink.close",
         *PROMPT,
         "--sink",
         "ipc://{}/none",

@@ -106,8 +106,8 @@ POINTS = [
     ("call", "hal_engine.worker.worker.__init__"),
     ("return", "hal_engine.engine.engine.step"),
     ("return", "hal_engine.cli.run_output.drive"),
-    ("call", "hal_engine.transport.zmq_sink.close"),
-    ("return", "hal_engine.transport.zmq_sink.close"),
+    ("call", "hal_engine.transport.acknowledged_sink.close"),
+    ("return", "hal_engine.transport.acknowledged_sink.close"),
     ("call", "hal_engine.cli.run_output.summarize"),
     ("return", "hal.cli._main"),
 ]
@@ -120,7 +120,7 @@ AT_HAND = [
     ("call", "hal.opening.open_device"),
     ("return", "hal_engine.transport.open_sink"),
     ("return", "hal_engine.engine.engine.step"),
-    ("call", "hal_engine.transport.zmq_sink.close"),
+    ("call", "hal_engine.transport.acknowledged_sink.close"),
     ("return", "hal.cli._main"),
 ]
 

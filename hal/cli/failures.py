@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _OURS = {"hal_core": "paddle-hal-core", "hal_engine": "paddle-hal-engine", "hal_conformance": "paddle-hal-conformance"}
 #: Modules whose distribution has another name.
-_DISTRIBUTIONS = {"paddle": "paddlepaddle", "zmq": "pyzmq", "zlib_ng": "zlib-ng"}
+_DISTRIBUTIONS = {"paddle": "paddlepaddle", "zlib_ng": "zlib-ng"}
 _UNKNOWN = "install it"
 """Return the cure for a module that hal itself does not require."""
 _ROOM = "make room there, or set TMPDIR (or XDG_RUNTIME_DIR) to a folder that has some"

@@ -40,7 +40,7 @@ def test_a_rank_that_misses_another_does_not_wait_for_the_engine():
     channel = Dead()
     with pytest.raises(GroupLost, match="rank 1"), rank._Serving(channel, 0, None).telling():
         raise GroupLost("rank 1 is lost")
-    assert channel.said == [("Failed", TIMEOUTS.last_message)]
+    assert channel.said == [("Failed", TIMEOUTS.parting)]
 
 
 def test_an_unsendable_transfer_message_is_a_lost_engine():

@@ -14,7 +14,7 @@ from hal_core import InvalidValue
 from hal_core.handover import Arrived, Cancelled, Description, HandoverKey, PeerLost
 from hal_engine.handover import open_transfer
 from hal_engine.transport.channel import connect
-from hal_engine.transport.sealing import CurveKeys
+from hal_engine.transport.curve import CurveKeys
 
 from tests.handover.ends import FACTS, SOON, cache, hand, look, transfer
 

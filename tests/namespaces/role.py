@@ -16,7 +16,7 @@ from hal_conformance.fixtures.host_cache import HostCache
 from hal_core import HalError
 from hal_core.handover import Description, Handover, HandoverKey, Patience, PeerLost
 from hal_engine.handover import open_transfer
-from hal_engine.transport.sealing import CurveKeys
+from hal_engine.transport.curve import CurveKeys
 
 BLOCKS, BLOCK_BYTES = 64, 40 << 10
 FACTS = {"contract": "1.0", "layout": "test"}

@@ -8,8 +8,11 @@ import socket
 import struct
 import time
 
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-READY = b"\x04\x29\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
+from hal_engine.transport.protocol import VERSION, Hello, encode_control
+
+_CONTENT = encode_control(Hello(VERSION, 5, 0, 1, 8))
+HELLO = struct.pack("<IB", 1 + len(_CONTENT), 0) + _CONTENT
+"""What a sink sends first."""
 MOST_HELD = 1 << 16
 """Bytes that a wire holds each way before it stops reading, as a network would."""
 

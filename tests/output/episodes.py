@@ -26,8 +26,6 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
-import zmq
-
 sys.path.insert(0, str(Path(__file__).parent))
 import episode_roles as roles
 import episode_wires as wires
@@ -159,7 +157,7 @@ class Episode:
 
     def strangers_drip(self):
         for _ in range(self.random.choice([1, 3])):
-            said = wires.GREETING + wires.READY + bytes(60)
+            said = wires.HELLO + bytes(60)
             self.start(wires.drip, self.url, said[: self.random.randrange(1, len(said))])
 
     def kill_reader(self):
@@ -328,9 +326,7 @@ class Episode:
 
 
 def keys():
-    """Return the keys of the reader, and of all senders; None if ZeroMQ has no CURVE."""
-    if not zmq.has("curve"):
-        return None, None
+    """Return the keys of the reader, and of all senders."""
     reader, sender = CurveKeys.new(), CurveKeys.new()
     return reader.knowing(sender.public), sender.knowing(reader.public)
 
@@ -342,7 +338,7 @@ def free_address(number):
     host = f"127.{1 + (os.getpid() >> 16) % 254}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
     for port in range(10_000 + number % 10_000, 32_000, 10_000):
         with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ZeroMQ does
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             return f"tcp://{host}:{port}"
     raise AssertionError("no free port")

@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 from hal_engine.distributed.control_messages import decode_message
 from hal_engine.distributed.steps import decode_step
-from hal_engine.transport.protocol import Cursor, State, read_control
+from hal_engine.transport.protocol import decode_control
 
 
 def sample(columns: int, drafts: bool) -> OutputRecord:
@@ -68,13 +68,7 @@ def one_input(data: bytes) -> None:
     """The function that libFuzzer calls."""
     read(data)
     read(frames.seal(frames.FrameKind.OUTPUT, data, session=1, sender=2, sequence=3))
-    for body_type in (State, Cursor):
-        control = frames.seal(frames.FrameKind.STATE, data, session=1, sender=2, sequence=3)
-        try:
-            read_control(frames.read_header(memoryview(control)), memoryview(control), body_type)
-        except FrameError:
-            continue
-    for decode in (decode_step, decode_message):
+    for decode in (decode_control, decode_step, decode_message):
         try:
             decode(data)
         except FrameError:

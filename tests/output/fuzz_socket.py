@@ -1,4 +1,4 @@
-"""Fuzz a reader at its socket: bytes below ZeroMQ's framing, within it, and hal's frames in sound messages.
+"""Fuzz a reader at its socket: bytes below a channel's framing, within it, and hal's messages in sound frames.
 
     python tests/output/fuzz_socket.py [--seconds 60 | --attacks 500] [--seed N] [--scheme tcp|ipc]
 
@@ -23,9 +23,9 @@ import numpy as np
 from hal_core.frames.envelope import FrameKind, encode, seal
 from hal_core.output.records import OutputRecord
 from hal_engine.transport import open_sink
-from hal_engine.transport.protocol import Cursor, State, control
+from hal_engine.transport.protocol import OUTPUT, VERSION, Acknowledge, Bye, Cursor, Hello, Refuse, encode_control
 
-GREETED = 64 + 2 + len(b"\5READY\x0bSocket-Type....ROUTER\x08Identity....")  #: bytes of ZeroMQ's greeting and READY
+GREETED = 8  #: bytes of a reader's answer, at least
 MOST_OPEN = 20  #: connections of strangers at a time
 
 
@@ -51,63 +51,44 @@ class Output:
 # Bytes of strangers ------------------------------------------------------------------------------------------------
 
 
-def greeting(draw: random.Random) -> bytes:
-    """A ZMTP 3 greeting without security, valid or nearly so."""
-    sound = b"\xff" + bytes(7) + b"\x01\x7f" + bytes([3, draw.choice([0, 1])]) + b"NULL".ljust(20, b"\0") + bytes(32)
-    return sound if draw.random() < 0.8 else mutated(draw, sound)
+def channel_frame(draw: random.Random, content: bytes) -> bytes:
+    """A frame of a channel; one in fifty lies about its length, and a few have another kind."""
+    length = 1 + len(content)
+    if draw.random() < 0.02:
+        length = draw.choice([0, 1, length + 1, 1 << 30, (1 << 31) + 5, (1 << 32) - 1])
+    return struct.pack("<IB", length, draw.choice([0, 0, 0, 0, 0, 0, 0, 1, 2, 255])) + content
 
 
-def zmtp_frame(draw: random.Random, body: bytes, flags: int) -> bytes:
-    """A frame of ZMTP 3; one in fifty lies about its length."""
-    lies = [0, 1, len(body) + 1, 1 << 31, (1 << 62) + 5, (1 << 64) - 1]
-    length = len(body) if draw.random() < 0.98 else draw.choice(lies)
-    if length > 255 or draw.random() < 0.1:
-        return struct.pack(">BQ", flags | 2, length) + body
-    return struct.pack(">BB", flags, length) + body
-
-
-def command(draw: random.Random, name: bytes, body: bytes) -> bytes:
-    return zmtp_frame(draw, bytes([len(name)]) + name + body, 4)
-
-
-def properties(draw: random.Random) -> bytes:
-    found = b""
-    kind, identity = draw.choice([b"DEALER", b"REQ", b"SUB", b""]), draw.randbytes(draw.randrange(12))
-    for name, value in ((b"Socket-Type", kind), (b"Identity", identity)):
-        found += bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
-    return found if draw.random() < 0.9 else mutated(draw, found)
+def hello(draw: random.Random) -> bytes:
+    """A first message, valid or nearly so."""
+    version = VERSION if draw.random() < 0.9 else draw.randrange(9)
+    numbers = draw.randrange(1, 9), draw.randrange(1 << 32), draw.randrange(1, 1 << 40), draw.randrange(1, 99)
+    found = encode_control(Hello(version, *numbers))
+    return found if draw.random() < 0.8 else mutated(draw, found)
 
 
 def hal_message(draw: random.Random) -> bytes:
-    """Frames of hal's for an unknown session, valid or nearly so, and some other bytes."""
+    """Messages of hal's for an unknown session, valid or nearly so, and some other bytes."""
     numbers = {"session": draw.randrange(1, 9), "sender": draw.randrange(1 << 32), "sequence": draw.randrange(1 << 40)}
     kind = draw.choice([*FrameKind, 99])
-    body = draw.choice([State(draw.randrange(1, 1 << 40), 8, draw.randrange(3)), Cursor(3)])
+    messages = Cursor(3), Acknowledge(draw.randrange(9)), Bye(draw.randrange(9)), Refuse("why")
     found = draw.choice([
-        lambda: seal(kind, draw.randbytes(draw.randrange(40)), **numbers),
-        lambda: control(kind, numbers["sequence"], session=numbers["session"], body=body),
-        lambda: encode(record(1), **numbers),
+        lambda: OUTPUT + seal(kind, draw.randbytes(draw.randrange(40)), **numbers),
+        lambda: encode_control(draw.choice(messages)),
+        lambda: hello(draw),
+        lambda: OUTPUT + encode(record(1), **numbers),
         lambda: draw.randbytes(draw.randrange(200)),
         lambda: b"",
     ])()  # fmt: skip
     return found if draw.random() < 0.7 else mutated(draw, found)
 
 
-COMMANDS = [b"PONG", b"SUBSCRIBE", b"CANCEL", b"ERROR", b"READY", b"", b"X" * 90]
-
-
 def conversation(draw: random.Random) -> list[bytes]:
-    """A peer that greets as ZeroMQ does, waits for the reader's greeting, and goes wrong later."""
-    first = greeting(draw) + (command(draw, b"READY", properties(draw)) if draw.random() < 0.9 else b"")
-    said = b""
-    for _ in range(draw.choice([1, 5, 300])):
-        said += draw.choice([
-            lambda: zmtp_frame(draw, hal_message(draw), draw.choice([0, 0, 0, 1])),
-            lambda: command(draw, b"PING", struct.pack(">H", draw.randrange(100)) + draw.randbytes(draw.randrange(20))),
-            lambda: command(draw, draw.choice(COMMANDS), b"\0"),
-            lambda: zmtp_frame(draw, draw.randbytes(draw.randrange(300)), draw.randrange(256)),
-        ])()  # fmt: skip
-    return [first, said]
+    """A peer that begins as a sink does, waits for the reader's answer, and goes wrong later."""
+    return [
+        channel_frame(draw, hello(draw)),
+        b"".join(channel_frame(draw, hal_message(draw)) for _ in range(draw.choice([1, 5, 300]))),
+    ]
 
 
 def mutated(draw: random.Random, source: bytes) -> bytes:
@@ -119,7 +100,7 @@ def mutated(draw: random.Random, source: bytes) -> bytes:
 
 
 KNOWN = [
-    b"\x01\x00\x02\x00A",  # a message of ZMTP 1, which has no descriptor
+    b"\xff" + bytes(7) + b"\x01\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32),  # a sink of hal 1.1
     b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 300\r\n\r\n" + b"x" * 300,
     b"GET / HTTP/1.0\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(200)),
@@ -172,7 +153,7 @@ class Strangers:
 
     @staticmethod
     def _hear(peer: socket.socket) -> None:
-        """Wait until the reader has sent all of its greeting, if it sends one."""
+        """Wait until the reader has answered, if it does."""
         peer.settimeout(0.05)
         heard = b""
         with contextlib.suppress(TimeoutError):

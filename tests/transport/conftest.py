@@ -12,7 +12,6 @@ from hal_core.slots.fields import FinishReason
 from hal_engine.reading import OutputReader
 from hal_engine.transport import open_sink, private_ipc_url, release_ipc
 from hal_engine.transport.urls import socket_of
-from zmq.utils.garbage import GarbageCollectorThread
 
 
 class Output:
@@ -77,7 +76,6 @@ def url():
     release_ipc(url)
     assert not socket_of(url).parent.exists()
     left = [thread for thread in threading.enumerate() if thread not in before]
-    left = [thread for thread in left if not isinstance(thread, GarbageCollectorThread)]  # pyzmq's, one a process
     for thread in left:
         thread.join(5)
     assert not [thread for thread in left if thread.is_alive()]

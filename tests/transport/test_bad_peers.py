@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
-import zmq
 from hal_core.errors import InvalidValue, Unavailable
-from hal_core.frames.envelope import FrameKind, encode, read_header, seal
+from hal_core.frames.envelope import FrameKind, encode, seal
 from hal_engine.reading import FrameSkipped, Gap, OutputReader, SessionEnded, SessionLost, SessionStarted
 from hal_engine.reading.session import Session
+from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport import open_sink, private_ipc_url, release_ipc
-from hal_engine.transport.protocol import Cursor, State, control, read_control
+from hal_engine.transport.channel import connect
+from hal_engine.transport.protocol import OUTPUT, VERSION, Bye, Cursor, Hello, Refuse, decode_control, encode_control
 from hal_engine.transport.urls import remove_stale_folders
 
 SESSION = 77
@@ -26,36 +30,40 @@ class ByHand:
     """A sender with arbitrary messages, because a reader may rely only on the wire format."""
 
     def __init__(self, url):
-        self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.DEALER)
-        self.socket.routing_id = b"by hand"
-        self.socket.connect(url)
+        self.url, self.channels = url, []
 
-    def say(self, *parts):
-        self.socket.send(b"".join(parts))
-
-    def state(self, last, oldest=1, echo=0):
-        return control(FrameKind.STATE, last, session=SESSION, body=State(oldest, 8, echo))
-
-    def hear(self, reader):
-        """Let the reader work until it sends a message, and return that."""
+    def connect(self, reader, oldest=1, **more):
+        """Connect and greet; let the reader work until it sends its cursor, and return the position in it."""
+        self.channel = connect(self.url)
+        self.channels.append(self.channel)
+        hello = {"version": VERSION, "session": SESSION, "sender": 0, "oldest": oldest, "capacity": 8}
+        self.say(Hello(**hello | more))
         for _ in range(500):
             assert reader.read(0.02) is None
-            if self.socket.poll(20):
-                return memoryview(self.socket.recv())
-        raise AssertionError("the reader says nothing")
-
-    def answer_cursor(self, reader, last, oldest=1):
-        """Let the reader work until it sends its cursor, acknowledge that, and return the position that it requests."""
-        for _ in range(500):
-            assert reader.read(0.02) is None
-            while self.socket.poll(20):
-                message = memoryview(self.socket.recv())
-                header = read_header(message)
-                if header.kind == FrameKind.CURSOR:
-                    self.say(self.state(last, oldest, read_control(header, message, Cursor).token))
-                    return header.sequence
+            for frame in self.channel.receive():
+                message = decode_control(frame[1:])
+                return message.after if isinstance(message, Cursor) else message
+            if self.channel.ended:
+                return self.channel.ended
         raise AssertionError("the reader gave no cursor")
+
+    def say(self, message):
+        self.channel.send(encode_control(message))
+
+    def send(self, *frames):
+        """The reader works in this thread, so another one waits for room."""
+        channel = self.channel
+        for frame in frames:
+            channel.send(OUTPUT, frame)
+        threading.Thread(target=channel.flush, args=(10.0,), daemon=True).start()
+
+    def is_cut_off(self, reader):
+        for _ in range(500):
+            assert reader.read(0.02) is None
+            self.channel.receive()
+            if self.channel.ended:
+                return True
+        return False
 
 
 @pytest.fixture
@@ -68,40 +76,82 @@ def by_hand(opened, output, url):
         number: encode(output(number).resolve(), session=SESSION, sender=0, sequence=number) for number in range(1, 6)
     }
     yield reader, events, sender, frames
-    sender.context.destroy(linger=0)
+    for channel in sender.channels:
+        channel.close()
 
 
-def test_garbage_is_skipped_counted_and_told_and_the_stream_goes_on(by_hand, steps):
+JUNK = [b"", b"no frame at all", b"c", b"cjunk", b"o", b"ojunk", b"z"]
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_garbage_is_skipped_counted_and_told_and_the_stream_goes_on(by_hand, steps, junk):
     reader, events, sender, frames = by_hand
-    sender.say(b"no frame at all")
-    sender.say(sender.state(0))
-    assert sender.answer_cursor(reader, last=0) == 0
-    sender.say(frames[1], b"garbage behind a frame")
-    sender.say(seal(99, b"", session=SESSION, sender=0, sequence=1), frames[2])  # a kind of a later revision
-    assert steps(reader, 2) == [1, 2]
-    assert reader.counters()["skipped"] == 2
-    assert [type(event) for event in events] == [FrameSkipped, SessionStarted, FrameSkipped]
+    assert sender.connect(reader) == 0
+    sender.send(frames[1])
+    assert steps(reader, 1) == [1]
+    sender.channel.send(junk)
+    assert sender.is_cut_off(reader)
+    assert sender.connect(reader) == 1
+    sender.send(frames[2])
+    assert steps(reader, 1) == [2]
+    assert reader.counters()["skipped"] == 1
+    assert [type(event) for event in events] == [SessionStarted, FrameSkipped]
 
 
-def test_late_messages_and_invalid_numbers_do_not_raise(by_hand):
+@pytest.mark.parametrize("junk", JUNK)
+def test_a_connection_that_begins_with_garbage_is_closed(by_hand, junk):
     reader, events, sender, _ = by_hand
-    sender.say(sender.state(0))
-    sender.answer_cursor(reader, last=0)
-    sender.say(control(FrameKind.STATE, 0, session=SESSION, body=State(-5, 4)))
-    sender.say(control(FrameKind.STATE, 0, session=SESSION, body=State(1, 0)))
-    bye = control(FrameKind.BYE, 0, session=SESSION)
-    sender.say(bye + bye)
+    with contextlib.closing(connect(reader.url)) as sender.channel:
+        sender.channel.send(junk)
+        assert sender.is_cut_off(reader)
+    assert [type(event) for event in events] == [FrameSkipped]
+
+
+def test_a_connection_that_never_says_who_it_is_is_closed(by_hand, monkeypatch):
+    reader, events, sender, _ = by_hand
+    monkeypatch.setattr(TIMEOUTS, "greeting", 0.05)
+    with contextlib.closing(connect(reader.url)) as sender.channel:
+        assert sender.is_cut_off(reader)
+    assert events == []
+
+
+def test_a_message_and_numbers_of_a_later_revision_do_not_raise(by_hand):
+    reader, events, sender, _ = by_hand
+    assert sender.connect(reader) == 0
+    sender.say(Bye(0))
     assert reader.read(10) is None
-    assert [type(event) for event in events] == [SessionStarted, FrameSkipped, FrameSkipped, SessionEnded]
+    assert [type(event) for event in events] == [SessionStarted, SessionEnded]
+    assert "closed" in sender.connect(reader) or "ended" in sender.channel.ended, "a session that has ended"
     reader.close()
+
+
+def test_another_version_is_refused_by_name_on_both_sides(by_hand, caplog):
+    reader, events, sender, _ = by_hand
+    assert sender.connect(reader, version=3) == Refuse("its version is 3, the reader's 2: install one version")
+    assert "a sink is refused: its version is 3" in caplog.text
+    assert events == []
+
+
+def test_a_sink_of_an_earlier_version_is_refused_by_name(by_hand, caplog):
+    """Its connections were ZeroMQ's, which begin with these bytes."""
+    reader, events, _, _ = by_hand
+    with socket.socket(socket.AF_UNIX) as former:
+        former.connect(reader.url.removeprefix("ipc://"))
+        former.sendall(b"\xff" + bytes(7) + b"\x01\x7f")
+        former.settimeout(0)
+        for _ in range(500):
+            assert reader.read(0.02) is None
+            if "hal 1.1 or before" in caplog.text:
+                break
+    assert "it is of hal 1.1 or before, whose connections were ZeroMQ's: install one version" in caplog.text
+    assert events == []
 
 
 def test_g19_duplicates_are_dropped_and_counted(by_hand, steps):
     reader, _, sender, frames = by_hand
-    sender.say(sender.state(3))
-    sender.answer_cursor(reader, last=3)
-    sender.say(frames[1], frames[1], frames[2])
-    sender.say(frames[1], frames[2], frames[3])
+    sender.connect(reader)
+    sender.send(frames[1], frames[1], frames[2])
+    sender.send(frames[1], frames[2], frames[3])
     assert steps(reader, 3) == [1, 2, 3]
     assert reader.read(0.05) is None
     assert reader.counters()["duplicates"] == 3
@@ -109,54 +159,60 @@ def test_g19_duplicates_are_dropped_and_counted(by_hand, steps):
 
 def test_g19_a_hole_is_asked_for_again(by_hand, steps):
     reader, events, sender, frames = by_hand
-    sender.say(sender.state(4))
-    sender.answer_cursor(reader, last=4)
-    sender.say(frames[1])
+    sender.connect(reader)
+    sender.send(frames[1])
     assert steps(reader, 1) == [1]
-    sender.say(frames[3], frames[4])
-    assert sender.answer_cursor(reader, last=4) == 1
-    sender.say(frames[2], frames[3], frames[4])
+    sender.send(frames[3], frames[4])
+    assert sender.is_cut_off(reader)
+    assert sender.connect(reader) == 1
+    sender.send(frames[2], frames[3], frames[4])
     assert steps(reader, 3) == [2, 3, 4]
     assert not [event for event in events if isinstance(event, Gap)]
 
 
-def test_g19_an_interrupt_between_the_parts_of_a_message_loses_nothing(by_hand, steps):
-    reader, _, sender, frames = by_hand
-    sender.say(sender.state(3))
-    sender.answer_cursor(reader, last=3)
-    sender.say(frames[1])
+def test_g19_frames_of_another_session_are_refused(by_hand, output):
+    reader, events, sender, _ = by_hand
+    sender.connect(reader)
+    sender.send(encode(output(1).resolve(), session=SESSION + 1, sender=0, sequence=1))
+    assert sender.is_cut_off(reader)
+    assert [type(event) for event in events] == [SessionStarted, FrameSkipped]
+
+
+def test_g19_frames_that_the_sender_no_longer_holds_are_a_gap(by_hand, steps):
+    reader, events, sender, frames = by_hand
+    sender.connect(reader)
+    sender.send(frames[1])
     assert steps(reader, 1) == [1]
-    sender.say(frames[2])
-    assert reader._receiver.socket.poll(10_000)
-    reader._receiver.socket.recv()  # the sender's name; Ctrl-C comes before the rest is read
-    sender.say(frames[3])
-    assert sender.answer_cursor(reader, last=3) == 1
-    sender.say(frames[2], frames[3])
-    assert steps(reader, 2) == [2, 3]
+    assert sender.connect(reader, oldest=4) == 3
+    sender.send(frames[4])
+    assert steps(reader, 1) == [4]
+    gap = next(event for event in events if isinstance(event, Gap))
+    assert (gap.session, gap.first, gap.last) == (SESSION, 2, 3)
 
 
-def test_g19_a_lost_tail_is_noticed_by_the_heartbeat(by_hand, steps):
-    reader, _, sender, frames = by_hand
-    sender.say(sender.state(2))
-    sender.answer_cursor(reader, last=2)
-    sender.say(frames[1], sender.state(2), sender.state(2))
-    assert steps(reader, 1) == [1]
-    assert sender.answer_cursor(reader, last=2) == 1
-    sender.say(frames[2])
-    assert steps(reader, 1) == [2]
-
-
-def test_g19_an_unreadable_frame_is_requested_once_then_a_gap(by_hand, steps):
+def test_g19_an_unreadable_frame_comes_once_more_then_a_gap(by_hand, steps):
     reader, events, sender, frames = by_hand
     bad = seal(FrameKind.OUTPUT, b"no record", session=SESSION, sender=0, sequence=1)
-    sender.say(sender.state(2))
-    sender.answer_cursor(reader, last=2)
-    sender.say(bad, frames[2])
-    assert sender.answer_cursor(reader, last=2) == 0
-    sender.say(bad, frames[2])
+    sender.connect(reader)
+    sender.send(bad, frames[2])
+    assert sender.is_cut_off(reader)
+    assert sender.connect(reader) == 0
+    sender.send(bad, frames[2])
     assert steps(reader, 1) == [2]
     gap = next(event for event in events if isinstance(event, Gap))
     assert (gap.session, gap.first, gap.last) == (SESSION, 1, 1)
+
+
+def test_g19_a_session_that_was_declared_lost_is_refused(by_hand):
+    reader, events, sender, _ = by_hand
+    reader._receiver._grace = 0.0
+    sender.connect(reader)
+    sender.channel.close()
+    for _ in range(500):
+        assert reader.read(0.02) is None
+        if isinstance(events[-1], SessionLost):
+            break
+    assert sender.connect(reader) == Refuse("it has declared this session lost")
 
 
 WORKER = """
@@ -201,15 +257,14 @@ def test_g19_a_killed_worker_is_a_lost_session_and_its_successor_a_new_one(opene
 
 @pytest.mark.parametrize("heard", [True, False])
 def test_g19_a_loss_at_the_last_session_end_is_reported_first(by_hand, heard):
-    """Both within one poll of the socket; the order in which they were noticed does not count."""
+    """Both within one look; the order in which they were noticed does not count."""
     reader, events, sender, _ = by_hand
-    sender.say(sender.state(0))
-    assert sender.answer_cursor(reader, last=0) == 0
+    assert sender.connect(reader) == 0
     receiver, lost = reader._receiver, Session(5, now=0.0)
     receiver.sessions[5] = lost
-    sender.say(control(FrameKind.BYE, 0, session=SESSION))
+    sender.say(Bye(0))
     while SESSION in receiver.sessions:
-        receiver._receive_one(0.1)
+        receiver._receive(0.1)
     receiver._lose(lost, "it fell silent")
     if not heard:
         reader._on_event = None

@@ -14,8 +14,8 @@ import pytest
 from hal_core import InvalidValue
 from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport.channel import Beats, Channel, connect
+from hal_engine.transport.curve import CurveKeys, Handshake, Sealer
 from hal_engine.transport.hub import Hub
-from hal_engine.transport.sealing import CurveKeys, Handshake, Sealer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -193,12 +193,12 @@ class TestKeys:
 
     def refused(self, hub, channel):
         while not channel.ended:
-            assert hub.receive(0.01) == [], "a peer that has shown no key is not heard, nor is its end"
+            assert [frame for _, frame in hub.receive(0.01)] in ([], [None]), "a peer without the key is heard"
             channel.establish(0.01)
         why = channel.ended
         channel.close()
         while hub.channels:
-            assert hub.receive(0.01) == []
+            assert [frame for _, frame in hub.receive(0.01)] in ([], [None])
         return why
 
     def test_a_key_that_is_not_admitted_is_refused(self):

@@ -1,8 +1,4 @@
-"""An engine that does not read while its workers die, with backlogs of every size: it loses sessions, never itself.
-
-libzmq 4.3 ends the process with ``Assertion failed: !_io_error`` when a connection breaks whose input was stopped at
-the high-water mark, while a ZeroMQ message (a heartbeat, or the answer to the peer's) is due on it.
-"""
+"""An engine that does not read while its workers die, with backlogs of every size: it loses sessions, never itself."""
 
 from __future__ import annotations
 
@@ -12,13 +8,14 @@ import textwrap
 
 import pytest
 from hal_engine.transport import private_ipc_url, release_ipc
-from hal_engine.transport.sockets import HIGH_WATER_MARK
 
 from tests import share
 
 pytestmark = pytest.mark.long(24)
 
 BACKLOGS = [1, 50, 64, 129, 400, 1000]
+HELD = 64
+"""Frames for which the kernel has room, at least."""
 ENGINE = """
     import sys, time
     from hal_engine.reading import OutputReader, SessionLost
@@ -28,7 +25,7 @@ ENGINE = """
     first = [reader.read(60) for reader in readers]
     print("met", flush=True)
     sys.stdin.readline()  # the workers are dead
-    time.sleep(2.5)       # ZeroMQ's heartbeats, were there any, would be due by now
+    time.sleep(0.5)
     for reader in readers:
         sequences = [1]
         try:
@@ -64,8 +61,8 @@ WORKER = """
     for sink, count in sinks.items():
         for number in range(1, count):
             sink.put(Output())
-            while sink.counters()["queued"] or not sink._window.is_sent:
-                time.sleep(0)  # each frame a message of its own
+            while sink.counters()["queued"]:
+                time.sleep(0)
     print("sent", flush=True)
     sys.stdin.readline()
     for sink in sinks:
@@ -110,31 +107,5 @@ def test_g19_an_engine_that_does_not_read_outlives_workers_that_end(scheme, end)
         release_ipc(url)
     assert engine.returncode == 0
     counts = list(map(int, told))
-    # Frames still in its own ZeroMQ are gone with it, also if it closes and cannot wait.
-    assert all(size - HIGH_WATER_MARK <= count <= size for count, size in zip(counts, BACKLOGS, strict=True))
-
-
-STRANGER = """
-    import socket, struct, time
-    from hal_engine.reading import OutputReader
-
-    with OutputReader("tcp://127.0.0.1:*") as reader:
-        host, port = reader.url.removeprefix("tcp://").split(":")
-        ready = b"\\5READY\\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
-        greeting = b"\\xff" + bytes(8) + b"\\x7f\\3\\0" + b"NULL".ljust(20, b"\\0") + bytes(32)
-        with socket.create_connection((host, int(port))) as stranger:
-            stranger.sendall(greeting + struct.pack("BB", 4, len(ready)) + ready)
-            stranger.recv(107, socket.MSG_WAITALL)  # greeted too
-            stranger.sendall(b"\\0\\1x" * 200 + b"\\4\\7\\4PING\\0\\0" + b"\\0\\1x")
-            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            time.sleep(0.5)
-        time.sleep(0.5)
-        while reader.counters()["skipped"] < 201:
-            reader.read(0.2)
-"""
-
-
-def test_g26_a_strangers_heartbeat_behind_a_backlog_ends_no_engine():
-    """libzmq answers when the backlog is read, on a connection that is gone; had its input been stopped, it aborts."""
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(STRANGER)], timeout=60, check=False)
-    assert done.returncode == 0
+    # Frames that the kernel had no room for are gone with it, also if it closes and cannot wait.
+    assert all(min(size, HELD) <= count <= size for count, size in zip(counts, BACKLOGS, strict=True))

@@ -3,7 +3,6 @@
 import threading
 
 import pytest
-import zmq
 from hal_core import InvalidValue
 from hal_engine.transport.curve import CurveKeys
 from hal_engine.transport.key_file import record_keys
@@ -11,7 +10,6 @@ from hal_engine.transport.key_file import record_keys
 from hal.cli import main
 
 LOCAL = "tcp://127.0.0.1:*"
-pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="this ZeroMQ was built without CURVE")
 
 
 def test_processes_that_make_the_key_at_once_have_one(tmp_path):

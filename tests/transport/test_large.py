@@ -6,14 +6,11 @@ import msgspec
 import numpy as np
 import pytest
 from hal_core.errors import InvalidValue
-from hal_core.frames.envelope import FrameKind, encode, read_header, seal
-from hal_engine.reading import FrameSkipped, Gap, SessionStarted
-from hal_engine.transport.protocol import Cursor, read_control
+from hal_core.frames.envelope import FrameKind, encode, seal
+from hal_engine.reading import Gap, SessionStarted
 
-from .conftest import Large, Output
+from .conftest import Large
 from .test_bad_peers import SESSION, ByHand
-
-FORMER_KINDS = range(7, 12)  # : announced frames in shared memory and in pieces
 
 
 @pytest.fixture
@@ -22,10 +19,10 @@ def by_hand(opened):
     events = []
     reader = opened.reader(on_event=events.append)
     sender = ByHand(reader.url)
-    sender.say(sender.state(0))
-    assert sender.answer_cursor(reader, last=0) == 0
+    assert sender.connect(reader) == 0
     yield reader, events, sender
-    sender.context.destroy(linger=0)
+    for channel in sender.channels:
+        channel.close()
 
 
 def frame(step):
@@ -35,7 +32,7 @@ def frame(step):
 def test_arrays_of_a_large_frame_are_read_only_views_of_its_message(by_hand):
     reader, events, sender = by_hand
     for step in (1, 2):
-        sender.say(frame(step))
+        sender.send(frame(step))
         found = reader.read(10)
         assert found.record == Large(step).resolve()
         assert (found.header.kind, found.header.sequence) == (FrameKind.OUTPUT, step)
@@ -48,13 +45,13 @@ def test_arrays_of_a_large_frame_are_read_only_views_of_its_message(by_hand):
 
 def test_g19_lost_large_frames_are_requested_and_duplicates_dropped(by_hand, steps):
     reader, events, sender = by_hand
-    sender.say(frame(2))
-    assert sender.answer_cursor(reader, last=0) == 0
-    for step in (1, 1, 2):
-        sender.say(frame(step))
+    sender.send(frame(2))
+    assert sender.is_cut_off(reader)
+    assert sender.connect(reader) == 0
+    sender.send(*map(frame, (1, 1, 2)))
     assert steps(reader, 2) == [1, 2]
     assert reader.counters()["duplicates"] == 1
-    assert not [event for event in events if isinstance(event, Gap | FrameSkipped)]
+    assert not [event for event in events if isinstance(event, Gap)]
 
 
 def torn(step):
@@ -72,64 +69,19 @@ def of_another(step):
 @pytest.mark.parametrize("unsound", [torn, of_another])
 def test_g19_an_invalid_large_frame_is_requested_once_then_a_gap(by_hand, steps, unsound):
     reader, events, sender = by_hand
-    sender.say(unsound(1))
-    assert sender.answer_cursor(reader, last=0) == 0
-    sender.say(frame(1))
+    sender.send(unsound(1))
+    assert sender.is_cut_off(reader)
+    assert sender.connect(reader) == 0
+    sender.send(frame(1))
     assert steps(reader, 1) == [1]
     assert reader.counters()["skipped"] == 1
-    sender.say(unsound(2))
-    assert sender.answer_cursor(reader, last=1) == 1
-    sender.say(unsound(2))
-    sender.say(frame(3))
+    sender.send(unsound(2))
+    assert sender.is_cut_off(reader)
+    assert sender.connect(reader) == 1
+    sender.send(unsound(2), frame(3))
     assert steps(reader, 1) == [3]
     (gap,) = [event for event in events if isinstance(event, Gap)]
     assert (gap.first, gap.last) == (2, 2)
-
-
-def test_a_message_in_several_parts_is_skipped_and_told(by_hand, steps):
-    reader, events, sender = by_hand
-    for message in ((b"garbage", b"more"), (frame(1), b"more"), (frame(1), frame(2), b"", b"and more")):
-        sender.socket.send_multipart(message)
-    sender.say(frame(1))
-    assert steps(reader, 1) == [1]
-    assert [type(event) for event in events] == [SessionStarted, *[FrameSkipped] * 3]
-    assert all("several parts" in event.reason for event in events[1:])
-
-
-def test_a_reader_skips_messages_of_former_versions(opened):
-    """Such a sender sends them only to a reader that has requested them, and they are not an error."""
-    events = []
-    reader = opened.reader(on_event=events.append)
-    sender = ByHand(reader.url)
-    sender.say(sender.state(0))
-    message = sender.hear(reader)
-    assert set(msgspec.msgpack.decode(message[64:])) <= {"token", "explicit", "leaving"}
-    token = read_control(read_header(message), message, Cursor).token
-    sender.say(sender.state(0, echo=token))
-    for kind in FORMER_KINDS:
-        sender.say(seal(kind, b"", session=SESSION, sender=0, sequence=1))
-    sender.say(frame(1))
-    assert reader.read(10).record.step == 1
-    assert reader.counters() == {"frames": 1, "duplicates": 0, "skipped": 0}
-    assert [type(event) for event in events] == [SessionStarted]
-    sender.context.destroy(linger=0)
-
-
-def test_a_sink_serves_a_reader_of_a_former_version_with_whole_frames(opened, url, monkeypatch):
-    """Its cursor lists pieces, and the place of its shared memory."""
-
-    class Former(Cursor):
-        pieces: bool = True
-        shared: str = "0123456789abcdef"
-
-    monkeypatch.setattr("hal_engine.reading.session.Cursor", Former)
-    reader, sink = opened.reader(), opened.sink()
-    for output in (Large(1), Output(2), Large(3)):
-        sink.put(output)
-        found = reader.read(10)
-        assert found.record == output.resolve()
-        assert found.header.kind == FrameKind.OUTPUT
-    assert reader.counters() == {"frames": 3, "duplicates": 0, "skipped": 0}
 
 
 class Wide(Large):
@@ -186,7 +138,7 @@ def test_a_record_that_cannot_be_encoded_fails_alone(opened, steps):
 
 
 def test_g18_large_frames_wait_for_room_and_none_is_lost(opened):
-    """A reader that does not read: ZeroMQ takes some messages, and the rest waits."""
+    """A reader that does not read: the kernel takes some frames, and the rest waits."""
     reader, sink = opened.reader(auto_ack=False), opened.sink(capacity=200)
     sink.put(Large(0))
     assert reader.read(10).record.step == 0

@@ -1,22 +1,17 @@
-"""The zmq transport: no record is lost or repeated, no wait is endless, and failures are named."""
+"""The transport with frames: no record is lost or repeated, no wait is endless, and failures are named."""
 
 from __future__ import annotations
 
 import os
 import random
-import socket
-import struct
 import threading
 
 import numpy as np
 import pytest
-import zmq
 from hal_core.errors import InvalidValue, SinkClosed, SinkFull, Undelivered
 from hal_core.output.sinks import Sink
 from hal_engine.reading import Gap, OutputReader, SessionLost
 from hal_engine.transport import open_sink
-from hal_engine.transport.sockets import dealer
-from hal_engine.transport.urls import socket_of
 
 from .conftest import close_in_thread
 
@@ -242,24 +237,6 @@ def test_a_closed_sink_and_one_of_a_forked_child_take_nothing(opened, output):
     sink.close(1)
     with pytest.raises(SinkClosed, match="is closed"):
         sink.put(output(0))
-
-
-def test_g19_an_abandoned_connection_takes_nothing_from_its_successor(opened, output, steps, url):
-    """It may end its handshake after the later one: a sender that misses its connection for long makes a new one."""
-    sink, reader = opened.sink(), opened.reader()
-    sink.put(output(1))
-    assert steps(reader, 1) == [1]
-    with zmq.Context() as context, dealer(context, sink.session, 7) as given_up, socket.socket(socket.AF_UNIX) as late:
-        properties = b"\x0bSocket-Type\0\0\0\x06DEALER\x08Identity" + struct.pack(">I", len(given_up.routing_id))
-        ready = b"\x05READY" + properties + given_up.routing_id
-        late.connect(str(socket_of(url)))
-        late.sendall(b"\xff" + bytes(8) + b"\x7f\3\0" + b"NULL".ljust(20, b"\0") + bytes(32))
-        late.sendall(struct.pack("BB", 4, len(ready)) + ready)
-        late.settimeout(60)
-        late.recv(107, socket.MSG_WAITALL)  # greeted too
-        assert reader.read(0.1) is None  # the present owner of the name keeps it
-        sink.put(output(2))
-        assert steps(reader, 1) == [2]
 
 
 def test_a_session_that_falls_silent_is_lost_once_and_then_refused(opened, output, steps):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hal_core.frames.envelope import FrameKind, seal
 from hal_engine.reading import Gap, SessionStarted
 from hal_engine.reading.session import Session
-from hal_engine.timeouts import TIMEOUTS
-from hal_engine.transport.protocol import State
+from hal_engine.transport.protocol import VERSION, Hello
 from hal_engine.transport.window import Window
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,20 +18,17 @@ def frame(number):
 
 
 @settings(deadline=None)
-@given(moves, st.integers(1, 400))
-def test_g19_a_window_holds_what_is_not_acknowledged_and_sends_it_in_order(moves, limit):
+@given(moves)
+def test_g19_a_window_holds_what_is_not_acknowledged_and_sends_it_in_order(moves):
     window = Window()
     made, acknowledged, unsent = 0, 0, 1  # the model
     for move, number in moves:
         if move == "add":
             made += 1
             window.add(frame(made))
-        elif move == "send" and unsent <= made:
-            message, count = window.message(limit)
-            assert message == b"".join(frame(number) for number in range(unsent, unsent + count))
-            assert count == 1 or len(message) <= limit
-            window.sent(count)
-            unsent += count
+        elif move == "send":
+            assert window.take() == (frame(unsent) if unsent <= made else None)
+            unsent = min(unsent + 1, made + 1)
         elif move == "ack":
             window.acknowledge(number)
             acknowledged = max(acknowledged, min(number, made))
@@ -45,34 +41,32 @@ def test_g19_a_window_holds_what_is_not_acknowledged_and_sends_it_in_order(moves
         assert window.nbytes == sum(len(frame(number)) for number in range(acknowledged + 1, made + 1))
 
 
+def hello(oldest, capacity=8):
+    return Hello(VERSION, 9, 0, oldest, capacity)
+
+
 def test_new_sessions_start_at_the_oldest_frame_known_ones_at_cursor():
     session = Session(9, now=0.0)
-    _, cursor = session.ask(0.0)
-    assert not cursor.explicit
-    assert session.hear(7, State(oldest=4, capacity=8, echo=cursor.token)) == SessionStarted(9, 0, 4)
-    assert session.expected == 4
+    assert session.begin(hello(4), "a channel") == SessionStarted(9, 0, 4)
+    assert (session.expected, session.last, session.channel) == (4, 3, "a channel")
     known = Session(9, now=0.0, after=3)
-    sequence, cursor = known.ask(0.0)
-    assert (sequence, cursor.explicit) == (3, True)
-    assert known.hear(7, State(oldest=4, capacity=8, echo=cursor.token)) is None
-    assert isinstance(known.hear(7, State(oldest=6, capacity=8, echo=known.ask(0.0)[1].token)), Gap)
+    assert known.last == 3
+    assert known.begin(hello(4), "a channel") is None
+    gap = known.begin(hello(6), "another")
+    assert isinstance(gap, Gap)
+    assert (gap.first, gap.last, known.expected) == (4, 5, 6)
 
 
-def test_only_the_answer_to_the_last_cursor_counts():
-    session = Session(9, now=0.0)
-    _, former = session.ask(0.0)
-    session.ask(0.0)
-    assert session.hear(7, State(oldest=4, capacity=8, echo=former.token)) is None
-    assert session.is_asking
-
-
-def test_unanswered_cursors_and_missing_frames_are_requested_again():
+def test_a_connection_repairs_what_the_end_of_the_former_one_broke():
     session = Session(9, now=0.0, after=3)
-    _, cursor = session.ask(0.0)
-    assert not session.must_ask(5, TIMEOUTS.ask_again / 2)
-    assert session.must_ask(5, TIMEOUTS.ask_again * 2)
-    session.hear(5, State(oldest=1, capacity=8, echo=cursor.token))
-    assert not session.must_ask(5, 1.0)  # the frames may be on their way
-    assert session.must_ask(5, 1.1)  # the sender made them before its last message, so they are not
-    session.expected = 6
-    assert not session.must_ask(5, 1.2)
+    session.breaks(7.0)
+    assert (session.channel, session.broken) == (None, 7.0)
+    session.begin(hello(1), "a channel")
+    assert session.broken is None
+
+
+def test_an_unreadable_frame_is_given_up_the_second_time():
+    session = Session(9, now=0.0, after=3)
+    assert session.unreadable(4, "why") is None
+    assert isinstance(session.unreadable(4, "why"), Gap)
+    assert session.expected == 5

@@ -2,7 +2,7 @@
 
     from hal_engine.timeouts import TIMEOUTS
 
-    socket.settimeout(TIMEOUTS.connection)
+    channel.flush(TIMEOUTS.message)
 
 docs/timeouts.md lists all of them; ``python -m hal_engine.timeouts`` prints the table of these.
 """
@@ -18,14 +18,18 @@ from hal import timeouts
 MOST = 1e9
 """Upper bound of a duration: Python's locks take no wait beyond ``threading.TIMEOUT_MAX``."""
 MOST_POLLED = 2e6
-"""Upper bound of a wait in ZeroMQ, whose milliseconds are a C int."""
+"""Upper bound of a wait for a socket: poll's milliseconds are a C int."""
 UNBOUNDED = 3600.0
 """Length of one wait without any bound; the wait is repeated."""
 LEAST_HEARTBEAT, MOST_HEARTBEAT = 0.001, 3600.0
-"""Bounds of a sink's heartbeat: ZeroMQ's poll counts milliseconds."""
+"""Bounds of a sink's heartbeat: poll counts milliseconds."""
 
 
-GONE = ("HEARTBEAT_ENGINE", "BROKEN", "PROCESS_BEAT", "PEER_HEARTBEAT", "PEER_IDLE")
+GONE = (
+    *("HEARTBEAT_ENGINE", "BROKEN", "PROCESS_BEAT", "PEER_HEARTBEAT", "PEER_IDLE", "CONNECTION", "STRANGERS"),
+    *("STRANGERS_LOOK", "LOCK_NAME", "KEEPALIVE", "ASK_AGAIN", "READER_SLICE", "NOTE", "LAST_MESSAGE", "SINK_LAST"),
+    *("READER_LEAVE", "LINGER", "PROCESS_LOOK", "READER_LOOK", "RECORDS"),
+)
 """Former timeouts, whose variables limit nothing any more."""
 
 
@@ -68,14 +72,13 @@ class Timeouts(timeouts.Timeouts):
     )
     longest_look: Seconds = Seconds(1.0, "a pause of the engine that counts for `step`; in a longer one it was stopped")
     engine_wait: Seconds = Seconds(0.1, "a wait of the engine for its workers in one turn")
-    records: Seconds = Seconds(0.05, "a wait of the engine for records before it reads messages")
     silence: Seconds = Seconds(
         30.0, "a channel of the engine without a sign of life, after which the other side counts as lost"
     )
-    parting: Seconds = Seconds(2.0, "ranks' reading the last message before the engine closes its end")
+    parting: Seconds = Seconds(
+        2.0, "the other side's reading what was sent, when an end between engine and rank closes"
+    )
     message: Seconds = Seconds(10.0, "a rank's wait for a connection to send a message")
-    last_message: Seconds = Seconds(1.0, "sending a rank's last message when it closes")
-    note: Seconds = Seconds(1.0, "a rank's wait for a connection to send what the engine can do without")
     lost_rank: Seconds = Seconds(1.0, "ranks' naming the one that is lost, after a collective failed")
     raised: Seconds = Seconds(5.0, "the other ranks' raising too, after a runner raised on one rank of a group")
     ranks_end_forced: Seconds = Seconds(1.0, "the end of ranks that cannot end in order")
@@ -87,7 +90,6 @@ class Timeouts(timeouts.Timeouts):
     last_step: Seconds = Seconds(0.02, "without a new step, before a rank waits for its last one")
     output: Seconds = Seconds(0.001, "between two looks for the output of a running step whose blocks are to be sent")
     transfer: Seconds = Seconds(0.2, "between two calls of a transfer that has blocks under way, at most")
-    process_look: Seconds = Seconds(0.25, "between two looks of `hal.AsyncEngine` for the end of its engine process")
     process_silence: Seconds = Seconds(
         8.0, "an engine process without a beat, after which it counts as stopped: its requests end with an error"
     )
@@ -104,15 +106,12 @@ class Timeouts(timeouts.Timeouts):
     # records and their readers
     deadline: Seconds = Seconds(10.0, "a sink's wait for room (`open_sink`)")
     heartbeat: Seconds = Seconds(0.25, "between two heartbeats of a sink (`open_sink`)")
-    sink_last: Seconds = Seconds(0.5, "sending a sink's last message when it closes")
+    leave: Seconds = Seconds(0.5, "the other side's reading what was sent, when a sink, a reader or a transfer closes")
     sink_leave: Seconds = Seconds(1.0, "the end of a sink's thread")
     lost_after: Seconds = Seconds(30.0, "silence of a session, after which it is lost (`OutputReader`)")
     grace: Seconds = Seconds(2.0, "a broken connection of a session, after which it is lost (`OutputReader`)")
+    idle_look: Seconds = Seconds(0.25, "between two looks for a peer that is silent or has gone, while nothing comes")
     acknowledge: Seconds = Seconds(0.02, "a reader's wait for more records before it acknowledges")
-    ask_again: Seconds = Seconds(0.5, "a cursor without an answer, before it is sent again")
-    reader_look: Seconds = Seconds(0.25, "between two looks of a reader for broken connections and silent sessions")
-    reader_leave: Seconds = Seconds(0.5, "senders' confirming the last acknowledgements when a reader closes")
-    reader_slice: Seconds = Seconds(0.02, "a part of that wait")
     retry: Seconds = Seconds(
         1.0, "until a client of `hal serve` tries again, whose request found a full queue (`Retry-After`)"
     )
@@ -124,14 +123,8 @@ class Timeouts(timeouts.Timeouts):
     beat: Seconds = Seconds(1.0, "between two signs of life on a channel of the engine")
     greeting: Seconds = Seconds(10.0, "a new connection's showing its key")
     lock: Seconds = Seconds(1.0, "another process's taking or giving back an address in the same folder")
-    connection: Seconds = Seconds(1.0, "a connection within a host, until the kernel has made it")
     reconnect: Seconds = Seconds(0.01, "between two looks for a reader that is not there, at first")
     reconnect_most: Seconds = Seconds(0.2, "the same, at most")
-    keepalive: Seconds = Seconds(1.0, "between the kernel's probes of a tcp connection, whole seconds")
-    linger: Seconds = Seconds(0.1, "sending what is left when a socket closes")
-    strangers: Seconds = Seconds(1.0, "the end of strangers' connections before a reader closes")
-    strangers_look: Seconds = Seconds(0.001, "between two looks at them")
-    lock_name: Seconds = Seconds(1.0, "the holder of an address's writing its name into the lock file")
     lock_look: Seconds = Seconds(0.01, "between two looks for that name")
 
 

@@ -134,7 +134,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
         key."""
         if not self.sends_by_tcp:
             return None
-        from hal_engine.transport.key_file import record_keys  # imports ZeroMQ
+        from hal_engine.transport.key_file import record_keys
 
         return record_keys(str(self.sink), self.key)
 

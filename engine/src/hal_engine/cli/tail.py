@@ -58,7 +58,7 @@ def tail(url: str, key: Path | None, printer: Printer, *, keep: bool, timeout: f
 
     Ctrl-C is the usual end: status 0. Other signals give their own status.
     """
-    from hal_engine.reading import OutputReader  # so that a listing does not load ZeroMQ
+    from hal_engine.reading import OutputReader
     from hal_engine.transport.key_file import record_keys
 
     keys = record_keys(url, key, make=True)

@@ -25,7 +25,7 @@ from .steps import StepOrder, decode_step, encode_step
 
 if TYPE_CHECKING:
     from hal_engine.transport.channel import Buffer
-    from hal_engine.transport.sealing import CurveKeys
+    from hal_engine.transport.curve import CurveKeys
 
 Contents: TypeAlias = "Message | StepOrder | OutputRecord"
 _MESSAGE, _STEP, _RECORD = b"m", b"s", b"r"
@@ -227,9 +227,9 @@ class RankChannel:
         return self.end.send(message, TIMEOUTS.message if wait is None else wait)
 
     def close(self) -> None:
-        """Close; what was sent has one more second."""
+        """Close, once the engine has read what was sent, or after ``TIMEOUTS.parting``."""
         self._beats.close()
-        self._channel.part(TIMEOUTS.last_message)
+        self._channel.part(TIMEOUTS.parting)
 
     def _take(self) -> bool:
         self._received += [one for one in self.end.receive() if not isinstance(one, OutputRecord)]

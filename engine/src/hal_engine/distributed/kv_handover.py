@@ -37,7 +37,7 @@ from .steps import TaskOrder
 if TYPE_CHECKING:
     from hal_engine.proposers import Proposer
     from hal_engine.stepping import Stepper
-    from hal_engine.transport.sealing import CurveKeys
+    from hal_engine.transport.curve import CurveKeys
 
     from .control_messages import Setup
 

@@ -36,9 +36,8 @@ from hal_engine.steppers import open_runner
 from hal_engine.stepping import Acceptance, Stepper, overlap_of
 from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport import open_sink
-from hal_engine.transport.curve import CurveKeys as OldKeys
+from hal_engine.transport.curve import CurveKeys
 from hal_engine.transport.fanout_sink import FanoutSink, close_all
-from hal_engine.transport.sealing import CurveKeys
 
 from .control_channel import RankChannel
 from .control_messages import (
@@ -161,7 +160,7 @@ class _Serving:
         """Report a runner's exception. Return whether all ranks of the group raised so in this step. Raises a verdict
         that comes instead."""
         said = Raised(self.rank, self.step, method, type(error).__name__, trace_told(error))
-        self.channel.send(said, TIMEOUTS.note)
+        self.channel.send(said, 0.0)
         answer = self.channel.answer(TIMEOUTS.raised)
         if isinstance(answer, Verdict):
             raise self._verdict(answer)
@@ -174,14 +173,14 @@ class _Serving:
         if self._timed is not None and (now := time.monotonic()) >= self._due:
             host, self._due = time.thread_time(), now + TIMEOUTS.stats
             self._began = host if self._began is None else self._began
-            self.channel.send(Spent(self.rank, host - self._began, self._timed.device_seconds), TIMEOUTS.note)
+            self.channel.send(Spent(self.rank, host - self._began, self._timed.device_seconds), 0.0)
 
     def _tell_drafts(self) -> None:
         """Report new draft counts, on the one rank of a group that sends."""
         found = self._acceptance
         if self._first and found.drafted != self._told:
             self._told = found.drafted
-            self.channel.send(Drafts(self.rank, (found.drafted, found.accepted, found.turns)), TIMEOUTS.note)
+            self.channel.send(Drafts(self.rank, (found.drafted, found.accepted, found.turns)), 0.0)
 
     def wait(self, wanted: type[_Wanted]) -> _Wanted:
         """Wait for that message. Raises a verdict that comes instead."""
@@ -214,7 +213,7 @@ class _Serving:
         if isinstance(error, GroupLost) and error.argument == "engine":  # no engine is left to report to
             close_groups()
             return
-        said = self.channel.send(failed_message(error, self.rank, self.step), TIMEOUTS.last_message)
+        said = self.channel.send(failed_message(error, self.rank, self.step), TIMEOUTS.parting)
         close_groups()  # ranks that wait for this one in a collective end before its timeout
         end = time.monotonic() + self._patience
         while said and (left := end - time.monotonic()) > 0:
@@ -242,7 +241,7 @@ class _Serving:
         sinks: list[Sink] = [RecordSink(self.channel.end)]
         try:
             if setup.sink:
-                keys = OldKeys.shared(setup.sink_key) if setup.sink_key else None
+                keys = CurveKeys.shared(setup.sink_key) if setup.sink_key else None
                 sinks.append(open_sink(setup.sink, sender=setup.number + number, curve=keys))
             self._sink = sinks[0] if len(sinks) == 1 else FanoutSink(sinks)
             yield
@@ -255,7 +254,7 @@ class _Serving:
                 undelivered += error.records
             self._told = -1  # also of turns without drafts
             self._tell_drafts()
-            self.channel.send(Left(self.rank, undelivered), TIMEOUTS.note)
+            self.channel.send(Left(self.rank, undelivered), 0.0)
 
     def _worker(self, setup: Setup, layout: RankLayout, device: BoundDevice) -> tuple[Stepper, StateCheck | None]:
         """Open the groups with the other ranks, load this rank's part of the model or make its runner, and the
@@ -300,7 +299,7 @@ class _Serving:
             rejection=setup.rejection,
         )
         if self._first:
-            worker.runner.on_drafts = lambda counts: self.channel.send(Drafted(self.rank, counts), TIMEOUTS.note)
+            worker.runner.on_drafts = lambda counts: self.channel.send(Drafted(self.rank, counts), 0.0)
         device.open_group(state=worker.state, group=group)
         self._hands(setup, worker, proposer)
         return worker, StateCheck(worker, ranks) if setup.check and ranks is not None else None

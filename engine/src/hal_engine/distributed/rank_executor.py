@@ -47,7 +47,7 @@ from .steps import StepOrder, orders_of
 if TYPE_CHECKING:
     from hal_core.handover import Description
 
-    from hal_engine.transport.sealing import CurveKeys
+    from hal_engine.transport.curve import CurveKeys
 
 log = logging.getLogger("hal")
 _Said = TypeVar("_Said", Hello, Ready, Up)
@@ -136,7 +136,7 @@ class RankExecutor:
         end = time.monotonic() + timeout
         while True:
             left = end - time.monotonic()
-            self._take_messages(0.0 if self._records else max(0.0, min(left, TIMEOUTS.records)))
+            self._take_messages(0.0 if self._records else max(0.0, min(left, TIMEOUTS.engine_wait)))
             if self._records:
                 group, record = self._records.popleft()
                 self._clock.taken(group)
@@ -154,7 +154,7 @@ class RankExecutor:
         while True:
             over = senders <= self._left.keys() | self.channel.gone().keys() or time.monotonic() > end
             over = over or bool(self._starter.ended())
-            self._take_messages(TIMEOUTS.records)
+            self._take_messages(TIMEOUTS.engine_wait)
             found += self._records
             self._records.clear()
             if over:
@@ -186,7 +186,7 @@ class RankExecutor:
         self.channel.send(Stop())
         end = time.monotonic() + TIMEOUTS.ranks_end
         while len(self._left) < self.layout.dp and not self._starter.ended() and time.monotonic() < end:
-            self._take_messages(TIMEOUTS.records)
+            self._take_messages(TIMEOUTS.engine_wait)
         self._end(TIMEOUTS.ranks_end)
 
     def close(self) -> None:
@@ -330,7 +330,7 @@ class RankExecutor:
         "" if it reports nothing in time."""
         end = time.monotonic() + TIMEOUTS.lost_rank
         while not (how := self._starter.ended()) and time.monotonic() < end:
-            self._take_messages(TIMEOUTS.records)
+            self._take_messages(TIMEOUTS.engine_wait)
         return how
 
     def _blamed(self) -> tuple[int, Failed]:
@@ -345,7 +345,7 @@ class RankExecutor:
             if ended or (self._failed and time.monotonic() > end):
                 message = (named or self._failed)[0]
                 return (message.lost[0] if message.lost else message.rank), message
-            self._take_messages(TIMEOUTS.records)
+            self._take_messages(TIMEOUTS.engine_wait)
 
     def _lose(self, rank: int, why: str, cure: str = "") -> RankLost:
         """Send every rank the verdict, once. Return it as an error."""

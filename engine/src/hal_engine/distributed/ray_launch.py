@@ -19,7 +19,7 @@ from hal_core import InvalidValue, Unavailable
 
 from hal.selection import plugin_of
 from hal_engine.timeouts import TIMEOUTS
-from hal_engine.transport.sealing import CurveKeys
+from hal_engine.transport.curve import CurveKeys
 
 from .rank_executor import RankExecutor
 from .ray_rank import Prepared, RayRank

@@ -31,7 +31,7 @@ class RayRank:
         os.environ.update(environment)
         from hal_core.devices import HeldPort
 
-        from hal_engine.transport.sealing import CurveKeys
+        from hal_engine.transport.curve import CurveKeys
 
         handle, log = tempfile.mkstemp(prefix="hal-rank-", suffix=".err")
         os.dup2(handle, sys.stderr.fileno())

@@ -146,7 +146,7 @@ class EngineLink:
         poller.register(self._wake_end, select.POLLIN)
         while not self._closing:
             poller.register(self._channel, select.POLLIN | (select.POLLOUT if self._channel.wants_room else 0))
-            if any(number == self._wake_end for number, _ in poller.poll(1000 * TIMEOUTS.process_look)):
+            if any(number == self._wake_end for number, _ in poller.poll(1000 * TIMEOUTS.idle_look)):
                 os.read(self._wake_end, 4096)
             assert self._process is not None
             status = self._process.poll()  # before its last messages are read
@@ -262,7 +262,7 @@ class EngineLink:
                 self._channel.receive()
                 if self._channel.ended:
                     self._channel.close()  # the process waits for that, so that nothing is lost
-                time.sleep(TIMEOUTS.reader_slice)
+                time.sleep(TIMEOUTS.pause)
         self._process.kill()
         self._process.wait()
 

@@ -164,7 +164,7 @@ def serve_requests(channel: Caller, engine: Engine, pulse: CallerEnd | None = No
 
 def run(channel: Channel) -> int:
     """Serve the caller at the other end of the channel; the exit status."""
-    caller, wait = CallerEnd(channel), TIMEOUTS.last_message
+    caller, wait = CallerEnd(channel), TIMEOUTS.parting
     try:
         caller.send(Hello(0, 1, versions()))
         serve = caller.receive(TIMEOUTS.serve)

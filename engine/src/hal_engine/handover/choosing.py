@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hal_core import BoundDevice
     from hal_core.handover import BlockCache, KvTransfer
 
-    from hal_engine.transport.sealing import CurveKeys
+    from hal_engine.transport.curve import CurveKeys
 
 _OPTION = "--transfer"
 _METHODS = ("describe", "reserve", "send", "seal", "receive", "cancel", "close")

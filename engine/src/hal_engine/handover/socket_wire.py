@@ -18,8 +18,8 @@ from hal_core.handover import BlockCache, BlockTransfer, Description, Patience
 
 from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport.channel import Beats, Buffer, Channel, connect
+from hal_engine.transport.curve import CurveKeys
 from hal_engine.transport.hub import Hub
-from hal_engine.transport.sealing import CurveKeys
 
 MOST_ADMITTED = 1024
 """Most admitted peers' keys; the oldest is dropped first."""
@@ -142,11 +142,11 @@ class SocketWire:
         return () if self._hub.is_closed else (self._hub,)
 
     def close(self) -> None:
-        """See :class:`hal_core.handover.Wire`. The last messages get 100 ms more."""
+        """See :class:`hal_core.handover.Wire`. The last messages have a moment more."""
         if self._hub.is_closed:
             return
         self._beats.close()
-        end = time.monotonic() + TIMEOUTS.linger
+        end = time.monotonic() + TIMEOUTS.leave
         for channel in self._hub.channels:
             channel.flush(max(0.0, end - time.monotonic()))
         self._hub.close()

@@ -7,8 +7,8 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-import zmq
 from hal_core import HalError, InvalidValue, OutputRecord
 from hal_core.frames import Frame
 
@@ -18,6 +18,9 @@ from hal_engine.reading.session import Session
 from hal_engine.timeouts import MOST_POLLED, TIMEOUTS, UNBOUNDED
 from hal_engine.transport.curve import CurveKeys
 from hal_engine.transport.urls import adopt_ipc, private_ipc_url, release_folder
+
+if TYPE_CHECKING:
+    from hal_engine.transport.hub import Hub
 
 
 class OutputReader:
@@ -136,9 +139,10 @@ class OutputReader:
                 self._receiver.acknowledge(known, upto)
 
     @property
-    def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
-        """Return the sockets to poll (``zmq.Poller``); when one is readable, call ``read(0)`` until it returns None."""
-        return self._receiver.socket, self._receiver.connections.monitor
+    def sockets(self) -> tuple[Hub, ...]:
+        """Return what to poll (anything that takes a ``fileno()``); when it can be read, call ``read(0)`` until it
+        returns None."""
+        return (self._receiver.hub,)
 
     def counters(self) -> dict[str, int]:
         """Return the frames read, duplicates dropped, and stretches of bytes skipped because they were no frames."""
@@ -208,20 +212,17 @@ class OutputReader:
                     self._receiver.acknowledge(session, session.read)
 
     async def _wait_async(self, seconds: float) -> None:
-        """Wait until a descriptor is readable. They signal only changes, so both sockets were checked before."""
+        """Wait until something has come, or until it is time to look for losses."""
         loop, receiver = asyncio.get_running_loop(), self._receiver
         changed = asyncio.Event()
-        descriptors = [int(socket.get(zmq.FD)) for socket in (receiver.socket, receiver.connections.monitor)]
-        for descriptor in descriptors:
-            loop.add_reader(descriptor, changed.set)
+        loop.add_reader(receiver.hub, changed.set)
         try:
             async with asyncio.timeout(max(0.0, min(seconds, receiver.look_seconds()))):
                 await changed.wait()
         except TimeoutError:
             pass
         finally:
-            for descriptor in descriptors:
-                loop.remove_reader(descriptor)
+            loop.remove_reader(receiver.hub)
 
 
 def _cursors(after: tuple[int, int] | Mapping[int, int] | None) -> dict[int, int]:

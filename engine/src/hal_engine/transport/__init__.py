@@ -30,8 +30,8 @@ def open_sink(
 ) -> Sink:
     """Open the sink that the URL names. A reader may already listen there or start later.
 
-    ``ipc:///folder/name`` and ``tcp://host:port`` send frames over ZeroMQ; ``curve`` encrypts tcp. Any other scheme is
-    a transport of the entry-point group ``hal.transports``, such as ``sysv://FOLDER?layout=…`` of
+    ``ipc:///folder/name`` and ``tcp://host:port`` send frames over a channel of their own; ``curve`` encrypts tcp. Any
+    other scheme is a transport of the entry-point group ``hal.transports``, such as ``sysv://FOLDER?layout=…`` of
     ``adapters/fastdeploy`` (``docs/output.md``). ``require_loss_detection`` refuses a transport whose readers cannot
     detect a loss.
 
@@ -48,9 +48,9 @@ def open_sink(
 
         return open_installed(url, options)
     scheme_of(url)
-    from hal_engine.transport.zmq_sink import ZmqSink  # so that listing devices does not load ZeroMQ
+    from hal_engine.transport.acknowledged_sink import AcknowledgedSink  # so that listing devices loads no sockets
 
-    return ZmqSink(
+    return AcknowledgedSink(
         url,
         capacity=options.capacity,
         capacity_bytes=options.capacity_bytes,

@@ -1,7 +1,7 @@
 """An ordered stream of frames between two processes: one connection, over a Unix socket or over tcp.
 
 A frame on the wire is u32 (little-endian), how many bytes follow; u8, its kind; and its content. With keys
-(:mod:`hal_engine.transport.sealing`) kind and content are encrypted and authenticated together. The kernel keeps the
+(:mod:`hal_engine.transport.curve`) kind and content are encrypted and authenticated together. The kernel keeps the
 order and repeats nothing. A connection that has ended is not made again: a new one is a new channel, and frames that
 were under way on the old one may be lost.
 
@@ -29,7 +29,7 @@ from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport.urls import check_named_port, socket_of
 
 if TYPE_CHECKING:
-    from hal_engine.transport.sealing import CurveKeys, Handshake, Sealer
+    from hal_engine.transport.curve import CurveKeys, Handshake, Sealer
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 MOST_BYTES = 1 << 30
@@ -46,6 +46,8 @@ _TURN = 1 << 20
 """Bytes that one call reads, so that one busy peer does not keep a thread from the others."""
 _PROBES = 3
 """Probes without an answer after which the kernel takes the other host for lost."""
+_FORMER = b"\xff\0\0\0\0\0\0\0\1\x7f"
+"""ZeroMQ's greeting, by which the peers of earlier versions begin."""
 _CREDENTIALS = struct.Struct("3i")
 """Process, user and group, as SO_PEERCRED gives them."""
 
@@ -73,6 +75,7 @@ class Channel:
         self._large: bytearray | None = None
         self._filled = self._length = 0  # of the large frame
         self._early: list[memoryview] = []
+        self._is_first = True  # no frame has come yet
         self.key, self.ended, self.number = "", "", 0
         self.heard = time.monotonic()
         self.is_trusted = handshake is None
@@ -220,6 +223,8 @@ class Channel:
                 self._large += bytes(min(self._filled, self._length - self._filled))
             return
         self._end += count
+        if self._is_first and self._space[: len(_FORMER)] == _FORMER:
+            raise ValueError("it is of hal 1.1 or before, whose connections were ZeroMQ's: install one version")
         while self._end - self._start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._space, self._start)
             begin = self._start + _LENGTH.size
@@ -241,6 +246,7 @@ class Channel:
             self._start, self._end = 0, left
 
     def _open(self, frame: memoryview, messages: list[memoryview]) -> None:
+        self._is_first = False
         if self._handshake is not None:
             self._meet(self._handshake, bytes(frame))
             return
@@ -322,7 +328,7 @@ def connect(url: str, keys: CurveKeys | None = None) -> Channel:
     """
     check_named_port(url)
     if (path := socket_of(url)) is None:
-        from hal_engine.transport.sealing import Handshake  # within a host nothing is sealed
+        from hal_engine.transport.curve import Handshake  # within a host nothing is sealed
 
         host, _, port = url.removeprefix("tcp://").rpartition(":")
         with _undone(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as sock:

@@ -1,107 +1,186 @@
-"""Keys for tcp: CurveZMQ encrypts both directions, and each side authenticates the other by its public key."""
+"""Keys of a tcp channel: each side shows its own, and everything after that is encrypted and authenticated.
+
+Both sides know, or decide on, the other's public key (X25519). The caller sends its public key and a fresh one, the
+answering side a fresh one. Three Diffie-Hellman results, of the fresh keys and of each side's own key with the other's
+fresh key, give one key for each direction (BLAKE2b over these results and all public keys). So only the owners of both
+own keys can compute them, a recording is of no use later, and a key that is lost later opens no recording. Frames are
+sealed with ChaCha20-Poly1305, numbered from 0 in each direction.
+"""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from hashlib import blake2b
 
-import zmq
-from hal_core import InvalidValue, Unavailable
+from hal_core import InvalidValue
 
-from hal_engine.transport.urls import scheme_of
+_MAGIC = b"hal key 2"
+"""Version of the greeting; another one is refused."""
+_KEY = 32
+_NONCE = struct.Struct("<4xQ")
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+"""Of Z85 (ZeroMQ's RFC 32), in which keys are written."""
+_LENGTH = 40
 
-if TYPE_CHECKING:
-    from zmq.auth.thread import ThreadAuthenticator
-
-_LENGTH = 40  #: characters of a key in Z85
+Admits = Callable[[str], bool]
+"""Whether the owner of this public key is let in."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """One side's keys in Z85, 40 characters each, and the public keys of its peers.
+    """One side's pair of keys, and the public keys of its peers, each as 40 characters (Z85).
 
-    A sender names one key, its reader's. A reader names every sender that it admits, or has a ``gate`` that decides.
+    A sender names one key, its reader's. A reader names every sender that it admits, or has ``admits`` decide.
     """
 
     public: str
     secret: str = field(repr=False)
     peers: tuple[str, ...] = ()
-    gate: Gate | None = field(default=None, repr=False, compare=False)
+    admits: Admits | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for key in (self.public, self.secret, *self.peers):
-            if not isinstance(key, str) or len(key.encode()) != _LENGTH:
+            if not isinstance(key, str) or _decoded(key) is None:
                 raise InvalidValue(
                     f"a key is no text of {_LENGTH} characters", cure="CurveKeys.new()", argument="curve"
                 )
-        if _needs_curve() and zmq.curve_public(self.secret.encode()).decode() != self.public:
+        if _public_of(_bytes_of(self.secret)) != _bytes_of(self.public):
             raise InvalidValue("the public key is not the secret one's", cure="CurveKeys.new()", argument="curve")
 
     @classmethod
-    def new(cls, *peers: str, gate: Gate | None = None) -> CurveKeys:
-        """Return a new key pair for one side."""
-        _needs_curve()
-        public, secret = zmq.curve_keypair()
-        return cls(public.decode(), secret.decode(), peers, gate)
+    def new(cls, *peers: str, admits: Admits | None = None) -> CurveKeys:
+        """Return a new pair of keys for one side."""
+        secret = _new_secret()
+        return cls(_encoded(_public_of(secret)), _encoded(secret), peers, admits)
 
     @classmethod
     def shared(cls, secret: str) -> CurveKeys:
         """Return the keys of either side if both share one secret key. Raises ValueError for an invalid key."""
-        public = zmq.curve_public(secret.encode()).decode()
+        if _decoded(secret) is None:
+            raise ValueError(f"it has no {_LENGTH} characters of a key")
+        public = _encoded(_public_of(_bytes_of(secret)))
         return cls(public, secret, (public,))
 
     def knowing(self, *peers: str) -> CurveKeys:
         """Return the same keys with these peers."""
         return CurveKeys(self.public, self.secret, peers)
 
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Tell ZeroMQ's authenticator whether the sender with this public key is one of the peers."""
-        return key.decode() in self.peers
+    def admitting(self, key: str) -> bool:
+        """Return whether the owner of this public key is one of the peers."""
+        return key in self.peers if self.admits is None else self.admits(key)
 
 
-def secure_sender(socket: zmq.Socket[bytes], url: str, keys: CurveKeys) -> None:
-    """Let the sender's socket, not yet connected, talk only to the reader with that key."""
-    _check(url, keys)
-    if len(keys.peers) != 1:
-        raise InvalidValue(f"{len(keys.peers)} peers", cure="name the reader's public key", argument="curve")
-    socket.curve_publickey, socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
-    socket.curve_serverkey = keys.peers[0].encode()
+class Sealer:
+    """One end of a sealed stream. Frames must be opened in the order in which they were sealed."""
+
+    def __init__(self, send_key: bytes, receive_key: bytes) -> None:
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+        self._wrong = InvalidTag
+        self._encrypt, self._decrypt = ChaCha20Poly1305(send_key).encrypt, ChaCha20Poly1305(receive_key).decrypt
+        self._sent = self._received = 0
+
+    def seal(self, frame: bytes) -> bytes:
+        """Return the next frame, sealed."""
+        nonce, self._sent = _NONCE.pack(self._sent), self._sent + 1
+        return self._encrypt(nonce, frame, None)
+
+    def open(self, sealed: memoryview) -> bytes:
+        """Return the frame that was sealed. Raises ValueError if it is not the next one of this stream."""
+        nonce, self._received = _NONCE.pack(self._received), self._received + 1
+        try:
+            return self._decrypt(nonce, sealed, None)
+        except (self._wrong, ValueError) as error:
+            raise ValueError("it uses another key") from error
 
 
-class Gate(Protocol):
-    """Decides which peers are admitted; it is asked in its own thread."""
+class Handshake:
+    """One side's part. ``greeting``: what it sends first; nothing on the side that answers."""
 
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Return whether the peer with this public key is admitted."""
+    def __init__(self, keys: CurveKeys, *, calls: bool) -> None:
+        """``calls``: this side has connected, to the one peer that ``keys`` name."""
+        self._keys, self._calls = keys, calls
+        self._fresh_secret = _new_secret()
+        self._fresh_public = _public_of(self._fresh_secret)
+        self.greeting = _MAGIC + _bytes_of(keys.public) + self._fresh_public if calls else b""
+
+    def take(self, greeting: bytes) -> tuple[bytes, Sealer, str]:
+        """Take the peer's greeting. Return the answer, or nothing; what seals from here on; and the peer's key.
+
+        Raises ValueError for bytes that are no greeting, and for a key that is not let in.
+        """
+        wanted = len(_MAGIC) + _KEY * (1 if self._calls else 2)
+        if len(greeting) != wanted or not greeting.startswith(_MAGIC):
+            raise ValueError("it sends no greeting of a peer with keys")
+        fresh = greeting[-_KEY:]
+        if self._calls:
+            (peer,), answer = self._keys.peers, b""
+        else:
+            peer, answer = _encoded(greeting[len(_MAGIC) : -_KEY]), _MAGIC + self._fresh_public
+            if not self._keys.admitting(peer):
+                raise ValueError("its key is not let in")
+        return answer, self._sealer(_bytes_of(peer), fresh), peer
+
+    def _sealer(self, peer: bytes, fresh: bytes) -> Sealer:
+        own = _bytes_of(self._keys.secret)
+        both_fresh = _shared(self._fresh_secret, fresh)
+        own_with_fresh, fresh_with_own = _shared(own, fresh), _shared(self._fresh_secret, peer)
+        mine, theirs = (_bytes_of(self._keys.public), self._fresh_public), (peer, fresh)
+        caller, answerer = (mine, theirs) if self._calls else (theirs, mine)
+        of_caller, of_answerer = (own_with_fresh, fresh_with_own) if self._calls else (fresh_with_own, own_with_fresh)
+        mixed = blake2b(_MAGIC, digest_size=64)
+        for part in (both_fresh, of_caller, of_answerer, *caller, *answerer):
+            mixed.update(part)
+        keys = mixed.digest()
+        return Sealer(keys[:_KEY], keys[_KEY:]) if self._calls else Sealer(keys[_KEY:], keys[:_KEY])
 
 
-def secure_reader(
-    socket: zmq.Socket[bytes], url: str, keys: CurveKeys, gate: Gate | None = None
-) -> ThreadAuthenticator:
-    """Let the reader's socket, not yet bound, admit the peers that ``gate`` accepts; without a gate, only the keys'
-    peers. Return the authenticator; the caller calls its ``stop()``."""
-    from zmq.auth.thread import ThreadAuthenticator
+def _new_secret() -> bytes:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-    _check(url, keys)
-    gate = keys.gate if gate is None else gate
-    if gate is None and not keys.peers:
-        raise InvalidValue("no peers, so nobody is let in", cure="name the senders' public keys", argument="curve")
-    asked = ThreadAuthenticator(socket.context)
-    asked.start()
-    asked.configure_curve_callback("*", keys if gate is None else gate)
-    socket.curve_publickey, socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
-    socket.curve_server = True
-    return asked
+    return X25519PrivateKey.generate().private_bytes_raw()
 
 
-def _check(url: str, keys: CurveKeys) -> None:
-    if scheme_of(url) != "tcp":
-        raise InvalidValue(f"{url!r} is no tcp address", cure="ipc is private by its folder", argument="curve")
-    if not isinstance(keys, CurveKeys):
-        raise InvalidValue(f"{type(keys).__name__} is no CurveKeys", cure="CurveKeys.new()", argument="curve")
+def _public_of(secret: bytes) -> bytes:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
-def _needs_curve() -> bool:
-    if not zmq.has("curve"):
-        raise Unavailable("this ZeroMQ was built without CURVE", cure="install pyzmq's own wheel", argument="curve")
-    return True
+def _shared(secret: bytes, public: bytes) -> bytes:
+    """Return the Diffie-Hellman result. Raises ValueError for a key of small order, which anybody could compute."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+    return X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(public))
+
+
+def _bytes_of(key: str) -> bytes:
+    found = _decoded(key)
+    assert found is not None  # checked where the key was given
+    return found
+
+
+def _decoded(key: str) -> bytes | None:
+    """Return the 32 bytes of a key in Z85; None for text that is none."""
+    if len(key) != _LENGTH or any(digit not in _DIGITS for digit in key):
+        return None
+    found = b""
+    for at in range(0, _LENGTH, 5):
+        number = 0
+        for digit in key[at : at + 5]:
+            number = 85 * number + _DIGITS.index(digit)
+        if number >> 32:
+            return None
+        found += number.to_bytes(4, "big")
+    return found
+
+
+def _encoded(key: bytes) -> str:
+    found = ""
+    for at in range(0, _KEY, 4):
+        number = int.from_bytes(key[at : at + 4], "big")
+        found += "".join(_DIGITS[number // 85**place % 85] for place in range(4, -1, -1))
+    return found

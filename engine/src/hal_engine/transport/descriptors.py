@@ -1,4 +1,4 @@
-"""File descriptors that must be free before a call of ZeroMQ: ZeroMQ ends the process when it finds none."""
+"""File descriptors that must be free before something is opened, so that one error names the limit."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ import resource
 
 from hal_core import Unavailable
 
-#: Descriptors of a ZeroMQ socket with its monitor: the polls and mailboxes of its threads, and those of the sockets;
-#: one connection and the check of its peer; and the pipe that wakes the sink's thread.
-SENDER = 12
-#: The same with the listener, the lock of its address, and two connections, which ZeroMQ accepts in its own thread.
-READER = 12
-#: Descriptors of the authenticator for keys: its event loop, and the sockets for requests and answers.
-GATE = 8
+#: Descriptors of a sink: its connection, and the pipe that wakes its thread; one more to look for the reader.
+SENDER = 6
+#: Descriptors of a reader: its listener, what it polls, and two connections; one more for its address.
+READER = 6
 #: Descriptors of a search for an installed transport (one folder and one file at a time) and its import.
 SEARCH = 3
 #: Descriptors that a rank has open at most, and in addition for each rank of its job: the connections of its groups.

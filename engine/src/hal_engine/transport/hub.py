@@ -15,8 +15,9 @@ from hal_core import InvalidValue
 
 from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport.channel import Channel, tune
+from hal_engine.transport.curve import CurveKeys, Handshake
+from hal_engine.transport.descriptors import READER, check_descriptors
 from hal_engine.transport.places import bind_path, unbind_path
-from hal_engine.transport.sealing import CurveKeys, Handshake
 from hal_engine.transport.urls import private_ipc_url, release_folder, scheme_of, socket_of
 
 Received = list[tuple[Channel, memoryview | None]]
@@ -40,20 +41,21 @@ class Hub:
     def __init__(self, url: str | None = None, keys: CurveKeys | None = None) -> None:
         """``keys``: this side's, for tcp. Raises :class:`InvalidValue` for an address that cannot be used."""
         self._owns_folder, self._keys, self._pid = url is None, keys, os.getpid()
+        check_descriptors(READER, f"a reader of {url or 'a private address'}", argument="url")
         self.url = private_ipc_url() if url is None else url
-        try:
-            self._path = socket_of(self.url)
-            self._door, self._identity = self._listen(scheme_of(self.url))
-        except BaseException:
+        with contextlib.ExitStack() as undo:
             if self._owns_folder:
-                release_folder(self.url)
-            raise
+                undo.callback(release_folder, self.url)
+            scheme, self._path = scheme_of(self.url), socket_of(self.url)
+            self._door, self._identity = self._listen(scheme)
+            undo.callback(self._shut)
+            self._epoll = select.epoll()
+            self._epoll.register(self._door, select.EPOLLIN)
+            undo.pop_all()
         self._channels: dict[int, Channel] = {}
         self._with_room = set[int]()  # channels that are polled for room to write, too
         self._strangers: dict[Channel, float] = {}
         self._full_until = 0.0  # no descriptors are left for new connections
-        self._epoll = select.epoll()
-        self._epoll.register(self._door, select.EPOLLIN)
         _hubs.add(self)
 
     def fileno(self) -> int:
@@ -94,10 +96,8 @@ class Hub:
             elif (channel := self._channels.get(number)) is not None:
                 received += [(channel, message) for message in channel.receive()]
                 if channel.ended:
-                    was_stranger = not channel.is_trusted and channel in self._strangers
                     self.drop(channel)
-                    if not was_stranger:
-                        received.append((channel, None))
+                    received.append((channel, None))
                 elif channel.is_trusted:
                     self._strangers.pop(channel, None)
         return received
@@ -121,12 +121,15 @@ class Hub:
             return
         for channel in self.channels:
             self.drop(channel)
-        if self._path is not None:
-            unbind_path(self._path, self._identity)
-        self._door.close()
+        self._shut()
         self._epoll.close()
         if self._owns_folder:
             release_folder(self.url)
+
+    def _shut(self) -> None:
+        if self._path is not None:
+            unbind_path(self._path, self._identity)
+        self._door.close()
 
     def _listen(self, scheme: str) -> tuple[socket.socket, tuple[int, int]]:
         if (path := self._path) is not None:

@@ -8,7 +8,6 @@ import stat
 import tempfile
 from pathlib import Path
 
-import zmq
 from hal_core import InvalidValue
 
 from .curve import CurveKeys
@@ -36,7 +35,7 @@ def record_keys(url: str, file: Path | None, *, make: bool = False) -> CurveKeys
         raise InvalidValue(f"{url!r} is private by its folder", cure="leave it out", argument="--key")
     try:
         return _read(file, make=make)
-    except (OSError, ValueError, zmq.ZMQError) as error:
+    except (OSError, ValueError) as error:
         if isinstance(error, InvalidValue):
             raise
         what = f"{file} is no key: {getattr(error, 'strerror', None) or error}"

@@ -24,33 +24,44 @@ _MODE = 0o600
 _CREDENTIALS = struct.Struct("3i")
 
 
+def open_exactly(path: Path, flags: int = 0) -> int:
+    """Open the file for reading and writing, for this user only whatever the umask. Create it if it is missing."""
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, _MODE)
+    try:
+        if stat.S_IMODE(os.fstat(descriptor).st_mode) != _MODE:
+            os.fchmod(descriptor, _MODE)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def bind_path(url: str, path: Path, backlog: int) -> tuple[socket.socket, tuple[int, int]]:
     """Return a listening socket at the path, and what identifies it there.
 
     Raises :class:`InvalidValue` for a path that cannot be used, or where a process listens, which it names.
     """
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        os.fchmod(door.fileno(), _MODE)  # the mode of the file on Linux: other users may never connect
-        with _locked(path.parent):
-            _check_free(url, path)
-            path.unlink(missing_ok=True)
-            door.bind(os.fspath(path))
-            if (mode := stat.S_IMODE(path.lstat().st_mode)) & ~_MODE:
-                path.unlink()
-                cure = "set umask 077, or use private_ipc_url()"
-                raise Unavailable(f"{url!r} would be open to others: mode {mode:o}", cure=cure, argument="url")
-            path.chmod(_MODE)  # the umask may have removed this user's rights
-            door.listen(backlog)
-        door.setblocking(False)
-        return door, _identity(path)
-    except OSError as error:
-        door.close()
-        cure = "choose a folder that exists and can be written"
-        raise InvalidValue(f"cannot bind {url!r}: {error}", cure=cure, argument="url") from error
-    except BaseException:
-        door.close()
-        raise
+    with contextlib.ExitStack() as undo:
+        try:
+            door = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            os.fchmod(door.fileno(), _MODE)  # the mode of the file on Linux: other users may never connect
+            with _locked(path.parent):
+                _check_free(url, path)
+                path.unlink(missing_ok=True)
+                door.bind(os.fspath(path))
+                undo.callback(path.unlink, missing_ok=True)
+                if (mode := stat.S_IMODE(path.lstat().st_mode)) & ~_MODE:
+                    cure = "set umask 077, or use private_ipc_url()"
+                    raise Unavailable(f"{url!r} would be open to others: mode {mode:o}", cure=cure, argument="url")
+                path.chmod(_MODE)  # the umask may have removed this user's rights
+                door.listen(backlog)
+            door.setblocking(False)
+            found = door, _identity(path)
+        except OSError as error:
+            cure = "choose a folder that exists and can be written"
+            raise InvalidValue(f"cannot bind {url!r}: {error}", cure=cure, argument="url") from error
+        undo.pop_all()
+    return found
 
 
 def unbind_path(path: Path, identity: tuple[int, int]) -> None:

@@ -1,97 +1,94 @@
-"""Messages between sender and reader besides output frames.
+"""Messages between a sink and its reader, each a frame of one channel (:mod:`hal_engine.transport.channel`).
 
-The reader binds (a ROUTER), the senders connect (each a DEALER). So the engine owns the address, and senders and reader
-may start, stop and restart in any order. A ZeroMQ message holds one or more frames, one after the other.
+The reader listens, and the sinks connect. So the engine owns the address, and sinks and reader may start, stop and
+restart in any order. The first byte of a frame names its contents.
 
-=============  ================  ==========================================================================
-frame          direction         meaning of its sequence, and its body (a MessagePack map)
-=============  ================  ==========================================================================
-OUTPUT         sender → reader   its number within the session, from 1, without gaps
-STATE          sender → reader   the last number made; :class:`State`. Heartbeat, greeting, and answer to CURSOR
-CURSOR         reader → sender   send everything after this number again; :class:`Cursor`
-ACKNOWLEDGE    reader → sender   everything up to this number is received, the sender may drop it
-BYE            sender → reader   the session ended with this number, everything is acknowledged; :class:`Bye`
-REFUSE         reader → sender   the session was declared lost, the reader accepts no more of it
-=============  ================  ==========================================================================
+===========  ================  =======================================================================================
+message      direction         meaning
+===========  ================  =======================================================================================
+Hello        sink → reader     the first: version, session, and the frames that the sink holds
+Cursor       reader → sink     the answer: send everything after this number
+OUTPUT       sink → reader     a frame of :mod:`hal_core.frames`; numbered from 1 within the session, without gaps
+Acknowledge  reader → sink     everything up to this number is processed, the sink may drop it
+Bye          sink → reader     the session ended with this number, and everything is acknowledged
+Refuse       reader → sink     nothing more is taken: another version, or a session that was declared lost
+===========  ================  =======================================================================================
 
-A sender sends no output before a reader has sent its CURSOR. It answers with a STATE, which echoes the cursor's token
-and gives the oldest number that it still holds; then it sends from there. So the reader can distinguish three cases: a
-repeated frame (dropped), a frame lost on the way (it sends its cursor again), and a real loss (reported). A reader
-sends its cursor to every session that is new to it, whatever frame of it arrives first. So a restart of either side or
-a broken connection needs no other message. Acknowledgements are cumulative and repeated at every heartbeat: losing one
-does no harm.
-
-The reader does not limit what arrives, so the sender limits what it sends: frames by its window, and heartbeats by
-their answers. A reader answers each STATE with an ACKNOWLEDGE or a CURSOR. A sender that has sent eight without an
-answer sends no more until one arrives, or until it has a new connection.
-
-A side skips kinds of frames, and names in a body, that it does not know: a later revision may add both. A change of how
-frames travel must be requested in the CURSOR, so that a reader of the older revision gets them unchanged.
+A connection that ends loses the frames under way. The next one begins with the same two messages, so the sink sends
+again from where the reader stopped, and the reader sees what the sink no longer holds. Signs of life are the channel's
+beats.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeAlias
 
 import msgspec
 from hal_core import FrameError
-from hal_core.frames import FrameHeader, FrameKind, read_body, seal
 
-#: Waiting frames are joined to messages of about this many bytes.
-MESSAGE_BYTES = 1 << 16
+from hal_engine.transport.channel import Buffer
 
-
+VERSION = 2
+"""Of these messages. Version 1 went over ZeroMQ (hal 1.1 and before)."""
+OUTPUT, CONTROL = b"o", b"c"
+"""First bytes: an output frame, or one of these messages as a tagged MessagePack map."""
+Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
-Token = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
-class State(msgspec.Struct, omit_defaults=True, gc=False):
-    """The frames that a sender holds."""
-
-    oldest: Positive  #: the oldest number still held, or the next one if none is
-    capacity: Positive  #: how many frames it holds at most before it makes its caller wait
-    echo: Token = 0  #: the token of the cursor that this answers, 0 for none
+class _Control(msgspec.Struct, tag=True, gc=False, omit_defaults=True):
+    """A message; its class is its tag. Unknown names are skipped, so that a later version may add some."""
 
 
-class Cursor(msgspec.Struct, omit_defaults=True, gc=False):
-    """The position where a reader continues. Without ``explicit`` it starts at the oldest frame that is held.
+class Hello(_Control):
+    """``oldest``: the oldest frame that the sink holds, or the next one if it holds none. ``capacity``: how many it
+    holds at most before it makes its caller wait."""
 
-    It is not an acknowledgement: the engine may not have processed all that its reader has received. A reader that is
-    ``leaving`` wants no more frames, only the answer. The answer shows that its last acknowledgement has arrived:
-    messages in flight may be lost when a connection ends.
-    """
-
-    token: Token
-    explicit: bool = False
-    leaving: bool = False
+    version: int
+    session: int
+    sender: Number
+    oldest: Positive
+    capacity: Positive
 
 
-class Bye(msgspec.Struct, omit_defaults=True, gc=False):
-    """The end of a session. ``again``: its worker restarts, so a new session follows."""
+class Cursor(_Control):
+    """Where the reader continues. None: at the oldest frame that is held."""
 
+    after: Number | None = None
+
+
+class Acknowledge(_Control):
+    """Everything up to ``sequence`` is processed."""
+
+    sequence: Number
+
+
+class Bye(_Control):
+    """The session's end. ``again``: its worker restarts, so a new session follows."""
+
+    last: Number
     again: bool = False
 
 
-class Empty(msgspec.Struct, gc=False):
-    """The body of frames whose header is complete without one."""
+class Refuse(_Control):
+    """``why``: in words, for the sink's error."""
+
+    why: str
 
 
-_Control = TypeVar("_Control", State, Cursor, Bye, Empty)
-_encoder = msgspec.msgpack.Encoder()
-_EMPTY = Empty()
+Control: TypeAlias = Hello | Cursor | Acknowledge | Bye | Refuse
+_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Control)
 
 
-def control(
-    kind: FrameKind, sequence: int, *, session: int, sender: int = 0, body: State | Cursor | Bye | Empty = _EMPTY
-) -> bytes:
-    """Return a control frame."""
-    return seal(kind, _encoder.encode(body), session=session, sender=sender, sequence=sequence)
+def encode_control(message: Control) -> bytes:
+    """Return a message as a frame."""
+    return CONTROL + _encoder.encode(message)
 
 
-def read_control(header: FrameHeader, frame: memoryview, body_type: type[_Control]) -> _Control:
-    """Return the body of a control frame; unknown names are skipped. Raises FrameError."""
-    body = read_body(header, frame)
+def decode_control(body: Buffer) -> Control:
+    """Return the message in the frame's bytes after the first. Raises only :class:`FrameError`."""
     try:
-        return msgspec.msgpack.decode(body, type=body_type)
+        message: Control = _decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise FrameError(f"the control frame of kind {header.kind} is unreadable: {error}") from error
+        raise FrameError(f"a message is unreadable: {error}", cure="install one version on both sides") from error
+    return message

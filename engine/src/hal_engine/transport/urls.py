@@ -20,7 +20,7 @@ from pathlib import Path
 
 from hal_core import HalError, InvalidValue, Unavailable
 
-from hal_engine.transport.addresses import lock_of, open_exactly, remove_left
+from hal_engine.transport.places import open_exactly, remove_left
 
 SCHEMES = ("ipc", "tcp")  #: the schemes that carry frames
 _PREFIX, _SOCKET = "hal-", "output"
@@ -37,7 +37,7 @@ def scheme_of(url: str) -> str:
         raise _bad(url, "has a NUL character in it", "leave it out")
     if not separator or scheme not in SCHEMES:
         raise _bad(url, f"has no scheme of {', '.join(SCHEMES)}", "write ipc:///folder/name or tcp://host:port")
-    if not _is_text(address):  # ZeroMQ requires it
+    if not _is_text(address):
         raise _bad(url, "has bytes that are no UTF-8", "use a host or folder whose name is text")
     if scheme == "tcp":
         _check_host_and_port(url, address)
@@ -150,7 +150,7 @@ def _make_folder(parent: Path) -> Path:
 
 def _remove_folder(folder: Path) -> None:
     """Remove a private folder, even without a free descriptor, which listing it would need."""
-    for name in (_SOCKET, lock_of(folder / _SOCKET).name, _NEW_LOCK, _LOCK):
+    for name in (_SOCKET, _NEW_LOCK, _LOCK):
         with contextlib.suppress(OSError):  # usually there is none
             (folder / name).unlink()
     try:

@@ -1,4 +1,4 @@
-"""The frames that a sender still holds because no reader has acknowledged them. No I/O, so it is tested alone."""
+"""The frames that a sink still holds because no reader has acknowledged them. No I/O, so it is tested alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Window:
         self._waiting: deque[bytes] = deque()  # the last ones of them, still to be sent
         self.first = 1
         self.nbytes = 0
-        self.resent = 0  #: number of frames that a reader requested again
+        self.resent = 0  #: number of frames that were sent again on a new connection
 
     def __len__(self) -> int:
         return len(self._frames)
@@ -31,11 +31,6 @@ class Window:
         """Return the number of the frame to send next; ``next`` when all are sent."""
         return self.first + len(self._frames) - len(self._waiting)
 
-    @property
-    def is_sent(self) -> bool:
-        """Return whether the transport has every frame."""
-        return not self._waiting
-
     def add(self, frame: bytes) -> None:
         """Hold the frame, whose sequence is ``next``."""
         self._frames.append(frame)
@@ -49,13 +44,11 @@ class Window:
         count = min(sequence, self.next - 1) - self.first + 1
         if count <= 0:
             return 0
-        freed = 0
         for _ in range(count):
-            freed += len(frames.popleft())
+            self.nbytes -= len(frames.popleft())
         while len(self._waiting) > len(frames):
             self._waiting.popleft()
         self.first += count
-        self.nbytes -= freed
         return count
 
     def rewind(self, after: int) -> None:
@@ -64,26 +57,11 @@ class Window:
         self.resent += max(0, self.unsent - target)
         self._waiting = deque(islice(self._frames, target - self.first, None))
 
-    def message(self, limit: int) -> tuple[bytes, int]:
-        """Return the next unsent frames, joined up to about ``limit`` bytes, and how many; ``sent`` confirms them."""
-        waiting = self._waiting
-        if len(waiting) == 1:  # the usual case
-            return waiting[0], 1
-        size, count = 0, 0
-        for frame in waiting:
-            size += len(frame)
-            if count and size > limit:
-                break
-            count += 1
-        return b"".join(islice(waiting, count)), count  # a single frame is not copied
-
-    def sent(self, count: int) -> None:
-        """Note that the transport has the ``count`` frames of the last message."""
-        popleft = self._waiting.popleft
-        for _ in range(count):
-            popleft()
+    def take(self) -> bytes | None:
+        """Return the next frame to send, which counts as sent; None if there is none."""
+        return self._waiting.popleft() if self._waiting else None
 
     def deliveries(self) -> list[tuple[str, int, int]]:
-        """Return ``(request_id, first_position, count)`` of everything held, which is undelivered if the sender ends
+        """Return ``(request_id, first_position, count)`` of everything held, which is undelivered if the sink ends
         now."""
-        return [told for frame in self._frames for told in decode(frame).record.deliveries()]
+        return [one for frame in self._frames for one in decode(frame).record.deliveries()]

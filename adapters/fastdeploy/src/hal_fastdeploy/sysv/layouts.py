@@ -174,7 +174,7 @@ def _check(record: OutputRecord, at: Ints, batch_size: int, layout: Layout) -> N
     if problems:
         raise InvalidValue(
             f"step {record.step} does not fit layout {layout.name}: {'; '.join(problems)}",
-            cure="choose another layout, or a transport with frames (zmq)",
+            cure="choose another layout, or a transport with frames (ipc, tcp)",
             hook="save_output",
             argument="record",
         )

@@ -1,9 +1,7 @@
-"""The sink that sends frames over ZeroMQ, acknowledged and bounded (``hal_engine.transport.protocol`` defines the
-messages).
+"""The sink whose frames a reader acknowledges, in a bounded window (:mod:`hal_engine.transport.protocol`).
 
 ``put`` only queues. One thread resolves the outputs in order and encodes them. It holds each frame until the reader has
-acknowledged it, and exchanges messages with the reader. It sleeps in one poll on its socket and on a pipe by which
-``put`` wakes it.
+acknowledged it. It sleeps in one poll on its connection and on a pipe by which ``put`` wakes it.
 """
 
 from __future__ import annotations
@@ -11,27 +9,29 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from typing import TYPE_CHECKING
 
 from hal_core.frames import PendingOutput, complete_with, encode, is_ready
 
 from hal_engine.timeouts import TIMEOUTS
-from hal_engine.transport.connection import Connection
-from hal_engine.transport.curve import CurveKeys
+from hal_engine.transport.delivery import Delivery, hello_of
 from hal_engine.transport.descriptors import SENDER, check_descriptors
-from hal_engine.transport.protocol import MESSAGE_BYTES
+from hal_engine.transport.protocol import Bye
 from hal_engine.transport.queued_sink import Deliveries, QueuedSink, closed
-from hal_engine.transport.sender import Sender
 from hal_engine.transport.window import Window
 
-#: Bytes that are encoded before they are sent while outputs wait: then each poll of the socket serves many frames.
-_TAKE_BYTES = 4 * MESSAGE_BYTES
+if TYPE_CHECKING:
+    from hal_engine.transport.curve import CurveKeys
+
+#: Bytes that are encoded before they are sent while outputs wait: then each poll serves many frames.
+_TAKE_BYTES = 1 << 18
 #: write(2) that keeps the interpreter's lock: ``os.write`` would pass it to the woken thread. The caller of ``put``
 #: would then wait until that thread has built and encoded the record.
 _write = ctypes.PyDLL(None).write
 _write.argtypes, _write.restype = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t), ctypes.c_ssize_t
 
 
-class ZmqSink(QueuedSink):
+class AcknowledgedSink(QueuedSink):
     """See :func:`hal_engine.transport.open_sink`."""
 
     detects_loss = True
@@ -58,18 +58,13 @@ class ZmqSink(QueuedSink):
         self._abandoned: Deliveries = []  # outputs that the thread abandoned when it failed
         self._wake_end, self._wake = _pipe(url)
         try:
-            self._connection = Connection(url, self.session, curve, self._wake_end)
-        except BaseException:
-            self._close_pipe()
-            raise
-        numbers = {"session": self.session, "sender": sender, "capacity": capacity}
-        self._wire = Sender(self._connection, self._window, **numbers, heartbeat=heartbeat)
-        self._thread = threading.Thread(target=self._run, name=f"hal-sink-{sender}", daemon=True)
-        try:
+            hello = hello_of(self.session, sender, capacity)
+            self._delivery = Delivery(url, curve, self._window, hello, heartbeat)
+            self._thread = threading.Thread(target=self._run, name=f"hal-sink-{sender}", daemon=True)
             self._thread.start()
-        except BaseException:  # the process may start no more threads
-            self._connection.close(0)
-            self._connection.end()
+        except BaseException:  # also where the process may start no more threads
+            if hasattr(self, "_delivery"):
+                self._delivery.part(0.0, None)
             self._close_pipe()
             raise
 
@@ -108,9 +103,9 @@ class ZmqSink(QueuedSink):
 
     def _backlog(self) -> str:
         counts = self.counters()
-        stranger = self._connection.stranger
+        trouble = self._delivery.trouble
         nobody = f"; no reader answers on {self.url}{' with this key' * self._has_key}"
-        silent = f"; {stranger}" if stranger else "" if self._wire.is_granted else nobody
+        silent = "" if self._delivery.is_granted else f"{nobody}: {trouble}" if trouble else nobody
         return f"{counts['queued']} queued, {counts['unacknowledged']} unacknowledged{silent}"
 
     def _close_pipe(self) -> None:
@@ -134,12 +129,8 @@ class ZmqSink(QueuedSink):
         try:
             while not self._stop and not (self._closing and self._is_drained()):
                 self._take_outputs()
-                self._wire.follow_connection()
-                self._wire.transmit()  # first: the reader's messages can wait for the frame, not the reverse
-                self._receive()
+                self._follow()
                 self._sleep()
-            if not self._stop:
-                self._wire.say_good_bye(again=self.again)
         except BaseException as error:  # noqa: BLE001  # whatever it was, callers must learn that nothing leaves now
             self._failure = self._failure or closed(f"the sender thread failed: {error!r}")
         finally:
@@ -147,7 +138,9 @@ class ZmqSink(QueuedSink):
 
     def _leave(self) -> None:
         """Close everything, and wake the callers that wait for room: there will be none."""
-        self._connection.close(0 if self._stop or self._failure else round(1000 * TIMEOUTS.sink_last))
+        is_over = self._stop or self._failure is not None
+        bye = None if is_over else Bye(self._window.next - 1, self.again)
+        self._delivery.part(0.0 if is_over else TIMEOUTS.leave, bye)
         with self._room:
             self._sleeping = False
             try:
@@ -158,7 +151,6 @@ class ZmqSink(QueuedSink):
                 self._wake = -1
                 self._room.notify_all()
         os.close(self._wake_end)
-        self._connection.end()
 
     def _is_drained(self) -> bool:
         return self._failure is not None or not (self._outputs or len(self._window))
@@ -193,13 +185,13 @@ class ZmqSink(QueuedSink):
         pending.complete(closed("the sink was closed first") if is_named else None)
         return len(frame)
 
-    def _receive(self) -> None:
-        """Handle the reader's messages, and tell the waiting callers that there is room."""
-        if self._wire.receive():
+    def _follow(self) -> None:
+        """Exchange messages with the reader, and tell the waiting callers that there is room."""
+        if self._delivery.follow():
             with self._room:
                 self._room.notify_all()
-        if self._wire.is_refused:
-            self._failure = closed("the reader has declared this session lost and takes nothing more of it")
+        if self._delivery.refused:
+            self._failure = closed(f"the reader takes nothing more: {self._delivery.refused}")
             self._stop = True
 
     def _sleep(self) -> None:
@@ -207,7 +199,7 @@ class ZmqSink(QueuedSink):
         self._sleeping = True  # from here on put() wakes this thread; outputs queued before are seen below
         try:
             is_over = self._stop or (self._closing and self._is_drained())
-            if not self._outputs and not is_over and self._wire.wait():
+            if not self._outputs and not is_over and self._delivery.wait(self._wake_end):
                 os.read(self._wake_end, 4096)
         finally:
             self._sleeping = False
