@@ -13,7 +13,7 @@ from hal_core.memory.plan import SCATTER_MAP, PlanBuilder, Records, WritePlan, a
 from hal_core.memory.views import ByteRange, View
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latched import LatchedDevice, RunByRun
+from latched import LatchedDevice, RunByRun, at
 
 from tests import share
 
@@ -101,6 +101,38 @@ def test_g01_g02_g03_every_byte_is_of_its_own_time_in_any_order(data, kind):
     assert not device.primitives.host
 
 
+def test_g03_a_full_ring_waits_for_its_oldest_entry_alone():
+    device = LatchedDevice(ring_start=8192, ring_limit=8192)
+    memories = [device.allocate(2048) for _ in range(5)]
+    tickets = [write(device, memory, at, device.stream()) for at, memory in enumerate(memories)]
+    assert [ticket.done() for ticket in tickets] == [True, False, False, False, False]
+    ((line, place),) = device.primitives.waited
+    assert device.primitives.passed(line, place)
+    assert (device.counters().ring_waits, device.counters().host_waits) == (1, 1)
+
+
+@pytest.mark.parametrize("how", ["straight", "a plan", "over the limit", "runs"])
+def test_g03_after_the_deadline_it_raises_and_nothing_is_half_queued(how):
+    device = (RunByRun if how == "runs" else LatchedDevice)(**RING)
+    memory, stream = device.allocate(16384), device.default_stream
+    write(device, memory, 1).wait()
+    for _ in range(3):
+        device.submit_value(whole(memory)[:256], np.full(256, 2), stream)
+    device.primitives.hangs = True
+    should, before, target = bytes_of(memory).copy(), device.counters(), whole(memory)
+    steps = {"a plan": slice(0, 700, 2), "runs": slice(0, 700, 2), "straight": slice(0, 400)}
+    view = target[steps.get(how, slice(None))]
+    with pytest.raises(OutOfMemory, match=r"stayed full for 0.01 s"):
+        device.submit_value(view, np.full(view.shape, 3), stream)
+    assert device.counters().launches == before.launches
+    device.primitives.hangs = False
+    drain(device)
+    should[:2048].view(np.int64)[...] = 2
+    assert (bytes_of(memory) == should).all()
+    device.submit_value(view, np.full(view.shape, 3), stream).wait()
+    assert (at(memory.address, 8).view(np.int64) == 3).all()
+
+
 @pytest.mark.parametrize("primitive", ["copy_in", "launch", "event_record"])
 def test_a_failing_primitive_leaves_target_and_ring_unchanged(device, primitive):
     memory = device.allocate(2000)
@@ -155,6 +187,17 @@ def test_a_copy_out_that_fails_keeps_its_block_until_it_is_over(device, primitiv
     drain(device)
     copied.wait()
     assert (copied.data[0].view(np.int64) == 7).all()
+
+
+def test_g22_a_write_waits_for_copies_of_the_same_bytes_by_any_view(device):
+    memory, stream = device.allocate(64), device.default_stream
+    write(device, memory, 1).wait()
+    copied = device.copy_out(memory, [ByteRange(0, 64)], stream)
+    again = type(memory)(device, memory.address, 64, memory)  # as a framework's tensor is resolved once more
+    write(device, again, 2)
+    device.primitives.run(stream.raw)  # the write's stream executes before the copy's stream, unless it waits for it
+    copied.wait()
+    assert (copied.data[0].view(np.int64) == 1).all()
 
 
 def test_a_host_block_is_not_used_again_while_an_array_over_it_lives(device):
