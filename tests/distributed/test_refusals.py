@@ -53,8 +53,7 @@ def test_a_step_out_of_its_turn_is_refused_by_name(worlds):
         rank_executor._numbers[0] += 1
         rank_executor.order(0, ())
         with pytest.raises(RankLost, match=told):
-            for _ in range(2):  # with the first step's record, or behind it
-                rank_executor.receive(PATIENCE)
+            _ = [rank_executor.receive(PATIENCE) for _ in range(2)]  # with the first step's record, or behind it
         rank_executor.rest()
 
 
