@@ -41,6 +41,7 @@ def test_the_oracle_shares_no_code_with_what_it_judges():
         "OutputRecord",
         "SlotStatus",
         "FinishReason",
+        "SamplingParams",
         "SplitRole",
         "TaskKind",
         "Task",
