@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -135,7 +136,7 @@ def _run(plan: Plan, output: Output) -> Answers:
     from .run_output import Answers, Shown, drive, facts_of, summarize
     from .screen import open_screen
 
-    shown, screen = Shown(), None
+    shown, screen, standard_output = Shown(), None, sys.stdout
     with ExitStack() as stack:
         opened = stack.enter_context(
             open_engine(
@@ -146,7 +147,8 @@ def _run(plan: Plan, output: Output) -> Answers:
                 note=lambda text: screen.note(text) if screen is not None else None,
             )
         )
-        screen = open_screen(quiet=output.quiet)
+        with redirect_stdout(standard_output):  # while Ray is connected, sys.stdout is hal's log
+            screen = open_screen(quiet=output.quiet)
         stack.callback(screen.close)
         answers = Answers(plan, screen, device=facts_of(opened.device) if output.as_json else None)
         answers.drafts = (opened.drafter, opened.drafted) if opened.drafter else None
