@@ -91,7 +91,6 @@ def open_engine(
     """
     if not setup.several:  # ranks look for themselves, on their own hosts
         check_paddle(setup)
-    setup.check_launcher()
     with _ranks(setup, on_record, host, note) if setup.several else _here(setup, on_record, host, record) as opened:
         yield opened
         opened.engine.stop()
