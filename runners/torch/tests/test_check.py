@@ -70,7 +70,7 @@ def test_the_check_without_torch_is_one_line_with_its_cure(tmp_path):
 def test_the_pages_install_the_torch_that_their_next_commands_need():
     for page in ("docs/overlap.md", "README.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
-        assert "pip install ./core . './plugins/cuda[cu13]' './runners/torch[torch]'" in text
+        assert "pip install ./core ./engine . './plugins/cuda[cu13]' './runners/torch[torch]'" in text
 
 
 def test_the_recorded_tokens_are_those_of_the_cpu_device():
