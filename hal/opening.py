@@ -15,7 +15,7 @@ from hal_core import Capabilities, HalError, InvalidValue, PluginError
 from .discovery import Entry
 from .local_rank import LocalRank
 from .observing import chosen, observe
-from .selection import Choice, first
+from .selection import ENVIRONMENT, Choice, first
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Device
@@ -71,8 +71,8 @@ def open_as_asked(
     except HalError as error:
         if error.argument == "require":
             error.argument = "--require"
-        elif error.argument == "name" and device is not None and device != os.environ.get("HAL_DEVICE"):
-            error.argument = "--device"
+        elif error.argument == "name" and device is not None:
+            error.argument = ENVIRONMENT if device == os.environ.get(ENVIRONMENT, "").strip() else "--device"
         raise
     from .unwritten import named_unwritten
 

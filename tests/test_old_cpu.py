@@ -7,8 +7,10 @@ import sys
 import textwrap
 
 import pytest
-from hal_core import Unavailable
+from hal_core import StateConfig, Unavailable
 from hal_core.devices import check_processor, processor
+from hal_engine.distributed.control_messages import Setup
+from hal_engine.distributed.starting import RankStart
 from hal_paddle.places import import_paddle
 
 from .commands import environment, left_in
@@ -68,6 +70,14 @@ def test_a_library_user_gets_an_error(monkeypatch, door):
     monkeypatch.setattr(processor, "processor_features", lambda: SANDY_BRIDGE)
     with pytest.raises(Unavailable, match="this CPU has no AVX2"):
         door()
+
+
+def test_ranks_of_the_paddle_model_are_refused_before_one_is_started(monkeypatch):
+    monkeypatch.setattr(processor, "processor_features", lambda: SANDY_BRIDGE)
+    sizes = StateConfig(num_slots=1, max_model_len=16)
+    setup = Setup(model="unread", sizes=sizes, blocks=1, tp=2, timeout=1.0)
+    with RankStart(setup, "cpu") as start, pytest.raises(Unavailable, match="this CPU has no AVX2"):
+        start(setup)
 
 
 def test_other_kinds_of_cpu_are_not_refused(monkeypatch):

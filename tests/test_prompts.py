@@ -88,6 +88,7 @@ def test_a_line_of_objects_has_its_own_sampling(tmp_path):
         ('{"prompt": "x", "temprature": 1}', "unknown key 'temprature' (did you mean 'temperature'?)"),
         ('{"prompt": "x", "words": 1}', "unknown key 'words' (temperature, top_k, "),
         ('{"prompt": "x", "top_p": 2}', "top_p: 2 (give a number from 0.0 to 1.0)"),
+        ('{"prompt": "x", "top_p": 2, "temperature": 0}', "top_p: 2 (give a number from 0.0 to 1.0)"),
         ('{"prompt": "x", "max_tokens": "5"}', "max_tokens: '5' (give a whole number"),
         ('{"prompt": "x", "stop": 3}', "stop = 3 (give a text or a list of texts)"),
         ('{"prompt": "x", "stop": [""]}', "stop: an empty text"),

@@ -70,6 +70,21 @@ def test_without_an_nvidia_gpu_nothing_is_said_of_cuda(run, monkeypatch):
     assert [line for line in err.splitlines() if ", device cpu:0, model on cpu" not in line] == []
 
 
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        ("", ""),
+        (" cpu ", ""),
+        ("nope", "HAL_DEVICE: no device 'nope'"),
+    ],
+)
+def test_the_variable_of_the_device_may_be_empty_and_a_wrong_one_is_named(run, monkeypatch, value, line):
+    monkeypatch.setenv("HAL_DEVICE", value)
+    status, _, err = run("-q", "--prompt", "x", "--max-tokens", 1)
+    assert (status, err.startswith(f"hal: error: {line}" if line else "")) == (2 if line else 0, True), err
+    assert bool(err) == bool(line)
+
+
 def test_what_falls_back_is_told_on_request_and_in_the_json(run, run_json):
     status, _, err = run("--prompt", "x", "--max-tokens", 1, "--require", "async_set_value=sync", "-v")
     assert status == 0

@@ -18,7 +18,7 @@ from hal_engine.cli.run_output import Answers, drive, summarize
 from hal_engine.cli.tail import Printer
 from hal_engine.engine import Finished
 
-from hal.cli import console, devices, logs
+from hal.cli import console, devices, logs, main, signals, tree
 from hal.device_list import Listed
 
 EVIL = "a\x1b[31mred\x07\x7f\x9b2J\rb\tc\nd"
@@ -225,6 +225,18 @@ def test_after_an_interrupt_json_has_an_object_for_each_prompt(monkeypatch):
     lines, _, told = interrupted(monkeypatch, 3, device={"name": "cpu:0"})
     assert [json.loads(line)["finish_reason"] for line in lines] == ["abort"] * 3
     assert told == ""
+
+
+def test_after_an_interrupt_no_status_is_left(streams, monkeypatch):
+    def invoke(arguments):
+        console.status("starting the ranks")
+        raise signals.Interrupted
+
+    monkeypatch.setattr(tree, "invoke", invoke)
+    errors = streams(False, True)[1]
+    with pytest.raises(SystemExit):
+        main(["run"])
+    assert errors.getvalue() == "\rstarting the ranks\x1b[K\r\x1b[K"
 
 
 @pytest.mark.parametrize("verbose", [False, True])

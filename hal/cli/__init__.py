@@ -42,6 +42,7 @@ def _main(arguments: list[str]) -> None:
         except SystemExit as end:
             ended = end
         except (signals.Interrupted, KeyboardInterrupt):
+            console.status("")
             ended = SystemExit(signals.status())
         except Exception as error:
             ended, told, trace = failures.exit_of(error), failures.told(error), failures.trace(error)

@@ -364,7 +364,8 @@ def test_without_ray_its_launcher_is_refused_with_the_install_line(monkeypatch):
         ({"slot": 3}, "slot: no such parameter (did you mean slots?)"),
         ({"max_tokens": 3}, "max_tokens: a parameter of a request (give it to generate(), in params)"),
         ({"zzz": 1}, "zzz: no such parameter (known: model, device, executor, "),
-        ({"max_model_len": -1}, "max_model_len: -1 "),
+        ({"max_model_len": 1}, "max_model_len: 1 (give a whole number of at least 2)"),
+        ({"executor": {"tp": 2}}, "executor: {'tp': 2} is no Ranks"),
         ({"chunk": 0}, "chunk: "),
         ({"step_tokens": 1, "slots": 2}, "step_tokens: "),
         ({"runner": "nope"}, "runner: "),
@@ -381,6 +382,10 @@ def test_options_that_cannot_be_are_refused_as_the_caller_wrote_them(given, name
         hal.AsyncEngine(device="cpu", **given)
     assert str(error.value).startswith(names)
     assert "--" not in str(error.value)
+
+
+def test_no_requirement_may_be_given_as_none():
+    hal.AsyncEngine(device="cpu", require=None)
 
 
 def descendants(process):

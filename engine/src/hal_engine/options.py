@@ -326,9 +326,10 @@ class EngineOptions(Ranks, frozen=True, kw_only=True, omit_defaults=True):
         self.check_ranks()
         self._check_idle()
         for name in ("slots", "blocks", "max_model_len", "chunk", "step_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidValue(f"{value}", cure="give a whole number of at least 1", argument=typed_name(name))
+            value, least = getattr(self, name), 2 if name == "max_model_len" else 1  # a prompt and an answer
+            if value is not None and value < least:
+                cure = f"give a whole number of at least {least}"
+                raise InvalidValue(f"{value}", cure=cure, argument=typed_name(name))
         check_drafts_count(self.drafts)
         check_acceptance(self.acceptance, self.speculate)
         check_overlap(self.overlap)
@@ -409,9 +410,9 @@ class EngineOptions(Ranks, frozen=True, kw_only=True, omit_defaults=True):
 
 def engine_options(given: Mapping[str, object]) -> EngineOptions:
     """Return the options of these names and values. Raises :class:`InvalidValue` for a value of another type, naming
-    the option."""
+    the option. ``require`` may be None."""
     try:
-        return msgspec.convert(dict(given), EngineOptions)
+        return msgspec.convert({**given, "require": given.get("require") or {}}, EngineOptions)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, InvalidValue):  # of a check of the options themselves
             raise error.__cause__ from None

@@ -28,5 +28,6 @@ def check_budget(options: EngineOptions, sizes: StateConfig) -> None:
 def setup_of(options: EngineOptions, model: Path, sizes: StateConfig, blocks: int, **more: Any) -> EngineSetup:  # noqa: ANN401 (of fields)
     """Return the setup of an engine; ``more``: its further fields."""
     given = {name: getattr(options, name) for name in EngineOptions.__struct_fields__}
-    chosen = {"model": str(model.resolve()), "device": options.device or os.environ.get(ENVIRONMENT)}
+    device = options.device or os.environ.get(ENVIRONMENT, "").strip() or None
+    chosen = {"model": str(model.resolve()), "device": device}
     return EngineSetup(**{**given, **chosen, "blocks": blocks, "sizes": sizes, **more})

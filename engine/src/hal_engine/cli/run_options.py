@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,7 +71,8 @@ class Sampling(_Numbers, frozen=True, kw_only=True):
         """
         given = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("stop", "ignore_eos")}
         try:
-            return SamplingParams(**{**given, **({"top_p": 1.0} if given["temperature"] == 0 else {})})
+            params = SamplingParams(**given)
+            return replace(params, top_p=1.0) if params.temperature == 0 else params
         except InvalidValue as error:
             error.argument = typed_name(error.argument)
             raise

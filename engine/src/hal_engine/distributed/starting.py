@@ -43,7 +43,7 @@ class RankStart:
         ranks = self._ranks
         if self._cluster is not None:
             return self._cluster.rank_executor(setup, self._bundle, ranks.ray_placement, look=self._look)
-        if not setup.runner:
+        if not setup.named_runner:
             check_processor()  # before a rank fails deep in a library
         before, among = setup.number * ranks.size, ranks.size * ranks.workers
         return RankExecutor(setup, LocalLaunch(ranks.size, before=before, among=among), look=self._look)

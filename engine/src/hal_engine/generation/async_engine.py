@@ -65,6 +65,8 @@ class AsyncEngine:
         if given := [name for name in options if name in SAMPLING]:
             raise InvalidValue("a parameter of a request", cure="give it to generate(), in params", argument=given[0])
         check_known(options, _OPTIONS, _OWN)
+        if executor is not None and not isinstance(executor, Ranks):
+            raise InvalidValue(f"{executor!r} is no Ranks", cure="give hal.Ranks(tp=2)", argument="executor")
         with named_as_parameters():
             ranks = {} if executor is None else {name: getattr(executor, name) for name in Ranks.__struct_fields__}
             wanted = engine_options({**ranks, "device": device, "slots": slots, **options})
