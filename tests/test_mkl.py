@@ -13,12 +13,12 @@ import pytest
 from hal_core import Unavailable
 from hal_engine.distributed.launch import LocalLaunch
 
-from hal import mkl
+from hal_engine import mkl
 from hal.cli import main
 
 COMMAND = """
 import os, sys
-from hal import mkl
+from hal_engine import mkl
 from hal.cli import main
 mkl.are_faster = lambda: {faster}
 sys.argv = ["hal", "--version"]

@@ -406,7 +406,7 @@ def test_a_write_of_its_own_memory_is_named(tmp_path):
         (lambda data: _with(data, STATE, INSERT + b"\x98\1" + bytes(7)), "frame after call 0 is not valid: "),
         (lambda data: _with(data, b"\x92\xa7release"), "frame after call 0 is not valid: "),
         (lambda data: _with(data, b"\x93\xa3end\0\x90"), "frame after call 0 is not valid: 'end'"),
-        (lambda data: _with(data, b"\x93\xa3\xe9nd\0\x90"), "frame after call 0 is not valid: 'utf-8' codec"),
+        (lambda data: _with(data, b"\x93\xa3\xe9nd\0\x90"), "frame after call 0 is not valid: "),
         (lambda data: _with(data, STATE, b"\x93\xabsave_output\x00\x91\xc0"), "not valid: Expected `array`"),
         (lambda data: _with(data, STATE.replace(b"\4", b"\0")), "not valid: sizes: num_slots = 0"),
     ],

@@ -74,9 +74,11 @@ class Job:
         return found
 
     def _ask(self, block: bytes, deadline: float) -> dict[int, bytes]:
-        """Of another rank: send the block, and receive all of them."""
+        """Of another rank: send the block, and receive all of them. The first rank looks until the same deadline, and
+        then says who did not come: its word is waited for."""
         link = self.links[0]
         _put(link, COUNT.pack(len(block)) + block, deadline)
+        deadline += TIMEOUTS.loss_reason
         (count,) = COUNT.unpack(_take(link, 0, COUNT.size, deadline))
         if count & FAILED:
             raise ConnectionError(_take(link, 0, count & ~FAILED, deadline).decode())
