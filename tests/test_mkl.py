@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from hal_core import Unavailable
+from hal_engine import mkl
 from hal_engine.distributed.launch import LocalLaunch
 
-from hal_engine import mkl
 from hal.cli import main
 
 COMMAND = """
@@ -21,8 +21,11 @@ import os, sys
 from hal_engine import mkl
 from hal.cli import main
 mkl.are_faster = lambda: {faster}
-sys.argv = ["hal", "--version"]
-main()
+sys.argv = ["hal", "tail", "-h"]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
 print(os.environ.get(mkl.VARIABLE))
 """
 
@@ -47,7 +50,9 @@ def test_a_users_own_value_is_kept(own: str) -> None:
 def test_a_library_users_environment_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(mkl.VARIABLE, raising=False)
     monkeypatch.setattr(mkl, "are_faster", lambda: True)
-    main(["--version"])
+    code = "from hal.cli import main\ntry: main(['tail', '-h'])\nexcept SystemExit: pass\n"
+    shown = subprocess.check_output([sys.executable, "-c", f"{code}import os; print(os.environ.get('{mkl.VARIABLE}'))"])
+    assert shown.splitlines()[-1] == b"None"
     assert mkl.VARIABLE not in os.environ
 
 
