@@ -25,6 +25,8 @@ Received = list[tuple[Channel, memoryview | None]]
 _BACKLOG = 128
 _MOST_STRANGERS = 64
 """Connections that have not shown a key yet; the oldest is closed first."""
+_ACCEPTED = 8
+"""Connections that one call accepts: each is read several times before so many others have come that it is closed."""
 _NO_ADDRESS = "that is no address of this host", "name one that it has, by number or by a name that it knows"
 _REFUSED = {
     errno.EADDRINUSE: ("another program listens there", "choose a free port"),
@@ -168,7 +170,7 @@ class Hub:
                 self._epoll.modify(self._door, select.EPOLLIN)
 
     def _accept(self) -> None:
-        while True:
+        for _ in range(_ACCEPTED):
             try:
                 sock, _ = self._door.accept()
             except BlockingIOError:
