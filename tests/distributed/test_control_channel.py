@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Thread
 
 import numpy as np
@@ -15,6 +16,7 @@ from hal_engine.distributed.control_channel import EngineChannel, RankChannel
 from hal_engine.distributed.control_messages import Agreed, Failed, Go, Hello, Release, Verdict
 from hal_engine.distributed.steps import StepOrder
 from hal_engine.timeouts import TIMEOUTS
+from hal_engine.transport.curve import CurveKeys
 
 from tests.commands import start
 
@@ -207,3 +209,29 @@ def test_an_answer_comes_before_the_messages_that_were_sent_earlier():
     finally:
         rank.close()
         engine.close()
+
+
+def test_a_rank_is_taken_only_with_its_own_key(monkeypatch):
+    """Each key of the job is let in; but none is let in as another rank."""
+    monkeypatch.setattr(TIMEOUTS, "parting", 0.05)
+    keys, own = CurveKeys.new(), [CurveKeys.new().knowing() for _ in range(2)]
+    publics = [one.public for one in own]
+    engine = EngineChannel("tcp://127.0.0.1:*", keys.knowing(*publics), publics.__getitem__)
+    with contextlib.closing(engine), contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as pool:
+
+        def rank(number, with_key):
+            made = pool.submit(RankChannel, engine.url, number, own[with_key].knowing(keys.public))
+            while not made.done():
+                assert engine.receive(0.01) == []
+            return stack.enter_context(contextlib.closing(made.result()))
+
+        thief = rank(0, with_key=1)
+        thief.send(Hello(0, 2, {}), 0.0)
+        while not thief._channel.ended:
+            assert engine.receive(0.01) == []
+            thief._channel.receive()
+        for number in (0, 1):
+            rank(number, with_key=number).send(Hello(number, 2, {}), 0.0)
+            while not (found := engine.receive(60.0)):
+                pass
+            assert [of for of, _ in found] == [number]

@@ -69,6 +69,23 @@ def test_a_key_that_was_not_told_is_not_let_in_and_the_peer_is_lost():
         assert np.array_equal(d.cache.data, before)
 
 
+def test_a_peer_with_a_key_is_not_taken_for_another_peer():
+    """It is let in, names the session of the sender for which blocks are reserved, and may not touch them."""
+    thief_keys = CurveKeys.new()
+    p, d = pair("tcp", patience=SOON)
+    with p, d:
+        told, own = p.describe(), d.describe()
+        d.reserve(KEY, [1], told)
+        d.reserve(HandoverKey("s", 0), [2], Description("tcp://127.0.0.1:9", thief_keys.public, told.facts, 5))
+        with contextlib.closing(connect(own.url, thief_keys.knowing(own.public_key))) as thief:
+            thief.send(struct.pack("<QQ", told.session, own.session))
+            while not thief.ended:
+                thief.establish(0.01)
+                thief.receive()
+                d.receive()
+                assert not d._wire.has_come(told.session)
+
+
 @pytest.mark.parametrize("which", ["p", "d"])
 def test_one_side_without_keys_is_refused_before_anything_is_sent(which):
     p = transfer(1, LOCAL, CurveKeys.new() if which == "d" else None)

@@ -14,7 +14,7 @@ from hal_engine.distributed.control_channel import EngineChannel
 from hal_engine.distributed.control_messages import Go
 from hal_engine.transport.curve import CurveKeys
 address, public, secret, rank = sys.argv[1:]
-channel = EngineChannel(f"tcp://{address}:*", CurveKeys(public, secret, (rank,)))
+channel = EngineChannel(f"tcp://{address}:*", CurveKeys(public, secret, (rank,)), lambda _: rank)
 print(channel.url, flush=True)
 while not channel.receive(0.1):
     pass

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hal_core import FrameError, GroupLost, OutputRecord
@@ -67,9 +67,12 @@ class ControlEnd:
 class EngineChannel:
     """The engine's end. One thread uses it."""
 
-    def __init__(self, url: str | None = None, keys: CurveKeys | None = None) -> None:
-        """Listen at ``url``, or at a private ipc address. Raises :class:`InvalidValue` for an address in use."""
-        self._hub = Hub(url, keys)
+    def __init__(
+        self, url: str | None = None, keys: CurveKeys | None = None, key_of: Callable[[int], str] = lambda rank: ""
+    ) -> None:
+        """Listen at ``url``, or at a private ipc address. ``key_of``: each rank's public key, with ``keys``. Raises
+        :class:`InvalidValue` for an address in use."""
+        self._hub, self._key_of = Hub(url, keys), key_of
         self.url = self._hub.url
         self._ranks: dict[int, Channel] = {}
         self._numbers: dict[Channel, int] = {}
@@ -99,7 +102,10 @@ class EngineChannel:
                 channel.ended = str(error)
                 self._end(channel)
                 continue
-            if isinstance(contents, Hello) and contents.rank not in self._ranks:
+            if isinstance(contents, Hello) and contents.rank not in self._ranks and channel not in self._numbers:
+                if channel.key != self._key_of(contents.rank):
+                    self._hub.drop(channel)
+                    continue
                 self._ranks[contents.rank], self._numbers[channel] = channel, contents.rank
             if channel in self._numbers and not isinstance(contents, StepOrder):
                 found.append((self._numbers[channel], contents))

@@ -67,6 +67,7 @@ class RankExecutor:
         starting: float | None = None,
         step: float | None = None,
         name_of: Callable[[int], str] = str,
+        key_of: Callable[[int], str] = lambda rank: "",
     ) -> None:
         """Begin to start the ranks. Call :meth:`assemble` until it returns True.
 
@@ -74,6 +75,7 @@ class RankExecutor:
         called from time to time while ranks start; what it raises ends the start. ``starting``: seconds until all ranks
         must be up; a rank whose connection closes earlier is lost at once. ``step``: most seconds of a step. The
         defaults of both are those of :mod:`hal_engine.timeouts`. ``name_of``: name of a rank in the error of a loss.
+        ``key_of``: a rank's public key, "" for another number; with ``keys``.
         Raises :class:`InvalidValue`, the same on every rank, for errors of the user's, and :class:`RankLost` if ranks
         do not come up or fail for another reason.
         """
@@ -94,7 +96,7 @@ class RankExecutor:
         self._lost: RankLost | None = None
         self.again: Callable[[], bool] = lambda: False  #: whether lost ranks will be restarted
         self._setup = setup
-        self.channel = EngineChannel(url, keys)
+        self.channel = EngineChannel(url, keys, key_of)
         try:
             starter.start(self.channel.url)
         except BaseException:

@@ -86,7 +86,7 @@ class RayCluster:
 
         starter = RayLaunch(setup.tp, setup.dp, bundle, strategy, starting=TIMEOUTS.starting, grows=not self.own)
         url = f"tcp://{ray.util.get_node_ip_address()}:*"
-        more: dict[str, Any] = {"look": look, "name_of": starter.name_of}
+        more: dict[str, Any] = {"look": look, "name_of": starter.name_of, "key_of": starter.key_of}
         return RankExecutor(setup, starter, url=url, keys=starter.keys, **more)
 
 
@@ -170,6 +170,10 @@ class RayLaunch:
     def name_of(self, rank: int) -> str:
         """Return a rank's number and, once Ray has placed it, its node."""
         return f"{rank} (node {self._ranks[rank].host} {self._ranks[rank].node[:12]})" if self._ranks else str(rank)
+
+    def key_of(self, rank: int) -> str:
+        """Return a rank's public key, "" for a number that is no rank's."""
+        return self._ranks[rank].public_key if 0 <= rank < len(self._ranks) else ""
 
     def _placed(self, now: float) -> str:
         """Make the ranks serve once all are prepared. Return why they cannot, or ""."""

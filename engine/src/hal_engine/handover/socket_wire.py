@@ -46,7 +46,7 @@ class SocketWire:
     """See :class:`hal_core.handover.Wire`. ``silence``: seconds without a sign of life after which a peer is lost."""
 
     def __init__(self, url: str | None = None, keys: CurveKeys | None = None, silence: float | None = None) -> None:
-        self._keys, self._admitted = keys, OrderedDict[str, None]()
+        self._keys, self._admitted = keys, OrderedDict[str, int]()  # public keys and their owners' sessions
         own = None if keys is None else CurveKeys(keys.public, keys.secret, admits=self._admitted.__contains__)
         self._hub = Hub(url, own)
         self.url, self.session = self._hub.url, new_session()
@@ -59,7 +59,7 @@ class SocketWire:
 
     def admit(self, peer: Description) -> None:
         """See :class:`hal_core.handover.Wire`."""
-        self._admitted[peer.public_key] = None
+        self._admitted[peer.public_key] = peer.session
         self._admitted.move_to_end(peer.public_key)
         if len(self._admitted) > MOST_ADMITTED:
             self._admitted.popitem(last=False)
@@ -107,7 +107,7 @@ class SocketWire:
     def _greet(self, channel: Channel, frame: memoryview) -> None:
         """Take the first frame of a connection. Close it if it does not come from a transfer that means this one."""
         session, to = _SESSIONS.unpack(frame) if len(frame) == _SESSIONS.size else (0, 0)
-        if to != self.session:
+        if to != self.session or (self._keys is not None and self._admitted.get(channel.key) != session):
             self._hub.drop(channel)
             return
         if (former := self._from.get(session)) is not None:
