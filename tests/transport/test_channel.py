@@ -273,6 +273,95 @@ class TestKeys:
             while not known.establish(0.0):
                 hub.receive(0.01)
 
+    def meeting(self):
+        """A caller that has sent its greeting, and the other end of its connection."""
+        listener, caller = keys_of_two()
+        near, far = socket.socketpair()
+        channel = Channel(near, Handshake(caller, calls=True))
+        channel.flush(0.0)
+        far.settimeout(HANGS)
+        answer, sealer, _ = Handshake(listener, calls=False).take(far.recv(4096)[4:])
+        return channel, far, [struct.pack("<I", len(part)) + part for part in (answer, sealer.seal(b"\1" + bytes(8)))]
+
+    def test_nothing_leaves_before_the_other_side_has_shown_its_key(self):
+        """Its greeting alone shows nothing: anybody can send one, record what is sent then, and steal the key later."""
+        channel, far, (answer, beat) = self.meeting()
+        with contextlib.closing(channel), far:
+            channel.send(bytes(100_000))
+            far.sendall(answer)
+            channel.receive()
+            assert len(far.recv(1 << 18)) < 100, "more than a beat"
+            assert channel.pending == 100_000, "it counts as not sent"
+            far.sendall(beat)
+            channel.receive()
+            assert channel.is_trusted
+            found = 0
+            while found < 100_000:
+                found += len(far.recv(1 << 18))
+                channel.receive()
+            assert channel.flush(HANGS)
+
+    def test_a_listener_that_never_answers_collects_no_beats(self):
+        channel, far, _ = self.meeting()
+        with contextlib.closing(channel), far:
+            for _ in range(100):
+                channel.beat()
+            assert not channel.pending
+
+    def test_a_sealed_frame_without_a_kind_ends_the_connection(self):
+        keys = bytes(32), bytes(32)
+        near, far = socket.socketpair()
+        with contextlib.closing(Channel(near)) as channel, far:
+            channel._sealer = Sealer(*keys)
+            sealed = Sealer(*keys).seal(b"")
+            far.sendall(struct.pack("<I", len(sealed)) + sealed)
+            assert channel.receive() == []
+            assert channel.ended == "it sent a frame of kind None"
+
+    @pytest.mark.parametrize("fresh", [bytes(32), bytes([1]) + bytes(31), b"\xec" + b"\xff" * 30 + b"\x7f"])
+    def test_a_key_of_small_order_is_refused(self, fresh):
+        listener, caller = keys_of_two()
+        one = Handshake(caller, calls=True)
+        with pytest.raises(ValueError, match="shared key"):
+            Handshake(listener, calls=False).take(one.greeting[:-32] + fresh)
+        with pytest.raises(ValueError, match="shared key"):
+            one.take(one.greeting[:9] + fresh)
+
+    def test_no_side_hears_itself(self):
+        """With one key on both sides, too: neither its own frames back, nor those of another caller."""
+        shared = CurveKeys.shared(CurveKeys.new().secret)
+        one, other = Handshake(shared, calls=True), Handshake(shared, calls=True)
+        mirrored, crossed = (
+            caller.take(one.greeting[:9] + fresh.greeting[-32:])[1]
+            for caller, fresh in ((Handshake(shared, calls=True), one), (one, other))
+        )
+        _, back, _ = other.take(one.greeting[:9] + one.greeting[-32:])
+        for opener, sealer in ((mirrored, mirrored), (back, crossed), (crossed, back)):
+            with pytest.raises(ValueError, match="another key"):
+                opener.open(memoryview(sealer.seal(b"frame")))
+
+    def test_many_strangers_at_once_do_not_cost_a_caller_its_place(self):
+        listener, caller = keys_of_two()
+        with contextlib.closing(Hub(ANY, listener)) as hub, contextlib.ExitStack() as stack:
+            host, port = hub.url.removeprefix("tcp://").split(":")
+            known = stack.enter_context(contextlib.closing(connect(hub.url, caller)))
+            known.receive()
+            for _ in range(100):
+                stack.enter_context(socket.create_connection((host, int(port))))
+            for _ in range(10):
+                hub.receive()
+                known.establish(0.01)
+            assert known.is_trusted, known.ended
+
+    def test_strangers_do_not_keep_the_thread(self):
+        listener, _ = keys_of_two()
+        with contextlib.closing(Hub(ANY, listener)) as hub, contextlib.ExitStack() as stack:
+            host, port = hub.url.removeprefix("tcp://").split(":")
+            for _ in range(100):
+                stack.enter_context(socket.create_connection((host, int(port))))
+            hub.receive()
+            assert 0 < len(hub.channels) < 64
+
     @pytest.mark.parametrize("secret", ["", "x" * 39, "\x00" * 40, "~" * 40, "%nSc0" * 9])
     def test_text_that_is_no_key_is_refused(self, secret):
         with pytest.raises(ValueError, match="characters of a key"):

@@ -1,9 +1,10 @@
 """An ordered stream of frames between two processes: one connection, over a Unix socket or over tcp.
 
 A frame on the wire is u32 (little-endian), how many bytes follow; u8, its kind; and its content. With keys
-(:mod:`hal_engine.transport.curve`) kind and content are encrypted and authenticated together. The kernel keeps the
-order and repeats nothing. A connection that has ended is not made again: a new one is a new channel, and frames that
-were under way on the old one may be lost.
+(:mod:`hal_engine.transport.curve`) kind and content are encrypted and authenticated together, and frames wait until the
+peer has shown its key by its first one, a beat. The kernel keeps the order and repeats nothing. A connection that has
+ended is not made again: a new one is a new channel, and frames that were under way on the old one may be lost. Anybody
+on the way can end a connection, so its end says nothing of what was sent: last messages do.
 
 No call waits unless a time is given. What the kernel does not take stays in the channel and leaves with later calls.
 """
@@ -68,7 +69,7 @@ class Channel:
         self._sealer: Sealer | None = None
         self._lock = threading.RLock()
         self._outbox, self.pending = deque[memoryview](), 0
-        self._unsealed = deque[tuple[int, tuple[Buffer, ...]]]()  # frames that wait for the peer's greeting
+        self._held = deque[tuple[int, tuple[Buffer, ...]]]()  # frames that wait until the peer is trusted
         self._deaf = False  # the peer reads nothing any more; what it sent before is still to be received
         self._space = memoryview(bytearray(_SPACE))
         self._start = self._end = 0  # of the bytes there that are no whole frame yet
@@ -100,7 +101,7 @@ class Channel:
     @property
     def wants_room(self) -> bool:
         """Whether to poll for room to write, too."""
-        return self._connecting or self.pending > 0
+        return self._connecting or bool(self._outbox)
 
     # -- sending --------------------------------------------------------------------------------------------------
 
@@ -114,8 +115,8 @@ class Channel:
         return self.flush(wait) if wait else not self._deaf
 
     def beat(self, number: int = 0) -> None:
-        """Send a sign of life with a number, unless the peer has not read what was sent before."""
-        if not self.pending:
+        """Send a sign of life with a number, unless the peer has not read what was sent before, or shown its key."""
+        if self.is_trusted and not self.pending:
             self._put(_BEAT, (_NUMBER.pack(number),))
 
     def flush(self, wait: float) -> bool:
@@ -124,11 +125,11 @@ class Channel:
         while True:
             with self._lock:
                 self._write()
-                done = not (self.pending or self._unsealed)
+                done = not self.pending
             left = end - time.monotonic()
             if done or self._deaf or left <= 0:
                 return done and not self._deaf
-            if self._unsealed or self._connecting:  # another thread receives the greeting
+            if self._connecting or not self.is_trusted:  # another thread receives what shows the peer's key
                 time.sleep(min(left, TIMEOUTS.pause))
             else:
                 _poll(self._sock, select.POLLOUT, left)
@@ -137,10 +138,11 @@ class Channel:
         with self._lock:
             if self._deaf:
                 return
-            if self._handshake is not None:
-                self._unsealed.append((kind, parts))
-            else:
+            if self.is_trusted:
                 self._append(*self._framed(kind, parts))
+            else:
+                self._held.append((kind, parts))
+                self.pending += sum(map(len, parts))
             self._write()
 
     def _framed(self, kind: int, parts: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
@@ -175,7 +177,7 @@ class Channel:
         with self._lock:
             self._deaf, self.pending = True, 0
             self._outbox.clear()
-            self._unsealed.clear()
+            self._held.clear()
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
@@ -251,8 +253,10 @@ class Channel:
             self._meet(self._handshake, bytes(frame))
             return
         if self._sealer is not None:
-            frame, self.is_trusted = memoryview(self._sealer.open(frame)), True
-        kind = frame[0]
+            frame = memoryview(self._sealer.open(frame))
+            if not self.is_trusted:
+                self._trust()
+        kind = frame[0] if len(frame) else None
         if kind == _MESSAGE:
             messages.append(frame[1:])
         elif kind == _BEAT and len(frame) == 1 + _NUMBER.size:
@@ -261,15 +265,23 @@ class Channel:
             raise ValueError(f"it sent a frame of kind {kind}")
 
     def _meet(self, handshake: Handshake, greeting: bytes) -> None:
-        """Take the peer's greeting, and seal from here on. What waited for it leaves now."""
+        """Take the peer's greeting, and seal from here on."""
         answer, sealer, key = handshake.take(greeting)
         with self._lock:
             self._sealer, self.key, self._handshake = sealer, key, None
             if answer:
                 self._append(_LENGTH.pack(len(answer)), answer)
             self._append(*self._framed(_BEAT, (_NUMBER.pack(0),)))  # shows the peer at once that the keys fit
-            while self._unsealed:
-                self._append(*self._framed(*self._unsealed.popleft()))
+            self._write()
+
+    def _trust(self) -> None:
+        """The peer has shown that it owns its key: what waited for that leaves now."""
+        with self._lock:
+            self.is_trusted = True
+            while self._held:
+                kind, parts = self._held.popleft()
+                self.pending -= sum(map(len, parts))
+                self._append(*self._framed(kind, parts))
             self._write()
 
     def _has_connected(self) -> bool:

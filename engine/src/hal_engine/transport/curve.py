@@ -5,6 +5,11 @@ answering side a fresh one. Three Diffie-Hellman results, of the fresh keys and 
 fresh key, give one key for each direction (BLAKE2b over these results and all public keys). So only the owners of both
 own keys can compute them, a recording is of no use later, and a key that is lost later opens no recording. Frames are
 sealed with ChaCha20-Poly1305, numbered from 0 in each direction.
+
+These are the messages and results of the Noise framework's pattern KK1, with one hash in the place of its chain. Other
+than there the caller names its key in the open, since a listener has several peers: who listens on the way learns which
+keys meet. Each side shows its key by its first sealed frame. An owner of one key that many share is not told from the
+others.
 """
 
 from __future__ import annotations
