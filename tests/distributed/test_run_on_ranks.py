@@ -6,7 +6,13 @@ import contextlib
 import json
 
 import pytest
+from hal_core import HalError, InvalidValue
 from hal_engine.cli.run import _listed
+from hal_engine.distributed import engine as distributed_engine
+from hal_engine.distributed.tensor_ranks import HOST, library_of
+from hal_engine.generation.plan import ModelPlan
+from hal_engine.opening import open_engine
+from hal_engine.options import EngineOptions
 
 from hal.cli import main
 from tests.commands import TWO_PROMPTS, environment, left_in, start
@@ -80,6 +86,26 @@ def test_what_cannot_be_is_refused_before_any_rank_is_started(arguments, told, c
         main(["run", "--device", "cpu", "--prompt", "x", *arguments])
     assert end.value.code == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ranks", [{"tp": 2}, {"split": (1, 1)}], ids=str)
+def test_the_loss_of_a_worker_is_said_twice_of_a_split_alone(monkeypatch, ranks):
+    said = []
+
+    def lost(setup, start, *, on_record, note):
+        note("a worker was lost")
+        raise HalError("no worker is left")
+
+    monkeypatch.setattr(distributed_engine, "engine_of_ranks", lost)
+    setup = ModelPlan(None).serve(EngineOptions(device="cpu", **ranks))
+    with pytest.raises(HalError, match="no worker is left"), open_engine(setup, print, note=said.append):
+        pass
+    assert said == ["a worker was lost"] * ("split" in ranks)
+
+
+def test_ranks_refuse_a_place_that_paddle_lacks_by_its_option():
+    with pytest.raises(InvalidValue, match="--model-place: 'foo' is not a place"):
+        library_of("foo", HOST)
 
 
 def test_states_of_runners_are_not_compared_and_that_is_said(capsys, monkeypatch):

@@ -85,7 +85,7 @@ def open_engine(
     """Open the engine of a setup; ``on_record`` gets each record that it has taken over.
 
     - ``record``: a file for the calls of the device (``--record``).
-    - ``note``: is given a line about each worker that is lost.
+    - ``note``: is given a line about each worker of a split that is lost; otherwise the error says it.
 
     At the end the engine is stopped, with everything sent. Raises as opening a device, a model or ranks does.
     """
@@ -176,9 +176,9 @@ def _ranks(
     host.status("starting the ranks")
     with ExitStack() as stack:
         start = stack.enter_context(RankStart(setup, setup.device, host.check))
-        engine = engine_of_ranks(
-            Setup(**setup.fields(), timeout=TIMEOUTS.collective), start, on_record=on_record, note=note
-        )
+        said = note if setup.split else lambda text: None
+        made = Setup(**setup.fields(), timeout=TIMEOUTS.collective)
+        engine = engine_of_ranks(made, start, on_record=on_record, note=said)
         stack.callback(engine.close)
         able = engine.worker.rank_info
         place = f"runner {setup.named_runner}" if setup.named_runner else f"model on {setup.model_place}"

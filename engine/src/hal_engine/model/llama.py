@@ -73,6 +73,19 @@ class Step:
     sin: Tensor
 
 
+def check_place(place: str) -> None:
+    """Raise :class:`InvalidValue` for a place that this Paddle build does not have."""
+    try:
+        paddle.to_tensor(0, place=place)
+    except (ValueError, RuntimeError, OSError, AttributeError) as error:
+        why = str(error).strip().splitlines()[-1]
+        if isinstance(error, AttributeError):  # Paddle's own error, for a kind without the number
+            why = "it is built without this kind"
+        raise InvalidValue(
+            f"{place!r} is not a place of this Paddle build: {why}", cure="use 'cpu'", argument="--model-place"
+        ) from None
+
+
 class LlamaModel:
     """A loaded decoder. Not thread-safe: one worker drives it.
 
@@ -116,15 +129,7 @@ class LlamaModel:
         config = read_config(directory)
         shard = WHOLE if ranks is None else Shard(ranks.index, ranks.size)
         check_split(config, shard.size)
-        try:
-            paddle.to_tensor(0, place=place)
-        except (ValueError, RuntimeError, OSError, AttributeError) as error:
-            why = str(error).strip().splitlines()[-1]
-            if isinstance(error, AttributeError):  # Paddle's own error, for a kind without the number
-                why = "it is built without this kind"
-            raise InvalidValue(
-                f"{place!r} is not a place of this Paddle build: {why}", cure="use 'cpu'", argument="--model-place"
-            ) from None
+        check_place(place)
         tensors = read_tensors(directory, config, shard)
         return cls(config, tensors, place=place, ranks=ranks, everywhere=everywhere)
 
