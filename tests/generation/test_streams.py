@@ -66,6 +66,13 @@ def test_a_stop_text_ends_the_stream_and_names_the_request(streams):
     assert len(parts) == 2
 
 
+def test_text_that_was_held_back_comes_before_the_error(streams):
+    parts = begin(streams, ["lost"])
+    streams.take(record("r", "hello", 0))
+    streams.end("r", 5, FinishReason.ERROR, "no worker is left")
+    assert [getattr(part, "text", None) or part.what for part in parts] == ["hel", "lo", "no worker is left"]
+
+
 def test_an_end_that_no_record_tells_waits_for_the_tokens_before_it(streams):
     parts = begin(streams)
     streams.end("r", 2, FinishReason.ABORT)

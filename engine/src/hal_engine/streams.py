@@ -82,6 +82,8 @@ class Stream:
 
     def _finish(self, reason: FinishReason, message: str = "", *, by_text: bool = False) -> None:
         if reason is FinishReason.ERROR:
+            self._answer.finish()
+            self._give()  # the text that was held back for a stop text
             self.fail(InvalidValue(message) if not self._tokens else HalError(message))
             return
         self.ended = True
@@ -92,7 +94,9 @@ class Stream:
         new = slice(self._given, len(self._tokens))
         known, ranks = tuple(self._logprobs[new]), tuple(self._ranks[new])
         tokens, self._given = tuple(self._tokens[new]), len(self._tokens)
-        self._put(Part(self._answer.take(), tokens, reason, by_text, known, ranks, message))
+        part = Part(self._answer.take(), tokens, reason, by_text, known, ranks, message)
+        if part.text or tokens or reason is not None:
+            self._put(part)
 
 
 class Streams:
