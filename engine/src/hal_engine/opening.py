@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """What the process in which an engine is opened does meanwhile; by default nothing.
+    """Callbacks of the process that opens an engine; the defaults do nothing.
 
     ``status``: is given a line for each part that takes long. ``check``: is called from time to time while ranks start;
     what it raises ends the start. ``hurried``: whether the end must not wait for readers of records. ``importing``:
@@ -97,7 +97,7 @@ def open_engine(
 
 
 def check_paddle(setup: EngineOptions, *, needed: bool = False) -> None:
-    """Raise if the Paddle model is what was asked for (or is ``needed``), and Paddle is missing or cannot run on this
+    """Raise if the options name the Paddle model (or it is ``needed``), and Paddle is missing or cannot run on this
     processor. A proposer is refused first where a runner would run."""
     alone = setup.runner == AUTO and setup.paddle_alone and setup.speculate == NONE
     if needed or setup.runner == PADDLE or alone:
@@ -249,7 +249,7 @@ def _recorded(file: Path, device: BoundDevice) -> Iterator[None]:
 def open_output(setup: EngineSetup, host: Host) -> Iterator[tuple[Sink, HandedSink]]:
     """Open the worker's sink, which delivers records in this process and also sends them to ``setup.sink``.
 
-    At the end it sends what is left. After an error or a signal it does not wait long for that.
+    At the end it sends the rest; after an error or a signal it does not wait long for that.
     """
     handed = HandedSink()
     sent: list[Sink] = []

@@ -60,7 +60,7 @@ class ControlEnd:
         return self.channel.send(_RECORD, frame, wait=wait)
 
     def receive(self) -> list[Contents]:
-        """Return what has come. Raises :class:`FrameError`."""
+        """Return the messages that have come. Raises :class:`FrameError`."""
         return [decode_contents(frame) for frame in self.channel.receive()]
 
 
@@ -82,7 +82,7 @@ class EngineChannel:
 
     @property
     def sockets(self) -> tuple[Any, ...]:
-        """Return what to poll; nothing once closed."""
+        """Return the sockets to poll; none once closed."""
         return () if self._hub.is_closed else (self._hub,)
 
     def receive(self, timeout: float = 0.0) -> list[tuple[int, Message | OutputRecord]]:
@@ -128,7 +128,7 @@ class EngineChannel:
         return self._gone
 
     def silent(self) -> dict[int, str]:
-        """Return these ranks, and those from which nothing came for ``TIMEOUTS.silence``. Call it after
+        """Return these ranks, and those that were silent for ``TIMEOUTS.silence``. Call it after
         :meth:`receive`, since this process may have been stopped itself."""
         now = time.monotonic()
         for rank, channel in self._ranks.items():
@@ -142,7 +142,7 @@ class EngineChannel:
         self._hub.drop(channel)
 
     def last_messages(self) -> list[tuple[int, Message | OutputRecord]]:
-        """Send nothing more. Return what ranks that are ending still send, for up to ``TIMEOUTS.parting``. They receive
+        """End the sending. Return the last messages of ranks that are ending, for up to ``TIMEOUTS.parting``. They receive
         all that was sent before."""
         return self._known(self._hub.farewell(TIMEOUTS.parting))
 
@@ -233,7 +233,7 @@ class RankChannel:
         return self.end.send(message, TIMEOUTS.message if wait is None else wait)
 
     def close(self) -> None:
-        """Close, once the engine has read what was sent, or after ``TIMEOUTS.parting``."""
+        """Close, once the engine has read all frames, or after ``TIMEOUTS.parting``."""
         self._beats.close()
         self._channel.part(TIMEOUTS.parting)
 

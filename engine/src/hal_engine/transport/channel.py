@@ -42,9 +42,9 @@ _MESSAGE, _BEAT = 0, 1
 _SPACE = 1 << 16
 """Bytes that one read takes; a larger frame is read into memory of its own."""
 _GROWS = 1 << 20
-"""Bytes of that memory before the peer has sent more: a peer may announce much and send nothing."""
+"""Bytes of that memory before the peer has sent more: a peer may announce a large frame and send no byte of it."""
 _TURN = 1 << 20
-"""Bytes that one call reads, so that one busy peer does not keep a thread from the others."""
+"""Bytes that one call reads, so that a thread serves its other peers beside a busy one."""
 _PROBES = 3
 """Probes without an answer after which the kernel takes the other host for lost."""
 _FORMER = b"\xff\0\0\0\0\0\0\0\1\x7f"
@@ -70,7 +70,7 @@ class Channel:
         self._lock = threading.RLock()
         self._outbox, self.pending = deque[memoryview](), 0
         self._held = deque[tuple[int, tuple[Buffer, ...]]]()  # frames that wait until the peer is trusted
-        self._deaf = False  # the peer reads nothing any more; what it sent before is still to be received
+        self._deaf = False  # the peer no longer reads; its earlier bytes are still received
         self._space = memoryview(bytearray(_SPACE))
         self._start = self._end = 0  # of the bytes there that are no whole frame yet
         self._large: bytearray | None = None
@@ -95,7 +95,7 @@ class Channel:
 
     @property
     def is_read(self) -> bool:
-        """Whether the peer may still read what is sent."""
+        """Whether the peer may still read."""
         return not self._deaf
 
     @property
@@ -115,7 +115,7 @@ class Channel:
         return self.flush(wait) if wait else not self._deaf
 
     def beat(self, number: int = 0) -> None:
-        """Send a sign of life with a number, unless the peer has not read what was sent before, or shown its key."""
+        """Send a sign of life with a number, unless the peer has not read the earlier bytes, or has not shown its key."""
         if self.is_trusted and not self.pending:
             self._put(_BEAT, (_NUMBER.pack(number),))
 
@@ -215,7 +215,7 @@ class Channel:
         return messages
 
     def _take(self, count: int, messages: list[memoryview]) -> None:
-        """Split what was read into frames. Raises ValueError for bytes that are no frame."""
+        """Split the bytes that were read into frames. Raises ValueError for bytes that are no frame."""
         if self._large is not None:
             self._filled += count
             if self._filled == self._length:
@@ -307,7 +307,7 @@ class Channel:
         return not (self.ended or self._connecting) and self.is_trusted
 
     def finish(self) -> None:
-        """Send nothing more. The peer receives what was sent, and then the end."""
+        """End the sending. The peer receives the earlier frames, and then the end."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
 
@@ -340,7 +340,7 @@ def connect(url: str, keys: CurveKeys | None = None) -> Channel:
     """
     check_named_port(url)
     if (path := socket_of(url)) is None:
-        from hal_engine.transport.curve import Handshake  # within a host nothing is sealed
+        from hal_engine.transport.curve import Handshake  # within a host frames are not sealed
 
         host, _, port = url.removeprefix("tcp://").rpartition(":")
         with _undone(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as sock:
