@@ -142,8 +142,8 @@ class EngineChannel:
         self._hub.drop(channel)
 
     def last_messages(self) -> list[tuple[int, Message | OutputRecord]]:
-        """End the sending. Return the last messages of ranks that are ending, for up to ``TIMEOUTS.parting``. They receive
-        all that was sent before."""
+        """End the sending. Return the last messages of ranks that are ending, for up to ``TIMEOUTS.parting``. They
+        receive all that was sent before."""
         return self._known(self._hub.farewell(TIMEOUTS.parting))
 
     def close(self) -> None:

@@ -115,7 +115,8 @@ class Channel:
         return self.flush(wait) if wait else not self._deaf
 
     def beat(self, number: int = 0) -> None:
-        """Send a sign of life with a number, unless the peer has not read the earlier bytes, or has not shown its key."""
+        """Send a sign of life with a number, unless the peer has not read the earlier bytes, or has not shown its
+        key."""
         if self.is_trusted and not self.pending:
             self._put(_BEAT, (_NUMBER.pack(number),))
 
