@@ -50,7 +50,8 @@ def test_a_users_own_value_is_kept(own: str) -> None:
 def test_a_library_users_environment_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(mkl.VARIABLE, raising=False)
     monkeypatch.setattr(mkl, "are_faster", lambda: True)
-    code = "from hal.cli import main\ntry: main(['tail', '-h'])\nexcept SystemExit: pass\n"
+    code = "from hal_engine import mkl; mkl.are_faster = lambda: True\nfrom hal.cli import main\n"
+    code += "try: main(['tail', '-h'])\nexcept SystemExit: pass\n"
     shown = subprocess.check_output([sys.executable, "-c", f"{code}import os; print(os.environ.get('{mkl.VARIABLE}'))"])
     assert shown.splitlines()[-1] == b"None"
     assert mkl.VARIABLE not in os.environ
