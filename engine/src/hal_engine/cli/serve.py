@@ -172,8 +172,9 @@ class _Said(logging.Filter):
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> Unavailable:
-    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        what = "is no address of this host" if error.errno == errno.EADDRNOTAVAIL else f"unknown: {error.strerror}"
+    unknown = isinstance(error, socket.gaierror)
+    if unknown or error.errno in (errno.EADDRNOTAVAIL, None):  # asyncio of Python 3.13 leaves the number out
+        what = f"unknown: {error.strerror}" if unknown else "is no address of this host"
         return Unavailable(f"{host}: {what}", cure="give an address of this host, or 0.0.0.0", argument="--host")
     return Unavailable(f"{host}:{port}: {error.strerror}", cure="choose another port", argument="--port")
 
