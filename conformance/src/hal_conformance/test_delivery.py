@@ -40,7 +40,8 @@ def test_g19_each_token_of_each_request_is_delivered_once_and_in_order(kit: Kit,
                 first = [task.first_token] if task.kind is TaskKind.REMOTE_PREFILL else []
                 given[task.request.request_id] = [*fixture.model.requests[task.request.admission_id].output, *first]
             left[task.request.request_id] += task.kind in LEAVE
-        fixture.save(run_step(draw, fixture)).wait(PATIENCE)
+        ticket = fixture.save(run_step(draw, fixture))
+        assert_no_error(lambda: ticket.wait(PATIENCE), "the record of a step of right values")  # noqa: B023
         records = len(fixture.sink.records)
         assert records == saved + 1, f"{saved + 1} steps were saved, but {records} records were delivered"
         for row in found_rows(fixture.sink.records[-1]):

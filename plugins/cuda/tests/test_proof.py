@@ -182,7 +182,6 @@ def test_a_fault_that_is_back_is_told_and_fails_the_proof(opened, monkeypatch, c
 
 @pytest.mark.conform
 def test_the_broadcast_is_measured_on_two_ranks(tmp_path):
-    pytest.importorskip("paddle")
     command = ["-m", "benchmarks.gpu.broadcast", "--device", "cpu", "--rounds", "5", "--out", tmp_path]
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
@@ -192,7 +191,7 @@ def test_the_broadcast_is_measured_on_two_ranks(tmp_path):
     verified = ["accept_tokens", "accept_num", "step_idx", "stop_flags"]
     assert found["fields"] == ["sampled_token_ids", *verified]
     ways = [row["way"] for row in found["rows"]]
-    assert ways == ["broadcast_tokens", "one collective", "4 collectives", "Paddle, one call", "Paddle, 4 calls"]
+    assert ways == ["broadcast_tokens", "one collective", "4 collectives"]  # the host's groups are hal's own: no library's to compare with
     for row in found["rows"]:
         assert 0 < row["host_us"] <= row["total_us"] <= row["total_slowest_rank_us"]
     assert "broadcast of 8896 bytes" in done.stdout
