@@ -162,7 +162,7 @@ QUICK = ("-p", "hal_sim.pytest_races", "--hal-profile=quick", "--hal-examples=1"
 @pytest.mark.whole_kit
 @pytest.mark.parametrize("mode", ["lazy", "adversarial"])
 def test_the_conformance_kit_under_the_checker(sim, mode):
-    """In the modes in which most may go wrong: all copies late, and each as late as a drawn number says."""
+    """Work runs when it is waited for, and in the second mode none runs more than it must."""
     ours = "not g27"  # it reads the sources of the core: once, for cpu, is enough
     device = "maca:1" if mode == "adversarial" else "maca"
     environment = sim | MODES[mode] | {"HALSIM_DEVICES": "2"}

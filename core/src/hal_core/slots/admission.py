@@ -147,7 +147,7 @@ def admit(
     admission_id, stops = next(admission_ids), len(params.stop_sequences)
     row_lengths = (len(params.bad_words), stops, stops * sizes.max_stop_length, 0, total)
     known = row_lengths, admission_id, prompt_len, total - prompt_len
-    whole = packed(request, layout, *known)
+    record = packed(request, layout, *known)
     admitted = AdmittedRequest(
         request_id=request.request_id,
         admission_id=admission_id,
@@ -158,8 +158,8 @@ def admit(
         role=request.role,
         total=total,
         config_key=layout.config_key,
-        packed=whole,
-        request_row=whole[:_ROW_BYTES],
+        packed=record,
+        request_row=record[:_ROW_BYTES],
         row_lengths=row_lengths,
         lists=rows_of(params.bad_words, params.stop_sequences, sizes.max_stop_length),
     )
@@ -200,7 +200,7 @@ def _check_admission(request: Request, layout: StateLayout, vocab_size: int | No
     if not isinstance(layout, StateLayout):
         raise InvalidValue(f"{type(layout).__name__} is not a layout", cure="give state.layout", argument="layout")
     if vocab_size is not None:
-        check_number("vocab_size", vocab_size, 1, whole=True)
+        check_number("vocab_size", vocab_size, 1, integer=True)
 
 
 def _check_extra(request: Request, layouts: Sequence[StateLayout]) -> None:

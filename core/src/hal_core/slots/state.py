@@ -136,8 +136,8 @@ class SlotState:
         self.rows = rows_of(self.layout)
         device.register_state(self)
         device.submit(self.reset_plan(), device.default_stream).wait(device.deadline)
-        told = self.output_range(topk=False)
-        self.mirror = self.columns(np.zeros(told.nbytes, np.uint8), told)
+        part = self.output_range(topk=False)
+        self.mirror = self.columns(np.zeros(part.nbytes, np.uint8), part)
 
     def view(self, name: str) -> View:
         """Return the view ``[slots, width]`` of a field; the same object each time. Raises for an unknown field."""
