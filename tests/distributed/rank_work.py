@@ -22,12 +22,12 @@ from hal_core.runtime.policy import Policy
 from hal_core.tickets import DONE
 from hal_engine.distributed.control_messages import Hello
 from hal_engine.distributed.rank import serve, versions
-from hal_engine.distributed.tensor_ranks import TensorRanks
-from hal_engine.model.batch import ModelBatch
 from hal_engine.model.config import read_config
-from hal_engine.model.llama import LlamaModel
 from hal_engine.timeouts import TIMEOUTS
-from hal_engine.worker import ModelRunner
+from hal_paddle_runner import ModelRunner
+from hal_paddle_runner.batch import ModelBatch
+from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.ranks import TensorRanks
 
 
 def steps(vocab):

@@ -18,11 +18,11 @@ from hal_engine.distributed.ray_launch import RayCluster
 from hal_engine.engine import Engine
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import read_config
-from hal_engine.model.llama import LlamaModel
 from hal_engine.proposers import Setup as ProposerSetup
 from hal_engine.proposers import make_proposer
 from hal_engine.stepping import RunnerSetup, Stepper, make_runner, overlap_of
-from hal_engine.worker import Worker
+from hal_paddle_runner import Worker
+from hal_paddle_runner.llama import LlamaModel
 from hal_sim import paddle_env
 from hal_sim.mixing import mixed
 

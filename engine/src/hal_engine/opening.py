@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hal_core import HalError, InvalidValue, OutputRecord, Sink, Unavailable
 from hal_core.devices import check_processor
+from hal_paddle_runner import ModelRunner, Worker
 
 from hal.cli.failures import cure_of, of_option, one_line
 from hal.opening import open_as_asked, quiet_paddle
@@ -25,12 +26,10 @@ from hal_engine.proposers.counted import closing_well, open_proposer
 from hal_engine.steppers import open_runner
 from hal_engine.stepping import AUTO, PADDLE, Acceptance, choose_runner, overlap_of
 from hal_engine.timeouts import TIMEOUTS
-from hal_engine.worker import ModelRunner, Worker
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice
-
-    from hal_engine.model.llama import LlamaModel
+    from hal_paddle_runner.llama import LlamaModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +220,7 @@ def _load_model(setup: EngineSetup, host: Host) -> LlamaModel:
     host.status("loading Paddle")
     try:
         with quiet_paddle(), host.importing():
-            from hal_engine.model.llama import LlamaModel
+            from hal_paddle_runner.llama import LlamaModel
     except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: a library of Paddle's cannot be loaded
         if isinstance(error, ModuleNotFoundError):
             raise

@@ -12,9 +12,9 @@ from hal_core import MemorySink, Request, SamplingParams, SlotStatus, StateConfi
 from hal_engine.engine import Engine
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import read_config
-from hal_engine.model.llama import LlamaModel
 from hal_engine.model.tokenizer import Tokenizer
-from hal_engine.worker import ModelRunner, Worker
+from hal_paddle_runner import ModelRunner, Worker
+from hal_paddle_runner.llama import LlamaModel
 
 from hal import open_device
 

@@ -68,8 +68,8 @@ def by_torch(directory, requests, sizes=SIZES, blocks=64, dtype="float32", **opt
 
 def by_paddle(directory, requests, sizes=SIZES, blocks=64, **options):
     """Return the tokens of each request from the Paddle model, on the cpu device."""
-    from hal_engine.model.llama import LlamaModel
-    from hal_engine.worker import Worker
+    from hal_paddle_runner import Worker
+    from hal_paddle_runner.llama import LlamaModel
 
     with open_device("cpu") as device:
         worker = Worker(device, LlamaModel.load(directory), sizes, blocks, MemorySink())

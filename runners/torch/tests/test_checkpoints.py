@@ -7,10 +7,10 @@ import pytest
 from hal_core import Request, SamplingParams
 from hal_engine.model.config import parse_config
 
+from runners.paddle.tests.test_checkpoints import FAMILIES, LEAD, NEW_TOKENS, PROMPTS
+from runners.paddle.tests.test_checkpoints import SIZES as FIELDS
 from tests.model.conftest import LLAMA, VARIANTS, tensors, write
 from tests.model.reference import Reference
-from tests.model.test_checkpoints import FAMILIES, LEAD, NEW_TOKENS, PROMPTS
-from tests.model.test_checkpoints import SIZES as FIELDS
 
 from .served import by_paddle, by_torch
 

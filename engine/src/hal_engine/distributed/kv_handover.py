@@ -294,7 +294,7 @@ class _Named:
 
 def _blocks_of(setup: Setup, stepper: Stepper, proposer: Proposer | None) -> BlockCache:
     """Return the description of a rank's blocks: the Paddle model's, or a runner's own."""
-    from hal_engine.handover.cache import Identity, PagedBlocks
+    from hal_paddle_runner.blocks import Identity, PagedBlocks
 
     identity = Identity(checkpoint_digest(Path(setup.model)), lay_out(setup.sizes).digest.hex())
     runner: object = stepper.runner

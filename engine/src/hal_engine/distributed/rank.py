@@ -64,8 +64,8 @@ from .state_check import StateCheck
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Group, Sink
+    from hal_paddle_runner.llama import LlamaModel
 
-    from hal_engine.model.llama import LlamaModel
     from hal_engine.proposers import Proposer
 
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
@@ -259,8 +259,9 @@ class _Serving:
     def _worker(self, setup: Setup, layout: RankLayout, device: BoundDevice) -> tuple[Stepper, StateCheck | None]:
         """Open the groups with the other ranks, load this rank's part of the model or make its runner, and the
         state."""
+        from hal_paddle_runner.ranks import TensorRanks, library_of
+
         from .job_groups import open_job, open_on_place
-        from .tensor_ranks import TensorRanks, library_of
 
         group = layout.group(self.rank)
         if layout.size > 1:
@@ -270,8 +271,8 @@ class _Serving:
             self._hands(setup, stepper, None)
             return stepper, None
 
-        from hal_engine.model.llama import LlamaModel
-        from hal_engine.worker import Worker
+        from hal_paddle_runner import Worker
+        from hal_paddle_runner.llama import LlamaModel
 
         ranks = None
         if group.size > 1:

@@ -16,9 +16,9 @@ from hal_core import ByteRange, StateUnusable
 from hal_engine.options import CHECK_RANKS
 
 if TYPE_CHECKING:
-    from hal_engine.stepping import Stepper
+    from hal_paddle_runner.ranks import TensorRanks
 
-    from .tensor_ranks import TensorRanks
+    from hal_engine.stepping import Stepper
 
 VARIABLE = "HAL_CHECK_RANKS"
 _APART = ("topk_token_ids", "topk_logprobs", "topk_ranks")

@@ -1,7 +1,7 @@
 """The language model: configuration, checkpoint loading, tokenizer and the Paddle decoder with its paged cache.
 
 Importing this package, ``hal_engine.model.config`` or ``hal_engine.model.tokenizer`` imports no framework;
-``hal_engine.model.llama`` imports Paddle, so import it only to run a model.
+``hal_paddle_runner.llama`` imports Paddle, so import it only to run a model.
 """
 
 from __future__ import annotations

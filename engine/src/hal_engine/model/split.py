@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Ranks(Protocol):
-    """The collectives that the model uses; :class:`hal_engine.distributed.tensor_ranks.TensorRanks` has them."""
+    """The collectives that the model uses; :class:`hal_paddle_runner.ranks.TensorRanks` has them."""
 
     @property
     def size(self) -> int: ...

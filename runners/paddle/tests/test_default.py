@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pytest
 from hal_engine.model import DEFAULT_CHECKPOINT
-from hal_engine.model.batch import ModelBatch
 from hal_engine.model.config import read_config
-from hal_engine.model.llama import LlamaModel
 from hal_engine.model.loading import read_tensors
 from hal_engine.model.tokenizer import Tokenizer
+from hal_paddle_runner.batch import ModelBatch
+from hal_paddle_runner.llama import LlamaModel
 
-from .reference import Reference
+from tests.model.reference import Reference
 
 # Not from the standard library, so the model has not seen it.
 TEXT = '''\

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 def library_of(place: str, beside: str) -> str:
     """Return the collective library for tensors on a place (Paddle's name, such as "gpu:0"): hal's own for host memory,
-    else ``beside``, the library of the computing device. Raises as :func:`hal_engine.model.llama.check_place`."""
+    else ``beside``, the library of the computing device. Raises as :func:`hal_paddle_runner.llama.check_place`."""
     import paddle
 
-    from hal_engine.model.llama import check_place
+    from .llama import check_place
 
     check_place(place)
     return HOST if paddle.to_tensor(0, place=place).place.is_cpu_place() else beside

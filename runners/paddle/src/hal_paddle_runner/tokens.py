@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
 from hal_engine.sampling import STATE_FIELDS, Sampled, SamplingRows, Weights, sample, sample_by_rejection
-from hal_engine.worker.histories import Histories, Int64s
-from hal_engine.worker.inputs import Columns, StepInput, rows_of
+
+from .histories import Histories, Int64s
+from .inputs import Columns, StepInput, rows_of
 
 if TYPE_CHECKING:
     from hal_core import StateConfig

@@ -15,6 +15,8 @@ from hal_core.memory.plan import apply_to_host
 from hal_core.runtime.bound import bind
 from hal_core.tickets import DONE
 
+from tests.model.conftest import checkpoints as checkpoints
+
 VOCAB = 97
 
 

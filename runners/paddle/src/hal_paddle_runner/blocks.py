@@ -17,15 +17,16 @@ from hal_core import DONE, InvalidValue, Ticket
 
 from hal.contract import contract_version
 from hal.local_rank import HOST_PLACE
-from hal_engine.model.prediction import PredictionLayer
-from hal_engine.model.prediction_host import HostPrediction, as_array
+
+from .prediction import PredictionLayer
+from .prediction_host import HostPrediction, as_array
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
-    from hal_engine.model.kv_cache import PagedCache
-    from hal_engine.model.llama import LlamaModel
-    from hal_engine.model.prediction import Prediction
+    from .kv_cache import PagedCache
+    from .llama import LlamaModel
+    from .prediction import Prediction
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]

@@ -16,12 +16,11 @@ from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 from hal_engine.engine import Engine
 from hal_engine.model.config import parse_config
-from hal_engine.model.llama import LlamaModel
-from hal_engine.worker import Worker
+from hal_paddle_runner import Worker
+from hal_paddle_runner.llama import LlamaModel
 
 from tests import share
-
-from .reference import Reference
+from tests.model.reference import Reference
 
 TOLERANCE = 1e-4
 LEAD = 2 * TOLERANCE  # of the reference's best token over its second: with less, rounding could choose another one

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hal_core import FEEDING, ByteRange, TaskBatch
 
-from hal_engine.model.batch import ModelBatch
+from .batch import ModelBatch
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, SlotState, Stream

@@ -1,7 +1,7 @@
 """MTP: the multi-token-prediction layer of the target's own checkpoint drafts from the target's hidden states.
 
 For ``n`` known tokens the layer has entries 0 to n - 2. The last one predicts the first draft, and the layer's output
-is its input for the next one (``hal_engine.model.prediction``). Entries made of drafts are overwritten when the tokens
+is its input for the next one (``hal_paddle_runner.prediction``). Entries made of drafts are overwritten when the tokens
 are known.
 
 If tokens are drawn, drafts are drawn with the target's own number for their position, with which the two agree more
@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hal_core import InvalidValue
-
-from hal.local_rank import HOST_PLACE
-from hal_engine.model.batch import ModelBatch
+from hal_engine.proposers.proposer import Drawn, Fed, Int64s, Setup
 from hal_engine.sampling import STATE_FIELDS, SamplingRows, draw_drafts, sample
 
-from .proposer import Drawn, Fed, Int64s, Setup
+from hal.local_rank import HOST_PLACE
+
+from .batch import ModelBatch
 
 if TYPE_CHECKING:
     from hal_core import AdmittedRequest
 
-    from hal_engine.model.prediction import Prediction
-    from hal_engine.model.prediction_host import Part
+    from .prediction import Prediction
+    from .prediction_host import Part
 
 Array = np.ndarray[Any, Any]
 _NEUTRAL = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
@@ -79,7 +79,7 @@ class Mtp:
     """Cost of one run of the layer as a fraction of a step; on a cpu a quarter (measured, a model of four layers)."""
 
     def __init__(self, setup: Setup) -> None:
-        from hal_engine.model.llama import LlamaModel
+        from .llama import LlamaModel
 
         if not isinstance(setup.model, LlamaModel):
             raise InvalidValue(
@@ -216,7 +216,7 @@ class Mtp:
     def layer(self) -> Prediction:
         """The layer, created on first use."""
         if self._layer is None:  # the model has its cache by now, and this one is as large
-            from hal_engine.model.prediction import open_prediction
+            from .prediction import open_prediction
 
             self._layer = open_prediction(self._model)
         return self._layer

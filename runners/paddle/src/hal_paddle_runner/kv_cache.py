@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import paddle
 from hal_core import InvalidValue
-
-from hal_engine.model.batch import CacheShape
 from hal_engine.model.config import LlamaConfig
-from hal_engine.model.operators import gather, scatter_
+
+from .batch import CacheShape
+from .operators import gather, scatter_
 
 if TYPE_CHECKING:
     from paddle import Tensor

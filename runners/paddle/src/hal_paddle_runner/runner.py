@@ -9,25 +9,24 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from hal_core import ByteRange, Group, InvalidValue, Request, Step, Ticket
-
-from hal_engine.model.batch import ModelBatch
 from hal_engine.sampling import SUPPORTED
 from hal_engine.stepping import HostRunner, PlannedStep
-from hal_engine.worker.drafting import Drafting, accepted_tokens, called, read_outputs, share_drafts
-from hal_engine.worker.histories import Histories
-from hal_engine.worker.inputs import Columns, StepInput, chunks_of, read_inputs
-from hal_engine.worker.tokens import StepTokens, choose_tokens
+
+from .batch import ModelBatch
+from .drafting import Drafting, accepted_tokens, called, read_outputs, share_drafts
+from .histories import Histories
+from .inputs import Columns, StepInput, chunks_of, read_inputs
+from .tokens import StepTokens, choose_tokens
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, SlotState, Stream
-
     from hal_engine.proposers import Proposer
 
 Array = np.ndarray[Any, Any]
 
 
 class Model(Protocol):
-    """The interface of a model for a worker; :class:`hal_engine.model.llama.LlamaModel` implements it."""
+    """The interface of a model for a worker; :class:`hal_paddle_runner.llama.LlamaModel` implements it."""
 
     @property
     def config(self) -> Any:  # noqa: ANN401 (of the model's own class)
@@ -56,7 +55,7 @@ class ModelRunner(HostRunner):
     """A model whose logits come to the host, where tokens are sampled and drafted
     (:class:`hal_engine.stepping.Runner`).
 
-    - ``noise``, ``proposer``, ``shares_drafts``, ``rejection``: as for :class:`hal_engine.worker.Worker`.
+    - ``noise``, ``proposer``, ``shares_drafts``, ``rejection``: as for :class:`hal_paddle_runner.Worker`.
     - ``on_drafts``: called with the number of drafts of each request, before the step's record is built.
     - ``histories``: by slot, the earlier tokens, for penalties.
     """

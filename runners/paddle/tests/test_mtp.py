@@ -12,12 +12,12 @@ from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 from hal_engine.engine import Engine
 from hal_engine.model import DEFAULT_CHECKPOINT
-from hal_engine.model.llama import LlamaModel
 from hal_engine.model.tokenizer import Tokenizer
 from hal_engine.proposers import Setup, make_proposer
-from hal_engine.proposers.mtp import Mtp
 from hal_engine.sampling import STATE_FIELDS, SamplingRows, sample
-from hal_engine.worker import Worker
+from hal_paddle_runner import Worker
+from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.mtp import Mtp
 
 from tests import share
 from tests.model.reference import Reference
@@ -138,7 +138,7 @@ class Seldom(Checked):
 @pytest.mark.parametrize("most", [64, 5])
 def test_entries_wait_for_the_first_wanted_draft_and_run_in_one_call(model, dense, requests, plain, monkeypatch, most):
     """Or without a draft, if too many wait; later drafts are the usual ones."""
-    monkeypatch.setattr("hal_engine.proposers.mtp.MOST_WAITING", most)
+    monkeypatch.setattr("hal_paddle_runner.mtp.MOST_WAITING", most)
     proposer = Seldom(Setup(3, 4, 512, model.config.vocab_size, model), dense)
     found, _ = run(model, requests, drafts=3, proposer=proposer)
     assert found == plain

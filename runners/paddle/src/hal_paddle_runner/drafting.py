@@ -17,13 +17,12 @@ from hal_core import (
     TaskBatch,
     TaskKind,
 )
-
 from hal_engine.proposers import Drawn, Fed, draft_room, handing_over
-from hal_engine.worker.inputs import Columns, StepInput, rows_of
+
+from .inputs import Columns, StepInput, rows_of
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, SlotState, Step, Stream
-
     from hal_engine.proposers import Proposer
 
 Array = np.ndarray[Any, Any]

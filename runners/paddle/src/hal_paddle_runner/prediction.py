@@ -14,14 +14,15 @@ import paddle
 from hal_core import InvalidValue
 
 from hal.local_rank import HOST_PLACE
-from hal_engine.model.kv_cache import PagedCache
-from hal_engine.model.prediction_host import HostPrediction, Part
+
+from .kv_cache import PagedCache
+from .prediction_host import HostPrediction, Part
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
-    from hal_engine.model.batch import ModelBatch
-    from hal_engine.model.llama import LlamaModel, Step
+    from .batch import ModelBatch
+    from .llama import LlamaModel, Step
 
 
 class Prediction(Protocol):

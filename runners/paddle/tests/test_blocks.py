@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hal_core import InvalidValue
 from hal_core.handover import first_difference
-from hal_engine.handover import cache as paged
-from hal_engine.model.batch import ModelBatch
 from hal_engine.model.config import parse_config
-from hal_engine.model.llama import LlamaModel
-from hal_engine.model.prediction import PredictionLayer, open_prediction
+from hal_paddle_runner import blocks as paged
+from hal_paddle_runner.batch import ModelBatch
+from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.prediction import PredictionLayer, open_prediction
 
 from tests.model.conftest import LLAMA, VARIANTS, tensors
 

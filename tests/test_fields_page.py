@@ -12,7 +12,7 @@ import pytest
 from hal_conformance.report.command import main as conform
 from hal_core import InvalidValue
 
-PAGE = (Path(__file__).parents[2] / "docs/fields.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs/fields.md").read_text(encoding="utf-8")
 SHOWN = """\
 {'b': [9], 'a': [105]} [1 0 1 0]
 {'b': [9], 'a': [106]} [2 0 2 0]

@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from hal_core import ALONE, Group
-
 from hal_engine.stepping import Stepper
-from hal_engine.worker.runner import Model, ModelRunner
+
+from .runner import Model, ModelRunner
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Sink, StateConfig
-
     from hal_engine.proposers import Proposer
 
 

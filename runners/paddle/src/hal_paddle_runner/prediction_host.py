@@ -1,7 +1,7 @@
 """The prediction layer in NumPy, for a model in host memory. Drafting runs it on a few rows, for which one of Paddle's
 operators takes longer than its computation (on a cpu a run takes a tenth of the time, measured at one row).
 
-The layer, its cache and its interface are those of :mod:`hal_engine.model.prediction`. As it is a single layer, only
+The layer, its cache and its interface are those of :mod:`hal_paddle_runner.prediction`. As it is a single layer, only
 keys and values are computed for entries without a requested output. It uses as few operators as possible:
 
 - RMSNorm is a number for each row, by which the product after it is multiplied.
@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import paddle
 
-from hal_engine.model.batch import CacheShape, ModelBatch
+from .batch import CacheShape, ModelBatch
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
-    from hal_engine.model.llama import LlamaModel
-    from hal_engine.model.weights import LayerWeights
+    from .llama import LlamaModel
+    from .weights import LayerWeights
 
 Array = np.ndarray[Any, Any]
 Floats = Array
@@ -49,7 +49,7 @@ def as_array(tensor: Tensor) -> Floats:
 
 
 class HostPrediction:
-    """See :class:`hal_engine.model.prediction.PredictionLayer`, whose methods it has."""
+    """See :class:`hal_paddle_runner.prediction.PredictionLayer`, whose methods it has."""
 
     def __init__(self, model: LlamaModel, shape: CacheShape) -> None:
         weights = model.weights.prediction

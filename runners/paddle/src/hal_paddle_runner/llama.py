@@ -19,15 +19,15 @@ import paddle
 import paddle.nn.functional as functional
 from hal_core import InvalidValue
 from hal_core.devices import processor_features
+from hal_engine.model.config import LlamaConfig, read_config
+from hal_engine.model.loading import read_tensors
+from hal_engine.model.split import WHOLE, Ranks, Shard, check_split, local_config
 from paddle.incubate.nn.functional import fused_rms_norm
 
-from hal_engine.model.batch import GroupPlan, ModelBatch, check_batch, order_rows, plan_run, plan_step
-from hal_engine.model.config import LlamaConfig, read_config
-from hal_engine.model.kv_cache import PagedCache
-from hal_engine.model.loading import read_tensors
-from hal_engine.model.operators import gather, matmul, reshape, silu, softmax_
-from hal_engine.model.split import WHOLE, Ranks, Shard, check_split, local_config
-from hal_engine.model.weights import DecoderWeights, LayerWeights, has_fused_norm, prepare_weights
+from .batch import GroupPlan, ModelBatch, check_batch, order_rows, plan_run, plan_step
+from .kv_cache import PagedCache
+from .operators import gather, matmul, reshape, silu, softmax_
+from .weights import DecoderWeights, LayerWeights, has_fused_norm, prepare_weights
 
 if TYPE_CHECKING:
     from paddle import Tensor

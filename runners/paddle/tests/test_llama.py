@@ -9,16 +9,15 @@ import numpy as np
 import paddle
 import pytest
 from hal_core.errors import InvalidValue
-from hal_engine.model import llama, weights
-from hal_engine.model.batch import CacheShape, ModelBatch, plan_step
-from hal_engine.model.llama import LlamaModel
-from hal_engine.model.prediction import PredictionLayer, open_prediction
+from hal_paddle_runner import llama, weights
+from hal_paddle_runner.batch import CacheShape, ModelBatch, plan_step
+from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.prediction import PredictionLayer, open_prediction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import share
-
-from .reference import Reference
+from tests.model.reference import Reference
 
 TOLERANCE = 1e-4
 VARIANTS = [
@@ -248,7 +247,7 @@ def test_prediction_layer_equals_dense_pass_for_any_chunking(models, dense, make
 def test_both_prediction_layers_give_the_same_for_rows_of_any_length(checkpoints, tmp_path, monkeypatch, name, kept):
     """Rows side by side, of which some give no token: biases, normed queries and keys, any width of a head."""
     directory = checkpoints.make(tmp_path, **(checkpoints.variants[name] | {"num_nextn_predict_layers": 1}))
-    monkeypatch.setattr("hal_engine.model.prediction_host.MOST_KEPT", kept)
+    monkeypatch.setattr("hal_paddle_runner.prediction_host.MOST_KEPT", kept)
     model = LlamaModel.load(directory)
     model.allocate_cache(12, 4)
     layers, rng = (PredictionLayer(model), open_prediction(model)), np.random.default_rng(3)

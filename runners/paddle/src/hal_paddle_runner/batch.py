@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from hal_core import InvalidValue
-
 from hal_engine.model.config import LlamaConfig
 
 SHORT = 8

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import paddle
 from hal_core.devices import X86
+from hal_engine.model.config import LlamaConfig
 
 from hal.local_rank import HOST_PLACE
-from hal_engine.model.config import LlamaConfig
 
 if TYPE_CHECKING:
     from paddle import Tensor
