@@ -96,8 +96,8 @@ def hal_job(device: Any, checkpoint: Path, slots: int) -> Iterator[Job]:  # noqa
     from hal_core import Request, SamplingParams, StateConfig
     from hal_engine.engine import Engine
     from hal_engine.transport import open_sink
-    from hal_paddle_runner import Worker
     from hal_paddle_runner.llama import LlamaModel
+    from hal_paddle_runner.worker import Worker
 
     reader = subprocess.Popen(
         [sys.executable, "-P", "-W", "ignore", str(Path(__file__).resolve()), "--serve", "reader"],

@@ -42,7 +42,8 @@ from hal_engine.engine import Engine
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.tokenizer import Tokenizer
 from hal_engine.proposers import Setup, make_proposer
-from hal_paddle_runner import ModelRunner, Worker
+from hal_paddle_runner.runner import ModelRunner
+from hal_paddle_runner.worker import Worker
 
 import hal
 

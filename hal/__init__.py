@@ -34,7 +34,7 @@ _HOME = {
     "devices": "hal.device_list",
     "open_device": "hal.opening",
     "OutputReader": f"{_ENGINE}.reading",
-    "Worker": "hal_paddle_runner",
+    "Worker": former.RUNNER,
 }
 __all__ = [*_HOME, "__version__"]
 
@@ -46,7 +46,7 @@ def __getattr__(name: str) -> object:
         try:
             value = getattr(import_module(_HOME[name]), name)
         except ModuleNotFoundError as error:
-            if error.name not in (_ENGINE, "hal_paddle_runner"):
+            if error.name not in (_ENGINE, former.RUNNER):
                 raise
             raise engine_missing(f"hal.{name}") from None
     else:

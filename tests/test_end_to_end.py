@@ -23,8 +23,10 @@ from hal_core.slots.fields import StateConfig
 from hal_engine.engine import Engine
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.tokenizer import Tokenizer
-from hal_paddle_runner import ModelRunner, Worker, llama
+from hal_paddle_runner import llama
 from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.runner import ModelRunner
+from hal_paddle_runner.worker import Worker
 
 from tests import share
 from tests.model.reference import Reference

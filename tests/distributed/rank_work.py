@@ -24,10 +24,10 @@ from hal_engine.distributed.control_messages import Hello
 from hal_engine.distributed.rank import serve, versions
 from hal_engine.model.config import read_config
 from hal_engine.timeouts import TIMEOUTS
-from hal_paddle_runner import ModelRunner
 from hal_paddle_runner.batch import ModelBatch
 from hal_paddle_runner.llama import LlamaModel
 from hal_paddle_runner.ranks import TensorRanks
+from hal_paddle_runner.runner import ModelRunner
 
 
 def steps(vocab):

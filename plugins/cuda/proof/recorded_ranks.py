@@ -37,8 +37,8 @@ from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import read_config
 from hal_engine.model.tokenizer import Tokenizer
 from hal_engine.proposers import Proposer, Setup, make_proposer
-from hal_paddle_runner import Worker
 from hal_paddle_runner.batch import ModelBatch
+from hal_paddle_runner.worker import Worker
 from nccl_ranks import recipe_of
 
 from hal import open_device

@@ -9,7 +9,7 @@ from hal_core.output.records import SlotStatus
 from hal_core.output.sinks import MemorySink
 from hal_core.slots.fields import FinishReason, StateConfig
 from hal_engine.engine import Engine
-from hal_paddle_runner import Worker
+from hal_paddle_runner.worker import Worker
 
 
 class Drafter:

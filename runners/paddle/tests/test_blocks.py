@@ -14,7 +14,6 @@ from hal_paddle_runner.prediction import PredictionLayer, open_prediction
 
 from tests.model.conftest import LLAMA, VARIANTS, tensors
 
-IDENTITY = paged.Identity("abc", "def")
 PROMPT = np.arange(3, 14)
 SIZE = 4
 
@@ -51,7 +50,7 @@ def way(request, monkeypatch):
 def test_a_model_goes_on_from_the_blocks_of_another(variant, way):
     p, d = model(variant), model(variant)
     want = fed(p, PROMPT, 0, [0, 5, 2])
-    ours, theirs = paged.PagedBlocks(p, IDENTITY), paged.PagedBlocks(d, IDENTITY)
+    ours, theirs = paged.PagedBlocks(p), paged.PagedBlocks(d)
     assert type(ours._parts[0]).__name__ == {"shared": "HostPart", "placed": "PlacedPart"}[way]
     assert first_difference(ours.facts(), theirs.facts()) == ""
     data = ours.read([0, 5, 2])
@@ -65,7 +64,7 @@ def test_a_model_goes_on_from_the_blocks_of_another(variant, way):
 
 def test_what_was_read_is_the_callers(way):
     p = model()
-    blocks = paged.PagedBlocks(p, IDENTITY)
+    blocks = paged.PagedBlocks(p)
     fed(p, PROMPT, 0, [0, 5, 2])
     read = blocks.read([0, 5, 2])
     kept = read.copy()
@@ -82,7 +81,7 @@ def test_a_prediction_layer_is_a_layer_more(host, way):
     variant = "with a prediction layer"
     p, d = model(variant), model(variant)
     layers = [open_prediction(one) if host else PredictionLayer(one) for one in (p, d)]
-    parts = [paged.PagedBlocks(one, IDENTITY, layer) for one, layer in zip((p, d), layers, strict=True)]
+    parts = [paged.PagedBlocks(one, layer) for one, layer in zip((p, d), layers, strict=True)]
     rng = np.random.default_rng(3)
     data = rng.normal(size=(2, parts[0].block_bytes // 4)).astype(np.float32).view(np.uint8)
     parts[0].write([4, 6], data)
@@ -92,21 +91,19 @@ def test_a_prediction_layer_is_a_layer_more(host, way):
     parts[1].write([1, 2], moved)
     assert np.array_equal(parts[1].read([1, 2]), data)
     assert parts[0].facts()["layers"] == str(LLAMA["num_hidden_layers"] + 1)
-    assert "layers" in first_difference(parts[0].facts(), paged.PagedBlocks(p, IDENTITY).facts())
-    other = paged.PagedBlocks(d, IDENTITY, PredictionLayer(d) if host else open_prediction(d))
+    assert "layers" in first_difference(parts[0].facts(), paged.PagedBlocks(p).facts())
+    other = paged.PagedBlocks(d, PredictionLayer(d) if host else open_prediction(d))
     assert first_difference(parts[0].facts(), other.facts()).startswith("layout")
 
 
 def test_the_fingerprint_says_what_the_blocks_are():
-    facts = paged.PagedBlocks(model(), IDENTITY).facts()
-    assert facts["checkpoint"] == "abc"
-    assert facts["slot table"] == "def"
+    facts = paged.PagedBlocks(model()).facts()
     assert facts["byte order"] == sys.byteorder
-    assert (facts["tp shard"], facts["block size"], facts["layers"]) == ("0/1", "4", "2")
+    assert (facts["block size"], facts["layers"]) == ("4", "2")
     assert (facts["kv heads"], facts["head dim"], facts["dtype"]) == ("2", "4", "float32")
 
 
 def test_a_model_without_a_cache_is_refused():
     config = parse_config(LLAMA)
     with pytest.raises(InvalidValue, match="allocate_cache"):
-        paged.PagedBlocks(LlamaModel(config, tensors(config)), IDENTITY)
+        paged.PagedBlocks(LlamaModel(config, tensors(config)))

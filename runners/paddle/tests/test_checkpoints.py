@@ -16,8 +16,8 @@ from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 from hal_engine.engine import Engine
 from hal_engine.model.config import parse_config
-from hal_paddle_runner import Worker
 from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.worker import Worker
 
 from tests import share
 from tests.model.reference import Reference

@@ -16,7 +16,7 @@ from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 from hal_engine.engine import Engine
-from hal_paddle_runner import Worker
+from hal_paddle_runner.worker import Worker
 
 
 class Nonsense:

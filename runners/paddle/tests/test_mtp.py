@@ -15,9 +15,9 @@ from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.tokenizer import Tokenizer
 from hal_engine.proposers import Setup, make_proposer
 from hal_engine.sampling import STATE_FIELDS, SamplingRows, sample
-from hal_paddle_runner import Worker
 from hal_paddle_runner.llama import LlamaModel
 from hal_paddle_runner.mtp import Mtp
+from hal_paddle_runner.worker import Worker
 
 from tests import share
 from tests.model.reference import Reference

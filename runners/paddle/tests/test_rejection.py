@@ -14,7 +14,7 @@ from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 from hal_engine.engine import Engine
 from hal_engine.proposers import Drawn
-from hal_paddle_runner import Worker
+from hal_paddle_runner.worker import Worker
 
 from tests import share
 

@@ -11,7 +11,7 @@ from hal_core.output.sinks import MemorySink
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import FinishReason, SplitRole, StateConfig
 from hal_core.slots.tasks import Task, TaskKind
-from hal_paddle_runner import Worker
+from hal_paddle_runner.worker import Worker
 
 SIZES = StateConfig(num_slots=2, max_model_len=32, block_size=4, max_logprobs=2)
 PROMPT, BLOCKS = [0, 9, 7, 8, 9], [4, 2]  # after which the model would give its first token twice

@@ -13,7 +13,8 @@ from hal_core.errors import InvalidValue
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import FinishReason
-from hal_paddle_runner import ModelRunner, Worker
+from hal_paddle_runner.runner import ModelRunner
+from hal_paddle_runner.worker import Worker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -14,7 +14,7 @@ from hal_core.slots.admission import Request, SamplingParams, admit
 from hal_core.slots.fields import FinishReason, StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 from hal_engine.engine import Engine
-from hal_paddle_runner import Worker
+from hal_paddle_runner.worker import Worker
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

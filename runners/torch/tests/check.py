@@ -27,10 +27,9 @@ try:
     import torch
 except ImportError as error:
     sys.exit(f"check.py: {error} (install a build of torch for your GPU, as pip install './runners/torch[torch]')")
-from hal_core import ALONE, HalError, MemorySink, Request, SamplingParams, SlotStatus, StateConfig
+from hal_core import HalError, MemorySink, Request, SamplingParams, SlotStatus, StateConfig
 from hal_engine.engine import Engine
 from hal_engine.model import DEFAULT_CHECKPOINT
-from hal_engine.model.config import read_config
 from hal_engine.stepping import RunnerSetup, Stepper, overlap_of
 from hal_torch.attention import Prompts, Tokens, TorchKernels, TritonKernels, attend
 from hal_torch.model import Decoder
@@ -55,13 +54,10 @@ def recorded() -> list[tuple[Request, list[int]]]:
 def opened(name: str, sizes: StateConfig = SIZES, blocks: int = AMPLE, **options: object) -> Iterator[Stepper]:
     """A stepper with a runner, on a device that is closed afterwards."""
     with open_device(name) as device:
-        state = device.state(sizes)
-        decoder = options.get("decoder")
-        vocab = decoder.config.vocab_size if decoder else read_config(DEFAULT_CHECKPOINT).vocab_size
-        setup = RunnerSetup(device, state, blocks, DEFAULT_CHECKPOINT, name, vocab, ALONE, "float32")
+        setup = RunnerSetup(device, sizes, blocks, DEFAULT_CHECKPOINT, dtype="float32")
         # Resolved by a thread: else save_output would wait for each step.
         sink = MemorySink(threaded=True)
-        yield Stepper(device, state, TorchRunner(setup, **options), sink, blocks=blocks)
+        yield Stepper(device, setup.state, TorchRunner(setup, **options), sink, blocks=blocks)
         sink.close(30.0)
 
 

@@ -13,8 +13,9 @@ from hal_engine.engine import Engine
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import read_config
 from hal_engine.model.tokenizer import Tokenizer
-from hal_paddle_runner import ModelRunner, Worker
 from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.runner import ModelRunner
+from hal_paddle_runner.worker import Worker
 
 from hal import open_device
 

@@ -6,9 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
-from hal_core import ALONE, MemorySink, SlotStatus, StateConfig
+from hal_core import MemorySink, SlotStatus, StateConfig
 from hal_engine.engine import Engine
-from hal_engine.model.config import read_config
 from hal_engine.stepping import RunnerSetup, Stepper
 
 from hal import open_device
@@ -54,10 +53,8 @@ def torch_stepper(directory, sizes=SIZES, blocks=64, dtype="float32", **options)
 
     torch.set_num_threads(1)  # threads of so little work wait for each other
     with open_device("cpu") as device:
-        state = device.state(sizes)
-        vocab = read_config(directory).vocab_size
-        setup = RunnerSetup(device, state, blocks, directory, "cpu", vocab, ALONE, dtype)
-        yield Stepper(device, state, TorchRunner(setup, **options), MemorySink(), blocks=blocks)
+        setup = RunnerSetup(device, sizes, blocks, directory, dtype=dtype)
+        yield Stepper(device, setup.state, TorchRunner(setup, **options), MemorySink(), blocks=blocks)
 
 
 def by_torch(directory, requests, sizes=SIZES, blocks=64, dtype="float32", **options):
@@ -68,8 +65,8 @@ def by_torch(directory, requests, sizes=SIZES, blocks=64, dtype="float32", **opt
 
 def by_paddle(directory, requests, sizes=SIZES, blocks=64, **options):
     """Return the tokens of each request from the Paddle model, on the cpu device."""
-    from hal_paddle_runner import Worker
     from hal_paddle_runner.llama import LlamaModel
+    from hal_paddle_runner.worker import Worker
 
     with open_device("cpu") as device:
         worker = Worker(device, LlamaModel.load(directory), sizes, blocks, MemorySink())

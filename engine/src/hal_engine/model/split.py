@@ -8,34 +8,11 @@ with zeros. Each rank holds all other tensors whole.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from hal_core import InvalidValue
 
 from hal_engine.model.config import LlamaConfig
-
-if TYPE_CHECKING:
-    from paddle import Tensor
-
-
-class Ranks(Protocol):
-    """The collectives that the model uses; :class:`hal_paddle_runner.ranks.TensorRanks` has them."""
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def index(self) -> int: ...
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum over all ranks, in place."""
-
-    def gather(self, tensor: Tensor) -> Tensor | None:
-        """Return ``[size, *shape]`` on the first rank, None on the other ones."""
-
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        """Return ``[size, *shape]`` on every rank."""
 
 
 @dataclass(frozen=True, slots=True)

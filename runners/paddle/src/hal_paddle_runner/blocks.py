@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import paddle
 from hal_core import DONE, InvalidValue, Ticket
 
-from hal.contract import contract_version
 from hal.local_rank import HOST_PLACE
 
 from .prediction import PredictionLayer
@@ -119,18 +117,10 @@ def prediction_part(prediction: Prediction, heads: int, place: str) -> Part:
     raise InvalidValue(what, cure="hand over without its layer", argument="prediction")
 
 
-@dataclass(frozen=True)
-class Identity:
-    """The origin of a cache's blocks: digests of the checkpoint and of the slot table."""
-
-    checkpoint: str
-    slot_table: str
-
-
 class PagedBlocks:
     """A :class:`hal_core.handover.BlockCache`: the blocks of a model's cache and, with ``prediction``, of its layer."""
 
-    def __init__(self, model: LlamaModel, identity: Identity, prediction: Prediction | None = None) -> None:
+    def __init__(self, model: LlamaModel, prediction: Prediction | None = None) -> None:
         """Raises InvalidValue for a model without a cache."""
         cache = model.cache
         if cache is None:
@@ -144,17 +134,13 @@ class PagedBlocks:
         self._row = heads * cache.shape.block_size * model.config.head_dim
         self.block_bytes = 4 * 2 * self._layers * self._row
         self._facts = {
-            "contract": contract_version(),
-            "checkpoint": identity.checkpoint,
             "dtype": "float32",
             "byte order": sys.byteorder,
             "block size": str(cache.shape.block_size),
             "layers": str(self._layers),
             "kv heads": str(model.config.num_key_value_heads),
-            "tp shard": f"{model.shard.index}/{model.shard.size}",
             "head dim": str(model.config.head_dim),
             "layout": "; ".join(f"{part.layers} of {part.layout}" for part in self._parts),
-            "slot table": identity.slot_table,
         }
 
     def facts(self) -> Mapping[str, str]:

@@ -133,6 +133,11 @@ class Drafting:
                 )
 
 
+def companions_of(proposer: Proposer | None) -> tuple[str, ...]:
+    """Return the companions of a state with a proposer: one that runs on hidden states reads a state of its own."""
+    return ("proposer",) if proposer is not None and proposer.wants_hidden else ()
+
+
 def called(proposer: Proposer) -> str:
     """Return the name of a proposer, or of its class if it has none."""
     return str(getattr(proposer, "name", type(proposer).__name__))

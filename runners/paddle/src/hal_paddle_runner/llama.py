@@ -21,16 +21,18 @@ from hal_core import InvalidValue
 from hal_core.devices import processor_features
 from hal_engine.model.config import LlamaConfig, read_config
 from hal_engine.model.loading import read_tensors
-from hal_engine.model.split import WHOLE, Ranks, Shard, check_split, local_config
+from hal_engine.model.split import WHOLE, Shard, check_split, local_config
 from paddle.incubate.nn.functional import fused_rms_norm
 
 from .batch import GroupPlan, ModelBatch, check_batch, order_rows, plan_run, plan_step
 from .kv_cache import PagedCache
 from .operators import gather, matmul, reshape, silu, softmax_
-from .weights import DecoderWeights, LayerWeights, has_fused_norm, prepare_weights
+from .weights import DecoderWeights, LayerWeights, check_place, has_fused_norm, prepare_weights
 
 if TYPE_CHECKING:
     from paddle import Tensor
+
+    from .ranks import TensorRanks
 
 
 @dataclass(frozen=True)
@@ -73,19 +75,6 @@ class Step:
     sin: Tensor
 
 
-def check_place(place: str) -> None:
-    """Raise :class:`InvalidValue` for a place that this Paddle build does not have."""
-    try:
-        paddle.to_tensor(0, place=place)
-    except (ValueError, RuntimeError, OSError, AttributeError) as error:
-        why = str(error).strip().splitlines()[-1]
-        if isinstance(error, AttributeError):  # Paddle's own error, for a kind without the number
-            why = "it is built without this kind"
-        raise InvalidValue(
-            f"{place!r} is not a place of this Paddle build: {why}", cure="use 'cpu'", argument="--model-place"
-        ) from None
-
-
 class LlamaModel:
     """A loaded decoder. Not thread-safe: one worker drives it.
 
@@ -99,7 +88,7 @@ class LlamaModel:
         tensors: Mapping[str, np.ndarray],
         *,
         place: str = "cpu",
-        ranks: Ranks | None = None,
+        ranks: TensorRanks | None = None,
         everywhere: bool = False,
     ) -> None:
         """``tensors``: the checkpoint's, or the rank's part (:func:`hal_engine.model.loading.read_tensors`); not
@@ -119,7 +108,7 @@ class LlamaModel:
 
     @classmethod
     def load(
-        cls, directory: Path, *, place: str = "cpu", ranks: Ranks | None = None, everywhere: bool = False
+        cls, directory: Path, *, place: str = "cpu", ranks: TensorRanks | None = None, everywhere: bool = False
     ) -> LlamaModel:
         """Load ``config.json`` and the safetensors of ``directory`` onto ``place`` (Paddle's name).
 

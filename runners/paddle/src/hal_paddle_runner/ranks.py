@@ -8,10 +8,14 @@ everything = ranks.gather(part)        # on the first rank alone, elsewhere None
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import paddle
 from hal_core import InvalidValue
-from hal_core.devices import HOST, HostGroup, OpenGroup, dtype_of, opened
+from hal_core.devices import HOST, HostGroup, OpenGroup, dtype_of, open_groups, opened
+
+from .weights import check_place
 
 if TYPE_CHECKING:
     from hal_core import Group
@@ -19,13 +23,29 @@ if TYPE_CHECKING:
 
 def library_of(place: str, beside: str) -> str:
     """Return the collective library for tensors on a place (Paddle's name, such as "gpu:0"): hal's own for host memory,
-    else ``beside``, the library of the computing device. Raises as :func:`hal_paddle_runner.llama.check_place`."""
-    import paddle
-
-    from .llama import check_place
-
+    else ``beside``, the library of the computing device. Raises as :func:`hal_paddle_runner.weights.check_place`."""
     check_place(place)
     return HOST if paddle.to_tensor(0, place=place).place.is_cpu_place() else beside
+
+
+def open_on_place(
+    device: Any,  # noqa: ANN401 (a device)
+    groups: Sequence[Sequence[int]],
+    place: str,
+    library: str,
+    *,
+    timeout: float | None = None,
+) -> None:
+    """Open groups of global ranks over a library of Paddle's, for a model's tensors on ``place`` (as "gpu:0"), unless
+    the device makes its own groups by that library. Every rank of the job makes the same call."""
+    if getattr(getattr(device, "device", device), "groups_by", "") == library:
+        return
+    before = paddle.get_device()
+    paddle.set_device(place)
+    try:
+        open_groups(groups, backend=library, timeout=timeout)
+    finally:
+        paddle.set_device(before)
 
 
 class TensorRanks:
@@ -63,8 +83,6 @@ class TensorRanks:
 
     def _empty(self, tensor: Any) -> Any:  # noqa: ANN401
         """Return a tensor for the results of all ranks; the ranks of a group are in rising order, as a group's are."""
-        import paddle
-
         with paddle.no_grad():
             return paddle.concat([tensor] * self.size)
 
@@ -89,8 +107,6 @@ class _OnDevice:
     """The collectives of a process group of Paddle's."""
 
     def __init__(self, group: Any, first: int) -> None:  # noqa: ANN401 (a process group of Paddle's)
-        import paddle
-
         self._group, self._first, self._sum = group, first, paddle.base.core.ReduceOp.SUM
 
     def all_reduce(self, tensor: Any) -> None:  # noqa: ANN401

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_core import ByteRange, Group, InvalidValue, Request, Step, Ticket
+from hal_core import ALONE, ByteRange, Group, InvalidValue, Request, Step, Ticket
 from hal_engine.sampling import SUPPORTED
 from hal_engine.stepping import HostRunner, PlannedStep
 
-from .batch import ModelBatch
 from .drafting import Drafting, accepted_tokens, called, read_outputs, share_drafts
 from .histories import Histories
 from .inputs import Columns, StepInput, chunks_of, read_inputs
@@ -22,40 +22,25 @@ if TYPE_CHECKING:
     from hal_core import BoundDevice, SlotState, Stream
     from hal_engine.proposers import Proposer
 
+    from .blocks import PagedBlocks
+    from .llama import LlamaModel
+
 Array = np.ndarray[Any, Any]
-
-
-class Model(Protocol):
-    """The interface of a model for a worker; :class:`hal_paddle_runner.llama.LlamaModel` implements it."""
-
-    @property
-    def config(self) -> Any:  # noqa: ANN401 (of the model's own class)
-        """Its constants; a worker needs ``vocab_size``: token ids go from 0 to this number less one."""
-
-    def allocate_cache(self, blocks: int, block_size: int) -> None:
-        """Allocate the keys and values of ``blocks`` blocks of ``block_size`` tokens."""
-
-    def forward(self, batch: ModelBatch) -> Array | None:
-        """Run the rows of a step. Return float32 ``[n, vocab]``, the logits after each of ``batch.outputs``.
-
-        Returns None on a rank without logits: the first rank sends it the sampled tokens.
-        """
-
-
-@runtime_checkable
-class HiddenModel(Model, Protocol):
-    """A model that also returns its hidden states, for a proposer that uses them."""
-
-    def forward_with_hidden(self, batch: ModelBatch) -> tuple[Array | None, object]:
-        """Run ``forward``, and also return the last layer's output for each token, ``[tokens, width]``, in the model's
-        own type."""
 
 
 class ModelRunner(HostRunner):
     """A model whose logits come to the host, where tokens are sampled and drafted
     (:class:`hal_engine.stepping.Runner`).
 
-    - ``noise``, ``proposer``, ``shares_drafts``, ``rejection``: as for :class:`hal_paddle_runner.Worker`.
+    - ``blocks``: of the paged cache, which the model allocates.
+    - ``group``: the tensor-parallel group.
+    - ``noise``: mixed into this rank's seeds when every rank of a group samples for itself.
+    - ``proposer``: drafts tokens, for a state with room for drafts, and with :func:`companions_of` it; ``close`` closes
+      it. On such a state each step verifies drafts, even if there are none.
+    - ``shares_drafts``: a proposer is on the group's first rank, whose drafts all ranks feed; other ranks may have one
+      too.
+    - ``rejection``: accept drafts by rejection (:mod:`hal_engine.sampling.rejection`), which keeps the distribution of
+      tokens and not the draws of plain decoding; else by comparison, which keeps both.
     - ``on_drafts``: called with the number of drafts of each request, before the step's record is built.
     - ``histories``: by slot, the earlier tokens, for penalties.
     """
@@ -67,21 +52,22 @@ class ModelRunner(HostRunner):
         self,
         device: BoundDevice,
         state: SlotState,
-        model: Model,
+        model: LlamaModel,
+        blocks: int,
         *,
-        group: Group,
+        group: Group = ALONE,
         noise: int = 0,
         proposer: Proposer | None = None,
         shares_drafts: bool = False,
         rejection: bool = False,
+        on_drafts: Callable[[Mapping[str, int]], object] = lambda counts: None,
     ) -> None:
         self.device, self.state, self.model, self.group = device, state, model, group
         self.stream = device.default_stream
-        self._noise, self._shares, self._rejection = noise, shares_drafts, rejection
-        self.on_drafts: Callable[[dict[str, int]], object] | None = None
+        self._noise, self._shares, self._rejection, self._on_drafts = noise, shares_drafts, rejection, on_drafts
         self.histories = Histories()
         self._drafting = None if proposer is None else Drafting(proposer, state, model.config.vocab_size)
-        if proposer is not None and proposer.wants_hidden and not isinstance(model, HiddenModel):
+        if proposer is not None and proposer.wants_hidden and not hasattr(model, "forward_with_hidden"):
             raise InvalidValue(
                 f"{called(proposer)} runs on hidden states, which {type(model).__name__} does not give",
                 cure="give a model with forward_with_hidden, or another proposer",
@@ -93,6 +79,20 @@ class ModelRunner(HostRunner):
         self._states: Mapping[int, bytes] = {}
         self._inputs: StepInput | None = None  # of the step in progress; None if it raised
         self._hidden: object = None
+        model.allocate_cache(blocks, state.sizes.block_size)
+
+    @cached_property
+    def cache(self) -> PagedBlocks:
+        """The blocks of the model's cache, and of a proposer's layer, for requests that move to another worker."""
+        from .blocks import PagedBlocks
+
+        hands = None if self._drafting is None else self._drafting.hands
+        return PagedBlocks(self.model, None if hands is None else hands.layer())
+
+    def close(self) -> None:
+        """Close the proposer."""
+        if self._drafting is not None:
+            self._drafting.proposer.close()
 
     @property
     def vocab_size(self) -> int:
@@ -133,8 +133,8 @@ class ModelRunner(HostRunner):
         if self._drafting is not None:
             outputs = read_outputs(self.device, state, stream)
             drafts = self._drafting.drafts(inputs, outputs, self._hidden)
-            if drafts and self.on_drafts is not None:
-                self.on_drafts(self._drafting.by_request(drafts))
+            if drafts:
+                self._on_drafts(self._drafting.by_request(drafts))
         if self._shares:
             share_drafts(self.device, state, step, drafts, stream)
         else:
@@ -180,7 +180,6 @@ class ModelRunner(HostRunner):
         logits: Array | None = np.zeros((0, self.vocab_size), np.float32)
         hidden: object = None
         if inputs.batch is not None and self._drafting is not None and self._drafting.proposer.wants_hidden:
-            assert isinstance(self.model, HiddenModel)
             logits, hidden = self.model.forward_with_hidden(inputs.batch)
         elif inputs.batch is not None:
             logits = self.model.forward(inputs.batch)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import paddle
+from hal_core import InvalidValue
 from hal_core.devices import X86
 from hal_engine.model.config import LlamaConfig
 
@@ -117,6 +118,19 @@ def _join_layer(config: LlamaConfig, tensors: Mapping[str, np.ndarray], prefix: 
         "up": (weight("mlp.up_proj") * weight("post_attention_layernorm")).T,
         "down": weight("mlp.down_proj").T,
     }
+
+
+def check_place(place: str) -> None:
+    """Raise :class:`InvalidValue` for a place that this Paddle build does not have."""
+    try:
+        paddle.to_tensor(0, place=place)
+    except (ValueError, RuntimeError, OSError, AttributeError) as error:
+        why = str(error).strip().splitlines()[-1]
+        if isinstance(error, AttributeError):  # Paddle's own error, for a kind without the number
+            why = "it is built without this kind"
+        raise InvalidValue(
+            f"{place!r} is not a place of this Paddle build: {why}", cure="use 'cpu'", argument="--model-place"
+        ) from None
 
 
 def has_fused_norm(place: str, features: frozenset[str]) -> bool:
