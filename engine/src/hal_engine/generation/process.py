@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hal_core import GroupLost, OutputRecord, Request
@@ -29,14 +29,6 @@ if TYPE_CHECKING:
 
 MOST_PENDING = 64 << 20
 """Bytes of records that wait for the caller before a step waits for it, too."""
-
-
-class Caller(Protocol):
-    """The channel to the caller; :class:`CallerEnd` is one."""
-
-    def receive(self, timeout: float) -> Contents | None: ...
-
-    def send(self, message: Message) -> bool: ...
 
 
 class CallerEnd:
@@ -130,7 +122,7 @@ class _Gauge:
         return None if told == self._told else self._told
 
 
-def serve_requests(channel: Caller, engine: Engine, pulse: CallerEnd | None = None) -> None:
+def serve_requests(channel: CallerEnd, engine: Engine, pulse: CallerEnd | None = None) -> None:
     """Take requests and aborts and step until the caller sends Stop. ``pulse``: gets the number of each step.
 
     Raises the errors of a step, and :class:`GroupLost` if the caller is gone.

@@ -116,7 +116,7 @@ class Guarded:
 class GuardedSecond(Guarded):
     """A guarded proposer that can also continue another's drafts."""
 
-    inner: Extends  # type: ignore[assignment]  # and a Proposer: the intersection has no name here
+    inner: Extends
 
     def guess(self, slot: int, drafts: Sequence[int], most: int) -> Guess:
         """Return the possible continuation, checked like a proposal."""

@@ -7,7 +7,7 @@ used without the first. Otherwise the first drafts, and the second continues its
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from .adaptive import Acceptance
 from .host import Extends
@@ -22,15 +22,10 @@ TRUSTED = 0.7
 """If this share of its drafts was right lately, the second replaces the first."""
 
 
-@runtime_checkable
-class Second(Proposer, Extends, Protocol):
-    """A proposer that can continue another's drafts: n-gram and suffix can."""
-
-
 class Hybrid:
     """Two proposers as one. ``first_most``: most drafts of the first; the second continues them."""
 
-    def __init__(self, first: Proposer, second: Second, first_most: int) -> None:
+    def __init__(self, first: Proposer, second: Extends, first_most: int) -> None:
         self.first, self.second, self.first_most = first, second, first_most
         self.wants_hidden = first.wants_hidden or second.wants_hidden
         self.draft_cost = float(getattr(first, "draft_cost", 0.0))

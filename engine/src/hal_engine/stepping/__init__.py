@@ -21,7 +21,7 @@ from .loading import (
     title_of,
 )
 from .overlap import OVERLAPS, check_overlap, overlap_of
-from .runner import DraftsOnDevice, HostRunner, KeepsBlocks, PrefersChunks, Runner, RunnerSetup
+from .runner import HostRunner, KeepsBlocks, Runner, RunnerSetup
 from .step_plan import PlannedStep
 from .stepper import Launched, Stepper
 
@@ -31,12 +31,10 @@ __all__ = [
     "OVERLAPS",
     "Acceptance",
     "AsyncLoop",
-    "DraftsOnDevice",
     "HostRunner",
     "KeepsBlocks",
     "Launched",
     "PlannedStep",
-    "PrefersChunks",
     "Runner",
     "RunnerSetup",
     "Stepper",

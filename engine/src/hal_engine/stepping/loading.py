@@ -19,8 +19,6 @@ from hal_core import InvalidValue, PluginError
 from hal.discovery import AUTOMATIC, RUNNER, RUNNERS, Entry, installed_in, load_made, load_maker, named
 from hal_engine.object_loader import check_maker, make
 
-from .runner import DraftsOnDevice
-
 if TYPE_CHECKING:
     from hal_core import BoundDevice
 
@@ -106,7 +104,7 @@ def make_runner(name: str, setup: RunnerSetup) -> Runner:
 
 def check_drafts(name: str, runner: Runner, drafts: int) -> None:
     """Raise :class:`InvalidValue` if ``drafts`` a step are requested of a runner that makes none."""
-    if drafts and not (isinstance(runner, DraftsOnDevice) and runner.drafts_on_device):
+    if drafts and not getattr(runner, "drafts_on_device", False):
         cure = "leave it out, or give a --runner that drafts on the device"
         raise InvalidValue(f"runner {name} makes no drafts", cure=cure, argument="--drafts")
 

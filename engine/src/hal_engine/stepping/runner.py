@@ -89,7 +89,17 @@ class RunnerSetup:
 
 
 class Runner(Protocol):
-    """Runs the steps of one state. One thread calls it. ``close``, where a runner has it, is called once at the end.
+    """Runs the steps of one state. One thread calls it.
+
+    A runner may have more:
+
+    - ``close()``: called once, at the end.
+    - ``chunk``: most prompt tokens of a step, unless the user gives a number, if its steps pay for more of them than
+      :data:`hal_engine.engine.budget.DEFAULT_CHUNK`, or for fewer.
+    - ``drafts_on_device``: True if it drafts for itself, by work on the device (``--drafts``), in ``propose``. On
+      several ranks all draft the same: from fields that are equal on all of them, as ``token_ids``.
+    - ``cache``: see :class:`KeepsBlocks`.
+    - ``note``: more about its computations, for ``-v``.
 
     ``supports``, where a runner has it: names of :class:`hal_core.SamplingParams`' fields; a request with another value
     than the default of any other is refused (:class:`Supported`). Without it, ``check`` refuses what it cannot do.
@@ -155,23 +165,6 @@ class Supported:
             if given != plain:
                 what = f"{given!r} is not supported by {self._runner}"
                 raise InvalidValue(what, cure=f"give {plain}", argument=name)
-
-
-@runtime_checkable
-class PrefersChunks(Protocol):
-    """A runner whose steps pay for more prompt tokens than :data:`hal_engine.engine.budget.DEFAULT_CHUNK`, or for
-    fewer."""
-
-    chunk: int
-    """Most prompt tokens of a step, unless the user gives a number."""
-
-
-@runtime_checkable
-class DraftsOnDevice(Protocol):
-    """A runner that drafts for itself, by work on the device (``--drafts``), in ``propose``."""
-
-    drafts_on_device: bool
-    """True. On several ranks all draft the same: from fields that are equal on all of them, as ``token_ids``."""
 
 
 @runtime_checkable

@@ -37,7 +37,7 @@ from hal.unwritten import unwritten
 from hal_engine.timeouts import TIMEOUTS
 
 from .acceptance import Acceptance
-from .runner import HostRunner, PrefersChunks, RunnerFailed, Supported
+from .runner import HostRunner, RunnerFailed, Supported
 from .step_plan import Int32s, PlannedStep, StepPlanner
 
 if TYPE_CHECKING:
@@ -121,7 +121,8 @@ class Stepper:
     @property
     def chunk(self) -> int | None:
         """Most prompt tokens of a step that the runner prefers; None if it does not say."""
-        return self.runner.chunk if isinstance(self.runner, PrefersChunks) else None
+        chunk: int | None = getattr(self.runner, "chunk", None)
+        return chunk
 
     @property
     def vocab_size(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import paddle
@@ -16,7 +16,6 @@ from hal_core import DONE, InvalidValue, Ticket
 
 from hal.local_rank import HOST_PLACE
 
-from .prediction import PredictionLayer
 from .prediction_host import HostPrediction, as_array
 
 if TYPE_CHECKING:
@@ -30,33 +29,21 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
-class Part(Protocol):
-    """Some layers: for each layer a block has two rows of floats, its keys and its values."""
-
-    layers: int
-    layout: str
-
-    def read(self, blocks: np.ndarray[Any, Any], out: Floats) -> None:
-        """Copy the blocks to ``out``, ``[blocks, layers, 2, row]``."""
-
-    def write(self, blocks: np.ndarray[Any, Any], rows: Floats) -> None:
-        """Copy ``[blocks, layers, 2, row]`` to the blocks."""
-
-
 class HostPart:
-    """Layers in host memory, each of keys and of values as an array whose first axis is the block."""
+    """Some layers in host memory, each of keys and of values as an array whose first axis is the block. For each layer
+    a block has two rows of floats, its keys and its values."""
 
     def __init__(self, arrays: Sequence[tuple[Floats, Floats]], layout: str) -> None:
         self.layers, self.layout, self._arrays = len(arrays), layout, arrays
 
     def read(self, blocks: np.ndarray[Any, Any], out: Floats) -> None:
-        """See :class:`Part`."""
+        """Copy the blocks to ``out``, ``[blocks, layers, 2, row]``."""
         for layer, pair in enumerate(self._arrays):
             for which, array in enumerate(pair):
                 out[:, layer, which] = array.reshape(len(array), -1)[blocks]
 
     def write(self, blocks: np.ndarray[Any, Any], rows: Floats) -> None:
-        """See :class:`Part`."""
+        """Copy ``[blocks, layers, 2, row]`` to the blocks."""
         for layer, pair in enumerate(self._arrays):
             for which, array in enumerate(pair):
                 array.reshape(len(array), -1)[blocks] = rows[:, layer, which]
@@ -75,14 +62,14 @@ class PlacedPart:
         return [paddle.to_tensor(rows, place=self._place) for rows in (found, found + half)]
 
     def read(self, blocks: np.ndarray[Any, Any], out: Floats) -> None:
-        """See :class:`Part`. Waits for the work on the place's current stream."""
+        """See :class:`HostPart`. Waits for the work on the place's current stream."""
         indices = self._indices(blocks)
         for layer, tensor in enumerate(self._tensors):
             for which, index in enumerate(indices):
                 out[:, layer, which] = paddle.gather(tensor, index).numpy().reshape(len(blocks), -1)
 
     def write(self, blocks: np.ndarray[Any, Any], rows: Floats) -> None:
-        """See :class:`Part`. In the order of the place's current stream, and waits for it."""
+        """See :class:`HostPart`. In the order of the place's current stream, and waits for it."""
         indices = self._indices(blocks)
         for layer, tensor in enumerate(self._tensors):
             for which, index in enumerate(indices):
@@ -90,6 +77,9 @@ class PlacedPart:
                 paddle.scatter_(tensor, index, paddle.to_tensor(flat, place=self._place))
         if self._place != HOST_PLACE:
             paddle.device.synchronize(self._place)
+
+
+Part: TypeAlias = HostPart | PlacedPart
 
 
 def part_of(cache: PagedCache, heads: int, place: str) -> Part:
@@ -111,10 +101,7 @@ def prediction_part(prediction: Prediction, heads: int, place: str) -> Part:
     """Return the layer of a proposer."""
     if isinstance(prediction, HostPrediction):
         return HostPart([(prediction.keys, prediction.values)], "tokens, heads, their halves in pairs")
-    if isinstance(prediction, PredictionLayer):
-        return part_of(prediction.cache, heads, place)
-    what = f"{type(prediction).__name__} keeps its keys and values in a way that is not known here"
-    raise InvalidValue(what, cure="hand over without its layer", argument="prediction")
+    return part_of(prediction.cache, heads, place)
 
 
 class PagedBlocks:

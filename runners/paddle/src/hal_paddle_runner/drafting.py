@@ -17,9 +17,10 @@ from hal_core import (
     TaskBatch,
     TaskKind,
 )
-from hal_engine.proposers import Drawn, Fed, draft_room, handing_over
+from hal_engine.proposers import Drawn, Fed, draft_room
 
 from .inputs import Columns, StepInput, rows_of
+from .mtp import mtp_in
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, SlotState, Step, Stream
@@ -44,7 +45,7 @@ class Drafting:
         self.proposer, self._sizes, self._vocab_size = proposer, sizes, vocab_size
         self._own = state.companions[0] if state.companions else None
         self._table = state.host_table
-        self.hands = handing_over(proposer)
+        self.hands = mtp_in(proposer)
         self.weights: dict[int, Sequence[Int64s]] = {}
         self._names: dict[int, str] = {}
 

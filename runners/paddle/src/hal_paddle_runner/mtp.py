@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hal_core import InvalidValue
-from hal_engine.proposers.proposer import Drawn, Fed, Int64s, Setup
+from hal_engine.proposers.proposer import Drawn, Fed, Int64s, Proposer, Setup
 from hal_engine.sampling import STATE_FIELDS, SamplingRows, draw_drafts, sample
 
 from hal.local_rank import HOST_PLACE
@@ -181,7 +181,7 @@ class Mtp:
         drafts = [chosen.tolist()]
         if depth > 1:
             reach = np.maximum(np.array(most, np.int64) - 1, 1)
-            steps = layer.run(tables, known - 1, reach, depth - 1)
+            steps: Any = layer.run(tables, known - 1, reach, depth - 1)
             for number, step in enumerate(steps, 1):
                 given = layer.follow(step, chosen if choose.rows is None else np.maximum(chosen, 0), given)
                 chosen = choose(layer.logits(given), number)
@@ -220,6 +220,15 @@ class Mtp:
 
             self._layer = open_prediction(self._model)
         return self._layer
+
+
+def mtp_in(proposer: Proposer) -> Mtp | None:
+    """Return the proposer, or the one inside it, that has keys and values in a request's blocks; None without one."""
+    if isinstance(proposer, Mtp):
+        return proposer
+    inside = (getattr(proposer, name, None) for name in ("inner", "first", "second"))
+    found = (mtp_in(one) for one in inside if isinstance(one, Proposer))
+    return next((one for one in found if one is not None), None)
 
 
 def _joined(parts: list[Int64s]) -> Int64s:

@@ -7,7 +7,7 @@ to the entries before it, and predicts token ``i + 2``. Further tokens result fr
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import paddle
@@ -25,31 +25,8 @@ if TYPE_CHECKING:
     from .llama import LlamaModel, Step
 
 
-class Prediction(Protocol):
-    """The layer of a model, and its cache of the model's size: block ids mean the same in both."""
-
-    def kept(self, hidden: Tensor) -> Any:  # noqa: ANN401 (the layer's own kind of array)
-        """Return the target's output of a step, ``[tokens, hidden]``, in the form that :meth:`feed` takes then or
-        later."""
-
-    def feed(self, parts: list[Part], batch: ModelBatch) -> Any:  # noqa: ANN401
-        """Run entries of known tokens, which follow the existing entries of each row.
-
-        :param parts: the target's hidden states of them, in order.
-        :param batch: rows and positions of the entries; its tokens are those that follow each.
-        :return: ``[n, hidden]``, normed, of the entries in ``batch.outputs``: the input of :meth:`logits` and of the
-            next entry.
-        :raises InvalidValue: for a batch that cannot be computed.
-        """
-
-    def run(self, tables: np.ndarray, positions: np.ndarray, reach: np.ndarray, count: int) -> list[Any]:
-        """Return ``count`` further entries of each row, for :meth:`follow`; see :meth:`LlamaModel.placed_run`."""
-
-    def follow(self, step: Any, token_ids: np.ndarray, given: Any) -> Any:  # noqa: ANN401
-        """Run one more entry of each row, from its last token and the layer's previous output."""
-
-    def logits(self, given: Any) -> np.ndarray:  # noqa: ANN401
-        """Return float32 ``[n, vocab]``, on every rank: each embeds the resulting draft."""
+Prediction: TypeAlias = "PredictionLayer | HostPrediction"
+"""The layer of a model, and its cache of the model's size: block ids mean the same in both."""
 
 
 def open_prediction(model: LlamaModel) -> Prediction:
@@ -68,7 +45,7 @@ def open_prediction(model: LlamaModel) -> Prediction:
 
 
 class PredictionLayer:
-    """A :class:`Prediction` in Paddle, on the model's place."""
+    """The layer in Paddle, on the model's place."""
 
     def __init__(self, model: LlamaModel) -> None:
         assert model.weights.prediction is not None
@@ -79,11 +56,19 @@ class PredictionLayer:
         self.cache = PagedCache(one, shape.blocks, shape.block_size, model.place)
 
     def kept(self, hidden: Tensor) -> Tensor:
-        """Return it unchanged."""
+        """Return the target's output of a step, ``[tokens, hidden]``, in the form that :meth:`feed` takes then or
+        later."""
         return hidden
 
     def feed(self, parts: list[Part], batch: ModelBatch) -> Tensor:
-        """See :class:`Prediction`."""
+        """Run entries of known tokens, which follow the existing entries of each row.
+
+        :param parts: the target's hidden states of them, in order.
+        :param batch: rows and positions of the entries; its tokens are those that follow each.
+        :return: ``[n, hidden]``, normed, of the entries in ``batch.outputs``: the input of :meth:`logits` and of the
+            next entry.
+        :raises InvalidValue: for a batch that cannot be computed.
+        """
         with paddle.no_grad():
             step, outputs = self.model.placed(batch, self.cache)
             rows = [rows if end - begin == len(rows) else rows[begin:end] for rows, begin, end in parts]
@@ -91,17 +76,17 @@ class PredictionLayer:
             return self.model.normed(self.model.chosen(given, outputs), self._weights.norm)
 
     def run(self, tables: np.ndarray, positions: np.ndarray, reach: np.ndarray, count: int) -> list[Step]:
-        """See :class:`Prediction`."""
+        """Return ``count`` further entries of each row, for :meth:`follow`; see :meth:`LlamaModel.placed_run`."""
         with paddle.no_grad():
             return self.model.placed_run(tables, positions, reach, count, self.cache)
 
     def follow(self, step: Step, token_ids: np.ndarray, given: Tensor) -> Tensor:
-        """See :class:`Prediction`."""
+        """Run one more entry of each row, from its last token and the layer's previous output."""
         with paddle.no_grad():
             return self.model.normed(self._layer(token_ids, given, step), self._weights.norm)
 
     def logits(self, given: Tensor) -> np.ndarray:
-        """See :class:`Prediction`."""
+        """Return float32 ``[n, vocab]``, on every rank: each embeds the resulting draft."""
         with paddle.no_grad():
             logits = self.model.logits(given, everywhere=True)
         assert logits is not None

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 import hal
 from tests import share
 
-from ..worker.conftest import VOCAB, PagedOracle
-from ..worker.drafters import Setting, serve, told
-from ..worker.drafters import run as run_plain
+from .conftest import VOCAB, PagedOracle
+from .drafters import Setting, serve, told
+from .drafters import run as run_plain
 
 SETUP = Setup(max_draft_tokens=5, num_slots=4, max_model_len=32, vocab_size=VOCAB)
 few = st.integers(0, 4)
