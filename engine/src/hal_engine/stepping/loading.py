@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from hal_core import InvalidValue, PluginError
 
+from hal.contract import normalized
 from hal.discovery import AUTOMATIC, RUNNER, RUNNERS, Entry, installed_in, load_made, load_maker, named
 from hal_engine.object_loader import check_maker, make
 
@@ -31,6 +32,8 @@ DEFAULT_TITLE = "the Paddle model"
 DTYPES = ("auto", "float32")
 """Types of computation for ``--dtype``: the checkpoint's, or float32."""
 _METHODS = ("check", "launch", "propose")
+_OWN = "paddle-hal-engine"
+"""The distribution whose runner's errors are raised as they are, and not as a plugin's."""
 
 
 def title_of(name: str) -> str:
@@ -89,7 +92,7 @@ def make_runner(name: str, setup: RunnerSetup) -> Runner:
     :raises PluginError: for one that fails, or makes no runner.
     """
     check_runner_name(name)
-    made = make(name, RUNNER, "runner", setup) if ":" in name else load_made(_entry(name), setup)
+    made = make(name, RUNNER, "runner", setup) if ":" in name else _made(_entry(name), setup)
     lacks = [method for method in _METHODS if not callable(getattr(made, method, None))]
     if not isinstance(getattr(made, "needs_host", None), str):
         lacks.append("needs_host (a text)")
@@ -100,6 +103,12 @@ def make_runner(name: str, setup: RunnerSetup) -> Runner:
         what = f"{name} made {type(made).__name__}, which has no {', '.join(lacks)}"
         raise PluginError(what, cure="see class Runner in engine/src/hal_engine/stepping/runner.py", argument=RUNNER)
     return cast("Runner", made)
+
+
+def _made(entry: Entry, setup: RunnerSetup) -> object:
+    if normalized(entry.distribution) != _OWN:
+        return load_made(entry, setup)
+    return cast("Callable[[RunnerSetup], object]", load_maker(entry))(setup)
 
 
 def check_drafts(name: str, runner: Runner, drafts: int) -> None:

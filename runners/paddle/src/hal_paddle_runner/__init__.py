@@ -58,9 +58,8 @@ class Paddle:
             with quiet_paddle(), setup.importing():
                 from .making import make
         except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: a library of Paddle's cannot be loaded
-            if isinstance(error, ModuleNotFoundError) and error.name and "." not in error.name:
-                what, cure = f"the Python package {error.name!r} is not installed", cure_of(error.name)
-                raise Unavailable(what, cure=cure) from error
+            if isinstance(error, ModuleNotFoundError):
+                raise
             what = f"Paddle, which the model runs on, cannot be imported: {one_line(error)[:400]}"
             raise Unavailable(what, cure=f"reinstall it: {cure_of('paddle')}") from error
         setup.status("reading the model")
