@@ -36,12 +36,12 @@ SAMPLING = (*SamplingParams.__dataclass_fields__, "ignore_eos")
 """Names of a request's parameters."""
 
 
-def check_known(names: Iterable[str], known: Sequence[str] = SAMPLING, beside: Sequence[str] = ()) -> None:
-    """Raise :class:`InvalidValue` for a name that is not ``known``. ``beside``: what else could be meant."""
+def check_known(names: Iterable[str], known: Sequence[str] = SAMPLING, others: Sequence[str] = ()) -> None:
+    """Raise :class:`InvalidValue` for a name that is not ``known``. ``others``: what else could be meant."""
     for name in names:
         if name not in known:
-            close = meant(name, [*known, *beside])
-            cure = f"did you mean {close}?" if close else f"known: {', '.join([*beside, *known])}"
+            close = meant(name, [*known, *others])
+            cure = f"did you mean {close}?" if close else f"known: {', '.join([*others, *known])}"
             raise InvalidValue("no such parameter", cure=cure, argument=name)
 
 

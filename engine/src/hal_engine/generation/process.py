@@ -79,7 +79,7 @@ class _Gauge:
         self._engine, self._pulse = engine, pulse
         self._steps = 0
         self._host = self._elapsed = self._due = 0.0
-        self._told: Stats | None = None
+        self._last: Stats | None = None
 
     def __enter__(self) -> None:
         self._began = time.monotonic(), time.thread_time()
@@ -103,8 +103,8 @@ class _Gauge:
         fed, accepted, _ = self._engine.drafts
         running, waiting, cache = self._engine.load()
         ranks, device = self._engine.spent
-        told, self._told = (
-            self._told,
+        former, self._last = (
+            self._last,
             Stats(
                 running,
                 waiting,
@@ -119,7 +119,7 @@ class _Gauge:
                 ranks,
             ),
         )
-        return None if told == self._told else self._told
+        return None if former == self._last else self._last
 
 
 def serve_requests(channel: CallerEnd, engine: Engine, pulse: CallerEnd | None = None) -> None:

@@ -81,10 +81,10 @@ class RunnerSetup:
         """
         return self.open_state() if self._state is None else self._state
 
-    def open_state(self, *beside: str) -> SlotState:
+    def open_state(self, *companions: str) -> SlotState:
         """Open the state, with companions of these names beside it. Only once, before ``state`` is read."""
         assert self._state is None
-        self._state = self.device.state(self.sizes, beside=beside)
+        self._state = self.device.state(self.sizes, beside=companions)
         return self._state
 
 

@@ -85,7 +85,7 @@ class Drafting:
         else:
             rows = np.concatenate([[0], np.cumsum(inputs.batch.row_lengths, dtype=np.int64)])
             batch = inputs.batch
-            live, own = self._own.host_table.live, inputs.beside[0]
+            live, own = self._own.host_table.live, inputs.companions[0]
             places = [live[admission_id] for admission_id in self._table.admission_ids[slots].tolist()]
             drafted = inputs.drafts.tolist()
             fed = Fed(slots, accepted, rows, batch.token_ids, batch.positions, hidden, own, places, drafted)
@@ -164,8 +164,8 @@ def share_drafts(
     copied.wait()
     fields, ran = state.copied_fields(copied.data[0], part), step.order(state.name)
     counts, rows = fields["draft_num"][:, 0], fields["draft_tokens"]
-    told = {slot: rows[slot, : counts[slot]].tolist() for slot in ran.tolist() if counts[slot]}
-    device.set_drafts(state=state, step=step, drafts=told, stream=stream)
+    shared = {slot: rows[slot, : counts[slot]].tolist() for slot in ran.tolist() if counts[slot]}
+    device.set_drafts(state=state, step=step, drafts=shared, stream=stream)
 
 
 def accepted_tokens(slots: Sequence[int], outputs: Columns, name: str) -> list[Int64s]:

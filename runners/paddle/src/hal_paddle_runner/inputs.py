@@ -39,7 +39,7 @@ class StepInput:
     - ``drafts`` int64 ``[rows]``: the number of drafts that each slot feeds behind its next token.
     - ``batch``: the same rows for the model; None when no slot runs. Its logits belong to the rows that give tokens:
       one after each of a row's next token and drafts, or one after the last token of a prompt.
-    - ``beside``: ``fields`` of each companion of the state, in its own slots.
+    - ``companions``: ``fields`` of each companion of the state, in its own slots.
     """
 
     fields: Columns
@@ -48,7 +48,7 @@ class StepInput:
     decodes: Array
     drafts: Array
     batch: ModelBatch | None
-    beside: Sequence[Columns] = ()
+    companions: Sequence[Columns] = ()
 
 
 def read_inputs(device: BoundDevice, state: SlotState, chunks: Sequence[Chunk], stream: Stream) -> StepInput:
@@ -61,7 +61,7 @@ def read_inputs(device: BoundDevice, state: SlotState, chunks: Sequence[Chunk], 
     copied.wait()
     fields = state.copied_fields(copied.data[0], part)
     columns = zip(state.companions, copied.data[1 + len(ranges) :], others, strict=True)
-    beside = [companion.copied_fields(data, where) for companion, data, where in columns]
+    companions = [companion.copied_fields(data, where) for companion, data, where in columns]
     lengths = fields["seq_lens_this_time"][:, 0]
     slots = np.flatnonzero((lengths > 0) & ~fields["stop_flags"][:, 0])
     encoder, contexts = fields["seq_lens_encoder"][slots, 0], fields["seq_lens_decoder"][slots, 0]
@@ -80,7 +80,7 @@ def read_inputs(device: BoundDevice, state: SlotState, chunks: Sequence[Chunk], 
     outputs = None if gives.all() and not drafts.any() else _outputs(lengths, gives, drafts)
     token_ids, positions = _tokens(fields, slots, lengths, contexts, drafts, pieces)
     batch = ModelBatch(token_ids, positions, lengths, contexts, tables, outputs)
-    return StepInput(fields, slots, gives, decodes, drafts, batch, beside)
+    return StepInput(fields, slots, gives, decodes, drafts, batch, companions)
 
 
 def rows_of(slots: Array, count: int) -> Array | slice:

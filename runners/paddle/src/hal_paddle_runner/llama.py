@@ -21,7 +21,7 @@ from hal_core import InvalidValue
 from hal_core.devices import processor_features
 from hal_engine.model.config import LlamaConfig, read_config
 from hal_engine.model.loading import read_tensors
-from hal_engine.model.split import WHOLE, Shard, check_split, local_config
+from hal_engine.model.split import UNSPLIT, Shard, check_split, local_config
 from paddle.incubate.nn.functional import fused_rms_norm
 
 from .batch import GroupPlan, ModelBatch, check_batch, order_rows, plan_run, plan_step
@@ -94,7 +94,7 @@ class LlamaModel:
         """``tensors``: the checkpoint's, or the rank's part (:func:`hal_engine.model.loading.read_tensors`); not
         kept."""
         self.config, self.ranks, self.everywhere = config, ranks, everywhere
-        self.shard = WHOLE if ranks is None else Shard(ranks.index, ranks.size)
+        self.shard = UNSPLIT if ranks is None else Shard(ranks.index, ranks.size)
         self.local = local_config(config, self.shard)
         self.place = place
         """Called with the number of tokens before each run of layers: ranks of other groups synchronize there."""
@@ -116,7 +116,7 @@ class LlamaModel:
         """
         directory = Path(directory)
         config = read_config(directory)
-        shard = WHOLE if ranks is None else Shard(ranks.index, ranks.size)
+        shard = UNSPLIT if ranks is None else Shard(ranks.index, ranks.size)
         check_split(config, shard.size)
         check_place(place)
         tensors = read_tensors(directory, config, shard)
@@ -328,8 +328,8 @@ class LlamaModel:
         set for the model unless ``everywhere``."""
         part = matmul(normed, self.weights.head, transpose_y=True)
         if self.ranks is None:
-            whole: np.ndarray = part.numpy()
-            return whole
+            logits: np.ndarray = part.numpy()
+            return logits
         parts = self.ranks.all_gather(part) if self.everywhere or everywhere else self.ranks.gather(part)
         if parts is None:
             return None

@@ -125,8 +125,8 @@ class Mtp:
         if fed is None or fed.rows is None or fed.fields is None:
             return {}
         drafting = [slot for slot in fed.slots if room.get(slot, 0) > 0 and self._sequences[slot].complete]
-        asked = set(drafting)
-        full = [slot for slot in fed.slots if slot not in asked and self._sequences[slot].waiting >= MOST_WAITING]
+        served = set(drafting)
+        full = [slot for slot in fed.slots if slot not in served and self._sequences[slot].waiting >= MOST_WAITING]
         if not drafting and not full:
             return {}
         places = dict(zip(fed.slots, fed.places, strict=True))

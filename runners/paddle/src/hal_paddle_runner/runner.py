@@ -165,11 +165,11 @@ class ModelRunner(HostRunner):
 
     def _describe(self, planned: PlannedStep, inputs: StepInput, tokens: StepTokens) -> Step:
         """Return the step as it ran: its order has the slots that ran and those that were left, ascending."""
-        told = planned.step.order(self.state.name)
-        left = told[planned.counts == 0]
+        planned_order = planned.step.order(self.state.name)
+        left = planned_order[planned.counts == 0]
         order = np.union1d(inputs.slots, left).astype(np.int32) if len(left) else inputs.slots.astype(np.int32)
         errors: Mapping[int, str] = tokens.errors
-        if not errors and tokens.logprobs == planned.step.logprobs and order.tobytes() == told.tobytes():
+        if not errors and tokens.logprobs == planned.step.logprobs and order.tobytes() == planned_order.tobytes():
             return planned.step  # most steps: a new one would be checked again
         orders = {self.state.name: order}
         return replace(planned.step, orders=orders, logprobs=tokens.logprobs, errors=errors)
@@ -187,8 +187,8 @@ class ModelRunner(HostRunner):
             return StepTokens.none(self.state.sizes), hidden
         if self._noise:
             inputs = replace(inputs, fields={**inputs.fields, "seed": inputs.fields["seed"] ^ np.int64(self._noise)})
-        told = {} if self._drafting is None else self._drafting.weights
-        proposed = told if self._rejection else None
+        weights = {} if self._drafting is None else self._drafting.weights
+        proposed = weights if self._rejection else None
         tokens = choose_tokens(logits, inputs, self.histories, self.state.sizes, proposed)
         return (tokens if self.group.is_first else tokens.unreported()), hidden
 
