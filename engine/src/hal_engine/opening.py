@@ -18,7 +18,7 @@ from hal_engine.model.config import read_config
 from hal_engine.model.split import check_split
 from hal_engine.options import CHECK_RANKS, EngineOptions, EngineSetup
 from hal_engine.proposers import NONE
-from hal_engine.proposers.asked import drafts_beside, no_drafts
+from hal_engine.proposers.checks import no_drafts, refused_with_runner
 from hal_engine.steppers import open_runner
 from hal_engine.stepping import AUTO, DEFAULT, Acceptance, check_runs, choose_runner, needs_host, overlap_of, title_of
 from hal_engine.timeouts import TIMEOUTS
@@ -204,7 +204,7 @@ def _choose(setup: EngineSetup, device: BoundDevice) -> tuple[str, str]:
     """Return the runner's name, and why ``auto`` chose the default one."""
     name, why = choose_runner(setup.runner, device, Path(setup.model))
     if setup.runner == AUTO and setup.speculate != NONE and name != DEFAULT:
-        raise drafts_beside(setup.speculate, name)
+        raise refused_with_runner(setup.speculate, name)
     if setup.runner == AUTO and setup.why_default:
         name, why = DEFAULT, setup.why_default
     elif name == DEFAULT and setup.asks_runner:

@@ -17,15 +17,15 @@ from hal_core import HalError, InvalidValue, SamplingParams, StateConfig, Unavai
 
 from hal_engine.object_loader import check_maker
 from hal_engine.proposers import NONE
-from hal_engine.proposers.asked import (
+from hal_engine.proposers.checks import (
     MOST_DRAFTS,
     REJECTION,
     USUAL_DRAFTS,
     check_acceptance,
     check_drafts_count,
-    drafts_beside,
     most_drafts,
     no_drafts,
+    refused_with_runner,
 )
 from hal_engine.stepping import AUTO, DEFAULT, check_dtype, check_overlap, check_runner_name
 
@@ -356,7 +356,7 @@ class EngineOptions(Ranks, frozen=True, kw_only=True, omit_defaults=True):
     def _check_runner(self) -> None:
         """Raise :class:`InvalidValue` for options of the Paddle model if another runner is named."""
         if self.speculate != NONE:
-            raise drafts_beside(self.speculate)
+            raise refused_with_runner(self.speculate)
         if self.sampling != "first":
             raise InvalidValue("it concerns the Paddle model", cure="leave it out, or --runner", argument="--sampling")
 

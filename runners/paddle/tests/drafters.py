@@ -74,7 +74,7 @@ def guesses(expected, kind, vocab, seed=0):
 
 
 @dataclass
-class Told:
+class Delivered:
     """The records of a request: tokens, the row of log-probabilities of each, and its end."""
 
     tokens: list[int] = field(default_factory=list)
@@ -83,12 +83,12 @@ class Told:
     message: str = ""
 
 
-def told(sink):
+def delivered(sink):
     """Map request ids to the collected records, in order."""
-    found: dict[str, Told] = {}
+    found: dict[str, Delivered] = {}
     for record in sink.records:
         for row in record.rows():
-            entry = found.setdefault(row.request_id, Told())
+            entry = found.setdefault(row.request_id, Delivered())
             entry.finish, entry.message = row.finish or entry.finish, row.message or entry.message
             if row.status is not SlotStatus.TOKEN:
                 continue

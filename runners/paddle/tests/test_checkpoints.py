@@ -162,11 +162,11 @@ def test_the_worker_gives_the_references_tokens_and_logits(saved, family, tied, 
 def test_what_a_family_has_of_its_own_shows_in_the_logits(saved, family, fields, without):
     """Else a decoder that leaves it out would pass too."""
     directory = saved(family)
-    whole, less = Reference(directory), Reference(directory)
+    full, less = Reference(directory), Reference(directory)
     less.fields |= fields
     for name in [name for name in less.tensors if name.endswith(without)] if without else ():
         less.tensors[name] = np.ones_like(less.tensors[name]) if "norm" in name else 0 * less.tensors[name]
-    assert np.abs(whole.logits(PROMPTS[0]) - less.logits(PROMPTS[0])).max() > 100 * TOLERANCE
+    assert np.abs(full.logits(PROMPTS[0]) - less.logits(PROMPTS[0])).max() > 100 * TOLERANCE
 
 
 def test_qwen3_has_heads_of_128_where_the_file_does_not_say(saved):

@@ -109,7 +109,7 @@ def tokens(count: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_whole_prefill_of_any_length_equals_the_dense_pass(models, dense, name):
+def test_a_prefill_of_any_length_equals_the_dense_pass(models, dense, name):
     model = models[name]
     model.allocate_cache(8, 4)
     row = Row(tokens(30), blocks=[6, 0, 3, 7, 1, 5, 2, 4])
@@ -143,12 +143,12 @@ def test_any_schedule_over_any_blocks_equals_the_dense_pass(models, dense, data)
                 row.blocks.append(free.pop())
         started = [block for row in running for block in row.blocks[: -(-row.done // size)]]
         poison(model, sorted(set(range(most * width)) - set(started)))
-        asked = [data.draw(st.integers(0, min(length, 9)), label="logits asked for") for length in lengths]
+        counts = [data.draw(st.integers(0, min(length, 9)), label="logits asked for") for length in lengths]
         ends = np.cumsum(lengths)
-        outputs = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, asked, strict=True)])
+        outputs = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
         batch = dataclasses.replace(batch_of(running, lengths, width), outputs=outputs)
-        logits = np.split(model.forward(batch), np.cumsum(asked)[:-1])
-        for row, length, count, got in zip(running, lengths, asked, logits, strict=True):
+        logits = np.split(model.forward(batch), np.cumsum(counts)[:-1])
+        for row, length, count, got in zip(running, lengths, counts, logits, strict=True):
             row.done += length
             expected = dense[name].logits(row.ids[: row.done])[row.done - count :]
             np.testing.assert_allclose(got, expected, atol=TOLERANCE)
@@ -327,7 +327,7 @@ def test_a_batch_that_cannot_be_computed_is_refused_and_writes_nothing(model, ch
     np.testing.assert_array_equal(model.forward(good), before)
 
 
-def test_the_cache_is_asked_for_and_its_sizes_checked(models, tmp_path, checkpoints):
+def test_a_missing_cache_is_named_and_its_sizes_are_checked(models, tmp_path, checkpoints):
     fresh = LlamaModel.load(checkpoints.make(tmp_path))
     with pytest.raises(InvalidValue, match="allocate_cache"):
         fresh.forward(batch_of([GOOD], [6], 2))

@@ -56,11 +56,11 @@ class Checked(Mtp):
 
     def __init__(self, setup, dense):
         super().__init__(setup)
-        self.dense, self.checked, self.moved, self.told = dense, 0, 0, 0
+        self.dense, self.checked, self.moved, self.drafted = dense, 0, 0, 0
 
     def observe(self, fed):
         super().observe(fed)
-        self.told += sum(fed.drafted)
+        self.drafted += sum(fed.drafted)
 
     def propose(self, room):
         fields, places = self._fed.fields, dict(zip(self._fed.slots, self._fed.places, strict=True))
@@ -112,7 +112,7 @@ def test_drafts_are_the_dense_layers_and_change_no_token(model, dense, requests,
     found, engine = run(model, requests, drafts=drafts, blocks=blocks, chunk=chunk, proposer=proposer)
     assert found == plain
     assert proposer.checked > 20
-    assert proposer.told == engine.worker.acceptance.drafted > 0
+    assert proposer.drafted == engine.worker.acceptance.drafted > 0
     assert proposer.moved, "the proposer's state has the target's slot order: a test of nothing"
     assert (engine.scheduler.preemptions > 0) == (blocks == 6)
     assert engine.worker.acceptance.tokens_a_turn > 1.3

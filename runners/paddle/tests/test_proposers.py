@@ -18,7 +18,7 @@ import hal
 from tests import share
 
 from .conftest import VOCAB, PagedOracle
-from .drafters import Setting, serve, told
+from .drafters import Setting, delivered, serve
 from .drafters import run as run_plain
 
 SETUP = Setup(max_draft_tokens=5, num_slots=4, max_model_len=32, vocab_size=VOCAB)
@@ -114,7 +114,7 @@ def test_no_proposer_changes_tokens_and_each_mirrors_the_device(cpu, data):
     """Controls on; chunked prefill beside it, scarce blocks with preemption, aborts at any step."""
     prompts = data.draw(st.lists(st.lists(few, min_size=1, max_size=13), min_size=1, max_size=5), label="prompts")
     requests = [Request(f"r{n}", prompt, data.draw(params_)) for n, prompt in enumerate(prompts)]
-    plain = told(run_plain(cpu, Loops(), requests, Setting(slots=1)).worker.sink)
+    plain = delivered(run_plain(cpu, Loops(), requests, Setting(slots=1)).worker.sink)
     proposer, inner = make(data.draw(st.sampled_from(NAMES), label="proposer"))
     setting = Setting(
         slots=data.draw(st.integers(1, 4), label="slots"),
@@ -126,7 +126,7 @@ def test_no_proposer_changes_tokens_and_each_mirrors_the_device(cpu, data):
     names = [request.request_id for request in requests]
     aborts = data.draw(st.lists(st.tuples(st.integers(1, 12), st.sampled_from(names)), max_size=2), label="aborts")
     check, _ = equal_to_the_device(inner)
-    found = told(run(cpu, requests, setting, proposer, arrivals=arrivals, aborts=aborts, after=check).worker.sink)
+    found = delivered(run(cpu, requests, setting, proposer, arrivals=arrivals, aborts=aborts, after=check).worker.sink)
     for name, expected in plain.items():
         entry = found.get(name)
         if entry is None or entry.finish is FinishReason.ABORT:
@@ -156,7 +156,7 @@ def test_a_text_that_repeats_itself_takes_fewer_steps(device, name):
     with hal.open_device(device) as opened:
         engine = run(opened, requests, Setting(slots=2, drafts=5), proposer, after=check)
         plain = run(opened, requests, Setting(slots=2), None)
-    assert told(engine.worker.sink) == told(plain.worker.sink)
+    assert delivered(engine.worker.sink) == delivered(plain.worker.sink)
     assert len(seen) > 8
     assert engine.worker.acceptance.tokens_a_turn > 2
     assert engine.steps < plain.steps * 0.65
@@ -169,7 +169,7 @@ def test_a_request_that_is_resumed_is_known_from_its_beginning(cpu):
     check, _ = equal_to_the_device(inner)
     engine = run(cpu, requests, Setting(slots=4, drafts=3, blocks=16), proposer, after=check)
     assert engine.scheduler.preemptions > 0
-    assert {name: entry.tokens for name, entry in told(engine.worker.sink).items()} == {
-        name: entry.tokens for name, entry in told(run(cpu, requests, Setting(slots=4), None).worker.sink).items()
+    assert {name: entry.tokens for name, entry in delivered(engine.worker.sink).items()} == {
+        name: entry.tokens for name, entry in delivered(run(cpu, requests, Setting(slots=4), None).worker.sink).items()
     }
     assert len(inner.shared) == 4

@@ -111,12 +111,12 @@ def test_each_token_has_the_distribution_after_the_one_before(kind):
     assert acceptance.accepted > 2 * REQUESTS
 
 
-def test_drafts_that_are_told_wrongly_are_found():
+def test_drafts_with_wrong_weights_are_found():
     """The control: the test must fail when a draft is judged by weights that it was not drawn from."""
     found, _ = statistics("told wrongly")
     assert (found > 2 * CRITICAL).all()
 
 
-def test_more_drafts_are_accepted_where_their_weights_are_told():
+def test_more_drafts_are_accepted_with_their_weights():
     rates = [acceptance.accepted / acceptance.drafted for _, acceptance in map(statistics, ("told", "untold"))]
     assert rates[0] > 2 * rates[1]

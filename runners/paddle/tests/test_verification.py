@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests import share
 
 from .conftest import VOCAB, PagedOracle
-from .drafters import Drafter, Setting, guesses, run, told
+from .drafters import Drafter, Setting, delivered, guesses, run
 
 KINDS = ("none", "naive", "oracle", "always wrong", "partly right", "random")
 
@@ -64,7 +64,7 @@ def sequences_of(tokens, draw):
 
 def plain(device, requests, spread=VOCAB):
     """The records of each request under plain decoding, one after the next."""
-    return told(run(device, PagedOracle(spread), requests, Setting(slots=1)).worker.sink)
+    return delivered(run(device, PagedOracle(spread), requests, Setting(slots=1)).worker.sink)
 
 
 def every(name, prompt, **params):
@@ -96,7 +96,7 @@ def test_every_control_holds_inside_a_run_of_drafts(cpu, kind, blocks, chunk):
     setting = Setting(slots=5, blocks=blocks, chunk=chunk, drafts=5)
     engine = run(cpu, PagedOracle(4), EVERY, setting, drafter)
     assert (engine.scheduler.preemptions > 0) == (blocks == 8)
-    found = told(engine.worker.sink)
+    found = delivered(engine.worker.sink)
     for name, entry in reference.items():
         assert (found[name].tokens, found[name].finish) == (entry.tokens, entry.finish), name
         assert len(found[name].logprobs) == len(entry.logprobs)
@@ -131,7 +131,7 @@ def test_no_proposer_changes_a_token_an_end_or_a_log_probability(cpu, data):
         st.lists(st.tuples(st.integers(1, 12), st.sampled_from([r.request_id for r in requests])), max_size=2)
     )
     engine = run(cpu, PagedOracle(spread), requests, setting, drafter, arrivals=arrivals, aborts=aborts)
-    found = told(engine.worker.sink)
+    found = delivered(engine.worker.sink)
     for name, entry in reference.items():
         got = found.get(name)
         if got is None or got.finish is FinishReason.ABORT:
@@ -204,7 +204,7 @@ def test_room_ends_at_the_blocks_that_are_held(cpu, three):
         drafter = Drafter(guesses(expected, kind, VOCAB), expected)
         engine = run(cpu, PagedOracle(), three, Setting(drafts=5, blocks=12), drafter)
         assert engine.scheduler.preemptions == 0
-        assert {name: tuple(entry.tokens) for name, entry in told(engine.worker.sink).items()} == expected
+        assert {name: tuple(entry.tokens) for name, entry in delivered(engine.worker.sink).items()} == expected
 
 
 def test_invalid_logits_behind_a_draft_count_if_the_draft_is_right(cpu):
@@ -217,14 +217,14 @@ def test_invalid_logits_behind_a_draft_count_if_the_draft_is_right(cpu):
         model.allocate_cache(1, 1)
         drafter = Drafter(guesses(expected, kind, VOCAB), expected)
         engine = run(cpu, model, [request], Setting(drafts=4), drafter)
-        found = told(engine.worker.sink)["r"]
+        found = delivered(engine.worker.sink)["r"]
         assert (tuple(found.tokens), found.finish) == (expected["r"][:3], FinishReason.ERROR)
 
 
 @pytest.mark.parametrize("draft", [VOCAB, -1])
 def test_a_proposer_that_drafts_what_is_no_token_is_named(cpu, three, draft):
     drafter = Drafter(lambda *_: [draft], {name: tuple(entry.tokens) for name, entry in plain(cpu, three).items()})
-    found = told(run(cpu, PagedOracle(), three, Setting(drafts=2), drafter).worker.sink)
+    found = delivered(run(cpu, PagedOracle(), three, Setting(drafts=2), drafter).worker.sink)
     assert len(found) == len(three)
     for entry in found.values():
         assert (entry.tokens, entry.finish) == ([], FinishReason.ERROR)
@@ -260,4 +260,4 @@ def test_what_lies_behind_the_drafts_is_never_read(cpu, three, kind):
     expected = {name: tuple(entry.tokens) for name, entry in plain(cpu, three).items()}
     drafter = Drafter(guesses(expected, kind, VOCAB), expected)
     engine = run(cpu, PagedOracle(), three, Setting(drafts=5), drafter, worker=Poisoned)
-    assert {name: tuple(entry.tokens) for name, entry in told(engine.worker.sink).items()} == expected
+    assert {name: tuple(entry.tokens) for name, entry in delivered(engine.worker.sink).items()} == expected

@@ -143,15 +143,15 @@ def test_tokens_are_the_models_whatever_the_sizes(opaque, oracle, slots, blocks,
         step += 1
     rows = rows_by_request(engine.worker.sink)
     for number, (prompt, most, _) in enumerate(requests):
-        finished, told = ended[f"r{number}"], rows.get(f"r{number}", [])
+        finished, of_request = ended[f"r{number}"], rows.get(f"r{number}", [])
         if finished.reason is FinishReason.LENGTH:
             assert finished.token_ids == oracle.expected(prompt, most)
         else:
             assert finished.reason is FinishReason.ABORT
             assert finished.token_ids == oracle.expected(prompt, len(finished.token_ids))
         assert delivered(engine.worker.sink).get(f"r{number}", ()) == finished.token_ids
-        assert [row.finish for row in told if row.finish] == [finished.reason] * finished.reported
-        preempted += sum(row.status is SlotStatus.PREEMPTED for row in told)
+        assert [row.finish for row in of_request if row.finish] == [finished.reason] * finished.reported
+        preempted += sum(row.status is SlotStatus.PREEMPTED for row in of_request)
     assert preempted == engine.scheduler.preemptions
     assert engine.worker.state.host_table.requests == [None] * slots
 
@@ -190,7 +190,7 @@ def test_logits_that_are_no_use_end_their_request_alone(opaque, oracle):
     assert [finished.token_ids for finished in engine.run()] == [oracle.expected([3], 2)]
 
 
-def test_each_request_gets_the_logprobs_it_asked_for(opaque, oracle):
+def test_each_request_gets_its_logprobs(opaque, oracle):
     sink = MemorySink()
     engine = make(opaque, oracle, sink=sink)
     for name, wanted in (("none", None), ("own", 0), ("two", 2)):

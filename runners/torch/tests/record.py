@@ -63,12 +63,12 @@ def run(model: LlamaModel, requests: list[Request]) -> tuple[dict[str, list[int]
             engine.submit(request)
         for _ in engine.run():
             pass
-    told: dict[str, list[int]] = {}
+    tokens_by_request: dict[str, list[int]] = {}
     for record in sink.records:
         for row in record.rows():
             if row.status is SlotStatus.TOKEN:
-                told.setdefault(row.request_id, []).extend(row.tokens.tolist())
-    return told, worker.runner.least
+                tokens_by_request.setdefault(row.request_id, []).extend(row.tokens.tolist())
+    return tokens_by_request, worker.runner.least
 
 
 def main() -> None:

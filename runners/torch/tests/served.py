@@ -16,7 +16,7 @@ SIZES = StateConfig(num_slots=4, max_model_len=64, block_size=4, max_logprobs=3,
 
 
 @dataclass
-class Told:
+class Served:
     """The records of one request."""
 
     tokens: list = field(default_factory=list)
@@ -30,19 +30,19 @@ def run(stepper, requests, **options):
     engine = Engine(stepper, **options)
     for request in requests:
         engine.submit(request)
-    told = {request.request_id: Told() for request in requests}
+    answers = {request.request_id: Served() for request in requests}
     for ended in engine.run():
-        told[ended.request_id].message, told[ended.request_id].reason = ended.message, ended.reason
+        answers[ended.request_id].message, answers[ended.request_id].reason = ended.message, ended.reason
     stepper.sink.close(30.0)
     for record in stepper.sink.records:
         for row in record.rows():
             if row.status is SlotStatus.TOKEN:
-                told[row.request_id].tokens += row.tokens.tolist()
+                answers[row.request_id].tokens += row.tokens.tolist()
             if row.logprobs is not None and len(row.logprobs) and np.isfinite(row.logprobs[0, 0]):  # it wanted them
                 for ids, values, rank in zip(row.logprob_token_ids, row.logprobs, row.ranks.tolist(), strict=True):
                     used = np.isfinite(values)
-                    told[row.request_id].logprobs.append((ids[used].tolist(), values[used], rank))
-    return told, engine
+                    answers[row.request_id].logprobs.append((ids[used].tolist(), values[used], rank))
+    return answers, engine
 
 
 @contextmanager

@@ -34,9 +34,9 @@ def test_it_is_a_package_of_at_most_2000_lines():
 
 
 def test_torch_is_the_users_own():
-    told = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]
-    assert not [line for line in told["dependencies"] if line.startswith("torch")]
-    assert told["optional-dependencies"] == {"torch": ["torch>=2.11"]}
+    project = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]
+    assert not [line for line in project["dependencies"] if line.startswith("torch")]
+    assert project["optional-dependencies"] == {"torch": ["torch>=2.11"]}
 
 
 def test_importing_it_imports_no_torch():

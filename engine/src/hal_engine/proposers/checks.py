@@ -56,7 +56,7 @@ def no_drafts(why: str) -> InvalidValue:
     return InvalidValue(what, cure=cure, argument="--drafts")
 
 
-def drafts_beside(speculate: str, runner: str = "") -> InvalidValue:
+def refused_with_runner(speculate: str, runner: str = "") -> InvalidValue:
     """Return the refusal of a proposer beside a named runner, or beside ``runner``, which runs by default."""
     what = f"{speculate} drafts beside the Paddle model"
     cure = "leave it out: with --drafts K a runner drafts for itself"
