@@ -85,9 +85,7 @@ def test_the_host_holds_no_copy_of_the_checkpoint(saved, stored, computed):
     assert report["types"] == [f"torch.{stored}"]
     assert report["sum"] > 14e6
     assert report["peak"] < max(files) + 2**30  # the requested elements
-    assert report["peak"] < 2 * report["largest"] + 2**23 < report["sum"], (
-        "more than a tensor or two was copied"
-    )
+    assert report["peak"] < 2 * report["largest"] + 2**23 < report["sum"], "more than a tensor or two was copied"
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
