@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hal_core import GroupLost, OutputRecord, Request
@@ -29,14 +29,6 @@ if TYPE_CHECKING:
 
 MOST_PENDING = 64 << 20
 """Bytes of records that wait for the caller before a step waits for it, too."""
-
-
-class Caller(Protocol):
-    """The channel to the caller; :class:`CallerEnd` is one."""
-
-    def receive(self, timeout: float) -> Contents | None: ...
-
-    def send(self, message: Message) -> bool: ...
 
 
 class CallerEnd:
@@ -87,7 +79,7 @@ class _Gauge:
         self._engine, self._pulse = engine, pulse
         self._steps = 0
         self._host = self._elapsed = self._due = 0.0
-        self._told: Stats | None = None
+        self._last: Stats | None = None
 
     def __enter__(self) -> None:
         self._began = time.monotonic(), time.thread_time()
@@ -111,8 +103,8 @@ class _Gauge:
         fed, accepted, _ = self._engine.drafts
         running, waiting, cache = self._engine.load()
         ranks, device = self._engine.spent
-        told, self._told = (
-            self._told,
+        former, self._last = (
+            self._last,
             Stats(
                 running,
                 waiting,
@@ -127,10 +119,10 @@ class _Gauge:
                 ranks,
             ),
         )
-        return None if told == self._told else self._told
+        return None if former == self._last else self._last
 
 
-def serve_requests(channel: Caller, engine: Engine, pulse: CallerEnd | None = None) -> None:
+def serve_requests(channel: CallerEnd, engine: Engine, pulse: CallerEnd | None = None) -> None:
     """Take requests and aborts and step until the caller sends Stop. ``pulse``: gets the number of each step.
 
     Raises the errors of a step, and :class:`GroupLost` if the caller is gone.

@@ -19,13 +19,13 @@ def turn_and_store(  # noqa: ANN201
     c = tl.load(cos + row * HALF + lane, mask=inside, other=0.0)
     s = tl.load(sin + row * HALF + lane, mask=inside, other=0.0)
 
-    valid = (group < GROUP)[:, None] & inside[None, :]
+    wanted = (group < GROUP)[:, None] & inside[None, :]
     at = (head * GROUP + group)[:, None] * 2 * HALF + lane[None, :]
-    first = tl.load(query + row * query_stride + at, mask=valid, other=0.0).to(tl.float32)
-    second = tl.load(query + row * query_stride + at + HALF, mask=valid, other=0.0).to(tl.float32)
+    first = tl.load(query + row * query_stride + at, mask=wanted, other=0.0).to(tl.float32)
+    second = tl.load(query + row * query_stride + at + HALF, mask=wanted, other=0.0).to(tl.float32)
     target = out + row * KV_HEADS * GROUP * 2 * HALF + at
-    tl.store(target, (first * c[None, :] - second * s[None, :]).to(out.dtype.element_ty), mask=valid)
-    tl.store(target + HALF, (second * c[None, :] + first * s[None, :]).to(out.dtype.element_ty), mask=valid)
+    tl.store(target, (first * c[None, :] - second * s[None, :]).to(out.dtype.element_ty), mask=wanted)
+    tl.store(target + HALF, (second * c[None, :] + first * s[None, :]).to(out.dtype.element_ty), mask=wanted)
 
     source = key + row * key_stride + head * 2 * HALF + lane
     first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
@@ -70,8 +70,8 @@ def share_out(last, work, share, arrived, most,  # noqa: ANN001, ANN201
     ``arrived`` ``[SLOTS, KV_HEADS]``. A program writes ``TILE`` of ``work``."""
     slot, each, head = tl.arange(0, SLOTS_ROOM), tl.arange(0, EACH_ROOM), tl.arange(0, HEADS_ROOM)
     inside = slot < SLOTS
-    valid = inside[:, None] & (each < EACH)[None, :]
-    seen = tl.load(last + slot[:, None] * EACH + each[None, :], mask=valid, other=-1) + 1
+    wanted = inside[:, None] & (each < EACH)[None, :]
+    seen = tl.load(last + slot[:, None] * EACH + each[None, :], mask=wanted, other=-1) + 1
     count = tl.maximum(tl.max(seen, axis=1), 0).to(tl.int32)
     length = tl.full([], LEAST, tl.int32)
     room = tl.maximum(tl.sum((count > 0).to(tl.int32), axis=0), most)
@@ -114,7 +114,7 @@ def attend_rows(  # noqa: ANN201
         limit = tl.where(seen > 0, seen, count)  # a row without visible keys computes finite numbers
         inside = (each < GROUP * EACH)[:, None] & (lane < WIDTH)[None, :]
         place = (row * KV_HEADS * GROUP + head * GROUP + each % GROUP)[:, None] * WIDTH + lane[None, :]
-        queries = tl.load(query + place, mask=inside, other=0.0)
+        wanted = tl.load(query + place, mask=inside, other=0.0)
         length = tl.load(share).to(tl.int64)
         lower = mine * length
         upper = tl.minimum(lower + length, count)
@@ -129,7 +129,7 @@ def attend_rows(  # noqa: ANN201
             known = there[:, None] & (lane < WIDTH)[None, :]
             key = tl.load(keys + at, mask=known, other=0.0)
             value = tl.load(values + at, mask=known, other=0.0)
-            scores = tl.dot(queries, tl.trans(key), input_precision="ieee") * scale
+            scores = tl.dot(wanted, tl.trans(key), input_precision="ieee") * scale
             scores = tl.where(there[None, :] & (position[None, :] < limit[:, None]), scores, float("-inf"))
             above = tl.maximum(top, tl.max(scores, axis=1))
             level = tl.where(above > float("-inf"), above, 0.0)  # a draft's row may see no key of this share
