@@ -103,7 +103,7 @@ POINTS = [
     ("return", "hal.opening.open_device"),
     ("call", "hal_paddle_runner.llama.load"),
     ("return", "hal_engine.transport.open_sink"),
-    ("call", "hal_paddle_runner.worker.__init__"),
+    ("call", "hal_paddle_runner.runner.__init__"),
     ("return", "hal_engine.engine.engine.step"),
     ("return", "hal_engine.cli.run_output.drive"),
     ("call", "hal_engine.transport.acknowledged_sink.close"),
