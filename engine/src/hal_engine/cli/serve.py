@@ -14,7 +14,7 @@ import msgspec
 import typer
 from hal_core import HalError, InvalidValue, Unavailable
 
-from hal.cli import deadline, logs
+from hal.cli import logs, signals
 from hal.cli.console import behind, say, written
 from hal.cli.failures import as_typed, check_seconds
 from hal_engine.children import API_KEY
@@ -138,7 +138,7 @@ def command(**given: Any) -> None:  # noqa: ANN401 (as the options say)
 
     server, log_filter = Listening(config), _Said()
     logging.getLogger("uvicorn.error").addFilter(log_filter)
-    deadline.grace = drain
+    signals.grace = drain
     try:
         with behind(TIMEOUTS.shown), logs.of_libraries():
             server.run()
@@ -147,7 +147,7 @@ def command(**given: Any) -> None:  # noqa: ANN401 (as the options say)
             raise
         raise _cannot_listen(host, port, log_filter.error) from None
     finally:
-        deadline.grace = 0.0
+        signals.grace = 0.0
     if failures:
         raise typer.Exit(2)
 
