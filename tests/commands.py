@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 LIBRARIES = ("paddle", "typer", "rich", "safetensors.numpy", "tokenizers", "msgspec", "pydantic", "stevedore")
 LIBRARIES += ("pytest", "hypothesis.stateful")
 """What ``hal run`` and ``hal conform`` import besides hal, and what takes most of their time; for the fixture ``warm``,
@@ -58,20 +56,7 @@ def start(folder: Path, *arguments: str, code: str = RUN, warm=None, **options) 
     return subprocess.Popen([sys.executable, "-c", code, *arguments], **usual | options)
 
 
-@pytest.fixture
-def private_folders(tmp_path_factory, monkeypatch):
-    """The folder of a run's ipc sockets; it must be empty afterwards. More devices than cpu may be installed."""
-    folder = tmp_path_factory.mktemp("ipc")
-    monkeypatch.setenv("HAL_DEVICE", "cpu")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    yield folder
-    assert list(folder.iterdir()) == [], "the run left an ipc file"
-
-
 def check_end(code, out, err, number):
     assert code == 128 + number, (code, err)
     assert "Traceback" not in out + err, err
     assert "Exception ignored" not in err, err
-
-
-#: Those of imports are whole runs, four seconds of processor time: of them, two are in ``make test``.

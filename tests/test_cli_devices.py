@@ -176,43 +176,6 @@ def test_an_error_of_ours_is_one_line_on_stderr_and_exit_status_2(site):
     assert line.startswith("hal: error: HAL_PLUGINS: no installed plugin is called paddle-hal-nothing; installed: ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["devices", "--bad"], "--bad: no such option (hal devices -h lists the options)"),
-        (["devices", "extra"], "it takes no argument 'extra' (hal devices -h lists the options)"),
-        (["devices", "--js"], "--js: no such option (did you mean --json?)"),
-        (["devices", "--jsn", "-v"], "--jsn: no such option (did you mean --json"),
-        (["nothing"], "no such command 'nothing' (hal -h lists the commands)"),
-        (["devics"], "no such command 'devics' (did you mean 'devices'?)"),
-        (["devices", "--timeout"], "--timeout: it needs a value"),
-        (["devices", "--timeout", "0"], "--timeout: 0 (give seconds from 0.1 to 86400)"),
-        (["devices", "--timeout", "nan"], "--timeout: nan (give seconds"),
-        (["devices", "--timeout", "soon"], "--timeout: 'soon' is no number"),
-        (["devices", "--timeout", "3"], "--timeout: nothing is opened (give --open as well, or leave it out)"),
-        (["tail", "somewhere"], "URL: 'somewhere' has no scheme of "),
-        (["conform", "cpu", "--only", "G99"], "--only: 'G99' is not a guarantee"),
-        (["conform", "nothing"], "NAME: no device 'nothing'; installed: "),
-        (["serve", "--port", "99999"], "--port: 99999 (give a number from 0 to 65535)"),
-        (
-            ["serve", "--host", "0.0.0.0"],
-            "--host: 0.0.0.0 is reached from other hosts (set HAL_API_KEY to a key for clients, or give --api-key)",
-        ),
-        (["serve", "--model", "/"], "--model: no config.json in '/' (give the directory of a checkpoint)"),
-        (["serve", "--slots", "0"], "--slots: 0 (give a whole number of at least 1)"),
-        (["tail"], "URL: it is missing (hal tail -h lists the options)"),
-        ([], "which command?"),
-    ],
-)
-def test_a_usage_error_exits_2_with_a_message(capsys, arguments, says):
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    shown = capsys.readouterr()
-    assert shown.err.startswith(f"hal: error: {says}")
-    assert (shown.err.count("\n"), shown.out) == (1, "")
-
-
 @pytest.mark.parametrize("command", [[], ["run"], ["devices"], ["tail"], ["conform"]])
 def test_h_and_help_are_the_same_page(capsys, command):
     pages = []

@@ -24,27 +24,18 @@ from hal_engine.model.tokenizer import Tokenizer
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 from tokenizers import Tokenizer as Backend
 
-from hal.cli import main
-
 PROMPT = ("--prompt", "if __name__ ==", "--max-tokens", 24)
-
-
-@pytest.fixture(autouse=True)
-def private_folders(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("HAL_DEVICE", "cpu")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("ipc")))
+pytestmark = pytest.mark.usefixtures("private_folders")
 
 
 @pytest.fixture
-def run(capsys):
+def run(command):
     """Run the command here: ``run(*arguments)`` returns stdout, and stderr without the summary."""
 
     def call(*arguments):
-        with pytest.raises(SystemExit) as end:
-            main(["run", "--temperature", "0", *map(str, arguments)])
-        assert end.value.code == 0
-        out, err = capsys.readouterr()
-        return out, [line for line in err.splitlines() if "tokens/s" not in line]
+        done = command("run", "--temperature", "0", *arguments)
+        assert done.status == 0
+        return done.out, [line for line in done.err.splitlines() if "tokens/s" not in line]
 
     return call
 
@@ -178,18 +169,6 @@ def test_the_request_is_aborted_where_its_text_stops(run, monkeypatch):
     answer = json.loads(run("--json", "--prompt", "if __name__ ==", "--max-tokens", 400, "--stop", stop)[0])
     assert answer["text"] == stop
     assert engines.pop().steps <= len(answer["token_ids"]) + 2
-
-
-@pytest.mark.parametrize("text", ["caf\udcc3\udca9", "\udce9"])
-@pytest.mark.parametrize("option", ["--prompt", "--stop"])
-def test_bytes_that_the_locale_cannot_carry_are_its_fault(capsys, option, text):
-    with pytest.raises(SystemExit) as end:
-        main(["run", "--prompt", "x", option, text])
-    assert end.value.code == 2
-    err = capsys.readouterr().err
-    assert f"hal: error: {option}: " in err
-    assert "locale" in err
-    assert err.count("\n") == 1
 
 
 def test_fields_that_change_nothing_are_told_in_one_line(run, tmp_path):

@@ -12,12 +12,7 @@ import sys
 
 import pytest
 
-from .commands import (
-    LIBRARIES,
-    RUN,
-    heed_interrupts,
-    private_folders,  # noqa: F401 (a fixture)
-)
+from .commands import LIBRARIES, RUN, heed_interrupts
 
 WARM = LIBRARIES
 pytestmark = pytest.mark.usefixtures("private_folders")

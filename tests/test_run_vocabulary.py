@@ -11,8 +11,6 @@ from hal_engine.worker import ModelRunner
 
 from hal.cli import main
 
-from .commands import private_folders  # noqa: F401 (a fixture)
-
 SLOT, STEP = 1, 3
 VOCABULARY = read_config(DEFAULT_CHECKPOINT).vocab_size
 

@@ -13,7 +13,6 @@ from hal_engine.stepping import AUTO, PADDLE, check_runner_name, choose_runner, 
 import hal
 from hal.cli import main
 
-from .commands import private_folders  # noqa: F401 (a fixture)
 from .fixtures_plugins.builder import Site
 
 CODE = """

@@ -10,11 +10,8 @@ from hal_core import InvalidValue, PluginError
 from hal_engine.handover import make_transfer
 
 from hal.cli import main
-from tests.commands import private_folders
 from tests.split.carried import CARRIER
 from tests.split.rows import Own
-
-__all__ = ["private_folders"]
 
 JOB = ("--device", "cpu", "--prompt", "def main(", "--temperature=0", "--max-tokens", "6", "--json")
 
