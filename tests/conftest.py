@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
     """How a command has ended: its exit status, and what it has printed."""
 
     status: int

@@ -176,18 +176,6 @@ def test_an_error_of_ours_is_one_line_on_stderr_and_exit_status_2(site):
     assert line.startswith("hal: error: HAL_PLUGINS: no installed plugin is called paddle-hal-nothing; installed: ")
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["devices"], ["tail"], ["conform"]])
-def test_h_and_help_are_the_same_page(capsys, command):
-    pages = []
-    for option in ("-h", "--help"):
-        with pytest.raises(SystemExit) as stop:
-            main([*command, option])
-        assert stop.value.code == 0
-        pages.append(capsys.readouterr().out)
-    assert pages[0] == pages[1]
-    assert " ".join(["usage: hal", *command]) in pages[0]
-
-
 def test_completion_knows_the_commands_and_their_options():
     for words, found in (("hal dev", "devices"), ("hal devices --o", "--open")):
         more = {"_HAL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}

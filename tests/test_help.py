@@ -10,7 +10,7 @@ import sys
 import pytest
 from hal_engine.cli.run_output import progress_line
 
-from hal.cli import console, main
+from hal.cli import console
 from hal.cli.tree import COMMANDS
 
 PAGES = {
@@ -83,17 +83,14 @@ Options:
 
 
 @pytest.fixture
-def page(capsys, monkeypatch):
+def page(command, monkeypatch):
     """The help that a command prints in a terminal of so many columns."""
 
     def printed(columns, *arguments):
         monkeypatch.setenv("COLUMNS", str(columns))
-        with pytest.raises(SystemExit) as end:
-            main([*arguments])
-        assert end.value.code == 0
-        out, err = capsys.readouterr()
-        assert err == ""
-        return out
+        done = command(*arguments)
+        assert (done.status, done.err) == (0, "")
+        return done.out
 
     return printed
 
@@ -113,6 +110,7 @@ def test_the_short_help_has_a_dozen_options_the_long_one_all(page):
     assert not set("<>") & set(long)
     assert set(re.findall(r"^  (--[\w-]+)", long, re.M)) > {
         "--prompt",
+        "--record",
         "--top-k",
         "--sink",
         "--slots",
@@ -179,6 +177,14 @@ def test_the_progress_bar_fits_and_is_left_out_where_it_has_no_room(monkeypatch,
         bar = told[1 : told.index("]")]
         assert bar.count("#") == len(bar) // 4
     assert progress_line(120, 0, 1) == "120 tokens"
+
+
+@pytest.mark.parametrize("name", [(), ("run",), ("devices",), ("tail",), ("conform",)])
+def test_h_and_help_are_the_same_page(command, name):
+    done = command(*name, "-h")
+    assert done == command(*name, "--help")
+    assert (done.status, done.err) == (0, "")
+    assert " ".join(["usage: hal", *name]) in done.out
 
 
 def test_the_help_imports_nothing_that_only_commands_need():

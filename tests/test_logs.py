@@ -7,7 +7,7 @@ import logging
 import pytest
 from hal_core import InvalidValue
 
-from hal.cli import logs, main
+from hal.cli import logs
 
 
 def shown(capsys, monkeypatch, word):
@@ -28,13 +28,12 @@ def test_records_from_the_named_level_on_are_shown(capsys, monkeypatch, word, co
     assert (log.handlers, log.propagate, log.level) == before
 
 
-def test_another_word_is_refused(capsys, monkeypatch):
+def test_another_word_is_refused(command, capsys, monkeypatch):
     with pytest.raises(InvalidValue, match=r"^HAL_LOG: 'loud' \(give DEBUG, INFO, WARNING or ERROR\)$"):
         shown(capsys, monkeypatch, "loud")
-    with pytest.raises(SystemExit) as end:
-        main(["devices"])
-    assert end.value.code == 2
-    assert capsys.readouterr().err.startswith("hal: error: HAL_LOG: 'loud' (give")
+    done = command("devices")
+    assert done.status == 2
+    assert done.err.startswith("hal: error: HAL_LOG: 'loud' (give")
 
 
 def test_without_it_the_level_is_left_alone(monkeypatch):

@@ -710,15 +710,12 @@ def test_equal_runs_make_equal_calls(recordings, tmp_path, monkeypatch):
     assert first != unequal
 
 
-def test_the_command_replays(recordings, capsys):
-    for arguments, code, said in (
-        (("cpu", "--replay", recordings / "plain"), 0, "cpu: "),
-        (("cpu", "--replay", recordings / "plain", "--liar", "NoRowReset"), 1, "NoRowReset: after call "),
-    ):
-        with pytest.raises(SystemExit) as end:
-            main(["conform", *map(str, arguments)])
-        assert end.value.code == code
-        assert capsys.readouterr().out.startswith(said)
+def test_the_command_replays(recordings, command):
+    done = command("conform", "cpu", "--replay", recordings / "plain")
+    assert (done.status, done.out[:5]) == (0, "cpu: ")
+    done = command("conform", "cpu", "--replay", recordings / "plain", "--liar", "NoRowReset")
+    assert done.status == 1
+    assert done.out.startswith("NoRowReset: after call ")
 
 
 def test_a_full_disk_is_one_line(command, private_folders):
@@ -727,31 +724,22 @@ def test_a_full_disk_is_one_line(command, private_folders):
     assert done.err.startswith("hal: error: --record: No space left on device")
 
 
-def test_a_sink_that_nobody_reads_is_named_as_typed(capsys, monkeypatch):
+def test_a_sink_that_nobody_reads_is_named_as_typed(command, monkeypatch):
     """Another program listens there."""
     monkeypatch.setenv("HAL_SECONDS_SINK_CLOSE", "0.1")
     with socket.create_server(("127.0.0.1", 0)) as other:
         url = f"tcp://127.0.0.1:{other.getsockname()[1]}"
-        with pytest.raises(SystemExit) as end:
-            main(["run", "x", "--device", "cpu", "--max-tokens", "2", "-q", "--sink", url])
-    assert end.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith("hal: error: --sink: not acknowledged by a reader: r0 at 0 ")
-    assert f"no reader answers on {url}" in error
+        done = command("run", "x", "--device", "cpu", "--max-tokens", "2", "-q", "--sink", url)
+    assert done.status == 2
+    assert done.err.startswith("hal: error: --sink: not acknowledged by a reader: r0 at 0 ")
+    assert f"no reader answers on {url}" in done.err
 
 
-def test_without_the_kit_record_says_how_to_install_it(capsys, monkeypatch):
+def test_without_the_kit_record_says_how_to_install_it(command, monkeypatch):
     find = importlib.util.find_spec
     assert find("hal_conformance") is not None
     monkeypatch.setitem(sys.modules, "hal_conformance", None)
     monkeypatch.setitem(sys.modules, "hal_conformance.replay.recorder", None)
-    with pytest.raises(SystemExit) as end:
-        main(["run", "--device", "cpu", "--max-tokens", "2", "--prompt", "x", "--record", "x"])
-    assert end.value.code == 2
-    assert "pip install ./conformance in hal's checkout" in capsys.readouterr().err
-
-
-def test_help_all_lists_record(capsys):
-    with pytest.raises(SystemExit):
-        main(["run", "--help-all"])
-    assert "--record FILE" in capsys.readouterr().out
+    done = command("run", "--device", "cpu", "--max-tokens", "2", "--prompt", "x", "--record", "x")
+    assert done.status == 2
+    assert "pip install ./conformance in hal's checkout" in done.err

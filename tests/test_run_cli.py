@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 
 import pytest
 from hal_engine.model import DEFAULT_CHECKPOINT
@@ -17,11 +18,7 @@ pytestmark = pytest.mark.usefixtures("private_folders")
 def run(command):
     """Run the command here: ``run(*arguments)`` gives ``(status, stdout, stderr)``."""
 
-    def call(*arguments):
-        done = command("run", "--temperature", "0", *arguments)
-        return done.status, done.out, done.err
-
-    return call
+    return partial(command, "run", "--temperature", "0")
 
 
 @pytest.fixture

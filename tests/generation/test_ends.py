@@ -11,22 +11,20 @@ from hal_core import FinishReason, InvalidValue
 from hal_engine.model import DEFAULT_CHECKPOINT
 
 import hal
-from hal.cli import main
 
 PROMPT, TOKENS, AT = "def main(", 24, 5
 GREEDY = ("--device", "cpu", "--temperature", "0", "--max-tokens", TOKENS)
 
 
 @pytest.fixture
-def run(capsys):
+def run(command):
     """Run the command here; return its answer."""
 
     def call(*arguments, model=DEFAULT_CHECKPOINT):
-        with pytest.raises(SystemExit) as end:
-            main(["run", PROMPT, "--model", str(model), "--json", *map(str, (*GREEDY, *arguments))])
-        assert end.value.code == 0
-        (line,) = capsys.readouterr().out.splitlines()
-        return json.loads(line)
+        done = command("run", PROMPT, "--model", model, "--json", *GREEDY, *arguments)
+        assert done.status == 0
+        (answer,) = done.answers
+        return answer
 
     return call
 
@@ -75,18 +73,15 @@ def test_a_stop_text_ends_an_answer_that_ignores_end_tokens(run, whole, model):
     assert (answer["finish_reason"], answer["text"]) == ("stop", whole["text"].partition(stop)[0] + stop)
 
 
-def test_a_line_of_prompts_may_ignore_end_tokens(run, capsys, tmp_path, whole, model):
+def test_a_line_of_prompts_may_ignore_end_tokens(command, tmp_path, whole, model):
     lines = tmp_path / "prompts.jsonl"
     lines.write_text("".join(json.dumps({"prompt": PROMPT, "ignore_eos": one}) + "\n" for one in (True, False)))
-    with pytest.raises(SystemExit):
-        main(["run", "--prompts", str(lines), "--model", str(model), "--json", *map(str, GREEDY)])
-    found = [json.loads(line)["finish_reason"] for line in capsys.readouterr().out.splitlines()]
-    assert found == ["length", "stop"]
+    done = command("run", "--prompts", lines, "--model", model, "--json", *GREEDY)
+    assert [answer["finish_reason"] for answer in done.answers] == ["length", "stop"]
     lines.write_text(json.dumps({"prompt": PROMPT, "ignore_eos": "yes"}))
-    with pytest.raises(SystemExit) as end:
-        main(["run", "--prompts", str(lines)])
-    assert end.value.code == 2
-    assert "line 1: ignore_eos = 'yes' (give true or false)" in capsys.readouterr().err
+    done = command("run", "--prompts", lines)
+    assert done.status == 2
+    assert "line 1: ignore_eos = 'yes' (give true or false)" in done.err
 
 
 def test_the_library_ends_answers_as_the_command_does(whole, model):

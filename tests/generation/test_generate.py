@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -22,7 +21,6 @@ from hal_engine.generation import local
 from hal_engine.options import EngineOptions
 
 import hal
-from hal.cli import main
 
 PROMPTS = ["def main(", "for i in range(", "class Stack:"]
 GREEDY = {"max_tokens": 12, "temperature": 0.0}
@@ -94,13 +92,11 @@ def test_without_a_seed_each_call_draws_anew_and_with_one_it_does_not():
     assert seeded[0] == seeded[1]
 
 
-def test_draws_are_those_of_hal_run_with_the_same_seed(capsys):
+def test_draws_are_those_of_hal_run_with_the_same_seed(command):
     given = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
     own = ("--temperature", "0.7", "--top-p", "0.9")  # from the checkpoint's generation_config.json
-    with pytest.raises(SystemExit):
-        main(["run", "--device", "cpu", *given, "--max-tokens", "20", *own, "--seed", "7", "--json"])
-    answers = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
-    assert hal.generate(PROMPTS, max_tokens=20, seed=7) == answers
+    done = command("run", "--device", "cpu", *given, "--max-tokens", "20", *own, "--seed", "7", "--json")
+    assert hal.generate(PROMPTS, max_tokens=20, seed=7) == [answer["text"] for answer in done.answers]
 
 
 @pytest.mark.parametrize(

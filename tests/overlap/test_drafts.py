@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import ClassVar
 
@@ -15,8 +14,6 @@ from hal_engine.model.tokenizer import Tokenizer
 from hal_sim import NoCompiler
 from hal_sim.build import core_library
 from hal_sim.mixing import MixRunner, mixed
-
-from hal.cli import main
 
 from . import schedules
 from .drawn import VOCAB, Arrival, Schedule
@@ -37,15 +34,13 @@ def _built(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture
-def run(capsys):
+def run(command):
     """Run the command here; return the exit status, the JSON objects, and stderr."""
 
     def call(*arguments, prompts=PROMPTS):
         given = [part for prompt in prompts for part in ("--prompt", prompt)]
-        with pytest.raises(SystemExit) as end:
-            main(["run", "--json", "-v", *given, *map(str, arguments)])
-        out, err = capsys.readouterr()
-        return end.value.code, [json.loads(line) for line in out.splitlines()], err
+        done = command("run", "--json", "-v", *given, *arguments)
+        return done.status, done.answers, done.err
 
     return call
 
