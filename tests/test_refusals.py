@@ -10,6 +10,7 @@ X = ("run", "--temperature=0", "--prompt", "x")
 CPU = (*X, "--device", "cpu")
 MIX = ("--runner", "hal_sim.mixing:MixRunner")
 NEEDS_HOST = "--overlap: the Paddle model needs the host between two steps: its tokens are chosen on the host"
+NOT_SENT = "characters that clients cannot send in a header (give a key of ASCII letters, digits and signs)"
 ROWS = [
     ((), "which command?"),
     (("nothing",), "no such command 'nothing' (hal -h lists the commands)"),
@@ -38,6 +39,10 @@ ROWS = [
         "--host: 0.0.0.0 is reached from other hosts (set HAL_API_KEY to a key for clients, or give --api-key)",
     ),
     (("serve", "--model", "/"), "--model: no config.json in '/' (give the directory of a checkpoint)"),
+    (("serve", "--api-key", ""), "--api-key: an empty key (give one, or leave the option out)"),
+    (("serve", "--api-key", " \n"), "--api-key: an empty key (give one, or leave the option out)"),
+    (("serve", "--api-key", "schlüssel"), f"--api-key: {NOT_SENT}"),
+    (("serve", "--api-key", "a\nb"), f"--api-key: {NOT_SENT}"),
     (("serve", "--slots", "0"), "--slots: 0 (give a whole number of at least 1)"),
     (("new-plugin", "sim"), "NAME: a device 'sim' is installed (give another name, or uninstall that plugin)"),
     (("new-plugin", "class"), "NAME: 'class' is a keyword of Python (give another name)"),
