@@ -22,7 +22,7 @@ BROKEN = {
     "exits_at_once": "the process ended with exit status 3 in its import",
     "probe_crashes": "probe() failed: OSError: probe fell over",
     "probe_exits": "probe() failed: SystemExit: 4",
-    "open_crashes": "not opened: paddle-hal-x 1.0: opening index 0 failed: OSError: driver said no",
+    "open_crashes": "not opened: paddle-hal-{state} 1.0: opening index 0 failed: OSError: driver said no",
     "open_dies": "the process ended with signal SIGSEGV in its opening",
     "prints": "it prints when it is imported or probed",
     "close_crashes": "in its closing",
@@ -37,18 +37,25 @@ def doctor(site, *options, **extra):
     return found
 
 
-@pytest.mark.parametrize("state", BROKEN)
-def test_a_broken_plugin_is_one_line(tmp_path, monkeypatch, state):
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # what is printed stays in a buffer first
-    site = Site(tmp_path / "site")
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    """What is found where a plugin of each kind is installed."""
+    site = Site(tmp_path_factory.mktemp("doctor") / "site")
     site.core()
-    site.device("x", state=state, priority=None)
-    found = doctor(site, HAL_DEVICE="cpu")
-    (line,) = [one for one in found["findings"] if one.startswith("x: ")]
-    assert BROKEN[state] in line
+    for state in BROKEN:
+        site.device(state, state=state, priority=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONUNBUFFERED", raising=False)  # what is printed stays in a buffer first
+        return doctor(site, HAL_DEVICE="cpu")
+
+
+@pytest.mark.parametrize("state", BROKEN)
+def test_a_broken_plugin_is_one_line(broken, state):
+    (line,) = [one for one in broken["findings"] if one.startswith(f"{state}: ")]
+    assert BROKEN[state].format(state=state) in line
     assert "\n" not in line
-    (row,) = [one for one in found["plugins"] if one["name"] == "x"]
-    assert row["distribution"] == "paddle-hal-x 1.0"
+    (row,) = [one for one in broken["plugins"] if one["name"] == state]
+    assert row["distribution"] == f"paddle-hal-{state} 1.0"
 
 
 def test_a_plugin_that_hangs_is_one_line_and_ended(tmp_path):
