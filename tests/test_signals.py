@@ -317,7 +317,7 @@ def test_a_signal_that_a_test_of_the_kit_swallows_ends_it_before_the_next(tmp_pa
 
 
 IN_PROCESS = """
-    import gc, os, signal, sys
+    import ctypes, gc, os, signal, sys, time
     from hal.cli import main, signals
     from hal_engine.timeouts import TIMEOUTS
     me, before = os.getpid(), [signal.getsignal(number) for number in signals.NUMBERS]
@@ -325,6 +325,26 @@ IN_PROCESS = """
         main(["--version"])
     finally:
         assert [signal.getsignal(number) for number in signals.NUMBERS] == before
+
+    # What was noted is raised by the next stage that does not note it.
+    with signals.watched(to_the_end=False), signals.noted():
+        os.kill(me, signal.SIGTERM)
+        for stage, kind in ((signals.at_once(), signals.Interrupted), (signals.raised(KeyError), KeyError)):
+            try:
+                with stage:
+                    raise AssertionError
+            except kind:
+                pass
+
+    # A library's handler is replaced again.
+    library = ctypes.CDLL(None)
+    with signals.watched(to_the_end=False), signals.noted():
+        with signals.held():
+            library.signal(signal.SIGTERM, 0)
+            os.kill(me, signal.SIGTERM)
+            while signals.came() is None:
+                time.sleep(0)
+        os.kill(me, signal.SIGTERM)
 
     # A second signal ends the process at once, unless it belongs to the first.
     now, ended = [0.0], []
