@@ -199,8 +199,8 @@ def test_a_closed_pipe_is_no_traceback(site):
     command = [sys.executable, "-c", "from hal.cli import main; main()", "devices"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(site)) as child:
         child.stdout.close()
-        said = child.stderr.read().decode()
-    assert "Traceback" not in said
+        errors = child.stderr.read().decode()
+    assert "Traceback" not in errors
 
 
 OUTPUTS = {">/dev/full": "No space left on device", ">&-": "Bad file descriptor"}

@@ -67,9 +67,9 @@ def test_a_plugin_that_hangs_is_one_line_and_ended(tmp_path):
 
 
 def test_a_plugin_whose_thread_keeps_its_process_is_a_finding(tmp_path, monkeypatch):
-    whole = {"stage": "", "status": "available", "reason": "", "cure": ""}
+    answer = {"stage": "", "status": "available", "reason": "", "cure": ""}
     monkeypatch.setattr(
-        doctor_command, "run_child", lambda *_: Ended({**whole}, timed_out=True, failed=True, how="", output="")
+        doctor_command, "run_child", lambda *_: Ended({**answer}, timed_out=True, failed=True, how="", output="")
     )
     (entry,) = [one for one in installed() if one.name == "cpu"]
     row = doctor_command._plugin(entry, (entry,), step=False, seconds=30)
@@ -135,11 +135,11 @@ def test_the_report_has_no_secrets_and_no_output_of_plugins(tmp_path):
     more = {"MY_TOKEN": "hush-hush-1", "MY_OTHER": "private-2", "HAL_DEVICE": "cpu"}
     plain = hal_command("doctor", site=site, HAL_PLUGINS=",".join(site.modules), **more).stdout
     assert "hush-hush-1" in plain
-    told = hal_command("doctor", "--report", site=site, HAL_PLUGINS=",".join(site.modules), **more).stdout
-    assert "~/driver.so needs ***" in told
+    report = hal_command("doctor", "--report", site=site, HAL_PLUGINS=",".join(site.modules), **more).stdout
+    assert "~/driver.so needs ***" in report
     for hidden in ("hush-hush-1", "private-2", "jane", "noise"):
-        assert hidden not in told
-    assert "HAL_DEVICE=cpu" in told
+        assert hidden not in report
+    assert "HAL_DEVICE=cpu" in report
 
 
 def test_the_report_quotes_no_output_in_its_findings(tmp_path):
@@ -159,8 +159,8 @@ def test_the_report_quotes_no_output_in_its_findings(tmp_path):
 
 def test_paths_of_users_are_scrubbed_everywhere(monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "abcdef")
-    told = {"a": ["/" + "Users/jane/x", {"b": f"{HOMES}/joe: no"}], "n": 3, "k": "--key=abcdef"}
-    assert scrubbed(told) == {"a": ["~/x", {"b": "~: no"}], "n": 3, "k": "--key=***"}
+    report = {"a": ["/" + "Users/jane/x", {"b": f"{HOMES}/joe: no"}], "n": 3, "k": "--key=abcdef"}
+    assert scrubbed(report) == {"a": ["~/x", {"b": "~: no"}], "n": 3, "k": "--key=***"}
 
 
 @pytest.mark.parametrize("name", ["DB_PASS", "PASSPHRASE", "MY_PASSWORD"])

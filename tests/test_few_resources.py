@@ -88,8 +88,8 @@ def test_g26_with_few_descriptors_it_works_or_says_so_and_leaves_nothing(tmp_pat
 
 @pytest.mark.parametrize("limit", share.cases([8, 12, 24, 34], {12, 24}.__contains__))
 def test_hal_run_works_with_few_descriptors_or_says_so(tmp_path, limited, limit):
-    whole = limit == 24
-    done = limited(limit, "run", "--prompt", "def f(", "--temperature=0", "--max-tokens", "2", whole=whole)
+    is_fresh = limit == 24
+    done = limited(limit, "run", "--prompt", "def f(", "--temperature=0", "--max-tokens", "2", is_fresh=is_fresh)
     assert (done.returncode, done.stdout.startswith("def f(")) in [(0, True), (2, False)], done.stderr
     assert done.stderr.count("\n") == 1
     if done.returncode:
@@ -131,9 +131,9 @@ LIMITED = """
 def limited(warm, tmp_path):
     """Run a command in a fork of the warm process, or ``whole``: Paddle's import needs descriptors too."""
 
-    def run(limit, *arguments, whole=False):
+    def run(limit, *arguments, is_fresh=False):
         code, env = textwrap.dedent(LIMITED), environment(tmp_path)
-        if not whole:
+        if not is_fresh:
             return warm.run(str(limit), *arguments, code=code, env=env)
         process = start(tmp_path, str(limit), *arguments, code=code)
         out, err = process.communicate(timeout=120)

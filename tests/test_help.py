@@ -122,10 +122,10 @@ def test_the_short_help_has_a_dozen_options_the_long_one_all(page):
 @pytest.mark.parametrize("columns", [28, 60, 80, 120])
 @pytest.mark.parametrize("arguments", [(), *((name,) for name in COMMANDS if name != "conform"), ("run", "--help-all")])
 def test_no_line_is_wider_than_the_terminal(page, columns, arguments):
-    told = page(columns, *arguments, *["-h"] * ("--help-all" not in arguments))
-    assert max(map(len, told.splitlines())) <= columns
-    assert not re.search(r"\(default:$", told, re.M), "a default is on the line below its word"
-    assert told.isascii()
+    text = page(columns, *arguments, *["-h"] * ("--help-all" not in arguments))
+    assert max(map(len, text.splitlines())) <= columns
+    assert not re.search(r"\(default:$", text, re.M), "a default is on the line below its word"
+    assert text.isascii()
 
 
 class Terminal(io.StringIO):
@@ -137,29 +137,32 @@ class Terminal(io.StringIO):
 def test_a_long_line_breaks_between_words_on_a_terminal_alone(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     line = "hal: error: --device: no device 'gpu'; installed: cpu, cuda (name one of those, or install the plugin)"
-    told = console.fitted(f"Traceback\n{line}", Terminal())
-    assert told.replace("\n", " ") == f"Traceback {line}"
-    assert max(map(len, told.splitlines())) <= columns
+    text = console.fitted(f"Traceback\n{line}", Terminal())
+    assert text.replace("\n", " ") == f"Traceback {line}"
+    assert max(map(len, text.splitlines())) <= columns
     assert console.fitted(line, io.StringIO()) == line
 
 
 def test_a_report_is_wrapped_between_words_and_keeps_its_indents(monkeypatch):
     monkeypatch.setenv("COLUMNS", "24")
     text = "cpu: available\n  a reason of many words, and its cure\n\nno findings"
-    told = console.fitted(text, Terminal(), every=True)
-    assert told == "cpu: available\n  a reason of many\n  words, and its cure\n\nno findings"
+    fitted = console.fitted(text, Terminal(), every=True)
+    assert fitted == "cpu: available\n  a reason of many\n  words, and its cure\n\nno findings"
     assert console.fitted("word " * 9, Terminal()) == "word " * 9, "only hal's own lines"
 
 
 def test_the_status_goes_when_anything_else_is_said_and_is_in_no_pipe(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(console, "quiet", False)
-    for stream, told in ((Terminal(), "\rloading Paddle\x1b[K\r\x1b[Khal: a note\n"), (io.StringIO(), "hal: a note\n")):
+    for stream, written in (
+        (Terminal(), "\rloading Paddle\x1b[K\r\x1b[Khal: a note\n"),
+        (io.StringIO(), "hal: a note\n"),
+    ):
         monkeypatch.setattr(sys, "stderr", stream)
         console.status("loading Paddle")
         console.say("hal: a note")
         console.status("")
-        assert stream.getvalue() == told
+        assert stream.getvalue() == written
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setattr(console, "quiet", True)
     console.status("loading Paddle")
@@ -169,12 +172,12 @@ def test_the_status_goes_when_anything_else_is_said_and_is_in_no_pipe(monkeypatc
 @pytest.mark.parametrize("columns", [20, 28, 60, 120])
 def test_the_progress_bar_fits_and_is_left_out_where_it_has_no_room(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
-    told = progress_line(120, 10, 40)
-    assert told.endswith("10 of 40 prompts, 120 tokens")
-    assert ("[" in told) == (columns >= 60)
+    line = progress_line(120, 10, 40)
+    assert line.endswith("10 of 40 prompts, 120 tokens")
+    assert ("[" in line) == (columns >= 60)
     if columns >= 60:
-        assert len(told) <= columns
-        bar = told[1 : told.index("]")]
+        assert len(line) <= columns
+        bar = line[1 : line.index("]")]
         assert bar.count("#") == len(bar) // 4
     assert progress_line(120, 0, 1) == "120 tokens"
 

@@ -13,7 +13,7 @@ from hal.cli import logs
 def shown(capsys, monkeypatch, word):
     """Return the shown part of one record a level."""
     monkeypatch.setenv("HAL_LOG", word)
-    with logs.said(logs.level(), without="bound"):
+    with logs.printed(logs.level(), without="bound"):
         for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
             logging.getLogger("hal").log(level, "%s", logging.getLevelName(level).lower())
     return capsys.readouterr().err.split("\n")[:-1]
@@ -21,10 +21,10 @@ def shown(capsys, monkeypatch, word):
 
 @pytest.mark.parametrize(("word", "count"), [("debug", 4), ("INFO", 3), (" Warning ", 2), ("ERROR", 1)])
 def test_records_from_the_named_level_on_are_shown(capsys, monkeypatch, word, count):
-    told = ["hal: debug", "hal: info", "hal: warning", "hal: error"]
+    lines = ["hal: debug", "hal: info", "hal: warning", "hal: error"]
     log = logging.getLogger("hal")
     before = list(log.handlers), log.propagate, log.level
-    assert shown(capsys, monkeypatch, word) == told[-count:]
+    assert shown(capsys, monkeypatch, word) == lines[-count:]
     assert (log.handlers, log.propagate, log.level) == before
 
 

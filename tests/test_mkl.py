@@ -90,5 +90,5 @@ def test_ranks_inherit_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 def test_an_emulator_answers_for_the_cpu_that_it_emulates(cpu: str, faster: bool) -> None:
     code = "from hal_engine.mkl import are_faster; print(are_faster())"
     python = str(Path(sys.executable).absolute())
-    told = subprocess.run(["qemu-x86_64", "-cpu", cpu, python, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == str(faster)
+    done = subprocess.run(["qemu-x86_64", "-cpu", cpu, python, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(faster)

@@ -391,7 +391,7 @@ def test_a_write_of_its_own_memory_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda data: b"def main(", "magic is b'def main(': not a recording (give a file of hal run --record FILE)"),
         (lambda data: data.replace(b"g 4 ", b"g 5 ", 1), "version is 5, but this kit reads 4 (install the kit"),
@@ -411,13 +411,13 @@ def test_a_write_of_its_own_memory_is_named(tmp_path):
         (lambda data: _with(data, STATE.replace(b"\4", b"\0")), "not valid: sizes: num_slots = 0"),
     ],
 )
-def test_what_cannot_be_replayed_is_refused_by_field(recorded, cpu, tmp_path, damage, said):
+def test_what_cannot_be_replayed_is_refused_by_field(recorded, cpu, tmp_path, damage, message):
     path = tmp_path / "bad.rec"
     path.write_bytes(damage(recorded(from_host).read_bytes()))
     with pytest.raises(InvalidValue) as raised:
         replay(cpu, path)
     assert str(raised.value).startswith(f"--replay: {path}: ")
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert raised.value.cure
 
 
@@ -521,10 +521,10 @@ def test_the_device_that_recorded_a_wrong_record_is_named(cpu, tmp_path):
     path = tmp_path / "x.rec"
     with bind(ReversedOutput(0, {})) as bound, closing(CallRecorder(path, bound)):
         from_host(bound)
-    differs, told = replay(cpu, path)
+    differs, summary = replay(cpu, path)
     assert differs
-    assert told.startswith("call 6, save_output of step 0, as recorded: row 0 is")
-    assert "the device that recorded it (cpu:0 with hal" in told
+    assert summary.startswith("call 6, save_output of step 0, as recorded: row 0 is")
+    assert "the device that recorded it (cpu:0 with hal" in summary
 
 
 def test_a_full_disk_is_raised_by_name_when_it_is_met(tmp_path, monkeypatch):
@@ -559,8 +559,8 @@ def test_a_recording_is_written_over_and_another_file_is_kept(recorded, tmp_path
 
 
 def test_what_is_no_regular_file_is_refused(cpu, tmp_path):
-    for path, said in ((tmp_path, "file is no file"), (tmp_path / "x", "file does not exist")):
-        with pytest.raises(InvalidValue, match=said):
+    for path, message in ((tmp_path, "file is no file"), (tmp_path / "x", "file does not exist")):
+        with pytest.raises(InvalidValue, match=message):
             replay(cpu, path)
 
 
@@ -659,19 +659,19 @@ def device(request, monkeypatch):
 @pytest.mark.parametrize("kind", RUNS)
 @pytest.mark.parametrize("device", ["cpu", "sim", "opencl", "cuda native", "cuda python"], indirect=True)
 def test_a_recording_of_the_model_is_replayed_on(device, recordings, kind):
-    differs, told = replay(device, recordings / kind)
-    assert not differs, told
-    assert "0 records" not in told
+    differs, summary = replay(device, recordings / kind)
+    assert not differs, summary
+    assert "0 records" not in summary
 
 
 @pytest.mark.parametrize("kind", LAST)
 def test_the_recordings_have_what_they_are_named_for(recordings, kind):
-    told = set()
+    names = set()
     for frame in frames.Recording(recordings / kind).frames():
-        told.add(frame.name)
+        names.add(frame.name)
         if frame.name == "insert_tasks":
-            told |= {row[0].name.lower() for row in frame.given[0]}
-    assert LAST[kind] in told
+            names |= {row[0].name.lower() for row in frame.given[0]}
+    assert LAST[kind] in names
 
 
 @pytest.mark.parametrize(
@@ -697,8 +697,8 @@ def test_a_run_ahead_of_its_device_is_replayed(tmp_path, monkeypatch):
     mixed = ("--runner", "hal_sim.mixing:MixRunner", "--temperature", "0", "--overlap", "on")
     for name, more in (("plain", ()), ("drafts", ("--drafts", "3"))):
         assert run(tmp_path / name, *mixed, "--slots", "2", "--max-tokens", "12", *more, device="sim") == 0
-        differs, told = replay(subject("sim"), tmp_path / name)
-        assert not differs, told
+        differs, summary = replay(subject("sim"), tmp_path / name)
+        assert not differs, summary
 
 
 def test_equal_runs_make_equal_calls(recordings, tmp_path, monkeypatch):

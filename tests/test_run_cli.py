@@ -81,8 +81,8 @@ def test_what_falls_back_is_told_on_request_and_in_the_json(run, run_json):
     reason = answer["device"]["fallbacks"]["async_set_value"]
     assert reason.startswith("host memory: ")
     assert answer["device"] == {"name": "cpu:0", "substituted": "", "fallbacks": {"async_set_value": reason}}
-    for told in (err, again):
-        lines = told.splitlines()[-5:]
+    for text in (err, again):
+        lines = text.splitlines()[-5:]
         assert lines[:2] == [
             "hal: 1 of 1 slots used, 0 preemptions",
             f"hal: async_set_value falls back: {reason}",
@@ -183,8 +183,8 @@ def test_min_p_leaves_out_what_is_far_less_likely_than_the_best(run_json):
 
 
 def test_stop_ends_the_text_after_its_tokens(run_json, tokenizer):
-    _, (whole,), _ = run_json("--prompt", "if __name__ ==", "--max-tokens", 20)
-    tokens = whole["token_ids"]
+    _, (unstopped,), _ = run_json("--prompt", "if __name__ ==", "--max-tokens", 20)
+    tokens = unstopped["token_ids"]
     words = [(at, tokenizer.decode([token])) for at, token in enumerate(tokens) if token not in tokens[:at]]
     at, word = next((at, word) for at, word in words[2:] if tokenizer.encode(word) == [tokens[at]])
     _, (answer,), _ = run_json("--prompt", "if __name__ ==", "--max-tokens", 20, "--stop", "never", "--stop", word)

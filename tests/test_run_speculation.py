@@ -49,9 +49,9 @@ def test_the_answers_are_the_same_whatever_drafts(run, options):
         assert found == expected, (device, name)
         assert [(token, rank) for token, rank, _ in values] == [(token, rank) for token, rank, _ in logprobs]
         assert all(abs(one[2] - other[2]) < MARGIN for one, other in zip(values, logprobs, strict=True))
-        told = re.search(r"(\d+) of (\d+) drafts accepted, (\d+\.\d+) tokens a step", err)
-        assert told is not None
-        accepted, drafted, rate = int(told[1]), int(told[2]), float(told[3])
+        counts = re.search(r"(\d+) of (\d+) drafts accepted, (\d+\.\d+) tokens a step", err)
+        assert counts is not None
+        accepted, drafted, rate = int(counts[1]), int(counts[2]), float(counts[3])
         parts = [o["speculation"] for o in objects]
         assert {part["proposer"] for part in parts} == {name}
         assert sum(part["accepted"] for part in parts) == accepted <= drafted <= sum(part["drafted"] for part in parts)

@@ -196,12 +196,12 @@ SENDING = """
 """
 
 
-def end_unread(folder, *arguments, warm=None, beside=()):
+def end_unread(folder, *arguments, warm=None, senders=()):
     """A command whose output is full and unread ends all the same at SIGTERM."""
     reading, writing = full_pipe()
     process = start(folder, *arguments, stdout=writing, warm=warm)
     os.close(writing)
-    others = [start(folder, *rest, code=textwrap.dedent(code)) for code, *rest in beside]
+    others = [start(folder, *rest, code=textwrap.dedent(code)) for code, *rest in senders]
     tasks = Path(f"/proc/{process.pid}/task")
     while not any("pipe" in (task / "wchan").read_text() for task in tasks.iterdir()):  # until it waits for its reader
         assert process.poll() is None
@@ -221,7 +221,7 @@ def test_a_run_whose_output_nobody_reads_ends_all_the_same(tmp_path, warm):
 
 def test_a_tail_whose_output_nobody_reads_ends_and_the_record_comes_again(tmp_path):
     url = f"ipc://{tmp_path}/socket"
-    (worker,) = end_unread(tmp_path, "tail", url, beside=[(SENDING, url)])
+    (worker,) = end_unread(tmp_path, "tail", url, senders=[(SENDING, url)])
     again = start(tmp_path, "tail", url, "--timeout", "60")
     out, _ = again.communicate(timeout=120)
     worker.communicate(timeout=60)

@@ -65,10 +65,10 @@ def constants(text):
         if isinstance(node, ast.BinOp) and is_number(node.right) and ast.unparse(node.left).endswith("monotonic()"):
             yield node.lineno
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            told = node.args
-            positional = [*told.posonlyargs, *told.args]
-            pairs = [*zip(reversed(positional), reversed(told.defaults), strict=False)]
-            pairs += zip(told.kwonlyargs, told.kw_defaults, strict=True)
+            values = node.args
+            positional = [*values.posonlyargs, *values.args]
+            pairs = [*zip(reversed(positional), reversed(values.defaults), strict=False)]
+            pairs += zip(values.kwonlyargs, values.kw_defaults, strict=True)
             if any(default is not None and is_number(default) and ARGUMENTS.search(arg.arg) for arg, default in pairs):
                 yield node.lineno
 

@@ -80,9 +80,9 @@ def test_streams_may_be_read_in_turn_and_one_that_is_left_is_aborted():
 
 
 def test_an_answer_ends_with_the_first_stop_text():
-    whole = hal.generate(PROMPTS[0], **GREEDY)
-    stop = whole[3:6]
-    assert hal.generate(PROMPTS[0], stop=stop, **GREEDY) == whole[: whole.index(stop) + len(stop)]
+    text = hal.generate(PROMPTS[0], **GREEDY)
+    stop = text[3:6]
+    assert hal.generate(PROMPTS[0], stop=stop, **GREEDY) == text[: text.index(stop) + len(stop)]
 
 
 def test_without_a_seed_each_call_draws_anew_and_with_one_it_does_not():
@@ -195,14 +195,14 @@ async def full_and_killed(aborted, steps):
             await left
         await steps.until(*rest)  # which need the slot
         assert steps.given < long, "the other long request may have ended"
-        told = list(aborted)
+        ends = list(aborted)
         os.kill(engine._link._process.pid, signal.SIGKILL)
         with pytest.raises(Unavailable, match="the engine process ended: signal SIGKILL"):
             await anything_of(begun[1])
         with pytest.raises(Unavailable, match="the engine process ended: signal SIGKILL"):
             await text_of(engine, [5])
         assert engine._unfinished == 0
-    return told
+    return ends
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def test_g13_it_fails_by_field_where_the_broadcast_leaves_one_out(worlds, field)
 def test_g13_without_the_broadcast_it_fails(worlds, speculate):
     row = rows.Row(tp=2, speculate=speculate, check=False, timeout=2.0)
     try:
-        told = runs.on_ranks(row, worlds.of(row), ("no broadcast",))
+        outcome = runs.on_ranks(row, worlds.of(row), ("no broadcast",))
     except RankLost:
         return
-    assert dict(told.tokens) != dict(reference().tokens)
+    assert dict(outcome.tokens) != dict(reference().tokens)

@@ -52,9 +52,9 @@ def expected():
 def test_answers_are_those_of_the_library_whole_and_streamed(client, expected, params):
     for prompt in PROMPTS[:3]:
         text = expected(prompt, max_tokens=12, **params)
-        whole = client.completions.create(model="default", prompt=prompt, max_tokens=12, **params)
-        assert whole.choices[0].text == text
-        assert whole.usage.completion_tokens == 12
+        answer = client.completions.create(model="default", prompt=prompt, max_tokens=12, **params)
+        assert answer.choices[0].text == text
+        assert answer.usage.completion_tokens == 12
         stream = client.completions.create(
             model="default", prompt=prompt, max_tokens=12, stream=True, stream_options={"include_usage": True}, **params
         )
@@ -97,15 +97,15 @@ def test_several_prompts_and_choices_are_numbered(client, expected):
 
 
 def test_the_chunks_of_a_stream_have_the_log_probabilities_of_the_whole_answers(client):
-    asked = {"model": "default", "prompt": PROMPTS[:2], "n": 2, "max_tokens": 6, "temperature": 0.9, "seed": 3}
+    body = {"model": "default", "prompt": PROMPTS[:2], "n": 2, "max_tokens": 6, "temperature": 0.9, "seed": 3}
     found = {}
-    for event in client.completions.create(stream=True, logprobs=2, **asked):
+    for event in client.completions.create(stream=True, logprobs=2, **body):
         (choice,) = event.choices
         given = found.setdefault(choice.index, {})
         for name, values in choice.logprobs.model_dump().items():
             given[name] = given.get(name, []) + values
-    whole = client.completions.create(logprobs=2, **asked)
-    for choice in whole.choices:
+    answer = client.completions.create(logprobs=2, **body)
+    for choice in answer.choices:
         assert choice.logprobs.text_offset[0] == 0 < choice.logprobs.text_offset[-1]
         for name in ("tokens", "text_offset"):
             assert found[choice.index][name] == getattr(choice.logprobs, name)

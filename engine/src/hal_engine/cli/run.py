@@ -211,7 +211,7 @@ def _logs(output: Output) -> AbstractContextManager[None]:
     itself."""
     named = logs.level()
     usual = logging.DEBUG if failures.verbose else logging.ERROR if output.quiet else None  # DEBUG: tracebacks
-    return logs.said(usual if named is None else named, without="bound" if named is None else "")
+    return logs.printed(usual if named is None else named, without="bound" if named is None else "")
 
 
 def _message(error: RankLost) -> str:
