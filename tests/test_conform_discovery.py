@@ -47,7 +47,7 @@ def test_what_hal_refuses_is_not_tested(site, monkeypatch, device, environment, 
     assert refusal(lambda name: conform.run([name]), "alpha") == refused
 
 
-def test_a_plugin_that_failed_by_itself_is_told_with_its_traceback(site, command):
+def test_a_plugin_that_failed_by_itself_is_shown_with_its_traceback(site, command):
     site.core()
     site.device("alpha", state="probe_crashes")
     done = command("conform", "alpha")

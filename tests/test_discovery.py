@@ -44,7 +44,7 @@ def test_without_any_distribution_the_list_is_empty(site):
     assert installed() == ()
 
 
-def test_load_imports_the_plugin_asked_for_and_no_other(site):
+def test_load_imports_the_named_plugin_and_no_other(site):
     site.core(device=True)
     site.device("alpha")
     site.device("beta", state="exits")

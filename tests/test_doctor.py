@@ -169,7 +169,7 @@ def test_each_kind_of_secret_is_hidden(monkeypatch, name):
     assert scrubbed("needs hush-hush-1") == "needs ***"
 
 
-def test_a_user_whose_name_begins_with_this_ones_is_hidden_whole(monkeypatch):
+def test_a_user_whose_name_begins_with_this_ones_is_hidden_entirely(monkeypatch):
     monkeypatch.setenv("HOME", f"{HOMES}/jo")
     assert scrubbed(f"{HOMES}/john/x and {HOMES}/jo/y") == "~/x and ~/y"
     monkeypatch.setenv("HOME", f"{HOMES}/group/jo")

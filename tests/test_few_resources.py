@@ -152,7 +152,7 @@ def used_by(make):
         opened.close(0.0) if hasattr(opened, "put") else opened.close()
 
 
-def test_what_is_asked_for_covers_what_is_used():
+def test_what_is_required_covers_what_is_used():
     from hal_engine.transport import descriptors
 
     url = private_ipc_url()

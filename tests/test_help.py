@@ -151,7 +151,7 @@ def test_a_report_is_wrapped_between_words_and_keeps_its_indents(monkeypatch):
     assert console.fitted("word " * 9, Terminal()) == "word " * 9, "only hal's own lines"
 
 
-def test_the_status_goes_when_anything_else_is_said_and_is_in_no_pipe(monkeypatch):
+def test_the_status_goes_when_anything_else_is_printed_and_is_in_no_pipe(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(console, "quiet", False)
     for stream, written in (

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("echo so; echo no such program; exit 77", 0, "skipped, no such program", False),
     ],
 )
-def test_a_part_is_told_with_its_time_and_a_failure_with_its_output(tmp_path, code, status, line, output):
+def test_a_part_is_shown_with_its_time_and_a_failure_with_its_output(tmp_path, code, status, line, output):
     page = tmp_path / "page.md"
     command, environment = [ROOT / "tools" / "part", "one", code], os.environ | {"RECORD": str(page)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -29,7 +29,7 @@ def interpreter(path, text):
     return path
 
 
-def test_a_shim_that_does_not_run_is_no_interpreter_and_one_beside_this_is(pythons, tmp_path, monkeypatch):
+def test_a_shim_that_does_not_run_is_no_interpreter_and_a_sibling_of_this_is(pythons, tmp_path, monkeypatch):
     shim = interpreter(tmp_path / "shims" / "python3.12", "echo 'python3.12: command not found' >&2; exit 127")
     interpreter(tmp_path / "another" / "python3.12", "echo 3.11")
     monkeypatch.setenv("PATH", f"{shim.parent}:{tmp_path / 'another'}")

@@ -447,7 +447,7 @@ def test_every_argument_of_a_task_is_recorded(recorded):
 
 
 @pytest.mark.parametrize("size", [0, 1, 70_000, 200_000])
-def test_frames_are_whole_whenever_they_are_written(tmp_path, monkeypatch, size):
+def test_frames_are_complete_whenever_they_are_written(tmp_path, monkeypatch, size):
     """Each frame alone, or all at the end."""
     data = np.random.default_rng(size).bytes(size)
     for period in (0, 1e6):

@@ -171,7 +171,7 @@ def test_the_request_is_aborted_where_its_text_stops(run, monkeypatch):
     assert engines.pop().steps <= len(answer["token_ids"]) + 2
 
 
-def test_fields_that_change_nothing_are_told_in_one_line(run, tmp_path):
+def test_fields_that_change_nothing_are_named_in_one_line(run, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(DEFAULT_CHECKPOINT, folder)
     fields = json.loads((folder / "config.json").read_text())

@@ -47,7 +47,7 @@ def test_one_prompt_streams_prompt_and_text(run, run_json):
     assert (err.count("\n"), len(err) <= 101) == (1, True)
 
 
-def test_without_an_nvidia_gpu_nothing_is_said_of_cuda(run, monkeypatch):
+def test_without_an_nvidia_gpu_nothing_is_printed_of_cuda(run, monkeypatch):
     """The device is chosen here, with the cuda plugin installed; a user without such a GPU gets no message about it."""
     hal_cuda = pytest.importorskip("hal_cuda")
     monkeypatch.delenv("HAL_DEVICE")
@@ -74,7 +74,7 @@ def test_the_variable_of_the_device_may_be_empty_and_a_wrong_one_is_named(run, m
     assert bool(err) == bool(line)
 
 
-def test_what_falls_back_is_told_on_request_and_in_the_json(run, run_json):
+def test_what_falls_back_is_shown_on_request_and_in_the_json(run, run_json):
     status, _, err = run("--prompt", "x", "--max-tokens", 1, "--require", "async_set_value=sync", "-v")
     assert status == 0
     _, (answer,), again = run_json("--prompt", "x", "--max-tokens", 1, "--require", "fused_scatter=yes", "-v")
@@ -131,7 +131,7 @@ def test_json_has_one_object_a_prompt_in_order(run_json, tokenizer, tmp_path):
         assert len(answer["token_ids"]) == 6
 
 
-def test_logprobs_are_in_the_json_when_asked_for(run_json):
+def test_logprobs_are_in_the_json_on_request(run_json):
     _, (answer,), _ = run_json("--prompt", "def f(", "--max-tokens", 5, "--logprobs", 2)
     assert len(answer["logprobs"]) == 5
     for token, entry in zip(answer["token_ids"], answer["logprobs"], strict=True):
@@ -237,7 +237,7 @@ def test_a_bad_request_among_good_ones_ends_alone(run_json, tmp_path):
     assert all("message" not in answer and len(answer["token_ids"]) == 5 for answer in (answers[1], answers[3]))
 
 
-def test_a_bad_request_is_told_on_stderr_too(run):
+def test_a_bad_request_is_named_on_stderr_too(run):
     status, out, err = run("--prompt", "import", "--prompt", "", "--max-tokens", 3, "-q")
     assert status == 2
     assert "the prompt has no tokens" in err

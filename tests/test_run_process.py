@@ -174,7 +174,7 @@ def test_a_terminal_shows_text_with_a_progress_line_below():
     assert "hal: a note" in shown
 
 
-def test_piped_text_is_whole_and_progress_goes_to_the_terminal():
+def test_piped_text_is_complete_and_progress_goes_to_the_terminal():
     shown, piped = on_terminal(stdout=False)
     assert piped == "def f(x):\n    long = " + "1 + " * 40
     assert "3 tokens" in shown

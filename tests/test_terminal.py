@@ -65,7 +65,7 @@ def test_no_screen_hands_control_characters_to_a_terminal(streams, monkeypatch, 
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_lines_beside_the_answers_and_of_tail_are_escaped_as_well(streams, terminal):
+def test_lines_around_the_answers_and_of_tail_are_escaped_as_well(streams, terminal):
     output, errors = streams(terminal, terminal)
     with logs.printed(None):
         logging.getLogger("hal").warning("log %s", EVIL)
@@ -77,7 +77,7 @@ def test_lines_beside_the_answers_and_of_tail_are_escaped_as_well(streams, termi
     assert errors.getvalue() == f"hal: log {wanted}\n{wanted}\n"
 
 
-def test_what_is_said_of_an_opened_device_keeps_its_indent(streams, monkeypatch):
+def test_what_is_shown_of_an_opened_device_keeps_its_indent(streams, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("TERM", "xterm")
     output, _ = streams(True, True)
@@ -240,7 +240,7 @@ def test_after_an_interrupt_no_status_is_left(streams, monkeypatch):
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-def test_the_closing_line_is_whole_however_long(verbose):
+def test_the_closing_line_is_complete_however_long(verbose):
     """It names the stand-in, at its end; a terminal wraps it."""
     counting = Counting()
     answers, options = SimpleNamespace(tokens=10, cut_off=""), SimpleNamespace(quiet=False, verbose=verbose)

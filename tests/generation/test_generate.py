@@ -332,7 +332,7 @@ async def opened(**options):
     [({"device": "nope"}, "no device 'nope'"), ({"device": "cpu", "runner": "nope"}, "nope")],
     ids=["device", "runner"],
 )
-def test_what_the_process_cannot_open_is_raised_where_it_was_asked_for(options, names):
+def test_what_the_process_cannot_open_is_raised_where_it_was_requested(options, names):
     with pytest.raises(HalError, match=names):
         asyncio.run(opened(**options))
 

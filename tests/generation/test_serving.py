@@ -67,7 +67,7 @@ def test_a_request_is_checked_by_the_process_and_refused_there():
     assert "the prompt has no tokens" in answers["none"].message
 
 
-def test_an_end_that_no_record_tells_is_said():
+def test_an_end_that_no_record_has_is_reported():
     caller, _ = serve(4, (0, submit("a")), (0, submit("b")), (1, Abort("b")), slots=1)
     assert caller.heard == [Ended("b", 0, int(FinishReason.ABORT))]
 

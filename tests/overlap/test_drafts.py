@@ -47,7 +47,7 @@ def run(command):
 
 @pytest.mark.parametrize("overlap", ["on", "off"])
 @pytest.mark.parametrize("drafts", [1, 5])
-def test_tokens_are_those_foretold_and_what_became_of_drafts_is_told(run, drafts, overlap):
+def test_tokens_are_those_foretold_and_what_became_of_drafts_is_shown(run, drafts, overlap):
     options = ("--temperature=0", "--max-tokens", TOKENS, "--slots", 2, "--chunk", 4, "--seed", 5, "--blocks", 4)
     code, objects, err = run(*MIX, *options, "--overlap", overlap, "--drafts", drafts)
     assert code == 0, err
@@ -97,7 +97,7 @@ def test_a_runner_that_cannot_draft_is_refused_by_name(run, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("count", [0, 6])
-def test_a_count_of_drafts_has_bounds_beside_a_runner_too(run, count):
+def test_a_count_of_drafts_has_bounds_with_a_runner_too(run, count):
     code, _, err = run(*MIX, "--drafts", count, prompts=PROMPTS[:1])
     assert code == 2
     assert f"--drafts: {count} (give a whole number from 1 to 5)" in err

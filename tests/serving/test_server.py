@@ -49,7 +49,7 @@ def expected():
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9, "seed": 7}])
-def test_answers_are_those_of_the_library_whole_and_streamed(client, expected, params):
+def test_answers_are_those_of_the_library_at_once_and_streamed(client, expected, params):
     for prompt in PROMPTS[:3]:
         text = expected(prompt, max_tokens=12, **params)
         answer = client.completions.create(model="default", prompt=prompt, max_tokens=12, **params)
@@ -96,7 +96,7 @@ def test_several_prompts_and_choices_are_numbered(client, expected):
     assert all(value <= 0 for value in probabilities.token_logprobs)
 
 
-def test_the_chunks_of_a_stream_have_the_log_probabilities_of_the_whole_answers(client):
+def test_the_chunks_of_a_stream_have_the_log_probabilities_of_answers_at_once(client):
     body = {"model": "default", "prompt": PROMPTS[:2], "n": 2, "max_tokens": 6, "temperature": 0.9, "seed": 3}
     found = {}
     for event in client.completions.create(stream=True, logprobs=2, **body):
@@ -216,7 +216,7 @@ def test_a_client_that_leaves_has_its_request_aborted(server):
     streams[2].close()
 
 
-def test_the_first_line_shows_the_limits_and_a_key_is_asked_for(server, monkeypatch):
+def test_the_first_line_shows_the_limits_and_a_key_is_needed(server, monkeypatch):
     """White space at the ends of a key is no part of it."""
     monkeypatch.setenv("HAL_API_KEY", " abc\n")
     with serving(until_loaded=False, descriptors=200) as served:
