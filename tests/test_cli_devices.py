@@ -6,13 +6,11 @@ import pty
 import subprocess
 import sys
 from importlib import metadata
-from itertools import product
 
 import pytest
 
 import hal
 from hal.cli import main
-from tests import share
 
 from .device_listing import HEAVY, environment, hal_command, rows_of
 from .fixtures_plugins.builder import Site
@@ -193,55 +191,6 @@ def test_a_reason_in_another_script_does_not_break_an_ascii_terminal(tmp_path):
     result = hal_command("devices", site=site, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert result.returncode == 0, result.stderr
     assert "\\u6ca1\\u6709\\u82af\\u7247 [red] (plug one in)" in result.stdout
-
-
-def test_a_closed_pipe_is_no_traceback(site):
-    command = [sys.executable, "-c", "from hal.cli import main; main()", "devices"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(site)) as child:
-        child.stdout.close()
-        errors = child.stderr.read().decode()
-    assert "Traceback" not in errors
-
-
-OUTPUTS = {">/dev/full": "No space left on device", ">&-": "Bad file descriptor"}
-PRINT = ("--version", "devices", "devices --json", "--help", "tail --help", "run --help")
-WAYS = [(command, *way) for command in PRINT for way in product(OUTPUTS, ("buffered", "unbuffered"))]
-HERE = {WAYS[4 * at + at % 4] for at in range(len(PRINT))} | {("devices", ">&-", "buffered")}
-"""In ``make test``: every command, and every fault."""
-
-
-@pytest.mark.parametrize(("arguments", "shell", "buffered"), share.cases(WAYS, HERE.__contains__))
-def test_an_output_that_cannot_be_written_is_one_line(site, arguments, shell, buffered):
-    why, buffered = OUTPUTS[shell], buffered == "buffered"
-    done = in_shell(arguments, shell, site=site, **({} if buffered else {"PYTHONUNBUFFERED": "1"}))
-    assert done.returncode == 2
-    (line,) = (line for line in done.stderr.splitlines() if line != "noise of a plugin")
-    assert line == f"hal: error: standard output: cannot be written: {why} (make room there, or send it elsewhere)"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "shell", "status"),
-    [
-        ("--version", "2>&-", 0),
-        ("--version", "2>/dev/full", 0),
-        ("--version", "<&- >&- 2>&-", 2),
-        ("devices --json", ">&- 2>/dev/full", 2),
-        ("tail nonsense", "2>/dev/full", 2),
-        ("tail nonsense", "2>&-", 2),
-    ],
-)
-def test_errors_that_nobody_can_read_change_nothing(arguments, shell, status):
-    done = in_shell(arguments, shell)
-    assert (done.returncode, done.stderr) == (status, "")
-    assert done.stdout.startswith("hal " if status == 0 else "")
-
-
-def in_shell(arguments, shell, site=None, **extra):
-    command = f"exec {sys.executable} -c 'from hal.cli import main; main()' {arguments} {shell}"
-    settings = environment(site, **extra)
-    if not extra:
-        settings.pop("PYTHONUNBUFFERED", None)
-    return subprocess.run(["bash", "-c", command], env=settings, capture_output=True, text=True, timeout=60)
 
 
 def test_a_terminal_gets_colour(site):

@@ -13,8 +13,7 @@ from hal_engine.cli.run_output import progress_line
 from hal.cli import console
 from hal.cli.tree import COMMANDS
 
-PAGES = {
-    60: """\
+PAGE = """\
 usage: hal run [OPTIONS] [PROMPT]...
 
 Generate text with a model: the small one that ships, or a
@@ -49,37 +48,7 @@ Options:
   -v, --verbose    Show choices, fallbacks and tracebacks.
   --help-all       Show all options and exit.
   -h, --help       Show this message and exit.
-""",
-    80: """\
-usage: hal run [OPTIONS] [PROMPT]...
-
-Generate text with a model: the small one that ships, or a Llama-, Mistral-,
-Qwen2- or Qwen3-style checkpoint.
-
-A pipe or a file on standard input is read for prompts, one a line, where no
-other is given.
-
-  PROMPT...  A text to continue; -: standard input, one a line.
-
-Options:
-  --prompts FILE   A file with one prompt a line. FILE.jsonl: an object a line
-                   (prompt, sampling parameters).
-  --model MODEL    A folder with a checkpoint, or ORG/NAME of the Hugging Face
-                   cache; without it, the small model that ships.
-  --device NAME    The device: a name that hal devices lists, or NAME:INDEX.
-  --max-tokens N   Most tokens to generate for each prompt. (default: 64)
-  --temperature X  Higher: more varied. 0: always the best token. (default: 0.7)
-  --top-p X        Draw from the best tokens that make up X of the probability.
-                   (default: 0.9)
-  --seed N         Draws depend on it, the prompt's number and the position.
-                   (default: 0)
-  --json           Print one JSON object a prompt, in their order.
-  -q, --quiet      Print the text alone, and errors.
-  -v, --verbose    Show choices, fallbacks and tracebacks.
-  --help-all       Show all options and exit.
-  -h, --help       Show this message and exit.
-""",
-}
+"""
 
 
 @pytest.fixture
@@ -95,9 +64,8 @@ def page(command, monkeypatch):
     return printed
 
 
-@pytest.mark.parametrize("columns", PAGES)
-def test_the_short_help_of_hal_run(page, columns):
-    assert page(columns, "run", "--help") == PAGES[columns]
+def test_the_short_help_of_hal_run(page):
+    assert page(60, "run", "--help") == PAGE
 
 
 def test_the_short_help_has_a_dozen_options_the_long_one_all(page):
@@ -124,6 +92,8 @@ def test_the_short_help_has_a_dozen_options_the_long_one_all(page):
 def test_no_line_is_wider_than_the_terminal(page, columns, arguments):
     text = page(columns, *arguments, *["-h"] * ("--help-all" not in arguments))
     assert max(map(len, text.splitlines())) <= columns
+    if columns <= 80 and arguments in (("run",), ("run", "--help-all")):
+        assert max(map(len, text.splitlines())) > columns - 6, "the width is used"
     assert not re.search(r"\(default:$", text, re.M), "a default is on the line below its word"
     assert text.isascii()
 

@@ -264,6 +264,7 @@ def held() -> Iterator[None]:
         return
     ended = threading.Event()
     passing = threading.Thread(target=_pass_on, args=(ended,), name="hal-sigterm", daemon=True)
+    former = signal.signal(signal.SIGURG, lambda number, frame: None)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the thread inherits it
     try:
         passing.start()
@@ -271,6 +272,7 @@ def held() -> Iterator[None]:
     finally:
         _install()
         ended.set()
+        signal.signal(signal.SIGURG, former or signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
@@ -278,3 +280,4 @@ def _pass_on(ended: threading.Event) -> None:
     while not ended.is_set():
         if signal.sigtimedwait({signal.SIGTERM}, 0.1) is not None:
             _thread.interrupt_main(signal.SIGTERM)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)  # ends what it waits for, as SIGTERM
