@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -60,3 +61,10 @@ def check_end(code, out, err, number):
     assert code == 128 + number, (code, err)
     assert "Traceback" not in out + err, err
     assert "Exception ignored" not in err, err
+
+
+class Terminal(io.StringIO):
+    """A stream that takes itself for a terminal."""
+
+    def isatty(self):
+        return True

@@ -15,17 +15,12 @@ import hal.discovery
 from hal.device_list import devices
 from hal.discovery import installed, load, probe
 
-from .fixtures_plugins.builder import Site
+from .fixtures_plugins.builder import Site, only
 
 
 @pytest.fixture
 def site(empty_site):
     return empty_site
-
-
-def only(name):
-    (entry,) = [entry for entry in installed() if entry.name == name]
-    return entry
 
 
 def test_listing_reads_metadata_and_imports_nothing(site):

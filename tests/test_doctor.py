@@ -37,6 +37,14 @@ def doctor(site, *options, **extra):
     return found
 
 
+@pytest.fixture
+def site(tmp_path):
+    """A folder of plugins for subprocesses."""
+    site = Site(tmp_path / "site")
+    site.core()
+    return site
+
+
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
     """What is found where a plugin of each kind is installed."""
@@ -58,9 +66,7 @@ def test_a_broken_plugin_is_one_line(broken, state):
     assert row["distribution"] == f"paddle-hal-{state} 1.0"
 
 
-def test_a_plugin_that_hangs_is_one_line_and_ended(tmp_path):
-    site = Site(tmp_path / "site")
-    site.core()
+def test_a_plugin_that_hangs_is_one_line_and_ended(site):
     site.device("x", state="import_hangs", priority=None)
     found = doctor(site, "--timeout", "2", HAL_DEVICE="cpu")
     assert any(one.startswith("x: broken: its import did not end within 2 s") for one in found["findings"])
@@ -77,9 +83,7 @@ def test_a_plugin_whose_thread_keeps_its_process_is_a_finding(tmp_path, monkeypa
     assert doctor_command._finding(row).startswith("cpu: its exit did not end within 30 s (a command would too: ")
 
 
-def test_what_metadata_refuses_is_not_imported(tmp_path):
-    site = Site(tmp_path / "site")
-    site.core()
+def test_what_metadata_refuses_is_not_imported(site):
     site.device("old", requires=("paddle-hal-core>=0.1,<0.2",), priority=None)
     site.device("twice", distribution="paddle-hal-one")
     site.device("twice", distribution="paddle-hal-two")
@@ -91,9 +95,7 @@ def test_what_metadata_refuses_is_not_imported(tmp_path):
     assert "twice" in found["why"]
 
 
-def test_an_unavailable_device_is_no_finding_and_is_passed_over(tmp_path):
-    site = Site(tmp_path / "site")
-    site.core()
+def test_an_unavailable_device_is_no_finding_and_is_passed_over(site):
     site.device("alpha", state="unavailable", priority=200)
     site.device("beta", state="available", priority=100)
     found = doctor(site)
@@ -106,9 +108,7 @@ def test_an_unavailable_device_is_no_finding_and_is_passed_over(tmp_path):
     assert beta["import_seconds"] > 0
 
 
-def test_a_step_names_the_hook_that_failed(tmp_path):
-    site = Site(tmp_path / "site")
-    site.core()
+def test_a_step_names_the_hook_that_failed(site):
     site.device("toy", priority=None)  # its hooks have no effect
     found = doctor(site, "--step", HAL_DEVICE="toy")
     assert any(one.startswith("toy: ") for one in found["findings"]), found["findings"]
@@ -125,9 +125,7 @@ def test_one_step_of_each_hook_runs_on_the_cpu_and_the_text_says_so():
     assert done.stdout.rstrip().endswith("no findings")
 
 
-def test_the_report_has_no_secrets_and_no_output_of_plugins(tmp_path):
-    site = Site(tmp_path / "site")
-    site.core()
+def test_the_report_has_no_secrets_and_no_output_of_plugins(site):
     module = site.device("x", state="probe_crashes", priority=None)
     path = site.folder / f"{module}.py"
     raised = f"raise OSError('{HOMES}/jane/driver.so needs ' + __import__('os').environ['MY_TOKEN'])"
@@ -142,9 +140,7 @@ def test_the_report_has_no_secrets_and_no_output_of_plugins(tmp_path):
     assert "HAL_DEVICE=cpu" in report
 
 
-def test_the_report_quotes_no_output_in_its_findings(tmp_path):
-    site = Site(tmp_path / "site")
-    site.core()
+def test_the_report_quotes_no_output_in_its_findings(site):
     module = site.device("x", state="exits_at_once", priority=None)
     path = site.folder / f"{module}.py"
     path.write_text(

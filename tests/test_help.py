@@ -13,6 +13,8 @@ from hal_engine.cli.run_output import progress_line
 from hal.cli import console
 from hal.cli.tree import COMMANDS
 
+from .commands import Terminal
+
 PAGE = """\
 usage: hal run [OPTIONS] [PROMPT]...
 
@@ -96,11 +98,6 @@ def test_no_line_is_wider_than_the_terminal(page, columns, arguments):
         assert max(map(len, text.splitlines())) > columns - 6, "the width is used"
     assert not re.search(r"\(default:$", text, re.M), "a default is on the line below its word"
     assert text.isascii()
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.mark.parametrize("columns", [28, 60, 80, 120])

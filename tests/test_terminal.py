@@ -21,13 +21,10 @@ from hal_engine.engine import Finished
 from hal.cli import console, devices, logs, main, signals, tree
 from hal.device_list import Listed
 
+from .commands import Terminal
+
 EVIL = "a\x1b[31mred\x07\x7f\x9b2J\rb\tc\nd"
 ESCAPED = "a\\x1b[31mred\\x07\\x7f\\x9b2J\\x0db\tc\nd"
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.fixture
