@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 import threading
+import time
+from pathlib import Path
 
 
 def main() -> None:
@@ -95,8 +97,16 @@ def hangs():
 
 
 def in_python():
-    hangs()
-    threading.Event().wait()
+    """It tells once it waits."""
+    (reading, _), where = os.pipe(), Path(f"/proc/self/task/{threading.get_native_id()}/wchan")
+
+    def tell():
+        while "pipe" not in where.read_text():
+            time.sleep(0.01)
+        hangs()
+
+    threading.Thread(target=tell, daemon=True).start()
+    os.read(reading, 1)
 
 
 def in_c():
