@@ -64,7 +64,7 @@ MOMENTS = [
     (SIGINT, "return", "hal.opening.open_device", ()),
     (SIGTERM, *LOAD, ()),
     (SIGHUP, "return", "hal_engine.transport.open_sink", SINK),
-    (SIGINT, "call", "hal_paddle_runner.worker.__init__", ()),
+    (SIGINT, "call", "hal_paddle_runner.runner.__init__", ()),
     *((number, *STEP, ()) for number in SIGNALS),
     (SIGHUP, "return", "hal_engine.cli.run_output.drive", ()),
     (SIGINT, *CLOSE, SINK),
