@@ -17,7 +17,7 @@ from .fixtures.block import Block
 from .fixtures.prepared_calls import VALUES
 from .harness import backdoor
 from .harness.asserts import assert_raises, assert_says
-from .harness.backdoor import PATIENCE
+from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .harness.waiters import A_WHILE, EARLY
 from .kit import Draw, Kit, examples, held_stream
@@ -38,7 +38,7 @@ def test_g03_the_call_returns_while_the_stream_is_held(kit: Kit, draw: Draw) -> 
             assert not ticket.done(), f"the ticket of {value!r} is done, but its stream was held"
             assert ticket.mode == "async", f"the ticket says {ticket.mode!r}, but its work was not done on return"
         block.compare(backdoor.read(kit.device, block.memory, other), "async_set_value on a held stream")
-    ticket.wait(PATIENCE)
+    arrive(ticket)
     block.expect(target, items)
     block.check("the stream was released")
 
@@ -54,7 +54,7 @@ def test_g03_a_ticket_is_not_done_before_its_work_is(kit: Kit) -> None:
     assert not any(done), f"tickets answer done={done} while their stream is held"
     assert isinstance(error, TimeoutError), f"waiting for a held ticket raises {error!r}, but should time out"
     for ticket in tickets:
-        ticket.wait(PATIENCE)
+        arrive(ticket)
     block.expect(target, range(8))
     block.check("every ticket was waited for")
 
@@ -110,7 +110,7 @@ def test_g07_a_fallback_is_counted_logged_once_and_refusable(kit: Kit, caplog: p
         target = View.contiguous(memory, 0, (8,), dtype_of("int64"))
         before = bound.counters().fallbacks
         for _ in range(3):
-            bound.async_set_value(target=target, value=1, stream=bound.default_stream).wait(PATIENCE)
+            arrive(bound.async_set_value(target=target, value=1, stream=bound.default_stream))
         counted = bound.counters().fallbacks - before
     reason = bound.capabilities.fallbacks.get("async_set_value", "")
     said = [record.getMessage() for record in caplog.records if reason and reason in record.getMessage()]
@@ -166,7 +166,7 @@ def test_g07_a_device_with_async_h2d_never_falls_back(kit: Kit, draw: Draw) -> N
     target, value, items = draw_write(draw, block)
     before = kit.bound.counters()
     ticket = block.set(target, value)
-    ticket.wait(PATIENCE)
+    arrive(ticket)
     spent = kit.bound.counters() - before
     if target.size:
         assert ticket.mode == "async", f"the ticket says {ticket.mode!r}, but the device claims async_h2d"

@@ -19,7 +19,7 @@ from .fixtures.batches import ENTER, draw_batch
 from .fixtures.stepping import draw_sampling, draw_step
 from .fixtures.world import World
 from .harness.asserts import assert_no_error, assert_raises, assert_says
-from .harness.backdoor import PATIENCE
+from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 
@@ -44,7 +44,7 @@ def meet(group: Group) -> NoReturn:
 @examples()
 def test_g15_a_group_of_one_communicates_nothing(kit: Kit, draw: Draw) -> None:
     fixture = World(kit, draw(sizes(), "sizes"))
-    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+    fixture.enter(draw_batch(draw, fixture, ENTER, least=1))
     draw_sampling(draw, fixture, draw_step(draw, fixture))
     rank = draw(st.integers(0, 9), "rank")
     group = Group((rank,), rank)
@@ -57,7 +57,7 @@ def test_g15_a_group_of_one_communicates_nothing(kit: Kit, draw: Draw) -> None:
             ticket = kit.bound.broadcast_tokens(state=fixture.state, group=group, stream=stream)
             assert ticket.done(), "the ticket of a group of one is not done, though there is nothing to wait for"
             counted = kit.bound.counters() - before
-        ticket.wait(PATIENCE)
+        arrive(ticket)
         return counted
 
     with nobody_met(kit):

@@ -22,7 +22,7 @@ from .fixtures.stepping import free_ended, run_step
 from .fixtures.world import World
 from .harness import backdoor
 from .harness.asserts import assert_no_error, assert_raises
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import arrive
 from .harness.groups import FOLLOWER
 from .harness.guarantees import guarantee
 from .harness.waiters import A_WHILE
@@ -108,7 +108,7 @@ def entering(fixture: World, slots: Sequence[int]) -> list[Task]:
 
 def entered(fixture: World, others: Sequence[Beside], tasks: list[Task]) -> None:
     """Insert a batch, and take it over into the companions' models."""
-    arrive(fixture.insert(tasks))
+    fixture.enter(tasks)
     for other in others:
         other.inserted(tasks)
 
@@ -137,7 +137,7 @@ def test_g09_one_insertion_serves_a_state_and_its_companions(kit: Kit, draw: Dra
     fixture, others = opened(kit, draw(sizes(), "sizes"), draw(st.integers(1, 2), "companions"))
     for _ in range(draw(st.integers(1, 3), "rounds")):
         tasks = draw_batch(draw, fixture, ALL)
-        fixture.insert(tasks).wait(PATIENCE)
+        fixture.enter(tasks)
         for other in others:
             other.inserted(tasks)
         fixture.check(f"insert_tasks({told(tasks)})")
@@ -171,7 +171,7 @@ def test_g09_every_kind_of_task_reaches_each_of_three_companions(kit: Kit) -> No
     batch("a handoff", handed)
     batch("more blocks for some", more(0, 1, [11, 12]), more(3, 3, [13]))
     batch("more blocks once more", more(0, 3, [14]), more(3, 4, [15]))
-    arrive(fixture.poke({name: np.zeros(FIXED.num_slots) for name in ("seq_lens_this_time", "seq_lens_encoder")}))
+    fixture.put({name: np.zeros(FIXED.num_slots) for name in ("seq_lens_this_time", "seq_lens_encoder")})
     batch("a chunk", Task(TaskKind.PREFILL_CHUNK, 1, asked[1], 4, 4, [21], 1))
     leaving = [Task(kind, slot, asked[slot]) for slot, kind in ((0, LEAVE[0]), (3, LEAVE[1]))]
     batch("requests that leave, enter and grow", *leaving, Task(TaskKind.PREFILL, 0, asked[4], 0, 8, [31, 32]),
@@ -187,7 +187,7 @@ def test_g10_companions_take_no_submission_of_their_own(kit: Kit, draw: Draw) ->
         tasks = draw_batch(draw, fixture, kinds, least=1)
         ticket = fixture.insert(tasks)
         cost = fixture.bound.counters() - before
-        ticket.wait(PATIENCE)
+        arrive(ticket)
         assert cost.submissions <= A_CALL, (
             f"{cost.submissions} submissions for three states, but at most {A_CALL} are due"
         )
@@ -277,7 +277,7 @@ def test_g08_a_refused_batch_books_nothing_in_companions(kit: Kit, why: str) -> 
     """Neither those before the companion that refuses nor those after it; the mended batch gets the same slots."""
     own = StateField("kit_own", "int32", value=None)
     fixture = World(kit, FIXED, beside=["first", Companion("second", [own]), "third"])
-    arrive(fixture.insert(entering(fixture, [1])))
+    fixture.enter(entering(fixture, [1]))
     (inside,) = fixture.model.residents.values()
     good = entering(fixture, [0, 3])
     bare = admit(Request("bare", [1, 2, 3], SamplingParams(max_tokens=9)), fixture.state.layout)
@@ -295,7 +295,7 @@ def test_g08_a_refused_batch_books_nothing_in_companions(kit: Kit, why: str) -> 
     assert after == before, f"a batch with {why} was refused, and the host has booked {after}, before {before}"
     changed = np.flatnonzero(now != was)
     assert not len(changed), f"a batch with {why} was refused, and {len(changed)} bytes of the states have changed"
-    arrive(fixture.insert([*good, leaving]))
+    fixture.enter([*good, leaving])
     fixture.check("the batch without what was wrong")
     for companion, (live, *_), (first, *_) in zip(
         fixture.state.companions, booked(fixture)[1:], before[1:], strict=True

@@ -19,7 +19,7 @@ from .fixtures.block import Block
 from .fixtures.large_blocks import LargeBlock
 from .harness import backdoor
 from .harness.asserts import assert_raises, assert_says
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import arrive
 from .harness.bits import FLOATS, Array, given, words
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
@@ -167,7 +167,7 @@ def test_g06_a_device_value_must_have_the_targets_type_and_count(kit: Kit, draw:
         error2 = assert_raises(ShapeMismatch, lambda: block.set(target, value), f"{value} for {target}")
         assert_says(error2, device=kit.bound.name, hook="async_set_value", argument="value")
     else:
-        block.set(target, value).wait(PATIENCE)
+        arrive(block.set(target, value))
         block.expect_bytes(target, source.elements(value))
     block.check(f"async_set_value({target}, {value})")
 

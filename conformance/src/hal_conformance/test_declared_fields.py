@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import pytest
-from hal_core.output.ticket import OutputTicket
 from hal_core.slots.declared import Companion, StateField
 from hypothesis import strategies as st
 
@@ -16,7 +14,7 @@ from .fixtures.batches import ALL, ENTER, LEAVE, draw_batch, told
 from .fixtures.fake_group import PAIR, can_fake_group, fake_source
 from .fixtures.stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
 from .fixtures.world import World
-from .harness.backdoor import PATIENCE
+from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 from .test_companions import Beside
@@ -34,7 +32,7 @@ def test_g09_declared_fields_have_the_requests_values(kit: Kit, draw: Draw) -> N
     fixture = drawn(kit, draw)
     for _ in range(draw(st.integers(1, 3), "rounds")):
         tasks = draw_batch(draw, fixture, ALL)
-        fixture.insert(tasks).wait(PATIENCE)
+        fixture.enter(tasks)
         fixture.check(f"insert_tasks({told(tasks)})")
         fixture.output(run_step(draw, fixture))
         fixture.check("save_output")
@@ -47,7 +45,7 @@ def test_g11_declared_fields_are_reset_unless_they_are_kept(kit: Kit, draw: Draw
     fixture = drawn(kit, draw)
     for kinds in (ENTER, LEAVE, ENTER, (*ENTER, *LEAVE)):
         tasks = draw_batch(draw, fixture, kinds, least=1)
-        fixture.insert(tasks).wait(PATIENCE)
+        fixture.enter(tasks)
         fixture.check(f"insert_tasks({told(tasks)})")
         fixture.output(run_step(draw, fixture))
         free_ended(fixture)
@@ -58,7 +56,7 @@ def test_g11_declared_fields_are_reset_unless_they_are_kept(kit: Kit, draw: Draw
 def test_g10_declared_fields_take_no_submission_of_their_own(kit: Kit, draw: Draw) -> None:
     fixture = drawn(kit, draw)
     before = fixture.bound.counters()
-    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+    fixture.enter(draw_batch(draw, fixture, ENTER, least=1))
     cost = fixture.bound.counters() - before
     assert cost.submissions <= A_CALL, f"{cost.submissions} submissions, but at most {A_CALL} are due"
 
@@ -67,12 +65,12 @@ def test_g10_declared_fields_take_no_submission_of_their_own(kit: Kit, draw: Dra
 @examples(0.5)
 def test_g09_declared_fields_are_copied_out_with_their_groups(kit: Kit, draw: Draw) -> None:
     fixture = drawn(kit, draw)
-    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+    fixture.enter(draw_batch(draw, fixture, ENTER, least=1))
     state, inputs = fixture.state, fixture.state.layout.groups["step_input"]
     ranges = {"step_input": inputs, "output": state.output_range(topk=False)}
     ranges["output_topk"] = state.output_range(topk=True)
     copied = fixture.bound.copy_out(memory=state.memory, parts=[*ranges.values()], stream=fixture.stream)
-    copied.wait(PATIENCE)
+    arrive(copied)
     for (group, part), data in zip(ranges.items(), copied.data, strict=True):
         columns = state.columns(data, part)
         for name in [field.name for field in fixture.fields if group in field.groups.split()]:
@@ -90,17 +88,14 @@ def test_g12_declared_fields_of_the_output_are_in_the_mirror(kit: Kit, draw: Dra
     assert {*inside} <= fixture.state.mirror.keys(), (
         f"the mirror has {sorted(fixture.state.mirror)}, and not all of {inside}"
     )
-    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+    fixture.enter(draw_batch(draw, fixture, ENTER, least=1))
     step = draw_step(draw, fixture)
     draw_sampling(draw, fixture, step)
-    fixture.update_inputs(step).wait(PATIENCE)
+    fixture.run(step)
     draw_proposal(draw, fixture)
-    should = {name: fixture.model.cells[name].copy() for name in inside}
-    ticket = cast(OutputTicket, fixture.save(step))
-    fixture.state.take(ticket)
-    for name, cells in should.items():
-        got = fixture.state.mirror[name]
-        assert got.tobytes() == cells.tobytes(), f"mirror[{name!r}] is {got.tolist()}, but should be {cells.tolist()}"
+    should = fixture.mirrored()
+    fixture.take(fixture.save(step))
+    fixture.check_mirror(should, "a step was taken")
 
 
 @guarantee(13)
@@ -115,7 +110,7 @@ def test_g13_declared_fields_of_broadcast_are_in_the_slice(kit: Kit, draw: Draw)
         end = place.offset + place.stride * fixture.sizes.num_slots
         assert part.offset <= place.offset < end <= part.end, f"{field.name} lies outside the slice"
     with fake_source(fixture):
-        fixture.bound.broadcast_tokens(state=fixture.state, group=PAIR, stream=fixture.stream).wait(PATIENCE)
+        arrive(fixture.bound.broadcast_tokens(state=fixture.state, group=PAIR, stream=fixture.stream))
     fixture.check("broadcast_tokens")
 
 
@@ -134,7 +129,7 @@ def check_companion(kit: Kit, draw: Draw, fields: Sequence[StateField], *, same:
     other = Beside(fixture, 0, fields)
     for _ in range(draw(st.integers(1, 3), "rounds")):
         tasks = draw_batch(draw, fixture, ALL)
-        fixture.insert(tasks).wait(PATIENCE)
+        fixture.enter(tasks)
         other.inserted(tasks)
         entered = {task.request.admission_id: task.slot for task in tasks if task.kind in ENTER}
         if same:

@@ -54,7 +54,7 @@ def advance(fixture: World, turn: int) -> None:
     """Run a step that accepts one to three tokens of each slot, and compare its output."""
     n, most = SIZES.num_slots, SIZES.max_accept
     tokens = 1000 * (turn + 1) + 10 * np.arange(n)[:, None] + np.arange(most)
-    arrive(fixture.poke({"accept_tokens": tokens, "accept_num": 1 + (np.arange(n) + turn) % 3}))
+    fixture.put({"accept_tokens": tokens, "accept_num": 1 + (np.arange(n) + turn) % 3})
     step = fixture.advance(range(n), speculative=True)
     fixture.check(f"step {turn}")
     fixture.output(step)
@@ -90,7 +90,7 @@ def test_g12_rows_of_drafts_are_their_own_requests_alone_from_turn_to_turn(kit: 
     fixture = running(kit, "target")
     for turn in range(5):
         advance(fixture, turn)
-        arrive(fixture.propose({slot: [7 + turn] * (1 + (slot + turn) % 5) for slot in range(0, 10, 1 + turn % 2)}))
+        fixture.draft({slot: [7 + turn] * (1 + (slot + turn) % 5) for slot in range(0, 10, 1 + turn % 2)})
         fixture.check(f"drafts of step {turn}")
         slots = [(turn + k) % 10 for k in (0, 3, 7)]
         params = SamplingParams(max_tokens=50)
@@ -99,5 +99,5 @@ def test_g12_rows_of_drafts_are_their_own_requests_alone_from_turn_to_turn(kit: 
             Task(TaskKind.REMOTE_PREFILL, slot, one, 2, 0, [slot], first_token=turn, drafts=[9] * ((slot + turn) % 6))
             for slot, one in zip(slots, new, strict=True)
         ]
-        arrive(fixture.insert([*fixture.leaving(slots, TaskKind.ABORTED), *tasks]))
+        fixture.enter([*fixture.leaving(slots, TaskKind.ABORTED), *tasks])
         fixture.check(f"handoffs after step {turn}")

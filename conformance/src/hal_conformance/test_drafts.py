@@ -19,7 +19,7 @@ from .fixtures.batches import ENTER, draw_batch
 from .fixtures.stepping import draw_proposal, draw_sampling, draw_step, free_ended
 from .fixtures.world import World
 from .harness.asserts import assert_no_error, assert_raises, assert_says
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 
@@ -29,7 +29,7 @@ SIZES = StateConfig(num_slots=4, max_model_len=24, block_size=4, max_draft_token
 @guarantee(12)
 def test_g12_drafts_that_left_with_their_request_bind_nobody(kit: Kit) -> None:
     fixture, _ = running(kit)
-    fixture.propose({0: [5, 6], 1: [7]}).wait(PATIENCE)
+    fixture.draft({0: [5, 6], 1: [7]})
     fixture.enter(fixture.leaving([0]))
     fixture.release([1])
     why = "a plain step after the slots with drafts were freed"
@@ -41,18 +41,18 @@ def test_g12_drafts_that_left_with_their_request_bind_nobody(kit: Kit) -> None:
 @examples()
 def test_g12_drafts_handed_over_are_what_the_next_step_feeds(kit: Kit, draw: Draw) -> None:
     fixture = World(kit, draw(sizes(drafts=True), "sizes"))
-    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+    fixture.enter(draw_batch(draw, fixture, ENTER, least=1))
     for _ in range(3):
         step = draw_step(draw, fixture)
         draw_sampling(draw, fixture, step)
-        fixture.update_inputs(step).wait(PATIENCE)
+        fixture.run(step)
         early = draw(st.booleans(), "drafts before the output")
         if early:
             draw_proposal(draw, fixture)
             fixture.check("drafts handed over before the output")
         fixture.output(step)
         free_ended(fixture)
-        fixture.insert(draw_batch(draw, fixture)).wait(PATIENCE)
+        fixture.enter(draw_batch(draw, fixture))
         if not early and not any(request.role is SplitRole.PREFILL for request in held(fixture)):
             draw_proposal(draw, fixture)
         fixture.check("drafts handed over")
@@ -97,7 +97,7 @@ def after_the_next_advance(fixture: World, last: Step) -> Step:
 
 def twice(fixture: World, last: Step) -> Step:
     """Call a second time for the same step."""
-    fixture.propose({1: [6]}).wait(PATIENCE)
+    fixture.draft({1: [6]})
     return last
 
 
@@ -129,7 +129,7 @@ def test_g12_drafts_out_of_order_are_refused_and_change_nothing(kit: Kit, when: 
 @guarantee(12)
 def test_g12_a_plain_step_over_unverified_drafts_is_refused(kit: Kit) -> None:
     fixture, _ = running(kit)
-    fixture.propose({0: [5, 6]}).wait(PATIENCE)
+    fixture.draft({0: [5, 6]})
     plain = fixture.step([0, 1, 2])
     call = {"state": fixture.state, "step": plain, "stream": fixture.stream}
     error = assert_raises(InvalidValue, lambda: fixture.bound.update_inputs(**call), "a plain step that drops drafts")  # type: ignore[arg-type]
@@ -164,7 +164,7 @@ def test_g12_drafts_that_do_not_fit_are_refused_and_none_is_written(kit: Kit, wh
     error = assert_raises(InvalidValue, lambda: hand(fixture, last, mixed), f"drafts for {what}")
     assert_says(error, device=fixture.bound.name, hook="set_drafts", argument="drafts")
     fixture.check("drafts that were refused")
-    fixture.propose({0: [5, 6], 1: []}).wait(PATIENCE)
+    fixture.draft({0: [5, 6], 1: []})
     fixture.check("valid drafts after refused ones")
 
 
@@ -176,5 +176,5 @@ def test_g12_a_slot_that_changed_after_the_step_takes_no_drafts_of_it(kit: Kit) 
     fixture.enter([Task(TaskKind.MORE_BLOCKS, 1, more, blocks=[8], first_block=1)])
     error = assert_raises(InvalidValue, lambda: hand(fixture, last, {0: [5]}), "drafts for a request that came later")
     assert_says(error, device=fixture.bound.name, hook="set_drafts", argument="drafts")
-    fixture.propose({1: [5, 6]}).wait(PATIENCE)  # more blocks are not another request
+    fixture.draft({1: [5, 6]})  # more blocks are not another request
     fixture.check("drafts for a slot that got blocks")

@@ -15,7 +15,7 @@ from .fixtures import hook_calls
 from .fixtures.world import World
 from .harness import backdoor
 from .harness.asserts import assert_no_error
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .harness.natives import counted
 from .kit import Kit, held_stream
@@ -99,7 +99,7 @@ def let_go(one: Used, what: str) -> None:
     """Wait for the kept tickets, then drop the kept objects. A function of its own, as its local names end with it."""
     __tracebackhide__ = True
     for ticket in one.kept if what == "tickets" else ():
-        assert_no_error(lambda ticket=ticket: ticket.wait(PATIENCE), "a ticket of a device that is gone")  # type: ignore[misc]
+        arrive(ticket, "a ticket of a device that is gone")
     one.kept = None
 
 

@@ -13,7 +13,6 @@ from hal_core.slots.fields import FinishReason, SplitRole, StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.world import World
-from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Kit
 
@@ -107,4 +106,4 @@ def offer(fixture: World, at: int, count: int) -> None:
     fields: dict[str, Any] = {"sampled_token_ids": np.full(n, rows[0])}
     if most > 1:
         fields |= {"accept_tokens": np.tile(rows, (n, 1)), "accept_num": np.full(n, count)}
-    arrive(fixture.poke(fields))
+    fixture.put(fields)

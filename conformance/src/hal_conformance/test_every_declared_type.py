@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import cycle
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 from hal_core.memory.dtypes import DTYPES
-from hal_core.output.ticket import OutputTicket
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.declared import Companion, StateField
 from hal_core.slots.fields import SplitRole, StateConfig
@@ -145,13 +144,12 @@ class Declared:
                 cells = fixture.model.cells[field.name]
                 bits = noise(at + self.turn, cells.nbytes) & (1 if field.dtype == "bool" else 255)
                 sampled[field.name] = bits.view(cells.dtype)
-        arrive(fixture.poke(sampled))
+        fixture.put(sampled)
         step = fixture.advance([4, 0, 8, 3, 1, 2], speculative=speculative, logprobs=logprobs)
         fixture.check("a step beside declared fields")
-        should = {name: fixture.model.cells[name].tobytes() for name in fixture.state.mirror}
-        fixture.state.take(cast(OutputTicket, fixture.save(step)))
-        wrong = [name for name, cells in should.items() if fixture.state.mirror[name].tobytes() != cells]
-        assert not wrong, f"after a step was taken, the mirror has other values of {wrong} than the device"
+        should = fixture.mirrored()
+        fixture.take(fixture.save(step))
+        fixture.check_mirror(should, "a step was taken")
         for other in self.others:
             other.model.clean_up(range(SIZES.num_slots))
         self.check("the output of a step")

@@ -75,7 +75,7 @@ def test_g12_drafts_that_the_driver_refuses_leave_no_trace(kit: Kit) -> None:
             assert_raises(faults.CopyFailed, lambda: hand(fixture, last, {0: [5, 6], 1: [7]}), "drafts, refused")  # noqa: B023
             fixture.check("drafts that the driver refused")
             if again:
-                assert_no_error(lambda: arrive(fixture.propose({0: [8], 1: [9, 4]})), "drafts handed over again")  # noqa: B023
+                fixture.draft({0: [8], 1: [9, 4]}, "drafts handed over again")
                 fixture.check("drafts handed over after the driver refused them once")
                 stepped(fixture, speculative=True)
             else:
@@ -86,12 +86,12 @@ def test_g12_drafts_that_the_driver_refuses_leave_no_trace(kit: Kit) -> None:
 @guarantee(12, also=(11,))
 def test_g12_a_slot_that_is_used_again_has_drafts_of_its_own_request_alone(kit: Kit) -> None:
     fixture, _ = running(kit)
-    arrive(fixture.propose({0: [5, 6], 1: [7]}))
+    fixture.draft({0: [5, 6], 1: [7]})
     fixture.enter([*fixture.leaving([0]), fixture.entering(0, [9, 8], max_tokens=20)])
     fixture.check("a request in a slot whose former one held drafts")
     stepped(fixture, speculative=True)
     fixture.check("a step that verifies the other slot's drafts")
-    arrive(fixture.propose({0: [3], 1: []}))
+    fixture.draft({0: [3], 1: []})
     fixture.check("drafts of the new request")
     stepped(fixture, speculative=True)
     fixture.check("a step that verifies them")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import numpy as np
-from hal_core.output.ticket import OutputTicket
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import SplitRole, StateConfig
 from hal_core.slots.tasks import Task, TaskKind
@@ -15,7 +12,6 @@ from .draw.requests import sizes
 from .fixtures.batches import ALL, draw_batch, told
 from .fixtures.stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
 from .fixtures.world import World
-from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 
@@ -24,7 +20,7 @@ def insert_and_check(draw: Draw, fixture: World, kinds: tuple[TaskKind, ...] = A
     """Insert a valid batch, and compare every byte of the state."""
     __tracebackhide__ = True
     tasks = draw_batch(draw, fixture, kinds, least=least)
-    fixture.insert(tasks).wait(PATIENCE)
+    fixture.enter(tasks)
     fixture.check(f"insert_tasks({told(tasks)})")
     return tasks
 
@@ -130,18 +126,16 @@ def test_g11_every_row_is_reset_to_the_largest_length_written_before(kit: Kit) -
     )
     long = SamplingParams(max_tokens=9, bad_words=(1, 2, 3, 4), stop_sequences=((1, 2), (3,), (4, 5)))
     first = fixture.admit(Request("long", list(range(1, 18)), long))
-    fixture.insert([Task(TaskKind.PREFILL, 0, first, 0, 17, list(range(9)))]).wait(PATIENCE)
+    fixture.enter([Task(TaskKind.PREFILL, 0, first, 0, 17, list(range(9)))])
     fixture.check("a long request entered")
     fixture.poke_cell("stop_flags", 0, True)
     fixture.release([0])
     middle = fixture.admit(Request("middle", [7, 8, 9], SamplingParams(bad_words=(6,), stop_sequences=((6,),))))
-    fixture.insert([Task(TaskKind.REMOTE_PREFILL, 0, middle, 3, blocks=[3, 4], first_token=5, drafts=[1, 2, 3])]).wait(
-        PATIENCE
-    )
+    fixture.enter([Task(TaskKind.REMOTE_PREFILL, 0, middle, 3, blocks=[3, 4], first_token=5, drafts=[1, 2, 3])])
     fixture.check("a shorter request followed")
     short = fixture.admit(Request("short", [6]))
     left = Task(TaskKind.ABORTED, 0, middle)
-    fixture.insert([left, Task(TaskKind.PREFILL, 0, short, 0, 1, [8])]).wait(PATIENCE)
+    fixture.enter([left, Task(TaskKind.PREFILL, 0, short, 0, 1, [8])])
     fixture.check("a short request followed in one batch")
     row = fixture.bytes()[fixture.state.layout.fields["block_tables"].offset :][:8].view(np.int32)
     assert row[1] == -1, f"entry 1 of the block table is {row[1]}, the former request's, but should be reset to -1"
@@ -151,11 +145,11 @@ def test_g11_every_row_is_reset_to_the_largest_length_written_before(kit: Kit) -
 def test_g11_blocks_that_were_added_later_leave_with_their_request(kit: Kit) -> None:
     fixture = World(kit, StateConfig(num_slots=2, max_model_len=24, block_size=2))
     first = fixture.admit(Request("first", [1, 2]))
-    arrive(fixture.insert([Task(TaskKind.PREFILL, 1, first, 0, 2, [3])]))
-    arrive(fixture.insert([Task(TaskKind.MORE_BLOCKS, 1, first, blocks=[4, 5], first_block=1)]))
+    fixture.enter([Task(TaskKind.PREFILL, 1, first, 0, 2, [3])])
+    fixture.enter([Task(TaskKind.MORE_BLOCKS, 1, first, blocks=[4, 5], first_block=1)])
     fixture.poke_cell("stop_flags", 1, True)
     fixture.release([1])
-    arrive(fixture.insert([Task(TaskKind.PREFILL, 1, fixture.admit(Request("next", [6])), 0, 1, [8])]))
+    fixture.enter([Task(TaskKind.PREFILL, 1, fixture.admit(Request("next", [6])), 0, 1, [8])])
     fixture.check("a request followed one that had got more blocks")
 
 
@@ -166,7 +160,7 @@ def test_g12_the_decode_role_goes_on_after_the_first_token(kit: Kit, draw: Draw)
     tasks = insert_and_check(draw, fixture, (TaskKind.REMOTE_PREFILL,), least=1)
     step = draw_step(draw, fixture)
     draw_sampling(draw, fixture, step)
-    fixture.update_inputs(step).wait(PATIENCE)
+    fixture.run(step)
     fixture.check("the first step after a handoff")
     given = {task.request.request_id: task.request.generated + 1 for task in tasks}
     for row in fixture.output(step):
@@ -199,16 +193,12 @@ def test_g12_the_host_mirror_is_as_of_the_last_step_whose_output_was_taken(kit: 
         insert_and_check(draw, fixture)
         step = draw_step(draw, fixture)
         draw_sampling(draw, fixture, step)
-        fixture.update_inputs(step).wait(PATIENCE)
+        fixture.run(step)
         draw_proposal(draw, fixture)
-        should = {name: cells.copy() for name, cells in fixture.model.cells.items()}
-        ticket = cast(OutputTicket, fixture.save(step))
+        should, ticket = fixture.mirrored(), fixture.save(step)
         insert_and_check(draw, fixture)  # work after the output is not in the mirror
-        fixture.state.take(ticket)
-        for name, column in fixture.state.mirror.items():
-            assert (column == should[name]).all(), (
-                f"mirror[{name!r}] is {column.tolist()}, but should be {should[name].tolist()}"
-            )
+        fixture.take(ticket)
+        fixture.check_mirror(should, "a step was taken late")
         free_ended(fixture)
 
 
@@ -218,5 +208,5 @@ def test_g09_roles_other_than_mixed_enter_alike(kit: Kit, draw: Draw) -> None:
     fixture = World(kit, draw(sizes(), "sizes"))
     role = draw(st.sampled_from(SplitRole), "role")
     tasks = draw_batch(draw, fixture, (TaskKind.PREFILL,), least=1, role=role)
-    fixture.insert(tasks).wait(PATIENCE)
+    fixture.enter(tasks)
     fixture.check(f"insert_tasks({told(tasks)})")

@@ -19,7 +19,7 @@ from .fixtures.invalid_batches import INVALID_TASKS
 from .fixtures.stepping import run_step
 from .fixtures.world import World
 from .harness.asserts import assert_raises, assert_says
-from .harness.backdoor import PATIENCE
+from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 
@@ -27,7 +27,7 @@ from .kit import Draw, Kit, examples
 def prepared(kit: Kit, draw: Draw) -> World:
     """Return a state with some requests in it."""
     fixture = World(kit, draw(sizes(), "sizes"))
-    fixture.insert(draw_batch(draw, fixture)).wait(PATIENCE)
+    fixture.enter(draw_batch(draw, fixture))
     if draw(st.booleans(), "a step has run"):
         fixture.output(run_step(draw, fixture))
     return fixture
@@ -93,7 +93,7 @@ def test_g08_the_batch_goes_in_once_it_is_mended(kit: Kit, draw: Draw) -> None:
     assume(tasks)
     bad = Task(tasks[0].kind, -1, tasks[0].request)
     refuse(fixture, [*tasks, bad])
-    fixture.insert(tasks).wait(PATIENCE)
+    fixture.enter(tasks)
     fixture.check(f"{told(tasks)} was inserted after a refusal")
 
 
@@ -132,7 +132,7 @@ def test_g08_only_who_is_in_a_slot_can_leave_it(kit: Kit, kind: TaskKind) -> Non
     outside = hook_calls.entering(fixture, hook_calls.ENTERED).request  # admitted, but in no slot
     refuse(fixture, [Task(kind, 0, outside)])
     refuse(fixture, [Task(kind, hook_calls.ENTERED, inside.admitted)])
-    fixture.insert([hook_calls.leaving(fixture, 0, kind)]).wait(PATIENCE)
+    fixture.enter([hook_calls.leaving(fixture, 0, kind)])
     fixture.check("the slot's request has left it")
 
 
@@ -142,12 +142,12 @@ def test_g08_a_slot_is_not_preempted_again_before_that_was_reported(kit: Kit, dr
     fixture = World(kit, draw(sizes(), "sizes"))
     for _ in range(2):
         entering = draw_entering(draw, fixture, 0, TaskKind.PREFILL, None)
-        fixture.insert([entering]).wait(PATIENCE)
+        fixture.enter([entering])
         leaving = [Task(TaskKind.PREEMPTED, 0, entering.request)]
         if 0 in fixture.model.leavers:
             refuse(fixture, leaving)
         else:
-            fixture.insert(leaving).wait(PATIENCE)
+            fixture.enter(leaving)
             fixture.check("preempted")
 
 
@@ -177,5 +177,5 @@ def test_g08_a_request_admitted_for_a_state_of_other_sizes_is_refused(kit: Kit, 
 @examples(0.5)
 def test_g08_an_empty_batch_changes_nothing(kit: Kit, draw: Draw) -> None:
     fixture = prepared(kit, draw)
-    fixture.bound.insert_tasks(state=fixture.state, tasks=TaskBatch.of([]), stream=fixture.stream).wait(PATIENCE)
+    arrive(fixture.bound.insert_tasks(state=fixture.state, tasks=TaskBatch.of([]), stream=fixture.stream))
     fixture.check("an empty batch")

@@ -38,15 +38,15 @@ def test_g09_requests_admitted_by_the_thousand_are_inserted_late(kit: Kit) -> No
         "first and last": [*made[64:96], *made[-96:-64]],
     }
     for what, chosen in parts.items():
-        arrive(fixture.insert([prefill(fixture, slot, one) for slot, one in enumerate(chosen)]))
+        fixture.enter([prefill(fixture, slot, one) for slot, one in enumerate(chosen)])
         fixture.check(f"{what} of {len(made)} admitted requests entered")
-        arrive(fixture.insert(fixture.leaving(range(64), TaskKind.ABORTED)))
+        fixture.enter(fixture.leaving(range(64), TaskKind.ABORTED))
         fixture.output(fixture.step(range(64)))
     for at in (200, len(made) - 200, 201):  # single ones too: a core may treat a few requests differently
-        arrive(fixture.insert([prefill(fixture, at % 64, made[at])]))
+        fixture.enter([prefill(fixture, at % 64, made[at])])
     fixture.check("single requests entered late")
     rest = made[300:364]
-    arrive(other.insert([prefill(other, slot, one) for slot, one in enumerate(rest)]))
+    other.enter([prefill(other, slot, one) for slot, one in enumerate(rest)])
     other.check("requests that were admitted for another state of the same sizes entered late")
     fixture.check("the other state's requests entered")
 

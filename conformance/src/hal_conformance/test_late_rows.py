@@ -12,7 +12,7 @@ from hal_core.slots.fields import FinishReason
 
 from .fixtures import hook_calls
 from .fixtures.stream_cases import copied
-from .fixtures.world import World, assert_rows
+from .fixtures.world import Outputs, World, assert_rows
 from .harness import backdoor
 from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE, arrive
@@ -63,11 +63,9 @@ def test_g19_a_recovered_request_is_reported_once_with_its_message(kit: Kit) -> 
     should = fixture.rows_of(step)
     told = (should[1].status, should[1].finish, should[1].message)
     assert told == (SlotStatus.RECOVERED, FinishReason.ERROR, message), f"the kit's own row is {should[1]}"
-    sink = KeepingSink()
-    ticket = fixture.save(step, sink)
-    (record,) = sink.resolve_all()
-    arrive(ticket)
-    assert_rows(record, should)
+    outputs = Outputs()
+    outputs.save(fixture, step)
+    outputs.deliver()
 
 
 @guarantee(23, requires=("async_d2h", "can_hold_stream"), also=(1, 22))

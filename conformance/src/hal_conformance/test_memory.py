@@ -28,7 +28,7 @@ from .fixtures import hook_calls
 from .fixtures.world import World
 from .harness import backdoor
 from .harness.asserts import assert_raises
-from .harness.backdoor import PATIENCE
+from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .harness.sinks import FullSink
 from .kit import Kit
@@ -151,9 +151,7 @@ def kept(once: Callable[[], None], rounds: int, blocks: int = BLOCKS) -> str:
 
 def wrap(fixture: World, large: View) -> None:
     """Write a large value, so that a staging ring wraps and drops the entries of small writes."""
-    fixture.bound.async_set_value(target=large, value=np.ones(large.shape, np.int64), stream=fixture.stream).wait(
-        PATIENCE
-    )
+    arrive(fixture.bound.async_set_value(target=large, value=np.ones(large.shape, np.int64), stream=fixture.stream))
 
 
 def hooks(fixture: World) -> None:
@@ -166,7 +164,7 @@ def hooks(fixture: World) -> None:
     hook_calls.update_inputs(fixture)
     sink = MemorySink()
     fixture.state.take(hook_calls.save(fixture, sink))  # type: ignore[arg-type]  # save_output's
-    hook_calls.copy_out(fixture).wait(PATIENCE)
+    arrive(hook_calls.copy_out(fixture))
     fixture.device.event(fixture.stream).wait(PATIENCE)
     fixture.model.requests.clear()
     fixture.model.loose.clear()
@@ -209,7 +207,7 @@ def states(fixture: World) -> None:
     state = fixture.bound.state(hook_calls.SIZES, name="short-lived")
     request = state.admit(Request("r", [1, 2, 3]))
     task = Task(TaskKind.PREFILL, 0, request, 0, 3, [0])
-    fixture.bound.insert_tasks(state=state, tasks=[task], stream=fixture.stream).wait(PATIENCE)
+    arrive(fixture.bound.insert_tasks(state=state, tasks=[task], stream=fixture.stream))
 
 
 COPIED, WARM = 4096, 200
@@ -226,7 +224,7 @@ def test_g26_copies_out_without_a_write_keep_nothing(kit: Kit) -> None:
 
     def copy() -> None:
         part = ByteRange(next(at) % COPIED * 8, 64)
-        fixture.bound.copy_out(memory=source, parts=[part], stream=fixture.stream).wait(PATIENCE)
+        arrive(fixture.bound.copy_out(memory=source, parts=[part], stream=fixture.stream))
 
     for _ in range(WARM):
         copy()

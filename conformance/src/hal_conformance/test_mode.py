@@ -12,8 +12,8 @@ from hal_core.tickets import Ticket
 
 from .fixtures import hook_calls
 from .fixtures.world import World
-from .harness.asserts import assert_no_error, assert_raises
-from .harness.backdoor import PATIENCE
+from .harness.asserts import assert_raises
+from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Kit
 
@@ -52,7 +52,7 @@ def test_g07_a_ticket_that_says_sync_is_done_and_its_work_is_there(kit: Kit, wha
         assert said == "sync" or what == "update_inputs", (
             f"{what}: the ticket says {said!r}, but the device claims no such"
         )
-    assert_no_error(lambda: ticket.wait(PATIENCE), what)
+    arrive(ticket, what)
     assert ticket.done(), f"{what}: the ticket was waited for, but is not done"
     assert ticket.mode == said, f"{what}: the ticket said {said!r} first, then {ticket.mode!r}"
     fixture.check(what)
@@ -73,7 +73,7 @@ def test_g07_behind_a_held_stream_every_call_returns_and_says_async(kit: Kit, wh
         assert isinstance(error, TimeoutError), f"{what}: wait(0) on a held stream raised {error!r}"
         assert not ticket.done(), f"{what}: the ticket is done after a wait that timed out"
         assert not isinstance(ticket, CopyTicket) or ticket.failure() is None, f"{what} failed: {ticket.failure()!r}"
-    assert_no_error(lambda: ticket.wait(PATIENCE), what)
+    arrive(ticket, what)
     assert ticket.mode == "async", f"{what}: the ticket said 'async' first, then {ticket.mode!r}"
     fixture.check(what)
 
@@ -89,7 +89,7 @@ def test_g07_an_asynchronous_device_does_not_work_within_the_call(kit: Kit) -> N
     block, small = device.allocate(2 * LARGE), device.allocate(64)
     dtype = dtype_of("int64")
     source, sink = (View.contiguous(block, at, (LARGE // 8,), dtype) for at in (0, LARGE))
-    kit.bound.async_set_value(target=source, value=0, stream=stream).wait(PATIENCE)
+    arrive(kit.bound.async_set_value(target=source, value=0, stream=stream))
     target = View.contiguous(small, 0, (8,), dtype)
     done = []
     for _ in range(TRIES):
@@ -97,7 +97,7 @@ def test_g07_an_asynchronous_device_does_not_work_within_the_call(kit: Kit) -> N
         ticket = kit.bound.async_set_value(target=target, value=np.arange(8), stream=stream)
         done.append(ticket.done())
         for one in (*behind, ticket):
-            one.wait(PATIENCE)
+            arrive(one)
         if not all(done):
             break
     assert not all(done), (

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 import pytest
 from hal_core.errors import InvalidValue
 from hal_core.output.records import SlotStatus
-from hal_core.output.ticket import OutputTicket
 from hal_core.slots.fields import FinishReason, SplitRole
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import TaskKind
@@ -68,7 +66,7 @@ def test_g21_a_strange_token_is_found_at_each_place_of_a_row(kit: Kit, path: str
                 drafts = np.full((3, SIZES.max_draft_tokens), VOCABULARY - 1, np.int64)
                 drafts[list(slots) if place == "draft_tokens" else [], at % SIZES.max_draft_tokens] = strange
                 counts = np.full(3, SIZES.max_draft_tokens, np.int32)
-                arrive(fixture.poke({"draft_num": counts, "draft_tokens": drafts}))
+                fixture.put({"draft_num": counts, "draft_tokens": drafts})
             should = fixture.rows_of(step)
             told = {row.request_id for row in should if row.status is SlotStatus.ERROR}
             assert told == {f"r{slot}" for slot in slots}, f"the kit's own rows report errors of {told}"
@@ -128,8 +126,8 @@ def refused(fixture: World, step: Step, should: list[Row], named: Sequence[str])
     """Assert that the ticket raises and names these requests, and that the record has all rows."""
     __tracebackhide__ = True
     sink, what = KeepingSink(), f"save_output of step {step.number}"
-    ticket = cast(OutputTicket, assert_no_error(lambda: fixture.save(step, sink), what))
-    (record,) = assert_no_error(sink.resolve_all, what)
+    ticket = assert_no_error(lambda: fixture.save(step, sink), what)
+    (record,) = sink.resolve_all()
     assert_rows(record, should, step.number)
     error = assert_raises(InvalidValue, lambda: ticket.wait(PATIENCE), "waiting for output out of bounds")
     assert_says(error, device=fixture.bound.name, hook="save_output")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,15 +16,14 @@ from hal_core.slots.fields import HEADER_BYTES
 from hal_core.tickets import PromiseTicket
 
 from .fixtures.fake_group import can_fake_group
-from .fixtures.world import World, assert_rows
+from .fixtures.forms import ALL, AT_ONCE, FALLING, LATE, SOME, Form, advance, working
+from .fixtures.world import Outputs, World
 from .harness import backdoor
 from .harness.asserts import assert_no_error, assert_raises, assert_says
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .kit import Kit
-from .oracle.output import Row
-from .test_later_steps import ALL, AT_ONCE, FALLING, LATE, SOME, Case, advance, working
 
 if TYPE_CHECKING:
     from hal_core.memory.views import ByteRange, Memory
@@ -82,81 +81,59 @@ def pending_collectives(group: Group, fixtures: Sequence[World]) -> Iterator[Pen
 FIRST, OTHER, HIGH = Group((1, 0), 1), Group((0, 1), 1), Group((5, 2), 5)
 
 
-class Wrong(NamedTuple):
-    """The form of the steps, the step whose header is wrong, and the wrong byte of it."""
-
-    case: Case
-    turn: int
-    byte: int
-
-
-def _wrong(
-    speculative: bool, logprobs: int | None, order: str, group: Group, taken: str, turn: int, byte: int
-) -> Wrong:
-    return Wrong(Case(speculative, logprobs, order, group, taken, KeepingSink), turn, byte)
-
-
 WRONG = {
-    "plain, first step": _wrong(False, None, ALL, FIRST, AT_ONCE, 0, 0),
-    "plain, other rank, second": _wrong(False, None, SOME, OTHER, LATE, 1, 17),
-    "drafts, third": _wrong(True, None, FALLING, HIGH, LATE, 2, 24),
-    "drafts, other rank, tenth": _wrong(True, None, ALL, OTHER, AT_ONCE, 9, 63),
-    "no alternatives, second": _wrong(False, 0, FALLING, FIRST, AT_ONCE, 1, 16),
-    "no alternatives, drafts, other rank, third": _wrong(True, 0, SOME, OTHER, AT_ONCE, 2, 31),
-    "all alternatives, tenth": _wrong(False, 2, SOME, HIGH, LATE, 9, 40),
-    "all alternatives, other rank, first step": _wrong(False, 2, FALLING, OTHER, AT_ONCE, 0, 20),
-    "all alternatives, drafts, second": _wrong(True, 2, ALL, FIRST, LATE, 1, 5),
-    "no alternatives, tenth": _wrong(False, 0, ALL, HIGH, AT_ONCE, 9, 32),
+    "plain, first step": (Form(False, None, ALL, FIRST, AT_ONCE), 0, 0),
+    "plain, other rank, second": (Form(False, None, SOME, OTHER, LATE), 1, 17),
+    "drafts, third": (Form(True, None, FALLING, HIGH, LATE), 2, 24),
+    "drafts, other rank, tenth": (Form(True, None, ALL, OTHER, AT_ONCE), 9, 63),
+    "no alternatives, second": (Form(False, 0, FALLING, FIRST, AT_ONCE), 1, 16),
+    "no alternatives, drafts, other rank, third": (Form(True, 0, SOME, OTHER, AT_ONCE), 2, 31),
+    "all alternatives, tenth": (Form(False, 2, SOME, HIGH, LATE), 9, 40),
+    "all alternatives, other rank, first step": (Form(False, 2, FALLING, OTHER, AT_ONCE), 0, 20),
+    "all alternatives, drafts, second": (Form(True, 2, ALL, FIRST, LATE), 1, 5),
+    "no alternatives, tenth": (Form(False, 0, ALL, HIGH, AT_ONCE), 9, 32),
 }
+"""The form of the steps, the step whose header is wrong, and the wrong byte of it."""
 
 
 @guarantee(14, also=(17, 19))
-@pytest.mark.parametrize("form", WRONG)
-def test_g14_an_output_whose_broadcast_ends_later_finds_a_wrong_header(kit: Kit, form: str) -> None:
+@pytest.mark.parametrize("name", WRONG)
+def test_g14_an_output_whose_broadcast_ends_later_finds_a_wrong_header(kit: Kit, name: str) -> None:
     """Only the output is waited for; the steps before it, and those of another state, are delivered."""
     if not can_fake_group(kit):
         pytest.skip("the device's own broadcast_tokens may not ask communicator(), so no rank can be faked")
-    (case, last, byte), fixtures = WRONG[form], [working(kit), working(kit, "other")]
-    sink, good = KeepingSink(), list[tuple[OutputTicket, list[Row]]]()
-    with pending_collectives(case.group, fixtures) as far:
+    (form, last, byte), worlds, outputs = WRONG[name], [working(kit), working(kit, "other")], Outputs()
+    with pending_collectives(form.group, worlds) as far:
         for turn in range(last + 1):
-            for fixture in fixtures:
-                far.wrong = byte if turn == last and fixture is fixtures[0] else None
-                broadcast = fixture.bound.broadcast_tokens(state=fixture.state, group=case.group, stream=fixture.stream)
-                step = advance(fixture, case, turn)
-                rows = fixture.rows_of(step)
-                ticket = cast(OutputTicket, assert_no_error(lambda: fixture.save(step, sink), "save_output"))  # noqa: B023
-                if turn == last and fixture is fixtures[0]:
-                    bad = ticket, broadcast
-                else:
-                    good.append((ticket, rows))
-            if case.taken == AT_ONCE and turn < last:
+            for world in worlds:
+                wrong = turn == last and world is worlds[0]
+                far.wrong = byte if wrong else None
+                broadcast = world.bound.broadcast_tokens(state=world.state, group=form.group, stream=world.stream)
+                step = advance(world, form, turn)
+                assert_no_error(lambda: outputs.save(world, step), "save_output")  # noqa: B023
+                if wrong:
+                    bad = outputs.saved.pop()[0], broadcast
+            if form.taken == AT_ONCE and turn < last:
                 far.end()
         far.end()
-        check_bad(fixtures[0], *bad, sink, f"a step whose header has a wrong byte {byte}")
-        check_good(good, sink, first=case.group.is_first)
-        error = assert_raises(StateUnusable, lambda: advance(fixtures[0], case, last + 1), "a later step of that state")
+        check_bad(worlds[0], *bad, outputs.sink, f"a step whose header has a wrong byte {byte}")
+        good = [ticket for ticket, _ in outputs.saved]
+        assert [one for one in outputs.sink.pending if one not in good] == [], "other outputs were sent"
+        outputs.compare()
+        sent = [record.step for record in outputs.sink.resolve_all()]
+        should = [ticket.step for ticket in good] if form.group.is_first else []
+        assert sent == should, f"the sink was given the steps {sent}, but should be given {should}"
+        error = assert_raises(StateUnusable, lambda: advance(worlds[0], form, last + 1), "a later step of that state")
         assert_says(error, device=kit.bound.name, hook="update_inputs")
 
 
-def check_bad(fixture: World, ticket: OutputTicket, broadcast: Ticket, sink: KeepingSink, what: str) -> None:
+def check_bad(world: World, ticket: OutputTicket, broadcast: Ticket, sink: KeepingSink, what: str) -> None:
     """Assert that neither the worker nor the sink gets the record of that step."""
     __tracebackhide__ = True
-    error = assert_raises(StateUnusable, lambda: fixture.state.take(ticket), f"taking the output of {what}")
-    assert_says(error, device=fixture.bound.name, hook="broadcast_tokens")
+    error = assert_raises(StateUnusable, lambda: world.state.take(ticket), f"taking the output of {what}")
+    assert_says(error, device=world.bound.name, hook="broadcast_tokens")
     for pending in [one for one in sink.pending if one is ticket]:
         sink.pending.remove(pending)
         assert complete_with(pending) is None, f"the sink was given the record of {what}"
         assert_raises(StateUnusable, lambda: ticket.wait(PATIENCE), f"waiting for the output of {what}")
     assert_raises(StateUnusable, lambda: broadcast.wait(PATIENCE), f"waiting for the broadcast of {what}")
-
-
-def check_good(good: Sequence[tuple[OutputTicket, list[Row]]], sink: KeepingSink, *, first: bool) -> None:
-    """Assert that the other outputs have their records, and that a first rank's sink has them all in order."""
-    __tracebackhide__ = True
-    for ticket, rows in good:
-        assert_rows(assert_no_error(ticket.record, f"the record of step {ticket.step}"), rows, ticket.step)
-    assert [one for one in sink.pending if one not in [ticket for ticket, _ in good]] == [], "other outputs were sent"
-    sent = [record.step for record in sink.resolve_all()]
-    should = [ticket.step for ticket, _ in good] if first else []
-    assert sent == should, f"the sink was given the steps {sent}, but should be given {should}"

@@ -13,7 +13,6 @@ from hal_core.slots.fields import FinishReason, StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.world import World
-from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Kit
 
@@ -44,7 +43,7 @@ def entered(kit: Kit, sizes: StateConfig, requests: Sequence[tuple[Sequence[int]
         request = fixture.admit(Request(f"r{slot}", list(prompt), params))
         blocks = [*range(-(-len(prompt) // sizes.block_size))]
         tasks.append(Task(TaskKind.PREFILL, slot, request, 0, len(prompt), blocks))
-    arrive(fixture.insert(tasks))
+    fixture.enter(tasks)
     return fixture
 
 
@@ -60,16 +59,14 @@ def accept(fixture: World, given: Sequence[Sequence[int]], told: str) -> list[An
     alternatives = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
     logprobs = -alternatives.astype(np.float32) / 8
     alternatives[:, :, 0] = tokens
-    arrive(
-        fixture.poke(
-            {
-                "accept_tokens": tokens,
-                "accept_num": counts,
-                "topk_token_ids": alternatives,
-                "topk_logprobs": logprobs,
-                "topk_ranks": np.arange(sizes.num_slots * sizes.max_accept, dtype=np.int32),
-            }
-        )
+    fixture.put(
+        {
+            "accept_tokens": tokens,
+            "accept_num": counts,
+            "topk_token_ids": alternatives,
+            "topk_logprobs": logprobs,
+            "topk_ranks": np.arange(sizes.num_slots * sizes.max_accept, dtype=np.int32),
+        }
     )
     step = fixture.advance(range(len(given)), speculative=True, logprobs=sizes.max_logprobs)
     fixture.check(told)
@@ -120,7 +117,7 @@ def test_g09_the_last_of_many_stops_ends_a_step_of_one_token(kit: Kit, drafts: i
         for name in ("sampled_token_ids", "accept_tokens"):
             cells[name][:3, 0] = tokens
         cells["accept_num"][...] = 1
-        arrive(fixture.poke(cells))
+        fixture.put(cells)
         step = fixture.advance([0, 1, 2], speculative=drafts > 0)
         fixture.check(f"a step that gives {tokens}")
         rows = fixture.output(step)
@@ -141,12 +138,12 @@ def test_g12_drafts_of_a_thousand_slots_are_each_their_own(kit: Kit) -> None:
     cells = {name: fixture.model.cells[name].copy() for name in ("accept_tokens", "accept_num")}
     cells["accept_tokens"][...] = 60
     cells["accept_num"][...] = 1
-    arrive(fixture.poke(cells))
+    fixture.put(cells)
     fixture.advance(range(MANY.num_slots), speculative=True)
     fixture.check(f"a step of {MANY.num_slots} slots")
     most = MANY.max_draft_tokens
     order = np.random.default_rng(31).permutation(MANY.num_slots).tolist()  # neighbours, and not in rising order
-    arrive(fixture.propose({slot: [slot * 16 + k for k in range(most - slot % 3)] for slot in order}))
+    fixture.draft({slot: [slot * 16 + k for k in range(most - slot % 3)] for slot in order})
     fixture.check(f"drafts of {MANY.num_slots} slots")
 
 
@@ -166,7 +163,7 @@ def test_g09_positions_past_16_bits_are_stepped(kit: Kit, speculative: bool) -> 
         }
         for name, value in (("sampled_token_ids", 70 + at), ("accept_tokens", 70 + at), ("accept_num", 2)):
             cells[name][...] = value
-        arrive(fixture.poke(cells))
+        fixture.put(cells)
         step = fixture.advance([0, 1], speculative=speculative)
         fixture.check(f"step {at} at positions past 65,536")
         fixture.output(step)

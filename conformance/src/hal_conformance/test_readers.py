@@ -274,7 +274,7 @@ def test_g28_a_step_holds_up_no_other_state_and_no_host(kit: Kit) -> None:
         fixture.stream = held
         stepped = update_held(fixture, latch, NAMED)
         other.stream = writer
-        arrive(other.insert(new_tasks(other, [0, 3])))
+        other.enter(new_tasks(other, [0, 3]))
         arrive(_set_all(other, []))
         other.check("a write to a state that no held step reads")
     arrive(stepped)

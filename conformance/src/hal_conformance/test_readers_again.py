@@ -113,7 +113,7 @@ def test_g28_a_write_to_several_waits_for_the_readers_of_each(kit: Kit, read: st
     """One owner is read: the first, the second or the last of the write's. No step reads the rest."""
     reader, writer = streams(kit, which)
     target, bound = World(kit, SIZES, name="first"), kit.bound
-    arrive(target.insert(new_tasks(target, NAMED)))
+    target.enter(new_tasks(target, NAMED))
     second = bound.state(SIZES, name="second", beside=("proposer",))
     states = {"first": target.state, "second": second, "companion": second.companions[0]}
     for turn, first in enumerate(OWNERS):

@@ -260,7 +260,7 @@ def test_g03_an_insertion_refused_by_a_full_ring_can_be_repeated(small: Kit) -> 
     fixture.stream.synchronize(PATIENCE)
     fixture.check(f"{40 - len(waiting)} insertions were taken, {len(waiting)} refused")
     for task in waiting:
-        arrive(fixture.insert([task]))
+        fixture.enter([task])
     fixture.check("what had been refused was inserted")
 
 
@@ -279,5 +279,5 @@ def test_g03_a_batch_larger_than_the_ring_arrives_whole(small: Kit) -> None:
     for slot in range(70):
         request = fixture.admit(Request(f"r{slot}", (noise(slot, 4 * 8000).view(np.uint32) % 2**31).tolist()))
         tasks.append(Task(TaskKind.PREFILL, slot, request, 0, request.total, [slot] * 500))
-    arrive(fixture.insert(tasks))
+    fixture.enter(tasks)
     fixture.check("70 rows of 64 KB through a ring of 1 MiB")

@@ -4,26 +4,23 @@ G22, G23)."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hal_core.errors import TicketTimeout
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import View
-from hal_core.output.records import OutputRecord
-from hal_core.output.ticket import OutputTicket
 from hal_core.slots.step import Step
-from hal_core.slots.tasks import Task, TaskKind
+from hal_core.slots.tasks import TaskKind
 
 from .fixtures.fake_group import PAIR, can_fake_group, fake_source
 from .fixtures.hook_cases import HOOK_CASES, SIZES, filled, new_tasks, overlaps
 from .fixtures.prepared_calls import unlike
 from .fixtures.stream_cases import copied, pairs
-from .fixtures.world import World, assert_rows
+from .fixtures.world import Outputs, World, assert_rows
 from .harness import backdoor
 from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE, arrive
@@ -32,7 +29,6 @@ from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .harness.waiters import SHORT
 from .kit import Kit
-from .oracle.output import Row
 from .test_copies import stream_cases
 from .test_streams import run_beside_each
 
@@ -50,7 +46,7 @@ def stepped(kit: Kit) -> tuple[World, Step]:
     fixture, _ = filled(kit)
     step = fixture.step([3, 1, 5, 0, 2, 4], logprobs=1)
     fixture.poke(sampled(0))
-    arrive(fixture.update_inputs(step))
+    fixture.run(step)
     return fixture, step
 
 
@@ -66,14 +62,13 @@ def sampled(at: int) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-def save_many(fixture: World, step: Step) -> tuple[KeepingSink, list[OutputTicket], list[list[Row]]]:
+def save_many(fixture: World, step: Step) -> Outputs:
     """Save outputs with different tokens, and read none of them."""
-    sink, tickets, rows = KeepingSink(), [], []
+    outputs = Outputs()
     for at in range(OUTPUTS):
         fixture.poke(sampled(at))
-        rows.append(fixture.rows_of(step))
-        tickets.append(cast(OutputTicket, fixture.save(step, sink)))
-    return sink, tickets, rows
+        outputs.save(fixture, step)
+    return outputs
 
 
 @guarantee(22, also=(19,))
@@ -85,19 +80,18 @@ def test_g22_many_outputs_that_wait_are_each_of_their_own_step(kit: Kit, held: b
         fixture, step = stepped(kit)
         fixture.stream = stream
         with kit.held(stream, f"save_output on {told}") if held else nullcontext():
-            sink, tickets, rows = save_many(fixture, step)
+            outputs = save_many(fixture, step)
         marks: list[tuple[np.ndarray[Any, Any], bytes]] = []
-        for ticket in tickets[::7]:  # the worker takes some before the sink does
-            assert_no_error(partial(fixture.state.take, ticket), f"taking an output on {told}")
+        for ticket, _ in outputs.saved[::7]:  # the worker takes some before the sink does
+            fixture.take(ticket, f"taking an output on {told}")
             marks += [(array, array.tobytes()) for array in fixture.state.mirror.values()]
-        assert_no_error(sink.resolve_all, f"resolving {OUTPUTS} outputs on {told}")
-        records = sink.records
-        compare_records(records, rows, told)
-        del tickets, ticket
+        records, rows = outputs.deliver(told), [rows for _, rows in outputs.saved]
+        del ticket
+        outputs.saved.clear()
         gc.collect()
-        later, _, others = save_many(fixture, step)
-        compare_records(later.resolve_all(), others, told)
-        compare_records(records, rows, f"{told}, after {OUTPUTS} others")
+        save_many(fixture, step).deliver(told)
+        for record, should in zip(records, rows, strict=True):
+            assert_rows(record, should)
         for array, was in marks:
             assert array.tobytes() == was, f"{told}: a mirror that was kept has changed to {array.tolist()}"
 
@@ -108,11 +102,12 @@ def test_g23_however_many_outputs_are_in_flight_the_host_does_not_wait(kit: Kit)
         fixture, step = stepped(kit)
         fixture.stream, before = stream, fixture.bound.counters()
         with kit.held(stream, f"save_output on {told}, with up to {OUTPUTS} outputs in flight,"):
-            sink, tickets, rows = save_many(fixture, step)
-            waits, done = (fixture.bound.counters() - before).host_waits, [ticket.done() for ticket in tickets]
+            outputs = save_many(fixture, step)
+            waits = (fixture.bound.counters() - before).host_waits
+            done = [ticket.done() for ticket, _ in outputs.saved]
         assert not waits, f"{OUTPUTS} outputs on {told}: the host waited {waits} times for the device"
         assert not any(done), f"{sum(done)} of {OUTPUTS} outputs on {told} are done while it is held"
-        compare_records(sink.resolve_all(), rows, f"{OUTPUTS} outputs in flight on {told}")
+        outputs.deliver(f"{OUTPUTS} outputs in flight on {told}")
 
 
 @guarantee(12, also=(22,))
@@ -124,22 +119,18 @@ def test_g12_the_mirror_stays_that_of_the_step_taken_last(kit: Kit, which: int) 
     fixture.stream = stream
     for turn in range(3):
         fixture.poke(sampled(100 * turn))
-        should = {name: cells.copy() for name, cells in fixture.model.cells.items()}
+        should = fixture.mirrored()
         sink = KeepingSink()
-        ticket = cast(OutputTicket, fixture.save(step, sink))
-        assert_no_error(partial(fixture.state.take, ticket), f"taking an output on {told}")
-        assert_no_error(sink.resolve_all, f"resolving the output that was taken on {told}")
+        ticket = fixture.save(step, sink)
+        fixture.take(ticket, f"taking an output on {told}")
+        sink.resolve_all()
         for later_one in range(LATER):
             fixture.poke(sampled(100 * turn + 1 + later_one))
             sink = KeepingSink()  # the only holder of the output before, and of its ticket
-            ticket = cast(OutputTicket, fixture.save(step, sink))
+            ticket = fixture.save(step, sink)
             assert_no_error(partial(ticket.record, PATIENCE), f"reading a later output on {told}")
-            assert_no_error(sink.resolve_all, f"resolving a later output on {told}")
-        for name, column in fixture.state.mirror.items():
-            assert (column == should[name]).all(), (
-                f"{told}, take {turn}: mirror[{name!r}] is {column.tolist()} after {LATER} later outputs that were not "
-                f"taken, but should be {should[name].tolist()}"
-            )
+            sink.resolve_all()
+        fixture.check_mirror(should, f"take {turn} and {LATER} later outputs that were not taken, {told}")
 
 
 MODES: dict[str, dict[str, Any]] = {
@@ -165,17 +156,16 @@ def test_g23_the_compute_stream_does_not_wait_for_the_copy(kit: Kit, mode: str, 
         if mode != "drafts":
             fixture.poke(sampled(turn))
         step = fixture.advance([3, 1, 5, 0, 2, 4], **MODES[mode])
-        should, sink = fixture.rows_of(step), KeepingSink()
+        outputs = Outputs()
         with kit.held(device.own(stream).beside, f"an output ({told}) or work after it"):
-            saved = fixture.save(step, sink)
+            outputs.save(fixture, step)
             event = device.event(stream)
             assert event.wait(kit.effort.hang / 2), f"output {turn} ({told}): the compute stream waits for its copy"
             arrive(kit.bound.async_set_value(target=view, value=turn, stream=stream))
             if not turn:
-                arrive(other.insert(new_tasks(other, [0, 3])))
+                other.enter(new_tasks(other, [0, 3]))
             stream.synchronize(PATIENCE)
-        compare_records(sink.resolve_all(), [should], told)
-        arrive(saved)
+        outputs.deliver(told)
 
 
 @guarantee(23, requires=("async_d2h", "async_h2d", "can_hold_stream"), also=(1, 22))
@@ -189,22 +179,21 @@ def test_g23_a_write_comes_after_each_output_on_one_pair_of_streams(kit: Kit, at
         fixture.stream = saver
         fixture.poke(sampled(turn))
         step = fixture.advance([3, 1, 5, 0, 2, 4], **MODES[mode])
-        should, sink = fixture.rows_of(step), KeepingSink()
+        outputs = Outputs()
         with kit.held(saver, why):
-            saved = fixture.save(step, sink)
+            outputs.save(fixture, step)
             fixture.stream = writer
             overwritten = fixture.poke(sampled(50 + turn))
             assert_raises(TicketTimeout, partial(overwritten.wait, SHORT), f"a write behind {why}: its ticket")
         arrive(overwritten)
-        compare_records(sink.resolve_all(), [should], why)
-        arrive(saved)
+        outputs.deliver(why)
 
 
 @guarantee(19, also=(22,))
 def test_g19_outputs_that_wait_are_of_the_requests_that_held_the_slots(kit: Kit) -> None:
     """Every slot has another request when the record of a step is built; each token is its own request's."""
     fixture, _ = filled(kit)
-    sink, tickets, rows = KeepingSink(), [], []
+    outputs = Outputs()
     first: Step | None = None
     for turn in range(6):
         fixture.poke(sampled(turn))
@@ -212,28 +201,16 @@ def test_g19_outputs_that_wait_are_of_the_requests_that_held_the_slots(kit: Kit)
         first = first or step
         if turn % 2:
             step = first.again(step.number)  # the same orders, of slots that hold other requests now
-        arrive(fixture.update_inputs(step))
-        rows.append(fixture.rows_of(step))
-        tickets.append(cast(OutputTicket, fixture.save(step, sink)))
-        gone = [
-            Task(TaskKind.ABORTED if slot % 2 else TaskKind.PREEMPTED, slot, one.admitted)
-            for slot, one in fixture.model.residents.items()
-        ]
+        fixture.run(step)
+        outputs.save(fixture, step)
+        residents = sorted(fixture.model.residents)
+        gone = fixture.leaving([slot for slot in residents if slot % 2], TaskKind.ABORTED)
+        gone += fixture.leaving([slot for slot in residents if slot % 2 == 0])
         kept = range(turn % 3)  # slots that stay free
-        arrive(
-            fixture.insert([*gone, *new_tasks(fixture, [slot for slot in range(SIZES.num_slots) if slot not in kept])])
-        )
-    taken = [fixture.state.take(ticket) for ticket in tickets[::2]]
-    compare_records(taken, rows[::2], "outputs that were taken after their requests had left")
-    compare_records(sink.resolve_all(), rows, "outputs that were sent after their requests had left")
-
-
-def compare_records(records: Sequence[OutputRecord], rows: Sequence[list[Row]], told: str) -> None:
-    """Assert that each record belongs to its step."""
-    __tracebackhide__ = True
-    assert len(records) == len(rows), f"{told}: {len(rows)} outputs were saved, but {len(records)} records came"
-    for record, should in zip(records, rows, strict=True):
-        assert_rows(record, should)
+        fixture.enter([*gone, *new_tasks(fixture, [slot for slot in range(SIZES.num_slots) if slot not in kept])])
+    for ticket, rows in outputs.saved[::2]:
+        assert_rows(fixture.take(ticket, "taking an output after its requests had left"), rows)
+    outputs.deliver("outputs that were sent after their requests had left")
 
 
 def later(fixture: World, step: Step, hook: str) -> None:
@@ -242,7 +219,7 @@ def later(fixture: World, step: Step, hook: str) -> None:
         for name in ("sampled_token_ids", "step_idx", "accept_num", "stop_flags", "draft_num"):
             fixture.bound.async_set_value(target=fixture.state.view(name), value=1, stream=fixture.stream)
     elif hook == "insert_tasks":
-        gone = [Task(TaskKind.ABORTED, slot, one.admitted) for slot, one in fixture.model.residents.items()]
+        gone = fixture.leaving(fixture.model.residents, TaskKind.ABORTED)
         fixture.insert([*gone, *new_tasks(fixture, range(SIZES.num_slots))])
     elif hook == "update_inputs":
         fixture.update_inputs(fixture.step(step.orders[fixture.name].tolist(), logprobs=1))
@@ -272,18 +249,18 @@ def check_later(kit: Kit, hook: str) -> None:
         if hook == "broadcast_tokens":
             with fake_source(fixture):
                 fixture.bound.open_group(state=fixture.state, group=PAIR)
-        fixture.stream, should, sink = stream, fixture.rows_of(step), KeepingSink()
-        whole = fixture.model.block.copy()
+        fixture.stream, outputs = stream, Outputs()
+        before = fixture.model.block.copy()
         holding = overlaps(kit, hook) and kit.capabilities.async_d2h
         with kit.held(stream, f"save_output and then {hook} on {told}") if holding else nullcontext():
-            ticket = cast(OutputTicket, fixture.save(step, sink))
+            outputs.save(fixture, step)
             copy = copied(kit, fixture.state.memory, stream)
             later(fixture, step, hook)
         told = f"{hook} on {told}"
-        assert_no_error(partial(ticket.record, PATIENCE), f"reading the output saved before {told}")
-        compare_records(sink.resolve_all(), [should], f"the output saved before {told}")
+        assert_no_error(partial(outputs.saved[0][0].record, PATIENCE), f"reading the output saved before {told}")
+        outputs.deliver(f"the output saved before {told}")
         arrive(copy)
-        wrong = unlike(copy.data[0], whole)
+        wrong = unlike(copy.data[0], before)
         assert not wrong, f"the copy made before {told}: {wrong}"
 
 

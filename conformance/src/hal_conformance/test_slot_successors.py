@@ -34,7 +34,7 @@ class Generations:
 
     def insert(self, tasks: list[Task], told: str) -> None:
         """Insert a batch, and compare every byte."""
-        arrive(self.fixture.insert(tasks), told)
+        self.fixture.enter(tasks, told)
         for other in self.others:
             other.inserted(tasks)
         self.check(told)
@@ -51,7 +51,7 @@ class Generations:
         self.turn += 1
         order = np.random.default_rng(self.turn).permutation(len(CASES)).tolist()
         step = self.fixture.step(order, speculative=speculative)
-        arrive(self.fixture.update_inputs(step))
+        self.fixture.run(step)
         self.fixture.output(step)
         for other in self.others:
             other.model.clean_up(range(SIZES.num_slots))
@@ -66,7 +66,7 @@ class Generations:
         self.step(speculative=False)
         given = [slot for slot in draftable(self.fixture) if CASES[slot][0] == "given drafts"]
         assert given, "the kit's own requests take no drafts"
-        arrive(self.fixture.propose({slot: [slot, 4, 5] for slot in given}))
+        self.fixture.draft({slot: [slot, 4, 5] for slot in given})
         self.check("drafts")
 
     def release(self) -> None:
@@ -74,7 +74,7 @@ class Generations:
         slots = [slot for slot in ALL if CASES[slot][1] == "released"]
         ended = self.fixture.model.cells["stop_flags"].copy()
         ended[slots] = True
-        arrive(self.fixture.poke({"stop_flags": ended}))
+        self.fixture.put({"stop_flags": ended})
         self.fixture.release(slots)
         for other in self.others:
             other.follow_releases()
@@ -139,7 +139,7 @@ def test_g19_a_preempted_request_goes_on_under_its_name(kit: Kit, where: str) ->
     fixture = World(kit, SIZES)
     first = asked(fixture, 0, 0)
     beside = enter(fixture, 5, 0, "whole")
-    arrive(fixture.insert([Task(TaskKind.PREFILL, 0, first, 0, first.total, [*range(10)]), beside]))
+    fixture.enter([Task(TaskKind.PREFILL, 0, first, 0, first.total, [*range(10)]), beside])
     given: list[int] = []
     told = {SlotStatus.PREEMPTED: 0, SlotStatus.TOKEN: 0}
     slot = 0
@@ -156,13 +156,13 @@ def test_g19_a_preempted_request_goes_on_under_its_name(kit: Kit, where: str) ->
             former = fixture.model.residents[0]
             gone = Task(TaskKind.PREEMPTED, 0, former.admitted)
             if where.endswith("later"):
-                arrive(fixture.insert([gone]))
+                fixture.enter([gone])
                 fixture.output(fixture.step([0]))
                 told[SlotStatus.PREEMPTED] += 1
             request = replace(former.request, output=[*former.request.output, *given])
             again, slot = fixture.admit(request), 3 if where.startswith("another") else 0
             entering = Task(TaskKind.PREFILL, slot, again, 0, again.total, [*range(20, 40)][: -(-again.total // 2)])
-            arrive(fixture.insert([entering] if where.endswith("later") else [gone, entering]))
+            fixture.enter([entering] if where.endswith("later") else [gone, entering])
             fixture.check("the request entered again")
             if slot:
                 fixture.output(fixture.step([0]))
@@ -188,22 +188,20 @@ def test_g09_one_admitted_request_enters_again_and_again(kit: Kit, way: str) -> 
         if way == "preempted at once":  # each slot gets another of them
             fresh = [asked(fixture, slot, 1) for slot in range(6)]
             short = [Task(TaskKind.PREFILL, at, one, 0, one.total, [1, 2, 3, 4]) for at, one in enumerate(fresh)]
-            arrive(fixture.insert([*gone, *short]))
+            fixture.enter([*gone, *short])
             fixture.output(fixture.step(range(6)))
-            arrive(fixture.insert([*fixture.leaving(range(6), TaskKind.ABORTED)]))
+            fixture.enter([*fixture.leaving(range(6), TaskKind.ABORTED)])
         elif turn and way == "aborted":
-            arrive(fixture.insert(fixture.leaving(range(6), TaskKind.ABORTED)))
+            fixture.enter(fixture.leaving(range(6), TaskKind.ABORTED))
         elif turn:
             fixture.release(range(6))
         fixture.output(fixture.step(range(6)))
-        arrive(fixture.insert(entering), f"requests that enter for the {turn + 1}. time")
+        fixture.enter(entering, f"requests that enter for the {turn + 1}. time")
         fixture.check(f"requests that entered for the {turn + 1}. time")
         sampled(fixture, turn)
         step = fixture.advance(slots, speculative=turn % 2 == 1)
         fixture.output(step)
-    arrive(
-        other.insert([Task(TaskKind.PREFILL, 7 - at, one, 0, one.total, [*range(11)]) for at, one in enumerate(kept)])
-    )
+    other.enter([Task(TaskKind.PREFILL, 7 - at, one, 0, one.total, [*range(11)]) for at, one in enumerate(kept)])
     other.check("requests that were in another state before")
 
 
@@ -282,7 +280,7 @@ def test_g09_a_batch_has_the_same_effect_in_every_form(kit: Kit, form: str) -> N
     put([cached(slot) for slot in (9, 3, 40, 0, 76, 21)], "new requests, some")
     put([enter(fixture, slot, 0, "handed over") for slot in (1, 2, 3 + 5, 55)], "handoffs")
     idle = {name: np.zeros(SIZES.num_slots) for name in ("seq_lens_this_time", "seq_lens_encoder")}
-    arrive(fixture.poke(idle))
+    fixture.put(idle)
     held = fixture.model.residents
     chunks = [
         Task(TaskKind.PREFILL_CHUNK, slot, held[slot].admitted, held[slot].prefilled, 2, [77], held[slot].blocks)

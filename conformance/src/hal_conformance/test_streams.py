@@ -15,16 +15,14 @@ from hal_core.slots.tasks import Task, TaskKind
 from .fixtures.hook_cases import HOOK_CASES, SIZES, hook_cases, new_tasks, overlaps
 from .fixtures.prepared_calls import SHAPE, VALUES, PreparedCall, Value, unlike
 from .fixtures.stream_cases import FREE, HELD, Between, Busy, beside, copied, pairs
-from .fixtures.world import World, assert_rows
+from .fixtures.world import Outputs, World
 from .harness import backdoor
 from .harness.asserts import assert_raises
 from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
-from .harness.sinks import KeepingSink
 from .harness.waiters import A_WHILE, AT_ONCE, SHORT, come_true
 from .kit import Kit
-from .oracle.output import Row
 from .oracle.slots import difference
 
 if TYPE_CHECKING:
@@ -178,8 +176,7 @@ def test_g04_hooks_on_one_state_take_effect_in_the_order_of_their_calls(kit: Kit
     """Requests enter, a field is set, a step runs, its output is saved, some leave: on one stream, without waits."""
     if stream_case in HELD and kit.can_hold and not overlaps(kit, "update_inputs"):
         return
-    fixture, sink = World(kit, SIZES), KeepingSink()
-    rows = []
+    fixture, outputs = World(kit, SIZES), Outputs()
     with beside(kit, stream_case, f"one of the hooks on {stream_case}") as (stream, _):
         fixture.stream = stream
         tasks = new_tasks(fixture, range(6))
@@ -191,24 +188,20 @@ def test_g04_hooks_on_one_state_take_effect_in_the_order_of_their_calls(kit: Kit
             fixture.model.cells["sampled_token_ids"][...] = sampled[:, None]
             step = fixture.step([5, 3, 0, 4, 2, 1])
             fixture.update_inputs(step)
-            rows.append(fixture.rows_of(step))
-            fixture.save(step, sink)
+            outputs.save(fixture, step)
             gone = [Task(TaskKind.PREEMPTED, number, tasks[number].request), *new_tasks(fixture, [number])]
             fixture.insert(gone)
         state = copied(kit, fixture.state.memory, stream)
         if stream_case in FREE:
-            compare_state(fixture, state, sink, rows, stream_case)
+            compare_state(fixture, state, outputs, stream_case)
     if stream_case in HELD:
-        compare_state(fixture, state, sink, rows, stream_case)
+        compare_state(fixture, state, outputs, stream_case)
 
 
-def compare_state(
-    fixture: World, state: CopyTicket, sink: KeepingSink, rows: Sequence[Sequence[Row]], stream_case: str
-) -> None:
+def compare_state(fixture: World, state: CopyTicket, outputs: Outputs, stream_case: str) -> None:
     """Compare every record and every byte."""
     __tracebackhide__ = True
-    for record, should in zip(sink.resolve_all(), rows, strict=True):
-        assert_rows(record, should)
+    outputs.deliver(stream_case)
     arrive(state)
     wrong = difference(fixture.model, state.data[0])
     assert not wrong, f"after three steps on {stream_case}: {wrong}"
@@ -352,7 +345,7 @@ def test_g01_a_tensor_is_written_on_the_stream_that_was_given(kit: Kit) -> None:
         support.values_of(kit.device, tensor)  # created before any stream is held
         with beside(kit, stream_case, f"async_set_value of a tensor on {stream_case}") as (stream, _):
             for part in (slice(None), slice(3, 4)):
-                kit.bound.async_set_value(target=tensor[part], value=values[part], stream=stream).wait(PATIENCE)  # type: ignore[index]
+                arrive(kit.bound.async_set_value(target=tensor[part], value=values[part], stream=stream))  # type: ignore[index]
         got = support.values_of(kit.device, tensor)
         wrong = np.argwhere(got != values)
         assert not len(wrong), (

@@ -17,7 +17,7 @@ from .fixtures.hook_cases import RICH
 from .fixtures.many import MANY, blocks, handoff, prefill, request
 from .fixtures.stepping import run_step
 from .fixtures.world import World
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .harness.reached import Reached
 from .kit import Draw, Kit, examples
@@ -40,7 +40,7 @@ def spent(fixture: World, tasks: list[Task]) -> Counters:
     before = fixture.bound.counters()
     ticket = fixture.insert(tasks)
     counted = fixture.bound.counters() - before
-    ticket.wait(PATIENCE)
+    arrive(ticket)
     return counted
 
 
@@ -76,8 +76,8 @@ def test_g10_the_devices_own_counters_agree_with_a_count_below_it(kit: Kit, draw
     fixture = World(kit, draw(sizes(), "sizes"))
     below = kit.device.probe_counts()  # type: ignore[attr-defined]  # the seam that `requires` asks for
     own = kit.bound.counters()
-    fixture.insert(draw_batch(draw, fixture, least=1)).wait(PATIENCE)
-    fixture.save(run_step(draw, fixture)).wait(PATIENCE)
+    fixture.enter(draw_batch(draw, fixture, least=1))
+    arrive(fixture.save(run_step(draw, fixture)))
     seen = kit.device.probe_counts() - below  # type: ignore[attr-defined]
     said = kit.bound.counters() - own
     for name in ("submissions", "uploads", "launches", "copies_out"):
@@ -95,7 +95,7 @@ def test_g10_an_insertion_does_not_wait_for_the_device(kit: Kit, draw: Draw) -> 
         for _ in range(size):
             tickets.append(fixture.insert(draw_batch(draw, fixture, (TaskKind.PREFILL, TaskKind.MORE_BLOCKS))))
     for ticket in tickets:
-        ticket.wait(PATIENCE)
+        arrive(ticket)
     fixture.check("insertions into a held stream")
 
 
@@ -143,9 +143,7 @@ def test_g10_every_kind_of_batch_is_counted_and_large_ones_cost_the_same(kit: Ki
                  blocks(MANY, 4 * (-(-one.total // 4) - len(half.blocks)), slot), len(half.blocks))
             for slot, one, half in zip(slots, entering, halves, strict=True) if one.total > half.num_scheduled_tokens
         ]  # fmt: skip
-        arrive(
-            fixture.poke({"seq_lens_this_time": np.zeros(MANY.num_slots), "seq_lens_encoder": np.zeros(MANY.num_slots)})
-        )
+        fixture.put({"seq_lens_this_time": np.zeros(MANY.num_slots), "seq_lens_encoder": np.zeros(MANY.num_slots)})
         if chunks:
             cost(fixture, chunks, f"{len(chunks)} chunks")
         going = [Task(TaskKind.MORE_BLOCKS, slot, fixture.model.residents[slot].admitted, blocks=[1, 2],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 from hal_core.errors import DeviceClosed, InvalidValue, TicketTimeout
@@ -139,7 +139,7 @@ def check_output(kit: Kit, which: str) -> None:
     holding = kit.held(stream) if kit.can_hold else nullcontext()
     with ExitStack() as stack:
         stack.enter_context(holding)
-        ticket = cast(OutputTicket, fixture.save(step, sink))
+        ticket = fixture.save(step, sink)
         tickets: Mapping[str, Ticket] = {f"save_output on {which}": ticket}
         if kit.can_hold and kit.capabilities.async_d2h:
             assert not ticket.ready(), "the copy of an output is ready, but its stream is held"
@@ -172,7 +172,7 @@ def test_g19_an_outputs_error_is_raised_only_by_its_waits(kit: Kit) -> None:
     fixture, _ = filled(kit)
     step = fixture.step(range(SIZES.num_slots), speculative=True)
     fixture.poke_cell("accept_num", 2, SIZES.max_accept + 3)
-    arrive(fixture.update_inputs(step))
+    fixture.run(step)
     sink = KeepingSink()
     ticket = fixture.save(step, sink)
     waiters = [Waiter(ticket, PATIENCE), Waiter(ticket), Waiter(ticket, PATIENCE)]
@@ -198,7 +198,7 @@ def test_g19_an_outputs_unobserved_error_is_raised_once_by_the_next_call(kit: Ki
         fixture, _ = filled(apart)
         step = fixture.step(range(SIZES.num_slots), speculative=True)
         fixture.poke_cell("accept_num", 2, SIZES.max_accept + 3)
-        arrive(fixture.update_inputs(step))
+        fixture.run(step)
         sink = KeepingSink()
         fixture.save(step, sink)
         sink.resolve_all()

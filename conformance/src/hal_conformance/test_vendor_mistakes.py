@@ -153,15 +153,15 @@ def test_g11_a_stop_reason_leaves_with_its_request(kit: Kit, speculative: bool) 
         SamplingParams(max_tokens=9),
     ]
     first = [fixture.admit(Request(f"old{slot}", [1, 2], params)) for slot, params in enumerate(ends)]
-    arrive(fixture.insert([Task(TaskKind.PREFILL, slot, one, 0, 2, [slot]) for slot, one in enumerate(first)]))
+    fixture.enter([Task(TaskKind.PREFILL, slot, one, 0, 2, [slot]) for slot, one in enumerate(first)])
     _step(fixture, speculative)
     reasons = fixture.model.cells["stop_reason"].reshape(-1).tolist()
     assert reasons == [FinishReason.LENGTH, FinishReason.STOP, 0], f"the kit's own reasons are {reasons}"
-    arrive(fixture.insert([Task(TaskKind.ABORTED, 2, first[2])]))
+    fixture.enter([Task(TaskKind.ABORTED, 2, first[2])])
     fixture.output(fixture.step([0, 1, 2], speculative=speculative))
     fixture.release([0, 1])
     new = [fixture.admit(Request(f"new{slot}", [3, 4, 5], SamplingParams(max_tokens=9))) for slot in range(3)]
-    arrive(fixture.insert([Task(TaskKind.PREFILL, slot, one, 0, 3, [slot]) for slot, one in enumerate(new)]))
+    fixture.enter([Task(TaskKind.PREFILL, slot, one, 0, 3, [slot]) for slot, one in enumerate(new)])
     fixture.check("requests that took the slots of ended ones")
     rows = fixture.output(_step(fixture, speculative))
     finished = [(row.request_id, row.finish.name) for row in rows if row.finish]
@@ -175,8 +175,8 @@ def _step(fixture: World, speculative: bool) -> Any:  # noqa: ANN401 (a Step)
     cells = {name: fixture.model.cells[name].copy() for name in ("sampled_token_ids", "accept_tokens", "accept_num")}
     for name, value in (("sampled_token_ids", 7), ("accept_tokens", 7), ("accept_num", 1)):
         cells[name][...] = value
-    arrive(fixture.poke(cells))
-    arrive(fixture.update_inputs(step))
+    fixture.put(cells)
+    fixture.run(step)
     return step
 
 

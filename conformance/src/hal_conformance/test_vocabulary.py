@@ -11,7 +11,7 @@ from hal_core.slots.step import Step
 from hypothesis import strategies as st
 
 from .fixtures.world import World, assert_rows
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 from .oracle.output import Row
@@ -54,7 +54,7 @@ class Case:
         """Write the drafts of a prefill node, one for each request."""
         drafts = np.full((3, 2), 5, np.int64)
         drafts[self.slot] = self.strange
-        fixture.poke({"draft_num": np.ones(3, np.int32), "draft_tokens": drafts}).wait(PATIENCE)
+        fixture.put({"draft_num": np.ones(3, np.int32), "draft_tokens": drafts})
 
 
 def draw_case(draw: Draw) -> Case:
@@ -79,7 +79,7 @@ def filled(kit: Kit, role: SplitRole) -> World:
 def save(fixture: World, step: Step, should: list[Row]) -> None:
     """Assert that the ticket raises no error, and that the record is right."""
     __tracebackhide__ = True
-    fixture.save(step).wait(PATIENCE)
+    arrive(fixture.save(step))
     assert_rows(fixture.sink.records[-1], should)
 
 
