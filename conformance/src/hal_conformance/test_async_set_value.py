@@ -1,4 +1,4 @@
-"""``async_set_value``: G1, G2, G4 and G5; G3 and G7 are in ``test_asynchrony.py``, G6 in ``test_conversion.py``."""
+"""``async_set_value``: G1, G2, G4 and G5; G3 and G7 are in ``test_mode.py``, G6 in ``test_conversion.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``broadcast_tokens`` and ``save_output`` with real groups: 2 ranks, and 4 as 2 x 2 (G13 to G18)."""
+"""Groups of ranks in worker processes (G13 to G18): what they agree on, in every mode of decoding, and lost peers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .draw.requests import sizes
 from .harness.guarantees import RANKS, guarantee
 from .kit import Draw, Kit, examples
 from .ranks import losses as rank_losses
+from .ranks import modes as rank_modes
 from .ranks import work as rank_work
 from .ranks.pool import GROUPS, TIMEOUT
 from .ranks.work import Met, Seen
@@ -240,3 +241,37 @@ def test_g16_a_hung_rank_is_an_error_on_every_survivor(kit: Kit, groups: Any, fi
 @pytest.mark.parametrize("groups", [GROUPS, PAIR], ids=["two-by-two", "two-ranks"])
 def test_g16_a_lost_rank_is_an_error_on_every_survivor(kit: Kit, groups: Any) -> None:  # noqa: ANN401
     check_casualty(kit, groups, groups[-1][-1], "lost")
+
+
+NONE, ALL_VERIFY = (False, False, False), (True, True, True)
+MODES = {
+    "none": (0, NONE, False),
+    "naive, plain steps on a state with drafts": (2, NONE, False),
+    "naive, verifying none": (1, ALL_VERIFY, False),
+    "n-gram": (2, ALL_VERIFY, True),
+    "suffix": (3, ALL_VERIFY, True),
+    "MTP": (1, ALL_VERIFY, True),
+    "plain steps among verifying ones": (2, (True, False, False, True, False), False),
+}
+"""Mode of decoding to (drafts the state is sized for, for each step whether it verifies drafts, whether a proposer
+runs)."""
+
+
+@guarantee(13, requires=RANKS)
+@pytest.mark.parametrize("groups", [PAIR, GROUPS, ((1, 0),)], ids=["two-ranks", "two-by-two", "reversed"])
+@pytest.mark.parametrize("mode", MODES)
+def test_g13_ranks_that_draw_apart_agree_in_every_mode(kit: Kit, mode: str, groups: Any) -> None:  # noqa: ANN401
+    max_draft_tokens, kinds, proposes = MODES[mode]
+    size = StateConfig(num_slots=3, max_model_len=32, max_draft_tokens=max_draft_tokens, max_logprobs=0)
+    answers = kit.ranks.run(kit.recipe, rank_modes.step_apart, groups, size, kinds, proposes, ranks=told(groups))
+    for group in groups:
+        source = answers[group[0]]
+        for rank in group:
+            mine = answers[rank]
+            assert_well(rank, mine.error, f"decoding ({mode})")
+            for number, (got, should) in enumerate(zip(mine.fields, source.fields, strict=True)):
+                other = [name for name in should if got[name] != should[name]]
+                assert not other, f"{mode}: after step {number} rank {rank} differs from rank {group[0]} in {other}"
+            assert mine.known == source.known, f"rank {rank} knows {mine.known}, but rank {group[0]} {source.known}"
+        drawn_by = {token // 100 % 10 for tokens in source.known for token in tokens}
+        assert drawn_by == {group[0]}, f"{mode}: group {group} has the tokens of ranks {drawn_by}, not of {group[0]}"

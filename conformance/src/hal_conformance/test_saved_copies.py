@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,9 +31,6 @@ from .harness.waiters import SHORT
 from .kit import Kit
 from .test_copies import stream_cases
 from .test_streams import run_beside_each
-
-if TYPE_CHECKING:
-    from hal_core.slots.step import Step
 
 OUTPUTS = 70
 """Simultaneous pending outputs: more than any pool of buffers keeps."""
