@@ -173,13 +173,13 @@ def test_the_table_names_liar_guarantee_profile_and_seconds(tmp_path):
     assert "<td>G1<td>L2<td>killed<td>quick<td>2.0<td>test_g01_x" in page
     found = json.loads(running.document(tally, html=False))
     assert (found["ok"], found["quick"]) == (True, 1.0)
-    told = [found["liars"][0][name] for name in ("liar", "guarantee", "verdict", "by", "profile", "seconds")]
-    assert told == ["L2", "G1", "killed", "test_g01_x", "quick", 2]
+    fields = [found["liars"][0][name] for name in ("liar", "guarantee", "verdict", "by", "profile", "seconds")]
+    assert fields == ["L2", "G1", "killed", "test_g01_x", "quick", 2]
     target = tmp_path / "liars.json"
     command = [sys.executable, "-m", "hal_conformance", "cpu", "--liars", "--only=G4", f"--report={target}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     line = next(line for line in done.stdout.splitlines() if "FirstWins" in line)
     assert line.split()[:4] == ["G4", "FirstWins", "killed", "quick"]
     rows = json.loads(target.read_text(encoding="utf-8"))["liars"]
-    told = next(row for row in rows if row["liar"] == "FirstWins")
-    assert (told["profile"], told["seconds"] > 0) == ("quick", True)
+    fields = next(row for row in rows if row["liar"] == "FirstWins")
+    assert (fields["profile"], fields["seconds"] > 0) == ("quick", True)

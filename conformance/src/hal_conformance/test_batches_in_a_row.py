@@ -17,14 +17,14 @@ from .harness.asserts import assert_no_error
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .kit import Kit
-from .test_companions import Beside
+from .test_companions import CompanionModel
 from .test_submissions import A_CALL, cost
 
 FIELDS = [
     StateField("kit_length", "int64", reset=-1, groups="step_input", value=lambda request: len(request.prompt)),
     StateField("kit_row", "uint8", 3, reset=9, value=lambda request: [*range(len(request.prompt) % 4)], kept=True),
 ]
-BESIDE = (Companion("own"), Companion("same", FIELDS, same_slots=True))
+COMPANIONS = (Companion("own"), Companion("same", FIELDS, same_slots=True))
 SLOTS = (5, 0, 300, 7)
 ROUNDS = 6
 
@@ -32,9 +32,11 @@ ROUNDS = 6
 class InARow:
     """A state with companions and all calls made with it; no ticket is waited for before the end."""
 
-    def __init__(self, kit: Kit, *, beside: bool) -> None:
-        self.fixture = World(kit, MANY, beside=BESIDE if beside else (), fields=FIELDS)
-        self.others = [Beside(self.fixture, at, one.fields) for at, one in enumerate(BESIDE)] if beside else []
+    def __init__(self, kit: Kit, *, companions: bool) -> None:
+        self.fixture = World(kit, MANY, companions=COMPANIONS if companions else (), fields=FIELDS)
+        self.others = (
+            [CompanionModel(self.fixture, at, one.fields) for at, one in enumerate(COMPANIONS)] if companions else []
+        )
         self.outputs = Outputs()
 
     def insert(self, tasks: list[Task]) -> None:
@@ -73,20 +75,20 @@ class InARow:
         for other in self.others:
             other.model.clean_up(range(MANY.num_slots))
 
-    def check(self, told: str) -> None:
+    def check(self, what: str) -> None:
         """Compare every byte of every state, and every record."""
-        self.fixture.check(told)
+        self.fixture.check(what)
         for other in self.others:
-            other.check(told)
-        self.outputs.deliver(told)
+            other.check(what)
+        self.outputs.deliver(what)
 
 
 @guarantee(9, also=(4, 11, 12, 18, 19, 22))
-@pytest.mark.parametrize("beside", [False, True], ids=["alone", "companions"])
+@pytest.mark.parametrize("companions", [False, True], ids=["alone", "companions"])
 @pytest.mark.parametrize("how", ["held", "free", "from stream to stream"])
-def test_g09_batches_and_steps_in_a_row_have_the_effect_of_each(kit: Kit, how: str, beside: bool) -> None:
+def test_g09_batches_and_steps_in_a_row_have_the_effect_of_each(kit: Kit, how: str, companions: bool) -> None:
     """On a held stream without steps where a step cannot be held; the slots are left and entered again and again."""
-    one = InARow(kit, beside=beside)
+    one = InARow(kit, companions=companions)
     fixture = one.fixture
     waits = bool(kit.missing(("async_h2d", "async_d2h", "can_hold_stream", "overlapped_update")))
     hold = kit.held(fixture.stream, "batches in a row") if how == "held" and not waits else nullcontext()
@@ -106,8 +108,8 @@ def test_g09_batches_and_steps_in_a_row_have_the_effect_of_each(kit: Kit, how: s
 @guarantee(10, requires="fused_scatter", also=(9,))
 def test_g10_large_batches_with_companions_cost_the_same(kit: Kit) -> None:
     """Of every kind: they enter, get blocks, leave, and leave while others enter."""
-    fixture = World(kit, MANY, beside=BESIDE, fields=FIELDS)
-    others = [Beside(fixture, at, one.fields) for at, one in enumerate(BESIDE)]
+    fixture = World(kit, MANY, companions=COMPANIONS, fields=FIELDS)
+    others = [CompanionModel(fixture, at, one.fields) for at, one in enumerate(COMPANIONS)]
 
     def put(tasks: Sequence[Task], what: str) -> None:
         cost(fixture, tasks, what)

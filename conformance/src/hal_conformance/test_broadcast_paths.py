@@ -18,7 +18,7 @@ from .ranks import work as rank_work
 from .ranks.paths import STREAMS, TURNS, InFlight, fields_of
 from .ranks.pool import GROUPS
 from .ranks.slice import FILLS, Corrupted, Slices
-from .test_ranks import PAIR, PLAIN, assert_agreed, assert_well, check_casualty, told
+from .test_ranks import PAIR, PLAIN, assert_agreed, assert_well, check_casualty, ranks_of
 
 REVERSED = ((1, 0), (3, 2))
 FOURS = (((0, 1, 2, 3),), ((1, 0, 2, 3),), ((2, 3, 1, 0),), ((3, 0, 1, 2),))
@@ -30,7 +30,7 @@ MANY = tuple(
 )
 
 
-def assert_whole(rank: int, mine: Slices, source: Slices, size: StateConfig) -> None:
+def assert_slice(rank: int, mine: Slices, source: Slices, size: StateConfig) -> None:
     """Assert that after each broadcast the slice equals the source's, including header and padding, and all else is
     unchanged."""
     __tracebackhide__ = True
@@ -63,10 +63,10 @@ def named(layout: Any, part: Any, at: int) -> str:  # noqa: ANN401 (a layout and
     return f"the first is padding, {at} bytes past the header"
 
 
-def check_whole(kit: Kit, groups: Any, idle: Any = ()) -> None:  # noqa: ANN401 (nested tuples)
+def check_slices(kit: Kit, groups: Any, idle: Any = ()) -> None:  # noqa: ANN401 (nested tuples)
     """Check that each rank of each group holds its source's slice, and that idle groups are unchanged."""
     __tracebackhide__ = True
-    seen = kit.ranks.run(kit.recipe, rank_slice.whole, groups, idle, MANY, ranks=told(groups))
+    seen = kit.ranks.run(kit.recipe, rank_slice.slices, groups, idle, MANY, ranks=ranks_of(groups))
     for group in groups:
         for rank in group:
             for at, size in enumerate(MANY):
@@ -76,25 +76,25 @@ def check_whole(kit: Kit, groups: Any, idle: Any = ()) -> None:  # noqa: ANN401 
                     assert all(mine.elsewhere), f"rank {rank} of the idle group {group}: another state changed"
                     continue
                 assert_well(rank, mine.error, f"broadcast_tokens of group {group} ({size})")
-                assert_whole(rank, mine, seen[group[0]][at], size)
+                assert_slice(rank, mine, seen[group[0]][at], size)
 
 
 @guarantee(13, requires=RANKS, also=(14,))
 @pytest.mark.parametrize("groups", [PAIR, REVERSED, ((0, 1), (3, 2))], ids=str)
 def test_g13_the_whole_slice_is_the_sources_and_nothing_else_changes(kit: Kit, groups: Any) -> None:  # noqa: ANN401
-    check_whole(kit, groups)
+    check_slices(kit, groups)
 
 
 @guarantee(13, requires=RANKS)
 @pytest.mark.parametrize("groups", [GROUPS, REVERSED], ids=str)
 def test_g13_a_group_that_does_not_broadcast_is_untouched(kit: Kit, groups: Any) -> None:  # noqa: ANN401
-    check_whole(kit, groups, idle=groups[1:])
+    check_slices(kit, groups, idle=groups[1:])
 
 
 @guarantee(13, requires=(RANKS, "whole_group"), also=(14,))
 @pytest.mark.parametrize("groups", FOURS, ids=str)
 def test_g13_any_of_four_ranks_is_the_source(kit: Kit, groups: Any) -> None:  # noqa: ANN401
-    check_whole(kit, groups)
+    check_slices(kit, groups)
 
 
 def assert_corrupted(rank: int, found: Corrupted, what: str, by: str = "output") -> None:
@@ -126,7 +126,7 @@ HEADERS = (
 @guarantee(14, requires=RANKS)
 @pytest.mark.parametrize(("groups", "by", "places"), HEADERS, ids=["pair", "pair-output", "reversed", "two-by-two"])
 def test_g14_every_byte_of_the_header_is_compared_on_every_rank(kit: Kit, groups: Any, by: str, places: Any) -> None:  # noqa: ANN401
-    answers = kit.ranks.run(kit.recipe, rank_slice.corrupt, groups, places, by, "source", ranks=told(groups))
+    answers = kit.ranks.run(kit.recipe, rank_slice.corrupt, groups, places, by, "source", ranks=ranks_of(groups))
     for rank, found in answers.items():
         assert len(found) == len(places), f"rank {rank} tried {len(found)} of {len(places)} wrong headers"
         for at, one in zip(places, found, strict=True):
@@ -209,7 +209,7 @@ def assert_turns(rank: int, mine: InFlight, source: InFlight, sizes: dict[str, S
 def test_g13_broadcasts_in_flight_bring_the_slice_of_their_turn(kit: Kit, groups: Any, streams: str) -> None:  # noqa: ANN401
     """Of states with drafts and without, with declared fields; the second group's are of other sizes."""
     sizes = {group[0]: OF_GROUPS[at] for at, group in enumerate(groups)}
-    seen = kit.ranks.run(kit.recipe, rank_paths.in_flight, groups, sizes, streams, ranks=told(groups))
+    seen = kit.ranks.run(kit.recipe, rank_paths.in_flight, groups, sizes, streams, ranks=ranks_of(groups))
     for group in groups:
         for rank in group:
             assert_turns(rank, seen[rank], seen[group[0]], sizes[group[0]])
@@ -277,7 +277,7 @@ PLACES = (0, 5, 12, 16, 20, 31, 40, 63)
 @pytest.mark.parametrize("by", ["ticket", "output"])
 @pytest.mark.parametrize("where", ["source", "receiver"])
 def test_g14_the_header_of_a_state_with_drafts_is_compared_too(kit: Kit, where: str, by: str) -> None:
-    answers = kit.ranks.run(kit.recipe, rank_slice.corrupt, PAIR, PLACES, by, where, 2, ranks=told(PAIR))
+    answers = kit.ranks.run(kit.recipe, rank_slice.corrupt, PAIR, PLACES, by, where, 2, ranks=ranks_of(PAIR))
     for rank, found in answers.items():
         for at, one in zip(PLACES, found, strict=True):
             if where == "source" or rank == PAIR[0][-1]:
@@ -305,7 +305,7 @@ LARGE = (
 @guarantee(13, requires=RANKS, also=(14,))
 @pytest.mark.parametrize("size", LARGE, ids=["drafts", "plain"])
 def test_g13_slices_of_half_a_megabyte_arrive_to_their_last_byte(kit: Kit, size: StateConfig) -> None:
-    seen = kit.ranks.run(kit.recipe, rank_work.agree, PAIR, (), size, 3, 2, ranks=told(PAIR))
+    seen = kit.ranks.run(kit.recipe, rank_work.agree, PAIR, (), size, 3, 2, ranks=ranks_of(PAIR))
     for rank, mine in seen.items():
         assert_well(rank, mine.error, f"broadcast_tokens of {size.num_slots} slots")
         assert mine.collectives == [1] * 2, f"rank {rank} made {mine.collectives} collectives in 2 calls"

@@ -100,14 +100,14 @@ def test_g26_a_fault_of_the_runtime_that_nobody_waits_for_is_raised(kit: Kit, wh
     raised_unseen(one, fixture, f"{what}, which the runtime reports as failed, and nobody waited", by)
 
 
-def raised_unseen(one: Kit, fixture: World, told: str, by: str) -> None:
+def raised_unseen(one: Kit, fixture: World, case: str, by: str) -> None:
     """Assert that ``by`` raises the error of failed work whose ticket was dropped."""
     __tracebackhide__ = True
     gc.collect()
     call = one.bound.close if by == "closing" else lambda: hook_calls.scalar(fixture)
-    assert_raises_any(call, "error 716", f"{by} after {told}")
+    assert_raises_any(call, "error 716", f"{by} after {case}")
     if by != "closing":
-        assert_raises_any(lambda: hook_calls.scalar(fixture), "error 716", f"a second call after {told}")
+        assert_raises_any(lambda: hook_calls.scalar(fixture), "error 716", f"a second call after {case}")
     one.device.close()
 
 

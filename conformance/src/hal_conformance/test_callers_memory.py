@@ -211,9 +211,9 @@ def test_g02_a_large_plan_may_be_changed_once_it_was_submitted(kit: Kit) -> None
     rows = np.zeros(len(lengths), WRITE)
     rows["nbytes"], rows["dst"] = lengths, count * width + np.cumsum(lengths + 3) - lengths
     rows["source"] = np.cumsum(lengths) - lengths
-    whole = np.concatenate(pieces)
+    joined = np.concatenate(pieces)
     for dst, begin, nbytes in rows[["dst", "source", "nbytes"]].tolist():
-        block.should[dst : dst + nbytes] = whole[begin : begin + nbytes]
+        block.should[dst : dst + nbytes] = joined[begin : begin + nbytes]
     places = block.should[: count * width].reshape(count, width)
     places[slots, :3] = data[:, :3]
     places[slots, 8:] = data[:, 3 : width - 5]

@@ -207,10 +207,10 @@ def test_g26_after_a_fork_the_child_is_refused_and_the_parent_works_on(kit: Kit)
     if ended[0] == 0:
         os.kill(child, 9)
         os.waitpid(child, 0)
-    said = os.read(reading, 4096).decode()
+    answer = os.read(reading, 4096).decode()
     os.close(reading)
     assert ended[0], f"the child of a fork still ran after {PATIENCE} s: a call on its copy of the device hung"
-    assert said == "said:", f"in the child of a fork: {said.removeprefix('said:') or f'it ended with {ended[1]}'}"
+    assert answer == "said:", f"in the child of a fork: {answer.removeprefix('said:') or f'it ended with {ended[1]}'}"
     arrive(pending)
     fixture.check("a fork whose child has closed its copy")
     for what, act in hook_calls.CALLS.items():

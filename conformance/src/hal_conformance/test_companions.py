@@ -17,7 +17,7 @@ from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import strategies as st
 
 from .draw.requests import sizes
-from .fixtures.batches import ALL, ENTER, LEAVE, draw_batch, told
+from .fixtures.batches import ALL, ENTER, LEAVE, draw_batch, text_of
 from .fixtures.stepping import free_ended, run_step
 from .fixtures.world import World
 from .harness import backdoor
@@ -36,7 +36,7 @@ from .test_submissions import A_CALL
 NAMES = ("proposer", "other", "third")
 
 
-class Beside:
+class CompanionModel:
     """A companion with its model; its bytes follow the target's.
 
     ``slots``: admission id to the slot that the host chose for the request.
@@ -87,15 +87,15 @@ class Beside:
     def check(self, after: str) -> None:
         """Compare every byte of the companion with the model."""
         __tracebackhide__ = True
-        whole = backdoor.read(self.fixture.device, self.fixture.state.memory, self.fixture.stream)
-        wrong = difference(self.model, whole[self.begin : self.begin + self.model.layout.nbytes])
+        block = backdoor.read(self.fixture.device, self.fixture.state.memory, self.fixture.stream)
+        wrong = difference(self.model, block[self.begin : self.begin + self.model.layout.nbytes])
         assert not wrong, f"companion {self.state.name!r} after {after}: {wrong}"
 
 
-def opened(kit: Kit, size: StateConfig, count: int) -> tuple[World, list[Beside]]:
+def opened(kit: Kit, size: StateConfig, count: int) -> tuple[World, list[CompanionModel]]:
     """Open a state with so many companions."""
-    fixture = World(kit, size, beside=NAMES[:count])
-    return fixture, [Beside(fixture, number) for number in range(count)]
+    fixture = World(kit, size, companions=NAMES[:count])
+    return fixture, [CompanionModel(fixture, number) for number in range(count)]
 
 
 FIXED = StateConfig(num_slots=4, max_model_len=24, block_size=4, max_draft_tokens=2, max_logprobs=0)
@@ -106,7 +106,7 @@ def entering(fixture: World, slots: Sequence[int]) -> list[Task]:
     return [fixture.entering(slot, [1, 2, 3]) for slot in slots]
 
 
-def entered(fixture: World, others: Sequence[Beside], tasks: list[Task]) -> None:
+def entered(fixture: World, others: Sequence[CompanionModel], tasks: list[Task]) -> None:
     """Insert a batch, and take it over into the companions' models."""
     fixture.enter(tasks)
     for other in others:
@@ -140,9 +140,9 @@ def test_g09_one_insertion_serves_a_state_and_its_companions(kit: Kit, draw: Dra
         fixture.enter(tasks)
         for other in others:
             other.inserted(tasks)
-        fixture.check(f"insert_tasks({told(tasks)})")
+        fixture.check(f"insert_tasks({text_of(tasks)})")
         for other in others:
-            other.check(f"insert_tasks({told(tasks)})")
+            other.check(f"insert_tasks({text_of(tasks)})")
         fixture.output(run_step(draw, fixture))
         free_ended(fixture)
         for other in others:
@@ -155,26 +155,28 @@ def test_g09_one_insertion_serves_a_state_and_its_companions(kit: Kit, draw: Dra
 def test_g09_every_kind_of_task_reaches_each_of_three_companions(kit: Kit) -> None:
     """In batches of one kind, and then of several; requests get chunks and blocks more than once."""
     fixture, others = opened(kit, FIXED, len(NAMES))
-    asked = [fixture.admit(Request(fixture.new_name(), [*range(12)], SamplingParams(max_tokens=9))) for _ in range(5)]
+    requests = [
+        fixture.admit(Request(fixture.new_name(), [*range(12)], SamplingParams(max_tokens=9))) for _ in range(5)
+    ]
 
-    def batch(told: str, *tasks: Task) -> None:
+    def batch(what: str, *tasks: Task) -> None:
         entered(fixture, others, [*tasks])
-        fixture.check(told)
+        fixture.check(what)
         for other in others:
-            other.check(told)
+            other.check(what)
 
     def more(slot: int, first: int, ids: Sequence[int]) -> Task:
-        return Task(TaskKind.MORE_BLOCKS, slot, asked[slot], blocks=ids, first_block=first)
+        return Task(TaskKind.MORE_BLOCKS, slot, requests[slot], blocks=ids, first_block=first)
 
-    batch("requests that enter", *[Task(TaskKind.PREFILL, at, asked[at], 0, 4, [at]) for at in range(3)])
-    handed = Task(TaskKind.REMOTE_PREFILL, 3, asked[3], 12, 0, [7, 8, 9], first_token=5, drafts=[6])
+    batch("requests that enter", *[Task(TaskKind.PREFILL, at, requests[at], 0, 4, [at]) for at in range(3)])
+    handed = Task(TaskKind.REMOTE_PREFILL, 3, requests[3], 12, 0, [7, 8, 9], first_token=5, drafts=[6])
     batch("a handoff", handed)
     batch("more blocks for some", more(0, 1, [11, 12]), more(3, 3, [13]))
     batch("more blocks once more", more(0, 3, [14]), more(3, 4, [15]))
     fixture.put({name: np.zeros(FIXED.num_slots) for name in ("seq_lens_this_time", "seq_lens_encoder")})
-    batch("a chunk", Task(TaskKind.PREFILL_CHUNK, 1, asked[1], 4, 4, [21], 1))
-    leaving = [Task(kind, slot, asked[slot]) for slot, kind in ((0, LEAVE[0]), (3, LEAVE[1]))]
-    batch("requests that leave, enter and grow", *leaving, Task(TaskKind.PREFILL, 0, asked[4], 0, 8, [31, 32]),
+    batch("a chunk", Task(TaskKind.PREFILL_CHUNK, 1, requests[1], 4, 4, [21], 1))
+    leaving = [Task(kind, slot, requests[slot]) for slot, kind in ((0, LEAVE[0]), (3, LEAVE[1]))]
+    batch("requests that leave, enter and grow", *leaving, Task(TaskKind.PREFILL, 0, requests[4], 0, 8, [31, 32]),
           more(1, 2, [33]), more(2, 1, [34]))  # fmt: skip
 
 
@@ -193,7 +195,7 @@ def test_g10_companions_take_no_submission_of_their_own(kit: Kit, draw: Draw) ->
         )
         for other in others:
             other.inserted(tasks)
-            other.check(f"insert_tasks({told(tasks)})")
+            other.check(f"insert_tasks({text_of(tasks)})")
         fixture.output(run_step(draw, fixture))
         free_ended(fixture)
         for other in others:
@@ -276,7 +278,7 @@ def booked(fixture: World) -> list[tuple[dict[int, int], list[object], list[int]
 def test_g08_a_refused_batch_books_nothing_in_companions(kit: Kit, why: str) -> None:
     """Neither those before the companion that refuses nor those after it; the mended batch gets the same slots."""
     own = StateField("kit_own", "int32", value=None)
-    fixture = World(kit, FIXED, beside=["first", Companion("second", [own]), "third"])
+    fixture = World(kit, FIXED, companions=["first", Companion("second", [own]), "third"])
     fixture.enter(entering(fixture, [1]))
     (inside,) = fixture.model.residents.values()
     good = entering(fixture, [0, 3])

@@ -227,9 +227,9 @@ def test_g06_a_scalar_fills_every_element_of_a_large_target(kit: Kit, dtype: str
         "of two axes": ((7, FILLED // 7), (FILLED // 7 * item, item)),
         "of every second element": ((FILLED,), (2 * item,)),
     }
-    for number, (told, (shape, strides)) in enumerate(shapes.items()):
+    for number, (what, (shape, strides)) in enumerate(shapes.items()):
         block.write(View(block.memory, 0, shape, strides, kind), number + 1, kind.storage.type(number + 1))
-        block.check(f"a scalar for a target of {np.prod(shape)} elements, {told}")
+        block.check(f"a scalar for a target of {np.prod(shape)} elements, {what}")
 
 
 PARTS_ALIKE = {
@@ -347,15 +347,15 @@ def one_elements() -> Iterator[tuple[Any, Any]]:
 def test_g06_one_element_of_every_class_fills_or_is_refused(kit: Kit, name: str) -> None:
     """Scalars of Python and NumPy, arrays and tensors without axes, and subclasses."""
     dtype = dtype_of(name)
-    whole, item = 4, dtype.itemsize
+    count, item = 4, dtype.itemsize
     for number, (value, plain) in enumerate(one_elements()):
         if number % 40 == 0:
             block = Block(kit)
         at = item * (1 + number % 3)
-        target = View(block.memory, at, (whole,), (item * (1 + number % 2) * (-1 if number % 5 == 0 else 1),), dtype)
+        target = View(block.memory, at, (count,), (item * (1 + number % 2) * (-1 if number % 5 == 0 else 1),), dtype)
         if target.strides[0] < 0:
-            target = View(block.memory, at + (whole - 1) * -target.strides[0], target.shape, target.strides, dtype)
-        block.set_if_convertible(target, value, [plain] * whole)
+            target = View(block.memory, at + (count - 1) * -target.strides[0], target.shape, target.strides, dtype)
+        block.set_if_convertible(target, value, [plain] * count)
         block.check(f"{value!r} of {type(value).__name__} for {target}")
 
 

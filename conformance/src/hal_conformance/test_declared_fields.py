@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from .draw.fields import draw_fields, width_of
 from .draw.requests import sizes
-from .fixtures.batches import ALL, ENTER, LEAVE, draw_batch, told
+from .fixtures.batches import ALL, ENTER, LEAVE, draw_batch, text_of
 from .fixtures.fake_group import PAIR, can_fake_group, fake_source
 from .fixtures.stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
 from .fixtures.world import World
@@ -25,7 +25,7 @@ from .harness.backdoor import arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
-from .test_companions import Beside
+from .test_companions import CompanionModel
 from .test_submissions import A_CALL
 
 
@@ -41,7 +41,7 @@ def test_g09_declared_fields_have_the_requests_values(kit: Kit, draw: Draw) -> N
     for _ in range(draw(st.integers(1, 3), "rounds")):
         tasks = draw_batch(draw, fixture, ALL)
         fixture.enter(tasks)
-        fixture.check(f"insert_tasks({told(tasks)})")
+        fixture.check(f"insert_tasks({text_of(tasks)})")
         fixture.output(run_step(draw, fixture))
         fixture.check("save_output")
         free_ended(fixture)
@@ -54,7 +54,7 @@ def test_g11_declared_fields_are_reset_unless_they_are_kept(kit: Kit, draw: Draw
     for kinds in (ENTER, LEAVE, ENTER, (*ENTER, *LEAVE)):
         tasks = draw_batch(draw, fixture, kinds, least=1)
         fixture.enter(tasks)
-        fixture.check(f"insert_tasks({told(tasks)})")
+        fixture.check(f"insert_tasks({text_of(tasks)})")
         fixture.output(run_step(draw, fixture))
         free_ended(fixture)
 
@@ -132,9 +132,9 @@ def test_g09_a_companion_has_its_own_fields_and_may_have_the_targets_slots(kit: 
 
 def check_companion(kit: Kit, draw: Draw, fields: Sequence[StateField], *, same: bool) -> None:
     """Compare a companion with declared fields, and with the target's slots if ``same``, with its model."""
-    fixture = World(kit, draw(sizes(), "sizes"), beside=[Companion("proposer", fields, same_slots=same)])
+    fixture = World(kit, draw(sizes(), "sizes"), companions=[Companion("proposer", fields, same_slots=same)])
     fixture.extra = tuple([field for field in fields if field.value == "extra"])
-    other = Beside(fixture, 0, fields)
+    other = CompanionModel(fixture, 0, fields)
     for _ in range(draw(st.integers(1, 3), "rounds")):
         tasks = draw_batch(draw, fixture, ALL)
         fixture.enter(tasks)
@@ -142,8 +142,8 @@ def check_companion(kit: Kit, draw: Draw, fields: Sequence[StateField], *, same:
         entered = {task.request.admission_id: task.slot for task in tasks if task.kind in ENTER}
         if same:
             assert entered.items() <= other.slots.items(), f"slots are {other.slots}, but should be {entered}"
-        fixture.check(f"insert_tasks({told(tasks)})")
-        other.check(f"insert_tasks({told(tasks)})")
+        fixture.check(f"insert_tasks({text_of(tasks)})")
+        other.check(f"insert_tasks({text_of(tasks)})")
         fixture.output(run_step(draw, fixture))
         free_ended(fixture)
         other.model.clean_up(range(fixture.sizes.num_slots))
@@ -216,12 +216,13 @@ def extra_of(fields: list[StateField], turn: int) -> dict[str, Any]:
 class Declared:
     """A state with all these fields, and companions that have them too."""
 
-    def __init__(self, kit: Kit, *, kept: bool, beside: bool) -> None:
+    def __init__(self, kit: Kit, *, kept: bool, companions: bool) -> None:
         self.kit, self.turn = kit, 0
         own, of_others = fields_of(OF_STEPS, kept=kept), fields_of(OF_COMPANIONS, kept=kept)
-        companions = [Companion("same", of_others, same_slots=True), Companion("other", of_others[::-1])]
-        self.fixture = World(kit, SIZES, fields=own, beside=companions if beside else ())
-        self.others = [Beside(self.fixture, at, one.fields) for at, one in enumerate(companions)] if beside else []
+        two = [Companion("same", of_others, same_slots=True), Companion("other", of_others[::-1])]
+        declared = two if companions else []
+        self.fixture = World(kit, SIZES, fields=own, companions=declared)
+        self.others = [CompanionModel(self.fixture, at, one.fields) for at, one in enumerate(declared)]
         self.brought = own
 
     def enter(self, slot: int) -> Task:
@@ -229,29 +230,29 @@ class Declared:
         self.turn += 1
         params, how = SamplingParams(max_tokens=9), self.turn % 3
         role = SplitRole.DECODE if how == 2 else SplitRole.MIXED
-        asked = Request(self.fixture.new_name(), [1, 2, 3, 4], params, (), role, extra_of(self.brought, self.turn))
-        one = self.fixture.admit(asked)
+        requested = Request(self.fixture.new_name(), [1, 2, 3, 4], params, (), role, extra_of(self.brought, self.turn))
+        one = self.fixture.admit(requested)
         if how == 2:
             return Task(TaskKind.REMOTE_PREFILL, slot, one, 4, 0, [slot, 9], first_token=3, drafts=[4])
         return Task(TaskKind.PREFILL, slot, one, 0, 4 if how else 2, [slot, 8])
 
-    def insert(self, tasks: list[Task], told: str) -> None:
+    def insert(self, tasks: list[Task], what: str) -> None:
         """Insert a batch in at most two submissions, and compare every byte of every state."""
         before = self.fixture.bound.counters()
         ticket = self.fixture.insert(tasks)
         cost = (self.fixture.bound.counters() - before).submissions
         if self.kit.capabilities.fused_scatter:
-            assert cost <= A_CALL, f"{told}: {cost} submissions, but at most {A_CALL} are due"
-        arrive(ticket, told)
+            assert cost <= A_CALL, f"{what}: {cost} submissions, but at most {A_CALL} are due"
+        arrive(ticket, what)
         for other in self.others:
             other.inserted(tasks)
-        self.check(told)
+        self.check(what)
 
-    def check(self, told: str) -> None:
+    def check(self, what: str) -> None:
         """Compare every byte of every state."""
-        self.fixture.check(told)
+        self.fixture.check(what)
         for other in self.others:
-            other.check(told)
+            other.check(what)
 
     def step(self, *, speculative: bool, logprobs: int | None) -> None:
         """Run a step that writes the fields of steps, and compare its record and the host's mirror."""
@@ -281,10 +282,10 @@ class Declared:
 
 
 @guarantee(9, also=(10, 11, 12, 18))
-@pytest.mark.parametrize("beside", [False, True], ids=["alone", "companions"])
+@pytest.mark.parametrize("companions", [False, True], ids=["alone", "companions"])
 @pytest.mark.parametrize("kept", [False, True], ids=["reset", "kept"])
-def test_g09_fields_of_every_type_enter_leave_and_enter_again(kit: Kit, kept: bool, beside: bool) -> None:
-    one = Declared(kit, kept=kept, beside=beside)
+def test_g09_fields_of_every_type_enter_leave_and_enter_again(kit: Kit, kept: bool, companions: bool) -> None:
+    one = Declared(kit, kept=kept, companions=companions)
     fixture = one.fixture
     inside = {field.name for field in one.brought if {*field.groups.split()} & {"output", "broadcast"}}
     assert inside <= fixture.state.mirror.keys(), f"the mirror has not all of {sorted(inside)}"

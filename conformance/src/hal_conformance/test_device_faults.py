@@ -157,16 +157,16 @@ def test_g26_of_several_errors_none_is_lost(kit: Kit) -> None:
         first = fuse.met - len(LATE) + 1
         fuse.ripe.set()
         fixture.stream.synchronize(PATIENCE)
-        told = ""
+        texts = ""
         for _ in LATE:
             try:
                 fixture.bound.open_group(state=fixture.state, group=ALONE)
                 break
             except HalError as error:
-                told += "\n".join([str(error), *getattr(error, "__notes__", ()), ""])
-        missing = [number for number in range(first, fuse.met + 1) if f"number {number}" not in told]
+                texts += "\n".join([str(error), *getattr(error, "__notes__", ()), ""])
+        missing = [number for number in range(first, fuse.met + 1) if f"number {number}" not in texts]
         assert not missing, (
-            f"of {len(LATE)} calls that failed unobserved, {len(missing)} errors were never raised: {told!r}"
+            f"of {len(LATE)} calls that failed unobserved, {len(missing)} errors were never raised: {texts!r}"
         )
 
 

@@ -31,7 +31,7 @@ from .liars import faults
 from .test_device_faults import TELLS
 from .test_faults import under
 from .test_readers import update_held
-from .test_streams import run_beside_each
+from .test_streams import run_concurrent_each
 from .test_submissions import A_CALL
 
 SIZES = StateConfig(num_slots=4, max_model_len=24, block_size=4, max_draft_tokens=2, max_logprobs=0)
@@ -244,17 +244,17 @@ def test_g12_drafts_have_the_same_effect_in_every_form(kit: Kit, form: str) -> N
             rows = TURNS[(turn + at) % len(TURNS)]
             given = FORMS[form](rows)
             call = {"state": fixture.state, "step": fixture.advanced, "drafts": given, "stream": fixture.stream}
-            told = f"drafts {rows} as {form}"
+            what = f"drafts {rows} as {form}"
             before = fixture.bound.counters()
-            ticket = assert_no_error(lambda: fixture.bound.set_drafts(**call), told)  # noqa: B023
+            ticket = assert_no_error(lambda: fixture.bound.set_drafts(**call), what)  # noqa: B023
             cost = (fixture.bound.counters() - before).submissions
-            assert cost <= 2 or not kit.capabilities.fused_scatter, f"{told}: {cost} submissions, at most 2 are due"
+            assert cost <= 2 or not kit.capabilities.fused_scatter, f"{what}: {cost} submissions, at most 2 are due"
             for row in given.values():
                 if isinstance(row, np.ndarray):
                     row[...] = -9
             fixture.model.hand(rows)
-            arrive(ticket, told)
-            fixture.check(told)
+            arrive(ticket, what)
+            fixture.check(what)
 
 
 @guarantee(12, also=(11,))
@@ -298,7 +298,7 @@ def test_g10_drafts_of_any_number_of_slots_are_one_submission(kit: Kit) -> None:
 
 @guarantee(4, also=(1, 12))
 def test_g04_drafts_are_written_in_the_order_of_their_stream(kit: Kit) -> None:
-    run_beside_each(kit, "set_drafts")
+    run_concurrent_each(kit, "set_drafts")
 
 
 @guarantee(28, requires=OVERLAP, also=(12,))

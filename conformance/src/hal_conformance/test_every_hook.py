@@ -150,9 +150,13 @@ def test_g27_the_core_compares_no_device_name(kit: Kit) -> None:
     for name, tree in sources():
         for node in ast.walk(tree):
             if isinstance(node, ast.Compare):
-                asked = [part for part in ast.walk(node) if isinstance(part, ast.Attribute) and part.attr == "name"]
-                told = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and part.value in names]
-                assert not (asked and told), f"{name}:{node.lineno} compares a name with {told}"
+                attributes = [
+                    part for part in ast.walk(node) if isinstance(part, ast.Attribute) and part.attr == "name"
+                ]
+                constants = [
+                    part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and part.value in names
+                ]
+                assert not (attributes and constants), f"{name}:{node.lineno} compares a name with {constants}"
 
 
 @guarantee(27)

@@ -16,7 +16,7 @@ from hal_core.slots.tasks import TaskKind
 from hypothesis import strategies as st
 
 from .draw.requests import sizes
-from .fixtures.batches import ENTER, LEAVE, draw_batch, told
+from .fixtures.batches import ENTER, LEAVE, draw_batch, text_of
 from .fixtures.stepping import draw_sampling, draw_step, run_step
 from .fixtures.world import Outputs, World, assert_rows
 from .harness.asserts import assert_no_error, assert_raises, assert_says, in_time
@@ -74,18 +74,18 @@ def test_g08_a_write_that_fails_leaves_nothing_half_applied(kit: Kit, draw: Draw
 
         error = attempt(insert)
         if error is None:
-            assert not fuse.met, f"insert_tasks({told(tasks)}) hid that its write was refused"
+            assert not fuse.met, f"insert_tasks({text_of(tasks)}) hid that its write was refused"
             fixture.model.insert(tasks)
         else:
             assert_says(error, device=laid.bound.name, hook="insert_tasks")
             assert fuse.met == 1, f"insert_tasks raised {error}, but no write has failed"
             now = fixture.state.host_table.admission_ids.tolist()
             assert now == booked.tolist(), f"the host has booked {now}, though the write was refused"
-            fixture.check(f"the refused insert_tasks({told(tasks)})")
+            fixture.check(f"the refused insert_tasks({text_of(tasks)})")
             fuse.at = 0
             fixture.enter(tasks, "the same batch once more")
         fuse.at = 0
-        fixture.check(f"insert_tasks({told(tasks)})")
+        fixture.check(f"insert_tasks({text_of(tasks)})")
         works(draw, fixture, "a write that failed")
 
 

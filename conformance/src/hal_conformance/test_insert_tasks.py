@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 from .draw.requests import sizes
-from .fixtures.batches import ALL, draw_batch, told
+from .fixtures.batches import ALL, draw_batch, text_of
 from .fixtures.machine import WorkerMachine
 from .fixtures.many import MANY, prefill, prompt, request, varied
 from .fixtures.stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
@@ -31,7 +31,7 @@ def insert_and_check(draw: Draw, fixture: World, kinds: tuple[TaskKind, ...] = A
     __tracebackhide__ = True
     tasks = draw_batch(draw, fixture, kinds, least=least)
     fixture.enter(tasks)
-    fixture.check(f"insert_tasks({told(tasks)})")
+    fixture.check(f"insert_tasks({text_of(tasks)})")
     return tasks
 
 
@@ -219,7 +219,7 @@ def test_g09_roles_other_than_mixed_enter_alike(kit: Kit, draw: Draw) -> None:
     role = draw(st.sampled_from(SplitRole), "role")
     tasks = draw_batch(draw, fixture, (TaskKind.PREFILL,), least=1, role=role)
     fixture.enter(tasks)
-    fixture.check(f"insert_tasks({told(tasks)})")
+    fixture.check(f"insert_tasks({text_of(tasks)})")
 
 
 EARLY = {"quick": 3000, "default": 20_000, "nightly": 70_000}

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from .draw.requests import requests, sizes
 from .fixtures import hook_calls
-from .fixtures.batches import draw_batch, draw_entering, told
+from .fixtures.batches import draw_batch, draw_entering, text_of
 from .fixtures.hook_calls import SIZES
 from .fixtures.invalid_batches import INVALID_TASKS
 from .fixtures.many import MANY, prefill, request
@@ -45,9 +45,9 @@ def refuse(fixture: World, tasks: list[Task]) -> InvalidBatch:
     error = assert_raises(
         InvalidBatch,
         lambda: fixture.bound.insert_tasks(state=fixture.state, tasks=tasks, stream=fixture.stream),
-        f"insert_tasks({told(tasks)})",
+        f"insert_tasks({text_of(tasks)})",
     )
-    fixture.check(f"the batch ({told(tasks)}) was refused")
+    fixture.check(f"the batch ({text_of(tasks)}) was refused")
     assert_says(error, device=fixture.bound.name, hook="insert_tasks", argument="tasks")
     return error
 
@@ -100,7 +100,7 @@ def test_g08_the_batch_goes_in_once_it_is_mended(kit: Kit, draw: Draw) -> None:
     bad = Task(tasks[0].kind, -1, tasks[0].request)
     refuse(fixture, [*tasks, bad])
     fixture.enter(tasks)
-    fixture.check(f"{told(tasks)} was inserted after a refusal")
+    fixture.check(f"{text_of(tasks)} was inserted after a refusal")
 
 
 @guarantee(8)
@@ -362,8 +362,8 @@ ABOVE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_g08_what_is_at_its_limit_goes_in_and_what_is_above_does_not(kit: Kit) -> None:
     """A request above a limit is refused at its admission, and takes no other along."""
     fixture = World(kit, LIMITS)
-    for what, (asked, params) in ABOVE.items():
-        given: dict[str, Any] = {"request_id": "above", "prompt": PROMPT, "params": replace(FULL, **params), **asked}
+    for what, (changes, params) in ABOVE.items():
+        given: dict[str, Any] = {"request_id": "above", "prompt": PROMPT, "params": replace(FULL, **params), **changes}
         error = assert_raises(InvalidValue, lambda: fixture.state.admit(Request(**given)), what)  # noqa: B023
         assert "above" in str(error), f"the error does not name the request: {error}"
         assert error.cure, f"{error} names no cure"

@@ -177,22 +177,22 @@ def test_g05_every_count_of_axes_is_written_element_by_element(kit: Kit) -> None
         for turn, ones in enumerate(besides):
             dtype = DTYPES[(axes * len(besides) + turn) % len(DTYPES)]
             target = comb(block, 4096, axes, ones, dtype, rng)
-            told = f"{target}, which has {axes} axes of several elements,"
+            what = f"{target}, which has {axes} axes of several elements,"
             for name, value, should in ways(block, source, target, axes):
                 if not name.endswith("device value"):
                     block.write(target, value, should)
-                    block.check(f"{told} was set to a {name}")
+                    block.check(f"{what} was set to a {name}")
             if len(target.shape) <= DEEP and dtype.kind == "int":
                 should = elements(axes + 9, target.shape, dtype)
                 block.write(target, should.tolist() if should.ndim else should.item(), should)
-                block.check(f"{told} was set to a list nested as deep")
+                block.check(f"{what} was set to a list nested as deep")
             reached.note(f"{axes} axes")
             for value in (View.contiguous(source.memory, 64, target.shape, dtype), like(source, target, 4096)):
                 taken = block.write_or_refuse(target, value, source.over(value))
                 assert taken or len(target.shape) > PLENTY, f"{value} for {target} was refused"
                 if taken and axes <= PLENTY:
                     reached.note(f"{axes} axes, device value")
-                block.check(f"{told} was set to {value}" + ("" if taken else ", which was refused"))
+                block.check(f"{what} was set to {value}" + ("" if taken else ", which was refused"))
     reached.check()
 
 
@@ -240,7 +240,7 @@ def test_g03_the_call_returns_while_held_for_values_of_any_size(kit: Kit) -> Non
 def test_g04_a_large_value_comes_after_small_writes_to_its_bytes(kit: Kit, value: str, length: int) -> None:
     """Small writes, a large one over them, and small ones again, all queued while their stream is held. The fill is so
     large that it ends after the small ones if another queue makes it."""
-    block, tickets, told = LargeBlock(kit, length + 2 * GAP), [], f"{value} of {length} bytes"
+    block, tickets, what = LargeBlock(kit, length + 2 * GAP), [], f"{value} of {length} bytes"
     given = 0 if value == "fill of 0" else noise(16, length)
 
     def small(fill: int, past: int) -> None:
@@ -249,17 +249,17 @@ def test_g04_a_large_value_comes_after_small_writes_to_its_bytes(kit: Kit, value
             tickets.append(block.set(target, np.full(7, fill, np.uint8)))
             block.over(target)[...] = fill
 
-    with kit.held(block.stream, f"{told} between small writes to its bytes"):
+    with kit.held(block.stream, f"{what} between small writes to its bytes"):
         small(1, 0)
         target = block.at(GAP, (length,))
         tickets.append(block.set(target, given))
         block.over(target)[...] = given
         small(2, 16)
-        why = f"{told}, on a stream that is held: its ticket"
+        why = f"{what}, on a stream that is held: its ticket"
         assert_raises(TicketTimeout, lambda: tickets[3].wait(A_WHILE), why)
     for ticket in tickets:
         arrive(ticket)
-    block.check(f"{told} between small writes to its bytes, on a stream that was held")
+    block.check(f"{what} between small writes to its bytes, on a stream that was held")
 
 
 TAKEN = {"64 KiB": 1 << 16, "1 MiB": MIB, "3 MiB": 3 * MIB}
@@ -272,31 +272,31 @@ ROUNDS, TAIL = 6, 64
 @pytest.mark.parametrize("length", TAKEN)
 def test_g01_a_large_device_value_is_taken_at_its_place_in_the_stream(kit: Kit, length: str) -> None:
     """Copied out, copied within the device and overwritten, all queued before any ticket is waited for."""
-    nbytes, told = TAKEN[length], f"a device value of {length}"
-    source, beside = LargeBlock(kit, nbytes, noise(17, nbytes)), LargeBlock(kit, ROUNDS * TAIL)
+    nbytes, what = TAKEN[length], f"a device value of {length}"
+    source, small = LargeBlock(kit, nbytes, noise(17, nbytes)), LargeBlock(kit, ROUNDS * TAIL)
     targets = [LargeBlock(kit, nbytes) for _ in range(ROUNDS)]
-    whole, words, last = (nbytes // 8,), (TAIL // 8,), nbytes - TAIL
+    full, words, last = (nbytes // 8,), (TAIL // 8,), nbytes - TAIL
     for name, stream in stream_cases(kit):
         copies: list[CopyTicket] = []
-        for block in (source, beside, *targets):
+        for block in (source, small, *targets):
             block.stream = stream
-        with kit.held(stream, told):
+        with kit.held(stream, what):
             for turn, target in enumerate(targets):
-                fresh, value = noise(18 + turn, TAIL).view(np.int64), source.at(0, whole, "int64")
+                fresh, value = noise(18 + turn, TAIL).view(np.int64), source.at(0, full, "int64")
                 queue(source, source.at(last, words, "int64"), fresh)  # too early a copy misses it
-                taken = queue(target, target.at(0, whole, "int64"), value, source.over(value))
+                taken = queue(target, target.at(0, full, "int64"), value, source.over(value))
                 copies.append(kit.device.copy_out(target.memory, [ByteRange(last, TAIL)], stream))
                 tail = target.at(last, words, "int64")
-                queue(beside, beside.at(turn * TAIL, words, "int64"), tail, fresh)
+                queue(small, small.at(turn * TAIL, words, "int64"), tail, fresh)
                 queue(target, tail, noise(turn, TAIL).view(np.int64))  # too late a copy writes over it
             if kit.can_hold:
-                why = f"{told}, on a stream that is held: its ticket"
+                why = f"{what}, on a stream that is held: its ticket"
                 assert_raises(TicketTimeout, partial(taken.wait, A_WHILE), why)
         for turn, copy in enumerate(copies):
             arrive(copy)
             wrong = unlike(copy.data[0], noise(18 + turn, TAIL))
-            assert not wrong, f"the copy out after {told}, number {turn + 1}, on {name}: {wrong}"
-        for block in (source, beside, *targets):
+            assert not wrong, f"the copy out after {what}, number {turn + 1}, on {name}: {wrong}"
+        for block in (source, small, *targets):
             block.check(f"{ROUNDS} values of {length} on the device, each copied on and written over, on {name}")
 
 

@@ -134,7 +134,7 @@ def test_g19_releasing_what_is_free_or_wrong_changes_nothing_else(kit: Kit) -> N
     fixture.check("a slot that was released was entered")
 
 
-def told(records: list[OutputRecord]) -> Counter[tuple[str, SlotStatus]]:
+def departures(records: list[OutputRecord]) -> Counter[tuple[str, SlotStatus]]:
     """Count the reports of each departure."""
     found: Counter[tuple[str, SlotStatus]] = Counter()
     for record in records:
@@ -188,7 +188,7 @@ def test_g19_a_leaving_is_told_once_whatever_its_sink_does(kit: Kit, kind: str, 
         fixture.poke({"sampled_token_ids": np.arange(hook_calls.SIZES.num_slots)})
         arrive(hook_calls.update_inputs(fixture))
         fixture.output(fixture.step(everything))
-    found = told([*records, *fixture.sink.records])
+    found = departures([*records, *fixture.sink.records])
     assert found == should, f"departures were reported {dict(found)} times, but should be {dict(should)} (sink: {kind})"
     assert not fixture.state.host_table.preempted, f"the host still has {fixture.state.host_table.preempted} to report"
     assert not fixture.state.host_table.aborted, f"the host still has {fixture.state.host_table.aborted} to report"
@@ -208,8 +208,8 @@ def test_g18_a_leaving_waits_for_the_step_that_names_its_slot(kit: Kit, follower
         records.append(fixture.take(ticket))
         assert_rows(records[-1], rows)
         fixture.check(f"save_output of slots {order}")
-    assert told(records) == should, (
-        f"departures were reported {dict(told(records))} times, but should be {dict(should)}"
+    assert departures(records) == should, (
+        f"departures were reported {dict(departures(records))} times, but should be {dict(should)}"
     )
 
 
@@ -229,8 +229,8 @@ def test_g18_who_leaves_and_who_enters_one_slot_are_both_told(kit: Kit) -> None:
         f"two requests have left slot 1, one is in it and one in slot 0, but {len(rows)} are reported"
     )
     fixture.output(fixture.step([1, 0, FREE]))
-    assert told(fixture.sink.records[before:]) == should, (
-        f"departures of one slot: {told(fixture.sink.records[before:])}"
+    assert departures(fixture.sink.records[before:]) == should, (
+        f"departures of one slot: {departures(fixture.sink.records[before:])}"
     )
     assert np.array_equal(fixture.state.host_table.admission_ids != 0, [True, True, True, False, False]), (
         "the requests in the slots"

@@ -95,8 +95,8 @@ def heap() -> int:
     if found is None:
         return 0
     found.restype = Mallinfo
-    told = found()
-    return int(told.f7 + told.f4)  # uordblks and hblkhd
+    text = found()
+    return int(text.f7 + text.f4)  # uordblks and hblkhd
 
 
 def held() -> Held:
@@ -135,7 +135,7 @@ def kept(once: Callable[[], None], rounds: int, blocks: int = BLOCKS) -> str:
     The first window without remains is the last: a leak would have appeared in it.
     """
     bounds = Held(rounds // 5, rounds // 5, blocks * rounds, HEAP * blocks * rounds, RESIDENT)
-    found, told = set(Held._fields), ""
+    found, text = set(Held._fields), ""
     for _ in range(WINDOWS):
         before = held()
         for _ in range(rounds):
@@ -143,10 +143,10 @@ def kept(once: Callable[[], None], rounds: int, blocks: int = BLOCKS) -> str:
         after = rested(before.threads + bounds.threads)
         more = {name: getattr(after, name) - getattr(before, name) for name in found}
         found = {name for name in found if more[name] > getattr(bounds, name)}
-        told = ", ".join(f"{more[name]} more {name}" for name in sorted(found))
+        text = ", ".join(f"{more[name]} more {name}" for name in sorted(found))
         if not found:
             break
-    return told
+    return text
 
 
 def wrap(fixture: World, large: View) -> None:

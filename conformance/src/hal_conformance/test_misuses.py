@@ -86,8 +86,8 @@ def steps(calls: Calls) -> Iterator[tuple[str, Misuse]]:
             "a slot that does not exist": Step(number, {name: np.array([0, state.sizes.num_slots], np.int32)}),
             "too many log-probabilities": Step(number, {name: np.array([0], np.int32)}, logprobs=99),
         }
-        for told, step in few.items():
-            yield f"{call} of a step with {told}", calls.wrong(call, "step", step)
+        for case, step in few.items():
+            yield f"{call} of a step with {case}", calls.wrong(call, "step", step)
 
 
 def ranges(calls: Calls) -> Iterator[tuple[str, Misuse]]:
@@ -100,20 +100,20 @@ def ranges(calls: Calls) -> Iterator[tuple[str, Misuse]]:
     for argument, given in ((argument, given) for argument, wrong in others.items() for given in wrong):
         yield f"copy_out with {argument} = {given!r}", calls.wrong("copy_out", argument, given)
     yield "write of a list", calls.wrong("write", "writes", [1])
-    for told, parts in {
+    for case, parts in {
         "one byte past the end": [ByteRange(0, 8), ByteRange(end - 7, 8)],
         "all past the end": [ByteRange(end + 64, 1)],
         "an empty range past the end": [ByteRange(end + 1, 0)],
         "a negative offset": [ByteRange(-8, 8)],
         "a negative length": [ByteRange(8, -8), ByteRange(0, 8)],
     }.items():
-        yield f"copy_out of {told}", calls.wrong("copy_out", "parts", parts)
-    for told, drafts in {
+        yield f"copy_out of {case}", calls.wrong("copy_out", "parts", parts)
+    for case, drafts in {
         "too many": {0: [1, 2, 3]}, "a slot that does not exist": {99: [1]}, "an empty slot": {4: [1]},
         "one wrong slot of two": {0: [1], 99: [1]},
     }.items():  # fmt: skip
         name, _, call = calls.wrong("set_drafts", "drafts", drafts)
-        yield f"set_drafts of {told}", (name, "", call)
+        yield f"set_drafts of {case}", (name, "", call)
 
 
 MISUSES: dict[str, Callable[[Calls], Iterator[tuple[str, Misuse]]]] = {
@@ -175,9 +175,9 @@ def _on_device(fixture: World, stream: Any) -> object:  # noqa: ANN401 (another 
 
 
 def _write(fixture: World, stream: Any) -> object:  # noqa: ANN401 (another device's)
-    writes, beside = Writes(), View.contiguous(fixture.device.allocate(64), 0, (8,), dtype_of("int64"))
+    writes, bare = Writes(), View.contiguous(fixture.device.allocate(64), 0, (8,), dtype_of("int64"))
     writes.fill(fixture.state.view("next_tokens"), [0, 1], 5)
-    writes.set(beside, 3)
+    writes.set(bare, 3)
     return fixture.bound.write(writes=writes, stream=stream)
 
 

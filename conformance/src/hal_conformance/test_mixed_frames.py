@@ -35,7 +35,7 @@ CASES = [
 ]
 
 
-def told(case: object) -> str:
+def name_of(case: object) -> str:
     """Return the name of a case."""
     if isinstance(case, Group):
         return f"rank {case.rank} of {len(case.ranks)}"
@@ -44,7 +44,7 @@ def told(case: object) -> str:
 
 @guarantee(24, also=(17, 18, 19, 20, 22, 25))
 @pytest.mark.parametrize("own_stream", [False, True], ids=["default stream", "own stream"])
-@pytest.mark.parametrize(("speculative", "logprobs", "group"), CASES, ids=told)
+@pytest.mark.parametrize(("speculative", "logprobs", "group"), CASES, ids=name_of)
 def test_g24_rows_of_every_kind_in_one_frame_have_their_own_parts(
     kit: Kit, speculative: bool, logprobs: int | None, group: Group, own_stream: bool
 ) -> None:
@@ -128,7 +128,7 @@ def test_g19_outputs_are_their_own_steps_in_whatever_order_they_are_taken(
 
 
 @guarantee(20, also=(17, 18, 19, 22))
-@pytest.mark.parametrize("group", [ALONE, FOLLOWER], ids=told)
+@pytest.mark.parametrize("group", [ALONE, FOLLOWER], ids=name_of)
 def test_g20_a_step_without_slots_and_steps_of_one_have_their_rows(kit: Kit, group: Group) -> None:
     """A frame of no rows, then each slot in a step of its own, which reports the departure from that slot."""
     fixture = crowded(kit, speculative=True)
@@ -186,7 +186,7 @@ SINKS: dict[str, Callable[[], Any]] = {
 
 @guarantee(18, also=(17, 19, 23))
 @pytest.mark.parametrize("kind", SINKS)
-@pytest.mark.parametrize(("speculative", "logprobs"), [(False, None), (True, 2)], ids=told)
+@pytest.mark.parametrize(("speculative", "logprobs"), [(False, None), (True, 2)], ids=name_of)
 def test_g18_rows_of_every_kind_are_cleaned_up_whatever_the_sink_does(
     kit: Kit, kind: str, speculative: bool, logprobs: int | None
 ) -> None:
@@ -221,8 +221,8 @@ def test_g18_rows_of_every_kind_are_cleaned_up_whatever_the_sink_does(
 
 @guarantee(18, also=(17, 19))
 @pytest.mark.parametrize("late", [False, True], ids=["at the call", "late"])
-@pytest.mark.parametrize("group", [ALONE, FOLLOWER], ids=told)
-@pytest.mark.parametrize(("speculative", "logprobs"), [(False, 1), (True, None)], ids=told)
+@pytest.mark.parametrize("group", [ALONE, FOLLOWER], ids=name_of)
+@pytest.mark.parametrize(("speculative", "logprobs"), [(False, 1), (True, None)], ids=name_of)
 def test_g18_rows_of_every_kind_are_cleaned_up_where_the_copy_fails(
     kit: Kit, speculative: bool, logprobs: int | None, group: Group, late: bool
 ) -> None:

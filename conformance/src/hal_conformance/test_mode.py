@@ -33,7 +33,7 @@ COPIES = ("save_output", "copy_out")
 WORKS = [name for name in hook_calls.CALLS if name != "broadcast"]  # which in a group of one does no work
 
 
-def check_told(fixture: World, ticket: Ticket, what: str) -> None:
+def check_mode(fixture: World, ticket: Ticket, what: str) -> None:
     """Assert that a ticket with mode "sync" is done, and that an independent stream sees its work."""
     __tracebackhide__ = True
     assert ticket.mode in ("async", "sync"), f"{what}: the ticket's mode is {ticket.mode!r}"
@@ -57,15 +57,15 @@ def test_g07_a_ticket_that_says_sync_is_done_and_its_work_is_there(kit: Kit, wha
     for _ in range(2):
         hook_calls.submit(fixture)  # work that a careless device may still be executing
     ticket = hook_calls.CALLS[what](fixture)
-    check_told(fixture, ticket, what)
-    said = ticket.mode
+    check_mode(fixture, ticket, what)
+    mode = ticket.mode
     if not (kit.capabilities.async_d2h if what in COPIES else kit.capabilities.async_h2d):
-        assert said == "sync" or what == "update_inputs", (
-            f"{what}: the ticket says {said!r}, but the device claims no such"
+        assert mode == "sync" or what == "update_inputs", (
+            f"{what}: the ticket says {mode!r}, but the device claims no such"
         )
     arrive(ticket, what)
     assert ticket.done(), f"{what}: the ticket was waited for, but is not done"
-    assert ticket.mode == said, f"{what}: the ticket said {said!r} first, then {ticket.mode!r}"
+    assert ticket.mode == mode, f"{what}: the ticket said {mode!r} first, then {ticket.mode!r}"
     fixture.check(what)
 
 
@@ -77,7 +77,7 @@ def test_g07_behind_a_held_stream_every_call_returns_and_says_async(kit: Kit, wh
     fixture = hook_calls.working(kit)
     with kit.held(fixture.stream):
         ticket = hook_calls.CALLS[what](fixture)
-        check_told(fixture, ticket, f"{what} on a held stream")
+        check_mode(fixture, ticket, f"{what} on a held stream")
         assert ticket.mode == "async", f"{what}: the ticket says {ticket.mode!r}, but its stream is held"
         assert not ticket.done(), f"{what}: the ticket is done, but its stream is held"
         error = assert_raises(HalError, lambda: ticket.wait(0), f"wait(0) for {what} on a held stream")
@@ -205,10 +205,12 @@ def test_g07_a_fallback_is_counted_logged_once_and_refusable(kit: Kit, caplog: p
             arrive(bound.async_set_value(target=target, value=1, stream=bound.default_stream))
         counted = bound.counters().fallbacks - before
     reason = bound.capabilities.fallbacks.get("async_set_value", "")
-    said = [record.getMessage() for record in caplog.records if reason and reason in record.getMessage()]
+    logged = [record.getMessage() for record in caplog.records if reason and reason in record.getMessage()]
     bound.close()
     assert reason, "the device has no async_h2d, but capabilities.fallbacks gives no reason"
-    assert len(said) == 1, f"the reason {reason!r} was logged {len(said)} times for one opened device, not once: {said}"
+    assert len(logged) == 1, (
+        f"the reason {reason!r} was logged {len(logged)} times for one opened device, not once: {logged}"
+    )
     assert counted == 3, f"3 writes by a fallback were counted as {counted}"
     error = assert_raises(
         CapabilityMissing,
@@ -229,17 +231,17 @@ def test_g07_every_form_of_a_value_is_there_on_return_and_counted(
         for kit_of in (one, two):
             device, forms = kit_of.device, VALUES if kit_of is one else dict([*VALUES.items()][:3])
             stream = device.default_stream if default else device.stream()
-            for told, form in forms.items():
+            for what, form in forms.items():
                 call, before = form.call(kit_of), kit_of.bound.counters().fallbacks
                 for memory, data in ((call.memory, call.before), *call.sources):
                     backdoor.write(device, memory, 0, data, stream)
                 ticket = call.act(stream)
-                assert ticket.mode == "sync", f"{told}: the ticket says {ticket.mode!r}, but there is no async_h2d"
-                assert ticket.done(), f"{told}: the ticket is not done on return"
+                assert ticket.mode == "sync", f"{what}: the ticket says {ticket.mode!r}, but there is no async_h2d"
+                assert ticket.done(), f"{what}: the ticket is not done on return"
                 wrong = call.wrong(backdoor.read(device, call.memory, device.stream())[: len(call.before)])
-                assert not wrong, f"{told}, not waited for: {wrong}"
+                assert not wrong, f"{what}, not waited for: {wrong}"
                 counted = kit_of.bound.counters().fallbacks - before
-                assert counted == 1, f"{told}, one write by a fallback, was counted as {counted}"
+                assert counted == 1, f"{what}, one write by a fallback, was counted as {counted}"
             before = kit_of.bound.counters().fallbacks
             target = View.contiguous(device.allocate(64), 0, (8,), dtype_of("int64"))
             for value in (1.5, [1, 2]):
@@ -247,8 +249,8 @@ def test_g07_every_form_of_a_value_is_there_on_return_and_counted(
                 assert_raises(HalError, refused, f"{value!r} for eight int64")
             counted = kit_of.bound.counters().fallbacks - before
             assert not counted, f"two values that were refused were counted as {counted} fallbacks"
-        said = sum(reason in record.getMessage() for record in caplog.records)
-    assert said == 2, f"two opened devices, and the reason {reason!r} was logged {said} times"
+        logged = sum(reason in record.getMessage() for record in caplog.records)
+    assert logged == 2, f"two opened devices, and the reason {reason!r} was logged {logged} times"
 
 
 @guarantee(7, requires="async_h2d")

@@ -100,8 +100,8 @@ def test_g21_a_token_outside_the_vocabulary_is_its_requests_error(kit: Kit, draw
     if case.place == "draft_tokens":
         case.draft(fixture)
     should = fixture.rows_of(step)
-    told = [row.request_id for row in should if row.status is SlotStatus.ERROR]
-    assert told == [f"r{case.slot}"], f"the kit's own rows report errors of {told}"
+    failed = [row.request_id for row in should if row.status is SlotStatus.ERROR]
+    assert failed == [f"r{case.slot}"], f"the kit's own rows report errors of {failed}"
     save(fixture, step, should)
 
 
@@ -171,8 +171,8 @@ def test_g21_a_strange_token_is_found_at_each_place_of_a_row(kit: Kit, path: str
                 counts = np.full(3, SIZES.max_draft_tokens, np.int32)
                 fixture.put({"draft_num": counts, "draft_tokens": drafts})
             should = fixture.rows_of(step)
-            told = {row.request_id for row in should if row.status is SlotStatus.ERROR}
-            assert told == {f"r{slot}" for slot in slots}, f"the kit's own rows report errors of {told}"
+            failed = {row.request_id for row in should if row.status is SlotStatus.ERROR}
+            assert failed == {f"r{slot}" for slot in slots}, f"the kit's own rows report errors of {failed}"
             fixture.output(step)
 
 
@@ -220,8 +220,8 @@ def test_g21_a_count_out_of_bounds_is_an_error_of_each_row_that_has_it(kit: Kit,
             for slot in slots:
                 fixture.poke_cell(name, slot, value)
             should = fixture.rows_of(step)
-            told = {row.request_id for row in should if row.status is SlotStatus.ERROR}
-            assert told == {f"r{slot}" for slot in slots}, f"the kit's own rows report errors of {told}"
+            failed = {row.request_id for row in should if row.status is SlotStatus.ERROR}
+            assert failed == {f"r{slot}" for slot in slots}, f"the kit's own rows report errors of {failed}"
             refused(fixture, step, should, [f"r{slot}" for slot in slots])
 
 

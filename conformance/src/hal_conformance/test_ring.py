@@ -57,11 +57,11 @@ def test_g03_a_span_is_fenced_by_its_own_stream_and_not_a_neighbours(small: Kit)
 def on_pairs(small: Kit, first: str) -> None:
     """Run :func:`two_streams` on the default stream and another, and on two others."""
     __tracebackhide__ = True
-    for told, held, free in pairs(small)[: PAIRS[small.effort.profile]]:
-        two_streams(small, first, told, held, free)
+    for case, held, free in pairs(small)[: PAIRS[small.effort.profile]]:
+        two_streams(small, first, case, held, free)
 
 
-def two_streams(small: Kit, first: str, told: str, held: Stream, free: Stream) -> None:
+def two_streams(small: Kit, first: str, case: str, held: Stream, free: Stream) -> None:
     """Hold one stream while another one uses the ring many times over."""
     __tracebackhide__ = True
     writes = RingWrites(small, 5 * RING)
@@ -84,9 +84,9 @@ def two_streams(small: Kit, first: str, told: str, held: Stream, free: Stream) -
                 refusal(small, error, "async_set_value")
                 break
             arrive(ticket)
-    writes.check(f"{told}: the first was held while the second used the ring many times over")
+    writes.check(f"{case}: the first was held while the second used the ring many times over")
     writes.must_write(400_000, held)
-    writes.check(f"{told}: both continued")
+    writes.check(f"{case}: both continued")
 
 
 ROUNDS = {"quick": 9, "default": 24, "nightly": 24}
@@ -345,9 +345,9 @@ def test_g03_a_write_to_several_with_a_value_above_the_limit_is_refused_whole(sm
     """On a stream of its own; the small memory comes before the large one, or after it, and is left as it was."""
     device, stream = small.device, small.device.stream()
     device.value_limit = 2 * RING  # type: ignore[attr-defined]  # of the base, as its ring
-    lines, beside = RingWrites(small, 4 * RING), LargeBlock(small, 4096)
-    lines.block.stream = beside.stream = stream
-    large, little = lines.target(3 * RING), beside.at(GAP, (64,))
+    lines, little_block = RingWrites(small, 4 * RING), LargeBlock(small, 4096)
+    lines.block.stream = little_block.stream = stream
+    large, little = lines.target(3 * RING), little_block.at(GAP, (64,))
     value = noise(3, 3 * RING)
 
     def write() -> Ticket:
@@ -364,11 +364,11 @@ def test_g03_a_write_to_several_with_a_value_above_the_limit_is_refused_whole(sm
             refusal(small, error, "write")
             taken = False
     assert not taken, f"{3 * RING} bytes and 64, above the limit of {2 * RING}, were taken on a held stream"
-    for block in (lines.block, beside):
+    for block in (lines.block, little_block):
         block.check("a write to two memories that was refused for its size")
     arrive(write())
-    lines.block.over(large)[...], beside.over(little)[...] = value, 7
-    for block in (lines.block, beside):
+    lines.block.over(large)[...], little_block.over(little)[...] = value, 7
+    for block in (lines.block, little_block):
         block.check("the same write on a running stream")
 
 

@@ -96,21 +96,21 @@ VAST = 1 << 17
 def gated_calls(fixture: World) -> dict[str, Callable[[], Ticket]]:
     """Return the calls of which one part is made to wait."""
     block, stream = fixture.device.allocate(9 * VAST), fixture.stream
-    whole = View.contiguous(block, 0, (VAST,), dtype_of("int64"))
+    vast = View.contiguous(block, 0, (VAST,), dtype_of("int64"))
 
     def set_to(target: View, value: object) -> Callable[[], Ticket]:
         return lambda: fixture.bound.async_set_value(target=target, value=value, stream=stream)
 
     calls: dict[str, Callable[[], Ticket]] = {
-        told: partial(hook_calls.CALLS[told], fixture) for told in GATED if told != "copy_out"
+        what: partial(hook_calls.CALLS[what], fixture) for what in GATED if what != "copy_out"
     }
     calls |= {
-        "a large fill with 0": set_to(whole, 0),
-        "a large fill": set_to(whole, 258),
-        "a large fill of every second element": set_to(whole[::2], 3),
-        "a large array": set_to(whole, np.arange(VAST)),
-        "a large value on the device": set_to(whole[: VAST // 2], whole[VAST // 2 :]),
-        "a value on the device that overlaps its target": set_to(whole[1:], whole[:-1]),
+        "a large fill with 0": set_to(vast, 0),
+        "a large fill": set_to(vast, 258),
+        "a large fill of every second element": set_to(vast[::2], 3),
+        "a large array": set_to(vast, np.arange(VAST)),
+        "a large value on the device": set_to(vast[: VAST // 2], vast[VAST // 2 :]),
+        "a value on the device that overlaps its target": set_to(vast[1:], vast[:-1]),
     }
     return calls
 
@@ -174,11 +174,11 @@ def test_g01_a_ticket_waits_for_each_part_of_its_work(kit: Kit, part: str) -> No
 @pytest.mark.parametrize("which", STREAMS)
 def test_g03_work_that_no_thread_waits_for_is_executed(kit: Kit, which: str) -> None:
     """The host only asks. A runtime that keeps commands until a wait (OpenCL before clFlush) must submit them."""
-    acts = [(told, act) for told, act in prepared(kit, tuple(HOOK_CASES)) if not told.startswith("save_output")]
+    acts = [(what, act) for what, act in prepared(kit, tuple(HOOK_CASES)) if not what.startswith("save_output")]
     device, stream, other = kit.device, stream_of(kit, which), kit.device.stream()
     memory, should = device.allocate(4096), noise(7, 4096)
-    for told, act in acts:
-        come_true({f"{told}, on {which}, for which no thread waits": act(stream)}, kit.effort.hang)
+    for what, act in acts:
+        come_true({f"{what}, on {which}, for which no thread waits": act(stream)}, kit.effort.hang)
     write = backdoor.put(device, memory, [(0, should.tobytes())], stream)
     event = device.event(stream)
     other.wait(event)

@@ -30,7 +30,7 @@ from .harness.sinks import KeepingSink
 from .harness.waiters import SHORT
 from .kit import Kit
 from .test_copies import stream_cases
-from .test_streams import run_beside_each
+from .test_streams import run_concurrent_each
 
 OUTPUTS = 70
 """Simultaneous pending outputs: more than any pool of buffers keeps."""
@@ -73,45 +73,45 @@ def save_many(fixture: World, step: Step) -> Outputs:
 def test_g22_many_outputs_that_wait_are_each_of_their_own_step(kit: Kit, held: bool) -> None:
     if held and kit.can_hold and not (kit.capabilities.async_d2h and kit.capabilities.async_h2d):
         return
-    for told, stream in stream_cases(kit):
+    for what, stream in stream_cases(kit):
         fixture, step = stepped(kit)
         fixture.stream = stream
-        with kit.held(stream, f"save_output on {told}") if held else nullcontext():
+        with kit.held(stream, f"save_output on {what}") if held else nullcontext():
             outputs = save_many(fixture, step)
         marks: list[tuple[np.ndarray[Any, Any], bytes]] = []
         for ticket, _ in outputs.saved[::7]:  # the worker takes some before the sink does
-            fixture.take(ticket, f"taking an output on {told}")
+            fixture.take(ticket, f"taking an output on {what}")
             marks += [(array, array.tobytes()) for array in fixture.state.mirror.values()]
-        records, rows = outputs.deliver(told), [rows for _, rows in outputs.saved]
+        records, rows = outputs.deliver(what), [rows for _, rows in outputs.saved]
         del ticket
         outputs.saved.clear()
         gc.collect()
-        save_many(fixture, step).deliver(told)
+        save_many(fixture, step).deliver(what)
         for record, should in zip(records, rows, strict=True):
             assert_rows(record, should)
         for array, was in marks:
-            assert array.tobytes() == was, f"{told}: a mirror that was kept has changed to {array.tolist()}"
+            assert array.tobytes() == was, f"{what}: a mirror that was kept has changed to {array.tolist()}"
 
 
 @guarantee(23, requires=("async_d2h", "async_h2d", "can_hold_stream"), also=(22,))
 def test_g23_however_many_outputs_are_in_flight_the_host_does_not_wait(kit: Kit) -> None:
-    for told, stream in stream_cases(kit):
+    for what, stream in stream_cases(kit):
         fixture, step = stepped(kit)
         fixture.stream, before = stream, fixture.bound.counters()
-        with kit.held(stream, f"save_output on {told}, with up to {OUTPUTS} outputs in flight,"):
+        with kit.held(stream, f"save_output on {what}, with up to {OUTPUTS} outputs in flight,"):
             outputs = save_many(fixture, step)
             waits = (fixture.bound.counters() - before).host_waits
             done = [ticket.done() for ticket, _ in outputs.saved]
-        assert not waits, f"{OUTPUTS} outputs on {told}: the host waited {waits} times for the device"
-        assert not any(done), f"{sum(done)} of {OUTPUTS} outputs on {told} are done while it is held"
-        outputs.deliver(f"{OUTPUTS} outputs in flight on {told}")
+        assert not waits, f"{OUTPUTS} outputs on {what}: the host waited {waits} times for the device"
+        assert not any(done), f"{sum(done)} of {OUTPUTS} outputs on {what} are done while it is held"
+        outputs.deliver(f"{OUTPUTS} outputs in flight on {what}")
 
 
 @guarantee(12, also=(22,))
 @pytest.mark.parametrize("which", [0, -1], ids=["own", "default"])
 def test_g12_the_mirror_stays_that_of_the_step_taken_last(kit: Kit, which: int) -> None:
     """Later outputs are saved, arrive, are sent and are dropped; the mirror changes when one of them is taken."""
-    told, stream = stream_cases(kit)[which]
+    what, stream = stream_cases(kit)[which]
     fixture, step = stepped(kit)
     fixture.stream = stream
     for turn in range(3):
@@ -119,15 +119,15 @@ def test_g12_the_mirror_stays_that_of_the_step_taken_last(kit: Kit, which: int) 
         should = fixture.mirrored()
         sink = KeepingSink()
         ticket = fixture.save(step, sink)
-        fixture.take(ticket, f"taking an output on {told}")
+        fixture.take(ticket, f"taking an output on {what}")
         sink.resolve_all()
         for later_one in range(LATER):
             fixture.poke(sampled(100 * turn + 1 + later_one))
             sink = KeepingSink()  # the only holder of the output before, and of its ticket
             ticket = fixture.save(step, sink)
-            assert_no_error(partial(ticket.record, PATIENCE), f"reading a later output on {told}")
+            assert_no_error(partial(ticket.record, PATIENCE), f"reading a later output on {what}")
             sink.resolve_all()
-        fixture.check_mirror(should, f"take {turn} and {LATER} later outputs that were not taken, {told}")
+        fixture.check_mirror(should, f"take {turn} and {LATER} later outputs that were not taken, {what}")
 
 
 MODES: dict[str, dict[str, Any]] = {
@@ -143,36 +143,36 @@ MODES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("which", [0, -1], ids=["own", "default"])
 def test_g23_the_compute_stream_does_not_wait_for_the_copy(kit: Kit, mode: str, which: int) -> None:
     """The stream of the copies is held, thrice: work of the step's stream on other memory is done meanwhile."""
-    told, stream = stream_cases(kit)[which]
+    what, stream = stream_cases(kit)[which]
     device: Any = kit.device
     fixture, _ = filled(kit)
     other, memory = World(kit, SIZES, name="other"), device.allocate(64)
     fixture.stream = other.stream = stream
-    view, told = View.contiguous(memory, 0, (8,), dtype_of("int64")), f"{mode}, on {told}"
+    view, what = View.contiguous(memory, 0, (8,), dtype_of("int64")), f"{mode}, on {what}"
     for turn in range(3):
         if mode != "drafts":
             fixture.poke(sampled(turn))
         step = fixture.advance([3, 1, 5, 0, 2, 4], **MODES[mode])
         outputs = Outputs()
-        with kit.held(device.own(stream).beside, f"an output ({told}) or work after it"):
+        with kit.held(device.own(stream).beside, f"an output ({what}) or work after it"):
             outputs.save(fixture, step)
             event = device.event(stream)
-            assert event.wait(kit.effort.hang / 2), f"output {turn} ({told}): the compute stream waits for its copy"
+            assert event.wait(kit.effort.hang / 2), f"output {turn} ({what}): the compute stream waits for its copy"
             arrive(kit.bound.async_set_value(target=view, value=turn, stream=stream))
             if not turn:
                 other.enter(new_tasks(other, [0, 3]))
             stream.synchronize(PATIENCE)
-        outputs.deliver(told)
+        outputs.deliver(what)
 
 
 @guarantee(23, requires=("async_d2h", "async_h2d", "can_hold_stream"), also=(1, 22))
 @pytest.mark.parametrize("at", range(3), ids=["from-default", "to-default", "two-others"])
 def test_g23_a_write_comes_after_each_output_on_one_pair_of_streams(kit: Kit, at: int) -> None:
     """Outputs of each mode in turn on a held stream, and writes over them on another, which has waited before."""
-    told, saver, writer = pairs(kit)[at]
+    what, saver, writer = pairs(kit)[at]
     fixture, _ = filled(kit)
     for turn, mode in enumerate((*MODES, "plain")):
-        why = f"output {turn} ({mode}), {told}"
+        why = f"output {turn} ({mode}), {what}"
         fixture.stream = saver
         fixture.poke(sampled(turn))
         step = fixture.advance([3, 1, 5, 0, 2, 4], **MODES[mode])
@@ -241,7 +241,7 @@ def check_later(kit: Kit, hook: str) -> None:
     __tracebackhide__ = True
     if hook == "broadcast_tokens" and not can_fake_group(kit):
         return
-    for told, stream in stream_cases(kit):
+    for what, stream in stream_cases(kit):
         fixture, step = stepped(kit)
         if hook == "broadcast_tokens":
             with fake_source(fixture):
@@ -249,16 +249,16 @@ def check_later(kit: Kit, hook: str) -> None:
         fixture.stream, outputs = stream, Outputs()
         before = fixture.model.block.copy()
         holding = overlaps(kit, hook) and kit.capabilities.async_d2h
-        with kit.held(stream, f"save_output and then {hook} on {told}") if holding else nullcontext():
+        with kit.held(stream, f"save_output and then {hook} on {what}") if holding else nullcontext():
             outputs.save(fixture, step)
             copy = copied(kit, fixture.state.memory, stream)
             later(fixture, step, hook)
-        told = f"{hook} on {told}"
-        assert_no_error(partial(outputs.saved[0][0].record, PATIENCE), f"reading the output saved before {told}")
-        outputs.deliver(f"the output saved before {told}")
+        what = f"{hook} on {what}"
+        assert_no_error(partial(outputs.saved[0][0].record, PATIENCE), f"reading the output saved before {what}")
+        outputs.deliver(f"the output saved before {what}")
         arrive(copy)
         wrong = unlike(copy.data[0], before)
-        assert not wrong, f"the copy made before {told}: {wrong}"
+        assert not wrong, f"the copy made before {what}: {wrong}"
 
 
 @guarantee(22)
@@ -275,16 +275,16 @@ def test_g23_no_later_call_changes_what_was_saved(kit: Kit, hook: str) -> None:
 
 @guarantee(18)
 def test_g18_the_clean_up_is_on_the_stream_of_the_copy_and_after_it(kit: Kit) -> None:
-    run_beside_each(kit, "save_output")
+    run_concurrent_each(kit, "save_output")
 
 
 @guarantee(23)
 def test_g23_an_output_belongs_to_the_stream_that_was_given(kit: Kit) -> None:
-    run_beside_each(kit, "save_output")
+    run_concurrent_each(kit, "save_output")
 
 
 @guarantee(13)
 def test_g13_what_the_source_sends_arrives_in_the_order_of_the_stream(kit: Kit) -> None:
     if not can_fake_group(kit):
         pytest.skip("the device's own broadcast_tokens may not ask communicator(), so no rank can be faked")
-    run_beside_each(kit, "broadcast_tokens")
+    run_concurrent_each(kit, "broadcast_tokens")

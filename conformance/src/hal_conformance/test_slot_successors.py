@@ -13,13 +13,13 @@ from hal_core.output.records import SlotStatus
 from hal_core.slots.declared import Companion, StateField
 from hal_core.slots.tasks import Task, TaskBatch, TaskKind
 
-from .fixtures.generations import CASES, FORMERS, SIZES, asked, enter, go_on, sampled, succeed
+from .fixtures.generations import CASES, FORMERS, SIZES, enter, go_on, request_of, sampled, succeed
 from .fixtures.stepping import draftable
 from .fixtures.world import World
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Kit
-from .test_companions import Beside
+from .test_companions import CompanionModel
 
 ALL = range(len(CASES))
 
@@ -27,23 +27,23 @@ ALL = range(len(CASES))
 class Generations:
     """A state with its companions, and everything that is done to and checked of all of them."""
 
-    def __init__(self, kit: Kit, beside: Sequence[Companion] = (), name: str = "target") -> None:
-        self.fixture = World(kit, SIZES, beside=beside, name=name)
-        self.others = [Beside(self.fixture, at, one.fields) for at, one in enumerate(beside)]
+    def __init__(self, kit: Kit, companions: Sequence[Companion] = (), name: str = "target") -> None:
+        self.fixture = World(kit, SIZES, companions=companions, name=name)
+        self.others = [CompanionModel(self.fixture, at, one.fields) for at, one in enumerate(companions)]
         self.turn = 0
 
-    def insert(self, tasks: list[Task], told: str) -> None:
+    def insert(self, tasks: list[Task], what: str) -> None:
         """Insert a batch, and compare every byte."""
-        self.fixture.enter(tasks, told)
+        self.fixture.enter(tasks, what)
         for other in self.others:
             other.inserted(tasks)
-        self.check(told)
+        self.check(what)
 
-    def check(self, told: str) -> None:
+    def check(self, what: str) -> None:
         """Compare every byte of every state."""
-        self.fixture.check(told)
+        self.fixture.check(what)
         for other in self.others:
-            other.check(told)
+            other.check(what)
 
     def step(self, *, speculative: bool) -> None:
         """Run a step over all slots in an order of its own, and compare its record."""
@@ -93,16 +93,16 @@ class Generations:
 
 
 FIELDS = [StateField("kit_row", "int16", 5, reset=-3, value=lambda request: [*range(len(request.prompt) % 6)])]
-BESIDE: dict[str, list[Companion]] = {
+COMPANIONS: dict[str, list[Companion]] = {
     "alone": [],
     "companions": [Companion("own slots"), Companion("same slots", FIELDS, same_slots=True)],
 }
 
 
 @guarantee(11, also=(9, 12, 18, 19))
-@pytest.mark.parametrize("beside", BESIDE)
-def test_g11_each_way_in_after_each_history_and_each_way_out(kit: Kit, beside: str) -> None:
-    one = Generations(kit, BESIDE[beside])
+@pytest.mark.parametrize("companions", COMPANIONS)
+def test_g11_each_way_in_after_each_history_and_each_way_out(kit: Kit, companions: str) -> None:
+    one = Generations(kit, COMPANIONS[companions])
     one.former()
     one.succeed()
 
@@ -137,18 +137,18 @@ def test_g11_two_states_of_one_size_go_through_it_by_turns(kit: Kit, devices: in
 def test_g19_a_preempted_request_goes_on_under_its_name(kit: Kit, where: str) -> None:
     """Admitted again with its output so far: one report that it was preempted, and each token once, at its place."""
     fixture = World(kit, SIZES)
-    first = asked(fixture, 0, 0)
-    beside = enter(fixture, 5, 0, "whole")
-    fixture.enter([Task(TaskKind.PREFILL, 0, first, 0, first.total, [*range(10)]), beside])
+    first = request_of(fixture, 0, 0)
+    other = enter(fixture, 5, 0, "whole")
+    fixture.enter([Task(TaskKind.PREFILL, 0, first, 0, first.total, [*range(10)]), other])
     given: list[int] = []
-    told = {SlotStatus.PREEMPTED: 0, SlotStatus.TOKEN: 0}
+    counts = {SlotStatus.PREEMPTED: 0, SlotStatus.TOKEN: 0}
     slot = 0
     for turn in range(4):
         sampled(fixture, turn)
         step = fixture.advance([5, slot] if turn % 2 else [slot, 5], speculative=turn == 1)
         for row in fixture.output(step):
             if row.request_id == first.request_id:
-                told[row.status] += 1
+                counts[row.status] += 1
                 assert row.status is SlotStatus.PREEMPTED or row.position == len(given), "the kit's own rows have a gap"
                 given += row.tokens
         fixture.check(f"step {turn}")
@@ -158,7 +158,7 @@ def test_g19_a_preempted_request_goes_on_under_its_name(kit: Kit, where: str) ->
             if where.endswith("later"):
                 fixture.enter([gone])
                 fixture.output(fixture.step([0]))
-                told[SlotStatus.PREEMPTED] += 1
+                counts[SlotStatus.PREEMPTED] += 1
             request = replace(former.request, output=[*former.request.output, *given])
             again, slot = fixture.admit(request), 3 if where.startswith("another") else 0
             entering = Task(TaskKind.PREFILL, slot, again, 0, again.total, [*range(20, 40)][: -(-again.total // 2)])
@@ -166,8 +166,8 @@ def test_g19_a_preempted_request_goes_on_under_its_name(kit: Kit, where: str) ->
             fixture.check("the request entered again")
             if slot:
                 fixture.output(fixture.step([0]))
-                told[SlotStatus.PREEMPTED] += 1
-    assert told == {SlotStatus.PREEMPTED: 1, SlotStatus.TOKEN: 4}, f"the kit's own rows: {told}"
+                counts[SlotStatus.PREEMPTED] += 1
+    assert counts == {SlotStatus.PREEMPTED: 1, SlotStatus.TOKEN: 4}, f"the kit's own rows: {counts}"
 
 
 @guarantee(9, also=(11, 19))
@@ -175,7 +175,7 @@ def test_g19_a_preempted_request_goes_on_under_its_name(kit: Kit, where: str) ->
 def test_g09_one_admitted_request_enters_again_and_again(kit: Kit, way: str) -> None:
     """In other slots, and in a second state of the same sizes; a device that stages it may not have let it go."""
     fixture, other = World(kit, SIZES), World(kit, SIZES, name="other")
-    kept = [asked(fixture, slot, 0) for slot in range(6)]
+    kept = [request_of(fixture, slot, 0) for slot in range(6)]
     for request in kept:
         other.model.requests[request.admission_id] = fixture.model.requests[request.admission_id]
     for turn in range(4):
@@ -186,7 +186,7 @@ def test_g09_one_admitted_request_enters_again_and_again(kit: Kit, way: str) -> 
         ]
         gone = fixture.leaving(sorted(fixture.model.residents), TaskKind.PREEMPTED) if turn else []
         if way == "preempted at once":  # each slot gets another of them
-            fresh = [asked(fixture, slot, 1) for slot in range(6)]
+            fresh = [request_of(fixture, slot, 1) for slot in range(6)]
             short = [Task(TaskKind.PREFILL, at, one, 0, one.total, [1, 2, 3, 4]) for at, one in enumerate(fresh)]
             fixture.enter([*gone, *short])
             fixture.output(fixture.step(range(6)))
@@ -260,20 +260,20 @@ def test_g09_a_batch_has_the_same_effect_in_every_form(kit: Kit, form: str) -> N
     fixture = World(kit, SIZES)
     make = FORMS.get(form, TaskBatch.of)
 
-    def put(tasks: list[Task], told: str) -> None:
-        given = as_prefill(tasks) if form not in FORMS and told.startswith("new") else make(tasks)
+    def put(tasks: list[Task], what: str) -> None:
+        given = as_prefill(tasks) if form not in FORMS and what.startswith("new") else make(tasks)
         before = fixture.bound.counters()
         ticket = fixture.bound.insert_tasks(state=fixture.state, tasks=given, stream=fixture.stream)  # type: ignore[arg-type]
         cost = (fixture.bound.counters() - before).submissions
         assert cost <= 2 or not kit.capabilities.fused_scatter, (
-            f"{told} as {form}: {cost} submissions, at most 2 are due"
+            f"{what} as {form}: {cost} submissions, at most 2 are due"
         )
         fixture.model.insert(tasks)
         arrive(ticket)
-        fixture.check(f"{told} as {form}")
+        fixture.check(f"{what} as {form}")
 
     def cached(slot: int) -> Task:
-        one = asked(fixture, slot, 0)
+        one = request_of(fixture, slot, 0)
         return Task(TaskKind.PREFILL, slot, one, 3, 4 + slot % 5, [*range(slot, slot + 9)])
 
     put([cached(70)], "new requests, one")

@@ -90,8 +90,8 @@ def test_g09_each_end_of_a_request_comes_at_its_token(kit: Kit, way: str) -> Non
 
 def entering(fixture: World, slot: int, case: str) -> Task:
     """Return a task that lets the request of a case enter a slot; a first token from elsewhere is 10."""
-    asked, params, *_ = CASES[case]
-    given: dict[str, Any] = {"prompt": [1, 2], **asked}
+    changes, params, *_ = CASES[case]
+    given: dict[str, Any] = {"prompt": [1, 2], **changes}
     one = fixture.admit(Request(case, params=SamplingParams(**{"max_tokens": 20, **params}), **given))
     if one.role is SplitRole.DECODE:
         return Task(TaskKind.REMOTE_PREFILL, slot, one, one.total, 0, [slot], first_token=10)
@@ -140,7 +140,7 @@ def entered(kit: Kit, sizes: StateConfig, requests: Sequence[tuple[Sequence[int]
     return fixture
 
 
-def accept(fixture: World, given: Sequence[Sequence[int]], told: str) -> list[Any]:
+def accept(fixture: World, given: Sequence[Sequence[int]], what: str) -> list[Any]:
     """A speculative step that gives each slot these tokens; compare every byte, and return the model's rows."""
     __tracebackhide__ = True
     sizes = fixture.sizes
@@ -162,7 +162,7 @@ def accept(fixture: World, given: Sequence[Sequence[int]], told: str) -> list[An
         }
     )
     step = fixture.advance(range(len(given)), speculative=True, logprobs=sizes.max_logprobs)
-    fixture.check(told)
+    fixture.check(what)
     return fixture.output(step)
 
 

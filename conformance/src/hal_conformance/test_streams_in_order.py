@@ -30,11 +30,11 @@ EACH = 3
 @pytest.mark.parametrize("hook", HOOK_CASES)
 def test_g04_a_scalar_written_again_after_a_call_is_written_again(kit: Kit, hook: str) -> None:
     """A device that leaves out a write of the value that it wrote there last would keep what the call wrote."""
-    for told, make in hook_cases(kit, hook):
-        changed = changed_by(kit, told, make)
+    for what, make in hook_cases(kit, hook):
+        changed = changed_by(kit, what, make)
         call, stream = begun(kit, make), kit.device.default_stream
         places = [(view, call.before[at : at + view.dtype.itemsize]) for view, at in elements(call, changed)]
-        assert places, f"the kit's own call changes nothing: {told}"
+        assert places, f"the kit's own call changes nothing: {what}"
         scalars = [(view, data.view(view.dtype.storage)[0].item()) for view, data in places]
         for view, scalar in scalars:
             kit.bound.async_set_value(target=view, value=scalar, stream=stream)
@@ -46,7 +46,7 @@ def test_g04_a_scalar_written_again_after_a_call_is_written_again(kit: Kit, hook
         for view, data in places:
             found = got[view.offset : view.offset + len(data)]
             assert (found == data).all(), (
-                f"{view} was set before and after {told} to the bytes {data.tolist()}, but holds {found.tolist()}"
+                f"{view} was set before and after {what} to the bytes {data.tolist()}, but holds {found.tolist()}"
             )
 
 
@@ -58,14 +58,14 @@ def begun(kit: Kit, make: Make) -> PreparedCall:
     return call
 
 
-def changed_by(kit: Kit, told: str, make: Make) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def changed_by(kit: Kit, what: str, make: Make) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Make a call of its own; return whether it changes each byte of its memory."""
     __tracebackhide__ = True
     call, stream = begun(kit, make), kit.device.default_stream
     call.complete(call.act(stream))
     got = backdoor.read(kit.device, call.memory, stream)[: len(call.before)]
     wrong = call.wrong(got)
-    assert not wrong, f"after {told}: {wrong}"
+    assert not wrong, f"after {what}: {wrong}"
     changed: np.ndarray[Any, np.dtype[np.bool_]] = got != call.before
     return changed
 
@@ -130,9 +130,9 @@ def test_g04_timed_events_measure_their_stream(kit: Kit) -> None:
         assert second.wait(PATIENCE), "a timed event does not pass after the work before it"
         assert third.wait(PATIENCE)
         most = time.monotonic() - called
-        whole, parts = third.seconds_since(first), (second.seconds_since(first), third.seconds_since(second))
+        total, parts = third.seconds_since(first), (second.seconds_since(first), third.seconds_since(second))
         assert min(parts) >= 0, f"the device's time goes back: {parts} s between three events in order"
-        assert abs(sum(parts) - whole) <= 2 * RESOLUTION + DRIFT * whole, f"{parts} s are not {whole} s together"
+        assert abs(sum(parts) - total) <= 2 * RESOLUTION + DRIFT * total, f"{parts} s are not {total} s together"
         least, most = least * (1 - DRIFT) - RESOLUTION, most * (1 + DRIFT) + RESOLUTION
         assert least <= parts[0], f"a stream was held for {least} s between two events {parts[0]} s apart"
-        assert whole <= most, f"{whole} s between two events of which the host saw {most} s"
+        assert total <= most, f"{total} s between two events of which the host saw {most} s"

@@ -59,8 +59,8 @@ def test_g10_submissions_grow_with_neither_requests_nor_fields(kit: Kit) -> None
         "one request that uses every field": spent(fixture, entering(fixture, range(1, 2), rich=True)),
         "60 plain requests": spent(fixture, entering(fixture, range(2, 62), rich=False)),
     }
-    told = {what: cost.submissions for what, cost in costs.items()}
-    assert max(told.values()) <= A_CALL, f"submissions a call: {told}, but each should be at most {A_CALL}"
+    found = {what: cost.submissions for what, cost in costs.items()}
+    assert max(found.values()) <= A_CALL, f"submissions a call: {found}, but each should be at most {A_CALL}"
     waits = {what: cost.host_waits for what, cost in costs.items()}
     assert not any(waits.values()), f"host waits a call: {waits}, but each should be 0"
     fixture.check("insertions of one and of many requests")
@@ -86,9 +86,9 @@ def test_g10_the_devices_own_counters_agree_with_a_count_below_it(kit: Kit, draw
     fixture.enter(draw_batch(draw, fixture, least=1))
     arrive(fixture.save(run_step(draw, fixture)))
     seen = kit.device.probe_counts() - below  # type: ignore[attr-defined]
-    said = kit.bound.counters() - own
+    counted = kit.bound.counters() - own
     for name in ("submissions", "uploads", "launches", "copies_out"):
-        got, should = getattr(said, name), getattr(seen, name)
+        got, should = getattr(counted, name), getattr(seen, name)
         assert got == should, f"counters() says {got} {name}, but {should} reached the driver"
 
 
@@ -305,12 +305,12 @@ CHANGED: dict[str, Callable[[Writes, View, list[Any]], None]] = {
 @pytest.mark.parametrize("count", [1, 3])
 def test_g02_what_a_write_was_made_of_may_be_changed_after_it(kit: Kit, count: int) -> None:
     stream, device = kit.device.stream(), kit.device
-    for told, add in CHANGED.items():
+    for what, add in CHANGED.items():
         memories, should = [device.allocate(448) for _ in range(count)], np.zeros((7, 8), np.int64)
         for memory in memories:
             backdoor.write(device, memory, 0, should.view(np.uint8).reshape(-1), stream)
         given: list[Any] = [np.array([4, 0, 2, 1, 6]), ROWS.copy(), np.array([3, 0, 8, 7, 1]), ROWS.tolist()]
-        with kit.held(stream, f"{told} for {count} memories"):
+        with kit.held(stream, f"{what} for {count} memories"):
             writes = Writes()
             for memory in memories:
                 add(writes, View.contiguous(memory, 0, (7, 8), dtype_of("int64")), given)
@@ -318,20 +318,20 @@ def test_g02_what_a_write_was_made_of_may_be_changed_after_it(kit: Kit, count: i
             for one in given:
                 one[:] = [[9] * 8] * 5 if one is given[3] else 5
             del writes
-        arrive(ticket, told)
-        if told in ("rows", "ragged rows"):
+        arrive(ticket, what)
+        if what in ("rows", "ragged rows"):
             should[[4, 0, 2, 1, 6]] = ROWS
-        elif told == "a fill of rows":
+        elif what == "a fill of rows":
             for slot, begin in zip((4, 0, 2, 1, 6), (3, 0, 8, 7, 1), strict=True):
                 should[slot, begin:] = 7
-        elif told == "a strided array":
+        elif what == "a strided array":
             should[:6:2, ::2] = ROWS[:3, :4]
         else:
             should[:5] = ROWS
         for number, memory in enumerate(memories):
             got = backdoor.read(device, memory, stream)[:448].view(np.int64).reshape(7, 8)
             assert (got == should).all(), (
-                f"{told} for {count} memories, changed after the call: {got.tolist()} in memory {number}"
+                f"{what} for {count} memories, changed after the call: {got.tolist()} in memory {number}"
             )
 
 

@@ -99,14 +99,14 @@ def test_g07_a_large_value_for_a_tensor_is_there_when_the_call_returns(kit: Kit,
         "a tensor": lambda values: support.tensor(kit.device, values),
         "a value on the device": lambda values: on_device(kit, values),
     }
-    for seed, (told, form) in enumerate(forms.items()):
+    for seed, (what, form) in enumerate(forms.items()):
         values = noise(seed, nbytes).view(np.int64)
         value = form(values.copy())
         ticket = bound.async_set_value(target=tensor, value=value, stream=bound.default_stream)
         wrong = np.flatnonzero(support.values_of(kit.device, tensor) != values)
-        assert not len(wrong), f"{told} of {nbytes} bytes: the call has returned, and element {wrong[0]} is not there"
-        assert ticket.mode == "sync", f"{told} of {nbytes} bytes: the ticket says {ticket.mode!r}"
-        assert ticket.done(), f"{told} of {nbytes} bytes: the ticket is not done on return"
+        assert not len(wrong), f"{what} of {nbytes} bytes: the call has returned, and element {wrong[0]} is not there"
+        assert ticket.mode == "sync", f"{what} of {nbytes} bytes: the ticket says {ticket.mode!r}"
+        assert ticket.done(), f"{what} of {nbytes} bytes: the ticket is not done on return"
 
 
 PARTS: dict[str, Any] = {

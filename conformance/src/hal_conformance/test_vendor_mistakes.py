@@ -65,8 +65,8 @@ def test_g01_a_stream_waits_for_the_event_of_another_opened_device(kit: Kit) -> 
             write = backdoor.put(kit.device, memory, [(0, after.tobytes())], mine)
             why = "synchronize of a stream that waits for another device's held stream"
             assert_raises(TicketTimeout, lambda: mine.synchronize(A_WHILE), why)
-            for told, ticket in (("copy", early), ("write", write)):
-                assert not ticket.done(), f"a {told} is done, but its stream waits for another device's held stream"
+            for what, ticket in (("copy", early), ("write", write)):
+                assert not ticket.done(), f"a {what} is done, but its stream waits for another device's held stream"
         for ticket in (early, write):
             arrive(ticket)
         assert (early.data[0] == before).all(), "the copy behind another device's event has other bytes"
@@ -88,11 +88,11 @@ def test_g05_a_write_that_waits_takes_no_neighbours_along(kit: Kit, dtype: str) 
         "an element": (view[0], 1), "a strided fill": (view[4:32:2], 1), "a strided array": (view[34::2], [1] * 15),
     }  # fmt: skip
     with kit.held(one):
-        held = {told: kit.bound.async_set_value(target=t, value=v, stream=one) for told, (t, v) in parts.items()}
+        held = {what: kit.bound.async_set_value(target=t, value=v, stream=one) for what, (t, v) in parts.items()}
         for at in (1, 2, 3, *range(5, 32, 2), 32, 33, *range(35, count, 2)):
             arrive(kit.bound.async_set_value(target=view[at], value=1, stream=two))
-    for told, ticket in held.items():
-        arrive(ticket, told)
+    for what, ticket in held.items():
+        arrive(ticket, what)
     should[...] = 1
     got = backdoor.read(device, memory, one)[: should.nbytes].view(kind.storage)
     wrong = np.flatnonzero(got != should).tolist()
@@ -136,9 +136,9 @@ def test_g10_each_call_counts_what_reached_the_driver(kit: Kit, what: str) -> No
     assert isinstance(device, SubmissionProbe), "the seam that `requires` asks for"
     below, own = device.probe_counts(), kit.bound.counters()
     arrive(call(), what)
-    seen, said = device.probe_counts() - below, kit.bound.counters() - own
+    seen, counted = device.probe_counts() - below, kit.bound.counters() - own
     for name in COUNTED:
-        got, should = getattr(said, name), getattr(seen, name)
+        got, should = getattr(counted, name), getattr(seen, name)
         assert got == should, f"{what}: counters() says {got} {name}, but {should} reached the driver"
 
 

@@ -35,7 +35,7 @@ class Results:
         except HypothesisException:
             raise  # an unmet assumption is not a result
         except Exception as error:
-            self.last = told(error)
+            self.last = message_of(error)
             if self.last not in self.failed[-1:]:
                 self.failed.append(self.last)
             if monotonic() - began >= SLOW:
@@ -44,7 +44,7 @@ class Results:
         self.last = "every check held"
 
 
-def told(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Return an error with its class; for a group, its first error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -92,7 +92,7 @@ def explore(device: str, results: Results, run: Callable[[], None]) -> None:
         with bounded(), own_draws():
             run()
     except Flaky as error:
-        first = results.failed[-1] if results.failed else told(error)
+        first = results.failed[-1] if results.failed else message_of(error)
         then = results.last
         if then == first:
             then = results.failed[-2] if len(results.failed) > 1 else "other values to go on with"

@@ -130,10 +130,10 @@ def four_buffers(call: Call) -> object:
 
 
 def view_of_the_memory(call: Call) -> object:
-    whole: Any = getattr(call.memory, "host_bytes", None)
-    if whole is None:
+    host_bytes: Any = getattr(call.memory, "host_bytes", None)
+    if host_bytes is None:
         return call()
-    return HostCopy([np.frombuffer(whole, np.uint8)[part.offset : part.end] for part in call.parts])
+    return HostCopy([np.frombuffer(host_bytes, np.uint8)[part.offset : part.end] for part in call.parts])
 
 
 def piece_by_piece(call: Call) -> object:

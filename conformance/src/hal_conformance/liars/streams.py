@@ -56,21 +56,21 @@ class InMilliseconds(ProxyEvent):
 def own_stream(call: Call) -> object:
     if not isinstance(call.value, View):
         return call()
-    beside = call.kept("beside", None) or call.device.stream()
-    call.me.__dict__["beside"] = beside
-    ticket = call(stream=beside)
-    call.stream.wait(beside.record())
+    stream = call.kept("own_stream", None) or call.device.stream()
+    call.me.__dict__["own_stream"] = stream
+    ticket = call(stream=stream)
+    call.stream.wait(stream.record())
     return ticket
 
 
-def drafts_beside(call: Call) -> object:
+def drafts_on_a_stream(call: Call) -> object:
     own = call.device.stream()
     ticket = call(stream=own)
     call.stream.wait(own.record())
     return ticket
 
 
-def zeros_beside(call: Call) -> object:
+def zeros_on_the_side(call: Call) -> object:
     shape, _, nbytes = call.target.collapsed()
     if isinstance(call.value, np.ndarray) or call.value or shape or nbytes < 1 << 16:
         return call()
@@ -149,13 +149,13 @@ STREAMS = {
         when=lambda call: call.step.logprobs is not None,
     ),  # the way with log-probabilities was written when there was one stream
     "drafts are written on a stream of their own": row(
-        "DraftsOnTheirOwnStream", 4, "policy.set_drafts", drafts_beside, BOTH
+        "DraftsOnTheirOwnStream", 4, "policy.set_drafts", drafts_on_a_stream, BOTH
     ),  # the stream given waits for it, but it waits for none
     "a value on the device is copied on a stream of its own, before the work that makes it": row(
         "DeviceValueOnAnotherStream", 2, "async_set_value", own_stream, BOTH, "Paddle: copies between devices"
     ),  # a copy for which later work waits, but which itself does not wait
     "fills of 0 from 64 KiB on run beside their stream": row(
-        "ZerosRunBeside", 4, "submit_value", zeros_beside, HELD
+        "ZerosRunBeside", 4, "submit_value", zeros_on_the_side, HELD
     ),  # a memset of the copy engine, after the stream's earlier work; the stream's later work does not wait for it
     "the stream does not wait for the engine that copies a device value of 64 KiB or more": row(
         "EngineIsLate", 1, "copy_within", engine(late=True), HELD

@@ -37,7 +37,7 @@ GRID = 65_535
 # -- where a value lands ----------------------------------------------------------------------------------------------
 
 
-def whole_words(call: Call) -> None:
+def full_words(call: Call) -> None:
     offsets, nbytes = call.target.runs()
     memory = call.target.memory
     for end in [int(at) + nbytes for at in offsets]:
@@ -68,9 +68,9 @@ def flags_of_the_word(call: Call) -> None:
     for kind, slot in zip(plain["kinds"], plain["slots"], strict=True):
         shadow[slot] = kind in (TaskKind.PREEMPTED, TaskKind.ABORTED)
     words = sorted({slot // 4 for slot in named})
-    beside = [at for word in words for at in range(4 * word, min(4 * word + 4, len(shadow))) if at not in named]
-    if beside:
-        call.write(call.state.memory, *[(place.offset + at, shadow[at : at + 1].tobytes()) for at in beside])
+    others = [at for word in words for at in range(4 * word, min(4 * word + 4, len(shadow))) if at not in named]
+    if others:
+        call.write(call.state.memory, *[(place.offset + at, shadow[at : at + 1].tobytes()) for at in others])
 
 
 def contiguous(view: View) -> View:
@@ -119,7 +119,7 @@ def through_a_known_view(call: Call) -> None:
 
 TARGETS = {
     "every write is rounded up to 8 bytes, over the neighbour": row(
-        "WordsOnly", 5, "async_set_value", then(whole_words)
+        "WordsOnly", 5, "async_set_value", then(full_words)
     ),  # a kernel that writes whole words
     "strides are ignored: a strided target is written as if its elements lay side by side": row(
         "NoStrides", 5, "async_set_value", without_strides, seen="Paddle copy_"
