@@ -114,6 +114,14 @@ def test_every_liar_is_killed_by_a_test_of_its_guarantee(name, tables):
     assert number in BORNE[verdict["by"].partition("[")[0]]
 
 
+def test_the_asynchronous_device_under_the_liars_conforms():
+    """A test that it fails would kill every liar over it."""
+    command = [sys.executable, "-m", "hal_conformance", "--device-factory=queued_device:keeping", "--profile=quick"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANGS, check=False)
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
 def test_there_are_liars_enough_and_their_stories_are_told():
     assert len(LIARS) >= 25
     assert all(liar.story for liar in LIARS.values())
