@@ -20,7 +20,7 @@ from hal_core.tickets import PromiseTicket
 from hypothesis import strategies as st
 
 from .draw.requests import sizes
-from .fixtures.batches import ENTER, draw_batch
+from .fixtures.batches import ENTER, draw_batch, draw_world
 from .fixtures.fake_group import can_fake_group
 from .fixtures.forms import ALL, AT_ONCE, FALLING, LATE, SOME, Form, advance, working
 from .fixtures.stepping import draw_sampling, draw_step
@@ -57,8 +57,7 @@ def meet(group: Group) -> NoReturn:
 @guarantee(15)
 @examples()
 def test_g15_a_group_of_one_communicates_nothing(kit: Kit, draw: Draw) -> None:
-    fixture = World(kit, draw(sizes(), "sizes"))
-    fixture.enter(draw_batch(draw, fixture, ENTER, least=1))
+    fixture = draw_world(draw, kit)
     draw_sampling(draw, fixture, draw_step(draw, fixture))
     rank = draw(st.integers(0, 9), "rank")
     group = Group((rank,), rank)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hal_core.memory.views import ByteRange
 
-from .fixtures.prepared_calls import unlike
+from .fixtures.prepared_calls import assert_alike, assert_copied
 from .fixtures.stream_cases import copied
 from .harness import backdoor
 from .harness.asserts import assert_no_error
@@ -64,8 +64,7 @@ def assert_data(case: str, data: Sequence[Bytes], ranges: Sequence[tuple[int, in
         what = f"{case}: array {at}, of {nbytes} bytes from {offset},"
         assert array.dtype == np.uint8, f"{what} is of {array.dtype}, but should be uint8"
         assert array.shape == (nbytes,), f"{what} has the shape {array.shape}"
-        wrong = unlike(array, full[offset : offset + nbytes])
-        assert not wrong, f"{what} differs from the memory: {wrong}"
+        assert_alike(array, full[offset : offset + nbytes], f"{what} differs from the memory")
 
 
 PIECE = 1 << 20
@@ -211,8 +210,7 @@ def test_g01_a_copy_that_nobody_waits_for_writes_into_nobody_elses_arrays(kit: K
     held.synchronize(PATIENCE)
     arrive(copied(kit, memory, held))
     for at, array in enumerate(arrays):
-        wrong = unlike(array, should)
-        assert not wrong, f"copy {at}, made while others were pending whose tickets were dropped: {wrong}"
+        assert_alike(array, should, f"copy {at}, made while others were pending whose tickets were dropped")
 
 
 @guarantee(1, requires=("can_hold_stream", "async_d2h"))
@@ -233,10 +231,9 @@ def test_g01_copies_of_several_streams_come_when_their_own_stream_goes_on(kit: K
                 done = [copies[other].done() for other in order[at:]]
                 assert not any(done), f"copies of streams {order[at:]} have done={done}, but their streams are held"
                 latches[stream_case].release()
-                arrive(copies[stream_case])
-                wrong = unlike(copies[stream_case].data[0], contents[stream_case])
-                assert not wrong, f"the copy of stream {stream_case}: {wrong}"
+                assert_copied(copies[stream_case], contents[stream_case], f"the copy of stream {stream_case}")
         for stream_case, copy in enumerate(copies):
             assert copy.done(), f"the copy of stream {stream_case} is not done any more"
-            wrong = unlike(copy.data[0], contents[stream_case])
-            assert not wrong, f"the copy of stream {stream_case}, after those of the other ones: {wrong}"
+            assert_alike(
+                copy.data[0], contents[stream_case], f"the copy of stream {stream_case}, after those of the other ones"
+            )

@@ -19,7 +19,7 @@ from .draw.fields import draw_fields, width_of
 from .draw.requests import sizes
 from .fixtures.batches import ALL, ENTER, LEAVE, draw_batch, text_of
 from .fixtures.fake_group import PAIR, can_fake_group, fake_source
-from .fixtures.stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
+from .fixtures.stepping import draw_advance, draw_proposal, free_ended, run_step
 from .fixtures.world import World
 from .harness.backdoor import arrive
 from .harness.bits import noise
@@ -97,9 +97,7 @@ def test_g12_declared_fields_of_the_output_are_in_the_mirror(kit: Kit, draw: Dra
         f"the mirror has {sorted(fixture.state.mirror)}, and not all of {inside}"
     )
     fixture.enter(draw_batch(draw, fixture, ENTER, least=1))
-    step = draw_step(draw, fixture)
-    draw_sampling(draw, fixture, step)
-    fixture.run(step)
+    step = draw_advance(draw, fixture)
     draw_proposal(draw, fixture)
     should = fixture.mirrored()
     fixture.take(fixture.save(step))

@@ -15,7 +15,7 @@ from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import strategies as st
 
 from .draw.requests import sizes
-from .fixtures.batches import ENTER, LEAVE, draw_batch
+from .fixtures.batches import ENTER, LEAVE, draw_batch, draw_world
 from .fixtures.stepping import draw_sampling, draw_step, free_ended, run_step
 from .fixtures.world import Outputs, World, assert_rows
 from .harness.asserts import assert_no_error, assert_raises, assert_says
@@ -64,8 +64,7 @@ def test_g19_each_token_of_each_request_is_delivered_once_and_in_order(kit: Kit,
 @guarantee(19)
 @examples(0.5)
 def test_g19_a_batch_that_is_preempted_as_a_whole_is_reported(kit: Kit, draw: Draw) -> None:
-    fixture = World(kit, draw(sizes(), "sizes"))
-    fixture.enter(draw_batch(draw, fixture, (TaskKind.PREFILL,), least=1))
+    fixture = draw_world(draw, kit, (TaskKind.PREFILL,))
     fixture.output(run_step(draw, fixture))
     leaving = [
         Task(draw(st.sampled_from(LEAVE), "how"), slot, r.admitted) for slot, r in fixture.model.residents.items()
@@ -79,8 +78,7 @@ def test_g19_a_batch_that_is_preempted_as_a_whole_is_reported(kit: Kit, draw: Dr
 @guarantee(19)
 @examples(0.5)
 def test_g19_output_that_a_sink_does_not_take_can_still_be_read(kit: Kit, draw: Draw) -> None:
-    fixture = World(kit, draw(sizes(), "sizes"))
-    fixture.enter(draw_batch(draw, fixture, ENTER, least=1))
+    fixture = draw_world(draw, kit)
     step = run_step(draw, fixture)
     should = fixture.rows_of(step)
     sink = draw(st.sampled_from([FullSink, DeadSink]), "sink")()
@@ -97,8 +95,7 @@ def test_g19_output_that_a_sink_does_not_take_can_still_be_read(kit: Kit, draw: 
 @guarantee(21)
 @examples(0.3)
 def test_g21_what_the_host_can_see_out_of_bounds_raises_at_the_call(kit: Kit, draw: Draw) -> None:
-    fixture = World(kit, draw(sizes(drafts=False), "sizes"))
-    fixture.enter(draw_batch(draw, fixture, ENTER, least=1))
+    fixture = draw_world(draw, kit, drafts=False)
     n, sink = fixture.sizes.num_slots, KeepingSink()
     steps = {
         "a slot that does not exist": Step(1, {fixture.name: np.array([n])}),
@@ -127,8 +124,7 @@ def test_g21_what_the_host_can_see_out_of_bounds_raises_at_the_call(kit: Kit, dr
 @guarantee(21)
 @examples()
 def test_g21_what_only_the_device_knows_is_checked_before_encoding(kit: Kit, draw: Draw) -> None:
-    fixture = World(kit, draw(sizes(drafts=True), "sizes"))
-    fixture.enter(draw_batch(draw, fixture, ENTER, least=1))
+    fixture = draw_world(draw, kit, drafts=True)
     step = draw_step(draw, fixture, speculative=True)
     draw_sampling(draw, fixture, step)
     slot = draw(st.sampled_from(sorted(fixture.model.residents)), "slot that a kernel writes out of bounds")
@@ -155,8 +151,7 @@ def expect_error(fixture: World, step: Step) -> None:
 @guarantee(21)
 @examples(0.5)
 def test_g21_a_draft_count_out_of_bounds_is_an_error_of_its_row(kit: Kit, draw: Draw) -> None:
-    fixture = World(kit, draw(sizes(), "sizes"))
-    fixture.enter(draw_batch(draw, fixture, (TaskKind.PREFILL,), least=1))
+    fixture = draw_world(draw, kit, (TaskKind.PREFILL,))
     step = run_step(draw, fixture)
     slot = draw(st.sampled_from(sorted(fixture.model.residents)), "slot")
     fixture.poke_cell(
@@ -168,8 +163,7 @@ def test_g21_a_draft_count_out_of_bounds_is_an_error_of_its_row(kit: Kit, draw: 
 @guarantee(21)
 @examples(0.5)
 def test_g21_an_error_that_the_step_met_is_reported_for_its_request_alone(kit: Kit, draw: Draw) -> None:
-    fixture = World(kit, draw(sizes(), "sizes"))
-    fixture.enter(draw_batch(draw, fixture, ENTER, least=1))
+    fixture = draw_world(draw, kit)
     step = run_step(draw, fixture)
     slot = draw(st.sampled_from(sorted(fixture.model.residents)), "slot")
     failed = fixture.step(

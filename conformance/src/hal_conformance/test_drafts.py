@@ -17,10 +17,9 @@ from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import strategies as st
 
-from .draw.requests import sizes
-from .fixtures.batches import ENTER, draw_batch
+from .fixtures.batches import draw_batch, draw_world
 from .fixtures.hook_cases import filled
-from .fixtures.stepping import draw_proposal, draw_sampling, draw_step, free_ended
+from .fixtures.stepping import draw_advance, draw_proposal, free_ended
 from .fixtures.world import World
 from .harness.asserts import assert_no_error, assert_raises, assert_says
 from .harness.backdoor import PATIENCE, arrive
@@ -51,12 +50,9 @@ def test_g12_drafts_that_left_with_their_request_bind_nobody(kit: Kit) -> None:
 @guarantee(12, also=(9,))
 @examples()
 def test_g12_drafts_handed_over_are_what_the_next_step_feeds(kit: Kit, draw: Draw) -> None:
-    fixture = World(kit, draw(sizes(drafts=True), "sizes"))
-    fixture.enter(draw_batch(draw, fixture, ENTER, least=1))
+    fixture = draw_world(draw, kit, drafts=True)
     for _ in range(3):
-        step = draw_step(draw, fixture)
-        draw_sampling(draw, fixture, step)
-        fixture.run(step)
+        step = draw_advance(draw, fixture)
         early = draw(st.booleans(), "drafts before the output")
         if early:
             draw_proposal(draw, fixture)

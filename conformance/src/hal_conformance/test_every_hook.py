@@ -20,8 +20,7 @@ from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import strategies as st
 
-from .draw.requests import sizes
-from .fixtures.batches import ENTER, draw_batch
+from .fixtures.batches import draw_world
 from .fixtures.block import Block
 from .fixtures.stepping import run_step
 from .fixtures.world import World
@@ -166,8 +165,7 @@ def test_g27_a_device_by_another_name_behaves_alike(kit: Kit, draw: Draw) -> Non
     true_name = device.name
     device.name = draw(st.sampled_from(["", "renamed", "npu", "cpu"]), "name")
     try:
-        fixture = World(kit, draw(sizes(), "sizes"))
-        fixture.enter(draw_batch(draw, fixture, ENTER, least=1))
+        fixture = draw_world(draw, kit)
         fixture.check("insert_tasks")
         fixture.output(run_step(draw, fixture))
     finally:

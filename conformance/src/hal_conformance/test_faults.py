@@ -16,8 +16,8 @@ from hal_core.slots.tasks import TaskKind
 from hypothesis import strategies as st
 
 from .draw.requests import sizes
-from .fixtures.batches import ENTER, LEAVE, draw_batch, text_of
-from .fixtures.stepping import draw_sampling, draw_step, run_step
+from .fixtures.batches import ENTER, LEAVE, draw_batch, draw_world, text_of
+from .fixtures.stepping import draw_advance, draw_sampling, draw_step, run_step
 from .fixtures.world import Outputs, World, assert_rows
 from .harness.asserts import assert_no_error, assert_raises, assert_says, in_time
 from .harness.backdoor import PATIENCE
@@ -112,12 +112,9 @@ def test_g26_an_unwritable_value_raises_and_leaves_the_target_unchanged(kit: Kit
 @examples(0.5)
 def test_g18_the_clean_up_happens_where_the_copy_out_fails(kit: Kit, draw: Draw) -> None:
     with under(kit, faults.FailingCopies) as (laid, fuse):
-        fixture = World(laid, draw(sizes(), "sizes"))
-        fixture.enter(draw_batch(draw, fixture, (TaskKind.PREFILL,), least=1))
+        fixture = draw_world(draw, laid, (TaskKind.PREFILL,))
         fixture.enter(draw_batch(draw, fixture, LEAVE))
-        step = draw_step(draw, fixture)
-        draw_sampling(draw, fixture, step)
-        fixture.run(step)
+        step = draw_advance(draw, fixture)
         laid.device.late = draw(st.booleans(), "it fails late")  # type: ignore[attr-defined]  # the fault's
         fuse.at = 1
         error = assert_raises(
@@ -153,8 +150,7 @@ def test_g26_whichever_allocation_fails_the_device_goes_on(kit: Kit, draw: Draw)
 @examples(0.5)
 def test_g16_a_lost_peer_is_told_and_nothing_of_its_step_is_sent(kit: Kit, draw: Draw) -> None:
     with under(kit, faults.LostPeer) as (laid, fuse):
-        fixture = World(laid, draw(sizes(), "sizes"))
-        fixture.enter(draw_batch(draw, fixture, ENTER, least=1))
+        fixture = draw_world(draw, laid)
         fixture.bound.open_group(state=fixture.state, group=PAIR)
         fuse.at = 1
         step = draw_step(draw, fixture, group=PAIR)
@@ -187,8 +183,7 @@ def saved(fixture: World, step: Step) -> OutputRecord:
 @guarantee(23)
 @examples(0.5)
 def test_g23_after_a_full_or_dead_sink_the_device_goes_on(kit: Kit, draw: Draw) -> None:
-    fixture = World(kit, draw(sizes(), "sizes"))
-    fixture.enter(draw_batch(draw, fixture, ENTER, least=1))
+    fixture = draw_world(draw, kit)
     step = run_step(draw, fixture)
     should = fixture.rows_of(step)
     kind = draw(st.sampled_from([FullSink, DeadSink]), "sink")
@@ -206,8 +201,7 @@ def test_g23_after_a_full_or_dead_sink_the_device_goes_on(kit: Kit, draw: Draw) 
 @examples(0.5)
 def test_g19_copies_that_come_late_lose_no_token(kit: Kit, draw: Draw) -> None:
     with under(kit, faults.DelayedCopies) as (laid, _):
-        fixture = World(laid, draw(sizes(), "sizes"))
-        fixture.enter(draw_batch(draw, fixture, ENTER, least=1))
+        fixture = draw_world(draw, laid)
         outputs = Outputs()
         for _ in range(draw(st.integers(1, 3), "steps")):
             outputs.save(fixture, run_step(draw, fixture))

@@ -18,7 +18,7 @@ from .draw.requests import sizes
 from .fixtures.batches import ALL, draw_batch, text_of
 from .fixtures.machine import WorkerMachine
 from .fixtures.many import MANY, prefill, prompt, request, varied
-from .fixtures.stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
+from .fixtures.stepping import draw_advance, draw_proposal, free_ended, run_step
 from .fixtures.world import World
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
@@ -168,9 +168,7 @@ def test_g11_blocks_that_were_added_later_leave_with_their_request(kit: Kit) -> 
 def test_g12_the_decode_role_goes_on_after_the_first_token(kit: Kit, draw: Draw) -> None:
     fixture = World(kit, draw(sizes(), "sizes"))
     tasks = insert_and_check(draw, fixture, (TaskKind.REMOTE_PREFILL,), least=1)
-    step = draw_step(draw, fixture)
-    draw_sampling(draw, fixture, step)
-    fixture.run(step)
+    step = draw_advance(draw, fixture)
     fixture.check("the first step after a handoff")
     given = {task.request.request_id: task.request.generated + 1 for task in tasks}
     for row in fixture.output(step):
@@ -201,9 +199,7 @@ def test_g12_the_host_mirror_is_as_of_the_last_step_whose_output_was_taken(kit: 
     fixture = World(kit, draw(sizes(), "sizes"))
     for _ in range(draw(st.integers(1, 3), "steps")):
         insert_and_check(draw, fixture)
-        step = draw_step(draw, fixture)
-        draw_sampling(draw, fixture, step)
-        fixture.run(step)
+        step = draw_advance(draw, fixture)
         draw_proposal(draw, fixture)
         should, ticket = fixture.mirrored(), fixture.save(step)
         insert_and_check(draw, fixture)  # work after the output is not in the mirror

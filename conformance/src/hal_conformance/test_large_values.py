@@ -15,7 +15,7 @@ from hal_core.memory.views import ByteRange, View
 
 from .fixtures.large_blocks import GAP, LargeBlock, comb, elements
 from .fixtures.large_offsets import BORDERS, HugeBlock
-from .fixtures.prepared_calls import unlike
+from .fixtures.prepared_calls import assert_copied
 from .harness import backdoor
 from .harness.asserts import assert_raises
 from .harness.backdoor import arrive
@@ -293,9 +293,7 @@ def test_g01_a_large_device_value_is_taken_at_its_place_in_the_stream(kit: Kit, 
                 why = f"{what}, on a stream that is held: its ticket"
                 assert_raises(TicketTimeout, partial(taken.wait, A_WHILE), why)
         for turn, copy in enumerate(copies):
-            arrive(copy)
-            wrong = unlike(copy.data[0], noise(18 + turn, TAIL))
-            assert not wrong, f"the copy out after {what}, number {turn + 1}, on {name}: {wrong}"
+            assert_copied(copy, noise(18 + turn, TAIL), f"the copy out after {what}, number {turn + 1}, on {name}")
         for block in (source, small, *targets):
             block.check(f"{ROUNDS} values of {length} on the device, each copied on and written over, on {name}")
 

@@ -14,7 +14,7 @@ from hal_core.memory.views import ByteRange, View
 from hal_core.memory.writes import Writes
 
 from .fixtures.hook_cases import HOOK_CASES, filled, hook_cases, overlaps
-from .fixtures.prepared_calls import unlike
+from .fixtures.prepared_calls import assert_alike, assert_copied
 from .fixtures.stream_cases import copied
 from .harness import backdoor
 from .harness.asserts import assert_raises
@@ -22,7 +22,7 @@ from .harness.backdoor import arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
-from .harness.waiters import A_WHILE, SHORT
+from .harness.waiters import A_WHILE, SHORT, all_wait
 from .kit import Kit
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ def test_g22_a_write_comes_after_an_older_copy_of_any_of_its_memories(
     for ticket in (older, written):
         arrive(ticket, what)
     for when, copy in (("older", older), ("newer", newer)):
-        wrong = unlike(copy.data[0][: 8 * WORDS], should)
-        assert not wrong, f"the {when} copy of memory {at}, made before a write: {wrong}"
+        assert_alike(copy.data[0][: 8 * WORDS], should, f"the {when} copy of memory {at}, made before a write")
     got = backdoor.read(device, memories[at], writer)[: 8 * WORDS].view(np.int64)
     assert (got == 7).all(), f"{what} wrote {got.tolist()}"
 
@@ -88,14 +87,9 @@ def test_g22_every_form_of_a_call_comes_after_an_older_copy(kit: Kit) -> None:
     with kit.held(held, "calls behind older copies of what they write"):
         copies = {what: copied(kit, call.memory, held) for what, call in made.items()}
         tickets = {what: call.act(streams[what]) for what, call in made.items()}
-        what = next(iter(tickets))
-        assert_raises(TicketTimeout, partial(tickets[what].wait, A_WHILE), f"{what} behind an older copy: its ticket")
-        early = [what for what, ticket in tickets.items() if ticket.done()]
-        assert not early, f"{early} are done, but what they write is read by a copy on a held stream"
+        all_wait(tickets, "a copy on a held stream of what they write")
     for what, call in made.items():
-        arrive(copies[what])
-        wrong = unlike(copies[what].data[0][: len(call.before)], call.before)
-        assert not wrong, f"the copy made before {what}, on a held stream: {wrong}"
+        assert_copied(copies[what], call.before, f"the copy made before {what}, on a held stream")
         call.complete(tickets[what])
         wrong = call.wrong(backdoor.read(device, call.memory, streams[what])[: len(call.before)])
         assert not wrong, f"{what} behind an older copy: {wrong}"
@@ -130,15 +124,15 @@ def test_g22_a_write_comes_after_a_copy_of_any_of_its_ranges(kit: Kit) -> None:
             copies[what] = device.copy_out(memories[what], [ByteRange(*part) for part in ranges], held)
             target = View.contiguous(memories[what], at, (1,), INT64)
             tickets[what] = kit.bound.async_set_value(target=target, value=7, stream=streams[what])
-        first = next(iter(tickets))
-        assert_raises(TicketTimeout, lambda: tickets[first].wait(A_WHILE), f"a write to {first}: its ticket")
-        early = [what for what, ticket in tickets.items() if ticket.done()]
-        assert not early, f"writes to {early} are done, but a copy on a held stream reads there"
+        all_wait(tickets, "a copy on a held stream that reads there")
     for what, (ranges, _) in RANGES.items():
         arrive(copies[what])
         for (offset, nbytes), data in zip(ranges, copies[what].data, strict=True):
-            wrong = unlike(data, should[offset : offset + nbytes])
-            assert not wrong, f"the copy made before a write to {what}, bytes {offset} to {offset + nbytes}: {wrong}"
+            assert_alike(
+                data,
+                should[offset : offset + nbytes],
+                f"the copy made before a write to {what}, bytes {offset} to {offset + nbytes}",
+            )
         arrive(tickets[what])
 
 
@@ -179,10 +173,7 @@ def test_g22_a_tensor_is_written_after_an_older_copy_of_it(kit: Kit) -> None:
             low, end = view.bounds()
             copies[what] = device.copy_out(view.memory, [ByteRange(low, end - low)], held)
             tickets[what] = write(kit, tensors[what], streams[what])
-        what = next(iter(tickets))
-        assert_raises(TicketTimeout, partial(tickets[what].wait, A_WHILE), f"{what} of a tensor behind a copy")
-        early = [what for what, ticket in tickets.items() if ticket.done()]
-        assert not early, f"{early} of a tensor are done, but a copy on a held stream reads it"
+        all_wait(tickets, "a copy of their tensors on a held stream")
     for what, (_, part) in TENSORS.items():
         for ticket in (copies[what], tickets[what]):
             arrive(ticket, what)
@@ -221,8 +212,7 @@ def test_g23_every_stream_that_asks_waits_for_a_pending_read(kit: Kit, what: str
         arrive(ticket)
     if what == "a copy":
         arrive(read)
-        wrong = unlike(cast("CopyTicket", read).data[0][: len(before)], before)
-        assert not wrong, f"a copy before two writes: {wrong}"
+        assert_alike(cast("CopyTicket", read).data[0][: len(before)], before, "a copy before two writes")
     else:
         sink.resolve_all()
         arrive(read)

@@ -16,7 +16,7 @@ from hal_core.memory.writes import Writes
 from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.hook_cases import SIZES, filled, new_tasks
-from .fixtures.prepared_calls import unlike
+from .fixtures.prepared_calls import assert_alike
 from .fixtures.stream_cases import Busy, copied
 from .fixtures.world import World
 from .harness import backdoor
@@ -233,8 +233,7 @@ def test_g28_what_a_reader_sees_is_not_written_over(kit: Kit, what: str, which: 
         still_waits(f"work behind {case}", behind)
     for ticket in (seen, written, behind):
         arrive(ticket)
-    wrong = unlike(seen.data[0], should)
-    assert not wrong, f"a reader saw {case} which came after it: {wrong}"
+    assert_alike(seen.data[0], should, f"a reader saw {case} which came after it")
     fixture.check(f"{case} behind a reader")
     busy.check()
 
@@ -263,8 +262,7 @@ def test_g28_a_write_comes_after_each_of_several_readers(kit: Kit) -> None:
                 arrive(seen[stream_case])
         arrive(written)
         for copy in seen:
-            wrong = unlike(copy.data[0], should)
-            assert not wrong, f"a reader saw a write that came after it: {wrong}"
+            assert_alike(copy.data[0], should, "a reader saw a write that came after it")
         fixture.check(what)
 
 

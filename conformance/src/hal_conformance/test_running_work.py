@@ -16,7 +16,7 @@ from hal_core.memory.views import ByteRange, View
 
 from .fixtures import hook_calls
 from .fixtures.hook_cases import HOOK_CASES
-from .fixtures.prepared_calls import unlike
+from .fixtures.prepared_calls import assert_copied
 from .fixtures.stream_cases import copied
 from .harness import backdoor
 from .harness.asserts import assert_raises
@@ -235,9 +235,7 @@ def compare(copies: list[CopyTicket], should: list[np.ndarray[Any, Any]], form: 
     """Compare each copy with the bytes at its call."""
     __tracebackhide__ = True
     for at, (copy, cells) in enumerate(zip(copies, should, strict=True)):
-        arrive(copy)
-        wrong = unlike(copy.data[0], cells.view(np.uint8))
-        assert not wrong, f"the copy after {10 * (at + 1)} of {MANY} {form} on a held stream: {wrong}"
+        assert_copied(copy, cells.view(np.uint8), f"the copy after {10 * (at + 1)} of {MANY} {form} on a held stream")
 
 
 @guarantee(1, requires=HELD, also=(3, 4))

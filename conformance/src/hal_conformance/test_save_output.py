@@ -10,9 +10,8 @@ from hal_core.slots.fields import SplitRole, StateConfig
 from hal_core.slots.step import Step
 from hypothesis import strategies as st
 
-from .draw.requests import sizes
-from .fixtures.batches import ENTER, LEAVE, draw_batch
-from .fixtures.stepping import draftable, draw_proposal, draw_sampling, draw_step, free_ended, run_step
+from .fixtures.batches import ENTER, LEAVE, draw_batch, draw_world
+from .fixtures.stepping import draftable, draw_advance, draw_proposal, free_ended, run_step
 from .fixtures.world import FOLLOWER, Outputs, World, assert_rows
 from .harness.asserts import assert_raises
 from .harness.backdoor import arrive
@@ -24,8 +23,7 @@ from .kit import Draw, Kit, examples
 
 def working(kit: Kit, draw: Draw, *, drafts: bool | None = None, role: SplitRole | None = None) -> World:
     """Return a state with requests in it, some of which have left again."""
-    fixture = World(kit, draw(sizes(drafts=drafts), "sizes"))
-    fixture.enter(draw_batch(draw, fixture, ENTER, least=1, role=role))
+    fixture = draw_world(draw, kit, drafts=drafts, role=role)
     if draw(st.booleans(), "some leave again"):
         fixture.enter(draw_batch(draw, fixture, LEAVE))
     return fixture
@@ -33,9 +31,7 @@ def working(kit: Kit, draw: Draw, *, drafts: bool | None = None, role: SplitRole
 
 def advanced(draw: Draw, fixture: World, group: Group, *, speculative: bool | None = None) -> Step:
     """Return a step that has run, with drafts for the next one, and whose output is not saved yet."""
-    step = draw_step(draw, fixture, speculative=speculative, group=group)
-    draw_sampling(draw, fixture, step)
-    fixture.run(step)
+    step = draw_advance(draw, fixture, speculative=speculative, group=group)
     draw_proposal(draw, fixture)
     return step
 
@@ -239,9 +235,7 @@ def check_mode(kit: Kit, draw: Draw, mode: str) -> None:
     fixture = World(kit, size)
     fixture.enter(draw_batch(draw, fixture, ENTER, least=1))
     for _ in range(2):
-        step = draw_step(draw, fixture, speculative=speculative)
-        draw_sampling(draw, fixture, step)
-        fixture.run(step)
+        step = draw_advance(draw, fixture, speculative=speculative)
         if proposes:
             draw_proposal(draw, fixture)
         fixture.output(step)

@@ -18,7 +18,7 @@ from hal_core.slots.tasks import TaskKind
 
 from .fixtures.fake_group import PAIR, can_fake_group, fake_source
 from .fixtures.hook_cases import HOOK_CASES, SIZES, filled, new_tasks, overlaps
-from .fixtures.prepared_calls import unlike
+from .fixtures.prepared_calls import assert_copied
 from .fixtures.stream_cases import copied, pairs
 from .fixtures.world import Outputs, World, assert_rows
 from .harness import backdoor
@@ -256,9 +256,7 @@ def check_later(kit: Kit, hook: str) -> None:
         what = f"{hook} on {what}"
         assert_no_error(partial(outputs.saved[0][0].record, PATIENCE), f"reading the output saved before {what}")
         outputs.deliver(f"the output saved before {what}")
-        arrive(copy)
-        wrong = unlike(copy.data[0], before)
-        assert not wrong, f"the copy made before {what}: {wrong}"
+        assert_copied(copy, before, f"the copy made before {what}")
 
 
 @guarantee(22)

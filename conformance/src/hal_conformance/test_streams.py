@@ -13,7 +13,7 @@ from hal_core.errors import TicketTimeout
 from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.hook_cases import HOOK_CASES, SIZES, hook_cases, new_tasks, overlaps
-from .fixtures.prepared_calls import SHAPE, VALUES, PreparedCall, Value, unlike
+from .fixtures.prepared_calls import SHAPE, VALUES, PreparedCall, Value, assert_alike, assert_copied
 from .fixtures.stream_cases import FREE, HELD, Between, Busy, concurrent, copied, pairs
 from .fixtures.world import Outputs, World
 from .harness import backdoor
@@ -21,7 +21,7 @@ from .harness.asserts import assert_raises
 from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
-from .harness.waiters import A_WHILE, AT_ONCE, SHORT, come_true
+from .harness.waiters import AT_ONCE, SHORT, all_wait, come_true
 from .kit import Kit
 from .oracle.slots import difference
 
@@ -146,9 +146,7 @@ def test_g04_of_any_two_writes_on_one_stream_the_later_wins(kit: Kit, stream_cas
     def compare() -> None:
         __tracebackhide__ = True
         for what, copy, should in seen:
-            arrive(copy)
-            wrong = unlike(copy.data[0][: len(should)], should)
-            assert not wrong, f"{what}, on {stream_case}: {wrong}"
+            assert_copied(copy, should, f"{what}, on {stream_case}")
 
     pairs = [*enumerate(orders([*forms], kit.effort.profile))]
     for begin in range(0, len(pairs), PAIRS_HELD):
@@ -219,10 +217,7 @@ def test_g04_every_call_waits_for_the_writes_before_it(kit: Kit) -> None:
             for memory, data in ((call.memory, ~call.before), (call.memory, call.before), *call.sources):
                 backdoor.put(device, memory, [(0, data.tobytes())], stream)
             tickets[what] = call.act(stream)
-        first = next(iter(tickets))
-        assert_raises(TicketTimeout, lambda: tickets[first].wait(A_WHILE), f"{first} behind held writes: its ticket")
-        early = [what for what, ticket in tickets.items() if ticket.done()]
-        assert not early, f"{early} are done, but writes before them on their stream are held"
+        all_wait(tickets, "writes before them on their stream, which are held")
     for what, call in made.items():
         call.complete(tickets[what])
         wrong = call.wrong(backdoor.read(device, call.memory, stream)[: call.before.nbytes])
@@ -253,8 +248,7 @@ def test_g01_the_work_of_a_stream_that_is_dropped_is_executed(kit: Kit) -> None:
         device.allocate(1)  # a device looks for free memory when it allocates
         assert not write.done(), "a write is done, though its stream waits for a held one"
     come_true({"a write on a dropped stream": write, "a copy on a dropped stream": copy}, kit.effort.hang)
-    wrong = unlike(copy.data[0][:4096], should)
-    assert not wrong, f"a copy on a stream that was dropped: {wrong}"
+    assert_alike(copy.data[0][:4096], should, "a copy on a stream that was dropped")
 
 
 @guarantee(1, requires="can_hold_stream")
@@ -303,9 +297,7 @@ def test_g01_a_stream_waits_for_the_events_that_it_was_given(kit: Kit) -> None:
                 assert not seen.done(), f"{what}: a copy on a stream that waits for a held one is done"
                 assert not mine.done(), f"{what}: work on a stream that waits for a held one is done"
         for copy, should, which in ((early, before, "early"), (seen, after, "late"), (mine, before, "late")):
-            arrive(copy)
-            wrong = unlike(copy.data[0], should)
-            assert not wrong, f"{what}: a copy on the second, made {which}: {wrong}"
+            assert_copied(copy, should, f"{what}: a copy on the second, made {which}")
 
 
 @guarantee(1, requires=("can_hold_stream", "async_d2h"))

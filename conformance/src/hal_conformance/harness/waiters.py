@@ -90,6 +90,15 @@ def times_out_at_once(what: str, ticket: Ticket) -> None:
         assert failure is None, f"{what}: a pending ticket has failed with {failure!r}"
 
 
+def all_wait(tickets: Mapping[str, Ticket], behind: str) -> None:
+    """Assert that no ticket is done, nor within a while the first of them."""
+    __tracebackhide__ = True
+    first = next(iter(tickets))
+    assert_raises(TicketTimeout, lambda: tickets[first].wait(A_WHILE), f"{first} behind {behind}: its ticket")
+    early = [what for what, ticket in tickets.items() if ticket.done()]
+    assert not early, f"{early} are done, but are behind {behind}"
+
+
 def succeed(tickets: Mapping[str, Ticket], patient: Mapping[str, list[Waiter]], hang: float) -> None:
     """Assert that the released work ends every wait, and that done tickets stay done."""
     __tracebackhide__ = True
