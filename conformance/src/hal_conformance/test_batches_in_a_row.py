@@ -17,7 +17,6 @@ from .harness.asserts import assert_no_error
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .kit import Kit
-from .test_companions import CompanionModel
 from .test_submissions import A_CALL, cost
 
 FIELDS = [
@@ -34,16 +33,11 @@ class InARow:
 
     def __init__(self, kit: Kit, *, companions: bool) -> None:
         self.fixture = World(kit, MANY, companions=COMPANIONS if companions else (), fields=FIELDS)
-        self.others = (
-            [CompanionModel(self.fixture, at, one.fields) for at, one in enumerate(COMPANIONS)] if companions else []
-        )
         self.outputs = Outputs()
 
     def insert(self, tasks: list[Task]) -> None:
         """Insert a batch."""
         assert_no_error(lambda: self.fixture.insert(tasks), "a valid batch")
-        for other in self.others:
-            other.inserted(tasks)
 
     def turn(self, at: int, *, steps: bool) -> None:
         """Let requests enter, grow, leave and enter again, in batches of one and of some; then run and save a step."""
@@ -72,14 +66,10 @@ class InARow:
     def save(self, step: Step) -> None:
         """Save a step into a sink that reads it at the end."""
         self.outputs.save(self.fixture, step)
-        for other in self.others:
-            other.model.clean_up(range(MANY.num_slots))
 
     def check(self, what: str) -> None:
         """Compare every byte of every state, and every record."""
         self.fixture.check(what)
-        for other in self.others:
-            other.check(what)
         self.outputs.deliver(what)
 
 
@@ -109,13 +99,9 @@ def test_g09_batches_and_steps_in_a_row_have_the_effect_of_each(kit: Kit, how: s
 def test_g10_large_batches_with_companions_cost_the_same(kit: Kit) -> None:
     """Of every kind: they enter, get blocks, leave, and leave while others enter."""
     fixture = World(kit, MANY, companions=COMPANIONS, fields=FIELDS)
-    others = [CompanionModel(fixture, at, one.fields) for at, one in enumerate(COMPANIONS)]
 
     def put(tasks: Sequence[Task], what: str) -> None:
         cost(fixture, tasks, what)
-        for other in others:
-            other.inserted([*tasks])
-            other.check(what)
         fixture.check(what)
 
     for turn, count in enumerate((1, 65, 512)):
@@ -131,8 +117,6 @@ def test_g10_large_batches_with_companions_cost_the_same(kit: Kit) -> None:
         put([*fixture.leaving(slots, TaskKind.PREEMPTED), *new], f"{count} requests leaving and as many handoffs")
         put(fixture.leaving(slots, TaskKind.ABORTED), f"{count} requests leaving")
         fixture.output(fixture.step(slots))
-        for other in others:
-            other.model.clean_up(range(MANY.num_slots))
 
 
 IN_FLIGHT = 100

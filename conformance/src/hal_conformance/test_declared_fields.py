@@ -25,7 +25,6 @@ from .harness.backdoor import arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
-from .test_companions import CompanionModel
 from .test_submissions import A_CALL
 
 
@@ -132,20 +131,16 @@ def check_companion(kit: Kit, draw: Draw, fields: Sequence[StateField], *, same:
     """Compare a companion with declared fields, and with the target's slots if ``same``, with its model."""
     fixture = World(kit, draw(sizes(), "sizes"), companions=[Companion("proposer", fields, same_slots=same)])
     fixture.extra = tuple([field for field in fields if field.value == "extra"])
-    other = CompanionModel(fixture, 0, fields)
+    (other,) = fixture.others
     for _ in range(draw(st.integers(1, 3), "rounds")):
         tasks = draw_batch(draw, fixture, ALL)
         fixture.enter(tasks)
-        other.inserted(tasks)
         entered = {task.request.admission_id: task.slot for task in tasks if task.kind in ENTER}
         if same:
             assert entered.items() <= other.slots.items(), f"slots are {other.slots}, but should be {entered}"
         fixture.check(f"insert_tasks({text_of(tasks)})")
-        other.check(f"insert_tasks({text_of(tasks)})")
         fixture.output(run_step(draw, fixture))
         free_ended(fixture)
-        other.model.clean_up(range(fixture.sizes.num_slots))
-        other.follow_releases()
 
 
 SIZES = StateConfig(
@@ -220,7 +215,6 @@ class Declared:
         two = [Companion("same", of_others, same_slots=True), Companion("other", of_others[::-1])]
         declared = two if companions else []
         self.fixture = World(kit, SIZES, fields=own, companions=declared)
-        self.others = [CompanionModel(self.fixture, at, one.fields) for at, one in enumerate(declared)]
         self.brought = own
 
     def enter(self, slot: int) -> Task:
@@ -242,15 +236,7 @@ class Declared:
         if self.kit.capabilities.fused_scatter:
             assert cost <= A_CALL, f"{what}: {cost} submissions, but at most {A_CALL} are due"
         arrive(ticket, what)
-        for other in self.others:
-            other.inserted(tasks)
-        self.check(what)
-
-    def check(self, what: str) -> None:
-        """Compare every byte of every state."""
         self.fixture.check(what)
-        for other in self.others:
-            other.check(what)
 
     def step(self, *, speculative: bool, logprobs: int | None) -> None:
         """Run a step that writes the fields of steps, and compare its record and the host's mirror."""
@@ -274,9 +260,7 @@ class Declared:
         should = fixture.mirrored()
         fixture.take(fixture.save(step))
         fixture.check_mirror(should, "a step was taken")
-        for other in self.others:
-            other.model.clean_up(range(SIZES.num_slots))
-        self.check("the output of a step")
+        self.fixture.check("the output of a step")
 
 
 @guarantee(9, also=(10, 11, 12, 18))
@@ -296,8 +280,6 @@ def test_g09_fields_of_every_type_enter_leave_and_enter_again(kit: Kit, kept: bo
     gone = [*fixture.leaving([0, 2], TaskKind.PREEMPTED), *fixture.leaving([1, 3], TaskKind.ABORTED)]
     one.insert([*gone, one.enter(2), one.enter(3)], "requests that leave, and two that enter at once")
     fixture.release([4])
-    for other in one.others:
-        other.follow_releases()
     one.step(speculative=True, logprobs=0)
     one.insert([one.enter(slot) for slot in (1, 4, 0)], "requests that enter where others have left")
     one.step(speculative=False, logprobs=1)

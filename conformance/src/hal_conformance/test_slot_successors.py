@@ -19,7 +19,6 @@ from .fixtures.world import World
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Kit
-from .test_companions import CompanionModel
 
 ALL = range(len(CASES))
 
@@ -29,21 +28,12 @@ class Generations:
 
     def __init__(self, kit: Kit, companions: Sequence[Companion] = (), name: str = "target") -> None:
         self.fixture = World(kit, SIZES, companions=companions, name=name)
-        self.others = [CompanionModel(self.fixture, at, one.fields) for at, one in enumerate(companions)]
         self.turn = 0
 
     def insert(self, tasks: list[Task], what: str) -> None:
         """Insert a batch, and compare every byte."""
         self.fixture.enter(tasks, what)
-        for other in self.others:
-            other.inserted(tasks)
-        self.check(what)
-
-    def check(self, what: str) -> None:
-        """Compare every byte of every state."""
         self.fixture.check(what)
-        for other in self.others:
-            other.check(what)
 
     def step(self, *, speculative: bool) -> None:
         """Run a step over all slots in an order of its own, and compare its record."""
@@ -53,9 +43,7 @@ class Generations:
         step = self.fixture.step(order, speculative=speculative)
         self.fixture.run(step)
         self.fixture.output(step)
-        for other in self.others:
-            other.model.clean_up(range(SIZES.num_slots))
-        self.check(f"step {step.number} and its output")
+        self.fixture.check(f"step {step.number} and its output")
 
     def former(self) -> None:
         """Let the former requests enter, run, and get the tasks of their case."""
@@ -67,7 +55,7 @@ class Generations:
         given = [slot for slot in draftable(self.fixture) if CASES[slot][0] == "given drafts"]
         assert given, "the kit's own requests take no drafts"
         self.fixture.draft({slot: [slot, 4, 5] for slot in given})
-        self.check("drafts")
+        self.fixture.check("drafts")
 
     def release(self) -> None:
         """End and release the requests that are to be released."""
@@ -76,8 +64,6 @@ class Generations:
         ended[slots] = True
         self.fixture.put({"stop_flags": ended})
         self.fixture.release(slots)
-        for other in self.others:
-            other.follow_releases()
 
     def succeed(self) -> None:
         """Let the short requests follow, and then middling ones."""
@@ -121,9 +107,9 @@ def test_g11_two_states_of_one_size_go_through_it_by_turns(kit: Kit, devices: in
         two.insert(two.fixture.leaving(ALL, TaskKind.PREEMPTED), "the other state's requests leave")
         two.step(speculative=False)
         two.former()
-        one.check("the other state's former requests")
+        one.fixture.check("the other state's former requests")
         two.succeed()
-        one.check("the other state's turn")
+        one.fixture.check("the other state's turn")
     finally:
         if other is not kit:
             other.renew()

@@ -1,8 +1,8 @@
 """Running of properties: bounded shrinking, and an error for devices that are not deterministic.
 
-Two attributes of Hypothesis are set for a run, and put back. Its settings turn shrinking off or on, and end it after 500
-smaller examples or five minutes: a device that fails 42 tests took twice the time. ``seed`` and ``derandomize`` leave the
-literals of imported modules in the draws.
+Two attributes of Hypothesis are set for a run, and put back, as no setting says it. Shrinking can be left out or ends
+after 500 smaller examples, with which a device that fails 42 tests takes twice the time; ``seed`` and ``derandomize``
+leave the literals of imported modules in the draws.
 """
 
 from __future__ import annotations

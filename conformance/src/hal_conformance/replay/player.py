@@ -61,6 +61,8 @@ class Played(World):
     of errors that only the device knew when the step was launched.
     """
 
+    FOLLOWED = False
+
     def __init__(self, kit: Kit, name: str, sizes: StateConfig, fields: list[FieldRow], companions: list[Any]) -> None:
         own = [StateField(*row) for row in fields]
         others = [Companion(other, [StateField(*row) for row in rows], same) for other, rows, same in companions]
