@@ -14,7 +14,7 @@ from hal_core.slots.tasks import LEAVING, TaskBatch, TaskKind
 from hal_core.tickets import DONE
 
 from .proxies import HELD
-from .rows import Call, How, meanwhile, noted, register, row
+from .rows import SAVE, Call, How, meanwhile, noted, register, row
 
 
 def reaching(companions: Callable[[Call], tuple[Any, Any]]) -> How:
@@ -127,11 +127,7 @@ TABLE = {
         "TargetsLengths", 11, "insert_tasks", with_the_targets_lengths
     ),  # there was one table of lengths before there were companions
     "an insertion waits for the readers of its target alone": row(
-        "CompanionsUnguarded",
-        28,
-        "guard of a batch",
-        lambda call: call() if call.self.companions else None,
-        GUARDED,
+        "CompanionsUnguarded", 28, "guard of a batch", lambda call: call() if call.self.companions else None, GUARDED
     ),  # a proposer's step still reads the slot that the request gets there
     "requests leave companions beside a step that reads their slots": row(
         "LeavesBesideACompanionsStep", 28, "guard of a batch", unguarded(*LEAVING), GUARDED
@@ -155,10 +151,7 @@ TABLE = {
         reaching(lambda call: (call.state, call.state.companions if call.step.group.is_first else ())),
     ),  # the clean-up is a part of sending
     "only the first companion is cleaned": row(
-        "FirstCompanionCleaned",
-        18,
-        "policy.save_output",
-        reaching(lambda call: (call.state, call.state.companions[:1])),
+        "FirstCompanionCleaned", 18, SAVE, reaching(lambda call: (call.state, call.state.companions[:1]))
     ),  # written when there was one
     "a release of slots reaches no companion": row(
         "ReleasesReachNoCompanion", 9, "release of slots", reaching(lambda call: (call.self, ()))

@@ -196,10 +196,7 @@ DATA = {
         "LargeCopiesInPieces", 1, "copy_out", piece_by_piece
     ),  # a bounce buffer of 256 KiB; the rest is fetched later
     "the ranges of a copy come in the order of memory, not in that of the call": row(
-        "PartsInMemoryOrder",
-        1,
-        "copy_out",
-        lambda call: call(parts=sorted(call.parts, key=lambda part: part.offset)),
+        "PartsInMemoryOrder", 1, "copy_out", lambda call: call(parts=sorted(call.parts, key=lambda part: part.offset))
     ),  # parts sorted so that neighbours can be copied at once
     "outputs share one static buffer": row(
         "StaticBuffer", 22, "copy_out", static_buffer, seen="FastDeploy's static message structures"

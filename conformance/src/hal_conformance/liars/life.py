@@ -14,7 +14,7 @@ from hal_core.errors import DeviceClosed, HalError, OutOfMemory
 from hal_core.memory.views import View
 
 from .proxies import BELOW, HELD, HELD_COPIES, RING
-from .rows import Call, How, first, instead, noted, register, row, then
+from .rows import SET, Call, How, first, instead, noted, register, row, then
 from .tickets import settled
 
 # -- memory that is lost at a call -------------------------------------------------------------------------------------
@@ -80,10 +80,7 @@ def aligned_to_sixteen(call: Call) -> object:
 
 LEAKS = {
     "each write takes device memory for its value, and keeps it": row(
-        "LeaksDeviceMemory",
-        26,
-        "async_set_value",
-        lose(lambda call: max(64, call.target.size * call.target.dtype.itemsize)),
+        "LeaksDeviceMemory", 26, SET, lose(lambda call: max(64, call.target.size * call.target.dtype.itemsize))
     ),
     "each step leaves 64 bytes of device memory": row(
         "StepsLeakScratch", 26, "update_inputs", first(lose_raw), "primitives"

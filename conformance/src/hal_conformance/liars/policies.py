@@ -18,6 +18,8 @@ from hal_core.tickets import DONE, Ticket
 from ..harness.groups import FOLLOWER
 from .proxies import HELD
 from .rows import (
+    DRAFT,
+    SAVE,
     Call,
     How,
     caught,
@@ -173,31 +175,27 @@ DRAFTS = {
     "drafts on another stream do not wait for their step": row(
         "DraftsBesideTheirStep",
         28,
-        "policy.set_drafts",
+        DRAFT,
         meanwhile(lambda call: (call.state, "_readers", [])),
         (*HELD, "overlapped_update"),
     ),  # a proposer with a stream of its own
     "drafts that the driver refused count as handed over": row(
         "RefusedDraftsAreBooked",
         12,
-        "policy.set_drafts",
+        DRAFT,
         noted(RuntimeError, lambda call, _: setattr(call.state.drafts, "handed", call.step.number)),
     ),  # booked before they are written
     "slots keep that they hold drafts which the driver refused": row(
         "RefusedDraftsAreHeld",
         12,
-        "policy.set_drafts",
+        DRAFT,
         noted(RuntimeError, lambda call, _: setattr(call.state.drafts, "holders", held_by(call.state, 0, 1))),
     ),  # the same of the other half of the book
     "drafts are a submission for each slot": row(
-        "DraftsApart", 10, "policy.set_drafts", in_pieces(lambda plan, slots: range(slots)), "fused_scatter"
+        "DraftsApart", 10, DRAFT, in_pieces(lambda plan, slots: range(slots)), "fused_scatter"
     ),  # a loop over the slots
     "drafts are a submission for each field": row(
-        "DraftsByField",
-        10,
-        "policy.set_drafts",
-        in_pieces(lambda plan, slots: range(min(2, len(plan.writes)))),
-        "fused_scatter",
+        "DraftsByField", 10, DRAFT, in_pieces(lambda plan, slots: range(min(2, len(plan.writes)))), "fused_scatter"
     ),  # a copy for the tokens, one for their number, one for the step's inputs
     "a released slot counts as one with drafts": row(
         "ReleasedSlotsKeepDrafts", 12, "release of slots", put_back(lambda call: call.self)
@@ -316,7 +314,6 @@ def clean_up_last(call: Call) -> object:
     return ticket
 
 
-SAVE = "policy.save_output"
 OUTPUT = {
     "an early return skips the clean-up on ranks that do not send": row(
         "EarlyReturn",

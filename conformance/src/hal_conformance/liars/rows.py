@@ -72,6 +72,8 @@ class Call:
 
 
 How = Callable[[Call], object]
+SET, SAVE, DRAFT = "async_set_value", "policy.save_output", "policy.set_drafts"
+"""Places where many lie."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from hal_core.slots.layout import REQUEST_ROW
 from hal_core.slots.tasks import TaskKind
 
 from .proxies import HELD, moved
-from .rows import Call, How, first, instead, meanwhile, noted, register, row, then
+from .rows import SET, Call, How, first, instead, meanwhile, noted, register, row, then
 
 if TYPE_CHECKING:
     from hal_core.memory.values import Value
@@ -462,11 +462,7 @@ VALUES = {
         "LargeByReference", 2, "async_set_value", first(note_large), also={"copy_out": first(write_the_large)}
     ),  # a value too large for the staging ring, written without it
     "a value of a megabyte is written synchronously": row(
-        "LargeValuesWait",
-        3,
-        "async_set_value",
-        then(lambda call: call.stream.synchronize() if is_large(call.value) else None),
-        HELD,
+        "LargeValuesWait", 3, SET, then(lambda call: call.stream.synchronize() if is_large(call.value) else None), HELD
     ),  # large values, which the driver does not stage
     "a write that finds no device memory raises the runtime's own error": row(
         "AllocatorsOwnError", 26, "async_set_value", instead(OutOfMemory, own_error), "staging"

@@ -167,11 +167,7 @@ STREAMS = {
         "EngineIsEarly", 1, "copy_within", engine(late=False), HELD
     ),  # the stream waits for it: later work sees what was taken too early
     "timed events note when they were recorded, on the host's clock": row(
-        "TimesOfTheHost",
-        4,
-        "timed_event",
-        lambda call: TimedOnTheHost(call()),
-        ("timed_events", "can_hold_stream"),
+        "TimesOfTheHost", 4, "timed_event", lambda call: TimedOnTheHost(call()), ("timed_events", "can_hold_stream")
     ),  # a step's time that is the time of its launches
     "the time between timed events is in milliseconds": row(
         "MillisecondsAsSeconds",
