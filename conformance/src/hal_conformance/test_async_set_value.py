@@ -17,7 +17,7 @@ from .draw.views import draw_view
 from .fixtures.block import Block
 from .harness import backdoor
 from .harness.asserts import assert_raises, assert_says
-from .harness.backdoor import arrive
+from .harness.backdoor import arrive, drain
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 
@@ -203,7 +203,7 @@ def test_g05_a_tensor_whose_elements_share_memory_is_refused(kit: Kit, what: str
             call = partial(kit.bound.async_set_value, target=target, value=value, stream=stream)
             error = assert_raises(InvalidValue, call, f"{case} for {what} of a tensor")
             assert_says(error, device=kit.bound.name, hook="async_set_value", argument="target")
-        stream.synchronize(backdoor.PATIENCE)
+        drain(stream)
         got = support.values_of(device, tensor)
         assert (got == should).all(), f"{what} of a tensor were refused as a target, and it holds {got.tolist()}"
         should = should + 100 * (turn + 1)

@@ -15,7 +15,7 @@ from hal_core.memory.views import Memory, View
 
 from .fixtures.large_blocks import GAP, LargeBlock
 from .harness import backdoor
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import arrive, drain
 from .harness.bits import HostTensor, noise
 from .harness.guarantees import guarantee
 from .kit import Kit
@@ -150,7 +150,7 @@ def test_g02_a_tensor_may_be_dropped_once_the_call_has_returned(kit: Kit, which:
     should, others = noise(15, MIB), np.full(MIB, 0xDD, np.uint8)
     block = LargeBlock(kit, MIB)
     mine: Any = support.tensor(kit.device, should if which == "value" else np.zeros(MIB, np.uint8))
-    kit.device.default_stream.synchronize(PATIENCE)
+    drain(kit.device.default_stream)
     with kit.held(stream):
         target, value = (block.at(0, (MIB,)), mine) if which == "value" else (mine, should)
         ticket = kit.bound.async_set_value(target=target, value=value, stream=stream)

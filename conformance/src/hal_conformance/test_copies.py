@@ -16,7 +16,7 @@ from .fixtures.prepared_calls import assert_alike, assert_copied
 from .fixtures.stream_cases import copied
 from .harness import backdoor
 from .harness.asserts import assert_no_error
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import arrive, drain
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .kit import Kit
@@ -207,7 +207,7 @@ def test_g01_a_copy_that_nobody_waits_for_writes_into_nobody_elses_arrays(kit: K
             arrive(copy)
         arrays = [copy.data[0] for copy in copies]
         del copies, copy
-    held.synchronize(PATIENCE)
+    drain(held)
     arrive(copied(kit, memory, held))
     for at, array in enumerate(arrays):
         assert_alike(array, should, f"copy {at}, made while others were pending whose tickets were dropped")

@@ -15,7 +15,7 @@ from .fixtures import hook_calls
 from .fixtures.hook_calls import HookCall
 from .fixtures.world import World
 from .harness.asserts import assert_no_error, assert_raises, assert_says
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import PATIENCE, arrive, drain
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .kit import Kit
@@ -139,7 +139,7 @@ def test_g26_what_nobody_waited_for_is_told_by_closing(kit: Kit, what: str, ende
         fixture = hook_calls.working(laid)
         call_failing_late(fixture, fuse, what)
         if ended:
-            fixture.stream.synchronize(PATIENCE)
+            drain(fixture.stream)
         assert_raises(faults.CopyFailed, laid.bound.close, f"closing after {what}, which failed unseen")
         assert_no_error(laid.bound.close, "closing once more")
         assert_raises(
@@ -156,7 +156,7 @@ def test_g26_of_several_errors_none_is_lost(kit: Kit) -> None:
             call_failing_late(fixture, fuse, what)
         first = fuse.met - len(LATE) + 1
         fuse.ripe.set()
-        fixture.stream.synchronize(PATIENCE)
+        drain(fixture.stream)
         texts = ""
         for _ in LATE:
             try:

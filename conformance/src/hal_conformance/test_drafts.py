@@ -22,7 +22,7 @@ from .fixtures.hook_cases import filled
 from .fixtures.stepping import draw_advance, draw_proposal, free_ended
 from .fixtures.world import World
 from .harness.asserts import assert_no_error, assert_raises, assert_says
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import arrive, drain
 from .harness.guarantees import guarantee
 from .harness.waiters import A_WHILE
 from .kit import Draw, Kit, examples
@@ -371,7 +371,7 @@ def test_g26_a_late_error_of_an_unawaited_draft_or_write_is_raised(kit: Kit, wha
         CALLS[what](fixture)
         if not fuse.met:
             pytest.skip("its write to one memory is no submit()")
-        fixture.stream.synchronize(PATIENCE)
+        drain(fixture.stream)
         view = fixture.state.view("seed")
         call = {
             "the next call": lambda: laid.bound.async_set_value(target=view, value=4, stream=fixture.stream),

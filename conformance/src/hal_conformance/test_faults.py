@@ -160,8 +160,8 @@ def test_g16_a_lost_peer_is_told_and_nothing_of_its_step_is_sent(kit: Kit, draw:
             with in_time("a broadcast with a lost peer", kit.effort.hang):
                 return fixture.bound.broadcast_tokens(state=fixture.state, group=PAIR, stream=fixture.stream)
 
-        told_first = draw(st.booleans(), "the broadcast is waited for")
-        if told_first:
+        waited_first = draw(st.booleans(), "the broadcast is waited for")
+        if waited_first:
             for again in ("", " once more"):
                 why = f"a broadcast with a lost peer{again}"
                 error = assert_raises(GroupLost, lambda: broadcast().wait(PATIENCE), why)

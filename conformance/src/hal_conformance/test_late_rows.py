@@ -15,7 +15,7 @@ from .fixtures.stream_cases import copied
 from .fixtures.world import Outputs, World, assert_rows
 from .harness import backdoor
 from .harness.asserts import assert_no_error, assert_raises
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import PATIENCE, arrive, drain
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
@@ -87,7 +87,7 @@ def test_g23_a_workers_own_writes_wait_for_copies_of_that_memory(kit: Kit) -> No
         assert_raises(TicketTimeout, lambda: bystander.synchronize(A_WHILE), why)
     arrive(copy)
     for stream in (writer, bystander):
-        stream.synchronize(PATIENCE)
+        drain(stream)
 
 
 @guarantee(23, requires=("async_d2h", "can_hold_stream"), also=(1, 22))
@@ -110,6 +110,6 @@ def test_g23_a_workers_own_writes_wait_for_each_of_several_copies(kit: Kit) -> N
             why = f"synchronize of a stream that is ordered after three copies, of which copy {left} is pending"
             assert_raises(TicketTimeout, lambda: writer.synchronize(A_WHILE), why)  # noqa: B023
         arrive(copies[left])
-        writer.synchronize(PATIENCE)
+        drain(writer)
         for part, copy in zip(parts, copies, strict=True):
             assert (copy.data[0] == should[part.offset : part.end]).all(), f"the copy of {part} has other bytes"

@@ -28,7 +28,7 @@ from .fixtures import hook_calls
 from .fixtures.world import World
 from .harness import backdoor
 from .harness.asserts import assert_raises
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import PATIENCE, arrive, drain
 from .harness.guarantees import guarantee
 from .harness.sinks import FullSink
 from .kit import Kit
@@ -175,7 +175,7 @@ def tickets_nobody_waits_for(fixture: World) -> None:
     """Make calls whose tickets are dropped."""
     for act in (hook_calls.scalar, hook_calls.array, hook_calls.submit, hook_calls.update_inputs):
         act(fixture)
-    fixture.stream.synchronize(PATIENCE)
+    drain(fixture.stream)
 
 
 def refusals(fixture: World) -> None:

@@ -18,7 +18,7 @@ from .fixtures.prepared_calls import assert_alike, assert_copied
 from .fixtures.stream_cases import copied
 from .harness import backdoor
 from .harness.asserts import assert_raises
-from .harness.backdoor import arrive
+from .harness.backdoor import arrive, drain
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
@@ -207,7 +207,7 @@ def test_g23_every_stream_that_asks_waits_for_a_pending_read(kit: Kit, what: str
         for at, ticket in enumerate(tickets):
             assert_raises(TicketTimeout, partial(ticket.wait, SHORT), f"write {at} of two behind {what}: its ticket")
     for stream in asking:
-        stream.synchronize(backdoor.PATIENCE)
+        drain(stream)
     for ticket in tickets:
         arrive(ticket)
     if what == "a copy":

@@ -24,7 +24,7 @@ from .fixtures.ring_cases import ENOUGH, NEEDS, RING, RingWrites, impatient, in_
 from .fixtures.stream_cases import pairs
 from .fixtures.world import World
 from .harness.asserts import assert_says
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import arrive, drain
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.reached import Reached
@@ -413,7 +413,7 @@ def test_g03_an_insertion_refused_by_a_full_ring_can_be_repeated(small: Kit) -> 
                 refusal(small, error, "insert_tasks")
                 waiting.append(task)
         assert waiting or not staged_by_the_ring(small), "40 rows of 128 KB went into a held ring of 1 MiB"
-    fixture.stream.synchronize(PATIENCE)
+    drain(fixture.stream)
     fixture.check(f"{40 - len(waiting)} insertions were taken, {len(waiting)} refused")
     for task in waiting:
         fixture.enter([task])

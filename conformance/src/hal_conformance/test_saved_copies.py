@@ -23,7 +23,7 @@ from .fixtures.stream_cases import copied, pairs
 from .fixtures.world import Outputs, World, assert_rows
 from .harness import backdoor
 from .harness.asserts import assert_no_error, assert_raises
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import PATIENCE, arrive, drain
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
@@ -161,7 +161,7 @@ def test_g23_the_compute_stream_does_not_wait_for_the_copy(kit: Kit, mode: str, 
             arrive(kit.bound.async_set_value(target=view, value=turn, stream=stream))
             if not turn:
                 other.enter(new_tasks(other, [0, 3]))
-            stream.synchronize(PATIENCE)
+            drain(stream)
         outputs.deliver(what)
 
 

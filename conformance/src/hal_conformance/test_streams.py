@@ -18,7 +18,7 @@ from .fixtures.stream_cases import FREE, HELD, Between, Busy, concurrent, copied
 from .fixtures.world import Outputs, World
 from .harness import backdoor
 from .harness.asserts import assert_raises
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import PATIENCE, arrive, drain
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.waiters import AT_ONCE, SHORT, all_wait, come_true
@@ -266,10 +266,10 @@ def test_g01_an_event_waits_for_its_own_stream_alone(kit: Kit) -> None:
                     assert not late.wait(timeout), f"{what}: wait({timeout}) for an event of the held stream is true"
                 assert not late.done(), f"{what}: an event of the held stream is done"
             assert earlier.done(), f"{what}: an event that had passed has not any more"
-            free.synchronize(PATIENCE)
+            drain(free)
             assert_raises(TicketTimeout, lambda: held.synchronize(SHORT), f"{what}: synchronize of the held stream")  # noqa: B023
         assert late.wait(PATIENCE), f"{what}: an event has not passed, though its stream continued"
-        held.synchronize(PATIENCE)
+        drain(held)
         assert late.done(), f"{what}: an event is not done, though its stream is empty"
         behind.check()
 
@@ -315,7 +315,7 @@ def test_g01_a_stream_waiting_for_two_waits_for_both_and_no_later_work(kit: Kit)
             last.wait(device.event(middle))
             copy = copied(kit, memory, last)
             latches[order].release()
-            held[order].synchronize(PATIENCE)
+            drain(held[order])
             with kit.held(held[order]):  # work after the event does not matter to streams that wait for it
                 behind = Busy(kit, held[order], 5)
                 assert_raises(

@@ -15,7 +15,7 @@ from .fixtures.stream_cases import copied
 from .fixtures.world import World
 from .harness import backdoor
 from .harness.asserts import assert_no_error, assert_raises
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import PATIENCE, arrive, drain
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .harness.waiters import AT_ONCE, SHORT, Waiter, come_true, stay_done, succeed, time_out, times_out_at_once
@@ -109,7 +109,7 @@ def test_g03_a_ticket_that_nobody_asked_is_done_with_its_work(kit: Kit, which: s
     tickets = {what: act(stream) for what, act in acts}
     early = [backdoor.put(device, memory, [(0, bytes(64))], stream) for _ in range(AGAIN)]
     arrive(early[-1])
-    stream.synchronize(PATIENCE)
+    drain(stream)
     with kit.held(stream):
         late = [backdoor.put(device, memory, [(0, bytes(64))], stream) for _ in range(AGAIN)]
         come_true(tickets, kit.effort.hang)
@@ -146,7 +146,7 @@ def check_output(kit: Kit, which: str) -> None:
             for timeout in (AT_ONCE, SHORT):
                 assert_raises(TicketTimeout, lambda: ticket.record(timeout), f"record({timeout}) of a held stream")  # noqa: B023
         patient = time_out(tickets, kit.effort.hang)
-    ticket.record(PATIENCE)
+    assert_no_error(lambda: ticket.record(PATIENCE), "the record of an output whose stream was let go")
     assert ticket.ready(), "the copy of an output was waited for, but is not ready"
     for what in tickets:
         for waiter in patient[what]:
