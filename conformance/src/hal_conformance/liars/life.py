@@ -192,7 +192,7 @@ FREED = {
         "EightAreKept", 22, "allocate", reusing(reap_all_but_eight), COPIED
     ),  # a list of fixed length, whose oldest entry makes room
     "memory of a dropped value is freed once the default stream's work is done": row(
-        "FreesByTheDefaultStream", 2, "laid", retire_by_the_default_stream, BELOW
+        "FreesByTheDefaultStream", 2, "allocate", reusing(reap), BELOW, also={"laid": retire_by_the_default_stream}
     ),  # another stream may still read it
     "close waits for the default stream alone": row(
         "CloseWaitsForOneStream", 26, "_settled", settled_by_one_stream, HELD
