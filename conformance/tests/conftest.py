@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from .kit_reports import HANGS, HERE, RUN_MODULE, said
+from .kit_reports import HANGS, HERE, RUN_MODULE, summary
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def conform(warm):
     def call(*arguments, code=None):
         environment = {**os.environ, "PYTHONPATH": str(HERE)}
         done = warm.run("hal_conformance", *arguments, code=RUN_MODULE, env=environment, timeout=HANGS)
-        assert code is None or done.returncode == code, f"{said(done.stdout)}\n{done.stderr[-4000:]}"
+        assert code is None or done.returncode == code, f"{summary(done.stdout)}\n{done.stderr[-4000:]}"
         return done
 
     return call

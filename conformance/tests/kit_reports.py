@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 RUN_MODULE = "import runpy, sys; name = sys.argv.pop(1); runpy.run_module(name, run_name='__main__', alter_sys=True)"
 
 
-def said(printed):
+def summary(printed):
     """Summarize the output of a run; of a report as data, the tests that did not pass."""
     if not printed.startswith("{"):
         return printed[-4000:]

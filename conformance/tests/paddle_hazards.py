@@ -160,10 +160,10 @@ def between():
                 other.async_set_value(target=source, value=[5, 6, 7, 8], stream=other.default_stream)
             try:
                 one.async_set_value(target=state.view("seed")[:, 0], value=source, stream=one.default_stream)
-                said = "taken"
+                text = "taken"
             except HalError as error:
-                said = str(error)
-            return {"said": said, "got": field(one, state, "seed")[:, 0].tolist(), "queued": queued}
+                text = str(error)
+            return {"said": text, "got": field(one, state, "seed")[:, 0].tolist(), "queued": queued}
     finally:
         paddle.Tensor._copy_to = true
 

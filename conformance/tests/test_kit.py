@@ -40,23 +40,23 @@ def test_a_guarantee_of_which_nothing_applies_to_the_device_is_no_failure(report
 def drawn(found):
     """The failed test of G11 that draws its examples."""
     name = "test_g11_nothing_of_the_former_request_is_left_in_a_slot"
-    (told,) = [test for test in entry(found, "G11")["tests"] if test["outcome"] == "failed" and test["test"] == name]
-    return told
+    (example,) = [test for test in entry(found, "G11")["tests"] if test["outcome"] == "failed" and test["test"] == name]
+    return example
 
 
 @pytest.mark.conform
 def test_a_failure_has_a_shrunk_example_and_a_reproducing_command(report):
     """Most of it is shrinking. Its printed output is checked below in ``make test`` too."""
     first = report("cpu", "--liar=NoRowReset", "--only=G11", code=1, examples=0)
-    told = drawn(first)
-    assert told["kind"] == "AssertionError"
-    assert "requests a slot" in told["error"]
-    assert told["reproduce"] == "hal conform cpu --only G11 --liar NoRowReset --profile quick --seed 0"
+    example = drawn(first)
+    assert example["kind"] == "AssertionError"
+    assert "requests a slot" in example["error"]
+    assert example["reproduce"] == "hal conform cpu --only G11 --liar NoRowReset --profile quick --seed 0"
     # By a whole process, as its users run it.
-    command = [sys.executable, "-m", "hal_conformance", *told["reproduce"].split()[2:], "--json"]
+    command = [sys.executable, "-m", "hal_conformance", *example["reproduce"].split()[2:], "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
     again = drawn(json.loads(done.stdout))
-    assert again["error"] == told["error"]
+    assert again["error"] == example["error"]
 
 
 def test_a_liar_of_ones_own_is_named_by_its_module(report):
@@ -214,10 +214,10 @@ def test_a_report_that_could_not_be_written_after_all_fails_the_run(conform):
 def test_a_device_that_answers_by_chance_is_told_as_such_with_both_results(report):
     found = report("--device-factory=kit_devices:by_chance", "--only=G4", code=1, examples=0)
     failed = [test["error"] for test in entry(found, "G4")["tests"] if test["outcome"] == "failed"]
-    (told,) = [text for text in failed if "after writes that overlap" in text]
-    assert told.startswith("cpu:0 is not deterministic: the same calls gave different results.")
-    assert "once: AssertionError: after writes that overlap" in told
-    assert "then: every check held" in told
+    (message,) = [text for text in failed if "after writes that overlap" in text]
+    assert message.startswith("cpu:0 is not deterministic: the same calls gave different results.")
+    assert "once: AssertionError: after writes that overlap" in message
+    assert "then: every check held" in message
 
 
 def test_failures_of_one_cause_are_shown_once_and_the_rest_counted(tmp_path, conform):

@@ -65,13 +65,13 @@ STREAMS = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 def test_a_device_that_hangs_is_named_with_its_test_while_it_does(warm):
     with warm.start(code=TROUBLED.format(trouble="time.sleep(1000)"), **STREAMS) as process:
         try:
-            told = process.stderr.readline()
+            printed = process.stderr.readline()
             process.send_signal(signal.SIGINT)
             rest = process.communicate(timeout=60)[1]
         finally:
             process.kill()
-    assert told.startswith("hal conform: test_g01_")
-    assert told.endswith(" has been running for 0.5 s\n")
+    assert printed.startswith("hal conform: test_g01_")
+    assert printed.endswith(" has been running for 0.5 s\n")
     assert "the process ended" not in rest, "it was interrupted, and said so itself"
 
 
@@ -114,11 +114,11 @@ sys.exit(command.main(["cpu", "--profile=quick", *sys.argv[1:]], [Breaks()]))
 @pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
 def test_errors_of_collection_are_printed_and_no_interrupt(options, warm):
     done = warm.run(*options, code=BROKEN)
-    told = done.stdout + done.stderr
+    printed = done.stdout + done.stderr
     assert done.returncode == 2
-    assert "1 error during collection" in told
-    assert "kit is b" in told, "the error's own words, which a short line cuts"
-    assert "hal conform: interrupted" not in told
+    assert "1 error during collection" in printed
+    assert "kit is b" in printed, "the error's own words, which a short line cuts"
+    assert "hal conform: interrupted" not in printed
 
 
 LATE = """
@@ -135,10 +135,10 @@ sys.exit(command.main(["cpu", "--profile=quick", "--only=G13", "--json"]))
 def test_ranks_that_are_not_up_in_time_are_no_failure_of_the_device(warm):
     done = warm.run(code=LATE)
     report = json.loads(done.stdout)
-    told = entry(report, "G13")
-    assert (done.returncode, report["ok"], told["status"]) == (1, None, "not run")
+    guarantee = entry(report, "G13")
+    assert (done.returncode, report["ok"], guarantee["status"]) == (1, None, "not run")
     assert report["unfinished"].startswith("the kit's ranks are not up: rank 0 did not answer within 0 s (it is here")
-    assert {test["outcome"] for test in told["tests"]} == {"passed", "not run"}
+    assert {test["outcome"] for test in guarantee["tests"]} == {"passed", "not run"}
 
 
 class Link:
@@ -170,8 +170,8 @@ def test_time_in_which_a_rank_has_no_processor_does_not_count(starved):
 def test_how_long_a_process_had_no_processor_is_what_the_kernel_counts():
     pool = RankPool.__new__(RankPool)
     pool._processes = {0: SimpleNamespace(pid=os.getpid()), 1: SimpleNamespace(pid=2**30)}
-    told = Path("/proc/self/schedstat").read_text(encoding="ascii").split()[1]
-    assert int(told) / 1e9 <= pool._kept_waiting() < 1e6
+    waited = Path("/proc/self/schedstat").read_text(encoding="ascii").split()[1]
+    assert int(waited) / 1e9 <= pool._kept_waiting() < 1e6
 
 
 FAILS = "raise KeyError('a fault of the plugin')"

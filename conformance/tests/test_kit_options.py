@@ -12,7 +12,7 @@ from .kit_reports import HERE
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--policy=nomod:x"], "--policy: 'nomod:x': importing nomod failed: ModuleNotFoundError"),
         (["--policy=os:nosuch"], "--policy: 'os:nosuch': module 'os' has no attribute 'nosuch' (mend the name)"),
@@ -38,13 +38,13 @@ from .kit_reports import HERE
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_an_option_that_cannot_be_is_told_before_anything_runs(arguments, told, capsys, monkeypatch):
+def test_an_option_that_cannot_be_is_told_before_anything_runs(arguments, message, capsys, monkeypatch):
     monkeypatch.syspath_prepend(HERE)
     monkeypatch.delitem(sys.modules, "own_liars", raising=False)
     monkeypatch.setattr(liars, "LIARS", [*liars.LIARS])
     with pytest.raises(InvalidValue) as refused:
         main(["cpu", *arguments])
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert capsys.readouterr() == ("", "")
 
 

@@ -114,6 +114,14 @@ def test_every_liar_is_killed_by_a_test_of_its_guarantee(name, tables):
     assert number in BORNE[verdict["by"].partition("[")[0]]
 
 
+def test_the_asynchronous_device_under_the_liars_conforms():
+    """A test that it fails would kill every liar over it."""
+    command = [sys.executable, "-m", "hal_conformance", "--device-factory=queued_device:keeping", "--profile=quick"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANGS, check=False)
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
 def test_there_are_liars_enough_and_their_stories_are_told():
     assert len(LIARS) >= 25
     assert all(liar.story for liar in LIARS.values())
@@ -173,13 +181,13 @@ def test_the_table_names_liar_guarantee_profile_and_seconds(tmp_path):
     assert "<td>G1<td>L2<td>killed<td>quick<td>2.0<td>test_g01_x" in page
     found = json.loads(running.document(tally, html=False))
     assert (found["ok"], found["quick"]) == (True, 1.0)
-    told = [found["liars"][0][name] for name in ("liar", "guarantee", "verdict", "by", "profile", "seconds")]
-    assert told == ["L2", "G1", "killed", "test_g01_x", "quick", 2]
+    fields = [found["liars"][0][name] for name in ("liar", "guarantee", "verdict", "by", "profile", "seconds")]
+    assert fields == ["L2", "G1", "killed", "test_g01_x", "quick", 2]
     target = tmp_path / "liars.json"
     command = [sys.executable, "-m", "hal_conformance", "cpu", "--liars", "--only=G4", f"--report={target}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     line = next(line for line in done.stdout.splitlines() if "FirstWins" in line)
     assert line.split()[:4] == ["G4", "FirstWins", "killed", "quick"]
     rows = json.loads(target.read_text(encoding="utf-8"))["liars"]
-    told = next(row for row in rows if row["liar"] == "FirstWins")
-    assert (told["profile"], told["seconds"] > 0) == ("quick", True)
+    fields = next(row for row in rows if row["liar"] == "FirstWins")
+    assert (fields["profile"], fields["seconds"] > 0) == ("quick", True)

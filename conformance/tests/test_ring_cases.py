@@ -1,7 +1,7 @@
 """The ring's tests begin with a ring in one piece, wherever the previous writes have left its spans."""
 
 import pytest
-from hal_conformance import test_ring_pressure
+from hal_conformance import test_ring
 from hal_conformance.fixtures.ring_cases import RING, RingWrites, arrive, pressed
 from hal_conformance.harness.subject import Subject
 from hal_conformance.kit import Effort, Kit
@@ -21,7 +21,7 @@ def test_a_ring_whose_first_span_begins_anywhere(monkeypatch, left, same):
             for span in (left, 1):
                 arrive(self.must_write(span, self.block.stream))
 
-    monkeypatch.setattr(test_ring_pressure, "RingWrites", Late)
+    monkeypatch.setattr(test_ring, "RingWrites", Late)
     kit = Kit(Subject("queued", queued, Support()), Effort("quick"))
     with pressed(kit) as small:
-        test_ring_pressure.test_g03_a_full_ring_waits_for_its_oldest_entry_alone(small, same)
+        test_ring.test_g03_a_full_ring_waits_for_its_oldest_entry_alone(small, same)

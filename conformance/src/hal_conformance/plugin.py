@@ -212,10 +212,10 @@ def pytest_runtest_makereport(
     if _number(item) and KEY in item.config.stash:
         recorder = item.config.stash[KEY]
         recorder.note(item, call, report, _number(item))
-        told = recorder.first_failure(item.nodeid)
+        lines = recorder.first_failure(item.nodeid)
         reporter = item.config.pluginmanager.get_plugin("terminalreporter")
-        if told and reporter is not None:
-            for line in ("", *told):  # "" ends the line of dots
+        if lines and reporter is not None:
+            for line in ("", *lines):  # "" ends the line of dots
                 reporter.write_line(line)
         if _primitive(item) and recorder.outcome_of(item.nodeid) == "failed":
             recorder.stopped = "the primitives fail, by which every other test reads and writes: mend them first"

@@ -1,4 +1,4 @@
-"""``async_set_value``: G1, G2, G4 and G5; G3 and G7 are in ``test_asynchrony.py``, G6 in ``test_conversion.py``."""
+"""``async_set_value``: G1, G2, G4 and G5; G3 and G7 are in ``test_mode.py``, G6 in ``test_conversion.py``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .draw.views import draw_view
 from .fixtures.block import Block
 from .harness import backdoor
 from .harness.asserts import assert_raises, assert_says
-from .harness.backdoor import arrive
+from .harness.backdoor import arrive, drain
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 
@@ -148,9 +148,9 @@ def test_g05_an_array_of_the_targets_type_lands_element_by_element(kit: Kit, dra
 @examples()
 def test_g05_a_tensor_of_the_framework_is_written_where_it_is(kit: Kit, draw: Draw) -> None:
     support = kit.subject.support
-    whole = np.arange(60, dtype=draw(st.sampled_from(["int64", "float32", "int32", "uint8"]), "dtype")).reshape(3, 4, 5)
-    should = whole.copy()
-    tensor = support.tensor(kit.device, whole)
+    full = np.arange(60, dtype=draw(st.sampled_from(["int64", "float32", "int32", "uint8"]), "dtype")).reshape(3, 4, 5)
+    should = full.copy()
+    tensor = support.tensor(kit.device, full)
     rows = draw(st.slices(3), "rows")
     columns = draw(st.slices(5), "columns")
     target: Any = tensor[rows, 1, columns]  # type: ignore[index]  # every framework's tensors slice like NumPy's
@@ -177,8 +177,8 @@ def folded(tensor: Any, what: str) -> Any:  # noqa: ANN401 (a framework's tensor
         return np.lib.stride_tricks.as_strided(tensor, shape, [8 * stride for stride in strides])
     if isinstance(tensor, View):
         return View(tensor.memory, tensor.offset, shape, tuple(8 * stride for stride in strides), tensor.dtype)
-    if isinstance(whole := getattr(tensor, "view", None), View):  # a tensor that is little more than a view
-        return type(tensor)(folded(whole, what))
+    if isinstance(view := getattr(tensor, "view", None), View):  # a tensor that is little more than a view
+        return type(tensor)(folded(view, what))
     if not hasattr(tensor, "as_strided"):
         pytest.skip(f"{type(tensor).__name__} has no as_strided, so no tensor of it has elements that share memory")
     return tensor.as_strided(list(shape), list(strides))
@@ -198,12 +198,12 @@ def test_g05_a_tensor_whose_elements_share_memory_is_refused(kit: Kit, what: str
         "a tensor": support.tensor(device, np.full(shape, 10)),
     }
     for turn, stream in enumerate((device.default_stream, device.stream())):
-        for told, value in values.items():
+        for case, value in values.items():
             target = folded(tensor, what)
             call = partial(kit.bound.async_set_value, target=target, value=value, stream=stream)
-            error = assert_raises(InvalidValue, call, f"{told} for {what} of a tensor")
+            error = assert_raises(InvalidValue, call, f"{case} for {what} of a tensor")
             assert_says(error, device=kit.bound.name, hook="async_set_value", argument="target")
-        stream.synchronize(backdoor.PATIENCE)
+        drain(stream)
         got = support.values_of(device, tensor)
         assert (got == should).all(), f"{what} of a tensor were refused as a target, and it holds {got.tolist()}"
         should = should + 100 * (turn + 1)

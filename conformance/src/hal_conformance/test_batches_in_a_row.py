@@ -12,21 +12,18 @@ from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.many import MANY, handoff, prefill, request
-from .fixtures.world import World, assert_rows
+from .fixtures.world import Outputs, World
 from .harness.asserts import assert_no_error
-from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .kit import Kit
-from .oracle.output import Row
-from .test_companions import Beside
 from .test_submissions import A_CALL, cost
 
 FIELDS = [
     StateField("kit_length", "int64", reset=-1, groups="step_input", value=lambda request: len(request.prompt)),
     StateField("kit_row", "uint8", 3, reset=9, value=lambda request: [*range(len(request.prompt) % 4)], kept=True),
 ]
-BESIDE = (Companion("own"), Companion("same", FIELDS, same_slots=True))
+COMPANIONS = (Companion("own"), Companion("same", FIELDS, same_slots=True))
 SLOTS = (5, 0, 300, 7)
 ROUNDS = 6
 
@@ -34,16 +31,13 @@ ROUNDS = 6
 class InARow:
     """A state with companions and all calls made with it; no ticket is waited for before the end."""
 
-    def __init__(self, kit: Kit, *, beside: bool) -> None:
-        self.fixture = World(kit, MANY, beside=BESIDE if beside else (), fields=FIELDS)
-        self.others = [Beside(self.fixture, at, one.fields) for at, one in enumerate(BESIDE)] if beside else []
-        self.sink, self.rows, self.numbers = KeepingSink(), list[list[Row]](), list[int]()
+    def __init__(self, kit: Kit, *, companions: bool) -> None:
+        self.fixture = World(kit, MANY, companions=COMPANIONS if companions else (), fields=FIELDS)
+        self.outputs = Outputs()
 
     def insert(self, tasks: list[Task]) -> None:
         """Insert a batch."""
         assert_no_error(lambda: self.fixture.insert(tasks), "a valid batch")
-        for other in self.others:
-            other.inserted(tasks)
 
     def turn(self, at: int, *, steps: bool) -> None:
         """Let requests enter, grow, leave and enter again, in batches of one and of some; then run and save a step."""
@@ -71,29 +65,20 @@ class InARow:
 
     def save(self, step: Step) -> None:
         """Save a step into a sink that reads it at the end."""
-        self.rows.append(self.fixture.rows_of(step))
-        self.numbers.append(step.number)
-        self.fixture.save(step, self.sink)
-        for other in self.others:
-            other.model.clean_up(range(MANY.num_slots))
+        self.outputs.save(self.fixture, step)
 
-    def check(self, told: str) -> None:
+    def check(self, what: str) -> None:
         """Compare every byte of every state, and every record."""
-        self.fixture.check(told)
-        for other in self.others:
-            other.check(told)
-        records = self.sink.resolve_all()
-        assert len(records) == len(self.rows), f"{len(self.rows)} steps were saved, but {len(records)} records came"
-        for record, rows, number in zip(records, self.rows, self.numbers, strict=True):
-            assert_rows(record, rows, number)
+        self.fixture.check(what)
+        self.outputs.deliver(what)
 
 
 @guarantee(9, also=(4, 11, 12, 18, 19, 22))
-@pytest.mark.parametrize("beside", [False, True], ids=["alone", "companions"])
+@pytest.mark.parametrize("companions", [False, True], ids=["alone", "companions"])
 @pytest.mark.parametrize("how", ["held", "free", "from stream to stream"])
-def test_g09_batches_and_steps_in_a_row_have_the_effect_of_each(kit: Kit, how: str, beside: bool) -> None:
+def test_g09_batches_and_steps_in_a_row_have_the_effect_of_each(kit: Kit, how: str, companions: bool) -> None:
     """On a held stream without steps where a step cannot be held; the slots are left and entered again and again."""
-    one = InARow(kit, beside=beside)
+    one = InARow(kit, companions=companions)
     fixture = one.fixture
     waits = bool(kit.missing(("async_h2d", "async_d2h", "can_hold_stream", "overlapped_update")))
     hold = kit.held(fixture.stream, "batches in a row") if how == "held" and not waits else nullcontext()
@@ -113,14 +98,10 @@ def test_g09_batches_and_steps_in_a_row_have_the_effect_of_each(kit: Kit, how: s
 @guarantee(10, requires="fused_scatter", also=(9,))
 def test_g10_large_batches_with_companions_cost_the_same(kit: Kit) -> None:
     """Of every kind: they enter, get blocks, leave, and leave while others enter."""
-    fixture = World(kit, MANY, beside=BESIDE, fields=FIELDS)
-    others = [Beside(fixture, at, one.fields) for at, one in enumerate(BESIDE)]
+    fixture = World(kit, MANY, companions=COMPANIONS, fields=FIELDS)
 
     def put(tasks: Sequence[Task], what: str) -> None:
         cost(fixture, tasks, what)
-        for other in others:
-            other.inserted([*tasks])
-            other.check(what)
         fixture.check(what)
 
     for turn, count in enumerate((1, 65, 512)):
@@ -136,8 +117,6 @@ def test_g10_large_batches_with_companions_cost_the_same(kit: Kit) -> None:
         put([*fixture.leaving(slots, TaskKind.PREEMPTED), *new], f"{count} requests leaving and as many handoffs")
         put(fixture.leaving(slots, TaskKind.ABORTED), f"{count} requests leaving")
         fixture.output(fixture.step(slots))
-        for other in others:
-            other.model.clean_up(range(MANY.num_slots))
 
 
 IN_FLIGHT = 100
@@ -150,7 +129,7 @@ def test_g10_a_batch_costs_the_same_whatever_is_in_flight(kit: Kit, where: str) 
     """Behind other batches, behind a step and its output where a step can be held, and on a stream beside them."""
     fixture = World(kit, MANY)
     fixture.stream = kit.device.default_stream if where == "default stream" else kit.device.stream()
-    arrive(fixture.insert([prefill(fixture, slot, request(fixture, slot)) for slot in range(8)]))
+    fixture.enter([prefill(fixture, slot, request(fixture, slot)) for slot in range(8)])
     fixture.poke({"sampled_token_ids": np.arange(MANY.num_slots)})
     step, sink = fixture.step(range(8)), KeepingSink()
     overlaps = not kit.missing(("overlapped_update",))

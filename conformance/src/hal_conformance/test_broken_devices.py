@@ -11,12 +11,11 @@ import pytest
 from hal_core.devices.primitives import poll
 from hal_core.errors import DeviceClosed
 from hal_core.memory.views import ByteRange
-from hal_core.output.records import OutputRecord
 
 from .fixtures import hook_calls
 from .fixtures.world import World, assert_rows
 from .harness.asserts import assert_no_error, assert_raises, in_time
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .harness.lies import lay_below
 from .harness.sinks import KeepingSink
@@ -101,14 +100,14 @@ def test_g26_a_fault_of_the_runtime_that_nobody_waits_for_is_raised(kit: Kit, wh
     raised_unseen(one, fixture, f"{what}, which the runtime reports as failed, and nobody waited", by)
 
 
-def raised_unseen(one: Kit, fixture: World, told: str, by: str) -> None:
+def raised_unseen(one: Kit, fixture: World, case: str, by: str) -> None:
     """Assert that ``by`` raises the error of failed work whose ticket was dropped."""
     __tracebackhide__ = True
     gc.collect()
     call = one.bound.close if by == "closing" else lambda: hook_calls.scalar(fixture)
-    assert_raises_any(call, "error 716", f"{by} after {told}")
+    assert_raises_any(call, "error 716", f"{by} after {case}")
     if by != "closing":
-        assert_raises_any(lambda: hook_calls.scalar(fixture), "error 716", f"a second call after {told}")
+        assert_raises_any(lambda: hook_calls.scalar(fixture), "error 716", f"a second call after {case}")
     one.device.close()
 
 
@@ -185,10 +184,9 @@ def test_g26_a_step_whose_copy_fails_is_raised_by_its_take_alone(kit: Kit, lost:
         for turn, (ticket, should) in enumerate(zip(tickets, rows, strict=True)):
             if turn == lost:
                 why = f"take() of step {turn}, whose copy failed"
-                assert_raises(faults.CopyFailed, lambda: fixture.state.take(ticket), why)  # type: ignore[arg-type]  # noqa: B023
+                assert_raises(faults.CopyFailed, lambda: fixture.state.take(ticket), why)  # noqa: B023
             else:
-                record: OutputRecord = fixture.state.take(ticket)  # type: ignore[arg-type]  # save_output's
-                assert_rows(record, should)
+                assert_rows(fixture.take(ticket), should)
         sent = []
         for turn, pending in enumerate(sink.pending):
             try:
@@ -199,5 +197,5 @@ def test_g26_a_step_whose_copy_fails_is_raised_by_its_take_alone(kit: Kit, lost:
                 pending.complete(error)
         assert len(sent) == 2, f"of three steps, one of which is lost, {len(sent)} were sent"
         assert_raises(faults.CopyFailed, lambda: tickets[lost].wait(PATIENCE), f"the ticket of step {lost}, lost")
-        assert_no_error(lambda: arrive(hook_calls.array(fixture)), "a call after the error of a lost step was raised")
+        hook_calls.make(hook_calls.array, fixture, "a call after the error of a lost step was raised")
         fixture.check("three steps, the copy of one of which failed")

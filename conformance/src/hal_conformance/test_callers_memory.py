@@ -15,7 +15,7 @@ from hal_core.memory.views import Memory, View
 
 from .fixtures.large_blocks import GAP, LargeBlock
 from .harness import backdoor
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import arrive, drain
 from .harness.bits import HostTensor, noise
 from .harness.guarantees import guarantee
 from .kit import Kit
@@ -150,7 +150,7 @@ def test_g02_a_tensor_may_be_dropped_once_the_call_has_returned(kit: Kit, which:
     should, others = noise(15, MIB), np.full(MIB, 0xDD, np.uint8)
     block = LargeBlock(kit, MIB)
     mine: Any = support.tensor(kit.device, should if which == "value" else np.zeros(MIB, np.uint8))
-    kit.device.default_stream.synchronize(PATIENCE)
+    drain(kit.device.default_stream)
     with kit.held(stream):
         target, value = (block.at(0, (MIB,)), mine) if which == "value" else (mine, should)
         ticket = kit.bound.async_set_value(target=target, value=value, stream=stream)
@@ -211,9 +211,9 @@ def test_g02_a_large_plan_may_be_changed_once_it_was_submitted(kit: Kit) -> None
     rows = np.zeros(len(lengths), WRITE)
     rows["nbytes"], rows["dst"] = lengths, count * width + np.cumsum(lengths + 3) - lengths
     rows["source"] = np.cumsum(lengths) - lengths
-    whole = np.concatenate(pieces)
+    joined = np.concatenate(pieces)
     for dst, begin, nbytes in rows[["dst", "source", "nbytes"]].tolist():
-        block.should[dst : dst + nbytes] = whole[begin : begin + nbytes]
+        block.should[dst : dst + nbytes] = joined[begin : begin + nbytes]
     places = block.should[: count * width].reshape(count, width)
     places[slots, :3] = data[:, :3]
     places[slots, 8:] = data[:, 3 : width - 5]

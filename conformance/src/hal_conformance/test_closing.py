@@ -11,6 +11,7 @@ import pytest
 from hal_core.errors import DeviceClosed, HalError
 from hal_core.memory.views import ByteRange
 from hal_core.output.sinks import MemorySink
+from hal_core.tickets import Ticket
 
 from .fixtures import hook_calls
 from .fixtures.large_blocks import GAP, LargeBlock
@@ -38,8 +39,8 @@ def test_g26_closing_one_device_leaves_another_as_it_was(kit: Kit) -> None:
     first, second, third = another(kit), another(kit), another(kit)
     fixtures = [hook_calls.working(one) for one in (first, second, third)]
     sink = KeepingSink()
-    hook_calls.submit(fixtures[1]).wait(PATIENCE)
-    hook_calls.update_inputs(fixtures[1]).wait(PATIENCE)
+    arrive(hook_calls.submit(fixtures[1]))
+    arrive(hook_calls.update_inputs(fixtures[1]))
     should = fixtures[1].rows_of(fixtures[1].step(range(hook_calls.SIZES.num_slots)))
     hook_calls.save(fixtures[1], sink)
     assert_no_error(first.bound.close, "closing one of three devices")
@@ -48,7 +49,7 @@ def test_g26_closing_one_device_leaves_another_as_it_was(kit: Kit) -> None:
     (record,) = sink.resolve_all()
     assert_rows(record, should)
     for what, act in hook_calls.CALLS.items():
-        assert_no_error(lambda act=act: act(fixtures[1]).wait(PATIENCE), f"{what}, after other devices were closed")  # type: ignore[misc]
+        hook_calls.make(act, fixtures[1], f"{what}, after other devices were closed")
     fixtures[1].check("it kept working after other devices were closed")
     assert_no_error(lambda: hook_calls.working(second, name="after"), "a new state, when other devices were closed")
     assert_no_error(lambda: hook_calls.working(another(kit)), "another opened device, after other devices were closed")
@@ -81,7 +82,7 @@ def test_g19_output_saved_before_closing_is_delivered_after_it(kit: Kit, fault: 
     with under(kit, fault) as (laid, _):
         fixture = hook_calls.working(laid)
         kept, threaded = KeepingSink(), MemorySink(threaded=True)
-        should, tickets = [], []
+        should, tickets = [], list[Ticket]()
         with ExitStack() as held:
             if kit.can_hold and kit.capabilities.async_d2h:
                 held.enter_context(held_stream(laid.device, fixture.stream, kit.effort.hang))
@@ -98,7 +99,7 @@ def test_g19_output_saved_before_closing_is_delivered_after_it(kit: Kit, fault: 
         assert not closing.is_alive(), "close() with work under way has not returned"
         kept.resolve_all()
         for ticket in tickets:
-            assert_no_error(lambda ticket=ticket: ticket.wait(PATIENCE), "work given before closing")  # type: ignore[misc]
+            arrive(ticket, "work given before closing")
         threaded.close(PATIENCE)
         for name, sink, rows in (("kept", kept, should[0]), ("sent by a thread", threaded, should[1])):
             assert len(sink.records) == 1, f"output that was {name} when the device was closed was lost"
@@ -118,7 +119,7 @@ def test_g26_closing_waits_for_a_copy_between_two_memories(kit: Kit) -> None:
         assert closing.is_alive(), "close() has returned, but a stream that is not the default one has work"
     closing.join(PATIENCE)
     assert not closing.is_alive(), "close() with work under way has not returned"
-    assert_no_error(lambda: ticket.wait(PATIENCE), "work of another stream, given before closing")
+    arrive(ticket, "work of another stream, given before closing")
 
 
 CLOSED = ("on the device", "copy_out", "update_inputs", "a stream that was dropped")
@@ -147,7 +148,7 @@ def test_g26_closing_waits_for_the_work_of_every_stream(kit: Kit, what: str) -> 
         assert closing.is_alive(), f"close() has returned, but {what} is under way, not on the default stream"
     closing.join(PATIENCE)
     assert not closing.is_alive(), "close() with work under way has not returned"
-    assert_no_error(lambda: ticket.wait(PATIENCE), f"{what}, given before closing")
+    arrive(ticket, f"{what}, given before closing")
 
 
 @guarantee(26)
@@ -206,13 +207,13 @@ def test_g26_after_a_fork_the_child_is_refused_and_the_parent_works_on(kit: Kit)
     if ended[0] == 0:
         os.kill(child, 9)
         os.waitpid(child, 0)
-    said = os.read(reading, 4096).decode()
+    answer = os.read(reading, 4096).decode()
     os.close(reading)
     assert ended[0], f"the child of a fork still ran after {PATIENCE} s: a call on its copy of the device hung"
-    assert said == "said:", f"in the child of a fork: {said.removeprefix('said:') or f'it ended with {ended[1]}'}"
-    pending.wait(PATIENCE)
+    assert answer == "said:", f"in the child of a fork: {answer.removeprefix('said:') or f'it ended with {ended[1]}'}"
+    arrive(pending)
     fixture.check("a fork whose child has closed its copy")
     for what, act in hook_calls.CALLS.items():
-        assert_no_error(lambda act=act: act(fixture).wait(PATIENCE), f"{what} in the parent of a fork")  # type: ignore[misc]
+        hook_calls.make(act, fixture, f"{what} in the parent of a fork")
     fixture.check("it worked on after a fork")
     assert_no_error(one.bound.close, "closing the device of the parent of a fork")

@@ -9,93 +9,29 @@ import pytest
 from hal_core.errors import HalError, TicketTimeout
 from hal_core.group import ALONE, Group
 from hal_core.slots.admission import Request, SamplingParams, admit
-from hal_core.slots.declared import Companion, StateField, table_with
+from hal_core.slots.declared import Companion, StateField
 from hal_core.slots.fields import StateConfig
-from hal_core.slots.layout import lay_out
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import strategies as st
 
 from .draw.requests import sizes
-from .fixtures.batches import ALL, ENTER, LEAVE, draw_batch, told
+from .fixtures.batches import ALL, LEAVE, draw_batch, text_of
 from .fixtures.stepping import free_ended, run_step
 from .fixtures.world import World
 from .harness import backdoor
-from .harness.asserts import assert_no_error, assert_raises
-from .harness.backdoor import PATIENCE, arrive
+from .harness.asserts import assert_raises
+from .harness.backdoor import arrive
 from .harness.groups import FOLLOWER
 from .harness.guarantees import guarantee
 from .harness.waiters import A_WHILE
 from .kit import Draw, Kit, examples
 from .liars import faults
-from .oracle.slots import Model, difference
 from .test_faults import under
 from .test_readers import step_held
 from .test_submissions import A_CALL
 
 NAMES = ("proposer", "other", "third")
-
-
-class Beside:
-    """A companion with its model; its bytes follow the target's.
-
-    ``slots``: admission id to the slot that the host chose for the request.
-    """
-
-    def __init__(self, fixture: World, number: int, fields: Sequence[StateField] = ()) -> None:
-        self.fixture, self.state = fixture, fixture.state.companions[number]
-        self.model = Model(lay_out(fixture.sizes, table_with(fixture.sizes, fields)), fields)
-        begins = {
-            self.state.layout.fields[name].offset - place.offset for name, place in self.model.layout.fields.items()
-        }
-        assert len(begins) == 1, f"the fields of companion {self.state.name!r} lie at {begins} past their places"
-        (self.begin,) = begins  # after the states before it, which may be of other sizes
-        self.model.requests = fixture.model.requests
-        self.slots: dict[int, int] = {}
-        backdoor.write(fixture.device, fixture.state.memory, self.begin, self.model.block, fixture.stream)
-
-    def inserted(self, tasks: list[Task]) -> None:
-        """Apply a batch that was inserted into the target."""
-        own = []
-        live = self.state.host_table.live
-        for task in tasks:
-            admission_id = task.request.admission_id
-            if task.kind in ENTER:
-                assert live[admission_id] not in self.slots.values(), "the host gave a held slot away"
-                self.slots[admission_id] = live[admission_id]
-            own.append(
-                Task(
-                    task.kind,
-                    self.slots.pop(admission_id) if task.kind in LEAVE else self.slots[admission_id],
-                    task.request,
-                    task.num_computed_tokens,
-                    task.num_scheduled_tokens,
-                    task.blocks,
-                    task.first_block,
-                    task.first_token,
-                    task.drafts,
-                )
-            )
-        self.model.insert(own)
-
-    def follow_releases(self) -> None:
-        """Free the slots of requests that have left the target."""
-        held = {resident.admission_id for resident in self.fixture.model.residents.values()}
-        gone = [admission_id for admission_id in self.slots if admission_id not in held]
-        self.model.release([self.slots.pop(admission_id) for admission_id in gone])
-
-    def check(self, after: str) -> None:
-        """Compare every byte of the companion with the model."""
-        __tracebackhide__ = True
-        whole = backdoor.read(self.fixture.device, self.fixture.state.memory, self.fixture.stream)
-        wrong = difference(self.model, whole[self.begin : self.begin + self.model.layout.nbytes])
-        assert not wrong, f"companion {self.state.name!r} after {after}: {wrong}"
-
-
-def opened(kit: Kit, size: StateConfig, count: int) -> tuple[World, list[Beside]]:
-    """Open a state with so many companions."""
-    fixture = World(kit, size, beside=NAMES[:count])
-    return fixture, [Beside(fixture, number) for number in range(count)]
 
 
 FIXED = StateConfig(num_slots=4, max_model_len=24, block_size=4, max_draft_tokens=2, max_logprobs=0)
@@ -106,111 +42,90 @@ def entering(fixture: World, slots: Sequence[int]) -> list[Task]:
     return [fixture.entering(slot, [1, 2, 3]) for slot in slots]
 
 
-def entered(fixture: World, others: Sequence[Beside], tasks: list[Task]) -> None:
-    """Insert a batch, and take it over into the companions' models."""
-    arrive(fixture.insert(tasks))
-    for other in others:
-        other.inserted(tasks)
-
-
 @guarantee(9, also=(8, 26))
 def test_g09_a_release_frees_the_slots_of_every_companion(kit: Kit) -> None:
     """Every slot is held; those of two requests are released, and two new requests take them."""
-    fixture, others = opened(kit, FIXED, 2)
-    entered(fixture, others, entering(fixture, range(FIXED.num_slots)))
+    fixture = World(kit, FIXED, companions=NAMES[:2])
+    fixture.enter(entering(fixture, range(FIXED.num_slots)))
     for turn in range(2):
         fixture.release([1, 2])
         held = {resident.admission_id for resident in fixture.model.residents.values()}
-        for other in others:
+        for other in fixture.others:
             live = {*other.state.host_table.live}
             assert live == held, f"requests {held} hold slots after a release, but {live} in {other.state.name!r}"
-            other.follow_releases()
         tasks = entering(fixture, [1, 2])
-        assert_no_error(lambda: entered(fixture, others, tasks), "requests that enter released slots")  # noqa: B023
-        for other in others:
-            other.check(f"requests that entered released slots, turn {turn}")
+        fixture.enter(tasks, "requests that enter released slots")
+        fixture.check(f"requests that entered released slots, turn {turn}")
 
 
 @guarantee(9, also=(11, 12, 18))
 @examples()
 def test_g09_one_insertion_serves_a_state_and_its_companions(kit: Kit, draw: Draw) -> None:
-    fixture, others = opened(kit, draw(sizes(), "sizes"), draw(st.integers(1, 2), "companions"))
+    fixture = World(kit, draw(sizes(), "sizes"), companions=NAMES[: draw(st.integers(1, 2), "companions")])
     for _ in range(draw(st.integers(1, 3), "rounds")):
         tasks = draw_batch(draw, fixture, ALL)
-        fixture.insert(tasks).wait(PATIENCE)
-        for other in others:
-            other.inserted(tasks)
-        fixture.check(f"insert_tasks({told(tasks)})")
-        for other in others:
-            other.check(f"insert_tasks({told(tasks)})")
+        fixture.enter(tasks)
+        fixture.check(f"insert_tasks({text_of(tasks)})")
         fixture.output(run_step(draw, fixture))
+        fixture.check("a step of the target, and its output")
         free_ended(fixture)
-        for other in others:
-            other.model.clean_up(range(fixture.sizes.num_slots))
-            other.check("a step of the target, and its output")
-            other.follow_releases()
 
 
 @guarantee(9, also=(11, 12))
 def test_g09_every_kind_of_task_reaches_each_of_three_companions(kit: Kit) -> None:
     """In batches of one kind, and then of several; requests get chunks and blocks more than once."""
-    fixture, others = opened(kit, FIXED, len(NAMES))
-    asked = [fixture.admit(Request(fixture.new_name(), [*range(12)], SamplingParams(max_tokens=9))) for _ in range(5)]
+    fixture = World(kit, FIXED, companions=NAMES)
+    requests = [
+        fixture.admit(Request(fixture.new_name(), [*range(12)], SamplingParams(max_tokens=9))) for _ in range(5)
+    ]
 
-    def batch(told: str, *tasks: Task) -> None:
-        entered(fixture, others, [*tasks])
-        fixture.check(told)
-        for other in others:
-            other.check(told)
+    def batch(what: str, *tasks: Task) -> None:
+        fixture.enter([*tasks])
+        fixture.check(what)
 
     def more(slot: int, first: int, ids: Sequence[int]) -> Task:
-        return Task(TaskKind.MORE_BLOCKS, slot, asked[slot], blocks=ids, first_block=first)
+        return Task(TaskKind.MORE_BLOCKS, slot, requests[slot], blocks=ids, first_block=first)
 
-    batch("requests that enter", *[Task(TaskKind.PREFILL, at, asked[at], 0, 4, [at]) for at in range(3)])
-    handed = Task(TaskKind.REMOTE_PREFILL, 3, asked[3], 12, 0, [7, 8, 9], first_token=5, drafts=[6])
+    batch("requests that enter", *[Task(TaskKind.PREFILL, at, requests[at], 0, 4, [at]) for at in range(3)])
+    handed = Task(TaskKind.REMOTE_PREFILL, 3, requests[3], 12, 0, [7, 8, 9], first_token=5, drafts=[6])
     batch("a handoff", handed)
     batch("more blocks for some", more(0, 1, [11, 12]), more(3, 3, [13]))
     batch("more blocks once more", more(0, 3, [14]), more(3, 4, [15]))
-    arrive(fixture.poke({name: np.zeros(FIXED.num_slots) for name in ("seq_lens_this_time", "seq_lens_encoder")}))
-    batch("a chunk", Task(TaskKind.PREFILL_CHUNK, 1, asked[1], 4, 4, [21], 1))
-    leaving = [Task(kind, slot, asked[slot]) for slot, kind in ((0, LEAVE[0]), (3, LEAVE[1]))]
-    batch("requests that leave, enter and grow", *leaving, Task(TaskKind.PREFILL, 0, asked[4], 0, 8, [31, 32]),
+    fixture.put({name: np.zeros(FIXED.num_slots) for name in ("seq_lens_this_time", "seq_lens_encoder")})
+    batch("a chunk", Task(TaskKind.PREFILL_CHUNK, 1, requests[1], 4, 4, [21], 1))
+    leaving = [Task(kind, slot, requests[slot]) for slot, kind in ((0, LEAVE[0]), (3, LEAVE[1]))]
+    batch("requests that leave, enter and grow", *leaving, Task(TaskKind.PREFILL, 0, requests[4], 0, 8, [31, 32]),
           more(1, 2, [33]), more(2, 1, [34]))  # fmt: skip
 
 
 @guarantee(10, requires="fused_scatter", also=(9, 11))
 @examples(0.5)
 def test_g10_companions_take_no_submission_of_their_own(kit: Kit, draw: Draw) -> None:
-    fixture, others = opened(kit, draw(sizes(), "sizes"), 2)
+    fixture = World(kit, draw(sizes(), "sizes"), companions=NAMES[:2])
     for kinds in ((TaskKind.PREFILL,), ALL):
         before = fixture.bound.counters()
         tasks = draw_batch(draw, fixture, kinds, least=1)
         ticket = fixture.insert(tasks)
         cost = fixture.bound.counters() - before
-        ticket.wait(PATIENCE)
+        arrive(ticket)
         assert cost.submissions <= A_CALL, (
             f"{cost.submissions} submissions for three states, but at most {A_CALL} are due"
         )
-        for other in others:
-            other.inserted(tasks)
-            other.check(f"insert_tasks({told(tasks)})")
+        fixture.check(f"insert_tasks({text_of(tasks)})")
         fixture.output(run_step(draw, fixture))
         free_ended(fixture)
-        for other in others:
-            other.model.clean_up(range(fixture.sizes.num_slots))
-            other.follow_releases()
 
 
 @guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"), also=(9,))
 @pytest.mark.parametrize("how", ["enters", "leaves", "gets blocks"])
 def test_g28_an_insertion_waits_for_a_companions_last_reader(kit: Kit, how: str) -> None:
     """A proposer's step runs on a stream of its own, on slots of its own."""
-    fixture, others = opened(kit, FIXED, 2)
-    entered(fixture, others, entering(fixture, [0, 1]))
+    fixture = World(kit, FIXED, companions=NAMES[:2])
+    fixture.enter(entering(fixture, [0, 1]))
     left, more = [fixture.model.residents[slot].admitted for slot in (0, 1)]
-    for other in others:
+    for other in fixture.others:
         first, second = kit.device.stream(), kit.device.stream()
-        at = others.index(other)
+        at = fixture.others.index(other)
         tasks = {
             "enters": lambda at: entering(fixture, [2 + at]),
             "leaves": lambda at: [Task(TaskKind.PREEMPTED, at, (left, more)[at])],
@@ -232,37 +147,31 @@ def test_g28_an_insertion_waits_for_a_companions_last_reader(kit: Kit, how: str)
 @guarantee(26, also=(8, 9))
 def test_g26_an_insertion_that_fails_books_nothing_in_companions(kit: Kit) -> None:
     with under(kit, faults.FailingWrites) as (laid, fuse):
-        fixture, others = opened(laid, FIXED, 2)
-        entered(fixture, others, entering(fixture, [1]))
+        fixture = World(laid, FIXED, companions=NAMES[:2])
+        fixture.enter(entering(fixture, [1]))
         tasks = entering(fixture, [0, 3])
-        before = [dict(other.state.host_table.live) for other in others]
+        before = [dict(other.state.host_table.live) for other in fixture.others]
         fuse.at = 1
         call = {"state": fixture.state, "tasks": tasks, "stream": fixture.stream}
         assert_raises(faults.CopyFailed, lambda: fixture.bound.insert_tasks(**call), "an insertion, refused")  # type: ignore[arg-type]
-        after = [dict(other.state.host_table.live) for other in others]
+        after = [dict(other.state.host_table.live) for other in fixture.others]
         assert after == before, f"an insertion failed, and companions hold {after}, not {before}"
         fixture.check("an insertion that the driver refused")
-        for other in others:
-            other.check("an insertion that the driver refused")
-        assert_no_error(lambda: entered(fixture, others, tasks), "the same insertion again")
-        for other in others:
-            other.check("the same insertion again")
+        fixture.enter(tasks, "the same insertion again")
+        fixture.check("the same insertion again")
 
 
 @guarantee(18, also=(9,))
 @pytest.mark.parametrize("group", [ALONE, FOLLOWER], ids=["first rank", "another rank"])
 def test_g18_companions_are_cleaned_on_every_rank(kit: Kit, group: Group) -> None:
     """Fields that a step reports are cleaned in every state, also if this rank sends no record."""
-    fixture, others = opened(kit, FIXED, 2)
-    entered(fixture, others, entering(fixture, [0, 1, 2]))
+    fixture = World(kit, FIXED, companions=NAMES[:2])
+    fixture.enter(entering(fixture, [0, 1, 2]))
     gone = [Task(kind, slot, fixture.model.residents[slot].admitted) for slot, kind in enumerate(LEAVE)]
-    entered(fixture, others, gone)
+    fixture.enter(gone)
     step = fixture.advance(range(FIXED.num_slots), group=group)
     arrive(fixture.save(step))
     fixture.check("the output of a step that requests left")
-    for other in others:
-        other.model.clean_up(range(FIXED.num_slots))
-        other.check("the output of a step of the target")
 
 
 def booked(fixture: World) -> list[tuple[dict[int, int], list[object], list[int]]]:
@@ -276,8 +185,8 @@ def booked(fixture: World) -> list[tuple[dict[int, int], list[object], list[int]
 def test_g08_a_refused_batch_books_nothing_in_companions(kit: Kit, why: str) -> None:
     """Neither those before the companion that refuses nor those after it; the mended batch gets the same slots."""
     own = StateField("kit_own", "int32", value=None)
-    fixture = World(kit, FIXED, beside=["first", Companion("second", [own]), "third"])
-    arrive(fixture.insert(entering(fixture, [1])))
+    fixture = World(kit, FIXED, companions=["first", Companion("second", [own]), "third"])
+    fixture.enter(entering(fixture, [1]))
     (inside,) = fixture.model.residents.values()
     good = entering(fixture, [0, 3])
     bare = admit(Request("bare", [1, 2, 3], SamplingParams(max_tokens=9)), fixture.state.layout)
@@ -295,7 +204,7 @@ def test_g08_a_refused_batch_books_nothing_in_companions(kit: Kit, why: str) -> 
     assert after == before, f"a batch with {why} was refused, and the host has booked {after}, before {before}"
     changed = np.flatnonzero(now != was)
     assert not len(changed), f"a batch with {why} was refused, and {len(changed)} bytes of the states have changed"
-    arrive(fixture.insert([*good, leaving]))
+    fixture.enter([*good, leaving])
     fixture.check("the batch without what was wrong")
     for companion, (live, *_), (first, *_) in zip(
         fixture.state.companions, booked(fixture)[1:], before[1:], strict=True

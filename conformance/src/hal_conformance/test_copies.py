@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hal_core.memory.views import ByteRange
 
-from .fixtures.prepared_calls import unlike
+from .fixtures.prepared_calls import assert_alike, assert_copied
 from .fixtures.stream_cases import copied
 from .harness import backdoor
 from .harness.asserts import assert_no_error
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import arrive, drain
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .kit import Kit
@@ -56,16 +56,15 @@ def parts_of(ranges: Sequence[tuple[int, int]]) -> list[ByteRange]:
     return [ByteRange(offset, nbytes) for offset, nbytes in ranges]
 
 
-def assert_data(told: str, data: Sequence[Bytes], ranges: Sequence[tuple[int, int]], whole: Bytes) -> None:
+def assert_data(case: str, data: Sequence[Bytes], ranges: Sequence[tuple[int, int]], full: Bytes) -> None:
     """Assert that there is one array for each range, in order, with the memory's former contents."""
     __tracebackhide__ = True
-    assert len(data) == len(ranges), f"{told}: {len(data)} arrays for {len(ranges)} ranges"
+    assert len(data) == len(ranges), f"{case}: {len(data)} arrays for {len(ranges)} ranges"
     for at, (array, (offset, nbytes)) in enumerate(zip(data, ranges, strict=True)):
-        what = f"{told}: array {at}, of {nbytes} bytes from {offset},"
+        what = f"{case}: array {at}, of {nbytes} bytes from {offset},"
         assert array.dtype == np.uint8, f"{what} is of {array.dtype}, but should be uint8"
         assert array.shape == (nbytes,), f"{what} has the shape {array.shape}"
-        wrong = unlike(array, whole[offset : offset + nbytes])
-        assert not wrong, f"{what} differs from the memory: {wrong}"
+        assert_alike(array, full[offset : offset + nbytes], f"{what} differs from the memory")
 
 
 PIECE = 1 << 20
@@ -96,40 +95,40 @@ def test_g01_a_copy_of_any_length_is_whole_and_pending_while_held(kit: Kit, leng
     ranges = [(17, nbytes), (nbytes // 2 + 17, 1)]
     places = sorted({17, nbytes // 2 + 17, nbytes + 16})
     filling(kit, memory, content, device.default_stream)
-    for told, stream in stream_cases(kit):
-        told = f"copy_out of {length} on {told}"
-        with kit.held(stream, told):
+    for what, stream in stream_cases(kit):
+        what = f"copy_out of {length} on {what}"
+        with kit.held(stream, what):
             content[places] ^= 0xFF  # the ends and the middle are written just before, and again just after
             backdoor.put(device, memory, [(at, content[at : at + 1].tobytes()) for at in places], stream)
             copy = device.copy_out(memory, parts_of(ranges), stream)
             overwritten = backdoor.put(device, memory, [(at, b"x") for at in places], stream)
             if asynchronous(kit):
-                assert not copy.done(), f"{told} is done, but its stream is held"
-                assert copy.mode == "async", f"{told} has mode {copy.mode!r}, but is not done"
+                assert not copy.done(), f"{what} is done, but its stream is held"
+                assert copy.mode == "async", f"{what} has mode {copy.mode!r}, but is not done"
         arrive(copy)
-        assert copy.done(), f"{told} was waited for, but is not done"
+        assert copy.done(), f"{what} was waited for, but is not done"
         arrive(overwritten)
-        assert_data(told, copy.data, ranges, content)
+        assert_data(what, copy.data, ranges, content)
 
 
 @guarantee(1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_g01_ranges_of_any_shape_are_copied_in_their_order(kit: Kit, shape: str) -> None:
     ranges, memory, should = SHAPES[shape], kit.device.allocate(8192), noise(2, 8192)
-    for told, stream in stream_cases(kit):
-        told = f"copy_out of ranges ({shape}) on {told}"
+    for what, stream in stream_cases(kit):
+        what = f"copy_out of ranges ({shape}) on {what}"
         backdoor.write(kit.device, memory, 0, ~should, stream)
         fits = len(ranges) <= QUEUED
-        with kit.held(stream, told) if fits else nullcontext():
+        with kit.held(stream, what) if fits else nullcontext():
             if kit.capabilities.async_h2d or not kit.can_hold:
                 backdoor.put(kit.device, memory, [(0, should.tobytes())], stream)
             given = parts_of(ranges)
-            copy = assert_no_error(partial(kit.device.copy_out, memory, given, stream), told)
+            copy = assert_no_error(partial(kit.device.copy_out, memory, given, stream), what)
             given[:] = [ByteRange(0, 1)] * (len(ranges) + 1)  # the caller may change the list again
             if fits and asynchronous(kit) and any(nbytes for _, nbytes in ranges):
-                assert not copy.done(), f"{told} is done, but its stream is held"
+                assert not copy.done(), f"{what} is done, but its stream is held"
         arrive(copy)
-        assert_data(told, copy.data, ranges, should)
+        assert_data(what, copy.data, ranges, should)
 
 
 # -- arrays do not change --------------------------------------------------------------------------------------------
@@ -151,7 +150,7 @@ def content_of(kept: Any) -> bytes:  # noqa: ANN401 (one of HANDLES)
     return b"".join(array.tobytes() for array in kept) if isinstance(kept, list) else bytes(kept)
 
 
-def keep_copies(kit: Kit, told: str) -> None:
+def keep_copies(kit: Kit, case: str) -> None:
     """Make many copies of one size and keep a part of each; later work must not change them."""
     __tracebackhide__ = True
     device, memory, stream = kit.device, kit.device.allocate(4096), kit.device.default_stream
@@ -178,7 +177,7 @@ def keep_copies(kit: Kit, told: str) -> None:
         arrive(copied(kit, fresh, stream))
     for at, (handle, was) in enumerate(zip(kept, should, strict=True)):
         what = names[at % len(names)]
-        assert content_of(handle) == was, f"{told}: {what} of copy {at} of {KEPT} was kept, and has changed since"
+        assert content_of(handle) == was, f"{case}: {what} of copy {at} of {KEPT} was kept, and has changed since"
 
 
 @guarantee(1)
@@ -208,11 +207,10 @@ def test_g01_a_copy_that_nobody_waits_for_writes_into_nobody_elses_arrays(kit: K
             arrive(copy)
         arrays = [copy.data[0] for copy in copies]
         del copies, copy
-    held.synchronize(PATIENCE)
+    drain(held)
     arrive(copied(kit, memory, held))
     for at, array in enumerate(arrays):
-        wrong = unlike(array, should)
-        assert not wrong, f"copy {at}, made while others were pending whose tickets were dropped: {wrong}"
+        assert_alike(array, should, f"copy {at}, made while others were pending whose tickets were dropped")
 
 
 @guarantee(1, requires=("can_hold_stream", "async_d2h"))
@@ -233,10 +231,9 @@ def test_g01_copies_of_several_streams_come_when_their_own_stream_goes_on(kit: K
                 done = [copies[other].done() for other in order[at:]]
                 assert not any(done), f"copies of streams {order[at:]} have done={done}, but their streams are held"
                 latches[stream_case].release()
-                arrive(copies[stream_case])
-                wrong = unlike(copies[stream_case].data[0], contents[stream_case])
-                assert not wrong, f"the copy of stream {stream_case}: {wrong}"
+                assert_copied(copies[stream_case], contents[stream_case], f"the copy of stream {stream_case}")
         for stream_case, copy in enumerate(copies):
             assert copy.done(), f"the copy of stream {stream_case} is not done any more"
-            wrong = unlike(copy.data[0], contents[stream_case])
-            assert not wrong, f"the copy of stream {stream_case}, after those of the other ones: {wrong}"
+            assert_alike(
+                copy.data[0], contents[stream_case], f"the copy of stream {stream_case}, after those of the other ones"
+            )

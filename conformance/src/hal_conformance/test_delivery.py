@@ -15,9 +15,9 @@ from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import strategies as st
 
 from .draw.requests import sizes
-from .fixtures.batches import ENTER, LEAVE, draw_batch
+from .fixtures.batches import ENTER, LEAVE, draw_batch, draw_world
 from .fixtures.stepping import draw_sampling, draw_step, free_ended, run_step
-from .fixtures.world import World, assert_rows
+from .fixtures.world import Outputs, World, assert_rows
 from .harness.asserts import assert_no_error, assert_raises, assert_says
 from .harness.backdoor import PATIENCE, arrive, poisoned
 from .harness.guarantees import guarantee
@@ -34,14 +34,13 @@ def test_g19_each_token_of_each_request_is_delivered_once_and_in_order(kit: Kit,
     left: dict[str, int] = defaultdict(int)
     for saved in range(draw(st.integers(2, 6), "rounds")):
         tasks = draw_batch(draw, fixture)
-        fixture.insert(tasks).wait(PATIENCE)
+        fixture.enter(tasks)
         for task in tasks:
             if task.kind in ENTER:
                 first = [task.first_token] if task.kind is TaskKind.REMOTE_PREFILL else []
                 given[task.request.request_id] = [*fixture.model.requests[task.request.admission_id].output, *first]
             left[task.request.request_id] += task.kind in LEAVE
-        ticket = fixture.save(run_step(draw, fixture))
-        assert_no_error(lambda: ticket.wait(PATIENCE), "the record of a step of right values")  # noqa: B023
+        arrive(fixture.save(run_step(draw, fixture)), "the record of a step of right values")
         records = len(fixture.sink.records)
         assert records == saved + 1, f"{saved + 1} steps were saved, but {records} records were delivered"
         for row in found_rows(fixture.sink.records[-1]):
@@ -65,13 +64,12 @@ def test_g19_each_token_of_each_request_is_delivered_once_and_in_order(kit: Kit,
 @guarantee(19)
 @examples(0.5)
 def test_g19_a_batch_that_is_preempted_as_a_whole_is_reported(kit: Kit, draw: Draw) -> None:
-    fixture = World(kit, draw(sizes(), "sizes"))
-    fixture.insert(draw_batch(draw, fixture, (TaskKind.PREFILL,), least=1)).wait(PATIENCE)
+    fixture = draw_world(draw, kit, (TaskKind.PREFILL,))
     fixture.output(run_step(draw, fixture))
     leaving = [
         Task(draw(st.sampled_from(LEAVE), "how"), slot, r.admitted) for slot, r in fixture.model.residents.items()
     ]
-    fixture.insert(leaving).wait(PATIENCE)
+    fixture.enter(leaving)
     rows = fixture.output(run_step(draw, fixture))
     assert len(rows) == len(leaving), f"{len(leaving)} requests left, but {len(rows)} rows report it"
     fixture.check("everything was preempted or aborted")
@@ -80,8 +78,7 @@ def test_g19_a_batch_that_is_preempted_as_a_whole_is_reported(kit: Kit, draw: Dr
 @guarantee(19)
 @examples(0.5)
 def test_g19_output_that_a_sink_does_not_take_can_still_be_read(kit: Kit, draw: Draw) -> None:
-    fixture = World(kit, draw(sizes(), "sizes"))
-    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+    fixture = draw_world(draw, kit)
     step = run_step(draw, fixture)
     should = fixture.rows_of(step)
     sink = draw(st.sampled_from([FullSink, DeadSink]), "sink")()
@@ -92,14 +89,13 @@ def test_g19_output_that_a_sink_does_not_take_can_still_be_read(kit: Kit, draw: 
         error = raised
     ticket = getattr(error, "ticket", None)
     assert ticket is not None, f"a {type(sink).__name__} raised {error!r}, which does not lead to the lost output"
-    assert_rows(ticket.record(PATIENCE), should)
+    assert_rows(assert_no_error(lambda: ticket.record(PATIENCE), "the record of an output that was lost"), should)
 
 
 @guarantee(21)
 @examples(0.3)
 def test_g21_what_the_host_can_see_out_of_bounds_raises_at_the_call(kit: Kit, draw: Draw) -> None:
-    fixture = World(kit, draw(sizes(drafts=False), "sizes"))
-    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+    fixture = draw_world(draw, kit, drafts=False)
     n, sink = fixture.sizes.num_slots, KeepingSink()
     steps = {
         "a slot that does not exist": Step(1, {fixture.name: np.array([n])}),
@@ -121,21 +117,20 @@ def test_g21_what_the_host_can_see_out_of_bounds_raises_at_the_call(kit: Kit, dr
         fixture.check(f"{why} was refused")
     most = fixture.step(range(n), logprobs=fixture.sizes.max_logprobs)
     draw_sampling(draw, fixture, most)
-    assert_no_error(lambda: arrive(fixture.update_inputs(most)), "a step at every bound")
+    fixture.run(most, "a step at every bound")
     fixture.output(most)
 
 
 @guarantee(21)
 @examples()
 def test_g21_what_only_the_device_knows_is_checked_before_encoding(kit: Kit, draw: Draw) -> None:
-    fixture = World(kit, draw(sizes(drafts=True), "sizes"))
-    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+    fixture = draw_world(draw, kit, drafts=True)
     step = draw_step(draw, fixture, speculative=True)
     draw_sampling(draw, fixture, step)
     slot = draw(st.sampled_from(sorted(fixture.model.residents)), "slot that a kernel writes out of bounds")
     far = [fixture.sizes.max_accept + 1, -1, 2**31 - 1, -(2**31)]
     fixture.poke_cell("accept_num", slot, draw(st.sampled_from(far), "accepted"))
-    fixture.update_inputs(step).wait(PATIENCE)
+    fixture.run(step)
     fixture.check("update_inputs of a count out of bounds")
     gives = fixture.model.get("stop_reason", slot) == 4
     expect_error(fixture, step) if gives else fixture.output(step)
@@ -156,8 +151,7 @@ def expect_error(fixture: World, step: Step) -> None:
 @guarantee(21)
 @examples(0.5)
 def test_g21_a_draft_count_out_of_bounds_is_an_error_of_its_row(kit: Kit, draw: Draw) -> None:
-    fixture = World(kit, draw(sizes(), "sizes"))
-    fixture.insert(draw_batch(draw, fixture, (TaskKind.PREFILL,), least=1)).wait(PATIENCE)
+    fixture = draw_world(draw, kit, (TaskKind.PREFILL,))
     step = run_step(draw, fixture)
     slot = draw(st.sampled_from(sorted(fixture.model.residents)), "slot")
     fixture.poke_cell(
@@ -169,8 +163,7 @@ def test_g21_a_draft_count_out_of_bounds_is_an_error_of_its_row(kit: Kit, draw: 
 @guarantee(21)
 @examples(0.5)
 def test_g21_an_error_that_the_step_met_is_reported_for_its_request_alone(kit: Kit, draw: Draw) -> None:
-    fixture = World(kit, draw(sizes(), "sizes"))
-    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+    fixture = draw_world(draw, kit)
     step = run_step(draw, fixture)
     slot = draw(st.sampled_from(sorted(fixture.model.residents)), "slot")
     failed = fixture.step(
@@ -183,7 +176,7 @@ def busy(kit: Kit) -> tuple[World, Step, list[Row]]:
     """Return a state whose step has given tokens, and the expected rows."""
     fixture = World(kit, StateConfig(num_slots=4, max_model_len=16, block_size=2))
     fixture.enter(map(fixture.entering, range(4)))
-    fixture.poke({"sampled_token_ids": np.arange(10, 14)}).wait(PATIENCE)
+    fixture.put({"sampled_token_ids": np.arange(10, 14)})
     step = fixture.advance([3, 1, 0, 2])
     return fixture, step, fixture.rows_of(step)
 
@@ -196,13 +189,12 @@ def overwrite(fixture: World) -> None:
 
 @guarantee(23)
 def test_g23_later_work_on_the_stream_does_not_change_what_was_saved(kit: Kit) -> None:
-    fixture, step, should = busy(kit)
-    sink = KeepingSink()
+    fixture, step, _ = busy(kit)
+    outputs = Outputs()
     with kit.held(fixture.stream):
-        fixture.save(step, sink)
+        outputs.save(fixture, step)
         overwrite(fixture)
-    (record,) = sink.resolve_all()
-    assert_rows(record, should)
+    outputs.deliver()
 
 
 @guarantee(23, requires=("async_d2h", "can_hold_stream"))
@@ -213,7 +205,7 @@ def test_g23_the_call_returns_while_the_stream_is_held(kit: Kit) -> None:
         ticket = fixture.save(step, sink)
         assert not ticket.done(), "the output's ticket is done, but its stream was held"
         assert not sink.records, f"a record was delivered from a held stream: {sink.records}"
-    ticket.wait(PATIENCE)
+    arrive(ticket)
     sink.close(PATIENCE)
     assert_rows(sink.records[0], should)
 
@@ -222,18 +214,15 @@ def test_g23_the_call_returns_while_the_stream_is_held(kit: Kit) -> None:
 def test_g23_copies_do_not_hold_up_the_compute_stream(kit: Kit) -> None:
     fixture, step, _ = busy(kit)
     sink = MemorySink(threaded=True)
-    tickets, should = [], []
+    outputs = Outputs(sink)
     with kit.held(fixture.stream):
         for first in range(0, 80, 10):
             fixture.poke({"sampled_token_ids": np.arange(first, first + 4)})
-            should.append(fixture.rows_of(step))
-            tickets.append(fixture.save(step, sink))
-    for ticket in tickets:
-        ticket.wait(PATIENCE)
+            outputs.save(fixture, step)
+    for ticket, _ in outputs.saved:
+        arrive(ticket)
     sink.close(PATIENCE)
-    assert len(sink.records) == 8, f"8 outputs were saved, but {len(sink.records)} arrived"
-    for record, rows in zip(sink.records, should, strict=True):
-        assert_rows(record, rows)
+    outputs.assert_records(sink.records, "outputs of a held stream")
 
 
 @guarantee(23)

@@ -15,7 +15,7 @@ from .fixtures import hook_calls
 from .fixtures.hook_calls import HookCall
 from .fixtures.world import World
 from .harness.asserts import assert_no_error, assert_raises, assert_says
-from .harness.backdoor import PATIENCE
+from .harness.backdoor import PATIENCE, arrive, drain
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .kit import Kit
@@ -95,9 +95,7 @@ def test_g26_what_fails_late_is_told_by_its_ticket_to_everybody_who_waits(kit: K
         wait()
         assert [type(one) for one in met] == [kind] * 3, f"{what} failed late; its three waiters got {met}"
         assert ticket.done(), f"{what} failed, and its ticket is not done"
-        assert_no_error(
-            lambda: hook_calls.array(fixture).wait(PATIENCE), f"a call after the error of {what} was raised"
-        )
+        hook_calls.make(hook_calls.array, fixture, f"a call after the error of {what} was raised")
         fixture.check(f"{what} failed late, and its ticket raised it")
         assert_no_error(laid.bound.close, f"closing, after the error of {what} was raised")
 
@@ -115,7 +113,7 @@ def check_next_call(fixture: World, fuse: faults.Fuse, what: str, hook: str) -> 
     __tracebackhide__ = True
     fuse.ripe.clear()
     call_failing_late(fixture, fuse, what)
-    assert_no_error(lambda: hook_calls.array(fixture).wait(PATIENCE), f"a call while {what} is under way")
+    hook_calls.make(hook_calls.array, fixture, f"a call while {what} is under way")
     fuse.ripe.set()
     before, done = fixture.model.block.copy(), (fixture.state.updates, len(fixture.sink.records))
     leavers = {slot: [*left] for slot, left in fixture.model.leavers.items()}
@@ -141,7 +139,7 @@ def test_g26_what_nobody_waited_for_is_told_by_closing(kit: Kit, what: str, ende
         fixture = hook_calls.working(laid)
         call_failing_late(fixture, fuse, what)
         if ended:
-            fixture.stream.synchronize(PATIENCE)
+            drain(fixture.stream)
         assert_raises(faults.CopyFailed, laid.bound.close, f"closing after {what}, which failed unseen")
         assert_no_error(laid.bound.close, "closing once more")
         assert_raises(
@@ -158,17 +156,17 @@ def test_g26_of_several_errors_none_is_lost(kit: Kit) -> None:
             call_failing_late(fixture, fuse, what)
         first = fuse.met - len(LATE) + 1
         fuse.ripe.set()
-        fixture.stream.synchronize(PATIENCE)
-        told = ""
+        drain(fixture.stream)
+        texts = ""
         for _ in LATE:
             try:
                 fixture.bound.open_group(state=fixture.state, group=ALONE)
                 break
             except HalError as error:
-                told += "\n".join([str(error), *getattr(error, "__notes__", ()), ""])
-        missing = [number for number in range(first, fuse.met + 1) if f"number {number}" not in told]
+                texts += "\n".join([str(error), *getattr(error, "__notes__", ()), ""])
+        missing = [number for number in range(first, fuse.met + 1) if f"number {number}" not in texts]
         assert not missing, (
-            f"of {len(LATE)} calls that failed unobserved, {len(missing)} errors were never raised: {told!r}"
+            f"of {len(LATE)} calls that failed unobserved, {len(missing)} errors were never raised: {texts!r}"
         )
 
 
@@ -178,8 +176,8 @@ def test_g26_of_several_errors_none_is_lost(kit: Kit) -> None:
 def test_g26_a_copy_of_output_that_fails_is_told(kit: Kit, way: str, late: bool) -> None:
     with under(kit, faults.FailingCopies) as (laid, fuse):
         fixture = hook_calls.working(laid)
-        hook_calls.leave(fixture).wait(PATIENCE)
-        hook_calls.update_inputs(fixture).wait(PATIENCE)
+        arrive(hook_calls.leave(fixture))
+        arrive(hook_calls.update_inputs(fixture))
         laid.device.late = late  # type: ignore[attr-defined]  # the fault's
         fuse.at = 1
         sink = KeepingSink()
@@ -193,7 +191,7 @@ def test_g26_a_copy_of_output_that_fails_is_told(kit: Kit, way: str, late: bool)
             elif way == "closing":
                 fixture.bound.close()
             else:
-                sink.resolve_all()
+                sink.pending[0].resolve()
 
         sent = len(fixture.sink.records)
         assert_raises(faults.CopyFailed, tell, f"output whose copy failed, by its {way}")

@@ -20,13 +20,12 @@ from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import strategies as st
 
-from .draw.requests import sizes
-from .fixtures.batches import ENTER, draw_batch
+from .fixtures.batches import draw_world
 from .fixtures.block import Block
 from .fixtures.stepping import run_step
 from .fixtures.world import World
 from .harness.asserts import assert_raises, assert_says
-from .harness.backdoor import PATIENCE
+from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 from .opening import DEVICES
@@ -150,9 +149,13 @@ def test_g27_the_core_compares_no_device_name(kit: Kit) -> None:
     for name, tree in sources():
         for node in ast.walk(tree):
             if isinstance(node, ast.Compare):
-                asked = [part for part in ast.walk(node) if isinstance(part, ast.Attribute) and part.attr == "name"]
-                told = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and part.value in names]
-                assert not (asked and told), f"{name}:{node.lineno} compares a name with {told}"
+                attributes = [
+                    part for part in ast.walk(node) if isinstance(part, ast.Attribute) and part.attr == "name"
+                ]
+                constants = [
+                    part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and part.value in names
+                ]
+                assert not (attributes and constants), f"{name}:{node.lineno} compares a name with {constants}"
 
 
 @guarantee(27)
@@ -162,8 +165,7 @@ def test_g27_a_device_by_another_name_behaves_alike(kit: Kit, draw: Draw) -> Non
     true_name = device.name
     device.name = draw(st.sampled_from(["", "renamed", "npu", "cpu"]), "name")
     try:
-        fixture = World(kit, draw(sizes(), "sizes"))
-        fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+        fixture = draw_world(draw, kit)
         fixture.check("insert_tasks")
         fixture.output(run_step(draw, fixture))
     finally:
@@ -173,11 +175,11 @@ def test_g27_a_device_by_another_name_behaves_alike(kit: Kit, draw: Draw) -> Non
 @guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
 def test_g28_a_step_is_put_on_its_stream_and_not_waited_for(kit: Kit) -> None:
     fixture = World(kit, StateConfig(num_slots=2, max_model_len=8))
-    fixture.insert([Task(TaskKind.PREFILL, 0, fixture.admit(Request("r", [1, 2])), 0, 2, [0])]).wait(PATIENCE)
+    fixture.enter([Task(TaskKind.PREFILL, 0, fixture.admit(Request("r", [1, 2])), 0, 2, [0])])
     with kit.held(fixture.stream) as latch:
         stepped = update_held(fixture, latch, (0,))
         assert not stepped.done(), "the ticket of update_inputs is done, but its stream is held"
-    stepped.wait(PATIENCE)
+    arrive(stepped)
 
 
 @guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
@@ -189,8 +191,8 @@ def test_g28_a_slot_is_not_written_before_its_last_reader_has_passed(kit: Kit, s
     for each in range(3):
         request = fixture.admit(Request(f"r{each}", [1, 2], SamplingParams(max_tokens=9)))
         tasks.append(Task(TaskKind.PREFILL, each, request, 0, 2, [each]))
-    fixture.insert(tasks).wait(PATIENCE)
-    fixture.poke({"sampled_token_ids": np.arange(10, 13)}).wait(PATIENCE)
+    fixture.enter(tasks)
+    fixture.put({"sampled_token_ids": np.arange(10, 13)})
     compute, other = fixture.stream, kit.device.stream()
     with kit.held(compute) as latch:
         stepped = update_held(fixture, latch, (0, 1, 2))
@@ -204,7 +206,7 @@ def test_g28_a_slot_is_not_written_before_its_last_reader_has_passed(kit: Kit, s
         )
         assert isinstance(error, TimeoutError), f"waiting for a write behind a held step raised {error!r}"
     for ticket in (stepped, entered):
-        ticket.wait(PATIENCE)
+        arrive(ticket)
     fixture.check("a slot was left and entered on another stream than its step")
 
 
@@ -212,7 +214,7 @@ def test_g28_a_slot_is_not_written_before_its_last_reader_has_passed(kit: Kit, s
 def test_g28_a_value_is_not_set_before_the_slots_last_reader_has_passed(kit: Kit) -> None:
     fixture = World(kit, StateConfig(num_slots=2, max_model_len=8))
     request = fixture.admit(Request("r", [1, 2]))
-    fixture.insert([Task(TaskKind.PREFILL, 0, request, 0, 2, [0])]).wait(PATIENCE)
+    fixture.enter([Task(TaskKind.PREFILL, 0, request, 0, 2, [0])])
     other = kit.device.stream()
     with kit.held(fixture.stream) as latch:
         stepped = update_held(fixture, latch, (0,))
@@ -220,7 +222,7 @@ def test_g28_a_value_is_not_set_before_the_slots_last_reader_has_passed(kit: Kit
         written = kit.bound.async_set_value(target=view, value=5, stream=other)
         error = assert_raises(HalError, lambda: written.wait(A_MOMENT), "a field, whose reader is held, is written")
         assert isinstance(error, TimeoutError), f"waiting for a write behind a held step raised {error!r}"
-    stepped.wait(PATIENCE)
-    written.wait(PATIENCE)
+    arrive(stepped)
+    arrive(written)
     fixture.model.cells["next_tokens"][...] = 5
     fixture.check("a field was set on another stream than the step that reads it")

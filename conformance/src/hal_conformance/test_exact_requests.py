@@ -4,19 +4,17 @@ and in broadcasts."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 import pytest
 from hal_core.memory.dtypes import dtype_of
 from hal_core.output.sinks import MemorySink
-from hal_core.output.ticket import OutputTicket
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.world import World
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import arrive
 from .harness.bits import CLASSES, Array, classes
 from .harness.guarantees import RANKS, guarantee
 from .harness.reached import Reached
@@ -83,7 +81,7 @@ def test_g09_parameters_and_rows_arrive_bit_for_bit(kit: Kit, kind: TaskKind, co
                 tasks.append(Task(kind, slot, request, request.total, 0, ids, first_token=first_token, drafts=drafts))
             else:
                 tasks.append(Task(kind, slot, request, 0, request.total, ids))
-        arrive(fixture.insert(tasks))
+        fixture.enter(tasks)
         fixture.check(f"{count} requests with parameters at the ends of their types")
         for name in REAL:
             found = fixture.model.cells[name][:count].view(np.uint32).reshape(-1)
@@ -91,7 +89,7 @@ def test_g09_parameters_and_rows_arrive_bit_for_bit(kit: Kit, kind: TaskKind, co
             for what, number in classes(found, dtype_of("float32")).items():
                 if number:
                     reached.note(what)
-        arrive(fixture.insert([Task(TaskKind.ABORTED, task.slot, task.request) for task in tasks]))
+        fixture.enter([Task(TaskKind.ABORTED, task.slot, task.request) for task in tasks])
         fixture.output(fixture.step(range(count)))
     reached.check()
     if count > 3:
@@ -112,16 +110,14 @@ def test_g09_other_slots_keep_the_bits_of_whatever_they_hold(kit: Kit) -> None:
     fixture = World(kit, SMALL)
     names = [name for name, place in fixture.state.layout.fields.items() if place.field.dtype.name == "float32"]
     wide = {name: fixture.model.cells[name].size for name in names}
-    fixture.poke({name: odd_words(size, at).view(np.float32) for at, (name, size) in enumerate(wide.items())}).wait(
-        PATIENCE
-    )
+    fixture.put({name: odd_words(size, at).view(np.float32) for at, (name, size) in enumerate(wide.items())})
     fixture.check("fields were set to NaNs, infinities, denormals and zeros")
     for slots in ([7], [*range(8, 20)]):
         tasks = []
         for slot in slots:
             request = fixture.admit(Request(fixture.new_name(), [slot], sampling(slot)))
             tasks.append(Task(TaskKind.PREFILL, slot, request, 0, 1, [slot]))
-        arrive(fixture.insert(tasks))
+        fixture.enter(tasks)
         fixture.check(f"requests entered slots {slots}, beside fields of odd bits")
     step = fixture.advance([7, *range(8, 20)])
     fixture.check("a step beside fields of odd bits")
@@ -144,13 +140,12 @@ def test_g24_log_probabilities_leave_bit_for_bit(kit: Kit, speculative: bool) ->
     counts = np.full(slots, accept if speculative else 1, np.int32)
     for turn in range(3):
         odd = odd_words(slots * accept * columns, turn).reshape(slots, accept, columns)
-        fixture.poke({"topk_token_ids": ids, "topk_logprobs": odd.view(np.float32), "sampled_token_ids": ids[:, 0, 0],
-                  "accept_tokens": ids[:, :, 0], "accept_num": counts}).wait(PATIENCE)  # fmt: skip
+        fixture.put({"topk_token_ids": ids, "topk_logprobs": odd.view(np.float32), "sampled_token_ids": ids[:, 0, 0],
+                  "accept_tokens": ids[:, :, 0], "accept_num": counts})  # fmt: skip
         order = np.random.default_rng(turn).permutation(slots)
         step = fixture.advance(order.tolist(), speculative=speculative, logprobs=turn % columns)
         sink = MemorySink()
-        ticket = cast(OutputTicket, fixture.save(step, sink))
-        arrive(ticket)
+        arrive(fixture.save(step, sink))
         got = sink.records[0].logprobs
         should = odd[order, : counts[0], : turn % columns + 1].reshape(-1, turn % columns + 1)
         assert got is not None, "the record has no log-probabilities"

@@ -16,13 +16,13 @@ from hal_core.slots.tasks import TaskKind
 from hypothesis import strategies as st
 
 from .draw.requests import sizes
-from .fixtures.batches import ENTER, LEAVE, draw_batch, told
-from .fixtures.stepping import draw_sampling, draw_step, run_step
-from .fixtures.world import World, assert_rows
+from .fixtures.batches import ENTER, LEAVE, draw_batch, draw_world, text_of
+from .fixtures.stepping import draw_advance, draw_sampling, draw_step, run_step
+from .fixtures.world import Outputs, World, assert_rows
 from .harness.asserts import assert_no_error, assert_raises, assert_says, in_time
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
-from .harness.sinks import DeadSink, FullSink, KeepingSink
+from .harness.sinks import DeadSink, FullSink
 from .kit import Draw, Kit, examples
 from .liars import faults
 
@@ -54,7 +54,7 @@ def attempt(call: Callable[[], object]) -> HalError | None:
 def works(draw: Draw, fixture: World, after: str) -> None:
     """Insert a request, run a step, and compare its output."""
     __tracebackhide__ = True
-    fixture.insert(draw_batch(draw, fixture, ENTER)).wait(PATIENCE)
+    fixture.enter(draw_batch(draw, fixture, ENTER))
     fixture.output(run_step(draw, fixture))
     fixture.check(f"a step after {after}")
 
@@ -64,7 +64,7 @@ def works(draw: Draw, fixture: World, after: str) -> None:
 def test_g08_a_write_that_fails_leaves_nothing_half_applied(kit: Kit, draw: Draw) -> None:
     with under(kit, faults.FailingWrites) as (laid, fuse):
         fixture = World(laid, draw(sizes(), "sizes"))
-        fixture.insert(draw_batch(draw, fixture, ENTER)).wait(PATIENCE)
+        fixture.enter(draw_batch(draw, fixture, ENTER))
         tasks = draw_batch(draw, fixture, least=1)
         fuse.at = draw(st.integers(1, 2), "the write that fails")
         booked = fixture.state.host_table.admission_ids.copy()
@@ -74,18 +74,18 @@ def test_g08_a_write_that_fails_leaves_nothing_half_applied(kit: Kit, draw: Draw
 
         error = attempt(insert)
         if error is None:
-            assert not fuse.met, f"insert_tasks({told(tasks)}) hid that its write was refused"
+            assert not fuse.met, f"insert_tasks({text_of(tasks)}) hid that its write was refused"
             fixture.model.insert(tasks)
         else:
             assert_says(error, device=laid.bound.name, hook="insert_tasks")
             assert fuse.met == 1, f"insert_tasks raised {error}, but no write has failed"
             now = fixture.state.host_table.admission_ids.tolist()
             assert now == booked.tolist(), f"the host has booked {now}, though the write was refused"
-            fixture.check(f"the refused insert_tasks({told(tasks)})")
+            fixture.check(f"the refused insert_tasks({text_of(tasks)})")
             fuse.at = 0
-            assert_no_error(lambda: fixture.insert(tasks).wait(PATIENCE), "the same batch once more")
+            fixture.enter(tasks, "the same batch once more")
         fuse.at = 0
-        fixture.check(f"insert_tasks({told(tasks)})")
+        fixture.check(f"insert_tasks({text_of(tasks)})")
         works(draw, fixture, "a write that failed")
 
 
@@ -112,12 +112,9 @@ def test_g26_an_unwritable_value_raises_and_leaves_the_target_unchanged(kit: Kit
 @examples(0.5)
 def test_g18_the_clean_up_happens_where_the_copy_out_fails(kit: Kit, draw: Draw) -> None:
     with under(kit, faults.FailingCopies) as (laid, fuse):
-        fixture = World(laid, draw(sizes(), "sizes"))
-        fixture.insert(draw_batch(draw, fixture, (TaskKind.PREFILL,), least=1)).wait(PATIENCE)
-        fixture.insert(draw_batch(draw, fixture, LEAVE)).wait(PATIENCE)
-        step = draw_step(draw, fixture)
-        draw_sampling(draw, fixture, step)
-        fixture.update_inputs(step).wait(PATIENCE)
+        fixture = draw_world(draw, laid, (TaskKind.PREFILL,))
+        fixture.enter(draw_batch(draw, fixture, LEAVE))
+        step = draw_advance(draw, fixture)
         laid.device.late = draw(st.booleans(), "it fails late")  # type: ignore[attr-defined]  # the fault's
         fuse.at = 1
         error = assert_raises(
@@ -153,8 +150,7 @@ def test_g26_whichever_allocation_fails_the_device_goes_on(kit: Kit, draw: Draw)
 @examples(0.5)
 def test_g16_a_lost_peer_is_told_and_nothing_of_its_step_is_sent(kit: Kit, draw: Draw) -> None:
     with under(kit, faults.LostPeer) as (laid, fuse):
-        fixture = World(laid, draw(sizes(), "sizes"))
-        fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+        fixture = draw_world(draw, laid)
         fixture.bound.open_group(state=fixture.state, group=PAIR)
         fuse.at = 1
         step = draw_step(draw, fixture, group=PAIR)
@@ -164,8 +160,8 @@ def test_g16_a_lost_peer_is_told_and_nothing_of_its_step_is_sent(kit: Kit, draw:
             with in_time("a broadcast with a lost peer", kit.effort.hang):
                 return fixture.bound.broadcast_tokens(state=fixture.state, group=PAIR, stream=fixture.stream)
 
-        told_first = draw(st.booleans(), "the broadcast is waited for")
-        if told_first:
+        waited_first = draw(st.booleans(), "the broadcast is waited for")
+        if waited_first:
             for again in ("", " once more"):
                 why = f"a broadcast with a lost peer{again}"
                 error = assert_raises(GroupLost, lambda: broadcast().wait(PATIENCE), why)
@@ -187,8 +183,7 @@ def saved(fixture: World, step: Step) -> OutputRecord:
 @guarantee(23)
 @examples(0.5)
 def test_g23_after_a_full_or_dead_sink_the_device_goes_on(kit: Kit, draw: Draw) -> None:
-    fixture = World(kit, draw(sizes(), "sizes"))
-    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+    fixture = draw_world(draw, kit)
     step = run_step(draw, fixture)
     should = fixture.rows_of(step)
     kind = draw(st.sampled_from([FullSink, DeadSink]), "sink")
@@ -206,14 +201,8 @@ def test_g23_after_a_full_or_dead_sink_the_device_goes_on(kit: Kit, draw: Draw) 
 @examples(0.5)
 def test_g19_copies_that_come_late_lose_no_token(kit: Kit, draw: Draw) -> None:
     with under(kit, faults.DelayedCopies) as (laid, _):
-        fixture = World(laid, draw(sizes(), "sizes"))
-        fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
-        sink, rows = KeepingSink(), []
+        fixture = draw_world(draw, laid)
+        outputs = Outputs()
         for _ in range(draw(st.integers(1, 3), "steps")):
-            step = run_step(draw, fixture)
-            rows.append(fixture.rows_of(step))
-            fixture.save(step, sink)
-        records = sink.resolve_all()
-        assert len(records) == len(rows), f"{len(rows)} steps were saved, but {len(records)} records came"
-        for record, should in zip(records, rows, strict=True):
-            assert_rows(record, should)
+            outputs.save(fixture, run_step(draw, fixture))
+        outputs.deliver("copies that come late")

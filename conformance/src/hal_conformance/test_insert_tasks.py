@@ -1,22 +1,28 @@
-"""``insert_tasks``: G9, G11 and G12; G8 is in ``test_invalid_batches.py``, G10 in ``test_submissions.py``."""
+"""``insert_tasks``: G9, G11 and G12; requests that are inserted late, and all hooks in any order."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
-from hal_core.output.ticket import OutputTicket
-from hal_core.slots.admission import Request, SamplingParams
+from hal_core.slots.admission import AdmittedRequest, Request, SamplingParams
 from hal_core.slots.fields import SplitRole, StateConfig
 from hal_core.slots.tasks import Task, TaskKind
+from hypothesis import seed
 from hypothesis import strategies as st
+from hypothesis.stateful import run_state_machine_as_test
 
 from .draw.requests import sizes
-from .fixtures.batches import ALL, draw_batch, told
-from .fixtures.stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
+from .fixtures.batches import ALL, draw_batch, text_of
+from .fixtures.machine import WorkerMachine
+from .fixtures.many import MANY, prefill, prompt, request, varied
+from .fixtures.stepping import draw_advance, draw_proposal, free_ended, run_step
 from .fixtures.world import World
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
+from .harness.properties import Results, explore
 from .kit import Draw, Kit, examples
 
 
@@ -24,8 +30,8 @@ def insert_and_check(draw: Draw, fixture: World, kinds: tuple[TaskKind, ...] = A
     """Insert a valid batch, and compare every byte of the state."""
     __tracebackhide__ = True
     tasks = draw_batch(draw, fixture, kinds, least=least)
-    fixture.insert(tasks).wait(PATIENCE)
-    fixture.check(f"insert_tasks({told(tasks)})")
+    fixture.enter(tasks)
+    fixture.check(f"insert_tasks({text_of(tasks)})")
     return tasks
 
 
@@ -130,18 +136,16 @@ def test_g11_every_row_is_reset_to_the_largest_length_written_before(kit: Kit) -
     )
     long = SamplingParams(max_tokens=9, bad_words=(1, 2, 3, 4), stop_sequences=((1, 2), (3,), (4, 5)))
     first = fixture.admit(Request("long", list(range(1, 18)), long))
-    fixture.insert([Task(TaskKind.PREFILL, 0, first, 0, 17, list(range(9)))]).wait(PATIENCE)
+    fixture.enter([Task(TaskKind.PREFILL, 0, first, 0, 17, list(range(9)))])
     fixture.check("a long request entered")
     fixture.poke_cell("stop_flags", 0, True)
     fixture.release([0])
     middle = fixture.admit(Request("middle", [7, 8, 9], SamplingParams(bad_words=(6,), stop_sequences=((6,),))))
-    fixture.insert([Task(TaskKind.REMOTE_PREFILL, 0, middle, 3, blocks=[3, 4], first_token=5, drafts=[1, 2, 3])]).wait(
-        PATIENCE
-    )
+    fixture.enter([Task(TaskKind.REMOTE_PREFILL, 0, middle, 3, blocks=[3, 4], first_token=5, drafts=[1, 2, 3])])
     fixture.check("a shorter request followed")
     short = fixture.admit(Request("short", [6]))
     left = Task(TaskKind.ABORTED, 0, middle)
-    fixture.insert([left, Task(TaskKind.PREFILL, 0, short, 0, 1, [8])]).wait(PATIENCE)
+    fixture.enter([left, Task(TaskKind.PREFILL, 0, short, 0, 1, [8])])
     fixture.check("a short request followed in one batch")
     row = fixture.bytes()[fixture.state.layout.fields["block_tables"].offset :][:8].view(np.int32)
     assert row[1] == -1, f"entry 1 of the block table is {row[1]}, the former request's, but should be reset to -1"
@@ -151,11 +155,11 @@ def test_g11_every_row_is_reset_to_the_largest_length_written_before(kit: Kit) -
 def test_g11_blocks_that_were_added_later_leave_with_their_request(kit: Kit) -> None:
     fixture = World(kit, StateConfig(num_slots=2, max_model_len=24, block_size=2))
     first = fixture.admit(Request("first", [1, 2]))
-    arrive(fixture.insert([Task(TaskKind.PREFILL, 1, first, 0, 2, [3])]))
-    arrive(fixture.insert([Task(TaskKind.MORE_BLOCKS, 1, first, blocks=[4, 5], first_block=1)]))
+    fixture.enter([Task(TaskKind.PREFILL, 1, first, 0, 2, [3])])
+    fixture.enter([Task(TaskKind.MORE_BLOCKS, 1, first, blocks=[4, 5], first_block=1)])
     fixture.poke_cell("stop_flags", 1, True)
     fixture.release([1])
-    arrive(fixture.insert([Task(TaskKind.PREFILL, 1, fixture.admit(Request("next", [6])), 0, 1, [8])]))
+    fixture.enter([Task(TaskKind.PREFILL, 1, fixture.admit(Request("next", [6])), 0, 1, [8])])
     fixture.check("a request followed one that had got more blocks")
 
 
@@ -164,9 +168,7 @@ def test_g11_blocks_that_were_added_later_leave_with_their_request(kit: Kit) -> 
 def test_g12_the_decode_role_goes_on_after_the_first_token(kit: Kit, draw: Draw) -> None:
     fixture = World(kit, draw(sizes(), "sizes"))
     tasks = insert_and_check(draw, fixture, (TaskKind.REMOTE_PREFILL,), least=1)
-    step = draw_step(draw, fixture)
-    draw_sampling(draw, fixture, step)
-    fixture.update_inputs(step).wait(PATIENCE)
+    step = draw_advance(draw, fixture)
     fixture.check("the first step after a handoff")
     given = {task.request.request_id: task.request.generated + 1 for task in tasks}
     for row in fixture.output(step):
@@ -197,18 +199,12 @@ def test_g12_the_host_mirror_is_as_of_the_last_step_whose_output_was_taken(kit: 
     fixture = World(kit, draw(sizes(), "sizes"))
     for _ in range(draw(st.integers(1, 3), "steps")):
         insert_and_check(draw, fixture)
-        step = draw_step(draw, fixture)
-        draw_sampling(draw, fixture, step)
-        fixture.update_inputs(step).wait(PATIENCE)
+        step = draw_advance(draw, fixture)
         draw_proposal(draw, fixture)
-        should = {name: cells.copy() for name, cells in fixture.model.cells.items()}
-        ticket = cast(OutputTicket, fixture.save(step))
+        should, ticket = fixture.mirrored(), fixture.save(step)
         insert_and_check(draw, fixture)  # work after the output is not in the mirror
-        fixture.state.take(ticket)
-        for name, column in fixture.state.mirror.items():
-            assert (column == should[name]).all(), (
-                f"mirror[{name!r}] is {column.tolist()}, but should be {should[name].tolist()}"
-            )
+        fixture.take(ticket)
+        fixture.check_mirror(should, "a step was taken late")
         free_ended(fixture)
 
 
@@ -218,5 +214,86 @@ def test_g09_roles_other_than_mixed_enter_alike(kit: Kit, draw: Draw) -> None:
     fixture = World(kit, draw(sizes(), "sizes"))
     role = draw(st.sampled_from(SplitRole), "role")
     tasks = draw_batch(draw, fixture, (TaskKind.PREFILL,), least=1, role=role)
-    fixture.insert(tasks).wait(PATIENCE)
-    fixture.check(f"insert_tasks({told(tasks)})")
+    fixture.enter(tasks)
+    fixture.check(f"insert_tasks({text_of(tasks)})")
+
+
+EARLY = {"quick": 3000, "default": 20_000, "nightly": 70_000}
+"""Requests admitted before the first of them is inserted."""
+
+
+@guarantee(9)
+def test_g09_requests_admitted_by_the_thousand_are_inserted_late(kit: Kit) -> None:
+    size = replace(MANY, num_slots=64, max_model_len=24)
+    fixture, other = World(kit, size), World(kit, size, name="another")
+    params = [varied(at, size) for at in range(97)]
+    made: list[AdmittedRequest] = []
+    for at in range(EARLY[kit.effort.profile]):
+        one = Request(fixture.new_name(), [at, at // 7, 2**31 - 1 - at][: 1 + at % 3], params[at % 97])
+        made.append(fixture.admit(one))
+        other.model.requests[made[-1].admission_id] = one
+    middle = len(made) // 2
+    parts = {
+        "the first": made[:64],
+        "the last": made[:-65:-1],
+        "those between": made[middle : middle + 64],
+        "first and last": [*made[64:96], *made[-96:-64]],
+    }
+    for what, chosen in parts.items():
+        fixture.enter([prefill(fixture, slot, one) for slot, one in enumerate(chosen)])
+        fixture.check(f"{what} of {len(made)} admitted requests entered")
+        fixture.enter(fixture.leaving(range(64), TaskKind.ABORTED))
+        fixture.output(fixture.step(range(64)))
+    for at in (200, len(made) - 200, 201):  # single ones too: a core may treat a few requests differently
+        fixture.enter([prefill(fixture, at % 64, made[at])])
+    fixture.check("single requests entered late")
+    rest = made[300:364]
+    other.enter([prefill(other, slot, one) for slot, one in enumerate(rest)])
+    other.check("requests that were admitted for another state of the same sizes entered late")
+    fixture.check("the other state's requests entered")
+
+
+@guarantee(9)
+def test_g09_what_was_inserted_is_kept_while_thousands_more_are_admitted(kit: Kit) -> None:
+    size = replace(MANY, num_slots=80, max_model_len=48)
+    fixture = World(kit, size)
+    with kit.held(fixture.stream, "thousands of admissions"):
+        tickets = []
+        for low in (0, 8, 9):  # a few, one, and many: each may be staged differently
+            high = {0: 8, 8: 9, 9: 80}[low]
+            tickets.append(
+                fixture.insert([prefill(fixture, slot, request(fixture, slot)) for slot in range(low, high)])
+            )
+        for at in range(EARLY["quick"] // 2):
+            fixture.state.admit(Request(f"later-{at}", prompt(at, 1 + at % 40)))  # dropped at once
+    for ticket in tickets:
+        arrive(ticket)
+    fixture.check("thousands of requests were admitted before the insertion was carried out")
+
+
+@guarantee(9)
+def test_g09_block_ids_may_be_changed_once_the_call_has_returned(kit: Kit) -> None:
+    fixture = World(kit, replace(MANY, num_slots=80, max_model_len=4096))
+    tasks, lent = [], []
+    for slot in range(80):
+        task = prefill(fixture, slot, fixture.admit(Request(fixture.new_name(), prompt(slot, 3000 + slot))))
+        lent.append(np.array(task.blocks, np.int32))
+        tasks.append(replace(task, blocks=cast(Sequence[int], lent[-1])))
+    with kit.held(fixture.stream):
+        tickets = [fixture.insert(tasks[:3]), fixture.insert(tasks[3:])]
+        for ids in lent:
+            ids[...] = -77
+    for ticket in tickets:
+        arrive(ticket)
+    fixture.check("the callers' block ids were overwritten")
+
+
+@guarantee(9, also=(11, 12, 19, 20, 22))
+def test_g09_all_hooks_in_any_order_agree_with_the_model(kit: Kit) -> None:
+    class Machine(WorkerMachine):
+        pass
+
+    Machine.kit = kit
+    seed(kit.effort.seed)(Machine)
+    settings = kit.effort.settings(2.0)
+    explore(kit.bound.name, Results(), lambda: run_state_machine_as_test(Machine, settings=settings))

@@ -1,12 +1,16 @@
-"""``insert_tasks``: all or nothing (G8)."""
+"""Batches that are refused (G8): every mistake by itself and among others, all of them listed, and nothing changed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 from hal_core.errors import InvalidBatch, InvalidValue
-from hal_core.slots.admission import admit
+from hal_core.slots.admission import Request, SamplingParams, admit
+from hal_core.slots.fields import StateConfig
 from hal_core.slots.layout import lay_out
 from hal_core.slots.tasks import Task, TaskBatch, TaskKind
 from hypothesis import assume
@@ -14,12 +18,14 @@ from hypothesis import strategies as st
 
 from .draw.requests import requests, sizes
 from .fixtures import hook_calls
-from .fixtures.batches import draw_batch, draw_entering, told
+from .fixtures.batches import draw_batch, draw_entering, text_of
+from .fixtures.hook_calls import SIZES
 from .fixtures.invalid_batches import INVALID_TASKS
+from .fixtures.many import MANY, prefill, request
 from .fixtures.stepping import run_step
 from .fixtures.world import World
-from .harness.asserts import assert_raises, assert_says
-from .harness.backdoor import PATIENCE
+from .harness.asserts import assert_no_error, assert_raises, assert_says
+from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
 
@@ -27,7 +33,7 @@ from .kit import Draw, Kit, examples
 def prepared(kit: Kit, draw: Draw) -> World:
     """Return a state with some requests in it."""
     fixture = World(kit, draw(sizes(), "sizes"))
-    fixture.insert(draw_batch(draw, fixture)).wait(PATIENCE)
+    fixture.enter(draw_batch(draw, fixture))
     if draw(st.booleans(), "a step has run"):
         fixture.output(run_step(draw, fixture))
     return fixture
@@ -39,9 +45,9 @@ def refuse(fixture: World, tasks: list[Task]) -> InvalidBatch:
     error = assert_raises(
         InvalidBatch,
         lambda: fixture.bound.insert_tasks(state=fixture.state, tasks=tasks, stream=fixture.stream),
-        f"insert_tasks({told(tasks)})",
+        f"insert_tasks({text_of(tasks)})",
     )
-    fixture.check(f"the batch ({told(tasks)}) was refused")
+    fixture.check(f"the batch ({text_of(tasks)}) was refused")
     assert_says(error, device=fixture.bound.name, hook="insert_tasks", argument="tasks")
     return error
 
@@ -93,8 +99,8 @@ def test_g08_the_batch_goes_in_once_it_is_mended(kit: Kit, draw: Draw) -> None:
     assume(tasks)
     bad = Task(tasks[0].kind, -1, tasks[0].request)
     refuse(fixture, [*tasks, bad])
-    fixture.insert(tasks).wait(PATIENCE)
-    fixture.check(f"{told(tasks)} was inserted after a refusal")
+    fixture.enter(tasks)
+    fixture.check(f"{text_of(tasks)} was inserted after a refusal")
 
 
 @guarantee(8)
@@ -132,7 +138,7 @@ def test_g08_only_who_is_in_a_slot_can_leave_it(kit: Kit, kind: TaskKind) -> Non
     outside = hook_calls.entering(fixture, hook_calls.ENTERED).request  # admitted, but in no slot
     refuse(fixture, [Task(kind, 0, outside)])
     refuse(fixture, [Task(kind, hook_calls.ENTERED, inside.admitted)])
-    fixture.insert([hook_calls.leaving(fixture, 0, kind)]).wait(PATIENCE)
+    fixture.enter([hook_calls.leaving(fixture, 0, kind)])
     fixture.check("the slot's request has left it")
 
 
@@ -142,12 +148,12 @@ def test_g08_a_slot_is_not_preempted_again_before_that_was_reported(kit: Kit, dr
     fixture = World(kit, draw(sizes(), "sizes"))
     for _ in range(2):
         entering = draw_entering(draw, fixture, 0, TaskKind.PREFILL, None)
-        fixture.insert([entering]).wait(PATIENCE)
+        fixture.enter([entering])
         leaving = [Task(TaskKind.PREEMPTED, 0, entering.request)]
         if 0 in fixture.model.leavers:
             refuse(fixture, leaving)
         else:
-            fixture.insert(leaving).wait(PATIENCE)
+            fixture.enter(leaving)
             fixture.check("preempted")
 
 
@@ -177,5 +183,201 @@ def test_g08_a_request_admitted_for_a_state_of_other_sizes_is_refused(kit: Kit, 
 @examples(0.5)
 def test_g08_an_empty_batch_changes_nothing(kit: Kit, draw: Draw) -> None:
     fixture = prepared(kit, draw)
-    fixture.bound.insert_tasks(state=fixture.state, tasks=TaskBatch.of([]), stream=fixture.stream).wait(PATIENCE)
+    arrive(fixture.bound.insert_tasks(state=fixture.state, tasks=TaskBatch.of([]), stream=fixture.stream))
     fixture.check("an empty batch")
+
+
+FREE = hook_calls.ENTERED
+"""The first slot without a request; the one after it is free too."""
+
+
+def entering(fixture: World) -> Task:
+    """Return a task that puts a new request into a free slot."""
+    return hook_calls.entering(fixture, FREE)
+
+
+def handed(fixture: World) -> Task:
+    """Return a task that hands a new request over."""
+    one = hook_calls.entering(fixture, FREE).request
+    return Task(TaskKind.REMOTE_PREFILL, FREE, one, one.total, 0, [1, 2], first_token=4, drafts=[5])
+
+
+def growing(fixture: World) -> Task:
+    """Return a task that gives a request more blocks."""
+    one = fixture.model.residents[1]
+    return Task(TaskKind.MORE_BLOCKS, 1, one.admitted, blocks=[1], first_block=one.blocks)
+
+
+NEGATIVE, ELSEWHERE, TOO_MANY = {"blocks": [3, -1]}, {"first_block": 2}, {"drafts": [-1] * (SIZES.max_draft_tokens + 1)}
+SPOILT: dict[str, tuple[Callable[[World], Task], list[dict[str, Any]], int]] = {
+    "a request that enters": (
+        entering, [NEGATIVE, ELSEWHERE, {"drafts": [1]}, {"first_token": 3}, {"num_computed_tokens": -1}], 5
+    ),
+    "a request that enters a held slot": (entering, [{"slot": 1}, NEGATIVE, {"drafts": [-1]}, {"first_token": 0}], 5),
+    "a handoff": (handed, [NEGATIVE, ELSEWHERE, TOO_MANY, {"first_token": -1}, {"num_computed_tokens": 0}], 6),
+    "more blocks": (growing, [NEGATIVE, ELSEWHERE, {"drafts": [-2]}, {"first_token": 1}], 5),
+}  # fmt: skip
+"""A task, the changes that spoil it, and how many problems they are; negative drafts that do not fit are two."""
+
+
+@guarantee(8, also=(26,))
+@pytest.mark.parametrize("what", SPOILT)
+def test_g08_every_problem_of_one_task_is_listed(kit: Kit, what: str) -> None:
+    fixture = hook_calls.working(kit)
+    make, changes, count = SPOILT[what]
+    bad = make(fixture)
+    for change in changes:
+        bad = replace(bad, **change)
+    sound = hook_calls.entering(fixture, FREE + 1)
+    for tasks in ([bad], [sound, bad], [hook_calls.leaving(fixture, 0), sound, bad]):
+        error = refuse(fixture, tasks)
+        mine = {text for text in error.problems if f"task {len(tasks) - 1} " in text and bad.request.request_id in text}
+        assert len(mine) >= count, f"{what} has {count} problems, of which {len(mine)} are listed: {error.problems}"
+        assert len(mine) == len(error.problems), f"sound tasks were called invalid: {error.problems}"
+
+
+@guarantee(8)
+@pytest.mark.parametrize("form", [list, TaskBatch.of], ids=["list", "batch"])
+def test_g08_of_hundreds_of_invalid_tasks_each_is_listed(kit: Kit, form: Callable[[list[Task]], Any]) -> None:
+    """All but one in three are invalid, the first and the last among them."""
+    fixture = World(kit, MANY)
+    slots = np.random.default_rng(3).permutation(MANY.num_slots).tolist()
+    tasks = [prefill(fixture, slot, request(fixture, slot)) for slot in slots]
+    wrong = [at for at in range(len(tasks)) if at % 3 != 1]
+    for at in wrong:
+        tasks[at] = replace(tasks[at], first_block=1)
+    call = {"state": fixture.state, "tasks": form(tasks), "stream": fixture.stream}
+    error = assert_raises(InvalidBatch, lambda: fixture.bound.insert_tasks(**call), "hundreds of invalid tasks")
+    assert_says(error, device=fixture.bound.name, hook="insert_tasks", argument="tasks")
+    listed = [at for at in range(len(tasks)) if any(f"task {at} " in text for text in error.problems)]
+    assert listed == wrong, f"{len(wrong)} tasks are invalid, and {len(listed)} are listed: {listed}"
+    fixture.check("hundreds of invalid tasks were refused")
+    right = [replace(task, first_block=0) for task in tasks]
+    arrive(assert_no_error(lambda: fixture.insert(right), "the same tasks, mended"))
+    fixture.check("the same tasks, mended")
+
+
+def left_after_entering(fixture: World) -> list[Task]:
+    """Enter a slot, and let its former request leave after that."""
+    return [hook_calls.entering(fixture, 0), hook_calls.leaving(fixture, 0)]
+
+
+def left_twice(fixture: World) -> list[Task]:
+    """Let a request leave in two ways."""
+    return [hook_calls.leaving(fixture, 0), hook_calls.leaving(fixture, 0, TaskKind.ABORTED)]
+
+
+def left_and_grown(fixture: World) -> list[Task]:
+    """Give blocks to a request that leaves."""
+    return [hook_calls.leaving(fixture, 1), growing(fixture)]
+
+
+def grown_and_left(fixture: World) -> list[Task]:
+    """Let a request leave that gets blocks."""
+    return [growing(fixture), hook_calls.leaving(fixture, 1)]
+
+
+def grown_twice(fixture: World) -> list[Task]:
+    """Give blocks twice."""
+    one = growing(fixture)
+    return [one, replace(one, first_block=one.first_block + 1)]
+
+
+def entered_twice_after_leaving(fixture: World) -> list[Task]:
+    """Enter a slot twice that is left."""
+    return [hook_calls.leaving(fixture, 0), *[hook_calls.entering(fixture, 0) for _ in range(2)]]
+
+
+def entered_and_left(fixture: World) -> list[Task]:
+    """Let a request leave that enters in the same batch."""
+    one = entering(fixture)
+    return [one, Task(TaskKind.ABORTED, one.slot, one.request)]
+
+
+def moved(fixture: World) -> list[Task]:
+    """Let a request leave one slot and enter another."""
+    gone = hook_calls.leaving(fixture, 0)
+    return [gone, replace(hook_calls.entering(fixture, FREE), request=gone.request)]
+
+
+TWICE = (left_after_entering, left_twice, left_and_grown, grown_and_left, grown_twice, entered_twice_after_leaving,
+         entered_and_left, moved)  # fmt: skip
+
+
+@guarantee(8, also=(9, 19))
+@pytest.mark.parametrize("what", TWICE, ids=lambda what: what.__name__)
+def test_g08_tasks_that_contradict_each_other_are_refused(kit: Kit, what: Callable[[World], list[Task]]) -> None:
+    """Each is sound by itself; the last one is the problem, or the one before it that it contradicts."""
+    fixture = hook_calls.working(kit)
+    for before in ([], [hook_calls.entering(fixture, FREE + 1)]):
+        error = refuse(fixture, [*before, *what(fixture)])
+        assert not [text for text in error.problems if before and "task 0 " in text], f"a sound task: {error.problems}"
+    fixture.output(fixture.step(range(hook_calls.ENTERED)))
+    fixture.check("the output after refusals")
+
+
+@guarantee(8, also=(12, 19))
+@pytest.mark.parametrize("form", [list, TaskBatch.of], ids=["list", "batch"])
+def test_g08_a_refused_batch_is_no_submission_and_leaves_no_trace(kit: Kit, form: Callable[[list[Task]], Any]) -> None:
+    """On a held stream, where it can be held; then drafts, the output and the mended batch go as if it had not been."""
+    fixture = hook_calls.working(kit)
+    fixture.poke({"sampled_token_ids": 30 + np.arange(SIZES.num_slots)})
+    step = fixture.advance(range(hook_calls.ENTERED))
+    mended = [hook_calls.leaving(fixture, 0), hook_calls.entering(fixture, FREE), growing(fixture)]
+    wrong = [*mended[:2], replace(mended[2], blocks=[-5])]
+    with kit.held(fixture.stream, "a batch that is refused"):
+        before = fixture.bound.counters()  # a device may hold a stream by work of its own
+        call = {"state": fixture.state, "tasks": form(wrong), "stream": fixture.stream}
+        assert_raises(InvalidBatch, lambda: fixture.bound.insert_tasks(**call), "a batch with a negative block")
+        cost = fixture.bound.counters() - before
+    assert (cost.submissions, cost.host_waits) == (0, 0), f"a refused batch cost {cost}"
+    fixture.check("a refused batch")
+    arrive(assert_no_error(lambda: fixture.propose({0: [7, 8], 1: [9]}), "drafts after a refused batch"))
+    fixture.output(step)
+    arrive(assert_no_error(lambda: fixture.insert(mended), "the batch without what was wrong"))
+    fixture.check("the batch without what was wrong")
+
+
+LIMITS = StateConfig(
+    num_slots=4, max_model_len=12, block_size=3, max_draft_tokens=2, max_logprobs=2, max_eos=2, max_stop_sequences=2,
+    max_stop_length=3, max_bad_words=2, vocab_size=30,
+)  # fmt: skip
+FULL = SamplingParams(
+    max_tokens=9, logprobs=2, eos_token_ids=(29, 0), stop_sequences=((29, 0, 1), (2, 3, 29)), bad_words=(29, 0)
+)
+PROMPT = (29, 0, 5, 6, 7, 8, 9, 10, 11, 12)
+ABOVE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "one token more": ({"prompt": (*PROMPT, 13, 14)}, {}),
+    "a token outside the vocabulary": ({"prompt": (30,)}, {}),
+    "one alternative more": ({}, {"logprobs": 3}),
+    "one end token more": ({}, {"eos_token_ids": (1, 2, 3)}),
+    "one stop sequence more": ({}, {"stop_sequences": ((1,), (2,), (3,))}),
+    "a stop sequence of one token more": ({}, {"stop_sequences": ((1, 2, 3, 4),)}),
+    "one bad word more": ({}, {"bad_words": (1, 2, 3)}),
+}
+"""Values one above their limits, of the request and of its parameters."""
+
+
+@guarantee(8, also=(9, 21))
+def test_g08_what_is_at_its_limit_goes_in_and_what_is_above_does_not(kit: Kit) -> None:
+    """A request above a limit is refused at its admission, and takes no other along."""
+    fixture = World(kit, LIMITS)
+    for what, (changes, params) in ABOVE.items():
+        given: dict[str, Any] = {"request_id": "above", "prompt": PROMPT, "params": replace(FULL, **params), **changes}
+        error = assert_raises(InvalidValue, lambda: fixture.state.admit(Request(**given)), what)  # noqa: B023
+        assert "above" in str(error), f"the error does not name the request: {error}"
+        assert error.cure, f"{error} names no cure"
+    blocks = [*range(LIMITS.max_blocks)]
+    one = [fixture.admit(Request(fixture.new_name(), PROMPT[: 10 - (at == 1)], FULL)) for at in range(3)]
+    tasks = [
+        Task(TaskKind.PREFILL, 3, one[0], 0, 10, blocks),
+        Task(TaskKind.REMOTE_PREFILL, 0, one[1], 9, 0, blocks, first_token=29, drafts=[29, 0]),
+        Task(TaskKind.PREFILL, 2, one[2], 9, 1, blocks),
+    ]
+    beyond: list[dict[str, Any]] = [{"blocks": [*blocks, 4]}, {"drafts": [1, 2, 3]}, {"num_scheduled_tokens": 2}]
+    for at, change in enumerate(beyond):
+        wrong = [replace(task, **change) if number == at else task for number, task in enumerate(tasks)]
+        error = refuse(fixture, wrong)
+        assert all(f"task {at} " in text for text in error.problems), f"{change} of task {at}: {error.problems}"
+    arrive(assert_no_error(lambda: fixture.insert(tasks), "a batch whose requests are at every limit"))
+    fixture.check("requests at every limit")

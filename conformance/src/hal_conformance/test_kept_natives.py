@@ -45,7 +45,7 @@ def _write_several(fixture: World) -> None:
 
 def _set_drafts(fixture: World) -> None:
     fixture.advance(range(hook_calls.ENTERED))
-    arrive(fixture.propose({0: [], 1: []}))
+    fixture.draft({0: [], 1: []})
 
 
 def _stream(fixture: World) -> None:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 import pytest
 from hal_core.group import ALONE, Group
-from hal_core.output.ticket import OutputTicket
 from hal_core.slots.admission import AdmittedRequest, Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.tasks import Task, TaskKind
@@ -60,7 +58,7 @@ def test_g09_512_slots_are_entered_left_and_stepped_at_once(kit: Kit) -> None:
             tasks.append(Task(TaskKind.MORE_BLOCKS, slot, resident.admitted, blocks=more, first_block=resident.blocks))
     kinds = {kind.name: sum(task.kind is kind for task in tasks) for kind in TaskKind}
     assert min(kinds.values()) > 64, f"the batch has too few of a kind: {kinds}"
-    arrive(fixture.insert(tasks))
+    fixture.enter(tasks)
     fixture.check(f"one batch of {kinds}")
     stepped(fixture, 1)
 
@@ -72,9 +70,9 @@ def test_g09_batches_of_every_count_enter_and_leave(kit: Kit, kind: TaskKind) ->
     make: Callable[[World, int, AdmittedRequest], Task] = prefill if kind is TaskKind.PREFILL else handoff
     for turn, count in enumerate(COUNTS):
         slots = np.random.default_rng(turn).permutation(MANY.num_slots)[:count].tolist()
-        arrive(fixture.insert([make(fixture, slot, request(fixture, slot + turn)) for slot in slots]))
+        fixture.enter([make(fixture, slot, request(fixture, slot + turn)) for slot in slots])
         fixture.check(f"{count} requests entered by {kind.name}")
-        arrive(fixture.insert(fixture.leaving(slots, TaskKind.ABORTED if turn % 2 else TaskKind.PREEMPTED)))
+        fixture.enter(fixture.leaving(slots, TaskKind.ABORTED if turn % 2 else TaskKind.PREEMPTED))
         fixture.check(f"{count} requests left")
         fixture.output(fixture.step(slots))
         reached.note(str(count))
@@ -96,16 +94,16 @@ def test_g09_slots_past_16_bits_are_their_own(kit: Kit) -> None:
         fixture.admit(Request(fixture.new_name(), prompt(slot, 1 + slot % 4), param))
         for slot, param in zip(order, params, strict=True)
     ]
-    arrive(fixture.insert([prefill(fixture, slot, one) for slot, one in zip(order, admitted, strict=True)]))
+    fixture.enter([prefill(fixture, slot, one) for slot, one in zip(order, admitted, strict=True)])
     fixture.check(f"requests entered slots {order}")
     step = fixture.step(order)
     fixture.poke({"sampled_token_ids": np.arange(size.num_slots, dtype=np.int64) + 2**40})
-    arrive(fixture.update_inputs(step))
+    fixture.run(step)
     fixture.check(f"a step over slots {order}")
     fixture.output(step)
     gone = order[::2]
     again = fixture.admit(Request(fixture.new_name(), prompt(5, 5)))
-    arrive(fixture.insert([*fixture.leaving(gone, TaskKind.PREEMPTED), prefill(fixture, gone[0], again)]))
+    fixture.enter([*fixture.leaving(gone, TaskKind.PREEMPTED), prefill(fixture, gone[0], again)])
     fixture.check(f"requests left slots {gone}")
     fixture.output(fixture.step(gone))
     fixture.check(f"the output of slots {gone}")
@@ -149,10 +147,10 @@ def wide(fixture: World, at: int, share: float) -> AdmittedRequest:
 def test_g11_rows_of_megabytes_are_written_and_reset_to_their_last_element(kit: Kit) -> None:
     fixture, first = full_of_rows(kit)
     shorter = wide(fixture, 2, 0.4)
-    arrive(fixture.insert([Task(TaskKind.ABORTED, 1, first), prefill(fixture, 1, shorter)]))
+    fixture.enter([Task(TaskKind.ABORTED, 1, first), prefill(fixture, 1, shorter)])
     fixture.check("a request of two fifths took its slot in one batch")
     tiny = fixture.admit(Request(fixture.new_name(), [1]))
-    arrive(fixture.insert([Task(TaskKind.PREEMPTED, 1, shorter), prefill(fixture, 1, tiny)]))
+    fixture.enter([Task(TaskKind.PREEMPTED, 1, shorter), prefill(fixture, 1, tiny)])
     fixture.check("a request of one token followed it")
 
 
@@ -162,9 +160,9 @@ def test_g09_rows_of_megabytes_are_written_to_their_last_element(kit: Kit) -> No
     one, other = wide(fixture, 3, 0.7), fixture.admit(Request(fixture.new_name(), [5]))
     ids = blocks(WIDE, one.total, 3)
     handed = Task(TaskKind.REMOTE_PREFILL, 2, one, one.total, 0, ids, first_token=4, drafts=prompt(9, 300))
-    arrive(fixture.insert([handed, prefill(fixture, 0, other)]))
+    fixture.enter([handed, prefill(fixture, 0, other)])
     fixture.check("a long handoff with 300 drafts, and a short request beside it")
-    arrive(fixture.insert([Task(TaskKind.PREEMPTED, 2, one), Task(TaskKind.ABORTED, 1, first)]))
+    fixture.enter([Task(TaskKind.PREEMPTED, 2, one), Task(TaskKind.ABORTED, 1, first)])
     fixture.check("both long requests left")
 
 
@@ -176,7 +174,7 @@ def full_of_rows(kit: Kit) -> tuple[World, AdmittedRequest]:
     )
     first = wide(fixture, 1, 1.0)
     task = prefill(fixture, 1, first)
-    arrive(fixture.insert([task]))
+    fixture.enter([task])
     fixture.check("a request that fills every row")
     record = fixture.state.layout.record_dtype.itemsize
     lengths = zip(
@@ -196,7 +194,7 @@ def test_g08_a_large_batch_whose_write_fails_changes_no_slot(kit: Kit, count: in
     with under(kit, faults.FailingWrites) as (laid, fuse):
         fixture = World(laid, MANY)
         slots = np.random.default_rng(count).permutation(MANY.num_slots)[:count].tolist()
-        arrive(fixture.insert([prefill(fixture, slot, request(fixture, slot)) for slot in slots]))
+        fixture.enter([prefill(fixture, slot, request(fixture, slot)) for slot in slots])
         batch = fixture.leaving(slots, TaskKind.ABORTED)
         batch += [prefill(fixture, slot, request(fixture, slot + 1000)) for slot in slots]
         met = 0
@@ -226,12 +224,12 @@ def test_g18_a_step_over_thousands_of_slots_cleans_each_of_them(kit: Kit, count:
     fixture, params = World(kit, THOUSANDS), SamplingParams(max_tokens=3)
     order = np.random.default_rng(count).permutation(THOUSANDS.num_slots)[:count].tolist()
     entering = [fixture.admit(Request(fixture.new_name(), [7], params)) for _ in order]
-    arrive(fixture.insert([Task(TaskKind.PREFILL, *each, 0, 1, [0]) for each in zip(order, entering, strict=True)]))
+    fixture.enter([Task(TaskKind.PREFILL, *each, 0, 1, [0]) for each in zip(order, entering, strict=True)])
     gone = fixture.leaving(order[::2], TaskKind.PREEMPTED) + fixture.leaving(order[1::2], TaskKind.ABORTED)
-    arrive(fixture.insert(gone))
+    fixture.enter(gone)
     step = fixture.step(order, group=group)
     should, ticket = fixture.rows_of(step), fixture.save(step)
-    assert_rows(fixture.state.take(cast(OutputTicket, ticket)), should)
+    assert_rows(fixture.take(ticket), should)
     arrive(ticket)
     fixture.check(f"save_output of a step over {count} slots")
     again = fixture.output(fixture.step(order))

@@ -1,7 +1,4 @@
-"""``async_set_value`` at the sizes of production: megabytes, many runs, many axes, offsets past 4 GiB (G1 to G5).
-
-The cases are fixed rather than drawn: each size class must occur with each form of value.
-"""
+"""Large values (G1 to G5): megabytes, many axes and runs, and offsets past 4 GiB."""
 
 from __future__ import annotations
 
@@ -13,10 +10,12 @@ import numpy as np
 import pytest
 from hal_core.errors import TicketTimeout
 from hal_core.memory.dtypes import DTYPES, dtype_of
+from hal_core.memory.plan import SCATTER_MAP, WRITE, Records, WritePlan
 from hal_core.memory.views import ByteRange, View
 
 from .fixtures.large_blocks import GAP, LargeBlock, comb, elements
-from .fixtures.prepared_calls import unlike
+from .fixtures.large_offsets import BORDERS, HugeBlock
+from .fixtures.prepared_calls import assert_copied
 from .harness import backdoor
 from .harness.asserts import assert_raises
 from .harness.backdoor import arrive
@@ -30,6 +29,7 @@ from .test_copies import stream_cases
 if TYPE_CHECKING:
     from hal_core.memory.copies import CopyTicket
     from hal_core.tickets import Ticket
+
 
 MIB = 1 << 20
 LENGTHS = [(1 << power) + off for power in (8, 12, 16, 20, 22) for off in (-1, 0, 1)]
@@ -177,22 +177,22 @@ def test_g05_every_count_of_axes_is_written_element_by_element(kit: Kit) -> None
         for turn, ones in enumerate(besides):
             dtype = DTYPES[(axes * len(besides) + turn) % len(DTYPES)]
             target = comb(block, 4096, axes, ones, dtype, rng)
-            told = f"{target}, which has {axes} axes of several elements,"
+            what = f"{target}, which has {axes} axes of several elements,"
             for name, value, should in ways(block, source, target, axes):
                 if not name.endswith("device value"):
                     block.write(target, value, should)
-                    block.check(f"{told} was set to a {name}")
+                    block.check(f"{what} was set to a {name}")
             if len(target.shape) <= DEEP and dtype.kind == "int":
                 should = elements(axes + 9, target.shape, dtype)
                 block.write(target, should.tolist() if should.ndim else should.item(), should)
-                block.check(f"{told} was set to a list nested as deep")
+                block.check(f"{what} was set to a list nested as deep")
             reached.note(f"{axes} axes")
             for value in (View.contiguous(source.memory, 64, target.shape, dtype), like(source, target, 4096)):
                 taken = block.write_or_refuse(target, value, source.over(value))
                 assert taken or len(target.shape) > PLENTY, f"{value} for {target} was refused"
                 if taken and axes <= PLENTY:
                     reached.note(f"{axes} axes, device value")
-                block.check(f"{told} was set to {value}" + ("" if taken else ", which was refused"))
+                block.check(f"{what} was set to {value}" + ("" if taken else ", which was refused"))
     reached.check()
 
 
@@ -240,7 +240,7 @@ def test_g03_the_call_returns_while_held_for_values_of_any_size(kit: Kit) -> Non
 def test_g04_a_large_value_comes_after_small_writes_to_its_bytes(kit: Kit, value: str, length: int) -> None:
     """Small writes, a large one over them, and small ones again, all queued while their stream is held. The fill is so
     large that it ends after the small ones if another queue makes it."""
-    block, tickets, told = LargeBlock(kit, length + 2 * GAP), [], f"{value} of {length} bytes"
+    block, tickets, what = LargeBlock(kit, length + 2 * GAP), [], f"{value} of {length} bytes"
     given = 0 if value == "fill of 0" else noise(16, length)
 
     def small(fill: int, past: int) -> None:
@@ -249,17 +249,17 @@ def test_g04_a_large_value_comes_after_small_writes_to_its_bytes(kit: Kit, value
             tickets.append(block.set(target, np.full(7, fill, np.uint8)))
             block.over(target)[...] = fill
 
-    with kit.held(block.stream, f"{told} between small writes to its bytes"):
+    with kit.held(block.stream, f"{what} between small writes to its bytes"):
         small(1, 0)
         target = block.at(GAP, (length,))
         tickets.append(block.set(target, given))
         block.over(target)[...] = given
         small(2, 16)
-        why = f"{told}, on a stream that is held: its ticket"
+        why = f"{what}, on a stream that is held: its ticket"
         assert_raises(TicketTimeout, lambda: tickets[3].wait(A_WHILE), why)
     for ticket in tickets:
         arrive(ticket)
-    block.check(f"{told} between small writes to its bytes, on a stream that was held")
+    block.check(f"{what} between small writes to its bytes, on a stream that was held")
 
 
 TAKEN = {"64 KiB": 1 << 16, "1 MiB": MIB, "3 MiB": 3 * MIB}
@@ -272,31 +272,29 @@ ROUNDS, TAIL = 6, 64
 @pytest.mark.parametrize("length", TAKEN)
 def test_g01_a_large_device_value_is_taken_at_its_place_in_the_stream(kit: Kit, length: str) -> None:
     """Copied out, copied within the device and overwritten, all queued before any ticket is waited for."""
-    nbytes, told = TAKEN[length], f"a device value of {length}"
-    source, beside = LargeBlock(kit, nbytes, noise(17, nbytes)), LargeBlock(kit, ROUNDS * TAIL)
+    nbytes, what = TAKEN[length], f"a device value of {length}"
+    source, small = LargeBlock(kit, nbytes, noise(17, nbytes)), LargeBlock(kit, ROUNDS * TAIL)
     targets = [LargeBlock(kit, nbytes) for _ in range(ROUNDS)]
-    whole, words, last = (nbytes // 8,), (TAIL // 8,), nbytes - TAIL
+    full, words, last = (nbytes // 8,), (TAIL // 8,), nbytes - TAIL
     for name, stream in stream_cases(kit):
         copies: list[CopyTicket] = []
-        for block in (source, beside, *targets):
+        for block in (source, small, *targets):
             block.stream = stream
-        with kit.held(stream, told):
+        with kit.held(stream, what):
             for turn, target in enumerate(targets):
-                fresh, value = noise(18 + turn, TAIL).view(np.int64), source.at(0, whole, "int64")
+                fresh, value = noise(18 + turn, TAIL).view(np.int64), source.at(0, full, "int64")
                 queue(source, source.at(last, words, "int64"), fresh)  # too early a copy misses it
-                taken = queue(target, target.at(0, whole, "int64"), value, source.over(value))
+                taken = queue(target, target.at(0, full, "int64"), value, source.over(value))
                 copies.append(kit.device.copy_out(target.memory, [ByteRange(last, TAIL)], stream))
                 tail = target.at(last, words, "int64")
-                queue(beside, beside.at(turn * TAIL, words, "int64"), tail, fresh)
+                queue(small, small.at(turn * TAIL, words, "int64"), tail, fresh)
                 queue(target, tail, noise(turn, TAIL).view(np.int64))  # too late a copy writes over it
             if kit.can_hold:
-                why = f"{told}, on a stream that is held: its ticket"
+                why = f"{what}, on a stream that is held: its ticket"
                 assert_raises(TicketTimeout, partial(taken.wait, A_WHILE), why)
         for turn, copy in enumerate(copies):
-            arrive(copy)
-            wrong = unlike(copy.data[0], noise(18 + turn, TAIL))
-            assert not wrong, f"the copy out after {told}, number {turn + 1}, on {name}: {wrong}"
-        for block in (source, beside, *targets):
+            assert_copied(copy, noise(18 + turn, TAIL), f"the copy out after {what}, number {turn + 1}, on {name}")
+        for block in (source, small, *targets):
             block.check(f"{ROUNDS} values of {length} on the device, each copied on and written over, on {name}")
 
 
@@ -305,3 +303,56 @@ def queue(block: LargeBlock, target: View, value: Array | View, elements: Array 
     ticket = block.set(target, value)
     block.over(target)[...] = value if elements is None else elements
     return ticket
+
+
+@guarantee(1)
+def test_g01_what_is_copied_out_past_4_gib_lies_there(kit: Kit, huge_block: HugeBlock) -> None:
+    """Every window has different bytes; they are copied together, and one by one."""
+    huge_block.tell_apart()
+    huge_block.check("every window was given other bytes")
+    for begin, part in zip(huge_block.windows, huge_block.parts(), strict=True):
+        copied = kit.device.copy_out(huge_block.memory, [part], huge_block.stream)
+        huge_block.compare(copied, [begin], "every window was given other bytes, and one was copied")
+
+
+@guarantee(5)
+def test_g05_offsets_past_4_gib_are_not_cut(kit: Kit, huge_block: HugeBlock) -> None:
+    huge_block.check("writing by a plan around 2 GiB, 4 GiB and the end")
+    kind, memory = dtype_of("int32"), huge_block.memory
+    for turn, (name, border) in enumerate(BORDERS.items()):
+        target = View.contiguous(memory, border - 16, (8,), kind)
+        value = np.arange(100 * turn, 100 * turn + 8, dtype=np.int32)
+        huge_block.set(target, value, [item.tobytes() for item in value])
+        huge_block.check(f"an array across {name}")
+        target = View(memory, border + 64, (6,), (-8,), kind)
+        huge_block.set(target, 7 + turn, [np.int32(7 + turn).tobytes()] * 6)
+        huge_block.check(f"a scalar, backwards, past {name}")
+    for step in (1 << 31, 1 << 32):
+        target = View(memory, 256, (2,), (step,), kind)
+        huge_block.set(target, [step >> 20, 2], [np.int32(step >> 20).tobytes(), np.int32(2).tobytes()])
+        target = View(memory, 512 + step, (2, 2), (-step, 4), kind)
+        huge_block.set(target, 5, [np.int32(5).tobytes()] * 4)
+        huge_block.check(f"strides of {step} bytes")
+
+
+@guarantee(5)
+def test_g05_device_values_and_records_past_4_gib_are_not_cut(kit: Kit, huge_block: HugeBlock) -> None:
+    kind, memory = dtype_of("int64"), huge_block.memory
+    below, above = View.contiguous(memory, 1024, (8,), kind), View.contiguous(memory, (1 << 32) + 1032, (8,), kind)
+    value = elements(16, (8,), kind)
+    huge_block.set(below, value, [item.tobytes() for item in value])
+    huge_block.set(above, below, [item.tobytes() for item in value])
+    huge_block.check("a device value from below to past 4 GiB")
+    other = elements(17, (8,), kind)
+    huge_block.set(above, other, [item.tobytes() for item in other])
+    huge_block.set(below, above[::-1], [item.tobytes() for item in other[::-1]])
+    huge_block.check("a device value from past 4 GiB to below")
+    stride = 1 << 30  # a slot's share: with it slot 4 is beyond 32 bits
+    records = Records(
+        np.array([4, 0, 2], np.int32), noise(18, 3 * 16).reshape(3, 16), np.array([(320, stride, 0, 16)], SCATTER_MAP)
+    )
+    plan = WritePlan(memory, np.zeros(0, WRITE), [], records)
+    arrive(kit.device.submit(plan, huge_block.stream))
+    for slot, record in zip((4, 0, 2), records.data, strict=True):
+        huge_block.expect(320 + slot * stride, record.tobytes())
+    huge_block.check("records of slots past 4 GiB")

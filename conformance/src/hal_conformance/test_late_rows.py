@@ -12,10 +12,10 @@ from hal_core.slots.fields import FinishReason
 
 from .fixtures import hook_calls
 from .fixtures.stream_cases import copied
-from .fixtures.world import World, assert_rows
+from .fixtures.world import Outputs, World, assert_rows
 from .harness import backdoor
 from .harness.asserts import assert_no_error, assert_raises
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import PATIENCE, arrive, drain
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
@@ -34,11 +34,11 @@ def sampled(kit: Kit) -> World:
 
 @guarantee(19, also=(21, 24))
 def test_g19_late_errors_are_read_when_the_output_is_on_the_host(kit: Kit) -> None:
-    fixture, asked = sampled(kit), list[int]()
+    fixture, calls = sampled(kit), list[int]()
     message = "logits that are no numbers"
 
     def late() -> Mapping[int, str]:
-        asked.append(1)
+        calls.append(1)
         return {1: message}
 
     step = fixture.advance(range(hook_calls.ENTERED), late_errors=late)
@@ -47,12 +47,12 @@ def test_g19_late_errors_are_read_when_the_output_is_on_the_host(kit: Kit) -> No
         if kit.can_hold and kit.capabilities.async_d2h:
             held.enter_context(kit.held(fixture.stream, "save_output of a step with late errors"))
         ticket = fixture.save(step, sink)
-        early = len(asked) if kit.can_hold and kit.capabilities.async_d2h else 0
+        early = len(calls) if kit.can_hold and kit.capabilities.async_d2h else 0
         assert not early, "late_errors was called while the step's output was not on the host"
     (record,) = sink.resolve_all()
     arrive(ticket)
     assert_rows(record, should)
-    assert 1 <= len(asked) <= 2, f"late_errors was called {len(asked)} times for one record, at most twice is due"
+    assert 1 <= len(calls) <= 2, f"late_errors was called {len(calls)} times for one record, at most twice is due"
 
 
 @guarantee(19, also=(24,))
@@ -61,13 +61,11 @@ def test_g19_a_recovered_request_is_reported_once_with_its_message(kit: Kit) -> 
     message = "the worker was restarted"
     step = fixture.advance(range(hook_calls.ENTERED), recovered={1: message})
     should = fixture.rows_of(step)
-    told = (should[1].status, should[1].finish, should[1].message)
-    assert told == (SlotStatus.RECOVERED, FinishReason.ERROR, message), f"the kit's own row is {should[1]}"
-    sink = KeepingSink()
-    ticket = fixture.save(step, sink)
-    (record,) = sink.resolve_all()
-    arrive(ticket)
-    assert_rows(record, should)
+    row = (should[1].status, should[1].finish, should[1].message)
+    assert row == (SlotStatus.RECOVERED, FinishReason.ERROR, message), f"the kit's own row is {should[1]}"
+    outputs = Outputs()
+    outputs.save(fixture, step)
+    outputs.deliver()
 
 
 @guarantee(23, requires=("async_d2h", "can_hold_stream"), also=(1, 22))
@@ -89,7 +87,7 @@ def test_g23_a_workers_own_writes_wait_for_copies_of_that_memory(kit: Kit) -> No
         assert_raises(TicketTimeout, lambda: bystander.synchronize(A_WHILE), why)
     arrive(copy)
     for stream in (writer, bystander):
-        stream.synchronize(PATIENCE)
+        drain(stream)
 
 
 @guarantee(23, requires=("async_d2h", "can_hold_stream"), also=(1, 22))
@@ -112,6 +110,6 @@ def test_g23_a_workers_own_writes_wait_for_each_of_several_copies(kit: Kit) -> N
             why = f"synchronize of a stream that is ordered after three copies, of which copy {left} is pending"
             assert_raises(TicketTimeout, lambda: writer.synchronize(A_WHILE), why)  # noqa: B023
         arrive(copies[left])
-        writer.synchronize(PATIENCE)
+        drain(writer)
         for part, copy in zip(parts, copies, strict=True):
             assert (copy.data[0] == should[part.offset : part.end]).all(), f"the copy of {part} has other bytes"

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hal_core.errors import HalError, InvalidBatch
+from hal_core.group import ALONE
 from hal_core.output.records import OutputRecord, SlotStatus
 from hal_core.output.sinks import MemorySink
 from hal_core.slots.tasks import Task, TaskKind
@@ -16,8 +17,8 @@ from hal_core.slots.tasks import Task, TaskKind
 from .fixtures import hook_calls
 from .fixtures.batches import LEAVE
 from .fixtures.world import FOLLOWER, World, assert_rows
-from .harness.asserts import assert_raises, assert_says
-from .harness.backdoor import PATIENCE
+from .harness.asserts import assert_no_error, assert_raises, assert_says
+from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .harness.sinks import DeadSink, FullSink, KeepingSink
 from .kit import Kit
@@ -46,7 +47,7 @@ def never_held(fixture: World, kind: TaskKind) -> Task:
 def gone_already(fixture: World, kind: TaskKind) -> Task:
     """Return a leaving task for a request that has left and was reported."""
     task = hook_calls.leaving(fixture, 2, kind)
-    fixture.insert([task]).wait(PATIENCE)
+    fixture.enter([task])
     fixture.output(fixture.step(range(hook_calls.SIZES.num_slots)))
     return task
 
@@ -61,7 +62,7 @@ def released(fixture: World, kind: TaskKind) -> Task:
 def replaced(fixture: World, kind: TaskKind) -> Task:
     """Return a leaving task for a slot that another request has entered meanwhile."""
     task = hook_calls.leaving(fixture, 2, kind)
-    fixture.insert([hook_calls.leaving(fixture, 2), hook_calls.entering(fixture, 2)]).wait(PATIENCE)
+    fixture.enter([hook_calls.leaving(fixture, 2), hook_calls.entering(fixture, 2)])
     return task
 
 
@@ -129,11 +130,11 @@ def test_g19_releasing_what_is_free_or_wrong_changes_nothing_else(kit: Kit) -> N
     fixture.check("slot 1 was released")
     rows = fixture.output(fixture.step(range(hook_calls.SIZES.num_slots)))
     assert len(rows) == 2, f"one of three requests was released, and {len(rows)} rows are reported"
-    hook_calls.insert(fixture).wait(PATIENCE)
+    arrive(hook_calls.insert(fixture))
     fixture.check("a slot that was released was entered")
 
 
-def told(records: list[OutputRecord]) -> Counter[tuple[str, SlotStatus]]:
+def departures(records: list[OutputRecord]) -> Counter[tuple[str, SlotStatus]]:
     """Count the reports of each departure."""
     found: Counter[tuple[str, SlotStatus]] = Counter()
     for record in records:
@@ -145,7 +146,7 @@ def told(records: list[OutputRecord]) -> Counter[tuple[str, SlotStatus]]:
 
 def departed(fixture: World) -> Counter[tuple[str, SlotStatus]]:
     """Let one request be preempted and one aborted; return the expected reports, once each."""
-    fixture.insert([hook_calls.leaving(fixture, 0), hook_calls.leaving(fixture, 2, TaskKind.ABORTED)]).wait(PATIENCE)
+    fixture.enter([hook_calls.leaving(fixture, 0), hook_calls.leaving(fixture, 2, TaskKind.ABORTED)])
     names = {slot: leavers[-1].request_id for slot, leavers in fixture.model.leavers.items()}
     return Counter({(names[0], SlotStatus.PREEMPTED): 1, (names[2], SlotStatus.ABORTED): 1})
 
@@ -172,7 +173,8 @@ def test_g19_a_leaving_is_told_once_whatever_its_sink_does(kit: Kit, kind: str, 
             error = raised
         assert (error is None) == (kind in ("late", "good")), f"save_output into a {kind} sink raised {error!r}"
         if kind == "dead":
-            records.append(error.ticket.record(PATIENCE))  # type: ignore[union-attr]  # leads to what was lost
+            lost = error.ticket  # type: ignore[union-attr]  # leads to what was lost
+            records.append(assert_no_error(lambda: lost.record(PATIENCE), "the record that a dead sink has lost"))  # noqa: B023
         elif kind == "good":
             records += sink.records
         else:
@@ -180,14 +182,14 @@ def test_g19_a_leaving_is_told_once_whatever_its_sink_does(kit: Kit, kind: str, 
         assert_rows(records[-1], rows)
         fixture.check(f"save_output of leavings into a {kind} sink")
         if kind == "full twice" and attempt == 0:
-            hook_calls.update_inputs(fixture).wait(PATIENCE)
+            arrive(hook_calls.update_inputs(fixture))
     if again:
-        fixture.insert([hook_calls.entering(fixture, 0), hook_calls.entering(fixture, 2)]).wait(PATIENCE)
+        fixture.enter([hook_calls.entering(fixture, 0), hook_calls.entering(fixture, 2)])
     for _ in range(3):
         fixture.poke({"sampled_token_ids": np.arange(hook_calls.SIZES.num_slots)})
-        hook_calls.update_inputs(fixture).wait(PATIENCE)
+        arrive(hook_calls.update_inputs(fixture))
         fixture.output(fixture.step(everything))
-    found = told([*records, *fixture.sink.records])
+    found = departures([*records, *fixture.sink.records])
     assert found == should, f"departures were reported {dict(found)} times, but should be {dict(should)} (sink: {kind})"
     assert not fixture.state.host_table.preempted, f"the host still has {fixture.state.host_table.preempted} to report"
     assert not fixture.state.host_table.aborted, f"the host still has {fixture.state.host_table.aborted} to report"
@@ -200,16 +202,15 @@ def test_g18_a_leaving_waits_for_the_step_that_names_its_slot(kit: Kit, follower
     should = departed(fixture)
     records = []
     for order in ([1], [1, 2], [FREE, 1], [0, 1], [2, 1, 0]):
-        step = fixture.step(order, **({"group": FOLLOWER} if follower else {}))
+        step = fixture.step(order, group=FOLLOWER if follower else ALONE)
         rows = fixture.rows_of(step)
         ticket = fixture.save(step)
-        ticket.wait(PATIENCE)
-        record: OutputRecord = fixture.state.take(ticket)  # type: ignore[arg-type]  # save_output's
-        assert_rows(record, rows)
-        records.append(record)
+        arrive(ticket)
+        records.append(fixture.take(ticket))
+        assert_rows(records[-1], rows)
         fixture.check(f"save_output of slots {order}")
-    assert told(records) == should, (
-        f"departures were reported {dict(told(records))} times, but should be {dict(should)}"
+    assert departures(records) == should, (
+        f"departures were reported {dict(departures(records))} times, but should be {dict(should)}"
     )
 
 
@@ -219,18 +220,18 @@ def test_g18_who_leaves_and_who_enters_one_slot_are_both_told(kit: Kit) -> None:
     should: Counter[tuple[str, SlotStatus]] = Counter()
     for kind, status in ((TaskKind.PREEMPTED, LEFT[0]), (TaskKind.ABORTED, LEFT[1])):
         should[fixture.model.residents[1].request.request_id, status] += 1
-        fixture.insert([hook_calls.leaving(fixture, 1, kind), hook_calls.entering(fixture, 1)]).wait(PATIENCE)
+        fixture.enter([hook_calls.leaving(fixture, 1, kind), hook_calls.entering(fixture, 1)])
         fixture.check(f"{kind.name.lower()} and entered in one batch")
     hook_calls.submit(fixture)
-    hook_calls.update_inputs(fixture).wait(PATIENCE)
+    arrive(hook_calls.update_inputs(fixture))
     before = len(fixture.sink.records)
     rows = fixture.output(fixture.step([1, 0, FREE]))
     assert len(rows) == 4, (
         f"two requests have left slot 1, one is in it and one in slot 0, but {len(rows)} are reported"
     )
     fixture.output(fixture.step([1, 0, FREE]))
-    assert told(fixture.sink.records[before:]) == should, (
-        f"departures of one slot: {told(fixture.sink.records[before:])}"
+    assert departures(fixture.sink.records[before:]) == should, (
+        f"departures of one slot: {departures(fixture.sink.records[before:])}"
     )
     assert np.array_equal(fixture.state.host_table.admission_ids != 0, [True, True, True, False, False]), (
         "the requests in the slots"

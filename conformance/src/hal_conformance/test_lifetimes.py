@@ -71,8 +71,8 @@ def test_g03_a_kept_ticket_belongs_to_its_own_work_whatever_follows(kit: Kit) ->
             if number % 64 == 63:
                 arrive(last)
         arrive(last)
-        for told, ticket in zip(("write", "copy"), pending, strict=True):
-            assert not ticket.done(), f"a {told} on a held stream is done after {MANY} calls on another"
+        for what, ticket in zip(("write", "copy"), pending, strict=True):
+            assert not ticket.done(), f"a {what} on a held stream is done after {MANY} calls on another"
         stay_done({f"a write that {MANY} followed": done})
     come_true({"the write": pending[0], "the copy": pending[1]}, kit.effort.hang)
 

@@ -28,7 +28,7 @@ from .fixtures import hook_calls
 from .fixtures.world import World
 from .harness import backdoor
 from .harness.asserts import assert_raises
-from .harness.backdoor import PATIENCE
+from .harness.backdoor import PATIENCE, arrive, drain
 from .harness.guarantees import guarantee
 from .harness.sinks import FullSink
 from .kit import Kit
@@ -95,8 +95,8 @@ def heap() -> int:
     if found is None:
         return 0
     found.restype = Mallinfo
-    told = found()
-    return int(told.f7 + told.f4)  # uordblks and hblkhd
+    text = found()
+    return int(text.f7 + text.f4)  # uordblks and hblkhd
 
 
 def held() -> Held:
@@ -135,7 +135,7 @@ def kept(once: Callable[[], None], rounds: int, blocks: int = BLOCKS) -> str:
     The first window without remains is the last: a leak would have appeared in it.
     """
     bounds = Held(rounds // 5, rounds // 5, blocks * rounds, HEAP * blocks * rounds, RESIDENT)
-    found, told = set(Held._fields), ""
+    found, text = set(Held._fields), ""
     for _ in range(WINDOWS):
         before = held()
         for _ in range(rounds):
@@ -143,17 +143,15 @@ def kept(once: Callable[[], None], rounds: int, blocks: int = BLOCKS) -> str:
         after = rested(before.threads + bounds.threads)
         more = {name: getattr(after, name) - getattr(before, name) for name in found}
         found = {name for name in found if more[name] > getattr(bounds, name)}
-        told = ", ".join(f"{more[name]} more {name}" for name in sorted(found))
+        text = ", ".join(f"{more[name]} more {name}" for name in sorted(found))
         if not found:
             break
-    return told
+    return text
 
 
 def wrap(fixture: World, large: View) -> None:
     """Write a large value, so that a staging ring wraps and drops the entries of small writes."""
-    fixture.bound.async_set_value(target=large, value=np.ones(large.shape, np.int64), stream=fixture.stream).wait(
-        PATIENCE
-    )
+    arrive(fixture.bound.async_set_value(target=large, value=np.ones(large.shape, np.int64), stream=fixture.stream))
 
 
 def hooks(fixture: World) -> None:
@@ -166,7 +164,7 @@ def hooks(fixture: World) -> None:
     hook_calls.update_inputs(fixture)
     sink = MemorySink()
     fixture.state.take(hook_calls.save(fixture, sink))  # type: ignore[arg-type]  # save_output's
-    hook_calls.copy_out(fixture).wait(PATIENCE)
+    arrive(hook_calls.copy_out(fixture))
     fixture.device.event(fixture.stream).wait(PATIENCE)
     fixture.model.requests.clear()
     fixture.model.loose.clear()
@@ -177,7 +175,7 @@ def tickets_nobody_waits_for(fixture: World) -> None:
     """Make calls whose tickets are dropped."""
     for act in (hook_calls.scalar, hook_calls.array, hook_calls.submit, hook_calls.update_inputs):
         act(fixture)
-    fixture.stream.synchronize(PATIENCE)
+    drain(fixture.stream)
 
 
 def refusals(fixture: World) -> None:
@@ -209,7 +207,7 @@ def states(fixture: World) -> None:
     state = fixture.bound.state(hook_calls.SIZES, name="short-lived")
     request = state.admit(Request("r", [1, 2, 3]))
     task = Task(TaskKind.PREFILL, 0, request, 0, 3, [0])
-    fixture.bound.insert_tasks(state=state, tasks=[task], stream=fixture.stream).wait(PATIENCE)
+    arrive(fixture.bound.insert_tasks(state=state, tasks=[task], stream=fixture.stream))
 
 
 COPIED, WARM = 4096, 200
@@ -226,7 +224,7 @@ def test_g26_copies_out_without_a_write_keep_nothing(kit: Kit) -> None:
 
     def copy() -> None:
         part = ByteRange(next(at) % COPIED * 8, 64)
-        fixture.bound.copy_out(memory=source, parts=[part], stream=fixture.stream).wait(PATIENCE)
+        arrive(fixture.bound.copy_out(memory=source, parts=[part], stream=fixture.stream))
 
     for _ in range(WARM):
         copy()

@@ -3,22 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 from hal_core.errors import HalError
 from hal_core.group import ALONE, Group
 from hal_core.output.sinks import MemorySink, PendingOutput
-from hal_core.output.ticket import OutputTicket
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.crowd import ERRORS, LATE, ORDER, RECOVERED, SIZES, crowd_rows, crowded, entering, sample
-from .fixtures.world import FOLLOWER, World, assert_rows
+from .fixtures.world import FOLLOWER, Outputs, World, assert_rows
 from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
@@ -36,7 +35,7 @@ CASES = [
 ]
 
 
-def told(case: object) -> str:
+def name_of(case: object) -> str:
     """Return the name of a case."""
     if isinstance(case, Group):
         return f"rank {case.rank} of {len(case.ranks)}"
@@ -45,7 +44,7 @@ def told(case: object) -> str:
 
 @guarantee(24, also=(17, 18, 19, 20, 22, 25))
 @pytest.mark.parametrize("own_stream", [False, True], ids=["default stream", "own stream"])
-@pytest.mark.parametrize(("speculative", "logprobs", "group"), CASES, ids=told)
+@pytest.mark.parametrize(("speculative", "logprobs", "group"), CASES, ids=name_of)
 def test_g24_rows_of_every_kind_in_one_frame_have_their_own_parts(
     kit: Kit, speculative: bool, logprobs: int | None, group: Group, own_stream: bool
 ) -> None:
@@ -58,16 +57,16 @@ def test_g24_rows_of_every_kind_in_one_frame_have_their_own_parts(
         ORDER, speculative=speculative, logprobs=logprobs, group=group,
         errors=ERRORS, recovered=RECOVERED, late_errors=lambda: LATE,
     )  # fmt: skip
-    arrive(fixture.update_inputs(step))
+    fixture.run(step)
     fixture.check("a step of slots of every kind")
     if speculative:
-        arrive(fixture.propose({2: [7], 0: [8, 9], 1: [], 12: [6, 5]}))
+        fixture.draft({2: [7], 0: [8, 9], 1: [], 12: [6, 5]})
     saved(fixture, step, crowd_rows(fixture, step))
-    arrive(fixture.insert([Task(TaskKind.PREEMPTED, 2, fixture.model.residents[2].admitted), entering(fixture, 5)]))
+    fixture.enter([Task(TaskKind.PREEMPTED, 2, fixture.model.residents[2].admitted), entering(fixture, 5)])
     sample(fixture, 2, speculative=speculative)
     fixture.steps += 1
     again = step.again(step.number + 1)
-    arrive(fixture.update_inputs(again))
+    fixture.run(again)
     fixture.check("a second step with the same slots")
     saved(fixture, again, fixture.rows_of(again))
 
@@ -76,13 +75,12 @@ def saved(fixture: World, step: Step, should: list[Row]) -> None:
     """Save a step; compare the sink's record, the record that the rank has, and every byte of the state."""
     __tracebackhide__ = True
     sink, ids, what = KeepingSink(), fixture.batch_ids_of(step), f"save_output of step {step.number}"
-    ticket = cast(OutputTicket, assert_no_error(lambda: fixture.save(step, sink), what))
+    ticket = assert_no_error(lambda: fixture.save(step, sink), what)
     sends = int(step.group.is_first)
     assert len(sink.pending) == sends, (
         f"rank {step.group.rank} of {step.group.ranks} gave {len(sink.pending)} outputs to its sink, not {sends}"
     )
-    known = assert_no_error(lambda: fixture.state.take(ticket), f"taking the output of step {step.number}")
-    for record in (known, *assert_no_error(sink.resolve_all, what)):
+    for record in (fixture.take(ticket), *sink.resolve_all()):
         assert_rows(record, should, step.number)
     arrive(ticket, what)
     assert ticket.batch_ids == ids, f"{what}: the rows have the batch ids {ticket.batch_ids}, but should have {ids}"
@@ -109,47 +107,28 @@ def test_g19_outputs_are_their_own_steps_in_whatever_order_they_are_taken(
     """By the worker, before the sink takes any. Each take sets the mirror to its step; no other call changes it."""
     if held and (need := kit.missing(("async_h2d", "async_d2h", "can_hold_stream", "overlapped_update"))):
         pytest.skip(f"needs {need}")
-    fixture, sink = crowded(kit, speculative=False), KeepingSink()
-    begin = fixture.advance(ORDER)
-    fixture.output(begin)
-    tickets, rows, mirrors, numbers = [], [], [], []
+    fixture, outputs, mirrors = crowded(kit, speculative=False), Outputs(), []
+    fixture.output(fixture.advance(ORDER))
     before = {name: column.copy() for name, column in fixture.state.mirror.items()}
     with kit.held(fixture.stream, "several steps and their outputs") if held else nullcontext():
         for turn, (order, speculative, logprobs) in enumerate(TURNS):
             sample(fixture, turn + 2, speculative=speculative)
             step = fixture.step(order, speculative=speculative, logprobs=logprobs)
             fixture.update_inputs(step)
-            rows.append(fixture.rows_of(step))
-            mirrors.append({name: fixture.model.cells[name].copy() for name in fixture.state.mirror})
-            tickets.append(cast(OutputTicket, fixture.save(step, sink)))
-            numbers.append(step.number)
-    assert_mirror(fixture, before, "outputs that nobody has taken")
+            mirrors.append(fixture.mirrored())
+            outputs.save(fixture, step)
+    fixture.check_mirror(before, "outputs that nobody has taken")
     for at in taken:
-        record = assert_no_error(lambda at=at: fixture.state.take(tickets[at]), f"taking output {at}")  # type: ignore[misc]
-        assert_rows(record, rows[at], numbers[at])
-        assert_mirror(fixture, mirrors[at], f"taking output {at} of {len(TURNS)}")
-    records = assert_no_error(sink.resolve_all, "resolving the outputs")
-    assert_mirror(fixture, mirrors[taken[-1]] if taken else before, "the sink has read outputs that nobody took")
-    assert len(records) == len(rows), f"{len(rows)} steps were saved, but {len(records)} records came"
-    for record, should, number in zip(records, rows, numbers, strict=True):
-        assert_rows(record, should, number)
+        ticket, rows = outputs.saved[at]
+        assert_rows(fixture.take(ticket), rows, ticket.step)
+        fixture.check_mirror(mirrors[at], f"taking output {at} of {len(TURNS)}")
+    outputs.deliver("several steps whose outputs were taken late")
+    fixture.check_mirror(mirrors[taken[-1]] if taken else before, "the sink has read outputs that nobody took")
     fixture.check("several steps whose outputs were taken late")
 
 
-def assert_mirror(
-    fixture: World, should: Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]], told: str
-) -> None:
-    """Assert that the host's mirror has these values."""
-    __tracebackhide__ = True
-    for name, cells in should.items():
-        got = fixture.state.mirror[name]
-        assert got.tobytes() == cells.tobytes(), (
-            f"after {told}: mirror[{name!r}] is {got.tolist()}, but should be {cells.tolist()}"
-        )
-
-
 @guarantee(20, also=(17, 18, 19, 22))
-@pytest.mark.parametrize("group", [ALONE, FOLLOWER], ids=told)
+@pytest.mark.parametrize("group", [ALONE, FOLLOWER], ids=name_of)
 def test_g20_a_step_without_slots_and_steps_of_one_have_their_rows(kit: Kit, group: Group) -> None:
     """A frame of no rows, then each slot in a step of its own, which reports the departure from that slot."""
     fixture = crowded(kit, speculative=True)
@@ -167,7 +146,7 @@ def test_g25_two_states_save_by_turns_in_their_own_modes(kit: Kit) -> None:
         World(kit, replace(SIZES, max_draft_tokens=0, max_logprobs=0), name="plain"),
     )
     slots = [3, 0, 15, 6]
-    arrive(plain.insert([entering(plain, slot) for slot in slots]))
+    plain.enter([entering(plain, slot) for slot in slots])
     for turn in range(3):
         orders = {"target": np.roll(ORDER, turn).tolist(), "plain": np.roll(slots, turn).tolist()}
         number = 100 + turn
@@ -175,7 +154,7 @@ def test_g25_two_states_save_by_turns_in_their_own_modes(kit: Kit) -> None:
         drawing = Step(number, orders)
         for fixture, step in ((plain, drawing), (target, verifying)):
             sample(fixture, turn + 3, speculative=True) if fixture is target else draw_plain(plain, turn)
-            arrive(fixture.update_inputs(step))
+            fixture.run(step)
         for fixture, step in ((target, verifying), (plain, drawing)):
             fixture.output(step)
             fixture.check(f"step {number} of two states")
@@ -207,7 +186,7 @@ SINKS: dict[str, Callable[[], Any]] = {
 
 @guarantee(18, also=(17, 19, 23))
 @pytest.mark.parametrize("kind", SINKS)
-@pytest.mark.parametrize(("speculative", "logprobs"), [(False, None), (True, 2)], ids=told)
+@pytest.mark.parametrize(("speculative", "logprobs"), [(False, None), (True, 2)], ids=name_of)
 def test_g18_rows_of_every_kind_are_cleaned_up_whatever_the_sink_does(
     kit: Kit, kind: str, speculative: bool, logprobs: int | None
 ) -> None:
@@ -218,7 +197,7 @@ def test_g18_rows_of_every_kind_are_cleaned_up_whatever_the_sink_does(
         ORDER, speculative=speculative, logprobs=logprobs, group=group,
         errors=ERRORS, recovered=RECOVERED, late_errors=lambda: LATE,
     )  # fmt: skip
-    arrive(fixture.update_inputs(step))
+    fixture.run(step)
     should, raised = crowd_rows(fixture, step), None
     ticket: Any = None
     try:
@@ -229,22 +208,21 @@ def test_g18_rows_of_every_kind_are_cleaned_up_whatever_the_sink_does(
     assert (raised is not None) == (kind in ("full", "dead", "broken")), f"a sink that is {kind}: {raised!r}"
     fixture.check(f"save_output into a sink that is {kind}")
     if ticket is not None:
-        record = assert_no_error(lambda: fixture.state.take(ticket), f"taking an output whose sink is {kind}")
-        assert_rows(record, should, step.number)
+        assert_rows(fixture.take(ticket, f"taking an output whose sink is {kind}"), should, step.number)
     if kind == "on a thread":
         sink.close(PATIENCE)
         assert_rows(sink.records[0], should, step.number)
     sample(fixture, 2, speculative=speculative)
     fixture.steps += 1
     again = step.again(step.number + 1)
-    arrive(fixture.update_inputs(again))
+    fixture.run(again)
     saved(fixture, again, fixture.rows_of(again))
 
 
 @guarantee(18, also=(17, 19))
 @pytest.mark.parametrize("late", [False, True], ids=["at the call", "late"])
-@pytest.mark.parametrize("group", [ALONE, FOLLOWER], ids=told)
-@pytest.mark.parametrize(("speculative", "logprobs"), [(False, 1), (True, None)], ids=told)
+@pytest.mark.parametrize("group", [ALONE, FOLLOWER], ids=name_of)
+@pytest.mark.parametrize(("speculative", "logprobs"), [(False, 1), (True, None)], ids=name_of)
 def test_g18_rows_of_every_kind_are_cleaned_up_where_the_copy_fails(
     kit: Kit, speculative: bool, logprobs: int | None, group: Group, late: bool
 ) -> None:
@@ -253,14 +231,9 @@ def test_g18_rows_of_every_kind_are_cleaned_up_where_the_copy_fails(
         step = fixture.advance(ORDER, speculative=speculative, logprobs=logprobs, group=group)
         laid.device.late, fuse.at = late, 1  # type: ignore[attr-defined]  # the fault's
         why = "save_output whose copy failed"
-        assert_raises(faults.CopyFailed, lambda: told_by(fixture, step, sink), why)
+        assert_raises(faults.CopyFailed, lambda: fixture.state.take(fixture.save(step, sink)), why)
         fuse.at = 0
         fixture.check(why)
         sample(fixture, 2, speculative=speculative)
         after = fixture.advance(ORDER[::-1], speculative=speculative, logprobs=logprobs, group=group)
         saved(fixture, after, fixture.rows_of(after))
-
-
-def told_by(fixture: World, step: Step, sink: KeepingSink) -> None:
-    """Save a step, and take its output."""
-    fixture.state.take(cast(OutputTicket, fixture.save(step, sink)))

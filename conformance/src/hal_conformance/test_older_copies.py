@@ -14,15 +14,15 @@ from hal_core.memory.views import ByteRange, View
 from hal_core.memory.writes import Writes
 
 from .fixtures.hook_cases import HOOK_CASES, filled, hook_cases, overlaps
-from .fixtures.prepared_calls import unlike
+from .fixtures.prepared_calls import assert_alike, assert_copied
 from .fixtures.stream_cases import copied
 from .harness import backdoor
 from .harness.asserts import assert_raises
-from .harness.backdoor import arrive
+from .harness.backdoor import arrive, drain
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
-from .harness.waiters import A_WHILE, SHORT
+from .harness.waiters import A_WHILE, SHORT, all_wait
 from .kit import Kit
 
 if TYPE_CHECKING:
@@ -60,19 +60,18 @@ def test_g22_a_write_comes_after_an_older_copy_of_any_of_its_memories(
     should = noise(at, 8 * WORDS)
     for memory in memories:
         backdoor.write(device, memory, 0, should, held)
-    told = f"a write behind an older copy of memory {at}"
-    with kit.held(held, told):
+    what = f"a write behind an older copy of memory {at}"
+    with kit.held(held, what):
         older, newer = copied(kit, memories[at], held), copied(kit, memories[at], free)
         arrive(newer)
         written = write(kit, memories, at, writer)
-        assert_raises(TicketTimeout, lambda: written.wait(A_WHILE), f"{told}, which is held: its ticket")
+        assert_raises(TicketTimeout, lambda: written.wait(A_WHILE), f"{what}, which is held: its ticket")
     for ticket in (older, written):
-        arrive(ticket, told)
+        arrive(ticket, what)
     for when, copy in (("older", older), ("newer", newer)):
-        wrong = unlike(copy.data[0][: 8 * WORDS], should)
-        assert not wrong, f"the {when} copy of memory {at}, made before a write: {wrong}"
+        assert_alike(copy.data[0][: 8 * WORDS], should, f"the {when} copy of memory {at}, made before a write")
     got = backdoor.read(device, memories[at], writer)[: 8 * WORDS].view(np.int64)
-    assert (got == 7).all(), f"{told} wrote {got.tolist()}"
+    assert (got == 7).all(), f"{what} wrote {got.tolist()}"
 
 
 @guarantee(22, requires=("async_h2d", "async_d2h", "can_hold_stream"), also=(2, 23, 28))
@@ -80,25 +79,20 @@ def test_g22_every_form_of_a_call_comes_after_an_older_copy(kit: Kit) -> None:
     """Each on a stream of its own. A write that did not wait would be in the copy, which is made after all of them."""
     device, held = kit.device, kit.device.stream()
     hooks = [hook for hook in HOOK_CASES if overlaps(kit, hook)]
-    made = {told: make(kit) for hook in hooks for told, make in hook_cases(kit, hook)}
+    made = {what: make(kit) for hook in hooks for what, make in hook_cases(kit, hook)}
     for call in made.values():
         for memory, data in ((call.memory, call.before), *call.sources):
             backdoor.write(device, memory, 0, data, device.default_stream)
-    streams = {told: device.stream() for told in made}
+    streams = {what: device.stream() for what in made}
     with kit.held(held, "calls behind older copies of what they write"):
-        copies = {told: copied(kit, call.memory, held) for told, call in made.items()}
-        tickets = {told: call.act(streams[told]) for told, call in made.items()}
-        told = next(iter(tickets))
-        assert_raises(TicketTimeout, partial(tickets[told].wait, A_WHILE), f"{told} behind an older copy: its ticket")
-        early = [told for told, ticket in tickets.items() if ticket.done()]
-        assert not early, f"{early} are done, but what they write is read by a copy on a held stream"
-    for told, call in made.items():
-        arrive(copies[told])
-        wrong = unlike(copies[told].data[0][: len(call.before)], call.before)
-        assert not wrong, f"the copy made before {told}, on a held stream: {wrong}"
-        call.complete(tickets[told])
-        wrong = call.wrong(backdoor.read(device, call.memory, streams[told])[: len(call.before)])
-        assert not wrong, f"{told} behind an older copy: {wrong}"
+        copies = {what: copied(kit, call.memory, held) for what, call in made.items()}
+        tickets = {what: call.act(streams[what]) for what, call in made.items()}
+        all_wait(tickets, "a copy on a held stream of what they write")
+    for what, call in made.items():
+        assert_copied(copies[what], call.before, f"the copy made before {what}, on a held stream")
+        call.complete(tickets[what])
+        wrong = call.wrong(backdoor.read(device, call.memory, streams[what])[: len(call.before)])
+        assert not wrong, f"{what} behind an older copy: {wrong}"
 
 
 RANGES: dict[str, tuple[list[tuple[int, int]], int]] = {
@@ -120,26 +114,26 @@ RANGES: dict[str, tuple[list[tuple[int, int]], int]] = {
 def test_g22_a_write_comes_after_a_copy_of_any_of_its_ranges(kit: Kit) -> None:
     """Only a part of the copy is written to, by one element on a stream of its own."""
     device, held, should = kit.device, kit.device.stream(), noise(11, 1024)
-    memories = {told: device.allocate(1024) for told in RANGES}
-    streams = {told: device.stream() for told in RANGES}
+    memories = {what: device.allocate(1024) for what in RANGES}
+    streams = {what: device.stream() for what in RANGES}
     for memory in memories.values():
         backdoor.write(device, memory, 0, should, held)
     with kit.held(held, "writes to ranges that a copy reads"):
         copies, tickets = {}, {}
-        for told, (ranges, at) in RANGES.items():
-            copies[told] = device.copy_out(memories[told], [ByteRange(*part) for part in ranges], held)
-            target = View.contiguous(memories[told], at, (1,), INT64)
-            tickets[told] = kit.bound.async_set_value(target=target, value=7, stream=streams[told])
-        first = next(iter(tickets))
-        assert_raises(TicketTimeout, lambda: tickets[first].wait(A_WHILE), f"a write to {first}: its ticket")
-        early = [told for told, ticket in tickets.items() if ticket.done()]
-        assert not early, f"writes to {early} are done, but a copy on a held stream reads there"
-    for told, (ranges, _) in RANGES.items():
-        arrive(copies[told])
-        for (offset, nbytes), data in zip(ranges, copies[told].data, strict=True):
-            wrong = unlike(data, should[offset : offset + nbytes])
-            assert not wrong, f"the copy made before a write to {told}, bytes {offset} to {offset + nbytes}: {wrong}"
-        arrive(tickets[told])
+        for what, (ranges, at) in RANGES.items():
+            copies[what] = device.copy_out(memories[what], [ByteRange(*part) for part in ranges], held)
+            target = View.contiguous(memories[what], at, (1,), INT64)
+            tickets[what] = kit.bound.async_set_value(target=target, value=7, stream=streams[what])
+        all_wait(tickets, "a copy on a held stream that reads there")
+    for what, (ranges, _) in RANGES.items():
+        arrive(copies[what])
+        for (offset, nbytes), data in zip(ranges, copies[what].data, strict=True):
+            assert_alike(
+                data,
+                should[offset : offset + nbytes],
+                f"the copy made before a write to {what}, bytes {offset} to {offset + nbytes}",
+            )
+        arrive(tickets[what])
 
 
 def write_several(kit: Kit, target: Any, stream: Stream) -> Ticket:  # noqa: ANN401 (a framework's tensor)
@@ -169,27 +163,24 @@ def test_g22_a_tensor_is_written_after_an_older_copy_of_it(kit: Kit) -> None:
     """Its memory is found twice, for the copy and for the write: two objects, and the same addresses."""
     device, support, should = kit.device, kit.subject.support, np.arange(64, dtype=np.int64)
     held, copies, tickets = device.stream(), {}, {}
-    tensors: dict[str, Any] = {told: support.tensor(device, should) for told in TENSORS}
+    tensors: dict[str, Any] = {what: support.tensor(device, should) for what in TENSORS}
     for tensor in tensors.values():
         support.values_of(device, tensor)
-    streams = {told: device.stream() for told in TENSORS}
+    streams = {what: device.stream() for what in TENSORS}
     with kit.held(held, "writes to tensors behind older copies of them"):
-        for told, (write, _) in TENSORS.items():
-            view = device.resolve(tensors[told])
+        for what, (write, _) in TENSORS.items():
+            view = device.resolve(tensors[what])
             low, end = view.bounds()
-            copies[told] = device.copy_out(view.memory, [ByteRange(low, end - low)], held)
-            tickets[told] = write(kit, tensors[told], streams[told])
-        told = next(iter(tickets))
-        assert_raises(TicketTimeout, partial(tickets[told].wait, A_WHILE), f"{told} of a tensor behind a copy")
-        early = [told for told, ticket in tickets.items() if ticket.done()]
-        assert not early, f"{early} of a tensor are done, but a copy on a held stream reads it"
-    for told, (_, part) in TENSORS.items():
-        for ticket in (copies[told], tickets[told]):
-            arrive(ticket, told)
-        got, after = copies[told].data[0].view(np.int64)[:64].tolist(), should.copy()
-        assert got == should.tolist(), f"{told} of a tensor came before an older copy of it, which has {got}"
+            copies[what] = device.copy_out(view.memory, [ByteRange(low, end - low)], held)
+            tickets[what] = write(kit, tensors[what], streams[what])
+        all_wait(tickets, "a copy of their tensors on a held stream")
+    for what, (_, part) in TENSORS.items():
+        for ticket in (copies[what], tickets[what]):
+            arrive(ticket, what)
+        got, after = copies[what].data[0].view(np.int64)[:64].tolist(), should.copy()
+        assert got == should.tolist(), f"{what} of a tensor came before an older copy of it, which has {got}"
         after[part] = -1
-        assert support.values_of(device, tensors[told]).tolist() == after.tolist(), f"{told} of a tensor"
+        assert support.values_of(device, tensors[what]).tolist() == after.tolist(), f"{what} of a tensor"
 
 
 @guarantee(23, requires=("async_h2d", "async_d2h", "can_hold_stream"), also=(1, 22))
@@ -201,7 +192,7 @@ def test_g23_every_stream_that_asks_waits_for_a_pending_read(kit: Kit, what: str
     memory, view = fixture.state.memory, fixture.state.view("top_p")
     step = fixture.advance([4, 0, 2, 5, 1, 3])
     asking = [device.stream(), device.default_stream, device.stream()]
-    writing, sink, whole = [device.stream(), device.stream()], KeepingSink(), fixture.model.block.copy()
+    writing, sink, before = [device.stream(), device.stream()], KeepingSink(), fixture.model.block.copy()
     fixture.stream = held
     with kit.held(held, f"streams that are ordered after {what}"):
         read = fixture.save(step, sink) if what == "an output" else copied(kit, memory, held)
@@ -216,13 +207,12 @@ def test_g23_every_stream_that_asks_waits_for_a_pending_read(kit: Kit, what: str
         for at, ticket in enumerate(tickets):
             assert_raises(TicketTimeout, partial(ticket.wait, SHORT), f"write {at} of two behind {what}: its ticket")
     for stream in asking:
-        stream.synchronize(backdoor.PATIENCE)
+        drain(stream)
     for ticket in tickets:
         arrive(ticket)
     if what == "a copy":
         arrive(read)
-        wrong = unlike(cast("CopyTicket", read).data[0][: len(whole)], whole)
-        assert not wrong, f"a copy before two writes: {wrong}"
+        assert_alike(cast("CopyTicket", read).data[0][: len(before)], before, "a copy before two writes")
     else:
         sink.resolve_all()
         arrive(read)

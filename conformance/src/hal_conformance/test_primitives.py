@@ -13,7 +13,7 @@ from .draw.views import BLOCK_BYTES, draw_view
 from .fixtures.block import Block
 from .harness import backdoor
 from .harness.asserts import assert_no_error
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .harness.places import method
 from .kit import Draw, Kit, examples
@@ -65,7 +65,7 @@ def test_g01_a_copy_within_the_device_keeps_order_and_never_waits(kit: Kit) -> N
 def test_g04_of_two_writes_to_one_place_in_one_plan_the_last_wins(kit: Kit, draw: Draw) -> None:
     block = Block(kit)
     builder = draw_writes(draw, block)
-    kit.device.submit(builder.build(), block.stream).wait(PATIENCE)
+    arrive(kit.device.submit(builder.build(), block.stream))
     block.check("a plan whose writes overlap")
 
 
@@ -83,7 +83,7 @@ def test_g05_records_are_spread_over_the_slots_they_name(kit: Kit, draw: Draw) -
     data = np.frombuffer(draw(st.binary(min_size=size, max_size=size), "records"), np.uint8).reshape(len(slots), source)
     records = Records(np.array(slots, np.int32), data.copy(), np.array(scatter_map, SCATTER_MAP))
     plan = WritePlan(block.memory, PlanBuilder(block.memory).build().writes, [], records)
-    kit.device.submit(plan, block.stream).wait(PATIENCE)
+    arrive(kit.device.submit(plan, block.stream))
     for record, slot in zip(data, slots, strict=True):
         for start, stride, at, width in scatter_map:
             block.should[start + slot * stride :][:width] = record[at : at + width]
@@ -101,7 +101,7 @@ def test_g02_a_plan_may_be_changed_once_it_was_submitted(kit: Kit, draw: Draw) -
     with kit.held(block.stream):
         ticket = kit.device.submit(builder.build(), block.stream)
         data[...] = ~data
-    ticket.wait(PATIENCE)
+    arrive(ticket)
     block.check("the plan's payload was overwritten by its caller")
 
 
@@ -141,7 +141,7 @@ def test_g01_a_stream_that_waits_for_an_event_sees_what_came_before_it(kit: Kit,
         if kit.can_hold:
             assert not event.done(), "an event behind held work is done"
         copied = kit.device.copy_out(block.memory, [ByteRange(0, BLOCK_BYTES)], second)
-    copied.wait(PATIENCE)
+    arrive(copied)
     block.compare(copied.data[0], "a copy on a stream that waits for the write's event")
 
 

@@ -1,4 +1,4 @@
-"""``broadcast_tokens`` and ``save_output`` with real groups: 2 ranks, and 4 as 2 x 2 (G13 to G18)."""
+"""Groups of ranks in worker processes (G13 to G18): what they agree on, in every mode of decoding, and lost peers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .draw.requests import sizes
 from .harness.guarantees import RANKS, guarantee
 from .kit import Draw, Kit, examples
 from .ranks import losses as rank_losses
+from .ranks import modes as rank_modes
 from .ranks import work as rank_work
 from .ranks.pool import GROUPS, TIMEOUT
 from .ranks.work import Met, Seen
@@ -34,7 +35,7 @@ AGREED_WITH_DRAFTS = (*AGREED, "accept_tokens", "accept_num", "step_idx", "stop_
 ranks differ in all of them, including those that normally differ only after an error."""
 
 
-def told(groups: Any) -> list[int]:  # noqa: ANN401 (nested sequences)
+def ranks_of(groups: Any) -> list[int]:  # noqa: ANN401 (nested sequences)
     """Return the ranks of all groups."""
     return [rank for group in groups for rank in group]
 
@@ -69,7 +70,7 @@ def test_g13_every_rank_holds_the_sources_fields_byte_for_byte(kit: Kit, draw: D
     groups = draw(st.sampled_from(SPLITS), "groups")
     idle = groups[-1:] if len(groups) > 1 and draw(st.booleans(), "the last group is idle") else ()
     seed = draw(st.integers(0, 99), "seed of the bytes")
-    seen = kit.ranks.run(kit.recipe, rank_work.agree, groups, idle, size, seed, A_CALL, ranks=told(groups))
+    seen = kit.ranks.run(kit.recipe, rank_work.agree, groups, idle, size, seed, A_CALL, ranks=ranks_of(groups))
     for group in groups:
         for rank in group:
             if group in idle:
@@ -87,7 +88,7 @@ def test_g14_a_call_is_one_collective_of_fixed_size(kit: Kit, groups: Any) -> No
     )
     nbytes = set()
     for size in (small, large):
-        seen = kit.ranks.run(kit.recipe, rank_work.agree, groups, (), size, 0, 3, ranks=told(groups))
+        seen = kit.ranks.run(kit.recipe, rank_work.agree, groups, (), size, 0, 3, ranks=ranks_of(groups))
         for rank, mine in seen.items():
             assert_well(rank, mine.error, "broadcast_tokens")
             assert mine.collectives == [1] * 3, f"rank {rank} made {mine.collectives} collectives in 3 calls"
@@ -99,7 +100,7 @@ def test_g14_a_call_is_one_collective_of_fixed_size(kit: Kit, groups: Any) -> No
 @pytest.mark.parametrize("drafts", [0, 4], ids=["plain", "drafts"])
 def test_g14_a_large_slice_is_one_collective_too(kit: Kit, drafts: int) -> None:
     size = StateConfig(num_slots=512, max_model_len=8, max_draft_tokens=drafts, max_logprobs=1)
-    seen = kit.ranks.run(kit.recipe, rank_work.agree, PAIR, (), size, 0, 2, ranks=told(PAIR))
+    seen = kit.ranks.run(kit.recipe, rank_work.agree, PAIR, (), size, 0, 2, ranks=ranks_of(PAIR))
     for rank, mine in seen.items():
         assert_well(rank, mine.error, "broadcast_tokens of 512 slots")
         assert mine.collectives == [1] * 2, f"rank {rank} made {mine.collectives} collectives in 2 calls for 512 slots"
@@ -175,7 +176,7 @@ def test_g15_a_group_of_one_in_a_job_of_several_meets_nobody(kit: Kit) -> None:
 def test_g17_only_the_first_rank_sends_and_all_know_the_same(kit: Kit, groups: Any, path: str) -> None:  # noqa: ANN401
     drafts = 2 if path.startswith("speculative") else 0
     size = StateConfig(num_slots=3, max_model_len=32, max_draft_tokens=drafts, max_logprobs=2)
-    answers = kit.ranks.run(kit.recipe, rank_work.decode, groups, size, path, 4, ranks=told(groups))
+    answers = kit.ranks.run(kit.recipe, rank_work.decode, groups, size, path, 4, ranks=ranks_of(groups))
     for group in groups:
         first = answers[group[0]]
         for rank in group:
@@ -198,7 +199,7 @@ def test_g17_only_the_first_rank_sends_and_all_know_the_same(kit: Kit, groups: A
 @SHAPES
 def test_g18_the_clean_up_happens_on_every_rank_of_real_groups(kit: Kit, groups: Any, path: str) -> None:  # noqa: ANN401
     size = replace(PLAIN, num_slots=2, max_draft_tokens=2 if path.startswith("speculative") else 0)
-    answers = kit.ranks.run(kit.recipe, rank_work.decode, groups, size, path, 2, ranks=told(groups))
+    answers = kit.ranks.run(kit.recipe, rank_work.decode, groups, size, path, 2, ranks=ranks_of(groups))
     for rank, mine in answers.items():
         assert_well(rank, mine.error, "decoding")
         assert mine.marked, f"rank {rank}: a preemption left no mark to clean up"
@@ -209,7 +210,7 @@ def check_casualty(kit: Kit, groups: Any, victim: int, how: str, lose: Any = ran
     """Let one rank be lost, hung or absent: only its group gets an error, in time, and other devices continue. Return
     the survivors' answers."""
     __tracebackhide__ = True
-    ranks = [rank for rank in told(groups) if rank != victim]
+    ranks = [rank for rank in ranks_of(groups) if rank != victim]
     with kit.ranks.casualty(kit.recipe, lose, victim, how, groups):
         answers = kit.ranks.collect(ranks)
     for rank, lost in answers.items():
@@ -240,3 +241,37 @@ def test_g16_a_hung_rank_is_an_error_on_every_survivor(kit: Kit, groups: Any, fi
 @pytest.mark.parametrize("groups", [GROUPS, PAIR], ids=["two-by-two", "two-ranks"])
 def test_g16_a_lost_rank_is_an_error_on_every_survivor(kit: Kit, groups: Any) -> None:  # noqa: ANN401
     check_casualty(kit, groups, groups[-1][-1], "lost")
+
+
+NONE, ALL_VERIFY = (False, False, False), (True, True, True)
+MODES = {
+    "none": (0, NONE, False),
+    "naive, plain steps on a state with drafts": (2, NONE, False),
+    "naive, verifying none": (1, ALL_VERIFY, False),
+    "n-gram": (2, ALL_VERIFY, True),
+    "suffix": (3, ALL_VERIFY, True),
+    "MTP": (1, ALL_VERIFY, True),
+    "plain steps among verifying ones": (2, (True, False, False, True, False), False),
+}
+"""Mode of decoding to (drafts the state is sized for, for each step whether it verifies drafts, whether a proposer
+runs)."""
+
+
+@guarantee(13, requires=RANKS)
+@pytest.mark.parametrize("groups", [PAIR, GROUPS, ((1, 0),)], ids=["two-ranks", "two-by-two", "reversed"])
+@pytest.mark.parametrize("mode", MODES)
+def test_g13_ranks_that_draw_apart_agree_in_every_mode(kit: Kit, mode: str, groups: Any) -> None:  # noqa: ANN401
+    max_draft_tokens, kinds, proposes = MODES[mode]
+    size = StateConfig(num_slots=3, max_model_len=32, max_draft_tokens=max_draft_tokens, max_logprobs=0)
+    answers = kit.ranks.run(kit.recipe, rank_modes.step_apart, groups, size, kinds, proposes, ranks=ranks_of(groups))
+    for group in groups:
+        source = answers[group[0]]
+        for rank in group:
+            mine = answers[rank]
+            assert_well(rank, mine.error, f"decoding ({mode})")
+            for number, (got, should) in enumerate(zip(mine.fields, source.fields, strict=True)):
+                other = [name for name in should if got[name] != should[name]]
+                assert not other, f"{mode}: after step {number} rank {rank} differs from rank {group[0]} in {other}"
+            assert mine.known == source.known, f"rank {rank} knows {mine.known}, but rank {group[0]} {source.known}"
+        drawn_by = {token // 100 % 10 for tokens in source.known for token in tokens}
+        assert drawn_by == {group[0]}, f"{mode}: group {group} has the tokens of ranks {drawn_by}, not of {group[0]}"

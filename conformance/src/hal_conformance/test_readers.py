@@ -1,8 +1,10 @@
-"""No write reaches a slot before the last step that reads it has passed (G28), for all readers, writers and streams."""
+"""No write reaches a slot before the last step that reads it has passed (G28): all readers, writers, streams and
+owners, once and again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +16,7 @@ from hal_core.memory.writes import Writes
 from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.hook_cases import SIZES, filled, new_tasks
-from .fixtures.prepared_calls import unlike
+from .fixtures.prepared_calls import assert_alike
 from .fixtures.stream_cases import Busy, copied
 from .fixtures.world import World
 from .harness import backdoor
@@ -25,8 +27,10 @@ from .harness.waiters import SHORT
 from .kit import Kit, Latch
 
 if TYPE_CHECKING:
+    from hal_core.slots.state import SlotState
     from hal_core.streams import Stream
     from hal_core.tickets import Ticket
+
 
 LEFT, NAMED, EMPTY = 1, (0, 1, 2), 4
 """The slot that a request leaves and another enters, the slots that every step names, and one that no step names."""
@@ -139,11 +143,11 @@ def update_held(fixture: World, latch: Latch, order: tuple[int, ...]) -> Ticket:
     return step_held(fixture.kit, latch, lambda: fixture.update_inputs(fixture.step(order)))
 
 
-def still_waits(told: str, ticket: Ticket) -> None:
+def still_waits(what: str, ticket: Ticket) -> None:
     """Assert that the write waits behind the held step."""
     __tracebackhide__ = True
-    assert not ticket.done(), f"{told} is done, though a step that reads the slots is held"
-    assert_raises(TicketTimeout, lambda: ticket.wait(SHORT), f"{told}, behind a step that is held: its ticket")
+    assert not ticket.done(), f"{what} is done, though a step that reads the slots is held"
+    assert_raises(TicketTimeout, lambda: ticket.wait(SHORT), f"{what}, behind a step that is held: its ticket")
 
 
 @guarantee(28, requires=("async_h2d", "can_hold_stream"))
@@ -168,16 +172,16 @@ def test_g28_an_event_comes_after_what_its_stream_waits_for(kit: Kit) -> None:
 def test_g28_a_write_comes_after_a_step_on_another_stream(kit: Kit, what: str, which: str) -> None:
     reader, writer = streams(kit, which)
     fixture, tasks = filled(kit, NAMED)
-    told = f"{what}, {which},"
-    with kit.held(reader, told) as latch:
+    case = f"{what}, {which},"
+    with kit.held(reader, case) as latch:
         fixture.stream = reader
         stepped = update_held(fixture, latch, NAMED)
         fixture.stream = writer
         written = (WRITES | FORMS)[what](fixture, tasks)
-        still_waits(told, written)
+        still_waits(case, written)
     for ticket in (stepped, written):
         arrive(ticket)
-    fixture.check(f"{told} behind a step")
+    fixture.check(f"{case} behind a step")
 
 
 @guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
@@ -187,8 +191,8 @@ def test_g28_a_write_comes_after_every_step_not_only_first_or_last(kit: Kit, wha
     """Three steps on two streams, the second of which waits for the first; they are released one by one."""
     device, held, writer = kit.device, [kit.device.stream(), kit.device.stream()], kit.device.stream()
     fixture, tasks = filled(kit, NAMED)
-    told = f"{what} behind three steps on two streams"
-    latches = [kit.held(stream, told) for stream in held]
+    case = f"{what} behind three steps on two streams"
+    latches = [kit.held(stream, case) for stream in held]
     with latches[0], latches[1]:
         fixture.stream = held[0]
         steps = [update_held(fixture, latches[0], order) for order in ((0, 1), (1, 2))]
@@ -197,15 +201,15 @@ def test_g28_a_write_comes_after_every_step_not_only_first_or_last(kit: Kit, wha
         steps.append(update_held(fixture, latches[1], (2, 0, 1)))
         fixture.stream = writer
         written = WRITES[what](fixture, tasks)
-        still_waits(told, written)
+        still_waits(case, written)
         latches[last_first].release()
         if not last_first:
             for step in steps[:2]:
                 arrive(step)
-        still_waits(f"{told}, of which {'the first two are' if last_first else 'the last is'} held,", written)
+        still_waits(f"{case}, of which {'the first two are' if last_first else 'the last is'} held,", written)
     for ticket in (*steps, written):
         arrive(ticket)
-    fixture.check(told)
+    fixture.check(case)
 
 
 @guarantee(28, requires=("async_h2d", "async_d2h", "can_hold_stream"))
@@ -217,21 +221,20 @@ def test_g28_what_a_reader_sees_is_not_written_over(kit: Kit, what: str, which: 
     if what == "a request that enters a slot the step does not name":
         return  # this reader names its slots
     fixture, tasks = filled(kit, NAMED)
-    should, told = fixture.model.block.copy(), f"{what}, {which},"
-    with kit.held(reader, told):
+    should, case = fixture.model.block.copy(), f"{what}, {which},"
+    with kit.held(reader, case):
         busy = Busy(kit, reader, 3)
         seen = copied(kit, fixture.state.memory, reader)
         fixture.state.add_reader(np.array(NAMED, np.int32), kit.device.event(reader))
         fixture.stream = writer
         written = WRITES[what](fixture, tasks)
-        still_waits(told, written)
+        still_waits(case, written)
         behind = backdoor.put(kit.device, kit.device.allocate(64), [(0, bytes(64))], writer)
-        still_waits(f"work behind {told}", behind)
+        still_waits(f"work behind {case}", behind)
     for ticket in (seen, written, behind):
         arrive(ticket)
-    wrong = unlike(seen.data[0], should)
-    assert not wrong, f"a reader saw {told} which came after it: {wrong}"
-    fixture.check(f"{told} behind a reader")
+    assert_alike(seen.data[0], should, f"a reader saw {case} which came after it")
+    fixture.check(f"{case} behind a reader")
     busy.check()
 
 
@@ -245,8 +248,8 @@ def test_g28_a_write_comes_after_each_of_several_readers(kit: Kit) -> None:
             [kit.device.default_stream, kit.device.stream(), kit.device.stream()],
             kit.device.stream(),
         )
-        told = "a write behind three readers"
-        latches = [kit.held(reader, told) for reader in readers]
+        what = "a write behind three readers"
+        latches = [kit.held(reader, what) for reader in readers]
         with latches[0], latches[1], latches[2]:
             seen = []
             for slots, reader in zip(((0, 1), (1,), (1, 2)), readers, strict=True):
@@ -254,14 +257,13 @@ def test_g28_a_write_comes_after_each_of_several_readers(kit: Kit) -> None:
                 fixture.state.add_reader(np.array(slots, np.int32), kit.device.event(reader))
             written = _leave_and_enter(fixture, tasks)
             for at, stream_case in enumerate(order):
-                still_waits(f"{told}, of which {3 - at} are held", written)
+                still_waits(f"{what}, of which {3 - at} are held", written)
                 latches[stream_case].release()
                 arrive(seen[stream_case])
         arrive(written)
         for copy in seen:
-            wrong = unlike(copy.data[0], should)
-            assert not wrong, f"a reader saw a write that came after it: {wrong}"
-        fixture.check(told)
+            assert_alike(copy.data[0], should, "a reader saw a write that came after it")
+        fixture.check(what)
 
 
 @guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
@@ -274,7 +276,7 @@ def test_g28_a_step_holds_up_no_other_state_and_no_host(kit: Kit) -> None:
         fixture.stream = held
         stepped = update_held(fixture, latch, NAMED)
         other.stream = writer
-        arrive(other.insert(new_tasks(other, [0, 3])))
+        other.enter(new_tasks(other, [0, 3]))
         arrive(_set_all(other, []))
         other.check("a write to a state that no held step reads")
     arrive(stepped)
@@ -300,8 +302,8 @@ def test_g28_writes_on_two_streams_come_after_one_reader(kit: Kit, order: tuple[
         for at in order:
             fixture.stream = writers[at]
             written[names[at]] = WRITES[names[at]](fixture, tasks)
-        for told, ticket in written.items():
-            still_waits(f"{told}, on one of two streams behind a reader,", ticket)
+        for what, ticket in written.items():
+            still_waits(f"{what}, on one of two streams behind a reader,", ticket)
     for ticket in written.values():
         arrive(ticket)
     fixture.check("writes on two streams behind one reader")
@@ -316,10 +318,10 @@ MANY = 150
 @pytest.mark.parametrize("what", ["a request that leaves and one that enters", "a value for one slot"])
 def test_g28_a_write_comes_after_the_oldest_of_many_readers(kit: Kit, what: str) -> None:
     """All are pending when the write is called; then all but the oldest pass, some of which read the same slots."""
-    device, told = kit.device, f"{what} behind the oldest of {MANY + 1} readers"
+    device, case = kit.device, f"{what} behind the oldest of {MANY + 1} readers"
     held, writer = [device.stream(), device.stream()], device.stream()
     fixture, tasks = filled(kit, NAMED)
-    latches = [kit.held(stream, told) for stream in held]
+    latches = [kit.held(stream, case) for stream in held]
     with latches[0], latches[1]:
         busy = [Busy(kit, stream, 6) for stream in held]
         fixture.state.add_reader(np.array(NAMED, np.int32), device.event(held[0]))
@@ -330,9 +332,9 @@ def test_g28_a_write_comes_after_the_oldest_of_many_readers(kit: Kit, what: str)
         written = WRITES[what](fixture, tasks)
         latches[1].release()
         busy[1].check()
-        still_waits(told, written)
+        still_waits(case, written)
     arrive(written)
-    fixture.check(told)
+    fixture.check(case)
     busy[0].check()
 
 
@@ -348,21 +350,127 @@ def test_g28_a_companions_fields_are_written_after_its_own_readers(kit: Kit) -> 
         "a list": (companion.view("top_k")[::2], [1, 2, 3]), "a value on the device": (companion.view("min_p"), top),
         "one element": (companion.view("temperature")[1:2], 0.5),
     }  # fmt: skip
-    streams = {told: device.stream() for told in (*values, "a write to several", "a write to the target")}
+    streams = {what: device.stream() for what in (*values, "a write to several", "a write to the target")}
     with kit.held(reader, "writes to a companion that is read"):
         busy = Busy(kit, reader, 5)
         companion.add_reader(np.array(NAMED, np.int32), device.event(reader))
         written = {}
-        for told, (target, value) in values.items():
-            written[told] = bound.async_set_value(target=target, value=value, stream=streams[told])
+        for what, (target, value) in values.items():
+            written[what] = bound.async_set_value(target=target, value=value, stream=streams[what])
         writes = Writes()
         writes.fill(companion.view("step_idx"), [LEFT], 9)
         writes.fill(state.view("next_tokens"), [LEFT], 9)
         written["a write to several"] = bound.write(writes=writes, stream=streams["a write to several"])
         to_target = streams["a write to the target"]
         arrive(bound.async_set_value(target=state.view("seed"), value=3, stream=to_target))
-        for told, ticket in written.items():
-            still_waits(f"{told} of a companion that is read", ticket)
-    for told, ticket in written.items():
-        arrive(ticket, told)
+        for what, ticket in written.items():
+            still_waits(f"{what} of a companion that is read", ticket)
+    for what, ticket in written.items():
+        arrive(ticket, what)
     busy.check()
+
+
+AGAIN = ("a value for one slot", "a value on the device", "a write to several memories")
+"""Writes that may be made again and again to the same slots."""
+
+
+@guarantee(28, requires=("async_h2d", "can_hold_stream"), also=(1,))
+@pytest.mark.parametrize("which", STREAMS)
+def test_g28_a_write_waits_for_each_reader_on_one_pair_of_streams(kit: Kit, which: str) -> None:
+    """Several ways to write, and the first of them again: a stream that has waited once must wait again for a later
+    step."""
+    reader, writer = streams(kit, which)
+    fixture, tasks = filled(kit, NAMED)
+    fixture.stream = writer
+    for turn, what in enumerate((*AGAIN, AGAIN[0])):
+        case = f"write {turn} ({what}), {which},"
+        with kit.held(reader, case):
+            busy = Busy(kit, reader, turn)
+            slots = np.array(NAMED, np.int32) if turn % 2 else None
+            fixture.state.add_reader(slots, kit.device.event(reader))
+            written = WRITES[what](fixture, tasks)
+            still_waits(case, written)
+        arrive(written)
+        busy.check()
+        fixture.check(f"{case} behind a reader")
+
+
+@guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"), also=(1,))
+@pytest.mark.parametrize("which", STREAMS)
+def test_g28_a_write_waits_for_each_step_on_one_pair_of_streams(kit: Kit, which: str) -> None:
+    """Steps and insertions by turns, as a worker with two streams makes them."""
+    reader, writer = streams(kit, which)
+    fixture, tasks = filled(kit, NAMED)
+    ways = ("a value for every slot", "a request that leaves and one that enters", "a write to several memories")
+    for turn, what in enumerate(ways):
+        case = f"write {turn} ({what}), {which},"
+        with kit.held(reader, case) as latch:
+            fixture.stream = reader
+            stepped = update_held(fixture, latch, NAMED)
+            fixture.stream = writer
+            written = WRITES[what](fixture, tasks)
+            still_waits(case, written)
+        for ticket in (stepped, written):
+            arrive(ticket)
+        fixture.check(f"{case} behind a step")
+        reader.wait(kit.device.event(writer))  # the next step reads the written values
+
+
+@guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"), also=(1, 12))
+@pytest.mark.parametrize("which", STREAMS)
+def test_g28_drafts_wait_for_each_step_on_one_pair_of_streams(kit: Kit, which: str) -> None:
+    """Three held steps, each of which verifies the drafts given after the step before; each time in other slots."""
+    reader, writer = streams(kit, which)
+    fixture, _ = filled(kit, NAMED)
+    for turn in range(3):
+        what = f"drafts {turn}, {which},"
+        with kit.held(reader, what) as latch:
+            fixture.stream = reader
+            step = fixture.step(NAMED, speculative=True)
+            stepped = step_held(kit, latch, partial(fixture.update_inputs, step))
+            fixture.stream = writer
+            written = fixture.propose({NAMED[turn]: [5 + turn, 6], NAMED[turn - 1]: [7]})
+            still_waits(what, written)
+        for ticket in (stepped, written):
+            arrive(ticket)
+        fixture.check(f"{what} behind a step")
+        reader.wait(kit.device.event(writer))
+        arrive(fixture.save(step))
+
+
+OWNERS = ("first", "second", "companion")
+"""Owners of the memories of one write, in its order; bare memory comes before and after them."""
+
+
+def _write_owners(kit: Kit, states: dict[str, SlotState], turn: int, first: str, writer: object) -> Ticket:
+    """Write to all states and to bare memory at once, beginning with one of them."""
+    writes, order = Writes(), [first, *[name for name in states if name != first]]
+    bare = [View.contiguous(kit.device.allocate(64), 0, (1, 8), dtype_of("int64")) for _ in range(2)]
+    writes.fill(bare[0], [0], turn)
+    for name in order:
+        writes.fill(states[name].view("next_tokens"), [LEFT, EMPTY], 500 + turn)
+    writes.fill(bare[1], [0], turn)
+    return kit.bound.write(writes=writes, stream=writer)  # type: ignore[arg-type]  # a stream of the device
+
+
+@guarantee(28, requires=("async_h2d", "can_hold_stream"), also=(1,))
+@pytest.mark.parametrize("read", OWNERS)
+@pytest.mark.parametrize("which", STREAMS[1:])
+def test_g28_a_write_to_several_waits_for_the_readers_of_each(kit: Kit, read: str, which: str) -> None:
+    """One owner is read: the first, the second or the last of the write's. No step reads the rest."""
+    reader, writer = streams(kit, which)
+    target, bound = World(kit, SIZES, name="first"), kit.bound
+    target.enter(new_tasks(target, NAMED))
+    second = bound.state(SIZES, name="second", beside=("proposer",))
+    states = {"first": target.state, "second": second, "companion": second.companions[0]}
+    for turn, first in enumerate(OWNERS):
+        what = f"a write to several, the {first} before others, while the {read} is read, {which},"
+        with kit.held(reader, what):
+            busy = Busy(kit, reader, turn)
+            states[read].add_reader(np.array(NAMED, np.int32), kit.device.event(reader))
+            written = _write_owners(kit, states, turn, first, writer)
+            still_waits(what, written)
+        arrive(written)
+        busy.check()
+        target.model.cells["next_tokens"][[LEFT, EMPTY]] = 500 + turn
+        target.check(what)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import numpy as np
 import pytest
 from hal_core.errors import SinkClosed, SinkFull, TicketTimeout
 from hal_core.group import Group
-from hal_core.output.ticket import OutputTicket
 from hal_core.slots.fields import SplitRole, StateConfig
 from hal_core.slots.step import Step
 from hypothesis import strategies as st
 
-from .draw.requests import sizes
-from .fixtures.batches import ENTER, LEAVE, draw_batch
-from .fixtures.stepping import draftable, draw_proposal, draw_sampling, draw_step, free_ended, run_step
-from .fixtures.world import FOLLOWER, World, assert_rows
+from .fixtures.batches import ENTER, LEAVE, draw_batch, draw_world
+from .fixtures.stepping import draftable, draw_advance, draw_proposal, free_ended, run_step
+from .fixtures.world import FOLLOWER, Outputs, World, assert_rows
 from .harness.asserts import assert_raises
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .harness.sinks import DeadSink, FullSink, KeepingSink
 from .harness.waiters import SHORT
@@ -27,18 +23,15 @@ from .kit import Draw, Kit, examples
 
 def working(kit: Kit, draw: Draw, *, drafts: bool | None = None, role: SplitRole | None = None) -> World:
     """Return a state with requests in it, some of which have left again."""
-    fixture = World(kit, draw(sizes(drafts=drafts), "sizes"))
-    fixture.insert(draw_batch(draw, fixture, ENTER, least=1, role=role)).wait(PATIENCE)
+    fixture = draw_world(draw, kit, drafts=drafts, role=role)
     if draw(st.booleans(), "some leave again"):
-        fixture.insert(draw_batch(draw, fixture, LEAVE)).wait(PATIENCE)
+        fixture.enter(draw_batch(draw, fixture, LEAVE))
     return fixture
 
 
 def advanced(draw: Draw, fixture: World, group: Group, *, speculative: bool | None = None) -> Step:
     """Return a step that has run, with drafts for the next one, and whose output is not saved yet."""
-    step = draw_step(draw, fixture, speculative=speculative, group=group)
-    draw_sampling(draw, fixture, step)
-    fixture.update_inputs(step).wait(PATIENCE)
+    step = draw_advance(draw, fixture, speculative=speculative, group=group)
     draw_proposal(draw, fixture)
     return step
 
@@ -53,9 +46,8 @@ def test_g17_a_rank_that_is_not_the_first_sends_nothing(kit: Kit, draw: Draw) ->
     should = fixture.rows_of(step)
     ticket = fixture.save(step, sink)
     assert not sink.pending, f"rank 1 of {FOLLOWER.ranks} gave {len(sink.pending)} outputs to its sink, not 0"
-    ticket.wait(PATIENCE)
-    record = fixture.state.take(cast(OutputTicket, ticket))
-    assert_rows(record, should)
+    arrive(ticket)
+    assert_rows(fixture.take(ticket), should)
 
 
 @guarantee(17)
@@ -63,13 +55,9 @@ def test_g17_a_rank_that_is_not_the_first_sends_nothing(kit: Kit, draw: Draw) ->
 def test_g17_the_first_rank_sends_once_whatever_its_number(kit: Kit, draw: Draw) -> None:
     fixture = working(kit, draw)
     first = draw(st.integers(0, 5), "the group's first rank")
-    sink = KeepingSink()
-    step = advanced(draw, fixture, Group((first, 9, 7), first))
-    should = fixture.rows_of(step)
-    fixture.save(step, sink)
-    assert len(sink.pending) == 1, f"the first rank gave {len(sink.pending)} outputs to its sink, but should give 1"
-    (record,) = sink.resolve_all()
-    assert_rows(record, should)
+    outputs = Outputs()
+    outputs.save(fixture, advanced(draw, fixture, Group((first, 9, 7), first)))
+    outputs.deliver("the first rank's step")
 
 
 @guarantee(18)
@@ -78,7 +66,7 @@ def test_g18_every_rank_cleans_up_also_where_nothing_is_sent(kit: Kit, draw: Dra
     fixture = working(kit, draw)
     group = draw(st.sampled_from([Group(), FOLLOWER]), "group")
     step = advanced(draw, fixture, group)
-    fixture.save(step).wait(PATIENCE)
+    arrive(fixture.save(step))
     fixture.check(f"save_output on rank {group.rank} of {group.ranks}")
     again = fixture.step(step.orders[fixture.name].tolist(), speculative=step.speculative)
     left = [row.status.name for row in fixture.output(again) if row.status.name in ("PREEMPTED", "ABORTED")]
@@ -99,17 +87,13 @@ def test_g18_the_clean_up_happens_where_sending_fails(kit: Kit, draw: Draw) -> N
 @examples(0.5)
 def test_g18_the_clean_up_comes_after_the_copy(kit: Kit, draw: Draw) -> None:
     fixture = working(kit, draw)
-    sink = KeepingSink()
-    step = advanced(draw, fixture, Group())
-    should = fixture.rows_of(step)
-    preempted = fixture.model.cells["last_preempted"].copy()
+    outputs, step = Outputs(), advanced(draw, fixture, Group())
+    should = fixture.mirrored()
     with kit.held(fixture.stream):
-        ticket = fixture.save(step, sink)
-    (record,) = sink.resolve_all()
-    assert_rows(record, should)
-    fixture.state.take(cast(OutputTicket, ticket))
-    copied = fixture.state.mirror["last_preempted"]
-    assert (copied == preempted).all(), f"last_preempted was copied out as {copied}, but should be {preempted}"
+        outputs.save(fixture, step)
+    outputs.deliver()
+    fixture.take(outputs.saved[0][0])
+    fixture.check_mirror(should, "the step was taken")
     fixture.check("save_output")
 
 
@@ -126,7 +110,7 @@ def test_g20_rows_are_in_batch_id_order(kit: Kit, draw: Draw) -> None:
 def test_g20_a_step_names_its_order_for_each_state(kit: Kit, draw: Draw) -> None:
     target = working(kit, draw)
     proposer = World(kit, target.sizes, name="proposer")  # each order fits either state
-    proposer.insert(draw_batch(draw, proposer, ENTER, least=1)).wait(PATIENCE)
+    proposer.enter(draw_batch(draw, proposer, ENTER, least=1))
     one = run_step(draw, target, speculative=False)
     other = run_step(draw, proposer, speculative=False)
     both = Step(9, {**one.orders, **other.orders})
@@ -141,17 +125,14 @@ def test_g22_nothing_of_an_earlier_step_is_in_a_record(kit: Kit, draw: Draw) -> 
     for _ in range(draw(st.integers(2, 4), "steps")):
         fixture.output(run_step(draw, fixture))
         free_ended(fixture)
-        fixture.insert(draw_batch(draw, fixture)).wait(PATIENCE)
+        fixture.enter(draw_batch(draw, fixture))
 
 
 @guarantee(22, also=(19,))
 @examples(0.5)
 def test_g22_a_record_does_not_change_when_later_steps_run(kit: Kit, draw: Draw) -> None:
     fixture = working(kit, draw)
-    kept = []
-    for _ in range(3):
-        step = run_step(draw, fixture)
-        kept.append(fixture.output(step))
+    kept = [fixture.output(run_step(draw, fixture)) for _ in range(3)]
     for record, rows in zip(fixture.sink.records, kept, strict=True):
         assert_rows(record, rows)
 
@@ -160,13 +141,10 @@ def test_g22_a_record_does_not_change_when_later_steps_run(kit: Kit, draw: Draw)
 @examples(0.5)
 def test_g22_outputs_that_wait_do_not_share_memory(kit: Kit, draw: Draw) -> None:
     fixture = working(kit, draw)
-    sink, should = KeepingSink(), []
+    outputs = Outputs()
     for _ in range(3):
-        step = advanced(draw, fixture, Group())
-        should.append(fixture.rows_of(step))
-        fixture.save(step, sink)
-    for record, rows in zip(sink.resolve_all(), should, strict=True):
-        assert_rows(record, rows)
+        outputs.save(fixture, advanced(draw, fixture, Group()))
+    outputs.deliver()
 
 
 @guarantee(24, also=(12, 20))
@@ -194,7 +172,7 @@ def accepting(kit: Kit, role: SplitRole) -> World:
 def test_g24_first_tokens_leave_with_every_count_of_drafts(kit: Kit, logprobs: int | None) -> None:
     fixture = accepting(kit, SplitRole.PREFILL)
     step = fixture.advance([2, 0, 1], speculative=True, logprobs=logprobs)
-    fixture.propose({0: [], 1: [7], 2: [8, 9]}).wait(PATIENCE)
+    fixture.draft({0: [], 1: [7], 2: [8, 9]})
     drafted = [(row.first, row.drafts) for row in fixture.output(step)]
     assert drafted == [(True, [8, 9]), (True, []), (True, [7])], f"the kit's own rows have {drafted}"
 
@@ -207,15 +185,14 @@ def test_g24_log_probabilities_belong_to_their_tokens(kit: Kit) -> None:
 
 @guarantee(24, requires=("async_h2d", "async_d2h", "can_hold_stream", "overlapped_update"))
 def test_g24_log_probabilities_are_of_the_step_on_the_given_stream(kit: Kit) -> None:
-    fixture, sink = accepting(kit, SplitRole.MIXED), KeepingSink()
+    fixture, outputs = accepting(kit, SplitRole.MIXED), Outputs()
     fixture.stream = kit.device.stream()
     step = fixture.step([2, 0, 1], speculative=True, logprobs=1)
     with kit.held(fixture.stream, "a step with log-probabilities"):
         fixture.update_inputs(step)
-        rows = fixture.rows_of(step)
-        ticket = cast(OutputTicket, fixture.save(step, sink))
-        assert_raises(TicketTimeout, lambda: ticket.record(SHORT), "the record of a step that is held")
-    assert_rows(sink.resolve_all()[0], rows)
+        outputs.save(fixture, step)
+        assert_raises(TicketTimeout, lambda: outputs.saved[0][0].record(SHORT), "the record of a step that is held")
+    outputs.deliver()
 
 
 @guarantee(24)
@@ -256,11 +233,9 @@ def check_mode(kit: Kit, draw: Draw, mode: str) -> None:
         max_logprobs=1,
     )
     fixture = World(kit, size)
-    fixture.insert(draw_batch(draw, fixture, ENTER, least=1)).wait(PATIENCE)
+    fixture.enter(draw_batch(draw, fixture, ENTER, least=1))
     for _ in range(2):
-        step = draw_step(draw, fixture, speculative=speculative)
-        draw_sampling(draw, fixture, step)
-        fixture.update_inputs(step).wait(PATIENCE)
+        step = draw_advance(draw, fixture, speculative=speculative)
         if proposes:
             draw_proposal(draw, fixture)
         fixture.output(step)
@@ -285,12 +260,12 @@ def test_g25_each_count_of_tokens_and_drafts_is_told_in_every_mode(kit: Kit, mod
         fixture.check(f"step {turn} of mode {mode!r}")
         if proposes:
             given = {slot: [7] * ((slot + turn) % (drafts + 1)) for slot in draftable(fixture)}
-            fixture.propose(given).wait(PATIENCE)
+            fixture.draft(given)
         fixture.output(step)
 
 
 @guarantee(25)
 def test_g25_a_plain_step_of_a_speculative_state_reports_its_tokens(kit: Kit) -> None:
     fixture = accepting(kit, SplitRole.MIXED)
-    fixture.poke({"sampled_token_ids": np.array([7, 8, 9])}).wait(PATIENCE)
+    fixture.put({"sampled_token_ids": np.array([7, 8, 9])})
     fixture.output(fixture.advance([2, 0, 1]))

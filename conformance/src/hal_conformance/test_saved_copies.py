@@ -4,40 +4,33 @@ G22, G23)."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 from hal_core.errors import TicketTimeout
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import View
-from hal_core.output.records import OutputRecord
-from hal_core.output.ticket import OutputTicket
 from hal_core.slots.step import Step
-from hal_core.slots.tasks import Task, TaskKind
+from hal_core.slots.tasks import TaskKind
 
 from .fixtures.fake_group import PAIR, can_fake_group, fake_source
 from .fixtures.hook_cases import HOOK_CASES, SIZES, filled, new_tasks, overlaps
-from .fixtures.prepared_calls import unlike
+from .fixtures.prepared_calls import assert_copied
 from .fixtures.stream_cases import copied, pairs
-from .fixtures.world import World, assert_rows
+from .fixtures.world import Outputs, World, assert_rows
 from .harness import backdoor
 from .harness.asserts import assert_no_error, assert_raises
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import PATIENCE, arrive, drain
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .harness.waiters import SHORT
 from .kit import Kit
-from .oracle.output import Row
 from .test_copies import stream_cases
-from .test_streams import run_beside_each
-
-if TYPE_CHECKING:
-    from hal_core.slots.step import Step
+from .test_streams import run_concurrent_each
 
 OUTPUTS = 70
 """Simultaneous pending outputs: more than any pool of buffers keeps."""
@@ -50,7 +43,7 @@ def stepped(kit: Kit) -> tuple[World, Step]:
     fixture, _ = filled(kit)
     step = fixture.step([3, 1, 5, 0, 2, 4], logprobs=1)
     fixture.poke(sampled(0))
-    arrive(fixture.update_inputs(step))
+    fixture.run(step)
     return fixture, step
 
 
@@ -66,14 +59,13 @@ def sampled(at: int) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-def save_many(fixture: World, step: Step) -> tuple[KeepingSink, list[OutputTicket], list[list[Row]]]:
+def save_many(fixture: World, step: Step) -> Outputs:
     """Save outputs with different tokens, and read none of them."""
-    sink, tickets, rows = KeepingSink(), [], []
+    outputs = Outputs()
     for at in range(OUTPUTS):
         fixture.poke(sampled(at))
-        rows.append(fixture.rows_of(step))
-        tickets.append(cast(OutputTicket, fixture.save(step, sink)))
-    return sink, tickets, rows
+        outputs.save(fixture, step)
+    return outputs
 
 
 @guarantee(22, also=(19,))
@@ -81,65 +73,61 @@ def save_many(fixture: World, step: Step) -> tuple[KeepingSink, list[OutputTicke
 def test_g22_many_outputs_that_wait_are_each_of_their_own_step(kit: Kit, held: bool) -> None:
     if held and kit.can_hold and not (kit.capabilities.async_d2h and kit.capabilities.async_h2d):
         return
-    for told, stream in stream_cases(kit):
+    for what, stream in stream_cases(kit):
         fixture, step = stepped(kit)
         fixture.stream = stream
-        with kit.held(stream, f"save_output on {told}") if held else nullcontext():
-            sink, tickets, rows = save_many(fixture, step)
+        with kit.held(stream, f"save_output on {what}") if held else nullcontext():
+            outputs = save_many(fixture, step)
         marks: list[tuple[np.ndarray[Any, Any], bytes]] = []
-        for ticket in tickets[::7]:  # the worker takes some before the sink does
-            assert_no_error(partial(fixture.state.take, ticket), f"taking an output on {told}")
+        for ticket, _ in outputs.saved[::7]:  # the worker takes some before the sink does
+            fixture.take(ticket, f"taking an output on {what}")
             marks += [(array, array.tobytes()) for array in fixture.state.mirror.values()]
-        assert_no_error(sink.resolve_all, f"resolving {OUTPUTS} outputs on {told}")
-        records = sink.records
-        compare_records(records, rows, told)
-        del tickets, ticket
+        records, rows = outputs.deliver(what), [rows for _, rows in outputs.saved]
+        del ticket
+        outputs.saved.clear()
         gc.collect()
-        later, _, others = save_many(fixture, step)
-        compare_records(later.resolve_all(), others, told)
-        compare_records(records, rows, f"{told}, after {OUTPUTS} others")
+        save_many(fixture, step).deliver(what)
+        for record, should in zip(records, rows, strict=True):
+            assert_rows(record, should)
         for array, was in marks:
-            assert array.tobytes() == was, f"{told}: a mirror that was kept has changed to {array.tolist()}"
+            assert array.tobytes() == was, f"{what}: a mirror that was kept has changed to {array.tolist()}"
 
 
 @guarantee(23, requires=("async_d2h", "async_h2d", "can_hold_stream"), also=(22,))
 def test_g23_however_many_outputs_are_in_flight_the_host_does_not_wait(kit: Kit) -> None:
-    for told, stream in stream_cases(kit):
+    for what, stream in stream_cases(kit):
         fixture, step = stepped(kit)
         fixture.stream, before = stream, fixture.bound.counters()
-        with kit.held(stream, f"save_output on {told}, with up to {OUTPUTS} outputs in flight,"):
-            sink, tickets, rows = save_many(fixture, step)
-            waits, done = (fixture.bound.counters() - before).host_waits, [ticket.done() for ticket in tickets]
-        assert not waits, f"{OUTPUTS} outputs on {told}: the host waited {waits} times for the device"
-        assert not any(done), f"{sum(done)} of {OUTPUTS} outputs on {told} are done while it is held"
-        compare_records(sink.resolve_all(), rows, f"{OUTPUTS} outputs in flight on {told}")
+        with kit.held(stream, f"save_output on {what}, with up to {OUTPUTS} outputs in flight,"):
+            outputs = save_many(fixture, step)
+            waits = (fixture.bound.counters() - before).host_waits
+            done = [ticket.done() for ticket, _ in outputs.saved]
+        assert not waits, f"{OUTPUTS} outputs on {what}: the host waited {waits} times for the device"
+        assert not any(done), f"{sum(done)} of {OUTPUTS} outputs on {what} are done while it is held"
+        outputs.deliver(f"{OUTPUTS} outputs in flight on {what}")
 
 
 @guarantee(12, also=(22,))
 @pytest.mark.parametrize("which", [0, -1], ids=["own", "default"])
 def test_g12_the_mirror_stays_that_of_the_step_taken_last(kit: Kit, which: int) -> None:
     """Later outputs are saved, arrive, are sent and are dropped; the mirror changes when one of them is taken."""
-    told, stream = stream_cases(kit)[which]
+    what, stream = stream_cases(kit)[which]
     fixture, step = stepped(kit)
     fixture.stream = stream
     for turn in range(3):
         fixture.poke(sampled(100 * turn))
-        should = {name: cells.copy() for name, cells in fixture.model.cells.items()}
+        should = fixture.mirrored()
         sink = KeepingSink()
-        ticket = cast(OutputTicket, fixture.save(step, sink))
-        assert_no_error(partial(fixture.state.take, ticket), f"taking an output on {told}")
-        assert_no_error(sink.resolve_all, f"resolving the output that was taken on {told}")
+        ticket = fixture.save(step, sink)
+        fixture.take(ticket, f"taking an output on {what}")
+        sink.resolve_all()
         for later_one in range(LATER):
             fixture.poke(sampled(100 * turn + 1 + later_one))
             sink = KeepingSink()  # the only holder of the output before, and of its ticket
-            ticket = cast(OutputTicket, fixture.save(step, sink))
-            assert_no_error(partial(ticket.record, PATIENCE), f"reading a later output on {told}")
-            assert_no_error(sink.resolve_all, f"resolving a later output on {told}")
-        for name, column in fixture.state.mirror.items():
-            assert (column == should[name]).all(), (
-                f"{told}, take {turn}: mirror[{name!r}] is {column.tolist()} after {LATER} later outputs that were not "
-                f"taken, but should be {should[name].tolist()}"
-            )
+            ticket = fixture.save(step, sink)
+            assert_no_error(partial(ticket.record, PATIENCE), f"reading a later output on {what}")
+            sink.resolve_all()
+        fixture.check_mirror(should, f"take {turn} and {LATER} later outputs that were not taken, {what}")
 
 
 MODES: dict[str, dict[str, Any]] = {
@@ -155,56 +143,54 @@ MODES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("which", [0, -1], ids=["own", "default"])
 def test_g23_the_compute_stream_does_not_wait_for_the_copy(kit: Kit, mode: str, which: int) -> None:
     """The stream of the copies is held, thrice: work of the step's stream on other memory is done meanwhile."""
-    told, stream = stream_cases(kit)[which]
+    what, stream = stream_cases(kit)[which]
     device: Any = kit.device
     fixture, _ = filled(kit)
     other, memory = World(kit, SIZES, name="other"), device.allocate(64)
     fixture.stream = other.stream = stream
-    view, told = View.contiguous(memory, 0, (8,), dtype_of("int64")), f"{mode}, on {told}"
+    view, what = View.contiguous(memory, 0, (8,), dtype_of("int64")), f"{mode}, on {what}"
     for turn in range(3):
         if mode != "drafts":
             fixture.poke(sampled(turn))
         step = fixture.advance([3, 1, 5, 0, 2, 4], **MODES[mode])
-        should, sink = fixture.rows_of(step), KeepingSink()
-        with kit.held(device.own(stream).beside, f"an output ({told}) or work after it"):
-            saved = fixture.save(step, sink)
+        outputs = Outputs()
+        with kit.held(device.own(stream).beside, f"an output ({what}) or work after it"):
+            outputs.save(fixture, step)
             event = device.event(stream)
-            assert event.wait(kit.effort.hang / 2), f"output {turn} ({told}): the compute stream waits for its copy"
+            assert event.wait(kit.effort.hang / 2), f"output {turn} ({what}): the compute stream waits for its copy"
             arrive(kit.bound.async_set_value(target=view, value=turn, stream=stream))
             if not turn:
-                arrive(other.insert(new_tasks(other, [0, 3])))
-            stream.synchronize(PATIENCE)
-        compare_records(sink.resolve_all(), [should], told)
-        arrive(saved)
+                other.enter(new_tasks(other, [0, 3]))
+            drain(stream)
+        outputs.deliver(what)
 
 
 @guarantee(23, requires=("async_d2h", "async_h2d", "can_hold_stream"), also=(1, 22))
 @pytest.mark.parametrize("at", range(3), ids=["from-default", "to-default", "two-others"])
 def test_g23_a_write_comes_after_each_output_on_one_pair_of_streams(kit: Kit, at: int) -> None:
     """Outputs of each mode in turn on a held stream, and writes over them on another, which has waited before."""
-    told, saver, writer = pairs(kit)[at]
+    what, saver, writer = pairs(kit)[at]
     fixture, _ = filled(kit)
     for turn, mode in enumerate((*MODES, "plain")):
-        why = f"output {turn} ({mode}), {told}"
+        why = f"output {turn} ({mode}), {what}"
         fixture.stream = saver
         fixture.poke(sampled(turn))
         step = fixture.advance([3, 1, 5, 0, 2, 4], **MODES[mode])
-        should, sink = fixture.rows_of(step), KeepingSink()
+        outputs = Outputs()
         with kit.held(saver, why):
-            saved = fixture.save(step, sink)
+            outputs.save(fixture, step)
             fixture.stream = writer
             overwritten = fixture.poke(sampled(50 + turn))
             assert_raises(TicketTimeout, partial(overwritten.wait, SHORT), f"a write behind {why}: its ticket")
         arrive(overwritten)
-        compare_records(sink.resolve_all(), [should], why)
-        arrive(saved)
+        outputs.deliver(why)
 
 
 @guarantee(19, also=(22,))
 def test_g19_outputs_that_wait_are_of_the_requests_that_held_the_slots(kit: Kit) -> None:
     """Every slot has another request when the record of a step is built; each token is its own request's."""
     fixture, _ = filled(kit)
-    sink, tickets, rows = KeepingSink(), [], []
+    outputs = Outputs()
     first: Step | None = None
     for turn in range(6):
         fixture.poke(sampled(turn))
@@ -212,28 +198,16 @@ def test_g19_outputs_that_wait_are_of_the_requests_that_held_the_slots(kit: Kit)
         first = first or step
         if turn % 2:
             step = first.again(step.number)  # the same orders, of slots that hold other requests now
-        arrive(fixture.update_inputs(step))
-        rows.append(fixture.rows_of(step))
-        tickets.append(cast(OutputTicket, fixture.save(step, sink)))
-        gone = [
-            Task(TaskKind.ABORTED if slot % 2 else TaskKind.PREEMPTED, slot, one.admitted)
-            for slot, one in fixture.model.residents.items()
-        ]
+        fixture.run(step)
+        outputs.save(fixture, step)
+        residents = sorted(fixture.model.residents)
+        gone = fixture.leaving([slot for slot in residents if slot % 2], TaskKind.ABORTED)
+        gone += fixture.leaving([slot for slot in residents if slot % 2 == 0])
         kept = range(turn % 3)  # slots that stay free
-        arrive(
-            fixture.insert([*gone, *new_tasks(fixture, [slot for slot in range(SIZES.num_slots) if slot not in kept])])
-        )
-    taken = [fixture.state.take(ticket) for ticket in tickets[::2]]
-    compare_records(taken, rows[::2], "outputs that were taken after their requests had left")
-    compare_records(sink.resolve_all(), rows, "outputs that were sent after their requests had left")
-
-
-def compare_records(records: Sequence[OutputRecord], rows: Sequence[list[Row]], told: str) -> None:
-    """Assert that each record belongs to its step."""
-    __tracebackhide__ = True
-    assert len(records) == len(rows), f"{told}: {len(rows)} outputs were saved, but {len(records)} records came"
-    for record, should in zip(records, rows, strict=True):
-        assert_rows(record, should)
+        fixture.enter([*gone, *new_tasks(fixture, [slot for slot in range(SIZES.num_slots) if slot not in kept])])
+    for ticket, rows in outputs.saved[::2]:
+        assert_rows(fixture.take(ticket, "taking an output after its requests had left"), rows)
+    outputs.deliver("outputs that were sent after their requests had left")
 
 
 def later(fixture: World, step: Step, hook: str) -> None:
@@ -242,7 +216,7 @@ def later(fixture: World, step: Step, hook: str) -> None:
         for name in ("sampled_token_ids", "step_idx", "accept_num", "stop_flags", "draft_num"):
             fixture.bound.async_set_value(target=fixture.state.view(name), value=1, stream=fixture.stream)
     elif hook == "insert_tasks":
-        gone = [Task(TaskKind.ABORTED, slot, one.admitted) for slot, one in fixture.model.residents.items()]
+        gone = fixture.leaving(fixture.model.residents, TaskKind.ABORTED)
         fixture.insert([*gone, *new_tasks(fixture, range(SIZES.num_slots))])
     elif hook == "update_inputs":
         fixture.update_inputs(fixture.step(step.orders[fixture.name].tolist(), logprobs=1))
@@ -267,24 +241,22 @@ def check_later(kit: Kit, hook: str) -> None:
     __tracebackhide__ = True
     if hook == "broadcast_tokens" and not can_fake_group(kit):
         return
-    for told, stream in stream_cases(kit):
+    for what, stream in stream_cases(kit):
         fixture, step = stepped(kit)
         if hook == "broadcast_tokens":
             with fake_source(fixture):
                 fixture.bound.open_group(state=fixture.state, group=PAIR)
-        fixture.stream, should, sink = stream, fixture.rows_of(step), KeepingSink()
-        whole = fixture.model.block.copy()
+        fixture.stream, outputs = stream, Outputs()
+        before = fixture.model.block.copy()
         holding = overlaps(kit, hook) and kit.capabilities.async_d2h
-        with kit.held(stream, f"save_output and then {hook} on {told}") if holding else nullcontext():
-            ticket = cast(OutputTicket, fixture.save(step, sink))
+        with kit.held(stream, f"save_output and then {hook} on {what}") if holding else nullcontext():
+            outputs.save(fixture, step)
             copy = copied(kit, fixture.state.memory, stream)
             later(fixture, step, hook)
-        told = f"{hook} on {told}"
-        assert_no_error(partial(ticket.record, PATIENCE), f"reading the output saved before {told}")
-        compare_records(sink.resolve_all(), [should], f"the output saved before {told}")
-        arrive(copy)
-        wrong = unlike(copy.data[0], whole)
-        assert not wrong, f"the copy made before {told}: {wrong}"
+        what = f"{hook} on {what}"
+        assert_no_error(partial(outputs.saved[0][0].record, PATIENCE), f"reading the output saved before {what}")
+        outputs.deliver(f"the output saved before {what}")
+        assert_copied(copy, before, f"the copy made before {what}")
 
 
 @guarantee(22)
@@ -301,16 +273,16 @@ def test_g23_no_later_call_changes_what_was_saved(kit: Kit, hook: str) -> None:
 
 @guarantee(18)
 def test_g18_the_clean_up_is_on_the_stream_of_the_copy_and_after_it(kit: Kit) -> None:
-    run_beside_each(kit, "save_output")
+    run_concurrent_each(kit, "save_output")
 
 
 @guarantee(23)
 def test_g23_an_output_belongs_to_the_stream_that_was_given(kit: Kit) -> None:
-    run_beside_each(kit, "save_output")
+    run_concurrent_each(kit, "save_output")
 
 
 @guarantee(13)
 def test_g13_what_the_source_sends_arrives_in_the_order_of_the_stream(kit: Kit) -> None:
     if not can_fake_group(kit):
         pytest.skip("the device's own broadcast_tokens may not ask communicator(), so no rank can be faked")
-    run_beside_each(kit, "broadcast_tokens")
+    run_concurrent_each(kit, "broadcast_tokens")

@@ -13,13 +13,12 @@ from hal_core.output.records import SlotStatus
 from hal_core.slots.declared import Companion, StateField
 from hal_core.slots.tasks import Task, TaskBatch, TaskKind
 
-from .fixtures.generations import CASES, FORMERS, SIZES, asked, enter, go_on, sampled, succeed
+from .fixtures.generations import CASES, FORMERS, SIZES, enter, go_on, request_of, sampled, succeed
 from .fixtures.stepping import draftable
 from .fixtures.world import World
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Kit
-from .test_companions import Beside
 
 ALL = range(len(CASES))
 
@@ -27,23 +26,14 @@ ALL = range(len(CASES))
 class Generations:
     """A state with its companions, and everything that is done to and checked of all of them."""
 
-    def __init__(self, kit: Kit, beside: Sequence[Companion] = (), name: str = "target") -> None:
-        self.fixture = World(kit, SIZES, beside=beside, name=name)
-        self.others = [Beside(self.fixture, at, one.fields) for at, one in enumerate(beside)]
+    def __init__(self, kit: Kit, companions: Sequence[Companion] = (), name: str = "target") -> None:
+        self.fixture = World(kit, SIZES, companions=companions, name=name)
         self.turn = 0
 
-    def insert(self, tasks: list[Task], told: str) -> None:
+    def insert(self, tasks: list[Task], what: str) -> None:
         """Insert a batch, and compare every byte."""
-        arrive(self.fixture.insert(tasks), told)
-        for other in self.others:
-            other.inserted(tasks)
-        self.check(told)
-
-    def check(self, told: str) -> None:
-        """Compare every byte of every state."""
-        self.fixture.check(told)
-        for other in self.others:
-            other.check(told)
+        self.fixture.enter(tasks, what)
+        self.fixture.check(what)
 
     def step(self, *, speculative: bool) -> None:
         """Run a step over all slots in an order of its own, and compare its record."""
@@ -51,11 +41,9 @@ class Generations:
         self.turn += 1
         order = np.random.default_rng(self.turn).permutation(len(CASES)).tolist()
         step = self.fixture.step(order, speculative=speculative)
-        arrive(self.fixture.update_inputs(step))
+        self.fixture.run(step)
         self.fixture.output(step)
-        for other in self.others:
-            other.model.clean_up(range(SIZES.num_slots))
-        self.check(f"step {step.number} and its output")
+        self.fixture.check(f"step {step.number} and its output")
 
     def former(self) -> None:
         """Let the former requests enter, run, and get the tasks of their case."""
@@ -66,18 +54,16 @@ class Generations:
         self.step(speculative=False)
         given = [slot for slot in draftable(self.fixture) if CASES[slot][0] == "given drafts"]
         assert given, "the kit's own requests take no drafts"
-        arrive(self.fixture.propose({slot: [slot, 4, 5] for slot in given}))
-        self.check("drafts")
+        self.fixture.draft({slot: [slot, 4, 5] for slot in given})
+        self.fixture.check("drafts")
 
     def release(self) -> None:
         """End and release the requests that are to be released."""
         slots = [slot for slot in ALL if CASES[slot][1] == "released"]
         ended = self.fixture.model.cells["stop_flags"].copy()
         ended[slots] = True
-        arrive(self.fixture.poke({"stop_flags": ended}))
+        self.fixture.put({"stop_flags": ended})
         self.fixture.release(slots)
-        for other in self.others:
-            other.follow_releases()
 
     def succeed(self) -> None:
         """Let the short requests follow, and then middling ones."""
@@ -93,16 +79,16 @@ class Generations:
 
 
 FIELDS = [StateField("kit_row", "int16", 5, reset=-3, value=lambda request: [*range(len(request.prompt) % 6)])]
-BESIDE: dict[str, list[Companion]] = {
+COMPANIONS: dict[str, list[Companion]] = {
     "alone": [],
     "companions": [Companion("own slots"), Companion("same slots", FIELDS, same_slots=True)],
 }
 
 
 @guarantee(11, also=(9, 12, 18, 19))
-@pytest.mark.parametrize("beside", BESIDE)
-def test_g11_each_way_in_after_each_history_and_each_way_out(kit: Kit, beside: str) -> None:
-    one = Generations(kit, BESIDE[beside])
+@pytest.mark.parametrize("companions", COMPANIONS)
+def test_g11_each_way_in_after_each_history_and_each_way_out(kit: Kit, companions: str) -> None:
+    one = Generations(kit, COMPANIONS[companions])
     one.former()
     one.succeed()
 
@@ -121,9 +107,9 @@ def test_g11_two_states_of_one_size_go_through_it_by_turns(kit: Kit, devices: in
         two.insert(two.fixture.leaving(ALL, TaskKind.PREEMPTED), "the other state's requests leave")
         two.step(speculative=False)
         two.former()
-        one.check("the other state's former requests")
+        one.fixture.check("the other state's former requests")
         two.succeed()
-        one.check("the other state's turn")
+        one.fixture.check("the other state's turn")
     finally:
         if other is not kit:
             other.renew()
@@ -137,18 +123,18 @@ def test_g11_two_states_of_one_size_go_through_it_by_turns(kit: Kit, devices: in
 def test_g19_a_preempted_request_goes_on_under_its_name(kit: Kit, where: str) -> None:
     """Admitted again with its output so far: one report that it was preempted, and each token once, at its place."""
     fixture = World(kit, SIZES)
-    first = asked(fixture, 0, 0)
-    beside = enter(fixture, 5, 0, "whole")
-    arrive(fixture.insert([Task(TaskKind.PREFILL, 0, first, 0, first.total, [*range(10)]), beside]))
+    first = request_of(fixture, 0, 0)
+    other = enter(fixture, 5, 0, "whole")
+    fixture.enter([Task(TaskKind.PREFILL, 0, first, 0, first.total, [*range(10)]), other])
     given: list[int] = []
-    told = {SlotStatus.PREEMPTED: 0, SlotStatus.TOKEN: 0}
+    counts = {SlotStatus.PREEMPTED: 0, SlotStatus.TOKEN: 0}
     slot = 0
     for turn in range(4):
         sampled(fixture, turn)
         step = fixture.advance([5, slot] if turn % 2 else [slot, 5], speculative=turn == 1)
         for row in fixture.output(step):
             if row.request_id == first.request_id:
-                told[row.status] += 1
+                counts[row.status] += 1
                 assert row.status is SlotStatus.PREEMPTED or row.position == len(given), "the kit's own rows have a gap"
                 given += row.tokens
         fixture.check(f"step {turn}")
@@ -156,18 +142,18 @@ def test_g19_a_preempted_request_goes_on_under_its_name(kit: Kit, where: str) ->
             former = fixture.model.residents[0]
             gone = Task(TaskKind.PREEMPTED, 0, former.admitted)
             if where.endswith("later"):
-                arrive(fixture.insert([gone]))
+                fixture.enter([gone])
                 fixture.output(fixture.step([0]))
-                told[SlotStatus.PREEMPTED] += 1
+                counts[SlotStatus.PREEMPTED] += 1
             request = replace(former.request, output=[*former.request.output, *given])
             again, slot = fixture.admit(request), 3 if where.startswith("another") else 0
             entering = Task(TaskKind.PREFILL, slot, again, 0, again.total, [*range(20, 40)][: -(-again.total // 2)])
-            arrive(fixture.insert([entering] if where.endswith("later") else [gone, entering]))
+            fixture.enter([entering] if where.endswith("later") else [gone, entering])
             fixture.check("the request entered again")
             if slot:
                 fixture.output(fixture.step([0]))
-                told[SlotStatus.PREEMPTED] += 1
-    assert told == {SlotStatus.PREEMPTED: 1, SlotStatus.TOKEN: 4}, f"the kit's own rows: {told}"
+                counts[SlotStatus.PREEMPTED] += 1
+    assert counts == {SlotStatus.PREEMPTED: 1, SlotStatus.TOKEN: 4}, f"the kit's own rows: {counts}"
 
 
 @guarantee(9, also=(11, 19))
@@ -175,7 +161,7 @@ def test_g19_a_preempted_request_goes_on_under_its_name(kit: Kit, where: str) ->
 def test_g09_one_admitted_request_enters_again_and_again(kit: Kit, way: str) -> None:
     """In other slots, and in a second state of the same sizes; a device that stages it may not have let it go."""
     fixture, other = World(kit, SIZES), World(kit, SIZES, name="other")
-    kept = [asked(fixture, slot, 0) for slot in range(6)]
+    kept = [request_of(fixture, slot, 0) for slot in range(6)]
     for request in kept:
         other.model.requests[request.admission_id] = fixture.model.requests[request.admission_id]
     for turn in range(4):
@@ -186,24 +172,22 @@ def test_g09_one_admitted_request_enters_again_and_again(kit: Kit, way: str) -> 
         ]
         gone = fixture.leaving(sorted(fixture.model.residents), TaskKind.PREEMPTED) if turn else []
         if way == "preempted at once":  # each slot gets another of them
-            fresh = [asked(fixture, slot, 1) for slot in range(6)]
+            fresh = [request_of(fixture, slot, 1) for slot in range(6)]
             short = [Task(TaskKind.PREFILL, at, one, 0, one.total, [1, 2, 3, 4]) for at, one in enumerate(fresh)]
-            arrive(fixture.insert([*gone, *short]))
+            fixture.enter([*gone, *short])
             fixture.output(fixture.step(range(6)))
-            arrive(fixture.insert([*fixture.leaving(range(6), TaskKind.ABORTED)]))
+            fixture.enter([*fixture.leaving(range(6), TaskKind.ABORTED)])
         elif turn and way == "aborted":
-            arrive(fixture.insert(fixture.leaving(range(6), TaskKind.ABORTED)))
+            fixture.enter(fixture.leaving(range(6), TaskKind.ABORTED))
         elif turn:
             fixture.release(range(6))
         fixture.output(fixture.step(range(6)))
-        arrive(fixture.insert(entering), f"requests that enter for the {turn + 1}. time")
+        fixture.enter(entering, f"requests that enter for the {turn + 1}. time")
         fixture.check(f"requests that entered for the {turn + 1}. time")
         sampled(fixture, turn)
         step = fixture.advance(slots, speculative=turn % 2 == 1)
         fixture.output(step)
-    arrive(
-        other.insert([Task(TaskKind.PREFILL, 7 - at, one, 0, one.total, [*range(11)]) for at, one in enumerate(kept)])
-    )
+    other.enter([Task(TaskKind.PREFILL, 7 - at, one, 0, one.total, [*range(11)]) for at, one in enumerate(kept)])
     other.check("requests that were in another state before")
 
 
@@ -262,27 +246,27 @@ def test_g09_a_batch_has_the_same_effect_in_every_form(kit: Kit, form: str) -> N
     fixture = World(kit, SIZES)
     make = FORMS.get(form, TaskBatch.of)
 
-    def put(tasks: list[Task], told: str) -> None:
-        given = as_prefill(tasks) if form not in FORMS and told.startswith("new") else make(tasks)
+    def put(tasks: list[Task], what: str) -> None:
+        given = as_prefill(tasks) if form not in FORMS and what.startswith("new") else make(tasks)
         before = fixture.bound.counters()
         ticket = fixture.bound.insert_tasks(state=fixture.state, tasks=given, stream=fixture.stream)  # type: ignore[arg-type]
         cost = (fixture.bound.counters() - before).submissions
         assert cost <= 2 or not kit.capabilities.fused_scatter, (
-            f"{told} as {form}: {cost} submissions, at most 2 are due"
+            f"{what} as {form}: {cost} submissions, at most 2 are due"
         )
         fixture.model.insert(tasks)
         arrive(ticket)
-        fixture.check(f"{told} as {form}")
+        fixture.check(f"{what} as {form}")
 
     def cached(slot: int) -> Task:
-        one = asked(fixture, slot, 0)
+        one = request_of(fixture, slot, 0)
         return Task(TaskKind.PREFILL, slot, one, 3, 4 + slot % 5, [*range(slot, slot + 9)])
 
     put([cached(70)], "new requests, one")
     put([cached(slot) for slot in (9, 3, 40, 0, 76, 21)], "new requests, some")
     put([enter(fixture, slot, 0, "handed over") for slot in (1, 2, 3 + 5, 55)], "handoffs")
     idle = {name: np.zeros(SIZES.num_slots) for name in ("seq_lens_this_time", "seq_lens_encoder")}
-    arrive(fixture.poke(idle))
+    fixture.put(idle)
     held = fixture.model.residents
     chunks = [
         Task(TaskKind.PREFILL_CHUNK, slot, held[slot].admitted, held[slot].prefilled, 2, [77], held[slot].blocks)

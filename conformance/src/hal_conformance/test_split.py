@@ -11,7 +11,6 @@ from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.world import World
 from .harness.asserts import assert_raises, assert_says
-from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .kit import Kit
 
@@ -47,7 +46,7 @@ def test_g12_the_prefill_role_stops_after_its_first_token(kit: Kit, speculative:
     given = stepped(fixture, speculative)
     assert len(given["r0"]) == 1, f"a prefill node gave {given['r0']} for r0, but should give the first token alone"
     assert given["r1"] == [], f"half a prompt gave {given['r1']}"
-    fixture.insert([Task(TaskKind.PREFILL_CHUNK, 1, fixture.model.residents[1].admitted, 2, 2, (), 1)]).wait(PATIENCE)
+    fixture.enter([Task(TaskKind.PREFILL_CHUNK, 1, fixture.model.residents[1].admitted, 2, 2, (), 1)])
     later = stepped(fixture, speculative)
     assert later["r0"] == [], f"r0 continued with {later['r0']} after its first token"
     assert len(later["r1"]) == 1, f"the rest of a prompt gave {later['r1']}, but should give the first token alone"
@@ -70,7 +69,7 @@ def test_g12_drafts_of_the_prefill_role_travel_only_with_its_output(kit: Kit) ->
     call = {"state": fixture.state, "step": step, "drafts": {0: [5]}, "stream": fixture.stream}
     error = assert_raises(InvalidValue, lambda: fixture.bound.set_drafts(**call), "drafts that no output takes along")  # type: ignore[arg-type]
     assert_says(error, device=fixture.bound.name, hook="set_drafts", argument="drafts")
-    fixture.propose({2: [5, 6]}).wait(PATIENCE)
+    fixture.draft({2: [5, 6]})
     fixture.check("drafts of a slot that plays both parts, after the output")
 
 
@@ -88,7 +87,7 @@ def test_g12_a_handoff_waits_until_its_blocks_are_declared_present(
 
     why = f"a handoff with the keys of {declared} of 4 tokens"
     refuse(fixture, handoff(declared), why)
-    fixture.insert([handoff(4)]).wait(PATIENCE)
+    fixture.enter([handoff(4)])
     fixture.check("the handoff, once its blocks were there")
 
 

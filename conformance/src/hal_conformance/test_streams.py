@@ -13,18 +13,16 @@ from hal_core.errors import TicketTimeout
 from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.hook_cases import HOOK_CASES, SIZES, hook_cases, new_tasks, overlaps
-from .fixtures.prepared_calls import SHAPE, VALUES, PreparedCall, Value, unlike
-from .fixtures.stream_cases import FREE, HELD, Between, Busy, beside, copied, pairs
-from .fixtures.world import World, assert_rows
+from .fixtures.prepared_calls import SHAPE, VALUES, PreparedCall, Value, assert_alike, assert_copied
+from .fixtures.stream_cases import FREE, HELD, Between, Busy, concurrent, copied, pairs
+from .fixtures.world import Outputs, World
 from .harness import backdoor
 from .harness.asserts import assert_raises
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import PATIENCE, arrive, drain
 from .harness.bits import noise
 from .harness.guarantees import guarantee
-from .harness.sinks import KeepingSink
-from .harness.waiters import A_WHILE, AT_ONCE, SHORT, come_true
+from .harness.waiters import AT_ONCE, SHORT, all_wait, come_true
 from .kit import Kit
-from .oracle.output import Row
 from .oracle.slots import difference
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ MANY = 64
 """Events made after a waited-for one, so that one reused too early is noticed."""
 
 
-def run_beside(
+def run_concurrent(
     kit: Kit, hook: str, stream_case: str, chosen: Callable[[PreparedCall], object] = lambda call: True
 ) -> int:
     """Run each form of a hook on a stream, among other work of that stream; return how many forms were ``chosen``."""
@@ -43,50 +41,50 @@ def run_beside(
     if stream_case in HELD and kit.can_hold and not overlaps(kit, hook):
         return 0  # such a call waits for its stream, as its capabilities declare
     ran = 0
-    for told, make in hook_cases(kit, hook):
+    for what, make in hook_cases(kit, hook):
         call = make(kit)
         if not chosen(call):
             continue
         ran += 1
-        told = f"{told} on {stream_case}"
-        with beside(kit, stream_case, told) as (stream, aside):
+        what = f"{what} on {stream_case}"
+        with concurrent(kit, stream_case, what) as (stream, aside):
             found = Between(kit, call, stream, aside)
             if stream_case in HELD and kit.can_hold:
-                assert_pending(kit, found, hook, told)
+                assert_pending(kit, found, hook, what)
             else:
-                found.check(told)
+                found.check(what)
         if stream_case in HELD:
-            found.check(told)
+            found.check(what)
     return ran
 
 
-def run_beside_each(kit: Kit, hook: str) -> None:
+def run_concurrent_each(kit: Kit, hook: str) -> None:
     """Do the same for every case of streams."""
     __tracebackhide__ = True
     for stream_case in (*FREE, *HELD):
-        kit.once(("beside", hook, stream_case), lambda: run_beside(kit, hook, stream_case))  # noqa: B023
+        kit.once(("beside", hook, stream_case), lambda: run_concurrent(kit, hook, stream_case))  # noqa: B023
 
 
-def assert_pending(kit: Kit, found: Between, hook: str, told: str) -> None:
+def assert_pending(kit: Kit, found: Between, hook: str, what: str) -> None:
     """Assert that while its stream is held, neither the call nor a copy is done."""
     __tracebackhide__ = True
-    assert not found.ticket.done(), f"{told}: its ticket is done while the stream is held"
-    assert found.ticket.mode == "async", f"{told}: its ticket says {found.ticket.mode!r}, but its work is not done"
+    assert not found.ticket.done(), f"{what}: its ticket is done while the stream is held"
+    assert found.ticket.mode == "async", f"{what}: its ticket says {found.ticket.mode!r}, but its work is not done"
     if kit.capabilities.async_d2h:
         early = [copy.done() for copy in found.copies]
-        assert not any(early), f"{told}: copies before it, after it and behind it say done={early} on a held stream"
+        assert not any(early), f"{what}: copies before it, after it and behind it say done={early} on a held stream"
 
 
 @guarantee(1, also=(2, 4, 5))
 @HOOKS
 def test_g01_a_call_belongs_to_the_stream_that_was_given(kit: Kit, hook: str) -> None:
-    run_beside_each(kit, hook)
+    run_concurrent_each(kit, hook)
 
 
 @guarantee(2)
 def test_g02_a_device_value_is_read_between_its_writes(kit: Kit) -> None:
     ran = sum(
-        run_beside(kit, "async_set_value", stream_case, lambda call: call.sources) for stream_case in (*FREE, *HELD)
+        run_concurrent(kit, "async_set_value", stream_case, lambda call: call.sources) for stream_case in (*FREE, *HELD)
     )
     assert ran >= 2 * len(FREE), f"{ran} forms of a value on the device were met"
 
@@ -95,13 +93,13 @@ def test_g02_a_device_value_is_read_between_its_writes(kit: Kit) -> None:
 @pytest.mark.parametrize("hook", ["async_set_value", "submit"])
 def test_g02_a_value_of_any_form_is_changed_after_the_call(kit: Kit, hook: str) -> None:
     """Each call's arguments are overwritten after it, on a held stream before its work."""
-    run_beside_each(kit, hook)
+    run_concurrent_each(kit, hook)
 
 
 @guarantee(3, requires=("async_h2d", "can_hold_stream"), also=(7,))
 @HOOKS
 def test_g03_a_call_waits_for_no_stream_on_the_host(kit: Kit, hook: str) -> None:
-    run_beside_each(kit, hook)
+    run_concurrent_each(kit, hook)
 
 
 @guarantee(3, requires=("async_h2d", "can_hold_stream"))
@@ -141,26 +139,24 @@ def test_g04_of_any_two_writes_on_one_stream_the_later_wins(kit: Kit, stream_cas
     """Every form after every other, to overlapping targets, without waits."""
     if stream_case in HELD and kit.can_hold and not overlaps(kit, "async_set_value"):
         return
-    forms = {told: form for told, form in VALUES.items() if form.shape == SHAPE and form.dtype == "int64"}
+    forms = {what: form for what, form in VALUES.items() if form.shape == SHAPE and form.dtype == "int64"}
     memory = kit.device.allocate(8 * int(np.prod(SHAPE)))
     seen: list[tuple[str, CopyTicket, backdoor.Bytes]] = []
 
     def compare() -> None:
         __tracebackhide__ = True
-        for told, copy, should in seen:
-            arrive(copy)
-            wrong = unlike(copy.data[0][: len(should)], should)
-            assert not wrong, f"{told}, on {stream_case}: {wrong}"
+        for what, copy, should in seen:
+            assert_copied(copy, should, f"{what}, on {stream_case}")
 
     pairs = [*enumerate(orders([*forms], kit.effort.profile))]
     for begin in range(0, len(pairs), PAIRS_HELD):
         seen.clear()
-        with beside(kit, stream_case, f"async_set_value on {stream_case}") as (stream, _):
+        with concurrent(kit, stream_case, f"async_set_value on {stream_case}") as (stream, _):
             now = noise(begin, memory.nbytes)
             backdoor.put(kit.device, memory, [(0, now.tobytes())], stream)
             for seed, (one, other) in pairs[begin : begin + PAIRS_HELD]:
-                for told in (one, other):
-                    call = forms[told].call(kit, memory, now, 2 * seed + (told == other))
+                for what in (one, other):
+                    call = forms[what].call(kit, memory, now, 2 * seed + (what == other))
                     for source, data in call.sources:
                         backdoor.put(kit.device, source, [(0, data.tobytes())], stream)
                     call.act(stream)
@@ -178,9 +174,8 @@ def test_g04_hooks_on_one_state_take_effect_in_the_order_of_their_calls(kit: Kit
     """Requests enter, a field is set, a step runs, its output is saved, some leave: on one stream, without waits."""
     if stream_case in HELD and kit.can_hold and not overlaps(kit, "update_inputs"):
         return
-    fixture, sink = World(kit, SIZES), KeepingSink()
-    rows = []
-    with beside(kit, stream_case, f"one of the hooks on {stream_case}") as (stream, _):
+    fixture, outputs = World(kit, SIZES), Outputs()
+    with concurrent(kit, stream_case, f"one of the hooks on {stream_case}") as (stream, _):
         fixture.stream = stream
         tasks = new_tasks(fixture, range(6))
         fixture.insert(tasks)
@@ -191,24 +186,20 @@ def test_g04_hooks_on_one_state_take_effect_in_the_order_of_their_calls(kit: Kit
             fixture.model.cells["sampled_token_ids"][...] = sampled[:, None]
             step = fixture.step([5, 3, 0, 4, 2, 1])
             fixture.update_inputs(step)
-            rows.append(fixture.rows_of(step))
-            fixture.save(step, sink)
+            outputs.save(fixture, step)
             gone = [Task(TaskKind.PREEMPTED, number, tasks[number].request), *new_tasks(fixture, [number])]
             fixture.insert(gone)
         state = copied(kit, fixture.state.memory, stream)
         if stream_case in FREE:
-            compare_state(fixture, state, sink, rows, stream_case)
+            compare_state(fixture, state, outputs, stream_case)
     if stream_case in HELD:
-        compare_state(fixture, state, sink, rows, stream_case)
+        compare_state(fixture, state, outputs, stream_case)
 
 
-def compare_state(
-    fixture: World, state: CopyTicket, sink: KeepingSink, rows: Sequence[Sequence[Row]], stream_case: str
-) -> None:
+def compare_state(fixture: World, state: CopyTicket, outputs: Outputs, stream_case: str) -> None:
     """Compare every record and every byte."""
     __tracebackhide__ = True
-    for record, should in zip(sink.resolve_all(), rows, strict=True):
-        assert_rows(record, should)
+    outputs.deliver(stream_case)
     arrive(state)
     wrong = difference(fixture.model, state.data[0])
     assert not wrong, f"after three steps on {stream_case}: {wrong}"
@@ -219,21 +210,18 @@ def test_g04_every_call_waits_for_the_writes_before_it(kit: Kit) -> None:
     """No copy is pending, for which a write on a stream of its own would wait as well."""
     device, stream = kit.device, kit.device.stream()
     hooks = [hook for hook in HOOK_CASES if hook != "save_output" and overlaps(kit, hook)]
-    made = {told: make(kit) for hook in hooks for told, make in hook_cases(kit, hook)}
+    made = {what: make(kit) for hook in hooks for what, make in hook_cases(kit, hook)}
     with kit.held(stream, "one of the hooks behind writes"):
         tickets = {}
-        for told, call in made.items():
+        for what, call in made.items():
             for memory, data in ((call.memory, ~call.before), (call.memory, call.before), *call.sources):
                 backdoor.put(device, memory, [(0, data.tobytes())], stream)
-            tickets[told] = call.act(stream)
-        first = next(iter(tickets))
-        assert_raises(TicketTimeout, lambda: tickets[first].wait(A_WHILE), f"{first} behind held writes: its ticket")
-        early = [told for told, ticket in tickets.items() if ticket.done()]
-        assert not early, f"{early} are done, but writes before them on their stream are held"
-    for told, call in made.items():
-        call.complete(tickets[told])
+            tickets[what] = call.act(stream)
+        all_wait(tickets, "writes before them on their stream, which are held")
+    for what, call in made.items():
+        call.complete(tickets[what])
         wrong = call.wrong(backdoor.read(device, call.memory, stream)[: call.before.nbytes])
-        assert not wrong, f"{told} behind writes on its stream: {wrong}"
+        assert not wrong, f"{what} behind writes on its stream: {wrong}"
 
 
 # -- bare streams and events -----------------------------------------------------------------------------------------
@@ -260,30 +248,29 @@ def test_g01_the_work_of_a_stream_that_is_dropped_is_executed(kit: Kit) -> None:
         device.allocate(1)  # a device looks for free memory when it allocates
         assert not write.done(), "a write is done, though its stream waits for a held one"
     come_true({"a write on a dropped stream": write, "a copy on a dropped stream": copy}, kit.effort.hang)
-    wrong = unlike(copy.data[0][:4096], should)
-    assert not wrong, f"a copy on a stream that was dropped: {wrong}"
+    assert_alike(copy.data[0][:4096], should, "a copy on a stream that was dropped")
 
 
 @guarantee(1, requires="can_hold_stream")
 def test_g01_an_event_waits_for_its_own_stream_alone(kit: Kit) -> None:
-    for told, held, free in pairs(kit):
+    for what, held, free in pairs(kit):
         earlier = kit.device.event(held)
-        assert earlier.wait(PATIENCE), f"{told}: an event of an idle stream has not passed after {PATIENCE} s"
+        assert earlier.wait(PATIENCE), f"{what}: an event of an idle stream has not passed after {PATIENCE} s"
         with kit.held(held):
             behind = Busy(kit, held, 1)
             for how in (kit.device.event, type(held).record):
                 late, other = how(held), how(free)
-                assert other.wait(PATIENCE), f"{told}: an event of the free stream waits for the held one"
-                assert other.done(), f"{told}: an event was waited for, but is not done"
+                assert other.wait(PATIENCE), f"{what}: an event of the free stream waits for the held one"
+                assert other.done(), f"{what}: an event was waited for, but is not done"
                 for timeout in (AT_ONCE, SHORT):
-                    assert not late.wait(timeout), f"{told}: wait({timeout}) for an event of the held stream is true"
-                assert not late.done(), f"{told}: an event of the held stream is done"
-            assert earlier.done(), f"{told}: an event that had passed has not any more"
-            free.synchronize(PATIENCE)
-            assert_raises(TicketTimeout, lambda: held.synchronize(SHORT), f"{told}: synchronize of the held stream")  # noqa: B023
-        assert late.wait(PATIENCE), f"{told}: an event has not passed, though its stream continued"
-        held.synchronize(PATIENCE)
-        assert late.done(), f"{told}: an event is not done, though its stream is empty"
+                    assert not late.wait(timeout), f"{what}: wait({timeout}) for an event of the held stream is true"
+                assert not late.done(), f"{what}: an event of the held stream is done"
+            assert earlier.done(), f"{what}: an event that had passed has not any more"
+            drain(free)
+            assert_raises(TicketTimeout, lambda: held.synchronize(SHORT), f"{what}: synchronize of the held stream")  # noqa: B023
+        assert late.wait(PATIENCE), f"{what}: an event has not passed, though its stream continued"
+        drain(held)
+        assert late.done(), f"{what}: an event is not done, though its stream is empty"
         behind.check()
 
 
@@ -291,7 +278,7 @@ def test_g01_an_event_waits_for_its_own_stream_alone(kit: Kit) -> None:
 def test_g01_a_stream_waits_for_the_events_that_it_was_given(kit: Kit) -> None:
     """Each single event, even if it is unreferenced and many are made after it; but not other work before it."""
     device = kit.device
-    for told, first, second in pairs(kit):
+    for what, first, second in pairs(kit):
         other = device.stream()
         source, result = device.allocate(4096), device.allocate(4096)
         before, after = noise(1, 4096), noise(2, 4096)
@@ -303,16 +290,14 @@ def test_g01_a_stream_waits_for_the_events_that_it_was_given(kit: Kit) -> None:
             second.wait(device.event(first))
             gc.collect()
             for _ in range(MANY):
-                assert device.event(other).wait(PATIENCE), f"{told}: an event of an idle stream has not passed"
+                assert device.event(other).wait(PATIENCE), f"{what}: an event of an idle stream has not passed"
             seen, mine = copied(kit, source, second), copied(kit, result, second)
             arrive(early)  # it was there before the stream waited
             if kit.can_hold and kit.capabilities.async_d2h:
-                assert not seen.done(), f"{told}: a copy on a stream that waits for a held one is done"
-                assert not mine.done(), f"{told}: work on a stream that waits for a held one is done"
+                assert not seen.done(), f"{what}: a copy on a stream that waits for a held one is done"
+                assert not mine.done(), f"{what}: work on a stream that waits for a held one is done"
         for copy, should, which in ((early, before, "early"), (seen, after, "late"), (mine, before, "late")):
-            arrive(copy)
-            wrong = unlike(copy.data[0], should)
-            assert not wrong, f"{told}: a copy on the second, made {which}: {wrong}"
+            assert_copied(copy, should, f"{what}: a copy on the second, made {which}")
 
 
 @guarantee(1, requires=("can_hold_stream", "async_d2h"))
@@ -330,7 +315,7 @@ def test_g01_a_stream_waiting_for_two_waits_for_both_and_no_later_work(kit: Kit)
             last.wait(device.event(middle))
             copy = copied(kit, memory, last)
             latches[order].release()
-            held[order].synchronize(PATIENCE)
+            drain(held[order])
             with kit.held(held[order]):  # work after the event does not matter to streams that wait for it
                 behind = Busy(kit, held[order], 5)
                 assert_raises(
@@ -350,9 +335,9 @@ def test_g01_a_tensor_is_written_on_the_stream_that_was_given(kit: Kit) -> None:
     for stream_case in FREE:
         tensor = support.tensor(kit.device, np.zeros_like(values))
         support.values_of(kit.device, tensor)  # created before any stream is held
-        with beside(kit, stream_case, f"async_set_value of a tensor on {stream_case}") as (stream, _):
+        with concurrent(kit, stream_case, f"async_set_value of a tensor on {stream_case}") as (stream, _):
             for part in (slice(None), slice(3, 4)):
-                kit.bound.async_set_value(target=tensor[part], value=values[part], stream=stream).wait(PATIENCE)  # type: ignore[index]
+                arrive(kit.bound.async_set_value(target=tensor[part], value=values[part], stream=stream))  # type: ignore[index]
         got = support.values_of(kit.device, tensor)
         wrong = np.argwhere(got != values)
         assert not len(wrong), (

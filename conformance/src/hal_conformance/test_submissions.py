@@ -1,11 +1,17 @@
-"""``insert_tasks``: submissions do not grow with requests or fields (G10); counts, not times."""
+"""Submissions do not grow with requests or fields (G10), nor with the memories of a write."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import pytest
 from hal_core.contract.counters import Counters
+from hal_core.errors import InvalidValue
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.views import View
+from hal_core.memory.writes import Writes
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.tasks import Task, TaskKind
@@ -17,7 +23,8 @@ from .fixtures.hook_cases import RICH
 from .fixtures.many import MANY, blocks, handoff, prefill, request
 from .fixtures.stepping import run_step
 from .fixtures.world import World
-from .harness.backdoor import PATIENCE, arrive
+from .harness import backdoor
+from .harness.backdoor import arrive, poisoned
 from .harness.guarantees import guarantee
 from .harness.reached import Reached
 from .kit import Draw, Kit, examples
@@ -40,7 +47,7 @@ def spent(fixture: World, tasks: list[Task]) -> Counters:
     before = fixture.bound.counters()
     ticket = fixture.insert(tasks)
     counted = fixture.bound.counters() - before
-    ticket.wait(PATIENCE)
+    arrive(ticket)
     return counted
 
 
@@ -52,8 +59,8 @@ def test_g10_submissions_grow_with_neither_requests_nor_fields(kit: Kit) -> None
         "one request that uses every field": spent(fixture, entering(fixture, range(1, 2), rich=True)),
         "60 plain requests": spent(fixture, entering(fixture, range(2, 62), rich=False)),
     }
-    told = {what: cost.submissions for what, cost in costs.items()}
-    assert max(told.values()) <= A_CALL, f"submissions a call: {told}, but each should be at most {A_CALL}"
+    found = {what: cost.submissions for what, cost in costs.items()}
+    assert max(found.values()) <= A_CALL, f"submissions a call: {found}, but each should be at most {A_CALL}"
     waits = {what: cost.host_waits for what, cost in costs.items()}
     assert not any(waits.values()), f"host waits a call: {waits}, but each should be 0"
     fixture.check("insertions of one and of many requests")
@@ -76,12 +83,12 @@ def test_g10_the_devices_own_counters_agree_with_a_count_below_it(kit: Kit, draw
     fixture = World(kit, draw(sizes(), "sizes"))
     below = kit.device.probe_counts()  # type: ignore[attr-defined]  # the seam that `requires` asks for
     own = kit.bound.counters()
-    fixture.insert(draw_batch(draw, fixture, least=1)).wait(PATIENCE)
-    fixture.save(run_step(draw, fixture)).wait(PATIENCE)
+    fixture.enter(draw_batch(draw, fixture, least=1))
+    arrive(fixture.save(run_step(draw, fixture)))
     seen = kit.device.probe_counts() - below  # type: ignore[attr-defined]
-    said = kit.bound.counters() - own
+    counted = kit.bound.counters() - own
     for name in ("submissions", "uploads", "launches", "copies_out"):
-        got, should = getattr(said, name), getattr(seen, name)
+        got, should = getattr(counted, name), getattr(seen, name)
         assert got == should, f"counters() says {got} {name}, but {should} reached the driver"
 
 
@@ -95,7 +102,7 @@ def test_g10_an_insertion_does_not_wait_for_the_device(kit: Kit, draw: Draw) -> 
         for _ in range(size):
             tickets.append(fixture.insert(draw_batch(draw, fixture, (TaskKind.PREFILL, TaskKind.MORE_BLOCKS))))
     for ticket in tickets:
-        ticket.wait(PATIENCE)
+        arrive(ticket)
     fixture.check("insertions into a held stream")
 
 
@@ -143,9 +150,7 @@ def test_g10_every_kind_of_batch_is_counted_and_large_ones_cost_the_same(kit: Ki
                  blocks(MANY, 4 * (-(-one.total // 4) - len(half.blocks)), slot), len(half.blocks))
             for slot, one, half in zip(slots, entering, halves, strict=True) if one.total > half.num_scheduled_tokens
         ]  # fmt: skip
-        arrive(
-            fixture.poke({"seq_lens_this_time": np.zeros(MANY.num_slots), "seq_lens_encoder": np.zeros(MANY.num_slots)})
-        )
+        fixture.put({"seq_lens_this_time": np.zeros(MANY.num_slots), "seq_lens_encoder": np.zeros(MANY.num_slots)})
         if chunks:
             cost(fixture, chunks, f"{len(chunks)} chunks")
         going = [Task(TaskKind.MORE_BLOCKS, slot, fixture.model.residents[slot].admitted, blocks=[1, 2],
@@ -188,3 +193,174 @@ def test_g10_a_large_insertion_does_not_wait_for_the_device(kit: Kit) -> None:
     for ticket in tickets:
         arrive(ticket)
     fixture.check("512 requests entered on a held stream")
+
+
+TYPES = ("bool", "uint8", "int16", "int32", "int64", "float32")
+MOST = 40
+"""Bytes of each memory: 8 rows of at most 5."""
+
+
+class Blocks:
+    """Memories of their own, each with the bytes that it must have."""
+
+    def __init__(self, kit: Kit, count: int) -> None:
+        self.kit, self.stream = kit, kit.device.default_stream  # prepared on it, and read on the one that is used
+        self.memories = [kit.device.allocate(8 * MOST) for _ in range(count)]
+        self.should = [poisoned(8 * MOST) for _ in self.memories]
+        for memory, block in zip(self.memories, self.should, strict=True):
+            backdoor.write(kit.device, memory, 0, block, self.stream)
+
+    def view(self, number: int, slots: int, width: int, dtype: str) -> tuple[View, np.ndarray]:
+        """A view ``[slots, width]`` of a memory, and the array that it must equal."""
+        kind = dtype_of(dtype)
+        view = View.contiguous(self.memories[number], 8, (slots, width), kind)
+        part = self.should[number][8 : 8 + slots * width * kind.itemsize]
+        return view, part.view(kind.storage).reshape(slots, width)
+
+    def check(self) -> None:
+        """Compare every byte of every memory."""
+        __tracebackhide__ = True
+        for number, (memory, block) in enumerate(zip(self.memories, self.should, strict=True)):
+            got = backdoor.read(self.kit.device, memory, self.stream)
+            wrong = np.flatnonzero(got[: len(block)] != block)
+            assert not len(wrong), (
+                f"byte {wrong[0]} of memory {number} is {got[wrong[0]]}, but should be {block[wrong[0]]}"
+            )
+
+
+def draw_writes(draw: Draw, blocks: Blocks) -> Writes:
+    """Writes of each kind to each memory, some of them over others, made in the expected arrays as well."""
+    writes, views, every = Writes(), [], range(len(blocks.memories))
+    for number in every:
+        dtype = draw(st.sampled_from(TYPES), f"type of memory {number}")
+        slots, width = draw(st.integers(1, 5), "slots"), draw(st.integers(1, 5), "width")
+        views.append(blocks.view(number, slots, width, dtype))
+    again = draw(st.lists(st.sampled_from(every), max_size=4), "memories written again")
+    for turn, number in enumerate([*every, *again]):
+        view, cells = views[number]
+        (slots, width), one = view.shape, turn % 2
+        some = draw(st.lists(st.integers(0, slots - 1), unique=True, min_size=1), "slots written")
+        kind = draw(st.sampled_from(["set", "fill", "rows", "ragged"]), f"write to memory {number}")
+        if kind == "set":
+            writes.set(view[some[0]], cells.dtype.type(one).item())
+            cells[some[0]] = one
+        elif kind == "fill":
+            begins = [draw(st.integers(0, width), "first element") for _ in some]
+            if draw(st.booleans(), "one first element for all"):
+                begins = begins[:1] * len(some)
+            same = begins[0] if len({*begins}) == 1 else np.array(begins)
+            writes.fill(view, some, cells.dtype.type(one).item(), same)
+            for slot, begin in zip(some, begins, strict=True):
+                cells[slot, begin:] = one
+        elif kind == "rows":
+            values = (np.arange(turn, turn + len(some) * width) % 2).astype(cells.dtype).reshape(len(some), width)
+            writes.rows(view, some, values)
+            cells[some] = values
+        else:
+            rows = [np.full(draw(st.integers(0, width), "length"), one, cells.dtype) for _ in some]
+            writes.ragged(view, some, np.concatenate(rows), [*map(len, rows)])
+            for slot, row in zip(some, rows, strict=True):
+                cells[slot, : len(row)] = row
+    return writes
+
+
+@guarantee(5, also=(4,))
+@examples()
+def test_g05_writes_to_several_memories_change_nothing_else(kit: Kit, draw: Draw) -> None:
+    write_all(kit, draw)
+
+
+@guarantee(4, also=(5,))
+@examples()
+def test_g04_of_two_writes_to_one_of_several_memories_the_last_wins(kit: Kit, draw: Draw) -> None:
+    write_all(kit, draw)
+
+
+def write_all(kit: Kit, draw: Draw) -> None:
+    """Make two calls, of writes that may overlap, on a held stream, and compare every byte."""
+    __tracebackhide__ = True
+    blocks = Blocks(kit, draw(st.integers(1, 5), "memories"))
+    if draw(st.booleans(), "on a stream of its own"):
+        blocks.stream = kit.device.stream()
+    with kit.held(blocks.stream, "a write to several memories"):
+        tickets = [kit.bound.write(writes=draw_writes(draw, blocks), stream=blocks.stream) for _ in range(2)]
+    for ticket in tickets:
+        arrive(ticket)
+    blocks.check()
+
+
+ROWS = np.arange(40, dtype=np.int64).reshape(5, 8)
+CHANGED: dict[str, Callable[[Writes, View, list[Any]], None]] = {
+    "rows": lambda writes, view, given: writes.rows(view, given[0], given[1]),
+    "ragged rows": lambda writes, view, given: writes.ragged(view, given[0], given[1].reshape(-1), [8] * 5),
+    "a fill of rows": lambda writes, view, given: writes.fill(view, given[0], 7, given[2]),
+    "an array": lambda writes, view, given: writes.set(view[:5], given[1]),
+    "a strided array": lambda writes, view, given: writes.set(view[::2, ::2][:3], given[1][:3, :4]),
+    "a list": lambda writes, view, given: writes.set(view[:5], given[3]),
+}
+"""Ways to write to several memories: slots, rows, first elements and a list, which the caller then changes."""
+
+
+@guarantee(2)
+@pytest.mark.parametrize("count", [1, 3])
+def test_g02_what_a_write_was_made_of_may_be_changed_after_it(kit: Kit, count: int) -> None:
+    stream, device = kit.device.stream(), kit.device
+    for what, add in CHANGED.items():
+        memories, should = [device.allocate(448) for _ in range(count)], np.zeros((7, 8), np.int64)
+        for memory in memories:
+            backdoor.write(device, memory, 0, should.view(np.uint8).reshape(-1), stream)
+        given: list[Any] = [np.array([4, 0, 2, 1, 6]), ROWS.copy(), np.array([3, 0, 8, 7, 1]), ROWS.tolist()]
+        with kit.held(stream, f"{what} for {count} memories"):
+            writes = Writes()
+            for memory in memories:
+                add(writes, View.contiguous(memory, 0, (7, 8), dtype_of("int64")), given)
+            ticket = kit.bound.write(writes=writes, stream=stream)
+            for one in given:
+                one[:] = [[9] * 8] * 5 if one is given[3] else 5
+            del writes
+        arrive(ticket, what)
+        if what in ("rows", "ragged rows"):
+            should[[4, 0, 2, 1, 6]] = ROWS
+        elif what == "a fill of rows":
+            for slot, begin in zip((4, 0, 2, 1, 6), (3, 0, 8, 7, 1), strict=True):
+                should[slot, begin:] = 7
+        elif what == "a strided array":
+            should[:6:2, ::2] = ROWS[:3, :4]
+        else:
+            should[:5] = ROWS
+        for number, memory in enumerate(memories):
+            got = backdoor.read(device, memory, stream)[:448].view(np.int64).reshape(7, 8)
+            assert (got == should).all(), (
+                f"{what} for {count} memories, changed after the call: {got.tolist()} in memory {number}"
+            )
+
+
+@guarantee(10, requires="fused_scatter")
+@examples(0.5)
+def test_g10_several_memories_are_one_submission(kit: Kit, draw: Draw) -> None:
+    """Or one for each memory, if the device's kernels take no addresses."""
+    blocks = Blocks(kit, 5)
+    writes = draw_writes(draw, blocks)
+    before = kit.bound.counters()
+    ticket = kit.bound.write(writes=writes, stream=blocks.stream)
+    cost = kit.bound.counters() - before
+    arrive(ticket)
+    due = A_CALL if kit.bound.capabilities.several_memories else A_CALL * 5
+    assert cost.submissions <= due, f"{cost.submissions} submissions for five memories, but at most {due} are due"
+    blocks.check()
+
+
+@guarantee(26)
+def test_g26_memories_that_overlap_are_refused_and_nothing_changes(kit: Kit) -> None:
+    blocks, writes = Blocks(kit, 1), Writes()
+    view, _ = blocks.view(0, 4, 2, "int32")
+    memory = view.memory
+
+    class Twin:
+        device, address, nbytes = memory.device, memory.address, memory.nbytes
+
+    writes.set(view, 1)
+    writes.set(View.contiguous(Twin(), 0, (2,), view.dtype), 2)
+    with pytest.raises(InvalidValue, match="two targets share memory"):
+        kit.bound.write(writes=writes, stream=blocks.stream)
+    blocks.check()

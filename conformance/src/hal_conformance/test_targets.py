@@ -100,17 +100,17 @@ def test_g04_each_of_many_writes_to_a_target_is_there_in_its_turn(kit: Kit, what
             items = 1000 * (turn + 1) + np.arange(COUNT, dtype=np.int64)
             value, change = _given(kit, form, items, stream)
             ticket = kit.bound.async_set_value(target=target, value=value, stream=stream)
-            told = f"write {turn} ({form}) to {what}"
+            case = f"write {turn} ({form}) to {what}"
             if pending:
-                assert not ticket.done(), f"{told} is done, but its stream is held"
+                assert not ticket.done(), f"{case} is done, but its stream is held"
             elif not kit.capabilities.async_h2d:
-                assert ticket.done(), f"{told} is not done when the call returns"
+                assert ticket.done(), f"{case} is not done when the call returns"
             change()
-            written.append((told, items.tolist(), ticket, _copied(kit, view, stream)))
-    for told, should, ticket, copy in written:
-        arrive(ticket, told)
-        arrive(copy, told)
-        assert (got := _values(copy)) == should, f"after {told} the target was {got}, but should be {should}"
+            written.append((case, items.tolist(), ticket, _copied(kit, view, stream)))
+    for case, should, ticket, copy in written:
+        arrive(ticket, case)
+        arrive(copy, case)
+        assert (got := _values(copy)) == should, f"after {case} the target was {got}, but should be {should}"
 
 
 @guarantee(22, requires=("async_h2d", "async_d2h", "can_hold_stream"), also=(1, 4, 23))
@@ -122,12 +122,12 @@ def test_g22_a_write_comes_after_each_copy_on_one_pair_of_streams(kit: Kit, what
     chosen = pairs(kit)
     if kit.effort.profile == "quick":
         chosen = [chosen[[*TARGETS].index(what) % len(chosen)]]
-    for told, reader, writer in chosen:
+    for case, reader, writer in chosen:
         target = TARGETS[what](kit)
         view, before = target if isinstance(target, View) else kit.device.resolve(target), [0] * COUNT
         arrive(kit.bound.async_set_value(target=target, value=0, stream=writer))
         for turn in range(ROUNDS):
-            why = f"write {turn} to {what} behind a held copy, {told}"
+            why = f"write {turn} to {what} behind a held copy, {case}"
             items = 1000 * (turn + 1) + np.arange(COUNT, dtype=np.int64)
             with kit.held(reader, why):
                 copy = _copied(kit, view, reader)
@@ -144,19 +144,19 @@ def test_g22_a_write_comes_after_each_copy_on_one_pair_of_streams(kit: Kit, what
 def test_g01_a_stream_waits_each_time_for_another(kit: Kit) -> None:
     """Three rounds on one pair of streams: that a stream has waited for another once orders no later work."""
     device = kit.device
-    for told, first, second in pairs(kit):
+    for what, first, second in pairs(kit):
         memory = device.allocate(64)
         for turn in range(ROUNDS):
-            with kit.held(first, f"a stream that waits for another, {told}"):
+            with kit.held(first, f"a stream that waits for another, {what}"):
                 data = bytes([turn + 1]) * 64
                 if kit.capabilities.async_h2d:
                     backdoor.put(device, memory, [(0, data)], first)
                 second.wait(device.event(first))
                 copy = device.copy_out(memory, [ByteRange(0, 64)], second)
-                assert_raises(TicketTimeout, partial(copy.wait, SHORT), f"{told}, round {turn}: a copy that must wait")
+                assert_raises(TicketTimeout, partial(copy.wait, SHORT), f"{what}, round {turn}: a copy that must wait")
             arrive(copy)
             got = copy.data[0].tobytes()
-            assert got == data or not kit.capabilities.async_h2d, f"{told}, round {turn}: the copy is of {got[:4]!r}"
+            assert got == data or not kit.capabilities.async_h2d, f"{what}, round {turn}: the copy is of {got[:4]!r}"
 
 
 PARTS = (np.s_[:3], np.s_[::2], np.s_[:3], np.s_[5:2:-1], np.s_[::-2], np.s_[:2], np.s_[::3])
@@ -190,29 +190,29 @@ FIELDS = ("next_tokens", "stop_flags", "top_p", "block_tables")
 
 @guarantee(6, also=(5, 26))
 @pytest.mark.parametrize("form", ["a scalar", "an array", "a list"])
-@pytest.mark.parametrize("beside", [False, True], ids=["state", "companion"])
-def test_g06_a_states_fields_take_what_their_types_take(kit: Kit, beside: bool, form: str) -> None:
+@pytest.mark.parametrize("companion", [False, True], ids=["state", "companion"])
+def test_g06_a_states_fields_take_what_their_types_take(kit: Kit, companion: bool, form: str) -> None:
     """Values of every class, in turn, for one slot and for every second one: converted or refused as in bare memory."""
     state = kit.bound.state(SIZES, name="target", beside=("first",))
-    fields, stream = state.companions[0] if beside else state, kit.device.stream()
+    fields, stream = state.companions[0] if companion else state, kit.device.stream()
     for name in FIELDS:
-        whole = fields.view(name)
+        full = fields.view(name)
         for at, element in enumerate(CLASSES):
-            target = whole[1] if at % 2 else whole[::2]
+            target = full[1] if at % 2 else full[::2]
             value: Any = element
             if form != "a scalar":
                 value = np.full(target.shape, element)
                 value = value.tolist() if form == "a list" else value
             plain: Any = element.item() if isinstance(element, np.generic) else element
             found = converted(plain, target.dtype)
-            told = f"{form} of {element!r} for {name} ({target.dtype})"
+            what = f"{form} of {element!r} for {name} ({target.dtype})"
             call = partial(kit.bound.async_set_value, target=target, value=value, stream=stream)
             before = backdoor.read(kit.device, state.memory, stream)
             if found == REFUSED:
-                assert_raises(ConversionRefused, call, told)
+                assert_raises(ConversionRefused, call, what)
             else:
-                arrive(call(), told)
+                arrive(call(), what)
                 image = np.ndarray(target.shape, target.dtype.storage, before, target.offset, target.strides)
                 image[...] = np.frombuffer(found, target.dtype.storage)[0]  # type: ignore[arg-type]  # no NaN here
             wrong = np.flatnonzero(backdoor.read(kit.device, state.memory, stream) != before)
-            assert not len(wrong), f"{told}: {len(wrong)} bytes are wrong, the first is byte {wrong[0]} of the state"
+            assert not len(wrong), f"{what}: {len(wrong)} bytes are wrong, the first is byte {wrong[0]} of the state"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 from hal_core.errors import DeviceClosed, InvalidValue, TicketTimeout
@@ -15,7 +15,7 @@ from .fixtures.stream_cases import copied
 from .fixtures.world import World
 from .harness import backdoor
 from .harness.asserts import assert_no_error, assert_raises
-from .harness.backdoor import PATIENCE, arrive
+from .harness.backdoor import PATIENCE, arrive, drain
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .harness.waiters import AT_ONCE, SHORT, Waiter, come_true, stay_done, succeed, time_out, times_out_at_once
@@ -40,8 +40,8 @@ def prepared(kit: Kit, hooks: tuple[str, ...]) -> list[tuple[str, Callable[[Stre
     """Return the calls to make while the stream is held, prepared before."""
     acts: list[tuple[str, Callable[[Stream], Ticket]]] = []
     for hook in hooks:
-        for told, make in [*hook_cases(kit, hook)][-1:] if hook in HOOK_CASES and overlaps(kit, hook) else []:
-            acts.append((told, make(kit).act))
+        for what, make in [*hook_cases(kit, hook)][-1:] if hook in HOOK_CASES and overlaps(kit, hook) else []:
+            acts.append((what, make(kit).act))
     if kit.capabilities.async_d2h and "copy_out" in hooks:
         memory = kit.device.allocate(1 << 20)
         acts.append(("copy_out", lambda stream: copied(kit, memory, stream)))
@@ -53,10 +53,10 @@ def check_tickets(kit: Kit, hooks: tuple[str, ...], which: str) -> None:
     __tracebackhide__ = True
     stream, acts = stream_of(kit, which), prepared(kit, hooks)
     with kit.held(stream):
-        tickets = {f"{told}, on {which}": act(stream) for told, act in acts}
-        settled = {told: ticket for told, ticket in tickets.items() if not isinstance(ticket, OutputTicket)}
+        tickets = {f"{what}, on {which}": act(stream) for what, act in acts}
+        settled = {what: ticket for what, ticket in tickets.items() if not isinstance(ticket, OutputTicket)}
         patient = time_out(tickets, kit.effort.hang)
-    succeed(settled, {told: patient[told] for told in settled}, kit.effort.hang)
+    succeed(settled, {what: patient[what] for what in settled}, kit.effort.hang)
     with kit.held(stream):
         later = backdoor.put(kit.device, kit.device.allocate(64), [(0, bytes(64))], stream)
         assert not later.done(), "the ticket of a write is done, but its stream is held"
@@ -105,11 +105,11 @@ def test_g03_a_ticket_that_nobody_asked_is_done_with_its_work(kit: Kit, which: s
     stream, device = stream_of(kit, which), kit.device
     memory = device.allocate(64)
     acts = prepared(kit, tuple(HOOK_CASES))
-    acts = [(told, act) for told, act in acts if not told.startswith("save_output")]
-    tickets = {told: act(stream) for told, act in acts}
+    acts = [(what, act) for what, act in acts if not what.startswith("save_output")]
+    tickets = {what: act(stream) for what, act in acts}
     early = [backdoor.put(device, memory, [(0, bytes(64))], stream) for _ in range(AGAIN)]
     arrive(early[-1])
-    stream.synchronize(PATIENCE)
+    drain(stream)
     with kit.held(stream):
         late = [backdoor.put(device, memory, [(0, bytes(64))], stream) for _ in range(AGAIN)]
         come_true(tickets, kit.effort.hang)
@@ -139,18 +139,18 @@ def check_output(kit: Kit, which: str) -> None:
     holding = kit.held(stream) if kit.can_hold else nullcontext()
     with ExitStack() as stack:
         stack.enter_context(holding)
-        ticket = cast(OutputTicket, fixture.save(step, sink))
+        ticket = fixture.save(step, sink)
         tickets: Mapping[str, Ticket] = {f"save_output on {which}": ticket}
         if kit.can_hold and kit.capabilities.async_d2h:
             assert not ticket.ready(), "the copy of an output is ready, but its stream is held"
             for timeout in (AT_ONCE, SHORT):
                 assert_raises(TicketTimeout, lambda: ticket.record(timeout), f"record({timeout}) of a held stream")  # noqa: B023
         patient = time_out(tickets, kit.effort.hang)
-    ticket.record(PATIENCE)
+    assert_no_error(lambda: ticket.record(PATIENCE), "the record of an output whose stream was let go")
     assert ticket.ready(), "the copy of an output was waited for, but is not ready"
-    for told in tickets:
-        for waiter in patient[told]:
-            assert not waiter.ended(), f"{told}: {waiter} ended with {waiter.error!r} before the sink had the record"
+    for what in tickets:
+        for waiter in patient[what]:
+            assert not waiter.ended(), f"{what}: {waiter} ended with {waiter.error!r} before the sink had the record"
     sink.resolve_all()
     succeed(tickets, patient, kit.effort.hang)
 
@@ -172,7 +172,7 @@ def test_g19_an_outputs_error_is_raised_only_by_its_waits(kit: Kit) -> None:
     fixture, _ = filled(kit)
     step = fixture.step(range(SIZES.num_slots), speculative=True)
     fixture.poke_cell("accept_num", 2, SIZES.max_accept + 3)
-    arrive(fixture.update_inputs(step))
+    fixture.run(step)
     sink = KeepingSink()
     ticket = fixture.save(step, sink)
     waiters = [Waiter(ticket, PATIENCE), Waiter(ticket), Waiter(ticket, PATIENCE)]
@@ -198,7 +198,7 @@ def test_g19_an_outputs_unobserved_error_is_raised_once_by_the_next_call(kit: Ki
         fixture, _ = filled(apart)
         step = fixture.step(range(SIZES.num_slots), speculative=True)
         fixture.poke_cell("accept_num", 2, SIZES.max_accept + 3)
-        arrive(fixture.update_inputs(step))
+        fixture.run(step)
         sink = KeepingSink()
         fixture.save(step, sink)
         sink.resolve_all()

@@ -64,8 +64,8 @@ def test_g01_a_stream_waits_for_the_event_of_another_opened_device(kit: Kit) -> 
             write = backdoor.put(kit.device, memory, [(0, after.tobytes())], mine)
             why = "synchronize of a stream that waits for another device's held stream"
             assert_raises(TicketTimeout, lambda: mine.synchronize(A_WHILE), why)
-            for told, ticket in (("copy", early), ("write", write)):
-                assert not ticket.done(), f"a {told} is done, but its stream waits for another device's held stream"
+            for what, ticket in (("copy", early), ("write", write)):
+                assert not ticket.done(), f"a {what} is done, but its stream waits for another device's held stream"
         for ticket in (early, write):
             arrive(ticket)
         assert (early.data[0] == before).all(), "the copy behind another device's event has other bytes"
@@ -87,11 +87,11 @@ def test_g05_a_write_that_waits_takes_no_neighbours_along(kit: Kit, dtype: str) 
         "an element": (view[0], 1), "a strided fill": (view[4:32:2], 1), "a strided array": (view[34::2], [1] * 15),
     }  # fmt: skip
     with kit.held(one):
-        held = {told: kit.bound.async_set_value(target=t, value=v, stream=one) for told, (t, v) in parts.items()}
+        held = {what: kit.bound.async_set_value(target=t, value=v, stream=one) for what, (t, v) in parts.items()}
         for at in (1, 2, 3, *range(5, 32, 2), 32, 33, *range(35, count, 2)):
             arrive(kit.bound.async_set_value(target=view[at], value=1, stream=two))
-    for told, ticket in held.items():
-        arrive(ticket, told)
+    for what, ticket in held.items():
+        arrive(ticket, what)
     should[...] = 1
     got = backdoor.read(device, memory, one)[: should.nbytes].view(kind.storage)
     wrong = np.flatnonzero(got != should).tolist()
@@ -135,9 +135,9 @@ def test_g10_each_call_counts_what_reached_the_driver(kit: Kit, what: str) -> No
     call = prepared(kit, what)
     below, own = device.probe_counts(), kit.bound.counters()
     arrive(call(), what)
-    seen, stated = device.probe_counts() - below, kit.bound.counters() - own
+    seen, counted = device.probe_counts() - below, kit.bound.counters() - own
     for name in COUNTED:
-        got, should = getattr(stated, name), getattr(seen, name)
+        got, should = getattr(counted, name), getattr(seen, name)
         assert got == should, f"{what}: counters() says {got} {name}, but {should} reached the driver"
 
 
@@ -152,15 +152,15 @@ def test_g11_a_stop_reason_leaves_with_its_request(kit: Kit, speculative: bool) 
         SamplingParams(max_tokens=9),
     ]
     first = [fixture.admit(Request(f"old{slot}", [1, 2], params)) for slot, params in enumerate(ends)]
-    arrive(fixture.insert([Task(TaskKind.PREFILL, slot, one, 0, 2, [slot]) for slot, one in enumerate(first)]))
+    fixture.enter([Task(TaskKind.PREFILL, slot, one, 0, 2, [slot]) for slot, one in enumerate(first)])
     _step(fixture, speculative)
     reasons = fixture.model.cells["stop_reason"].reshape(-1).tolist()
     assert reasons == [FinishReason.LENGTH, FinishReason.STOP, 0], f"the kit's own reasons are {reasons}"
-    arrive(fixture.insert([Task(TaskKind.ABORTED, 2, first[2])]))
+    fixture.enter([Task(TaskKind.ABORTED, 2, first[2])])
     fixture.output(fixture.step([0, 1, 2], speculative=speculative))
     fixture.release([0, 1])
     new = [fixture.admit(Request(f"new{slot}", [3, 4, 5], SamplingParams(max_tokens=9))) for slot in range(3)]
-    arrive(fixture.insert([Task(TaskKind.PREFILL, slot, one, 0, 3, [slot]) for slot, one in enumerate(new)]))
+    fixture.enter([Task(TaskKind.PREFILL, slot, one, 0, 3, [slot]) for slot, one in enumerate(new)])
     fixture.check("requests that took the slots of ended ones")
     rows = fixture.output(_step(fixture, speculative))
     finished = [(row.request_id, row.finish.name) for row in rows if row.finish]
@@ -174,8 +174,8 @@ def _step(fixture: World, speculative: bool) -> Any:  # noqa: ANN401 (a Step)
     cells = {name: fixture.model.cells[name].copy() for name in ("sampled_token_ids", "accept_tokens", "accept_num")}
     for name, value in (("sampled_token_ids", 7), ("accept_tokens", 7), ("accept_num", 1)):
         cells[name][...] = value
-    arrive(fixture.poke(cells))
-    arrive(fixture.update_inputs(step))
+    fixture.put(cells)
+    fixture.run(step)
     return step
 
 

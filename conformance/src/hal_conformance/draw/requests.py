@@ -54,7 +54,7 @@ def _named(found: bytes) -> tuple[int, ...]:
 
 
 @functools.cache
-def whole(low: int, high: int) -> st.SearchStrategy[int]:
+def integers(low: int, high: int) -> st.SearchStrategy[int]:
     """Return a whole number from ``low`` to ``high``."""
     return st.integers(low, high)
 
@@ -96,10 +96,10 @@ _ROLES = st.sampled_from(SplitRole)
 
 def _params(draw: st.DrawFn, size: StateConfig, least: int) -> SamplingParams:
     """Return sampling parameters that fit a state; ``least``: of ``max_tokens``."""
-    most = draw(whole(least, least + 8))
+    most = draw(integers(least, least + 8))
     return SamplingParams(
         **draw(_NUMBERS),
-        min_tokens=draw(whole(0, min(most, 3))),
+        min_tokens=draw(integers(0, min(most, 3))),
         max_tokens=most,
         stop_sequences=draw(_stops(size.max_stop_sequences, size.max_stop_length)),
         bad_words=draw(row(0, size.max_bad_words)),
@@ -112,8 +112,8 @@ def _params(draw: st.DrawFn, size: StateConfig, least: int) -> SamplingParams:
 def requests(draw: st.DrawFn, size: StateConfig, name: str, role: SplitRole | None = None, *, left: int = 1) -> Request:
     """Return a request that fits a state: new, or resumed with some output. ``left``: the least tokens it can still
     generate."""
-    total = draw(whole(1, size.max_model_len - left))
-    generated = 0 if draw(_FRESH) else draw(whole(0, total - 1))
+    total = draw(integers(1, size.max_model_len - left))
+    generated = 0 if draw(_FRESH) else draw(integers(0, total - 1))
     listed = draw(row(total, total))
     params = _params(draw, size, generated + left)
     role = draw(_ROLES) if role is None else role

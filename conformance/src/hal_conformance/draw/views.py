@@ -22,12 +22,12 @@ def draw_view(draw: Draw, memory: Memory, dtype: DType | None = None) -> View:
     if dtype is None:
         dtype = draw_dtype(draw, "dtype of the target")
     shape = draw(shapes, "shape of the whole")
-    whole = View.contiguous(memory, 0, shape, dtype)
-    room = (memory.nbytes - max(1, whole.size) * dtype.itemsize) // dtype.itemsize
+    view = View.contiguous(memory, 0, shape, dtype)
+    room = (memory.nbytes - max(1, view.size) * dtype.itemsize) // dtype.itemsize
     offset = draw(st.integers(0, room), "elements before it") * dtype.itemsize
-    whole = View.contiguous(memory, offset, shape, dtype)
+    view = View.contiguous(memory, offset, shape, dtype)
     index = tuple(draw(indices(extent), f"index of axis {axis}") for axis, extent in enumerate(shape))
-    return whole[index] if index else whole
+    return view[index] if index else view
 
 
 def indices(extent: int) -> st.SearchStrategy[Index]:

@@ -38,6 +38,15 @@ def arrive(ticket: Ticket, what: str = "work on a running stream") -> None:
         raise AssertionError(f"{what}: its ticket was waited for {PATIENCE} s, and raises {error!r}") from error
 
 
+def drain(stream: Stream) -> None:
+    """Wait for a stream whose work must succeed; a timeout or an error becomes a failed assertion."""
+    __tracebackhide__ = True
+    try:
+        stream.synchronize(PATIENCE)
+    except Exception as error:
+        raise AssertionError(f"a stream was waited for {PATIENCE} s, and raises {error!r}") from error
+
+
 def read(device: Device, memory: Memory, stream: Stream) -> Bytes:
     """Return all bytes of a block, after the work that is now on ``stream``."""
     copied = device.copy_out(memory, [ByteRange(0, memory.nbytes)], stream)

@@ -6,6 +6,8 @@ from hal_core.errors import SinkClosed, SinkFull
 from hal_core.output.records import OutputRecord
 from hal_core.output.sinks import PendingOutput
 
+from .asserts import assert_no_error
+
 
 class KeepingSink:
     """Takes outputs and resolves none until :meth:`resolve_all`: the slowest possible reader."""
@@ -21,9 +23,10 @@ class KeepingSink:
         self.pending.append(pending)
 
     def resolve_all(self) -> list[OutputRecord]:
-        """Resolve everything in order, complete it, and return the records."""
+        """Resolve everything in order, complete it, and return the records; an error becomes a failed assertion."""
+        __tracebackhide__ = True
         for pending in self.pending:
-            self.records.append(pending.resolve())
+            self.records.append(assert_no_error(pending.resolve, "an output that a sink resolves"))
             pending.complete(None)
         self.pending.clear()
         return self.records

@@ -61,59 +61,68 @@ def time_out(tickets: Mapping[str, Ticket], hang: float) -> dict[str, list[Waite
     No ticket may complete meanwhile. Several threads wait for each ticket, some for long.
     """
     __tracebackhide__ = True
-    for told, ticket in tickets.items():
-        times_out_at_once(told, ticket)
-    patient = {told: [Waiter(ticket, *timeout) for timeout in FOR_LONG] for told, ticket in tickets.items()}
-    request_row = {told: [Waiter(ticket, A_WHILE), Waiter(ticket, A_WHILE)] for told, ticket in tickets.items()}
-    for told, waiters in request_row.items():
+    for what, ticket in tickets.items():
+        times_out_at_once(what, ticket)
+    patient = {what: [Waiter(ticket, *timeout) for timeout in FOR_LONG] for what, ticket in tickets.items()}
+    request_row = {what: [Waiter(ticket, A_WHILE), Waiter(ticket, A_WHILE)] for what, ticket in tickets.items()}
+    for what, waiters in request_row.items():
         for waiter in waiters:
-            assert waiter.ended(hang), f"{told}: {waiter} has not ended after {hang} s"
+            assert waiter.ended(hang), f"{what}: {waiter} has not ended after {hang} s"
             assert isinstance(waiter.error, TicketTimeout), (
-                f"{told}: {waiter} of a pending ticket ended with {waiter.error!r}, but should raise TicketTimeout"
+                f"{what}: {waiter} of a pending ticket ended with {waiter.error!r}, but should raise TicketTimeout"
             )
-            assert waiter.seconds >= EARLY * A_WHILE, f"{told}: {waiter} gave up after {waiter.seconds:.4f} s"
-    for told, ticket in tickets.items():
-        for waiter in patient[told]:
-            assert not waiter.ended(), f"{told}: {waiter} of a pending ticket ended with {waiter.error!r}"
-        times_out_at_once(told, ticket)
+            assert waiter.seconds >= EARLY * A_WHILE, f"{what}: {waiter} gave up after {waiter.seconds:.4f} s"
+    for what, ticket in tickets.items():
+        for waiter in patient[what]:
+            assert not waiter.ended(), f"{what}: {waiter} of a pending ticket ended with {waiter.error!r}"
+        times_out_at_once(what, ticket)
     return patient
 
 
-def times_out_at_once(told: str, ticket: Ticket) -> None:
+def times_out_at_once(what: str, ticket: Ticket) -> None:
     """Assert that the ticket is pending, however often it is checked."""
     __tracebackhide__ = True
     for timeout in (AT_ONCE, 1e-6, SHORT, AT_ONCE):
-        assert not ticket.done(), f"{told}: the ticket is done, but its work is held"
-        error = assert_raises(TicketTimeout, lambda: ticket.wait(timeout), f"{told}: wait({timeout})")  # noqa: B023
-        assert error.cure, f"{told}: {error!r} names no cure"
+        assert not ticket.done(), f"{what}: the ticket is done, but its work is held"
+        error = assert_raises(TicketTimeout, lambda: ticket.wait(timeout), f"{what}: wait({timeout})")  # noqa: B023
+        assert error.cure, f"{what}: {error!r} names no cure"
         failure = ticket.failure()
-        assert failure is None, f"{told}: a pending ticket has failed with {failure!r}"
+        assert failure is None, f"{what}: a pending ticket has failed with {failure!r}"
+
+
+def all_wait(tickets: Mapping[str, Ticket], behind: str) -> None:
+    """Assert that no ticket is done, nor within a while the first of them."""
+    __tracebackhide__ = True
+    first = next(iter(tickets))
+    assert_raises(TicketTimeout, lambda: tickets[first].wait(A_WHILE), f"{first} behind {behind}: its ticket")
+    early = [what for what, ticket in tickets.items() if ticket.done()]
+    assert not early, f"{early} are done, but are behind {behind}"
 
 
 def succeed(tickets: Mapping[str, Ticket], patient: Mapping[str, list[Waiter]], hang: float) -> None:
     """Assert that the released work ends every wait, and that done tickets stay done."""
     __tracebackhide__ = True
-    for told, waiters in patient.items():
+    for what, waiters in patient.items():
         for waiter in waiters:
-            assert waiter.ended(hang), f"{told}: {waiter} was not woken within {hang} s after the end of the work"
-            assert waiter.error is None, f"{told}: {waiter} ended with {waiter.error!r}, but the work succeeded"
+            assert waiter.ended(hang), f"{what}: {waiter} was not woken within {hang} s after the end of the work"
+            assert waiter.error is None, f"{what}: {waiter} ended with {waiter.error!r}, but the work succeeded"
     stay_done(tickets)
 
 
 def come_true(tickets: Mapping[str, Ticket], seconds: float) -> None:
     """Assert that tickets of ended work are done without a wait; those of copies beside the stream a moment later."""
     __tracebackhide__ = True
-    for told, ticket in tickets.items():
-        assert poll(ticket.done, seconds), f"{told}: the ticket is not done after {seconds} s, though its work is"
+    for what, ticket in tickets.items():
+        assert poll(ticket.done, seconds), f"{what}: the ticket is not done after {seconds} s, though its work is"
 
 
 def stay_done(tickets: Mapping[str, Ticket]) -> None:
     """Assert that done tickets stay done, and that no wait for them times out."""
     __tracebackhide__ = True
-    for told, ticket in tickets.items():
+    for what, ticket in tickets.items():
         for timeout in (AT_ONCE, SHORT, PATIENCE, None):
-            assert ticket.done(), f"{told}: the ticket is not done, though its work is"
+            assert ticket.done(), f"{what}: the ticket is not done, though its work is"
             try:
                 ticket.wait(timeout)
             except TicketTimeout as error:
-                raise AssertionError(f"{told}: wait({timeout}) of a ticket that is done raises {error!r}") from error
+                raise AssertionError(f"{what}: wait({timeout}) of a ticket that is done raises {error!r}") from error

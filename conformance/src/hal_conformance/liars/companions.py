@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,22 +14,15 @@ from hal_core.slots.tasks import LEAVING, TaskBatch, TaskKind
 from hal_core.tickets import DONE
 
 from .proxies import HELD
-from .rows import Call, How, register, row
+from .rows import SAVE, Call, How, meanwhile, noted, register, row
 
 
-@contextmanager
-def showing(state: Any, companions: tuple[Any, ...]) -> Iterator[None]:  # noqa: ANN401 (a state of slots)
-    """Hide a state's other companions meanwhile."""
-    kept, state.companions = state.companions, companions
-    try:
-        yield
-    finally:
-        state.companions = kept
+def reaching(companions: Callable[[Call], tuple[Any, Any]]) -> How:
+    """Return a lie: ``companions(call)`` returns a state and those of its companions that it has during the call."""
+    return meanwhile(lambda call: ((reached := companions(call))[0], "companions", reached[1]))
 
 
-def forgetting(call: Call) -> object:
-    with showing(call.state, ()):
-        return call()
+forgetting = reaching(lambda call: (call.state, ()))
 
 
 def apart(call: Call) -> object:
@@ -73,26 +65,6 @@ def with_the_targets_lengths(call: Call) -> object:
             table.row_lengths = lengths
 
 
-def cleaned(some: Callable[[Call], tuple[Any, ...]]) -> How:
-    """Return a lie about the clean-up of a step, which reaches some companions."""
-
-    def lie(call: Call) -> object:
-        with showing(call.state, some(call)):
-            return call()
-
-    return lie
-
-
-def released(reached: int) -> How:
-    """Return a lie about a release of slots, which reaches the first companions. ``call.self``: the target's state."""
-
-    def lie(call: Call) -> object:
-        with showing(call.self, call.self.companions[:reached]):
-            return call()
-
-    return lie
-
-
 def unguarded(*kinds: TaskKind) -> How:
     """Return a lie: batches of these kinds wait for the last readers of the target's slots, not of companions'."""
 
@@ -104,20 +76,16 @@ def unguarded(*kinds: TaskKind) -> How:
     return lie
 
 
-def booking(error: type[Exception] | tuple[type[Exception], ...], batch: Callable[[Any], TaskBatch | None]) -> How:
-    """Return a lie that books ``batch(tasks)`` in the companions when the insertion raises ``error``."""
+def booking(batch: Callable[[Any], TaskBatch | None]) -> Callable[[Call, Any], None]:
+    """Return what books ``batch(tasks)`` in the companions at an error of the insertion."""
 
-    def lie(call: Call) -> object:
-        try:
-            return call()
-        except error:
-            booked = batch(call.tasks)
-            for companion in call.state.companions:
-                if booked is not None:
-                    companion.host_table.commit(tasks_beside(companion, booked))
-            raise
+    def book(call: Call, _: object) -> None:
+        booked = batch(call.tasks)
+        for companion in call.state.companions:
+            if booked is not None:
+                companion.host_table.commit(tasks_beside(companion, booked))
 
-    return lie
+    return book
 
 
 def batch_of(tasks: Any) -> TaskBatch:  # noqa: ANN401 (a batch or tasks)
@@ -129,15 +97,9 @@ def first_of(tasks: Any) -> TaskBatch | None:  # noqa: ANN401
     return TaskBatch.of(listed[:1]) if listed else None
 
 
-def book_in_turn(call: Call) -> object:
-    try:
-        return call()
-    except InvalidBatch:
-        raise
-    except InvalidValue:
-        for companion in call.state.companions:
-            companion.host_table.commit(tasks_beside(companion, batch_of(call.tasks)))
-        raise
+def book_in_turn(call: Call, error: InvalidValue) -> None:
+    if not isinstance(error, InvalidBatch):
+        booking(batch_of)(call, error)
 
 
 GUARDED = (*HELD, "overlapped_update")
@@ -165,11 +127,7 @@ TABLE = {
         "TargetsLengths", 11, "insert_tasks", with_the_targets_lengths
     ),  # there was one table of lengths before there were companions
     "an insertion waits for the readers of its target alone": row(
-        "CompanionsUnguarded",
-        28,
-        "guard of a batch",
-        lambda call: call() if call.self.companions else None,
-        GUARDED,
+        "CompanionsUnguarded", 28, "guard of a batch", lambda call: call() if call.self.companions else None, GUARDED
     ),  # a proposer's step still reads the slot that the request gets there
     "requests leave companions beside a step that reads their slots": row(
         "LeavesBesideACompanionsStep", 28, "guard of a batch", unguarded(*LEAVING), GUARDED
@@ -178,28 +136,28 @@ TABLE = {
         "GrowsBesideACompanionsStep", 28, "guard of a batch", unguarded(TaskKind.MORE_BLOCKS), GUARDED
     ),  # blocks that are appended count as unread, as no step has used them yet
     "companions book an insertion that the driver refuses": row(
-        "CompanionsBookFailures", 26, "policy.insert_tasks", booking(RuntimeError, batch_of)
+        "CompanionsBookFailures", 26, "policy.insert_tasks", noted(RuntimeError, booking(batch_of))
     ),  # their host tables are changed before the write
     "a batch that is refused is booked in the companions, as far as it is sound": row(
-        "CompanionsBookRefusals", 8, "policy.insert_tasks", booking((InvalidBatch, InvalidValue), first_of)
+        "CompanionsBookRefusals", 8, "policy.insert_tasks", noted((InvalidBatch, InvalidValue), booking(first_of))
     ),  # slots are given while the batch is looked at
     "companions are booked one after the other, also where a later one refuses the batch": row(
-        "CompanionsBookInTurn", 8, "policy.insert_tasks", book_in_turn
+        "CompanionsBookInTurn", 8, "policy.insert_tasks", noted(InvalidValue, book_in_turn)
     ),  # the last one's check comes after the first one's booking
     "a rank that sends nothing does not clean its companions": row(
         "CompanionsOfTheFirstRank",
         18,
         "policy.save_output",
-        cleaned(lambda call: call.state.companions if call.step.group.is_first else ()),
+        reaching(lambda call: (call.state, call.state.companions if call.step.group.is_first else ())),
     ),  # the clean-up is a part of sending
     "only the first companion is cleaned": row(
-        "FirstCompanionCleaned", 18, "policy.save_output", cleaned(lambda call: call.state.companions[:1])
+        "FirstCompanionCleaned", 18, SAVE, reaching(lambda call: (call.state, call.state.companions[:1]))
     ),  # written when there was one
     "a release of slots reaches no companion": row(
-        "ReleasesReachNoCompanion", 9, "release of slots", released(0)
+        "ReleasesReachNoCompanion", 9, "release of slots", reaching(lambda call: (call.self, ()))
     ),  # the engine frees the target's slots alone
     "a release of slots reaches the first companion alone": row(
-        "ReleasesReachOneCompanion", 9, "release of slots", released(1)
+        "ReleasesReachOneCompanion", 9, "release of slots", reaching(lambda call: (call.self, call.self.companions[:1]))
     ),  # a worker has one proposer, it is believed
 }
 register(__name__, TABLE)

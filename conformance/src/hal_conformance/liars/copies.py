@@ -12,14 +12,11 @@ from hal_core.devices.tickets import AsyncCopy
 from hal_core.memory.copies import Bytes, CopyTicket, HostCopy
 from hal_core.memory.views import ByteRange
 
-from . import Lie, liar
 from .proxies import BOTH, HELD_COPIES, Proxy
-from .rows import Call, How, first, register, row, then
+from .rows import Call, How, first, meanwhile, register, row, then
 
 if TYPE_CHECKING:
-    from hal_core.memory.plan import WritePlan
     from hal_core.memory.views import Memory
-    from hal_core.streams import Stream
     from hal_core.tickets import Ticket
 
 PIECE = 256 << 10
@@ -130,10 +127,10 @@ def four_buffers(call: Call) -> object:
 
 
 def view_of_the_memory(call: Call) -> object:
-    whole: Any = getattr(call.memory, "host_bytes", None)
-    if whole is None:
+    host_bytes: Any = getattr(call.memory, "host_bytes", None)
+    if host_bytes is None:
         return call()
-    return HostCopy([np.frombuffer(whole, np.uint8)[part.offset : part.end] for part in call.parts])
+    return HostCopy([np.frombuffer(host_bytes, np.uint8)[part.offset : part.end] for part in call.parts])
 
 
 def piece_by_piece(call: Call) -> object:
@@ -199,10 +196,7 @@ DATA = {
         "LargeCopiesInPieces", 1, "copy_out", piece_by_piece
     ),  # a bounce buffer of 256 KiB; the rest is fetched later
     "the ranges of a copy come in the order of memory, not in that of the call": row(
-        "PartsInMemoryOrder",
-        1,
-        "copy_out",
-        lambda call: call(parts=sorted(call.parts, key=lambda part: part.offset)),
+        "PartsInMemoryOrder", 1, "copy_out", lambda call: call(parts=sorted(call.parts, key=lambda part: part.offset))
     ),  # parts sorted so that neighbours can be copied at once
     "outputs share one static buffer": row(
         "StaticBuffer", 22, "copy_out", static_buffer, seen="FastDeploy's static message structures"
@@ -264,15 +258,6 @@ def newest_of_the_memory(reads: list[Read], memory: Memory | None) -> list[Read]
     return [read for read in reads if read[1] < end and begin.address < read[2]][-1:]
 
 
-def over_reads(call: Call) -> object:
-    device = call.me
-    reads, device.reads = device.reads, type(device.reads)()
-    try:
-        return call()
-    finally:
-        device.reads = reads
-
-
 def from_first_to_last(call: Call) -> None:
     reads = call.me.reads  # of every device with streams
 
@@ -314,6 +299,18 @@ def wait_for_all(device: object, flying: deque[Any]) -> None:
     flying.clear()
 
 
+def first_in_order(call: Call) -> object:
+    device = call.me
+    ticket = device.submit(call.plans[0], call.stream)
+    device.unordered = True
+    try:
+        for plan in call.plans[1:]:
+            ticket = device.submit(plan, call.stream)
+    finally:
+        device.unordered = False
+    return ticket
+
+
 ORDER = "order_after_reads"
 ORDERS = {
     "a worker's own writes wait for copies of all memory": row(
@@ -339,8 +336,16 @@ ORDERS = {
         "WaitsForTheNewestCopy", 22, ORDER, after_some(newest_of_the_memory), (*BOTH, "primitives")
     ),  # one event a memory, which a later copy replaces
     "copies between views do not wait for copies out of their target": row(
-        "CopiesOverReads", 22, "copy_within", over_reads, BOTH
+        "CopiesOverReads", 22, "copy_within", meanwhile(lambda call: (call.me, "reads", type(call.me.reads)())), BOTH
     ),  # only writes from the host were ordered after reads
+    "of the memories of one write, the first alone waits for copies": row(
+        "OtherMemoriesUnordered",
+        22,
+        "submit_all",
+        first_in_order,
+        (*BOTH, "several_memories"),
+        also={ORDER: lambda call: None if call.me.__dict__.get("unordered") else call()},
+    ),  # a loop whose first turn orders the stream
     "a copy out reads from its first range to its last": row(
         "LastRangeEndsThem", 22, "laid", from_first_to_last, BOTH
     ),  # an empty one before all others, given last, then hides them
@@ -355,27 +360,3 @@ ORDERS = {
     ),  # a pool that is emptied as a whole, and no counter
 }
 register(__name__, ORDERS)
-
-
-@liar(22, "of the memories of one write, the first alone waits for copies", requires=(*BOTH, "several_memories"))
-class OtherMemoriesUnordered(Lie):
-    """A loop whose first turn orders the stream."""
-
-    ordered = True
-
-    def submit_all(self, plans: Sequence[WritePlan], stream: Stream) -> Ticket:
-        """Write the rest without an order."""
-        device: Any = self
-        ticket: Ticket = device.submit(plans[0], stream)
-        self.ordered = False
-        try:
-            for plan in plans[1:]:
-                ticket = device.submit(plan, stream)
-        finally:
-            self.ordered = True
-        return ticket
-
-    def order_after_reads(self, stream: Stream, memory: Memory | None = None) -> None:
-        """Leave it out."""
-        if self.ordered:
-            super().order_after_reads(stream, memory)  # type: ignore[misc]

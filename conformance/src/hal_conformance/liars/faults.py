@@ -23,17 +23,15 @@ from hal_core.memory.copies import Bytes, CopyTicket
 from hal_core.tickets import Mode, Ticket
 
 from . import Lie, lay_over
+from .rows import Call, How, first, lay_ways
 
 if TYPE_CHECKING:
     from hal_core.contract.capabilities import Capabilities
     from hal_core.contract.device import Device
     from hal_core.group import Group
-    from hal_core.memory.plan import WritePlan
-    from hal_core.memory.values import Value
-    from hal_core.memory.views import ByteRange, Memory, View
+    from hal_core.memory.views import ByteRange, Memory
     from hal_core.ranks.communicator import Communicator
     from hal_core.slots.state import SlotState
-    from hal_core.slots.tasks import TaskBatch
     from hal_core.streams import Stream
 
 
@@ -86,33 +84,27 @@ class LateWrites(Fault):
 
     error: Any = staticmethod(refused)
 
-    def _late(self, ticket: Ticket, what: str, met: int) -> Ticket:
-        fuse = self.fuse(LateWrites)
+
+def _late(what: str) -> How:
+    def fail_later(call: Call) -> object:
+        fuse = call.me.fuse(LateWrites)
+        met, ticket = fuse.met, call()
         if fuse.met > met or not fuse.burns():  # not twice, if a hook calls a primitive
             return ticket
-        return LateTicket(ticket, fuse, type(self).error(f"{what}, number {fuse.met}"))
+        return LateTicket(ticket, fuse, type(call.me).error(f"{what}, number {fuse.met}"))
 
-    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
-        """Fail later."""
-        met = self.fuse(LateWrites).met
-        return self._late(super().submit(plan, stream), "a copy to the device", met)  # type: ignore[misc]
+    return fail_later
 
-    @hookimpl
-    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Fail later."""
-        met = self.fuse(LateWrites).met
-        return self._late(super().async_set_value(device, target, value, stream), "a value", met)  # type: ignore[misc]
 
-    @hookimpl
-    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """Fail later."""
-        met = self.fuse(LateWrites).met
-        return self._late(super().insert_tasks(device, state, tasks, stream), "a batch", met)  # type: ignore[misc]
-
-    def update_inputs(self, state: SlotState, step: Any, stream: Stream) -> Ticket:  # noqa: ANN401 (a Step)
-        """Fail later."""
-        met = self.fuse(LateWrites).met
-        return self._late(super().update_inputs(state, step, stream), "a step", met)  # type: ignore[misc]
+lay_ways(
+    LateWrites,
+    {
+        "submit": _late("a copy to the device"),
+        "async_set_value": _late("a value"),
+        "insert_tasks": _late("a batch"),
+        "update_inputs": _late("a step"),
+    },
+)
 
 
 class LateTicket(Ticket):
@@ -138,26 +130,13 @@ class LateTicket(Ticket):
 class FailingWrites(Fault):
     """A write, by either hook or by a plan, that the driver refuses."""
 
-    def _strike(self) -> None:
-        if self.fuse(FailingWrites).burns():
-            raise CopyFailed("the driver refused a copy to the device", cure="try again", argument="stream")
 
-    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
-        """Fail before any work is queued."""
-        self._strike()
-        return super().submit(plan, stream)  # type: ignore[misc,no-any-return]
+def _strike(call: Call) -> None:
+    if call.me.fuse(FailingWrites).burns():
+        raise refused("a copy to the device")
 
-    @hookimpl
-    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Fail before any work is queued."""
-        self._strike()
-        return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
 
-    @hookimpl
-    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """Fail before any work is queued."""
-        self._strike()
-        return super().insert_tasks(device, state, tasks, stream)  # type: ignore[misc,no-any-return]
+lay_ways(FailingWrites, dict.fromkeys(("submit", "async_set_value", "insert_tasks"), first(_strike)))
 
 
 class FailingCopies(Fault):

@@ -6,20 +6,16 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hal_core.devices.framework_tensors import tensor_over
 from hal_core.devices.retired_memory import DeviceMemory, Free, Retired
 from hal_core.errors import DeviceClosed, HalError, OutOfMemory
 from hal_core.memory.views import View
 
-from . import Lie, liar
 from .proxies import BELOW, HELD, HELD_COPIES, RING
-from .rows import Call, How, first, register, row, then
+from .rows import SET, Call, How, first, instead, noted, register, row, then
 from .tickets import settled
-
-if TYPE_CHECKING:
-    pass
 
 # -- memory that is lost at a call -------------------------------------------------------------------------------------
 
@@ -84,10 +80,7 @@ def aligned_to_sixteen(call: Call) -> object:
 
 LEAKS = {
     "each write takes device memory for its value, and keeps it": row(
-        "LeaksDeviceMemory",
-        26,
-        "async_set_value",
-        lose(lambda call: max(64, call.target.size * call.target.dtype.itemsize)),
+        "LeaksDeviceMemory", 26, SET, lose(lambda call: max(64, call.target.size * call.target.dtype.itemsize))
     ),
     "each step leaves 64 bytes of device memory": row(
         "StepsLeakScratch", 26, "update_inputs", first(lose_raw), "primitives"
@@ -199,7 +192,7 @@ FREED = {
         "EightAreKept", 22, "allocate", reusing(reap_all_but_eight), COPIED
     ),  # a list of fixed length, whose oldest entry makes room
     "memory of a dropped value is freed once the default stream's work is done": row(
-        "FreesByTheDefaultStream", 2, "laid", retire_by_the_default_stream, BELOW
+        "FreesByTheDefaultStream", 2, "allocate", reusing(reap), BELOW, also={"laid": retire_by_the_default_stream}
     ),  # another stream may still read it
     "close waits for the default stream alone": row(
         "CloseWaitsForOneStream", 26, "_settled", settled_by_one_stream, HELD
@@ -207,16 +200,11 @@ FREED = {
     "a list of opened devices keeps each, with its memory": row(
         "EveryDeviceIsListed", 26, "laid", lambda call: OPENED.append(call.me)
     ),  # for a report, or for the end of the process
+    "a device that is dropped without a close keeps its memory": row(
+        "DroppedIsKept", 26, "laid", lambda call: None, "primitives", has={"__del__": lambda device: None}
+    ),  # nothing but a close releases it
 }
 register(__name__, FREED)
-
-
-@liar(26, "a device that is dropped without a close keeps its memory", requires="primitives")
-class DroppedIsKept(Lie):
-    """Nothing but a close releases it."""
-
-    def __del__(self) -> None:
-        """Leave everything."""
 
 
 # -- faults, threads, forks --------------------------------------------------------------------------------------------
@@ -232,21 +220,13 @@ def swallow(call: Call) -> object:
         return settled()
 
 
-def forget_the_fault(call: Call) -> object:
-    try:
-        return call()
-    except DeviceClosed:
-        call.me.health.fault, call.me.health.unusable = None, False
-        raise
+def forget_the_fault(call: Call, _: object) -> None:
+    call.me.health.fault, call.me.health.unusable = None, False
 
 
-def raw_memory_error(call: Call) -> object:
-    try:
-        return call()
-    except OutOfMemory as error:
-        if isinstance(error.__cause__, MemoryError) and not isinstance(error.__cause__, OutOfMemory):
-            raise error.__cause__ from None
-        raise
+def librarys_own(error: OutOfMemory) -> BaseException:
+    cause = error.__cause__
+    return cause if isinstance(cause, MemoryError) and not isinstance(cause, OutOfMemory) else error
 
 
 def begin(call: Call) -> object:
@@ -293,7 +273,7 @@ FAULTS = {
         "TensorsOfABrokenDevice", 26, "tensor", lambda call: tensor_over(call.view, call.framework), "primitives"
     ),  # the one call that does not use the driver
     "a fault of the device is forgotten once a call has raised it": row(
-        "FaultForgottenOnceRaised", 26, "check_open", forget_the_fault, "primitives"
+        "FaultForgottenOnceRaised", 26, "check_open", noted(DeviceClosed, forget_the_fault), "primitives"
     ),  # a runtime's last error, which is cleared by reading it
     "a step whose output was lost gives the record of the step before it": row(
         "LostStepsRepeat", 26, "host mirror", repeat_the_last
@@ -302,7 +282,7 @@ FAULTS = {
         "LostStepsAreLate", 26, "host mirror", raise_at_the_next
     ),  # an error state that is looked at before the wait
     "a library's MemoryError leaves the device's state() as it is": row(
-        "RawMemoryError", 26, "policy.state", raw_memory_error
+        "RawMemoryError", 26, "policy.state", instead(OutOfMemory, librarys_own)
     ),  # ``except OutOfMemory`` alone
     "after a fork the child continues with the parent's device": row(
         "ForkGoesOn", 26, "begin of a call", begin

@@ -310,10 +310,7 @@ STEPS = {
         "LateErrorsReadEarly", 19, "policy.save_output", first(call_late_errors), HELD_COPIES
     ),  # they read fields that are not on the host yet
     "late errors are left out": row(
-        "LateErrorsDropped",
-        19,
-        "policy.save_output",
-        lambda call: call(step=replace(call.step, late_errors=None)),
+        "LateErrorsDropped", 19, "policy.save_output", lambda call: call(step=replace(call.step, late_errors=None))
     ),  # a record is built before they are known
     "the token that decoding feeds next is the one before": row(
         "FeedsTheTokenBefore", 9, "update_inputs", then(another_next_token)

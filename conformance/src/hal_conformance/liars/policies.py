@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +16,23 @@ from hal_core.slots.tasks import LEAVING, TaskBatch
 from hal_core.tickets import DONE, Ticket
 
 from ..harness.groups import FOLLOWER
-from . import Lie, liar
 from .proxies import HELD
-from .rows import Call, How, first, register, row, then
+from .rows import (
+    DRAFT,
+    SAVE,
+    Call,
+    How,
+    caught,
+    first,
+    instead,
+    meanwhile,
+    noted,
+    register,
+    row,
+    then,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hal_core.memory.views import View
     from hal_core.streams import Stream
 
 # -- batches -----------------------------------------------------------------------------------------------------------
@@ -42,13 +50,6 @@ def one_by_one(call: Call) -> object:
     if problems:
         raise InvalidBatch(problems)
     return DONE
-
-
-def first_problem(call: Call) -> object:
-    try:
-        return call()
-    except InvalidBatch as error:
-        raise InvalidBatch(error.problems[:1]) from None
 
 
 def of_the_first_task(call: Call) -> object:
@@ -88,7 +89,7 @@ BATCHES = {
         "InsertsTheRest", 8, INSERT, one_by_one
     ),  # invalid tasks that are left out and reported
     "the error names the first problem alone": row(
-        "FirstProblemAlone", 8, INSERT, first_problem
+        "FirstProblemAlone", 8, INSERT, instead(InvalidBatch, lambda error: InvalidBatch(error.problems[:1]))
     ),  # a check that stops too early
     "only the first task of a batch is checked": row(
         "ChecksOne", 8, CHECK, of_the_first_task
@@ -126,28 +127,8 @@ register(__name__, BATCHES)
 # -- drafts ------------------------------------------------------------------------------------------------------------
 
 
-def book_first(call: Call) -> object:
-    try:
-        return call()
-    except RuntimeError:
-        call.state.drafts.handed = call.step.number
-        raise
-
-
-def hold_first(call: Call) -> object:
-    try:
-        return call()
-    except RuntimeError:
-        call.state.drafts.holders = {slot: int(call.state.host_table.admission_ids[slot]) for slot in (0, 1)}
-        raise
-
-
-def without_readers(call: Call) -> object:
-    kept, call.state._readers = call.state._readers, []
-    try:
-        return call()
-    finally:
-        call.state._readers = kept
+def held_by(state: Any, *slots: int) -> dict[int, int]:  # noqa: ANN401 (a state of slots)
+    return {slot: int(state.host_table.admission_ids[slot]) for slot in slots}
 
 
 def in_pieces(chosen: Callable[[WritePlan, int], Sequence[int]]) -> How:
@@ -192,23 +173,29 @@ DRAFTS = {
         "PlainStepOverDrafts", 12, "plain step over drafts", lambda call: None
     ),  # an unchecked book of drafts
     "drafts on another stream do not wait for their step": row(
-        "DraftsBesideTheirStep", 28, "policy.set_drafts", without_readers, (*HELD, "overlapped_update")
+        "DraftsBesideTheirStep",
+        28,
+        DRAFT,
+        meanwhile(lambda call: (call.state, "_readers", [])),
+        (*HELD, "overlapped_update"),
     ),  # a proposer with a stream of its own
     "drafts that the driver refused count as handed over": row(
-        "RefusedDraftsAreBooked", 12, "policy.set_drafts", book_first
+        "RefusedDraftsAreBooked",
+        12,
+        DRAFT,
+        noted(RuntimeError, lambda call, _: setattr(call.state.drafts, "handed", call.step.number)),
     ),  # booked before they are written
     "slots keep that they hold drafts which the driver refused": row(
-        "RefusedDraftsAreHeld", 12, "policy.set_drafts", hold_first
+        "RefusedDraftsAreHeld",
+        12,
+        DRAFT,
+        noted(RuntimeError, lambda call, _: setattr(call.state.drafts, "holders", held_by(call.state, 0, 1))),
     ),  # the same of the other half of the book
     "drafts are a submission for each slot": row(
-        "DraftsApart", 10, "policy.set_drafts", in_pieces(lambda plan, slots: range(slots)), "fused_scatter"
+        "DraftsApart", 10, DRAFT, in_pieces(lambda plan, slots: range(slots)), "fused_scatter"
     ),  # a loop over the slots
     "drafts are a submission for each field": row(
-        "DraftsByField",
-        10,
-        "policy.set_drafts",
-        in_pieces(lambda plan, slots: range(min(2, len(plan.writes)))),
-        "fused_scatter",
+        "DraftsByField", 10, DRAFT, in_pieces(lambda plan, slots: range(min(2, len(plan.writes)))), "fused_scatter"
     ),  # a copy for the tokens, one for their number, one for the step's inputs
     "a released slot counts as one with drafts": row(
         "ReleasedSlotsKeepDrafts", 12, "release of slots", put_back(lambda call: call.self)
@@ -222,25 +209,9 @@ register(__name__, DRAFTS)
 # -- guards of slots ---------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def owned_by(writes: Any, most: int) -> Iterator[None]:  # noqa: ANN401 (writes to several memories)
-    """Show the first owners of the memories alone meanwhile."""
-    owners = writes.owners
-    writes.owners = dict([*owners.items()][:most])
-    try:
-        yield
-    finally:
-        writes.owners = owners
-
-
-def with_owners(most: int) -> How:
+def knowing_owners(most: int) -> How:
     """Return a lie: a write to several memories knows the first owners alone."""
-
-    def lie(call: Call) -> object:
-        with owned_by(call.writes, most):
-            return call()
-
-    return lie
+    return meanwhile(lambda call: (call.writes, "owners", dict([*call.writes.owners.items()][:most])))
 
 
 def join_once(call: Call) -> None:
@@ -276,22 +247,15 @@ GUARDS = {
         "OldReadersAreForgotten", 28, "register_state", then(sixty_four_readers), HELD
     ),  # the oldest leaves for the newest, whether it has passed or not
     "a write to several memories does not wait for a step": row(
-        "WritesBesideTheirStep", 28, "policy.write", with_owners(0), (*HELD, "overlapped_update")
+        "WritesBesideTheirStep", 28, "policy.write", knowing_owners(0), (*HELD, "overlapped_update")
     ),  # it knows memories, and no state
     "a write to several memories waits for the steps that read the first of them": row(
-        "FirstOwnerWaits", 28, "policy.write", with_owners(1), (*HELD, "async_update")
+        "FirstOwnerWaits", 28, "policy.write", knowing_owners(1), (*HELD, "async_update")
     ),  # the other memories are written beside their readers
 }
 register(__name__, GUARDS)
 
 # -- the output of a step ----------------------------------------------------------------------------------------------
-
-
-def silent(call: Call) -> object:
-    try:
-        return call()
-    except SinkFull:
-        return DONE
 
 
 def reported_again(call: Call) -> object:
@@ -350,7 +314,6 @@ def clean_up_last(call: Call) -> object:
     return ticket
 
 
-SAVE = "policy.save_output"
 OUTPUT = {
     "an early return skips the clean-up on ranks that do not send": row(
         "EarlyReturn",
@@ -384,7 +347,7 @@ OUTPUT = {
         lambda call: call.step.orders.get(call.state.name, np.zeros(0, np.int32)) % call.state.sizes.num_slots,
     ),  # a check of a step that only returns its order, reduced to existing slots
     "output for a full sink is dropped silently": row(
-        "DropsSilently", 23, SAVE, silent, seen="ZeroMQ's high-water mark"
+        "DropsSilently", 23, SAVE, caught(SinkFull, lambda *_: DONE), seen="ZeroMQ's high-water mark"
     ),  # a full queue that is ignored
 }
 register(__name__, OUTPUT)
@@ -411,37 +374,33 @@ def half(call: Call) -> object:
     return replace(true, submissions=true.submissions // 2)
 
 
+CLAIMS = Capabilities(
+    async_h2d=True, async_d2h=False, fused_scatter=True, pinned_host=False, can_hold_stream=False, collective=""
+)
 COUNTERS = {
     "submissions are counted once for all of a call": row("CountsOne", 10, "counters", half, "probe_counts"),
     "copies between two views are not counted": row(
         "CopiesWithinUncounted", 10, "copy_within", uncounted, ("probe_counts", "native_objects")
     ),  # a launch of the vendor's own kernel, past the base's count, where such copies are launches
+    "submissions are not counted, and no trace exists to compare with": row(
+        "CountsNothing",
+        10,
+        "counters",
+        lambda call: replace(call(), submissions=0, uploads=0, launches=0),
+        ("fused_scatter", "async_h2d"),
+        has={"probe_counts": None},  # hides the honest device's
+    ),  # a bound that is always kept, as the count is zero
     "a strided value counts one submission more than it makes": row(
         "StridedCountedTwice", 10, "submit_value", first(counted_twice), "probe_counts"
     ),  # the vendor counts, and so does the base
+    "claims async_h2d and writes synchronously": row(
+        "SilentFallback",
+        7,
+        "copy_within",
+        Call.__call__,
+        "not async_h2d",
+        "FastDeploy 7521",
+        has={"capabilities": CLAIMS},
+    ),  # a fallback that is not declared: a method of its own, as the default would be refused at opening
 }
 register(__name__, COUNTERS)
-
-
-@liar(10, "submissions are not counted, and no trace exists to compare with", requires=("fused_scatter", "async_h2d"))
-class CountsNothing(Lie):
-    """A bound that is always kept, as the count is zero."""
-
-    probe_counts = None  # hides the honest device's
-
-    def counters(self) -> Any:  # noqa: ANN401 (the device's)
-        """Return the counts without submissions."""
-        return replace(super().counters(), submissions=0, uploads=0, launches=0)  # type: ignore[misc]
-
-
-@liar(7, "claims async_h2d and writes synchronously", requires="not async_h2d", seen="FastDeploy 7521")
-class SilentFallback(Lie):
-    """A fallback that is not declared."""
-
-    capabilities = Capabilities(
-        async_h2d=True, async_d2h=False, fused_scatter=True, pinned_host=False, can_hold_stream=False, collective=""
-    )
-
-    def copy_within(self, target: View, value: View, stream: Stream) -> Ticket:
-        """Copy by way of the host, in a method of its own: the default would be refused at opening."""
-        return super().copy_within(target, value, stream)  # type: ignore[misc,no-any-return]

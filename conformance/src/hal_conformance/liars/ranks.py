@@ -18,8 +18,6 @@ from hal_core.memory.views import ByteRange
 from hal_core.tickets import DONE
 
 from ..harness import backdoor
-from . import Patch, liar
-from .core_seams import put
 from .rows import Call, How, register, row
 
 RANKS = "several_ranks"
@@ -192,35 +190,20 @@ SLICES = {
     "ranks do not compare their configurations": row(
         "NobodyCompares", 14, "comparison of terms", lambda call: [], RANKS
     ),  # an exchange without comparison
+    "the header of a slice is not looked at": row(
+        "NobodyReads",
+        14,
+        "check of a broadcast",
+        lambda call: call.ticket,
+        RANKS,
+        "vLLM 29623",
+        also={"check of an output's broadcast": lambda call: None},
+    ),  # a header that neither the broadcast's ticket nor the output checks
     "a state that ranks disagree about may be used all the same": row(
         "UsesAnything", 14, "use of a state", lambda call: None
     ),  # a missing check
 }
 register(__name__, SLICES)
-
-
-@liar(14, "the header of a slice is not looked at", requires=RANKS, seen="vLLM 29623")
-class NobodyReads(Patch):
-    """A header that neither the broadcast's ticket nor the output checks."""
-
-    seam = "check of a broadcast"
-
-    @classmethod
-    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the ticket unchanged."""
-        return lambda channel, ticket, stream: ticket
-
-    @classmethod
-    def apply(cls) -> Callable[[], None]:
-        """Disable the output's check too."""
-        see_broadcasts, see_outputs = super().apply(), put("check of an output's broadcast", lambda _: lambda *_: None)
-
-        def restore() -> None:
-            see_outputs()
-            see_broadcasts()
-
-        return restore
-
 
 # -- absent ranks, groups of one, the sender ---------------------------------------------------------------------------
 

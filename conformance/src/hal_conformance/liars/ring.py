@@ -12,7 +12,7 @@ from hal_core.errors import OutOfMemory
 from hal_core.memory.views import View
 
 from .proxies import HELD, RING, ProxyEvent, variant
-from .rows import Call, How, first, register, row, then
+from .rows import Call, How, first, instead, noted, register, row, then
 
 if TYPE_CHECKING:
     from hal_core.streams import Event
@@ -103,14 +103,6 @@ def jam(call: Call) -> object:
         raise
 
 
-def drop_fences(call: Call) -> object:
-    try:
-        return call()
-    except OutOfMemory:
-        call.segment.entries.clear()  # "the device has stopped"
-        raise
-
-
 def place(wrapped: int, behind: int) -> How:
     """Return a lie about where a span is put: with so much slack at the wrap and behind the newest span."""
 
@@ -151,13 +143,6 @@ def wait_until_idle(call: Call) -> None:
     ring, value = call.device.staging, call.value
     if isinstance(value, np.ndarray) and value.nbytes > ring.limit and not call.stream.record().wait(ring.deadline):
         raise OutOfMemory("the stream is busy", cure="let it go on", argument="ring")
-
-
-def bare_error(call: Call) -> object:
-    try:
-        return call()
-    except OutOfMemory as error:
-        raise MemoryError(error.what) from None
 
 
 TABLE = {
@@ -201,8 +186,12 @@ TABLE = {
         "JammedAfterRefusal", 3, "staging.take", jam, RING
     ),  # an error state that is never left
     "when a full ring meets its deadline, its fences are dropped": row(
-        "DropsFencesAtTheDeadline", 3, "staging._await", drop_fences, (*RING, "primitives")
-    ),  # the next write takes spans that are still to be read
+        "DropsFencesAtTheDeadline",
+        3,
+        "staging._await",
+        noted(OutOfMemory, lambda call, _: call.segment.entries.clear()),
+        (*RING, "primitives"),
+    ),  # "the device has stopped"; the next write takes spans that are still to be read
     "waits for a full ring are not counted": row("RingWaitsUncounted", 3, "counters", without_waits, RING),
     "a value goes in pieces, and those before the refused one are queued": row(
         "PiecesHalfQueued", 3, "async_set_value", in_pieces, RING
@@ -221,7 +210,7 @@ TABLE = {
         (*RING, "primitives"),
     ),  # a held stream beside it takes any amount
     "no room in the staging ring is a bare MemoryError": row(
-        "OutOfMemoryIsBare", 26, "async_set_value", bare_error, RING
+        "OutOfMemoryIsBare", 26, "async_set_value", instead(OutOfMemory, lambda error: MemoryError(error.what)), RING
     ),  # the allocator's own error, without the contract's class, device and cure
 }
 register(__name__, TABLE)

@@ -22,7 +22,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from hal_core.contract.markers import hookimpl
 from hal_core.devices import AsyncDevice, Primitives, StagingRing
@@ -31,6 +31,7 @@ from hal_core.runtime.policy import Policy
 from ..harness.lies import Lie, lay_below
 from . import LIARS, Liar, Patch
 from .core_seams import SEAMS
+from .core_seams import put as put_seam
 from .proxies import put
 
 
@@ -71,17 +72,20 @@ class Call:
 
 
 How = Callable[[Call], object]
+SET, SAVE, DRAFT = "async_set_value", "policy.save_output", "policy.set_drafts"
+"""Places where many lie."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One liar of a table; its story is the table's key. ``ways``: place to lie."""
+    """One liar of a table; its story is the table's key. ``ways``: place to lie; ``has``: other attributes."""
 
     name: str
     guarantee: int
     ways: Mapping[str, How]
     requires: tuple[str, ...]
     seen: str
+    has: Mapping[str, object]
 
 
 def row(
@@ -94,8 +98,10 @@ def row(
     *,
     when: Callable[[Call], object] | None = None,
     also: Mapping[str, How] | None = None,
+    has: Mapping[str, object] | None = None,
 ) -> Row:
-    """Return a row. ``seen``: where the fault was met; ``also``: further places of the same kind, and their lies."""
+    """Return a row. ``seen``: where the fault was met; ``also``: further places of the same kind, and their lies;
+    ``has``: what the liar's class has besides them."""
     places = [where] if where in SEAMS else where.split()
     lie = how if when is None else lambda call: how(call) if when(call) else call()
     return Row(
@@ -104,6 +110,7 @@ def row(
         dict.fromkeys(places, lie) | dict(also or {}),
         (requires,) if isinstance(requires, str) else requires,
         seen,
+        has or {},
     )
 
 
@@ -115,12 +122,29 @@ def register(module: str, table: Mapping[str, Row]) -> None:
         LIARS.append(Liar(one.name, one.guarantee, story, kind, one.requires, one.seen))
 
 
+class Patches(Patch):
+    """A patch of several seams: ``ways``, seam to lie."""
+
+    ways: ClassVar[Mapping[str, How]]
+
+    @classmethod
+    def apply(cls) -> Callable[[], None]:
+        """Apply the lies; return the function that undoes them."""
+        undo = [put_seam(seam, _in_place_of(way)) for seam, way in cls.ways.items()]
+
+        def restore() -> None:
+            for each in reversed(undo):
+                each()
+
+        return restore
+
+
 def _class_of(one: Row) -> type:
     where, how = next(iter(one.ways.items()))
     if where in SEAMS:
-        return type(one.name, (Patch,), {"seam": where, "lie": classmethod(_in_place_of(how))})
+        return type(one.name, (Patches,), {"seam": where, "ways": one.ways})
     part, _, method = where.rpartition(".")
-    kind = type(one.name, (Policy if part == "policy" else Lie,), {})
+    kind = type(one.name, (Policy if part == "policy" else Lie,), dict(one.has))
     if part == "policy":
         setattr(kind, method, _method(kind, Policy, method, how))
     elif part:
@@ -131,8 +155,7 @@ def _class_of(one: Row) -> type:
         lay = lay_below if part == "primitives" else _lay_over_the_ring
         kind.laid = lambda device: lay(device, below)  # type: ignore[attr-defined]
     else:
-        for method, way in one.ways.items():
-            setattr(kind, method, _method(kind, AsyncDevice, method, way))
+        lay_ways(kind, one.ways)
     return kind
 
 
@@ -147,12 +170,12 @@ def _lay_over_the_ring(device: Any, mixin: type) -> None:  # noqa: ANN401 (an op
         ring.device = device
 
 
-def _in_place_of(how: How) -> Callable[[type, Callable[..., Any]], Callable[..., Any]]:
-    def lie(kind: type, true: Callable[..., Any]) -> Callable[..., Any]:
+def _in_place_of(how: How) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def lie(true: Callable[..., Any]) -> Callable[..., Any]:
         me, signature = SimpleNamespace(), inspect.signature(true)
 
         def lying(*arguments: object, **named: object) -> object:
-            return how(Call(true, me, kind, _bound(signature, arguments, named)))
+            return how(Call(true, me, Patch, _bound(signature, arguments, named)))
 
         return lying
 
@@ -204,6 +227,12 @@ def _hook(hook: str, answer: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
+def lay_ways(kind: type, ways: Mapping[str, How]) -> None:
+    """Give a mixin over a device methods that lie."""
+    for method, way in ways.items():
+        setattr(kind, method, _method(kind, AsyncDevice, method, way))
+
+
 def then(more: How) -> How:
     """Return a lie that makes the call honestly, does ``more``, and returns what the call gave."""
 
@@ -223,3 +252,66 @@ def first(more: How) -> How:
         return call()
 
     return lie
+
+
+Errors = type[Exception] | tuple[type[Exception], ...]
+
+
+def caught(kinds: Errors, act: Callable[[Call, Any], object]) -> How:
+    """Return a lie: ``act(call, error)`` returns what the call does in place of an error of these kinds."""
+
+    def lie(call: Call) -> object:
+        try:
+            return call()
+        except kinds as error:
+            return act(call, error)
+
+    return lie
+
+
+def noted(kinds: Errors, act: Callable[[Call, Any], object]) -> How:
+    """Return a lie that does ``act(call, error)`` at an error of these kinds, which is raised then."""
+
+    def lie(call: Call) -> object:
+        try:
+            return call()
+        except kinds as error:
+            act(call, error)
+            raise
+
+    return lie
+
+
+def instead(kinds: Errors, other: Callable[[Any], BaseException]) -> How:
+    """Return a lie that raises ``other(error)`` in place of an error of these kinds."""
+
+    def lie(call: Call) -> object:
+        try:
+            return call()
+        except kinds as error:
+            if (made := other(error)) is error:
+                raise
+            raise made from None
+
+    return lie
+
+
+def meanwhile(change: Callable[[Call], tuple[Any, str, object]]) -> How:
+    """Return a lie: an object has another attribute during the call: ``change(call)`` returns it, name and value."""
+
+    def lie(call: Call) -> object:
+        owner, name, value = change(call)
+        kept = getattr(owner, name, _MISSING)
+        setattr(owner, name, value)
+        try:
+            return call()
+        finally:
+            if kept is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, kept)
+
+    return lie
+
+
+_MISSING = object()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_core.contract.markers import hookimpl
 from hal_core.errors import OutOfMemory
 from hal_core.memory.plan import WRITE, Records, WritePlan
 from hal_core.memory.views import ByteRange, View
@@ -15,18 +14,11 @@ from hal_core.slots.geometry import DYNAMIC
 from hal_core.slots.layout import REQUEST_ROW
 from hal_core.slots.tasks import TaskKind
 
-from . import Lie, liar
 from .proxies import HELD, moved
-from .rows import Call, How, first, register, row, then
+from .rows import SET, Call, How, first, instead, meanwhile, noted, register, row, then
 
 if TYPE_CHECKING:
-    from hal_core.contract.device import Device
     from hal_core.memory.values import Value
-    from hal_core.slots.admission import AdmittedRequest
-    from hal_core.slots.state import SlotState
-    from hal_core.slots.tasks import TaskBatch
-    from hal_core.streams import Stream
-    from hal_core.tickets import Ticket
 
 LARGE = 1 << 20
 """Bytes from which a value is large."""
@@ -224,10 +216,95 @@ def without_fills(call: Call) -> object:
     return call(plan=replanned(call.plan, writes=writes[writes["pattern"] == 0]))
 
 
+def short_rows(call: Call) -> object:
+    if not call.me.__dict__.get("inserting"):
+        return call()
+    writes = call.plan.writes.copy()
+    writes["nbytes"] = np.where(writes["pattern"] == 0, writes["nbytes"] & 0xFFFF, writes["nbytes"])
+    return call(plan=replanned(call.plan, writes=writes[writes["nbytes"] > 0]))
+
+
+def places_of_floats(call: Call) -> list[int]:
+    return [entry[1] for entry in call.state.layout.record_dtype.fields.values() if entry[0] == np.float32]
+
+
+def flush(data: Any) -> Any:  # noqa: ANN401 (an array)
+    bits = np.ascontiguousarray(data).view(np.uint32)
+    return np.where(bits & 0x7F800000 == 0, bits & 0x80000000, bits).astype(np.uint32).view(np.uint8)
+
+
+def flushed_records(call: Call) -> object:
+    found, floats = call.plan.records, call.me.__dict__.get("floats")
+    if found is None or not floats:
+        return call()
+    data = found.data.copy()
+    for at in floats:
+        data[:, at : at + 4] = flush(data[:, at : at + 4])
+    return call(plan=replanned(call.plan, records=replace(found, data=data)))
+
+
+def note_admission(call: Call) -> None:
+    order, places = call.kept("staged", ([], {}))  # requests in the order of admission; admission id to place in it
+    places[call.request.admission_id] = len(order)
+    order.append(call.request)
+
+
+def records_of_later_requests(call: Call) -> dict[int, bytes]:
+    """Return the record that each new request's slot gets: that of the newest with its number modulo 256."""
+    order, places = call.kept("staged", ([], {}))
+    wrong, plain = dict[int, bytes](), call.tasks.plain
+    for kind, slot, request in zip(plain["kinds"], plain["slots"], call.tasks.requests, strict=True):
+        place = places.get(request.admission_id, len(order))
+        newest = next((at for at in range(place % 256, len(order), 256)[::-1]), place)
+        if newest > place and kind == TaskKind.PREFILL and order[newest].config_key == request.config_key:
+            wrong[slot] = order[newest].packed[REQUEST_ROW.itemsize :]
+    return wrong
+
+
+def other_requests_records(call: Call) -> object:
+    """Replace by the other requests' records; values set at insertion stay."""
+    found, (wrong, dynamic) = call.plan.records, call.me.__dict__.get("wrong") or ({}, [])
+    if found is None or not wrong:
+        return call()
+    data = found.data.copy()
+    for at, slot in enumerate(found.slots.tolist()):
+        if slot in wrong:
+            kept = [(begin, data[at, begin : begin + 4].copy()) for begin in dynamic]
+            data[at] = np.frombuffer(wrong[slot], np.uint8)
+            for begin, value in kept:
+                data[at, begin : begin + 4] = value
+    return call(plan=replanned(call.plan, records=replace(found, data=data)))
+
+
+def places_of_dynamic(call: Call) -> list[int]:
+    return [call.state.layout.record_dtype.fields[name][1] for name in DYNAMIC]
+
+
 BATCHES = {
     "fills are left out, so the tail of a row is not reset": row(
         "NoRowReset", 11, "submit", without_fills, seen="block tables of FastDeploy"
     ),  # a scatter kernel without fills
+    "the byte count of a row is 16 bits wide": row(
+        "RowsInSixteenBits",
+        9,
+        "insert_tasks",
+        meanwhile(lambda call: (call.me, "inserting", True)),
+        also={"submit": short_rows},
+    ),  # a prompt of 8192 tokens has a row of no bytes, one of 8193 a row of one token
+    "denormal parameters of a request are flushed to zero": row(
+        "RecordsFlushDenormals",
+        9,
+        "insert_tasks",
+        meanwhile(lambda call: (call.me, "floats", places_of_floats(call))),
+        also={"submit": flushed_records},
+    ),  # a record scattered by a kernel for floats
+    "requests are staged by admission number modulo 256: one inserted late is another": row(
+        "LateAdmissionsMixedUp",
+        9,
+        "insert_tasks",
+        meanwhile(lambda call: (call.me, "wrong", (records_of_later_requests(call), places_of_dynamic(call)))),
+        also={"on_admit": then(note_admission), "submit": other_requests_records},
+    ),  # a full table of staged records that is overwritten
     "slot numbers of a batch are bytes": row(
         "SlotsInEightBits", 9, "submit", records(lambda found: replace(found, slots=found.slots & np.int32(0xFF)))
     ),  # slot 256 is slot 0
@@ -251,108 +328,6 @@ BATCHES = {
     ),  # two kernels from a size on
 }
 register(__name__, BATCHES)
-
-
-@liar(9, "the byte count of a row is 16 bits wide")
-class RowsInSixteenBits(Lie):
-    """A prompt of 8192 tokens has a row of no bytes, one of 8193 a row of one token."""
-
-    inserting = False
-
-    @hookimpl
-    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """Insert with such a kernel."""
-        self.inserting = True
-        try:
-            return super().insert_tasks(device, state, tasks, stream)  # type: ignore[misc,no-any-return]
-        finally:
-            self.inserting = False
-
-    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
-        """Truncate the counts of copies."""
-        if self.inserting:
-            writes = plan.writes.copy()
-            writes["nbytes"] = np.where(writes["pattern"] == 0, writes["nbytes"] & 0xFFFF, writes["nbytes"])
-            plan = replanned(plan, writes=writes[writes["nbytes"] > 0])
-        return super().submit(plan, stream)  # type: ignore[misc,no-any-return]
-
-
-@liar(9, "denormal parameters of a request are flushed to zero")
-class RecordsFlushDenormals(Lie):
-    """A record scattered by a kernel for floats."""
-
-    floats: Sequence[int] = ()
-
-    @hookimpl
-    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """Insert with such a kernel."""
-        fields: Any = state.layout.record_dtype.fields
-        self.floats = [entry[1] for entry in fields.values() if entry[0] == np.float32]
-        try:
-            return super().insert_tasks(device, state, tasks, stream)  # type: ignore[misc,no-any-return]
-        finally:
-            self.floats = ()
-
-    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
-        """Flush them."""
-        if plan.records is not None and self.floats:
-            data = plan.records.data.copy()
-            for at in self.floats:
-                bits = np.ascontiguousarray(data[:, at : at + 4]).view(np.uint32)
-                flushed = np.where(bits & 0x7F800000 == 0, bits & 0x80000000, bits).astype(np.uint32)
-                data[:, at : at + 4] = flushed.view(np.uint8)
-            plan = replanned(plan, records=replace(plan.records, data=data))
-        return super().submit(plan, stream)  # type: ignore[misc,no-any-return]
-
-
-@liar(9, "requests are staged by admission number modulo 256: one inserted late is another")
-class LateAdmissionsMixedUp(Lie):
-    """A full table of staged records that is overwritten."""
-
-    @property
-    def staged(self) -> tuple[list[AdmittedRequest], dict[int, int]]:
-        """The requests in the order of their admission, and admission id to index in it."""
-        found: tuple[list[AdmittedRequest], dict[int, int]] = self.__dict__.setdefault("_staged", ([], {}))
-        return found
-
-    def on_admit(self, state: SlotState, request: AdmittedRequest) -> None:
-        """Put the request into the table."""
-        super().on_admit(state, request)  # type: ignore[misc]
-        order, places = self.staged
-        places[request.admission_id] = len(order)
-        order.append(request)
-
-    @hookimpl
-    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """Take each new request's record from the table."""
-        order, places = self.staged
-        wrong: dict[int, bytes] = {}
-        for kind, slot, request in zip(tasks.plain["kinds"], tasks.plain["slots"], tasks.requests, strict=True):
-            place = places.get(request.admission_id, len(order))
-            newest = next((at for at in range(place % 256, len(order), 256)[::-1]), place)
-            if newest > place and kind == TaskKind.PREFILL and order[newest].config_key == request.config_key:
-                wrong[slot] = order[newest].packed[REQUEST_ROW.itemsize :]
-        record: Mapping[str, Any] = state.layout.record_dtype.fields or {}
-        self.__dict__["wrong"] = wrong, [record[name][1] for name in DYNAMIC]
-        try:
-            return super().insert_tasks(device, state, tasks, stream)  # type: ignore[misc,no-any-return]
-        finally:
-            del self.__dict__["wrong"]
-
-    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
-        """Replace by the other requests' records; values set at insertion stay."""
-        wrong, dynamic = self.__dict__.get("wrong", ({}, []))
-        if plan.records is not None and wrong:
-            data = plan.records.data.copy()
-            for at, slot in enumerate(plan.records.slots.tolist()):
-                if slot in wrong:
-                    kept = [(begin, data[at, begin : begin + 4].copy()) for begin in dynamic]
-                    data[at] = np.frombuffer(wrong[slot], np.uint8)
-                    for begin, value in kept:
-                        data[at, begin : begin + 4] = value
-            plan = replanned(plan, records=replace(plan.records, data=data))
-        return super().submit(plan, stream)  # type: ignore[misc,no-any-return]
-
 
 # -- steps of many tokens, in the reference, which devices without a kernel run ----------------------------------------
 
@@ -436,22 +411,13 @@ register(__name__, STEPS)
 # -- large values, and memory that is not there ------------------------------------------------------------------------
 
 
-def own_error(call: Call) -> object:
-    try:
-        return call()
-    except OutOfMemory as error:
-        if error.argument == "ring":
-            raise
-        raise RuntimeError(f"error -4: {error.what}") from None
+def own_error(error: OutOfMemory) -> BaseException:
+    return error if error.argument == "ring" else RuntimeError(f"error -4: {error.what}")
 
 
-def what_fits(call: Call) -> object:
-    try:
-        return call()
-    except OutOfMemory as error:
-        if isinstance(call.value, np.ndarray) and error.argument != "ring":
-            call(target=call.target[:4], value=np.ascontiguousarray(call.value[:4]))
-        raise
+def write_what_fits(call: Call, error: OutOfMemory) -> None:
+    if isinstance(call.value, np.ndarray) and error.argument != "ring":
+        call(target=call.target[:4], value=np.ascontiguousarray(call.value[:4]))
 
 
 def in_two_collectives(call: Call) -> object:
@@ -496,17 +462,13 @@ VALUES = {
         "LargeByReference", 2, "async_set_value", first(note_large), also={"copy_out": first(write_the_large)}
     ),  # a value too large for the staging ring, written without it
     "a value of a megabyte is written synchronously": row(
-        "LargeValuesWait",
-        3,
-        "async_set_value",
-        then(lambda call: call.stream.synchronize() if is_large(call.value) else None),
-        HELD,
+        "LargeValuesWait", 3, SET, then(lambda call: call.stream.synchronize() if is_large(call.value) else None), HELD
     ),  # large values, which the driver does not stage
     "a write that finds no device memory raises the runtime's own error": row(
-        "AllocatorsOwnError", 26, "async_set_value", own_error, "staging"
+        "AllocatorsOwnError", 26, "async_set_value", instead(OutOfMemory, own_error), "staging"
     ),  # a code of the driver's, without hook and cure
     "a write that finds no device memory has written what fits": row(
-        "WhatFitsIsWritten", 26, "async_set_value", what_fits, "staging"
+        "WhatFitsIsWritten", 26, "async_set_value", noted(OutOfMemory, write_what_fits), "staging"
     ),  # piece by piece, until one is refused
     "a slice of more than 4,096 bytes is two collectives": row(
         "TwoCollectives", 14, "broadcast_tokens", in_two_collectives, "several_ranks"

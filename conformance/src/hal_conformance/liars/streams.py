@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,13 +19,15 @@ from .rows import Call, How, register, row
 
 if TYPE_CHECKING:
     from hal_core.streams import Event, Stream
-    from hal_core.tickets import Ticket
 
 DEFAULT = "the default stream instead of the one given"
 LARGE = 64 << 10
 """Bytes from which a value has a copy engine of its own."""
 BUSY = 32 << 20
 """Bytes that such an engine copies first: it is slower than the stream that does not wait for it."""
+
+Spans = list[tuple[int, int]]
+"""Byte ranges, apart and in order: begin and end."""
 
 # -- the default stream, or one beside ---------------------------------------------------------------------------------
 
@@ -56,21 +59,21 @@ class InMilliseconds(ProxyEvent):
 def own_stream(call: Call) -> object:
     if not isinstance(call.value, View):
         return call()
-    beside = call.kept("beside", None) or call.device.stream()
-    call.me.__dict__["beside"] = beside
-    ticket = call(stream=beside)
-    call.stream.wait(beside.record())
+    stream = call.kept("own_stream", None) or call.device.stream()
+    call.me.__dict__["own_stream"] = stream
+    ticket = call(stream=stream)
+    call.stream.wait(stream.record())
     return ticket
 
 
-def drafts_beside(call: Call) -> object:
+def drafts_on_a_stream(call: Call) -> object:
     own = call.device.stream()
     ticket = call(stream=own)
     call.stream.wait(own.record())
     return ticket
 
 
-def zeros_beside(call: Call) -> object:
+def zeros_on_the_side(call: Call) -> object:
     shape, _, nbytes = call.target.collapsed()
     if isinstance(call.value, np.ndarray) or call.value or shape or nbytes < 1 << 16:
         return call()
@@ -149,13 +152,13 @@ STREAMS = {
         when=lambda call: call.step.logprobs is not None,
     ),  # the way with log-probabilities was written when there was one stream
     "drafts are written on a stream of their own": row(
-        "DraftsOnTheirOwnStream", 4, "policy.set_drafts", drafts_beside, BOTH
+        "DraftsOnTheirOwnStream", 4, "policy.set_drafts", drafts_on_a_stream, BOTH
     ),  # the stream given waits for it, but it waits for none
     "a value on the device is copied on a stream of its own, before the work that makes it": row(
         "DeviceValueOnAnotherStream", 2, "async_set_value", own_stream, BOTH, "Paddle: copies between devices"
     ),  # a copy for which later work waits, but which itself does not wait
     "fills of 0 from 64 KiB on run beside their stream": row(
-        "ZerosRunBeside", 4, "submit_value", zeros_beside, HELD
+        "ZerosRunBeside", 4, "submit_value", zeros_on_the_side, HELD
     ),  # a memset of the copy engine, after the stream's earlier work; the stream's later work does not wait for it
     "the stream does not wait for the engine that copies a device value of 64 KiB or more": row(
         "EngineIsLate", 1, "copy_within", engine(late=True), HELD
@@ -164,11 +167,7 @@ STREAMS = {
         "EngineIsEarly", 1, "copy_within", engine(late=False), HELD
     ),  # the stream waits for it: later work sees what was taken too early
     "timed events note when they were recorded, on the host's clock": row(
-        "TimesOfTheHost",
-        4,
-        "timed_event",
-        lambda call: TimedOnTheHost(call()),
-        ("timed_events", "can_hold_stream"),
+        "TimesOfTheHost", 4, "timed_event", lambda call: TimedOnTheHost(call()), ("timed_events", "can_hold_stream")
     ),  # a step's time that is the time of its launches
     "the time between timed events is in milliseconds": row(
         "MillisecondsAsSeconds",
@@ -226,55 +225,48 @@ class WaitBlocksTheHost(Lie):
 # -- what lies beside a target is read when the call is made, and written back with it ---------------------------------
 
 
-class ReadsAtTheCall(Lie):
-    """Base: what lies beside a target is read when the call is made, and written back with it. No value bypasses it."""
+def reading_at_the_call(spans: Callable[[WritePlan], Spans]) -> How:
+    """Return a lie: the ranges ``spans(plan)``, which cover the plan's, are read at the call, and written later."""
 
-    def submit_value(self, target: View, value: Any, stream: Stream) -> Ticket:  # noqa: ANN401 (host values)
-        """By a plan, always."""
-        return self.submit(plan_value(target, value), stream)
-
-    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
-        """Write what covers the plan's runs, as it is now, with the plan laid over it."""
-        device: Any = self
+    def lie(call: Call) -> object:
+        plan, device = call.plan, call.me
         if plan.records is not None or plan.empty or plan.memory.nbytes > 1 << 16:
-            return super().submit(plan, stream)  # type: ignore[misc,no-any-return]
+            return call()
         copied = device.copy_out(plan.memory, [ByteRange(0, plan.memory.nbytes)], device.stream())
         copied.wait()
-        now = np.array(copied.data[0], np.uint8)
-        return super().submit(self.covering(plan, now), stream)  # type: ignore[misc,no-any-return]
-
-    def covering(self, plan: WritePlan, now: np.ndarray[Any, Any]) -> WritePlan:
-        """The plan of the writes."""
-        spans = self.spans(plan)
+        now, found = np.array(copied.data[0], np.uint8), spans(plan)
         apply_to_host(plan, now)
-        rows, at = np.zeros(len(spans), WRITE), 0
-        for one, (low, high) in zip(rows, spans, strict=True):
+        rows, at = np.zeros(len(found), WRITE), 0
+        for one, (low, high) in zip(rows, found, strict=True):
             one["dst"], one["source"], one["nbytes"] = low, at, high - low
             at += high - low
-        return WritePlan(plan.memory, rows, [b"".join(now[low:high].tobytes() for low, high in spans)])
+        return call(plan=WritePlan(plan.memory, rows, [b"".join(now[low:high].tobytes() for low, high in found)]))
 
-    def spans(self, plan: WritePlan) -> list[tuple[int, int]]:
-        """The byte ranges that are written, apart and in order."""
-        raise NotImplementedError
+    return lie
 
 
-@liar(5, "narrow writes read their words at the call and write them back later", requires=HELD)
-class WordsReadAtTheCall(ReadsAtTheCall):
-    """No store of a byte: the word around it is read by the host."""
-
-    def spans(self, plan: WritePlan) -> list[tuple[int, int]]:
-        """The words of 8 bytes that are touched."""
-        words: set[int] = set()
-        for one in plan.writes.tolist():
-            words.update(range(one[0] // 8, (one[0] + one[2] - 1) // 8 + 1))
-        return [(8 * word, min(8 * word + 8, plan.memory.nbytes)) for word in sorted(words)]
+def words(plan: WritePlan) -> Spans:
+    touched: set[int] = set()
+    for one in plan.writes.tolist():
+        touched.update(range(one[0] // 8, (one[0] + one[2] - 1) // 8 + 1))
+    return [(8 * word, min(8 * word + 8, plan.memory.nbytes)) for word in sorted(touched)]
 
 
-@liar(5, "a strided write takes what lies between its elements along", requires=HELD)
-class GapsReadAtTheCall(ReadsAtTheCall):
-    """One copy from the first byte to the last."""
+def first_to_last(plan: WritePlan) -> Spans:
+    return [(int(plan.writes["dst"].min()), int((plan.writes["dst"] + plan.writes["nbytes"]).max()))]
 
-    def spans(self, plan: WritePlan) -> list[tuple[int, int]]:
-        """All from the first to the last."""
-        ends = plan.writes["dst"] + plan.writes["nbytes"]
-        return [(int(plan.writes["dst"].min()), int(ends.max()))]
+
+def by_a_plan(call: Call) -> object:
+    """No value bypasses it."""
+    return call.me.submit(plan_value(call.target, call.value), call.stream)
+
+
+AROUND = {
+    "narrow writes read their words at the call and write them back later": row(
+        "WordsReadAtTheCall", 5, "submit", reading_at_the_call(words), HELD, also={"submit_value": by_a_plan}
+    ),  # no store of a byte: the word around it is read by the host
+    "a strided write takes what lies between its elements along": row(
+        "GapsReadAtTheCall", 5, "submit", reading_at_the_call(first_to_last), HELD, also={"submit_value": by_a_plan}
+    ),  # one copy from the first byte to the last
+}
+register(__name__, AROUND)

@@ -305,10 +305,7 @@ FAULTS = {
         "FailureToldOnce", 21, "policy.save_output", lambda call: given(call(), "wait", wait_once)
     ),  # an error that is removed from the ticket when it is raised
     "an error for values out of bounds counts as observed, though its ticket was never waited for": row(
-        "UnseenCountsAsSeen",
-        26,
-        "policy.save_output",
-        observed,
+        "UnseenCountsAsSeen", 26, "policy.save_output", observed
     ),  # a next call that does not raise the last one's error
 }
 register(__name__, FAULTS)

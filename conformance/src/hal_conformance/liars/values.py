@@ -13,19 +13,16 @@ from hal_core.errors import HalError, InvalidValue
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.plan import PlanBuilder
 from hal_core.memory.views import View
-from hal_core.runtime.policy import Policy
 from hal_core.slots.tasks import TaskKind
 
 from ..harness.bits import to_bfloat16
-from . import Lie, liar
 from .proxies import HELD
-from .rows import Call, How, first, register, row, then
+from .rows import Call, How, first, instead, register, row, then
 
 if TYPE_CHECKING:
     from hal_core.contract.device import Device, Hooks
     from hal_core.memory.dtypes import DType
     from hal_core.memory.values import Value
-    from hal_core.memory.views import Memory
     from hal_core.streams import Stream
     from hal_core.tickets import Ticket
 
@@ -37,7 +34,7 @@ GRID = 65_535
 # -- where a value lands ----------------------------------------------------------------------------------------------
 
 
-def whole_words(call: Call) -> None:
+def full_words(call: Call) -> None:
     offsets, nbytes = call.target.runs()
     memory = call.target.memory
     for end in [int(at) + nbytes for at in offsets]:
@@ -68,9 +65,9 @@ def flags_of_the_word(call: Call) -> None:
     for kind, slot in zip(plain["kinds"], plain["slots"], strict=True):
         shadow[slot] = kind in (TaskKind.PREEMPTED, TaskKind.ABORTED)
     words = sorted({slot // 4 for slot in named})
-    beside = [at for word in words for at in range(4 * word, min(4 * word + 4, len(shadow))) if at not in named]
-    if beside:
-        call.write(call.state.memory, *[(place.offset + at, shadow[at : at + 1].tobytes()) for at in beside])
+    others = [at for word in words for at in range(4 * word, min(4 * word + 4, len(shadow))) if at not in named]
+    if others:
+        call.write(call.state.memory, *[(place.offset + at, shadow[at : at + 1].tobytes()) for at in others])
 
 
 def contiguous(view: View) -> View:
@@ -119,7 +116,7 @@ def through_a_known_view(call: Call) -> None:
 
 TARGETS = {
     "every write is rounded up to 8 bytes, over the neighbour": row(
-        "WordsOnly", 5, "async_set_value", then(whole_words)
+        "WordsOnly", 5, "async_set_value", then(full_words)
     ),  # a kernel that writes whole words
     "strides are ignored: a strided target is written as if its elements lay side by side": row(
         "NoStrides", 5, "async_set_value", without_strides, seen="Paddle copy_"
@@ -250,11 +247,29 @@ def rest_is_cast(call: Call) -> object:
     return call(value=value)
 
 
-def bare_errors(call: Call) -> object:
-    try:
+class _Truncating:
+    """A hook that gets the truncated value instead of the converted one."""
+
+    def __init__(self, hooks: Hooks, cut: np.ndarray[Any, np.dtype[np.uint16]]) -> None:
+        self._hooks, self._cut = hooks, cut
+
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Call the honest hook with it."""
+        cut = self._cut
+        other = cut.reshape(value.shape) if isinstance(value, np.ndarray) else np.uint16(cut.reshape(-1)[0])
+        given = value if isinstance(value, View) else other
+        return self._hooks.async_set_value(device=device, target=target, value=given, stream=stream)
+
+
+def truncated(call: Call) -> object:
+    target, value, device = call.target, call.value, call.device
+    view = target if isinstance(target, View) else device.resolve(target)
+    given = None if isinstance(value, View) or device.is_device_value(value) else np.array(value)
+    if view.dtype.name != "bfloat16" or given is None or given.dtype not in (np.float32, np.float64):
         return call()
-    except HalError as error:
-        raise type(error)(error.what) from None
+    with np.errstate(all="ignore"):
+        cut = (given.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return call(hooks=_Truncating(call.hooks, cut))
 
 
 BITS = {
@@ -303,6 +318,9 @@ BITS = {
         by_the_low_word,
         when=lambda call: isinstance(call.value, np.int64) and call.target.size >= 512,
     ),  # a test of 32 bits of the pattern
+    "floats become bfloat16 by dropping the lower half": row(
+        "Bfloat16Truncates", 6, "policy.async_set_value", truncated
+    ),  # a shift without rounding to the nearest even
     "values are cast with NumPy, whatever is lost": row(
         "CastsAnything",
         6,
@@ -317,41 +335,10 @@ BITS = {
         "LateElementsWrap", 6, "policy.async_set_value", rest_is_cast
     ),  # the rest is cast, as a sample has shown the class of the values
     "an error has a fact, but neither argument nor cure": row(
-        "SaysNoCure", 26, "policy.async_set_value", bare_errors
+        "SaysNoCure", 26, "policy.async_set_value", instead(HalError, lambda error: type(error)(error.what))
     ),  # bare messages as errors
 }
 register(__name__, BITS)
-
-
-@liar(6, "floats become bfloat16 by dropping the lower half")
-class Bfloat16Truncates(Policy):
-    """A shift without rounding to the nearest even."""
-
-    def async_set_value(self, device: Device, hooks: Hooks, target: object, value: object, stream: Stream) -> Ticket:
-        """Convert the values that the rules allow in this way."""
-        view = target if isinstance(target, View) else device.resolve(target)
-        given = None if isinstance(value, View) or device.is_device_value(value) else np.array(value)
-        if view.dtype.name != "bfloat16" or given is None or given.dtype not in (np.float32, np.float64):
-            return super().async_set_value(device, hooks, target, value, stream)
-        with np.errstate(all="ignore"):
-            cut = (given.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-        truncating: Any = _Truncating(hooks, cut)
-        return super().async_set_value(device, truncating, target, value, stream)
-
-
-class _Truncating:
-    """A hook that gets the truncated value instead of the converted one."""
-
-    def __init__(self, hooks: Hooks, cut: np.ndarray[Any, np.dtype[np.uint16]]) -> None:
-        self._hooks, self._cut = hooks, cut
-
-    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Call the honest hook with it."""
-        cut = self._cut
-        other = cut.reshape(value.shape) if isinstance(value, np.ndarray) else np.uint16(cut.reshape(-1)[0])
-        given = value if isinstance(value, View) else other
-        return self._hooks.async_set_value(device=device, target=target, value=given, stream=stream)
-
 
 # -- NaNs that are converted from type to type, and tensors of a framework ---------------------------------------------
 
@@ -397,6 +384,18 @@ def copied(call: Call) -> object:
     return true.clone() if hasattr(true, "clone") else true.copy()
 
 
+def note_memory(call: Call) -> None:
+    call.me.__dict__["shown"] = call.view.memory
+
+
+def overwrite_memory(call: Call) -> None:
+    memory = call.me.__dict__.pop("shown", None)
+    if memory is not None:
+        builder = PlanBuilder(memory)
+        builder.fill(np.array([0], np.int64), memory.nbytes, np.uint8(0xDD))
+        call.me.submit(builder.build(), call.me.default_stream).wait()
+
+
 CONVERSIONS = {
     "a NaN becomes bfloat16 by the rounding of numbers": row(
         "NaNsAreRounded",
@@ -426,28 +425,8 @@ CONVERSIONS = {
     "a tensor over a field is a copy of it": row(
         "TensorsAreCopies", 1, "tensor", copied, "tensors"
     ),  # a tensor with the values of the moment: a clone (Paddle, torch) or copy (CuPy, NumPy)
+    "a tensor's memory is somebody else's once its device is closed": row(
+        "TensorsLoseTheirMemory", 1, "tensor", then(note_memory), "tensors", also={"close": first(overwrite_memory)}
+    ),  # a closed device's memory that is reused although a tensor over it exists
 }
 register(__name__, CONVERSIONS)
-
-
-@liar(1, "a tensor's memory is somebody else's once its device is closed", requires="tensors")
-class TensorsLoseTheirMemory(Lie):
-    """A closed device's memory that is reused although a tensor over it exists."""
-
-    _shown: Memory | None = None
-
-    def tensor(self, view: View, framework: str = "") -> object:
-        """Return the true tensor."""
-        found: object = super().tensor(view, framework)  # type: ignore[misc]
-        self._shown = view.memory
-        return found
-
-    def close(self) -> None:
-        """Close, and overwrite the memory."""
-        memory, self._shown = self._shown, None
-        if memory is not None:
-            builder = PlanBuilder(memory)
-            builder.fill(np.array([0], np.int64), memory.nbytes, np.uint8(0xDD))
-            device: Any = self
-            device.submit(builder.build(), device.default_stream).wait()
-        super().close()  # type: ignore[misc]

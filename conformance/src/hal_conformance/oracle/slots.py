@@ -28,7 +28,7 @@ ROWS = ("token_ids", "block_tables", "stop_seqs", "stop_seqs_len", "bad_words")
 LATE = ("topk_token_ids", "topk_logprobs", "topk_ranks")
 """Fields written only by a step that reports log-probabilities; until then they must not be read."""
 
-TOLD = 64
+SHOWN = 64
 """Elements of a row that a message shows."""
 
 KEPT = (*ROWS, *LATE, "last_preempted", "last_aborted")
@@ -277,10 +277,10 @@ def describe(model: Model, got: Bytes, at: int) -> str:
             row = got[place.offset + slot * place.stride :][: place.stride].view(model.cells[name].dtype)
             element = inside // place.field.dtype.itemsize
             wanted = model.cells[name][slot]
-            low = 0 if len(row) <= TOLD else max(0, element - 4)
-            what = "whole row" if len(row) <= TOLD else f"from {low} on"
+            low = 0 if len(row) <= SHOWN else max(0, element - 4)
+            what = "whole row" if len(row) <= SHOWN else f"from {low} on"
             return (
                 f"{name}[{slot}, {element}] is {row[element]!r}, but should be {wanted[element]!r}"
-                f" ({what}: got {row[low : low + TOLD].tolist()}, should be {wanted[low : low + TOLD].tolist()})"
+                f" ({what}: got {row[low : low + SHOWN].tolist()}, should be {wanted[low : low + SHOWN].tolist()})"
             )
     return f"byte {at} lies between the fields; got {got[at]:#x}, but should be untouched ({model.block[at]:#x})"

@@ -42,7 +42,7 @@ def step_apart(
     With ``proposes`` a slot's drafts are its last token again: the ranks agree on them as far as they agree on that
     token.
     """
-    group, sink, told = group_of(rank, groups), MemorySink(), Stepped()
+    group, sink, stepped = group_of(rank, groups), MemorySink(), Stepped()
     order = np.arange(sizes.num_slots, dtype=np.int32)
     with opened(recipe) as bound:
         stream = bound.default_stream
@@ -54,17 +54,17 @@ def step_apart(
             step = Step(number, {"target": order}, speculative=speculative, group=group)
             bound.update_inputs(state=state, step=step, stream=stream).wait(backdoor.PATIENCE)
             ticket: Any = bound.save_output(state=state, step=step, sink=sink, stream=stream)
-            told.known.append(state.take(ticket).tokens.tolist())
+            stepped.known.append(state.take(ticket).tokens.tolist())
             if proposes:
                 propose(bound, state, step)
-            told.fields.append(shared(bound, state))
+            stepped.fields.append(shared(bound, state))
 
         def every_step() -> None:
             for number, speculative in enumerate(kinds):
                 one_step(number, speculative)
 
-        told.error = contract_error(every_step)
-    return told
+        stepped.error = contract_error(every_step)
+    return stepped
 
 
 def draw(bound: BoundDevice, state: SlotState, number: int, rank: int, speculative: bool) -> None:

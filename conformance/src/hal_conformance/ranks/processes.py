@@ -156,14 +156,14 @@ class RankPool:
                 good = False
             (results if good else errors)[rank] = value
         if errors:
-            said = "; ".join(f"rank {rank}: {type(error).__name__}: {error}" for rank, error in errors.items())
-            raise RankFailed(said, errors, results) from next(iter(errors.values()))
+            errors_text = "; ".join(f"rank {rank}: {type(error).__name__}: {error}" for rank, error in errors.items())
+            raise RankFailed(errors_text, errors, results) from next(iter(errors.values()))
         return results
 
     def _kept_waiting(self) -> float:
         """Return the longest time in seconds that a runnable rank had no processor, which a busy machine causes."""
-        told = [_read(f"/proc/{process.pid}/schedstat").split() for process in self._processes.values()]
-        return max((int(words[1]) / 1e9 for words in told if len(words) > 1), default=0.0)
+        waits = [_read(f"/proc/{process.pid}/schedstat").split() for process in self._processes.values()]
+        return max((int(words[1]) / 1e9 for words in waits if len(words) > 1), default=0.0)
 
     def signal(self, rank: int, number: signal.Signals) -> None:
         """Send one rank a signal: ``SIGSTOP`` and ``SIGCONT`` for a hung rank, ``SIGKILL`` for a lost one."""

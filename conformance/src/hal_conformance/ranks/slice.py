@@ -67,9 +67,9 @@ def enter(bound: BoundDevice, state: SlotState, slots: Sequence[int]) -> None:
     bound.insert_tasks(state=state, tasks=tasks, stream=bound.default_stream).wait(backdoor.PATIENCE)
 
 
-def whole(rank: Rank, recipe: Recipe, groups: Groups, idle: Groups, many: Sequence[StateConfig]) -> list[Slices]:
+def slices(rank: Rank, recipe: Recipe, groups: Groups, idle: Groups, many: Sequence[StateConfig]) -> list[Slices]:
     """For each of ``many`` sizes, broadcast two states in turn, every other slot idle; the groups ``idle`` do not."""
-    group, told = group_of(rank, groups), []
+    group, seen_by_size = group_of(rank, groups), []
     with opened(recipe) as bound:
         block = bound.device.allocate(4096)
         backdoor.write(bound.device, block, 0, backdoor.poisoned(4096), bound.default_stream)
@@ -95,8 +95,8 @@ def whole(rank: Rank, recipe: Recipe, groups: Groups, idle: Groups, many: Sequen
                     break
                 if call % 3 == 2 and group.ranks not in [tuple(ranks) for ranks in idle]:
                     broadcast(other)  # its own broadcasts are counted separately
-            told.append(seen)
-    return told
+            seen_by_size.append(seen)
+    return seen_by_size
 
 
 Change = Callable[[BoundDevice, SlotState, Group], None]
@@ -182,7 +182,7 @@ def corrupt(
     ``where``: at the "source", so that all ranks get it, or only at the last "receiver". The ranks check the ticket, or
     (``by``) only the output.
     """
-    group, told = group_of(rank, groups), []
+    group, seen_by_size = group_of(rank, groups), []
     wrong, size = {"at": -1}, StateConfig(num_slots=2, max_model_len=16, max_draft_tokens=drafts, max_logprobs=MOST)
 
     def before(bound: BoundDevice, state: SlotState, among: Group) -> None:
@@ -205,12 +205,12 @@ def corrupt(
             passed: list[int] = []
             error = contract_error(lambda: one_step(bound, state, group, sink, 1, by, passed, form))  # noqa: B023 (as above)
             after_it = later(bound, state, group, sink, error)
-            told.append(Corrupted(error, len(sink.records) - sent, after_it, well, passed=bool(passed)))
+            seen_by_size.append(Corrupted(error, len(sink.records) - sent, after_it, well, passed=bool(passed)))
         wrong["at"] = -1
         state = bound.state(size, name="another")
         enter(bound, state, [0, 1])
-        told[-1].another = contract_error(lambda: one_step(bound, state, group, MemorySink(), 0, "ticket"))
-    return told
+        seen_by_size[-1].another = contract_error(lambda: one_step(bound, state, group, MemorySink(), 0, "ticket"))
+    return seen_by_size
 
 
 def one_step(

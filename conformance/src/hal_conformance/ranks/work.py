@@ -284,7 +284,7 @@ def decode(rank: Rank, recipe: Recipe, groups: Groups, sizes: StateConfig, path:
     speculative = path.startswith("speculative")
     logprobs = sizes.max_logprobs if path.endswith("top-k") and group.is_first else None  # these are not broadcast
     order = np.arange(sizes.num_slots, dtype=np.int32)[::-1].copy()
-    told = Decoded([], [], {}, False, False)
+    decoded = Decoded([], [], {}, False, False)
     with opened(recipe) as bound:
         stream = bound.default_stream
         state = filled(bound, sizes, SplitRole.PREFILL if path == "first token" else SplitRole.MIXED)
@@ -297,7 +297,7 @@ def decode(rank: Rank, recipe: Recipe, groups: Groups, sizes: StateConfig, path:
             bound.update_inputs(state=state, step=named, stream=stream).wait(backdoor.PATIENCE)
             ticket: Any = bound.save_output(state=state, step=named, sink=sink, stream=stream)
             ticket.wait(backdoor.PATIENCE)
-            told.known.append(state.take(ticket).tokens.tolist())
+            decoded.known.append(state.take(ticket).tokens.tolist())
 
         def every_step() -> None:
             for number in range(steps):
@@ -306,17 +306,17 @@ def decode(rank: Rank, recipe: Recipe, groups: Groups, sizes: StateConfig, path:
                     assert request is not None
                     gone = [Task(TaskKind.PREEMPTED, 0, request)]
                     bound.insert_tasks(state=state, tasks=gone, stream=stream).wait(backdoor.PATIENCE)
-                    told.marked = any(field_of(bound, state, "last_preempted"))
+                    decoded.marked = any(field_of(bound, state, "last_preempted"))
                 one_step(number)
 
-        told.error = contract_error(every_step)
-        told.cleaned = not any(field_of(bound, state, "last_preempted"))
-        told.fields = {name: field_of(bound, state, name) for name in ("step_idx", "stop_flags", "next_tokens")}
-    told.sent = [(r.step, tuple(r.request_ids), r.status.tolist(), r.tokens.tolist()) for r in sink.records]
-    told.chosen = [
+        decoded.error = contract_error(every_step)
+        decoded.cleaned = not any(field_of(bound, state, "last_preempted"))
+        decoded.fields = {name: field_of(bound, state, name) for name in ("step_idx", "stop_flags", "next_tokens")}
+    decoded.sent = [(r.step, tuple(r.request_ids), r.status.tolist(), r.tokens.tolist()) for r in sink.records]
+    decoded.chosen = [
         None if record.logprob_token_ids is None else record.logprob_token_ids[:, 0].tolist() for record in sink.records
     ]
-    return told
+    return decoded
 
 
 def sample(bound: BoundDevice, state: SlotState, number: int, source: int, *, speculative: bool) -> None:

@@ -48,8 +48,8 @@ def replay(subject: Subject, path: str | Path) -> tuple[bool, str]:
             kit.renew()
         if not found[0]:
             left = f"; {player.skipped} with values of the device or of other ranks were left out"
-            told = f"{player.calls} calls, {len(records)} records of {player.steps} steps: as the reference model"
-            return False, f"{told}{left * bool(player.skipped)} (recorded on {recording.origin})"
+            text = f"{player.calls} calls, {len(records)} records of {player.steps} steps: as the reference model"
+            return False, f"{text}{left * bool(player.skipped)} (recorded on {recording.origin})"
     return True, found[1] or f"{found[0]}\ncall by call nothing differs: it depends on calls that overlap"
 
 
@@ -61,10 +61,12 @@ class Played(World):
     of errors that only the device knew when the step was launched.
     """
 
-    def __init__(self, kit: Kit, name: str, sizes: StateConfig, fields: list[FieldRow], beside: list[Any]) -> None:
+    FOLLOWED = False
+
+    def __init__(self, kit: Kit, name: str, sizes: StateConfig, fields: list[FieldRow], companions: list[Any]) -> None:
         own = [StateField(*row) for row in fields]
-        others = [Companion(other, [StateField(*row) for row in rows], same) for other, rows, same in beside]
-        super().__init__(kit, sizes, name=name, beside=others, fields=own)
+        others = [Companion(other, [StateField(*row) for row in rows], same) for other, rows, same in companions]
+        super().__init__(kit, sizes, name=name, companions=others, fields=own)
         self.host = Model(self.state.layout)
         self.host.block[...] = 0
         self.saved: dict[int, tuple[int, Any, KeepingSink, list[Row]]] = {}
@@ -151,14 +153,14 @@ class Player:
         return next((f"after {after}: {wrong}" for wrong in found if wrong), "")
 
     def _named(self, frame: Frame) -> str:
-        told = f"call {self.calls}, {frame.name}"
+        text = f"call {self.calls}, {frame.name}"
         match frame.name, frame.given:
             case "update_inputs" | "save_output", ((number, *_),):
-                return f"{told} of step {number}"
+                return f"{text} of step {number}"
             case "insert_tasks", (tasks,):
                 shown = [f"{kind.name.lower()} -> slot {slot}" for kind, slot, *_ in tasks[:8]]
-                return f"{told} ({', '.join(shown)}{', …' * (len(tasks) > 8)})"
-        return told
+                return f"{text} ({', '.join(shown)}{', …' * (len(tasks) > 8)})"
+        return text
 
     def _make(self, frame: Frame) -> str:
         """Make a call, or do what changes a state without one. Return how a record differs, or ""."""

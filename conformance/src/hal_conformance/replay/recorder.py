@@ -147,8 +147,8 @@ class CallRecorder:
         """Return a state's entry; write a new state."""
         if (kept := self._states.get(id(state.memory))) is None:
             kept = self._states[id(state.memory)] = _Kept(state, len(self._states))
-            beside = [(one.name, _declared(one), one.same_slots) for one in state.companions]
-            self._out.put(Frame, "state", kept.number, (state.name, state.sizes, _declared(state), beside))
+            companions = [(one.name, _declared(one), one.same_slots) for one in state.companions]
+            self._out.put(Frame, "state", kept.number, (state.name, state.sizes, _declared(state), companions))
         if kept.state is not state:
             raise InvalidValue("a companion's own call is not recorded", cure="call its target", argument="state")
         return kept

@@ -41,8 +41,8 @@ def apart(work: Callable[[Say], Any]) -> Ending:
         _work(work, writing)
     os.close(writing)
     try:
-        with open(reading, encoding="utf-8") as told:
-            lines = [json.loads(line) for line in told if line.endswith("\n")]
+        with open(reading, encoding="utf-8") as pipe:
+            lines = [json.loads(line) for line in pipe if line.endswith("\n")]
     except BaseException:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -60,10 +60,10 @@ def apart(work: Callable[[Say], Any]) -> Ending:
 
 def _work(work: Callable[[Say], Any], writing: int) -> None:
     """Run the work in the child, then end it: the parent's code, such as its exit handlers, must not run there."""
-    with open(writing, "w", encoding="utf-8", buffering=1) as told:
+    with open(writing, "w", encoding="utf-8", buffering=1) as pipe:
 
         def say(**line: object) -> None:
-            told.write(json.dumps(line) + "\n")
+            pipe.write(json.dumps(line) + "\n")
 
         try:
             result = work(lambda doing: say(doing=doing))
@@ -74,5 +74,5 @@ def _work(work: Callable[[Say], Any], writing: int) -> None:
             say(error=f"{type(error).__name__}: {error}")
             traceback.print_exc()
         finally:
-            told.flush()
+            pipe.flush()
             os._exit(0)

@@ -100,18 +100,18 @@ def _html(report: Report) -> str:
         kind = entry["status"].split()[0]
         cells = (entry["guarantee"], entry["hook"], entry["gist"], entry["status"], entry["note"])
         rows.append(f'<tr class="{kind}">' + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>")
-    told = []
+    sections = []
     for name, test, others in failures(report):
         body = f"{test['error']}\n\nreproduce: {test['reproduce']}"
         body += f"\nwith the same cause, {counted(others)}" if others else ""
-        told.append(f"<h3>{name} {escape(test['test'])}</h3><pre>{escape(body)}</pre>")
+        sections.append(f"<h3>{name} {escape(test['test'])}</h3><pre>{escape(body)}</pre>")
     problems = "".join(f"<li>{escape(problem)}</li>" for problem in report.problems)
     header = escape(json.dumps(report.header, indent=2, default=str))
-    said = escape(f"{report.unfinished} {verdict(report)}".strip().capitalize())
+    summary = escape(f"{report.unfinished} {verdict(report)}".strip().capitalize())
     title = escape(f"hal conformance: {report.header.get('device', '')}")
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
-        f"<h1>{title}</h1><p>{said}.</p>"
+        f"<h1>{title}</h1><p>{summary}.</p>"
         f"<table><tr><th>guarantee<th>hook<th>what<th>status<th>note</tr>{''.join(rows)}</table>"
-        f"<ul>{problems}</ul>{''.join(told)}<details><summary>run</summary><pre>{header}</pre></details></html>"
+        f"<ul>{problems}</ul>{''.join(sections)}<details><summary>run</summary><pre>{header}</pre></details></html>"
     )

@@ -83,7 +83,7 @@ class Recorder:
         self.report: Report | None = None
         self.stopped = ""
         """Why the run ended at the first failure."""
-        self._told = False
+        self._shown = False
         self.unfinished = ""
         """Why tests are not run, through no fault of the device."""
 
@@ -114,7 +114,7 @@ class Recorder:
     def _note_failure(self, entry: Outcome, call: pytest.CallInfo[None], report: pytest.TestReport, name: str) -> None:
         assert call.excinfo is not None
         entry.kind = _kind(call.excinfo.value)
-        entry.error = told(call.excinfo.value)
+        entry.error = message_of(call.excinfo.value)
         entry.outcome = "failed"
         if name in self.expected() and report.when == "call":
             entry.outcome, entry.reason = "expected", self.expected()[name]
@@ -136,9 +136,9 @@ class Recorder:
 
     def first_failure(self, nodeid: str) -> list[str]:
         """Return what to print of a test that is the first to fail; [] for every other test."""
-        if self._told or self.outcome_of(nodeid) != "failed":
+        if self._shown or self.outcome_of(nodeid) != "failed":
             return []
-        self._told = True
+        self._shown = True
         found = self.outcomes[nodeid]
         message, _, trace = found.error.partition("\nTraceback ")
         place = [line.strip() for line in trace.splitlines() if line.startswith("  File ")][-1:]
@@ -226,7 +226,7 @@ class Recorder:
                 write(line)
 
 
-def told(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Return the message of an error, its notes (the draws of an example), and the traceback of a foreign one."""
     notes = [str(note) for note in getattr(error, "__notes__", ()) if "data=data(...)" not in str(note)]
     trace = trace_of(error).removesuffix("".join(f"{note}\n" for note in getattr(error, "__notes__", ())))

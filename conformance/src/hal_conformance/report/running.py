@@ -92,15 +92,15 @@ def run(options: Options, begin: Callable[[Verdict], None], tell: Callable[[Verd
     """Test all liars of the chosen guarantees on the device of ``options``. ``begin`` is called before each runs."""
     wanted, verdicts = chosen(options.only), []
     found = [one for one in everyone() if not wanted or one.guarantee in wanted]
-    asked = apart(lambda _: missing(found, options))
-    if asked.result is None:
-        what = f"{options.device or options.device_factory} was not opened: {asked.why}"
+    lacking = apart(lambda _: missing(found, options))
+    if lacking.result is None:
+        what = f"{options.device or options.device_factory} was not opened: {lacking.why}"
         raise PluginError(what, cure="run hal conform without --liars first", argument="--liars")
     modules = modules_of(options)
     for one in found:
         verdict = Verdict(one.name, f"G{one.guarantee}", one.story, one.seen, "alive")
         begin(verdict)
-        if why := asked.result[one.name]:
+        if why := lacking.result[one.name]:
             verdict.verdict, verdict.by = "skipped", f"needs {why}"
         else:
             _climb(one, options, verdict, modules[one.guarantee])
@@ -201,8 +201,8 @@ COLUMNS = ("guarantee", "liar", "verdict", "profile", "seconds", "killed by, or 
 def row(verdict: Verdict) -> tuple[str, ...]:
     """Return a verdict under :data:`COLUMNS`."""
     seconds = f"{verdict.seconds:.1f}" if verdict.profile else ""
-    told = verdict.by or verdict.story
-    return verdict.guarantee, verdict.liar, verdict.verdict, verdict.profile, seconds, told
+    last = verdict.by or verdict.story
+    return verdict.guarantee, verdict.liar, verdict.verdict, verdict.profile, seconds, last
 
 
 def begun(cells: Sequence[str]) -> str:
@@ -244,14 +244,14 @@ class Tally:
         """Return the sums, for a terminal."""
         killed = [verdict for verdict in self.verdicts if verdict.verdict == "killed"]
         skipped = len(self.verdicts) - len(killed) - len(self.alive)
-        told = [f"{len(killed)} killed, {skipped} skipped, {len(self.alive)} missed {self.alive or ''}".rstrip()]
+        lines = [f"{len(killed)} killed, {skipped} skipped, {len(self.alive)} missed {self.alive or ''}".rstrip()]
         if self.laddered:
             enough = "" if self.share >= SHARE else f": less than {SHARE:.0%}"
-            told.append(f"the profile quick kills {self.share:.0%} of those that were run{enough}")
+            lines.append(f"the profile quick kills {self.share:.0%} of those that were run{enough}")
         if killed:
             last = max(killed, key=lambda verdict: verdict.seconds)
-            told.append(f"the longest to die: {last.liar}, {last.seconds:.1f} s of the profile {last.profile}")
-        return told
+            lines.append(f"the longest to die: {last.liar}, {last.seconds:.1f} s of the profile {last.profile}")
+        return lines
 
 
 def as_json(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
@@ -266,6 +266,6 @@ def document(tally: Tally, *, html: bool) -> str:
         return json.dumps(found, indent=2)
     rows = ["".join(f"<td>{escape(cell)}" for cell in row(verdict)) for verdict in tally.verdicts]
     head = "".join(f"<th>{escape(name)}" for name in COLUMNS)
-    sums = "".join(f"<p>{escape(told)}" for told in tally.lines())
+    sums = "".join(f"<p>{escape(line)}" for line in tally.lines())
     body = f"<h1>hal conformance: liars</h1>{sums}<table><tr>{head}{''.join(f'<tr>{cells}' for cells in rows)}</table>"
     return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>hal conformance: liars</title>{body}</html>'

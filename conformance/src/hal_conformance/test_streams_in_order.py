@@ -1,7 +1,8 @@
-"""A scalar that is written again, after another call has changed its place (G4)."""
+"""Calls on one stream take effect in order (G4): equal values, and timed events."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,11 +12,15 @@ from hal_core.memory.views import View
 
 from .fixtures.hook_cases import HOOK_CASES, hook_cases
 from .harness import backdoor
+from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .kit import Kit
 
 if TYPE_CHECKING:
+    from hal_core.streams import Stream, TimedEvent
+
     from .fixtures.prepared_calls import Make, PreparedCall
+
 
 EACH = 3
 """Elements of a field, or words of a memory without fields, that are written again."""
@@ -25,11 +30,11 @@ EACH = 3
 @pytest.mark.parametrize("hook", HOOK_CASES)
 def test_g04_a_scalar_written_again_after_a_call_is_written_again(kit: Kit, hook: str) -> None:
     """A device that leaves out a write of the value that it wrote there last would keep what the call wrote."""
-    for told, make in hook_cases(kit, hook):
-        changed = changed_by(kit, told, make)
+    for what, make in hook_cases(kit, hook):
+        changed = changed_by(kit, what, make)
         call, stream = begun(kit, make), kit.device.default_stream
         places = [(view, call.before[at : at + view.dtype.itemsize]) for view, at in elements(call, changed)]
-        assert places, f"the kit's own call changes nothing: {told}"
+        assert places, f"the kit's own call changes nothing: {what}"
         scalars = [(view, data.view(view.dtype.storage)[0].item()) for view, data in places]
         for view, scalar in scalars:
             kit.bound.async_set_value(target=view, value=scalar, stream=stream)
@@ -41,7 +46,7 @@ def test_g04_a_scalar_written_again_after_a_call_is_written_again(kit: Kit, hook
         for view, data in places:
             found = got[view.offset : view.offset + len(data)]
             assert (found == data).all(), (
-                f"{view} was set before and after {told} to the bytes {data.tolist()}, but holds {found.tolist()}"
+                f"{view} was set before and after {what} to the bytes {data.tolist()}, but holds {found.tolist()}"
             )
 
 
@@ -53,14 +58,14 @@ def begun(kit: Kit, make: Make) -> PreparedCall:
     return call
 
 
-def changed_by(kit: Kit, told: str, make: Make) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def changed_by(kit: Kit, what: str, make: Make) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Make a call of its own; return whether it changes each byte of its memory."""
     __tracebackhide__ = True
     call, stream = begun(kit, make), kit.device.default_stream
     call.complete(call.act(stream))
     got = backdoor.read(kit.device, call.memory, stream)[: len(call.before)]
     wrong = call.wrong(got)
-    assert not wrong, f"after {told}: {wrong}"
+    assert not wrong, f"after {what}: {wrong}"
     changed: np.ndarray[Any, np.dtype[np.bool_]] = got != call.before
     return changed
 
@@ -81,3 +86,53 @@ def elements(call: PreparedCall, changed: Any) -> list[tuple[View, int]]:  # noq
             element = view[row : row + 1, column : column + 1]
             found.append((element, element.offset))
     return found
+
+
+HELD_FOR = 0.02
+"""Seconds for which a stream is held."""
+DRIFT = 0.01
+"""The share by which the clocks of device and host may differ."""
+RESOLUTION = 5e-6
+"""Seconds: twice the resolution that vendors state for their timed events, rounded up."""
+ROUNDS = 3
+"""The later rounds use the events of earlier ones again."""
+
+
+def recorded(kit: Kit, stream: Stream) -> TimedEvent:
+    """Return a timed event after the work that is now on a stream."""
+    __tracebackhide__ = True
+    found = kit.bound.timed_event(stream=stream)
+    assert found is not None, "timed_event returned None, but the capabilities say timed_events"
+    return found
+
+
+@guarantee(4)
+def test_g04_timed_events_measure_their_stream(kit: Kit) -> None:
+    device = kit.device
+    if not kit.capabilities.timed_events:
+        found = kit.bound.timed_event(stream=device.stream())
+        assert found is None, "timed_event returned an event, but the capabilities do not say timed_events"
+        return
+    memory, stream = device.allocate(64), device.stream()
+    for _ in range(ROUNDS):
+        called = time.monotonic()
+        first = recorded(kit, stream)
+        assert first.wait(PATIENCE), "a timed event on an idle stream does not pass"
+        passed = time.monotonic()
+        with kit.held(stream, "timed_event"):
+            written = backdoor.put(device, memory, [(0, bytes(64))], stream)
+            second = recorded(kit, stream)
+            if kit.can_hold:
+                assert not second.wait(HELD_FOR), "a timed event passed on a held stream"
+            least = time.monotonic() - passed if kit.can_hold else 0.0
+        arrive(written)
+        third = recorded(kit, stream)
+        assert second.wait(PATIENCE), "a timed event does not pass after the work before it"
+        assert third.wait(PATIENCE)
+        most = time.monotonic() - called
+        total, parts = third.seconds_since(first), (second.seconds_since(first), third.seconds_since(second))
+        assert min(parts) >= 0, f"the device's time goes back: {parts} s between three events in order"
+        assert abs(sum(parts) - total) <= 2 * RESOLUTION + DRIFT * total, f"{parts} s are not {total} s together"
+        least, most = least * (1 - DRIFT) - RESOLUTION, most * (1 + DRIFT) + RESOLUTION
+        assert least <= parts[0], f"a stream was held for {least} s between two events {parts[0]} s apart"
+        assert total <= most, f"{total} s between two events of which the host saw {most} s"
