@@ -64,12 +64,6 @@ def _number(item: pytest.Item) -> int:
     return int(mark.args[0]) if mark else 0
 
 
-def bears(item: pytest.Item) -> set[int]:
-    """Return the guarantee that a test checks, and its additional ones."""
-    mark = item.get_closest_marker("guarantee")
-    return {int(mark.args[0]), *mark.args[3]} if mark else set()
-
-
 def _primitive(item: pytest.Item) -> bool:
     """Whether a test checks the reads and writes by which all others see the device."""
     return item.path.stem == "test_primitives"
@@ -92,7 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     from hal_core.errors import HalError
 
-    from .report.report import Recorder, check_target, chosen, effort
+    from .report.report import Recorder, bears, check_target, chosen, effort
 
     config.stash[KEY] = Recorder(config, {item.name.partition("[")[0] for item in ours})
     try:

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 PROFILE = "HAL_PROFILE"
 
 
+def bears(item: pytest.Item) -> set[int]:
+    """Return the guarantee that a test checks, and its additional ones."""
+    mark = item.get_closest_marker("guarantee")
+    return {int(mark.args[0]), *mark.args[3]} if mark else set()
+
+
 def chosen(text: str) -> set[int]:
     """Return the numbers in "G3,G15". Raises :class:`InvalidValue` for anything else."""
     numbers = set()

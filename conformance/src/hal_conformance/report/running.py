@@ -27,12 +27,11 @@ from hal_core.errors import PluginError
 from ..kit import Effort, Kit
 from ..liars import Liar, everyone
 from ..opening import subject
-from ..plugin import bears
 from ..ranks.pool import release
 from .apart import Say, apart
 from .key import KEY
 from .options import Options, arguments
-from .report import Recorder, chosen
+from .report import Recorder, bears, chosen
 
 KILLS = "AssertionError"
 HANG = 2.0
