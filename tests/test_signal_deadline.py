@@ -61,14 +61,14 @@ HANGING = """
 RANKS = """
     from tests.distributed.test_start import Actors
     from hal_engine.distributed.steps import StepOrder
-    from hal_engine.distributed.control_messages import Failed, Verdict
+    from hal_engine.distributed.control_messages import Failed, Stop
 
     class Idle(Actors):
         def __init__(self, size, **_):
             super().__init__(*[None] * size)
 
         def _wait(self, line, rank, wanted):
-            if wanted is not Verdict:
+            if wanted is not Stop:
                 return super()._wait(line, rank, wanted)
             while not isinstance(line.receive(60.0), StepOrder):
                 pass

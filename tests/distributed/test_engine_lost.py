@@ -10,7 +10,7 @@ import pytest
 from hal_core import GroupLost
 from hal_engine.children import PARENT, TIED
 from hal_engine.distributed import rank
-from hal_engine.distributed.control_messages import Over
+from hal_engine.distributed.control_messages import Progress
 from hal_engine.timeouts import TIMEOUTS
 
 
@@ -46,7 +46,7 @@ def test_a_rank_that_misses_another_does_not_wait_for_the_engine():
 def test_an_unsendable_transfer_message_is_a_lost_engine():
     """The message is not repeated: blocks whose end the engine does not receive would never be free."""
     with pytest.raises(GroupLost, match="rank 3: the engine takes no messages any more"):
-        rank._Serving(Dead(), 3, None)._send(Over(3, "a", 1))
+        rank._Serving(Dead(), 3, None)._send(Progress(3, "a", 1, "over"))
 
 
 def test_a_rank_that_finds_no_engine_ends_at_once():

@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 from hal_core import CapabilityMissing, GroupLost, InvalidValue, Unavailable
 from hal_engine.distributed.control_channel import RankChannel
-from hal_engine.distributed.control_messages import Failed, Go, Hello, Ready, Setup, Up, Verdict
+from hal_engine.distributed.control_messages import Agreed, Failed, Hello, Setup, Stop, Up
 from hal_engine.distributed.engine import engine_of_ranks
 from hal_engine.distributed.errors import RankLost, failed_message
 from hal_engine.distributed.rank_executor import RankExecutor
@@ -43,17 +43,17 @@ class Actors:
         try:
             channel.send(Hello(rank, len(self.failed), {}))
             self._wait(channel, rank, Setup)
-            channel.send(self.failed[rank] or Ready(rank, {}))
-            if self._wait(channel, rank, Go):
+            channel.send(self.failed[rank] or Hello(rank, len(self.failed), {}))
+            if self._wait(channel, rank, Agreed):
                 channel.send(Up(rank, "cpu", {}, ""))
-                self._wait(channel, rank, Verdict)
+                self._wait(channel, rank, Stop)
         except GroupLost as error:
             self.heard[rank] = error
         finally:
             channel.close()
 
     def _wait(self, channel, rank, wanted):
-        while not isinstance(word := channel.receive(PATIENCE), wanted | Verdict):
+        while not isinstance(word := channel.receive(PATIENCE), wanted | Stop):
             assert word is not None
         self.heard[rank] = word
         return isinstance(word, wanted)
@@ -104,8 +104,8 @@ class Able(Actors):
         with contextlib.closing(RankChannel(url, rank)) as channel:
             channel.send(Hello(rank, len(self.failed), {}))
             self._wait(channel, rank, Setup)
-            channel.send(Ready(rank, {}))
-            self._wait(channel, rank, Go)
+            channel.send(Hello(rank, len(self.failed), {}))
+            self._wait(channel, rank, Agreed)
             channel.send(Up(rank, "cpu", {}, "", overlap=self.overlaps[rank]))
             self.over.wait(PATIENCE)
 

@@ -23,7 +23,7 @@ import numpy as np
 from hal_core.frames.envelope import FrameKind, encode, seal
 from hal_core.output.records import OutputRecord
 from hal_engine.transport import open_sink
-from hal_engine.transport.protocol import OUTPUT, VERSION, Acknowledge, Bye, Cursor, Hello, Refuse, encode_control
+from hal_engine.transport.protocol import OUTPUT, VERSION, Acknowledge, Bye, Hello, encode_control
 
 GREETED = 8  #: bytes of a reader's answer, at least
 MOST_OPEN = 20  #: connections of strangers at a time
@@ -71,7 +71,7 @@ def hal_message(draw: random.Random) -> bytes:
     """Messages of hal's for an unknown session, valid or nearly so, and some other bytes."""
     numbers = {"session": draw.randrange(1, 9), "sender": draw.randrange(1 << 32), "sequence": draw.randrange(1 << 40)}
     kind = draw.choice([*FrameKind, 99])
-    messages = Cursor(3), Acknowledge(draw.randrange(9)), Bye(draw.randrange(9)), Refuse("why")
+    messages = Acknowledge(0, 3), Acknowledge(draw.randrange(9)), Bye(draw.randrange(9)), Bye(why="why")
     found = draw.choice([
         lambda: OUTPUT + seal(kind, draw.randbytes(draw.randrange(40)), **numbers),
         lambda: encode_control(draw.choice(messages)),

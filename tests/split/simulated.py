@@ -207,7 +207,7 @@ class SimulatedExecutor:
         self.label, self.layout = label, RankLayout(tp)
         self.rank_info = RankInfo("simulated", {}, "", overlap=overlap)
         self.words, self.records = deque(), deque()  # on their way to the engine
-        self.said, self._came, self.accepted, self.heard = deque(), deque(), 0, []
+        self.progress, self._came, self.accepted, self.heard = deque(), deque(), 0, []
         self.channel = Channel()
         self.channel.ranks = [Rank(self, number, net, clock, blocks, size, drafts) for number in range(tp)]
         self.peers = tuple(rank.transfer.describe() for rank in self.channel.ranks)
@@ -238,14 +238,14 @@ class SimulatedExecutor:
         """Deliver one message, or one record."""
         if word and self.words:
             self.heard.append(self.words.popleft())
-            self.said.append(self.heard[-1])
+            self.progress.append(self.heard[-1])
         elif not word and self.records:
             self._came.append(self.records.popleft())
 
     def repeat(self, at):
         """Deliver a message a second time."""
         if self.heard:
-            self.said.append(self.heard[at % len(self.heard)])
+            self.progress.append(self.heard[at % len(self.heard)])
 
     def kill(self, arrives):
         """End it now; ``arrives`` of its records in flight still arrive."""

@@ -20,7 +20,7 @@ from hal_engine.reading.session import Session
 from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport import open_sink, private_ipc_url, release_ipc
 from hal_engine.transport.channel import connect
-from hal_engine.transport.protocol import OUTPUT, VERSION, Bye, Cursor, Hello, Refuse, decode_control, encode_control
+from hal_engine.transport.protocol import OUTPUT, VERSION, Acknowledge, Bye, Hello, decode_control, encode_control
 from hal_engine.transport.urls import remove_stale_folders
 
 SESSION = 77
@@ -33,7 +33,7 @@ class ByHand:
         self.url, self.channels = url, []
 
     def connect(self, reader, oldest=1, **more):
-        """Connect and greet; let the reader work until it sends its cursor, and return the position in it."""
+        """Connect and greet; let the reader work until it answers, and return where it continues."""
         self.channel = connect(self.url)
         self.channels.append(self.channel)
         hello = {"version": VERSION, "session": SESSION, "sender": 0, "oldest": oldest, "capacity": 8}
@@ -42,10 +42,10 @@ class ByHand:
             assert reader.read(0.02) is None
             for frame in self.channel.receive():
                 message = decode_control(frame[1:])
-                return message.after if isinstance(message, Cursor) else message
+                return message.after if isinstance(message, Acknowledge) else message
             if self.channel.ended:
                 return self.channel.ended
-        raise AssertionError("the reader gave no cursor")
+        raise AssertionError("the reader gave no answer")
 
     def say(self, message):
         self.channel.send(encode_control(message))
@@ -127,7 +127,7 @@ def test_a_message_and_numbers_of_a_later_revision_do_not_raise(by_hand):
 
 def test_another_version_is_refused_by_name_on_both_sides(by_hand, caplog):
     reader, events, sender, _ = by_hand
-    assert sender.connect(reader, version=3) == Refuse("its version is 3, the reader's 2: install one version")
+    assert sender.connect(reader, version=3) == Bye(why="its version is 3, the reader's 2: install one version")
     assert "a sink is refused: its version is 3" in caplog.text
     assert events == []
 
@@ -212,7 +212,7 @@ def test_g19_a_session_that_was_declared_lost_is_refused(by_hand):
         assert reader.read(0.02) is None
         if isinstance(events[-1], SessionLost):
             break
-    assert sender.connect(reader) == Refuse("it has declared this session lost")
+    assert sender.connect(reader) == Bye(why="it has declared this session lost")
 
 
 WORKER = """

@@ -20,7 +20,7 @@ from hal_engine.transport.channel import Beats, Channel, connect
 from hal_engine.transport.hub import Hub
 from hal_engine.transport.urls import socket_of
 
-from .control_messages import Agreed, Hello, Message, Stop, Verdict, decode_message, encode_message
+from .control_messages import Agreed, Hello, Message, Stop, decode_message, encode_message
 from .steps import StepOrder, decode_step, encode_step
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class EngineChannel:
 
     def send(self, message: Message, *ranks: int) -> list[int]:
         """Send a message to some ranks, or to all known ranks. Return those that read no more."""
-        self._parts = self._parts or isinstance(message, Stop | Verdict)
+        self._parts = self._parts or isinstance(message, Stop)
         return self._send(_MESSAGE, encode_message(message), ranks or tuple(self._ranks))
 
     def order(self, order: StepOrder, *ranks: int) -> list[int]:
@@ -211,7 +211,7 @@ class RankChannel:
                 return None
         return self._received.pop(0)
 
-    def answer(self, timeout: float) -> Agreed | Verdict | None:
+    def answer(self, timeout: float) -> Agreed | Stop | None:
         """Return the engine's answer to :class:`Raised`, or None after ``timeout`` seconds. :meth:`receive` returns the
         messages before it later. Raises as :meth:`receive`."""
         self.watch(())
@@ -219,7 +219,7 @@ class RankChannel:
         try:
             while (left := end - time.monotonic()) > 0:
                 message = self.receive(left)
-                if isinstance(message, Agreed | Verdict):
+                if isinstance(message, Agreed) or (isinstance(message, Stop) and message.what):
                     return message
                 if message is not None:
                     earlier.append(message)

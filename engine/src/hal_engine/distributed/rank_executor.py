@@ -17,25 +17,17 @@ from .control_channel import EngineChannel
 from .control_messages import (
     PROTOCOL,
     Agreed,
-    Arrived,
+    Counts,
     Delivery,
-    Drafted,
-    Drafts,
     Failed,
-    Go,
     Hello,
     Left,
     Message,
-    Over,
+    Progress,
     Raised,
-    Ready,
-    Reserved,
     Setup,
-    Spent,
-    SplitMessage,
     Stop,
     Up,
-    Verdict,
 )
 from .errors import RankLost
 from .launch import Starter
@@ -50,7 +42,7 @@ if TYPE_CHECKING:
     from hal_engine.transport.curve import CurveKeys
 
 log = logging.getLogger("hal")
-_Said = TypeVar("_Said", Hello, Ready, Up)
+_Wanted = TypeVar("_Wanted", Hello, Up)
 
 
 class RankExecutor:
@@ -87,9 +79,9 @@ class RankExecutor:
         self._failed, self._records = list[Failed](), deque[tuple[int, OutputRecord]]()
         self._raised = dict[int, Raised]()  # by rank, until it is answered
         self._left, self._drafts = dict[int, tuple[Delivery, ...]](), dict[int, tuple[int, int, int]]()
-        self._spent = dict[int, Spent]()
+        self._spent = dict[int, Counts]()
         self.drafted: Counter[str] = Counter()  #: drafts of each request; the engine takes them out
-        self.said: deque[SplitMessage] = deque()  #: messages of ranks about KV transfer; the engine takes them out
+        self.progress: deque[Progress] = deque()  #: messages of ranks about KV transfer; the engine takes them out
         # : of ranks with a role, the description that the other role's ranks need
         self.peers: tuple[Description | None, ...] = ()
         self.rank_info = RankInfo("", {}, "")
@@ -176,7 +168,8 @@ class RankExecutor:
     @property
     def rank_seconds(self) -> float | None:
         """Return the processor time of the threads of these ranks since their first step; None if not reported."""
-        return sum(spent.host for spent in self._spent.values()) if self._spent else None
+        found = [spent.host for spent in self._spent.values() if spent.host is not None]
+        return sum(found) if found else None
 
     @property
     def undelivered(self) -> list[Delivery]:
@@ -209,8 +202,8 @@ class RankExecutor:
                 )
         self._compare({rank: hello.facts for rank, hello in hellos.items()})
         self.channel.send(self._setup)
-        self._compare({rank: ready.facts for rank, ready in (yield from self._collect(Ready)).items()})
-        self.channel.send(Go())
+        self._compare({rank: hello.facts for rank, hello in (yield from self._collect(Hello)).items()})
+        self.channel.send(Agreed())
         up = yield from self._collect(Up)
         indices = tuple(up[rank].index for rank in sorted(up))
         first, overlap = up[0], all(message.overlap for message in up.values())
@@ -219,27 +212,27 @@ class RankExecutor:
         named = first.device, first.fallbacks, first.substituted
         self.rank_info = RankInfo(*named, indices, overlap, first.no_overlap, vocabulary, first.chunk)
 
-    def _collect(self, wanted: type[_Said]) -> Generator[None, None, dict[int, _Said]]:
+    def _collect(self, wanted: type[_Wanted]) -> Generator[None, None, dict[int, _Wanted]]:
         """Collect this message from every rank."""
-        said: dict[int, _Said] = {}
-        began = told = time.monotonic()
-        while len(said) < self.layout.size:
+        found: dict[int, _Wanted] = {}
+        began = logged = time.monotonic()
+        while len(found) < self.layout.size:
             for rank, message in self.channel.receive():
                 if isinstance(message, wanted):
-                    said[rank] = message
+                    found[rank] = message
                 else:
                     self._take(rank, message)
             if self._failed:
                 raise self._failure()
             self._look()
-            missing = sorted(set(range(self.layout.size)) - set(said))
+            missing = sorted(set(range(self.layout.size)) - set(found))
             self._check_start(missing, began + self._starting)
-            if missing and time.monotonic() > told + TIMEOUTS.start_line:
-                told, limit = time.monotonic(), f"{self._starting:g} s ({Timeouts.starting.variable})"
-                log.warning("waited %.0f s for rank(s) %s, at most %s", told - began, missing, limit)
+            if missing and time.monotonic() > logged + TIMEOUTS.start_line:
+                logged, limit = time.monotonic(), f"{self._starting:g} s ({Timeouts.starting.variable})"
+                log.warning("waited %.0f s for rank(s) %s, at most %s", logged - began, missing, limit)
             if missing:
                 yield
-        return said
+        return found
 
     def _check_start(self, missing: Sequence[int], end: float) -> None:
         """Raise the loss of ranks that cannot come up any more, or have not until ``end``."""
@@ -268,7 +261,7 @@ class RankExecutor:
             raise self._refuse(what, "start every rank with the same files, options and versions")
 
     def _refuse(self, what: str, cure: str) -> InvalidValue:
-        self.channel.send(Verdict(what, cure, refused=True))
+        self.channel.send(Stop(what, cure, refused=True))
         self._starter.end(TIMEOUTS.ranks_end)
         return InvalidValue(what, cure=cure)
 
@@ -288,16 +281,19 @@ class RankExecutor:
         elif isinstance(message, Raised):
             self._raised[rank] = message
             self._answer(self.layout.number_of(rank))
-        elif isinstance(message, Reserved | Arrived | Over):
-            self.said.append(message)
+        elif isinstance(message, Progress):
+            self.progress.append(message)
         elif isinstance(message, Left):
             self._left[rank] = tuple(message.undelivered)
-        elif isinstance(message, Drafts):
-            self._drafts[rank] = message.drafts
-        elif isinstance(message, Spent):
-            self._spent[rank] = message
-        elif isinstance(message, Drafted):
-            self.drafted.update(message.counts)
+        elif isinstance(message, Counts):
+            self._count(rank, message)
+
+    def _count(self, rank: int, counts: Counts) -> None:
+        self.drafted.update(counts.drafted)
+        if counts.drafts is not None:
+            self._drafts[rank] = counts.drafts
+        if counts.host is not None:
+            self._spent[rank] = counts
 
     def _answer(self, group: int) -> None:
         """Answer the ranks of a group whose runners raised, once all of them have, or the group's output shows that its
@@ -355,7 +351,7 @@ class RankExecutor:
             step = self._numbers[self.layout.number_of(rank)]
             what = f"rank {self._name_of(rank)} was lost {f'in step {step}' if step else 'at its start'}: {why}"
             cure = cure or "see its output, and run the requests again (--restart does both)"
-            self.channel.send(Verdict(what, cure, rank, step, again=self.again()))
+            self.channel.send(Stop(what, cure, rank, step, again=self.again()))
             self._lost = RankLost(what, rank, step, cure=cure)
         return self._lost
 

@@ -272,8 +272,8 @@ class Engine:
                         self._take(worker, *found)
                 elif (worker.busy or worker.sockets) and (found := worker.executor.receive(patience)) is not None:
                     self._take(worker, *found)
-                while worker.said:
-                    self.front.on_message(worker.said.popleft(), worker)
+                while worker.progress:
+                    self.front.on_message(worker.progress.popleft(), worker)
             except GroupLost as error:
                 self._lost(worker, error)
 

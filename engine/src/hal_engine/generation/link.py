@@ -22,7 +22,7 @@ from hal_core import FinishReason, HalError, InvalidValue, OutputRecord, Request
 
 from hal_engine.children import TIED, environment
 from hal_engine.distributed.control_channel import Contents, ControlEnd
-from hal_engine.distributed.control_messages import Abort, Down, Ended, Failed, Hello, Serve, Stats, Stop, Submit, Up
+from hal_engine.distributed.control_messages import Abort, Ended, Failed, Hello, Setup, Stats, Stop, Submit, Up
 from hal_engine.model.streaming import AnswerText
 from hal_engine.options import EngineSetup
 from hal_engine.streams import Part, Stream, Streams
@@ -188,15 +188,13 @@ class EngineLink:
         if isinstance(message, OutputRecord):
             self._streams.take(message)
         elif isinstance(message, Hello):
-            self._end_here.send(Serve(**self._setup.fields()))
+            self._end_here.send(Setup(**self._setup.fields(), timeout=TIMEOUTS.collective))
         elif isinstance(message, Up):
             self._output_before = os.fstat(self._noise.fileno()).st_size
             self._pulse.begin()
             self.up.set_result(message)
         elif isinstance(message, Stats):
-            self.stats = message
-        elif isinstance(message, Down):
-            self._down_workers = message.what
+            self.stats, self._down_workers = message, message.down
         elif isinstance(message, Ended):
             self._streams.end(message.request, message.tokens, FinishReason(message.reason), message.message)
         elif isinstance(message, Failed):

@@ -16,7 +16,7 @@ import numpy as np
 from hal_core import GroupLost, OutputRecord, Request
 
 from hal_engine.distributed.control_channel import Contents, ControlEnd
-from hal_engine.distributed.control_messages import Abort, Down, Ended, Hello, Message, Serve, Stats, Stop, Submit, Up
+from hal_engine.distributed.control_messages import Abort, Ended, Hello, Message, Setup, Stats, Stop, Submit, Up
 from hal_engine.distributed.errors import failed_message
 from hal_engine.distributed.rank import versions
 from hal_engine.opening import open_engine
@@ -87,7 +87,7 @@ class _Gauge:
         self._engine, self._pulse = engine, pulse
         self._steps = 0
         self._host = self._elapsed = self._due = 0.0
-        self._told: Stats | None = None
+        self._sent: Stats | None = None
 
     def __enter__(self) -> None:
         self._began = time.monotonic(), time.thread_time()
@@ -103,16 +103,16 @@ class _Gauge:
             self._pulse.step = 0
 
     def read(self) -> Stats | None:
-        """Return the figures if they are due and have changed."""
-        now = time.monotonic()
-        if now < self._due:
+        """Return the figures if they have changed and are due, which a loss of workers always is."""
+        now, down = time.monotonic(), self._engine.lost
+        if now < self._due and down == ("" if self._sent is None else self._sent.down):
             return None
         self._due = now + TIMEOUTS.stats
         fed, accepted, _ = self._engine.drafts
         running, waiting, cache = self._engine.load()
         ranks, device = self._engine.spent
-        told, self._told = (
-            self._told,
+        former, self._sent = (
+            self._sent,
             Stats(
                 running,
                 waiting,
@@ -125,9 +125,10 @@ class _Gauge:
                 accepted,
                 device,
                 ranks,
+                down,
             ),
         )
-        return None if told == self._told else self._told
+        return None if former == self._sent else self._sent
 
 
 def serve_requests(channel: Caller, engine: Engine, pulse: CallerEnd | None = None) -> None:
@@ -135,7 +136,7 @@ def serve_requests(channel: Caller, engine: Engine, pulse: CallerEnd | None = No
 
     Raises the errors of a step, and :class:`GroupLost` if the caller is gone.
     """
-    gauge, lost, come = _Gauge(engine, pulse), "", list[Request]()
+    gauge, come = _Gauge(engine, pulse), list[Request]()
     while True:
         message = channel.receive(0.0 if engine.busy else TIMEOUTS.process_idle)
         while message is not None:
@@ -156,8 +157,6 @@ def serve_requests(channel: Caller, engine: Engine, pulse: CallerEnd | None = No
         for one in ended:
             if not one.reported:
                 channel.send(Ended(one.request_id, len(one.token_ids), int(one.reason), one.message))
-        if engine.lost != lost:
-            channel.send(Down(lost := engine.lost))
         if (stats := gauge.read()) is not None:
             channel.send(stats)
 
@@ -167,10 +166,10 @@ def run(channel: Channel) -> int:
     caller, wait = CallerEnd(channel), TIMEOUTS.parting
     try:
         caller.send(Hello(0, 1, versions()))
-        serve = caller.receive(TIMEOUTS.serve)
-        if not isinstance(serve, Serve):
+        setup = caller.receive(TIMEOUTS.serve)
+        if not isinstance(setup, Setup):
             raise GroupLost("no message of what to serve came", argument="engine")
-        with open_engine(serve, caller.send_record) as opened:
+        with open_engine(setup, caller.send_record) as opened:
             able = opened.device.capabilities
             caller.send(Up(0, opened.device.name, dict(able.fallbacks), able.substituted))
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on, the caller sends Stop

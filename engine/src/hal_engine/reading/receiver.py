@@ -22,9 +22,7 @@ from hal_engine.transport.protocol import (
     VERSION,
     Acknowledge,
     Bye,
-    Cursor,
     Hello,
-    Refuse,
     decode_control,
     encode_control,
 )
@@ -127,9 +125,7 @@ class Receiver:
         self._of[channel] = session
         if (event := session.begin(hello, channel)) is not None:
             self.ready.append(event)
-        channel.send(encode_control(Cursor(session.last)))
-        if session.acknowledged:  # the last one may be lost
-            self.acknowledge(session, session.acknowledged)
+        channel.send(encode_control(Acknowledge(session.acknowledged, session.last)))
         self._lose_predecessors(session)
 
     def _take_output(self, session: Session, body: memoryview) -> None:
@@ -155,7 +151,7 @@ class Receiver:
         self.ready.append((session, decoded))
 
     def _refuse(self, channel: Channel, why: str) -> None:
-        channel.send(encode_control(Refuse(why)))
+        channel.send(encode_control(Bye(why=why)))
         channel.finish()  # its end follows
         self._warn(f"a sink is refused: {why}")
 
