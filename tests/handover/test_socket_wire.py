@@ -77,7 +77,7 @@ def test_a_peer_with_a_key_is_not_taken_for_another_peer():
         told, own = p.describe(), d.describe()
         d.reserve(KEY, [1], told)
         d.reserve(HandoverKey("s", 0), [2], Description("tcp://127.0.0.1:9", thief_keys.public, told.facts, 5))
-        with contextlib.closing(connect(own.url, thief_keys.knowing(own.public_key))) as thief:
+        with contextlib.closing(connect(own.url, "blocks", thief_keys.knowing(own.public_key))) as thief:
             thief.send(struct.pack("<QQ", told.session, own.session))
             while not thief.ended:
                 thief.establish(0.01)
@@ -173,7 +173,7 @@ def test_cancel_reaches_the_other_side():
 def test_what_is_no_transfers_is_skipped():
     with transfer(1) as p, transfer(2) as d, contextlib.ExitStack() as strangers:
         for frame in (b"", b"junk", bytes(16), struct.pack("<QQ", 7, p.describe().session)):
-            stranger = strangers.enter_context(contextlib.closing(connect(d.describe().url)))
+            stranger = strangers.enter_context(contextlib.closing(connect(d.describe().url, "blocks")))
             stranger.send(frame)
             stranger.send(b"more")
         handover = hand(p, d, [1, 2])

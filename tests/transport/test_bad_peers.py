@@ -34,7 +34,7 @@ class ByHand:
 
     def connect(self, reader, oldest=1, **more):
         """Connect and greet; let the reader work until it answers, and return where it continues."""
-        self.channel = connect(self.url)
+        self.channel = connect(self.url, "records")
         self.channels.append(self.channel)
         hello = {"version": VERSION, "session": SESSION, "sender": 0, "oldest": oldest, "capacity": 8}
         self.say(Hello(**hello | more))
@@ -101,7 +101,7 @@ def test_garbage_is_skipped_counted_and_told_and_the_stream_goes_on(by_hand, ste
 @pytest.mark.parametrize("junk", JUNK)
 def test_a_connection_that_begins_with_garbage_is_closed(by_hand, junk):
     reader, events, sender, _ = by_hand
-    with contextlib.closing(connect(reader.url)) as sender.channel:
+    with contextlib.closing(connect(reader.url, "records")) as sender.channel:
         sender.channel.send(junk)
         assert sender.is_cut_off(reader)
     assert [type(event) for event in events] == [FrameSkipped]
@@ -110,7 +110,7 @@ def test_a_connection_that_begins_with_garbage_is_closed(by_hand, junk):
 def test_a_connection_that_never_says_who_it_is_is_closed(by_hand, monkeypatch):
     reader, events, sender, _ = by_hand
     monkeypatch.setattr(TIMEOUTS, "greeting", 0.05)
-    with contextlib.closing(connect(reader.url)) as sender.channel:
+    with contextlib.closing(connect(reader.url, "records")) as sender.channel:
         assert sender.is_cut_off(reader)
     assert events == []
 

@@ -16,7 +16,8 @@ from hal_core import FrameError, GroupLost, OutputRecord
 from hal_core.frames import decode, encode, new_session
 
 from hal_engine.timeouts import TIMEOUTS
-from hal_engine.transport.channel import Beats, Channel, connect
+from hal_engine.transport.beats import Beats
+from hal_engine.transport.channel import Channel, connect
 from hal_engine.transport.hub import Hub
 from hal_engine.transport.urls import socket_of
 
@@ -72,7 +73,7 @@ class EngineChannel:
     ) -> None:
         """Listen at ``url``, or at a private ipc address. ``key_of``: each rank's public key, with ``keys``. Raises
         :class:`InvalidValue` for an address in use."""
-        self._hub, self._key_of = Hub(url, keys), key_of
+        self._hub, self._key_of = Hub("control", url, keys), key_of
         self.url = self._hub.url
         self._ranks: dict[int, Channel] = {}
         self._numbers: dict[Channel, int] = {}
@@ -163,7 +164,7 @@ class RankChannel:
         """Connect to the engine at ``url``. Raises :class:`GroupLost` if none is there."""
         self.rank, self._local = rank, socket_of(url) is not None
         try:
-            channel = connect(url, keys)
+            channel = connect(url, "control", keys)
             why = "" if channel.establish(TIMEOUTS.silence) else channel.ended or "no answer"
         except OSError as error:
             why = error.strerror or str(error)

@@ -21,7 +21,8 @@ from hal_engine.distributed.errors import failed_message
 from hal_engine.distributed.rank import versions
 from hal_engine.opening import open_engine
 from hal_engine.timeouts import TIMEOUTS
-from hal_engine.transport.channel import Beats, Channel
+from hal_engine.transport.beats import Beats
+from hal_engine.transport.channel import Channel
 
 if TYPE_CHECKING:
     from hal_engine.engine import Engine

@@ -44,7 +44,7 @@ class Receiver:
         self.ready: deque[tuple[Session, Frame] | Event] = deque()
         self.duplicates = self.skipped = self.frames = 0
         self._gone: dict[int, bool] = {}  # ended sessions -> whether they were lost
-        self.hub = Hub(url, keys)
+        self.hub = Hub("records", url, keys)
         self.url = self.hub.url
         self._of: dict[Channel, Session] = {}
         self._new: dict[Channel, float] = {}  # connections without a first message -> since when

@@ -97,7 +97,7 @@ class Delivery:
         now = time.monotonic()
         self._next_look, self._pause = now + self._pause, min(2 * self._pause, TIMEOUTS.reconnect_most)
         try:
-            channel = connect(self._url, self._keys)
+            channel = connect(self._url, "records", self._keys)
         except OSError:
             return
         except Unavailable as error:
