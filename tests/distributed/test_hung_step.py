@@ -64,7 +64,7 @@ def test_time_in_which_the_engine_was_stopped_does_not_count():
     watched.given(0)
     clock.now += 1000.0
     assert watched.late() is None
-    clock.pass_by(LIMIT - TIMEOUTS.longest_look, watched)
+    clock.pass_by(LIMIT - TIMEOUTS.beat, watched)
     clock.now += 0.1
     assert watched.late() == 0
 

@@ -29,5 +29,5 @@ def test_a_peer_that_does_not_read_delays_a_closing_reader_by_a_bounded_time():
     channel.send(bytes(16 << 20))
     began = time.monotonic()
     reader.close()
-    assert time.monotonic() - began < TIMEOUTS.leave + 10
+    assert time.monotonic() - began < TIMEOUTS.parting + 10
     peer.close()

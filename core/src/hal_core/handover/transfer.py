@@ -36,7 +36,7 @@ class Patience:
     ``deadline``: reserved blocks must be sealed, and sealed keys answered, within it.
     """
 
-    silence: float = field(default_factory=lambda: TIMEOUTS.peer_silence)
+    silence: float = field(default_factory=lambda: TIMEOUTS.silence)
     deadline: float = field(default_factory=lambda: TIMEOUTS.peer_deadline)
 
 

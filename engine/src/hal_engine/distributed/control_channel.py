@@ -229,9 +229,9 @@ class RankChannel:
             self._received[:0] = earlier
 
     def send(self, message: Message, wait: float | None = None) -> bool:
-        """Send a message; wait up to ``wait`` seconds (``TIMEOUTS.message``) until it has left. Return whether it
+        """Send a message; wait up to ``wait`` seconds (``TIMEOUTS.deadline``) until it has left. Return whether it
         has."""
-        return self.end.send(message, TIMEOUTS.message if wait is None else wait)
+        return self.end.send(message, TIMEOUTS.deadline if wait is None else wait)
 
     def close(self) -> None:
         """Close, once the engine has read all frames, or after ``TIMEOUTS.parting``."""

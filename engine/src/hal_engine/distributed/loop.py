@@ -66,11 +66,11 @@ class StepLoop:
             self._channel.watch(self._handover.transfer.sockets)
             if self._async_loop.untold:  # its blocks are to be sent as soon as they are computed
                 self._async_loop.tell()
-                return self._channel.receive(TIMEOUTS.output if self._async_loop.untold else 0.0)
+                return self._channel.receive(TIMEOUTS.poll_most if self._async_loop.untold else 0.0)
         if self._async_loop.waiting:
-            return self._channel.receive(TIMEOUTS.last_step)
+            return self._channel.receive(TIMEOUTS.pause)
         moving = self._handover is not None and self._handover.busy
-        return self._channel.receive(TIMEOUTS.transfer if moving else TIMEOUTS.starting)
+        return self._channel.receive(TIMEOUTS.look if moving else TIMEOUTS.starting)
 
     def _take(self, order: StepOrder, *, overlap: bool) -> None:
         """Run one step."""

@@ -244,9 +244,9 @@ class _Serving:
             yield
         finally:
             with contextlib.suppress(Undelivered):
-                close_all(sinks[:1], TIMEOUTS.records_end, again=self._again)
+                close_all(sinks[:1], TIMEOUTS.ranks_end / 2, again=self._again)
             try:
-                close_all(sinks[1:], TIMEOUTS.records_end, again=self._again)
+                close_all(sinks[1:], TIMEOUTS.ranks_end / 2, again=self._again)
             except Undelivered as error:
                 undelivered += error.records
             self._reported = -1  # also of turns without drafts

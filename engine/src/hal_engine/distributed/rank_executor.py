@@ -130,7 +130,7 @@ class RankExecutor:
         end = time.monotonic() + timeout
         while True:
             left = end - time.monotonic()
-            self._take_messages(0.0 if self._records else max(0.0, min(left, TIMEOUTS.engine_wait)))
+            self._take_messages(0.0 if self._records else max(0.0, min(left, TIMEOUTS.look)))
             if self._records:
                 group, record = self._records.popleft()
                 self._clock.taken(group)
@@ -148,7 +148,7 @@ class RankExecutor:
         while True:
             over = senders <= self._left.keys() | self.channel.gone().keys() or time.monotonic() > end
             over = over or bool(self._starter.ended())
-            self._take_messages(TIMEOUTS.engine_wait)
+            self._take_messages(TIMEOUTS.look)
             found += self._records
             self._records.clear()
             if over:
@@ -181,7 +181,7 @@ class RankExecutor:
         self.channel.send(Stop())
         end = time.monotonic() + TIMEOUTS.ranks_end
         while len(self._left) < self.layout.dp and not self._starter.ended() and time.monotonic() < end:
-            self._take_messages(TIMEOUTS.engine_wait)
+            self._take_messages(TIMEOUTS.look)
         self._end(TIMEOUTS.ranks_end)
 
     def close(self) -> None:
@@ -326,14 +326,14 @@ class RankExecutor:
     def _ended_by(self) -> str:
         """Return what the starter reports of an end that the connection has shown first, with the rank's last lines;
         "" if it reports nothing in time."""
-        end = time.monotonic() + TIMEOUTS.lost_rank
+        end = time.monotonic() + TIMEOUTS.loss_reason
         while not (how := self._starter.ended()) and time.monotonic() < end:
-            self._take_messages(TIMEOUTS.engine_wait)
+            self._take_messages(TIMEOUTS.look)
         return how
 
     def _blamed(self) -> tuple[int, Failed]:
         """Return the lost rank and the message with the reason: its own if there is one, else that of another rank."""
-        end = time.monotonic() + TIMEOUTS.lost_rank
+        end = time.monotonic() + TIMEOUTS.loss_reason
         while True:
             own = [message for message in self._failed if not message.lost and not message.vague]
             named = [message for message in self._failed if message.lost]
@@ -343,7 +343,7 @@ class RankExecutor:
             if ended or (self._failed and time.monotonic() > end):
                 message = (named or self._failed)[0]
                 return (message.lost[0] if message.lost else message.rank), message
-            self._take_messages(TIMEOUTS.engine_wait)
+            self._take_messages(TIMEOUTS.look)
 
     def _lose(self, rank: int, why: str, cure: str = "") -> RankLost:
         """Send every rank the verdict, once. Return it as an error."""

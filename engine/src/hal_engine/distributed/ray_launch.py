@@ -57,7 +57,7 @@ class RayCluster:
         host, _, port = (self._address or "").rpartition(":")
         try:
             if host and port.isdigit():  # Ray itself would try for minutes
-                socket.create_connection((host.rpartition("/")[2], int(port)), TIMEOUTS.ray_address).close()
+                socket.create_connection((host.rpartition("/")[2], int(port)), TIMEOUTS.greeting).close()
             ray.init(address=self._address or "local", **options)
         except Exception as error:  # Ray raises plain exceptions too, for example if a node does not start in time
             where = self._address or "this host"

@@ -146,7 +146,7 @@ class EngineLink:
         poller.register(self._wake_end, select.POLLIN)
         while not self._closing:
             poller.register(self._channel, select.POLLIN | (select.POLLOUT if self._channel.wants_room else 0))
-            if any(number == self._wake_end for number, _ in poller.poll(1000 * TIMEOUTS.idle_look)):
+            if any(number == self._wake_end for number, _ in poller.poll(1000 * TIMEOUTS.look)):
                 os.read(self._wake_end, 4096)
             assert self._process is not None
             status = self._process.poll()  # before its last messages are read
@@ -178,7 +178,7 @@ class EngineLink:
         if not (self.up.done() and self._pulse.silent):
             self._silent = None
         elif self._silent is None:
-            what = f"the engine process has not beaten for {TIMEOUTS.process_silence:g} s: it is stopped, or hangs"
+            what = f"the engine process has not beaten for {TIMEOUTS.silence:g} s: it is stopped, or hangs"
             cure = "let it go on (SIGCONT), or start the engine again"
             self._silent = Unavailable(what, cure=cure)
             for name in self._streams.fail(self._silent):
@@ -237,7 +237,7 @@ class EngineLink:
         """The exit status of the process, which has closed its channel; it is killed if it does not end."""
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(TIMEOUTS.rank_exit_lost)
+            return self._process.wait(TIMEOUTS.ranks_end_forced)
         self._process.kill()
         return self._process.wait()
 
@@ -255,7 +255,7 @@ class EngineLink:
             self._end_here.send(Stop())
             if not self.up.done():  # it may not read messages yet
                 self._process.terminate()
-            end = time.monotonic() + (TIMEOUTS.ranks_end if self.up.done() else TIMEOUTS.process_start_end)
+            end = time.monotonic() + (TIMEOUTS.ranks_end if self.up.done() else 3 * TIMEOUTS.signal / 4)
             while self._process.poll() is None and time.monotonic() < end:
                 self._channel.receive()
                 if self._channel.ended:

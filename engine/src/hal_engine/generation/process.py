@@ -58,7 +58,7 @@ class CallerEnd:
         """Send a record. Wait a while if the caller has much to read, then keep it all the same."""
         self._end.send_record(record)
         if self._channel.pending > MOST_PENDING:
-            self._channel.flush(TIMEOUTS.message)
+            self._channel.flush(TIMEOUTS.deadline)
 
     def receive(self, timeout: float) -> Contents | None:
         """Return the next message, or None after ``timeout`` seconds. Raises :class:`GroupLost` if the caller is
@@ -139,7 +139,7 @@ def serve_requests(channel: Caller, engine: Engine, pulse: CallerEnd | None = No
     """
     gauge, come = _Gauge(engine, pulse), list[Request]()
     while True:
-        message = channel.receive(0.0 if engine.busy else TIMEOUTS.process_idle)
+        message = channel.receive(0.0 if engine.busy else TIMEOUTS.look)
         while message is not None:
             if isinstance(message, Stop):
                 return
@@ -167,7 +167,7 @@ def run(channel: Channel) -> int:
     caller, wait = CallerEnd(channel), TIMEOUTS.parting
     try:
         caller.send(Hello(0, 1, versions()))
-        setup = caller.receive(TIMEOUTS.serve)
+        setup = caller.receive(TIMEOUTS.starting)
         if not isinstance(setup, Setup):
             raise GroupLost("no message of what to serve came", argument="engine")
         with open_engine(setup, caller.send_record) as opened:
@@ -175,7 +175,7 @@ def run(channel: Channel) -> int:
             caller.send(Up(0, opened.device.name, dict(able.fallbacks), able.substituted))
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on, the caller sends Stop
             serve_requests(caller, opened.engine, caller)
-        wait = TIMEOUTS.records_end
+        wait = TIMEOUTS.ranks_end / 2
     except Exception as error:  # noqa: BLE001 (the caller raises it)
         lost = isinstance(error, GroupLost) and error.argument == "engine"
         if not lost:

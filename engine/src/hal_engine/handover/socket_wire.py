@@ -148,7 +148,7 @@ class SocketWire:
         if self._hub.is_closed:
             return
         self._beats.close()
-        end = time.monotonic() + TIMEOUTS.leave
+        end = time.monotonic() + TIMEOUTS.parting
         for channel in self._hub.channels:
             channel.flush(max(0.0, end - time.monotonic()))
         self._hub.close()

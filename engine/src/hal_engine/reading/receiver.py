@@ -39,7 +39,7 @@ class Receiver:
         self, url: str, after: Mapping[int, int], lost_after: float, grace: float, keys: CurveKeys | None = None
     ) -> None:
         now = time.monotonic()
-        self._lost_after, self._grace, self._look_seconds = lost_after, grace, TIMEOUTS.idle_look
+        self._lost_after, self._grace, self._look_seconds = lost_after, grace, TIMEOUTS.look
         self.sessions = {number: Session(number, now, sequence) for number, sequence in after.items()}
         self.ready: deque[tuple[Session, Frame] | Event] = deque()
         self.duplicates = self.skipped = self.frames = 0
@@ -74,7 +74,7 @@ class Receiver:
     def close(self) -> None:
         """Close after sinks that are alive have received the last acknowledgements."""
         try:
-            self.hub.farewell(TIMEOUTS.leave)
+            self.hub.farewell(TIMEOUTS.parting)
         finally:
             self.hub.close()
 

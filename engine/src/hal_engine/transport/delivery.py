@@ -49,7 +49,7 @@ class Delivery:
         self.refused = self.trouble = ""
         self.is_granted = False  #: whether a reader has answered
         self._channel: Channel | None = None
-        self._pause, self._next_look, self._next_beat, self._made = TIMEOUTS.reconnect, 0.0, 0.0, 0.0
+        self._pause, self._next_look, self._next_beat, self._made = TIMEOUTS.pause, 0.0, 0.0, 0.0
         check_named_port(url)
         if (path := socket_of(url)) is not None:
             with contextlib.suppress(OSError):  # it is missing, or cannot be examined: a reader may come
@@ -131,7 +131,7 @@ class Delivery:
             self._window.acknowledge(message.sequence)
             if not self.is_granted:
                 self._window.rewind(message.after)
-                self.is_granted, self.trouble, self._pause = True, "", TIMEOUTS.reconnect
+                self.is_granted, self.trouble, self._pause = True, "", TIMEOUTS.pause
         elif isinstance(message, Bye):
             self.refused = message.why or "it has said good-bye"
 

@@ -194,7 +194,7 @@ def _locked(folder: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > end:
                     raise
-                time.sleep(TIMEOUTS.lock_look)
+                time.sleep(TIMEOUTS.pause)
         yield
     finally:
         os.close(descriptor)

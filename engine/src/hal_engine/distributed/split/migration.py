@@ -40,7 +40,7 @@ class Bounds:
     """Timeouts in seconds. ``move``: the answer to an offer, and the arrival of sealed blocks. ``hold``: from a
     request's first token to a decode worker with room; after it the request is computed again."""
 
-    move: float = field(default_factory=lambda: TIMEOUTS.offer)
+    move: float = field(default_factory=lambda: TIMEOUTS.hold)
     hold: float = field(default_factory=lambda: TIMEOUTS.hold)
 
 
