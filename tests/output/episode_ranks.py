@@ -129,7 +129,7 @@ class RankEpisode:
             return f"tcp://{host}:{listener.getsockname()[1]}"
 
     def start_reader(self):
-        self.reader = self.start(roles.reader, self.url, self.folder / "reads", None, True)
+        self.reader = self.start(roles.reader, self.url, self.folder / "reads")
 
     def start_run(self):
         form = [*self.form, *(["--sink", self.start_sink()] if self.sink else [])]
@@ -349,7 +349,7 @@ class RankEpisode:
             if fact["event"] != "record":
                 continue
             sequences.setdefault(fact["session"], []).append(fact["sequence"])
-            for name, position, tokens in fact["rows"]:
+            for name, _, position, tokens, _ in fact["rows"]:
                 for at, token in enumerate(tokens, position):
                     assert reference()[name]["token_ids"][at] == token, f"{name} at {at}: {token}"
                     places.setdefault((name, at), []).append(fact["session"])
