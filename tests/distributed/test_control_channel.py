@@ -169,7 +169,7 @@ def test_an_engine_that_is_gone_over_tcp_is_noticed_by_its_silence(monkeypatch):
     rank = RankChannel(engine.url, 0)
     try:
         rank._channel.heard -= TIMEOUTS.silence + 1
-        with pytest.raises(GroupLost, match="rank 0 has lost the engine: nothing came for 30 s"):
+        with pytest.raises(GroupLost, match="rank 0 has lost the engine: nothing came for 20 s"):
             rank.receive(60.0)
     finally:
         rank.close()

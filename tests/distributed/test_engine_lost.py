@@ -18,29 +18,29 @@ class Dead:
     """A channel to an engine that is gone; records the messages, and how long each would have waited."""
 
     def __init__(self, *_):
-        self.said = []
+        self.sent = []
 
     def send(self, message, patience=10.0):
-        self.said.append((type(message).__name__, patience))
+        self.sent.append((type(message).__name__, patience))
         return False
 
     def close(self):
-        self.said.append(("closed", 0))
+        self.sent.append(("closed", 0))
 
 
 def test_a_rank_says_nothing_to_an_engine_that_is_gone():
     channel = Dead()
-    with pytest.raises(GroupLost, match="gone"), rank._Serving(channel, 0, None).telling():
+    with pytest.raises(GroupLost, match="gone"), rank._Serving(channel, 0, None).reporting():
         raise GroupLost("gone", argument="engine")
-    assert channel.said == []
+    assert channel.sent == []
 
 
 def test_a_rank_that_misses_another_does_not_wait_for_the_engine():
     """It may be gone too; its end is noticed as soon as in any other wait."""
     channel = Dead()
-    with pytest.raises(GroupLost, match="rank 1"), rank._Serving(channel, 0, None).telling():
+    with pytest.raises(GroupLost, match="rank 1"), rank._Serving(channel, 0, None).reporting():
         raise GroupLost("rank 1 is lost")
-    assert channel.said == [("Failed", TIMEOUTS.parting)]
+    assert channel.sent == [("Failed", TIMEOUTS.parting)]
 
 
 def test_an_unsendable_transfer_message_is_a_lost_engine():

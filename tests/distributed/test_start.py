@@ -253,7 +253,7 @@ def test_a_rank_without_a_sign_of_life_is_lost(victim, monkeypatch):
     actors = Able(False, False)
     rank_executor = up(Row(dp=2).setup(), actors)
     rank_executor.channel._ranks[victim].heard -= TIMEOUTS.silence + 1
-    with pytest.raises(RankLost, match=f"rank {victim} was lost at its start: nothing came from it for 30 s"):
+    with pytest.raises(RankLost, match=f"rank {victim} was lost at its start: nothing came from it for 20 s"):
         rank_executor.receive(0.0)
     actors.over.set()
     rank_executor.close()
@@ -265,7 +265,7 @@ class Losing:
     undelivered = ()
     drafts = (0, 0, 0)
     rank_info = RankInfo("cpu:0", {}, "")
-    said: ClassVar = deque()
+    progress: ClassVar = deque()
 
     def assemble(self):
         return True

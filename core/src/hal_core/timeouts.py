@@ -66,7 +66,9 @@ class CoreTimeouts:
         300.0, "the start of all ranks: each imports its framework, perhaps on a busy machine", "HAL_RANKS_STARTING"
     )
     connecting: Seconds = Seconds(60.0, "the connection of a group's ranks, at least: NCCL's start alone takes some")
-    loss_reason: Seconds = Seconds(1.0, "the other ranks' naming the reason, after one was lost or a collective failed")
+    loss_reason: Seconds = Seconds(
+        0.5, "the arrival of the reason, after a rank was lost or a collective failed; the engine waits twice as long"
+    )
     group_end: Seconds = Seconds(5.0, "the end of a group that is lost or closed, before its process continues without")
     silence: Seconds = Seconds(20.0, "a channel without a sign of life; then the other side counts as lost, or stopped")
     pause: Seconds = Seconds(

@@ -326,14 +326,14 @@ class RankExecutor:
     def _ended_by(self) -> str:
         """Return what the starter reports of an end that the connection has shown first, with the rank's last lines;
         "" if it reports nothing in time."""
-        end = time.monotonic() + TIMEOUTS.loss_reason
+        end = time.monotonic() + 2 * TIMEOUTS.loss_reason
         while not (how := self._starter.ended()) and time.monotonic() < end:
             self._take_messages(TIMEOUTS.look)
         return how
 
     def _blamed(self) -> tuple[int, Failed]:
         """Return the lost rank and the message with the reason: its own if there is one, else that of another rank."""
-        end = time.monotonic() + TIMEOUTS.loss_reason
+        end = time.monotonic() + 2 * TIMEOUTS.loss_reason
         while True:
             own = [message for message in self._failed if not message.lost and not message.vague]
             named = [message for message in self._failed if message.lost]
