@@ -58,5 +58,5 @@ def test_a_rank_that_finds_no_engine_ends_at_once():
 def test_a_process_with_a_dead_parent_ends_before_any_import(parent, status):
     """Its parent is another process than the one in its environment."""
     code = TIED + "os._exit(7 if os.environ['HAL_RANKS_PARENT'] == str(os.getpid()) else 8)"
-    told = os.environ | {PARENT: str(parent or os.getpid())}
-    assert subprocess.run([sys.executable, "-c", code], env=told, check=False).returncode == status
+    environment = os.environ | {PARENT: str(parent or os.getpid())}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == status

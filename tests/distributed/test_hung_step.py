@@ -102,10 +102,10 @@ def command(capsys, *arguments):
 def test_a_rank_that_hangs_in_a_step_is_lost(capsys, hangs):
     status, _, err = command(capsys, "--dp", "2")
     assert status == 1
-    told = (
+    expected = (
         "hal: error: rank 0 was lost in step 3: rank(s) [0] have not ended the step within 5 s; not delivered: r0 from "
     )
-    assert told in err
+    assert expected in err
     assert "(HAL_RANKS_STEP)" in err
 
 

@@ -150,8 +150,8 @@ def test_a_rank_that_ends_without_a_word_at_the_start_is_lost_at_once():
 
 
 def test_ranks_that_do_not_come_in_time_are_lost():
-    told = r"rank\(s\) \[0, 1\] did not come up: no message for 0 s .*HAL_RANKS_STARTING"
-    with pytest.raises(RankLost, match=told):
+    expected = r"rank\(s\) \[0, 1\] did not come up: no message for 0 s .*HAL_RANKS_STARTING"
+    with pytest.raises(RankLost, match=expected):
         up(Row(tp=2).setup(), Actors(), starting=0.0)
 
 
@@ -230,8 +230,8 @@ def test_a_rank_says_whether_its_error_is_the_users_to_mend(error, step, refused
 def test_what_a_rank_refuses_is_told_with_what_it_is_about():
     """As one rank reports it: "cpu: async_set_value: --require: …"."""
     about = {"device": "cpu", "hook": "async_set_value", "argument": "--require", "cure": "drop it"}
-    told = failed_message(CapabilityMissing("that is not offered", **about), 1, 0)
-    assert (told.what, told.cure) == ("cpu: async_set_value: --require: that is not offered", "drop it")
+    expected = failed_message(CapabilityMissing("that is not offered", **about), 1, 0)
+    assert (expected.what, expected.cure) == ("cpu: async_set_value: --require: that is not offered", "drop it")
     assert failed_message(GroupLost("rank 0 is lost", argument="group"), 1, 3).what == "rank 0 is lost"
 
 

@@ -69,11 +69,11 @@ class Rank:
         if not self.inbox:
             self.handover.look()
             return
-        said = self.inbox.popleft()
-        if isinstance(said, StepOrder):
-            self._step(said)
+        received = self.inbox.popleft()
+        if isinstance(received, StepOrder):
+            self._step(received)
         else:
-            self.handover.on_message(said)
+            self.handover.on_message(received)
 
     def _step(self, order):
         self.handover.launch(order.tasks)
@@ -163,9 +163,9 @@ class Rank:
 def _as_record(number, rows):
     counts = [len(row[5]) for row in rows]
     drafts = [row[6] for row in rows]
-    told = {}
+    optional = {}
     if any(drafts):
-        told = {
+        optional = {
             "draft_counts": np.array([len(some) for some in drafts], np.int32),
             "drafts": np.array([token for some in drafts for token in some], np.int64),
         }
@@ -178,7 +178,7 @@ def _as_record(number, rows):
         np.array(counts, np.int32),
         np.array([token for row in rows for token in row[5]], np.int64),
         np.array([bool(row[6]) for row in rows], np.bool_),
-        **told,
+        **optional,
     )
 
 

@@ -65,8 +65,8 @@ def compare(alone, out, err):
         assert (one["token_ids"], one["text"], one["device"]) == (two["token_ids"], two["text"], two["device"])
         for mine, its in zip(one["logprobs"], two["logprobs"], strict=True):
             assert its["logprob"] == pytest.approx(mine["logprob"], abs=1e-4)
-        told = two["speculation"]
-        assert 0 < told["accepted"] <= told["drafted"] <= 4 * 12, told
+        counts = two["speculation"]
+        assert 0 < counts["accepted"] <= counts["drafted"] <= 4 * 12, counts
     assert "split 1,1" in err
 
 
@@ -138,7 +138,7 @@ def test_a_runner_that_does_not_is_refused_by_name(tmp_path, capfd, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "refusal"),
     [
         (["--split", "1"], "--split: '1' (give the number of prefill and of decode workers, at least 1 each, as 1,1)"),
         (["--split", "0,1"], "--split: '0,1' (give the number of prefill and of decode workers"),
@@ -147,8 +147,8 @@ def test_a_runner_that_does_not_is_refused_by_name(tmp_path, capfd, monkeypatch)
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
-def test_what_cannot_be_is_refused_before_anything_starts(arguments, told, capsys):
+def test_what_cannot_be_is_refused_before_anything_starts(arguments, refusal, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["run", "--prompt", "a", *arguments])
     assert ended.value.code == 2
-    assert told in capsys.readouterr().err
+    assert refusal in capsys.readouterr().err

@@ -142,9 +142,9 @@ def test_of_readers_that_start_at_one_moment_exactly_one_gets_the_address(tmp_pa
                 with socket.socket(socket.AF_UNIX) as dead:
                     dead.bind(str(tmp_path / "socket"))
             say(f"{url}\n")
-            told = [racer.stdout.readline().strip() for racer in racers]
-            holder = told.index("has")
-            others = [words for number, words in enumerate(told) if number != holder]
+            lines = [racer.stdout.readline().strip() for racer in racers]
+            holder = lines.index("has")
+            others = [words for number, words in enumerate(lines) if number != holder]
             assert all(f"has a reader already: process {racers[holder].pid} " in words for words in others)
             say("\n")
             assert [racer.stdout.readline() for racer in racers] == ["over\n"] * 3

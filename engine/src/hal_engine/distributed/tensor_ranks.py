@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from hal_core import Group
 
 
-def library_of(place: str, beside: str) -> str:
+def library_of(place: str, device_library: str) -> str:
     """Return the collective library for tensors on a place (Paddle's name, such as "gpu:0"): hal's own for host memory,
-    else ``beside``, the library of the computing device. Raises as :func:`hal_engine.model.llama.check_place`."""
+    else ``device_library``, the computing device's. Raises as :func:`hal_engine.model.llama.check_place`."""
     import paddle
 
     from hal_engine.model.llama import check_place
 
     check_place(place)
-    return HOST if paddle.to_tensor(0, place=place).place.is_cpu_place() else beside
+    return HOST if paddle.to_tensor(0, place=place).place.is_cpu_place() else device_library
 
 
 class TensorRanks:
