@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 from hal_core.devices.cpu import CpuPlugin
-from hal_core.errors import SinkFull
+from hal_core.errors import SinkClosed, SinkFull
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams, admit
 from hal_core.slots.fields import StateConfig
@@ -47,6 +47,11 @@ class Batches:
         self.stream = self.bound.default_stream
         self.life, self.made, self.sink = life, 0, sink
         self.slots, self.waiting = [None] * SLOTS, []
+
+    def close(self):
+        """Close the device. Its outputs that a closed sink did not take have failed."""
+        with contextlib.suppress(SinkClosed):
+            self.bound.close()
 
     def leave(self, rows):
         """Preempt and abort; sometimes the whole batch. Records the expected rows of the next record."""

@@ -147,6 +147,9 @@ class Singles:
         if self._latch is not None:
             self._latch.set()
 
+    def close(self):
+        """There is no device."""
+
 
 def worker(words, url, journal, plan):
     """Put its records, and close on the command to finish; on the command to close, do so at once."""
@@ -187,6 +190,7 @@ def worker(words, url, journal, plan):
     except Undelivered as error:
         out.note("undelivered", records=error.records)
     out.note("closed")
+    source.close()
 
 
 def cursors_of(journal):
@@ -291,7 +295,7 @@ def journal_of_tail(printed, path):
             last = None if kind == "ended" else int(fact["text"].split("after frame ")[1].split()[0])
             out.note(kind, session=int(words[:16], 16), last=last)
         elif fact["event"] == "Gap":
-            out.note("gap", text=fact["text"])
+            out.note("gap", session=int(fact["text"].split("of session ")[1][:16], 16), text=fact["text"])
 
 
 def second_reader(_words, url, holders):
