@@ -233,6 +233,20 @@ def test_keys_on_one_side_alone_are_refused(has_keys):
         )
 
 
+@pytest.mark.parametrize("url", [None, ANY])
+def test_a_stranger_may_announce_no_large_frame(url):
+    """It would take memory before it has shown what it is."""
+    with contextlib.closing(Hub("records", url)) as hub, contextlib.ExitStack() as stack:
+        where = hub.url.partition("://")[2]
+        peer = stack.enter_context(socket.socket(socket.AF_UNIX if url is None else socket.AF_INET))
+        peer.connect(where if url is None else ("127.0.0.1", int(where.rpartition(":")[2])))
+        (channel,) = there(hub)
+        peer.sendall(struct.pack("<I", 5000))
+        while not channel.ended:
+            hub.receive(0.01)
+        assert channel.ended == "it announced a frame of 5000 bytes"
+
+
 class TestKeys:
     """Sealed channels, and peers that have other keys or none."""
 
