@@ -218,14 +218,17 @@ def when_free(opening):
 
 def reader(words, url, journal, curve=None):
     """Record each event, then acknowledge it, from the journal's end, until the command to stop and the end of all
-    sessions.
+    sessions. It passes over sessions that the journal has as lost, of which a restarted ``OutputReader`` knows nothing.
     """
     out, skipped = Journal(journal, reader=os.getpid()), 0
+    gone = {fact["session"] for fact in facts(journal) if fact["event"] in ("ended", "lost")}
 
     def hear(event):
         nonlocal skipped
         if isinstance(event, FrameSkipped):
             skipped += 1
+        elif event.session in gone:
+            return
         elif isinstance(event, SessionLost):
             out.note("lost", session=event.session, last=event.last_sequence, requests=event.requests)
         elif isinstance(event, SessionEnded):
@@ -249,7 +252,7 @@ def reader(words, url, journal, curve=None):
                 stopping |= word == "stop"
             frame = found.read(0.05)
             quiet = quiet + 1 if frame is None else 0
-            if frame is not None and frame.header.session not in SESSIONS:
+            if frame is not None and frame.header.session not in (*SESSIONS, *gone):
                 rows = [
                     [row.request_id, row.status.name, row.position, row.tokens.tolist(), bool(row.finish)]
                     for row in frame.record.rows()

@@ -18,7 +18,7 @@ from hal_core.frames.envelope import FrameKind, encode, seal
 from hal_engine.reading import FrameSkipped, Gap, OutputReader, SessionEnded, SessionLost, SessionStarted
 from hal_engine.reading.session import Session
 from hal_engine.timeouts import TIMEOUTS
-from hal_engine.transport import open_sink, private_ipc_url, release_ipc
+from hal_engine.transport import private_ipc_url, release_ipc
 from hal_engine.transport.channel import connect
 from hal_engine.transport.protocol import OUTPUT, VERSION, Acknowledge, Bye, Hello, decode_control, encode_control
 from hal_engine.transport.urls import remove_stale_folders
@@ -278,36 +278,6 @@ def test_a_cursor_of_a_session_that_never_comes_back_is_a_lost_session(opened):
     with pytest.raises(SessionLost, match="after frame 12") as caught:
         opened.reader(after=(SESSION, 12), lost_after=0.1).read(10)
     assert caught.value.session == SESSION
-
-
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("nonsense", "no scheme of ipc, tcp"),
-        ("http://x:1", "no scheme"),
-        ("tcp://nowhere", "names no host and port"),
-        ("ipc://relative", "is no absolute path"),
-        ("shm:///folder/name", "no scheme of ipc, tcp"),
-        ("ipc:///" + "x" * 120, "more than 107 bytes"),
-        ("tcp://127.0.0.1:notaport", "has the port"),
-    ],
-)
-def test_g26_a_url_that_cannot_be_is_refused_with_the_cure(url, message):
-    with pytest.raises(InvalidValue, match=message) as caught:
-        open_sink(url)
-    assert caught.value.cure
-
-
-@pytest.mark.parametrize("options", [{"capacity": 0}, {"capacity_bytes": -1}, {"deadline": -1}, {"sender": 1 << 32}])
-def test_g26_bad_options_are_refused(options):
-    with pytest.raises(InvalidValue, match=next(iter(options))):
-        open_sink("ipc:///tmp/hal-test", **options)
-
-
-def test_a_second_reader_does_not_take_the_address_away(opened, url):
-    opened.reader()
-    with pytest.raises(InvalidValue, match="has a reader already"):
-        OutputReader(url)
 
 
 def test_an_address_that_cannot_be_bound_is_named(tmp_path):
