@@ -95,9 +95,9 @@ def hal_job(device: Any, checkpoint: Path, slots: int) -> Iterator[Job]:  # noqa
     is, has every record."""
     from hal_core import Request, SamplingParams, StateConfig
     from hal_engine.engine import Engine
-    from hal_engine.model.llama import LlamaModel
     from hal_engine.transport import open_sink
-    from hal_engine.worker import Worker
+    from hal_paddle_runner.llama import LlamaModel
+    from hal_paddle_runner.worker import Worker
 
     reader = subprocess.Popen(
         [sys.executable, "-P", "-W", "ignore", str(Path(__file__).resolve()), "--serve", "reader"],

@@ -42,12 +42,13 @@ from hal_engine.engine import Engine
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.tokenizer import Tokenizer
 from hal_engine.proposers import Setup, make_proposer
-from hal_engine.worker import ModelRunner, Worker
+from hal_paddle_runner.runner import ModelRunner
+from hal_paddle_runner.worker import Worker
 
 import hal
 
 if TYPE_CHECKING:
-    from hal_engine.worker.tokens import StepTokens
+    from hal_paddle_runner.tokens import StepTokens
 
 BUILT_IN = ("none", "naive", "ngram", "suffix", "mtp", "hybrid")
 LOOP = "def total(values):\n    result = 0\n    for value in values:\n        result += value\n    return result\n\n\n"
@@ -241,7 +242,7 @@ def main() -> int:
     if options.library:
         WORKLOADS["held-out"] = replace(WORKLOADS["held-out"], prompts=held_out(options.library))
     warnings.filterwarnings("ignore", module="paddle")
-    from hal_engine.model.llama import LlamaModel
+    from hal_paddle_runner.llama import LlamaModel
 
     model, changed = LlamaModel.load(DEFAULT_CHECKPOINT), 0
     tokenizer = Tokenizer.load(DEFAULT_CHECKPOINT, model.config)

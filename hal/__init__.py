@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hal_engine.generation import Ranks as Ranks
     from hal_engine.generation import generate as generate
     from hal_engine.reading import OutputReader as OutputReader
-    from hal_engine.worker import Worker as Worker
+    from hal_paddle_runner import Worker as Worker
 
     from .device_list import Listed as Listed
     from .device_list import devices as devices
@@ -34,7 +34,7 @@ _HOME = {
     "devices": "hal.device_list",
     "open_device": "hal.opening",
     "OutputReader": f"{_ENGINE}.reading",
-    "Worker": f"{_ENGINE}.worker",
+    "Worker": former.RUNNER,
 }
 __all__ = [*_HOME, "__version__"]
 
@@ -46,7 +46,7 @@ def __getattr__(name: str) -> object:
         try:
             value = getattr(import_module(_HOME[name]), name)
         except ModuleNotFoundError as error:
-            if error.name != _ENGINE:
+            if error.name not in (_ENGINE, former.RUNNER):
                 raise
             raise engine_missing(f"hal.{name}") from None
     else:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from hal_core import ContractMismatch, PluginError
+from hal_core import PluginError
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
@@ -31,21 +31,6 @@ CORE = "paddle-hal-core"
 def normalized(name: str) -> str:
     """Return a distribution's name in the normal form of PEP 503."""
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-class Stated(Protocol):
-    """A device name that an installed distribution provides, from its metadata."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def distribution(self) -> str: ...
-    @property
-    def who(self) -> str: ...
-    @property
-    def requires(self) -> tuple[str, ...]: ...
-    @property
-    def embedded(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +61,13 @@ def _core_version() -> Version:
         raise PluginError(f"the metadata of {CORE} has no valid version", cure=f"reinstall {CORE}") from None
 
 
-def check(entry: Stated) -> None:
-    """Raise :class:`ContractMismatch` unless the plugin's range holds the installed contract version."""
-    result = verdict(entry)
-    if result.problem:
-        raise ContractMismatch(f"{entry.who}: {result.problem}", cure=result.cure, device=entry.name)
-
-
-def verdict(entry: Stated) -> Verdict:
-    """Check the plugin's range. The core's own device needs none."""
-    if entry.embedded:
-        return Verdict("embedded")
+def verdict(distribution: str, requires: tuple[str, ...]) -> Verdict:
+    """Check the range of the core's versions in a plugin's requirements."""
     version = _core_version()
     contract = f"{version.major}.{version.minor}"
     state = f"its metadata must say Requires-Dist: {CORE}>={contract},<{version.major + 1}; then reinstall it"
     try:
-        stated = _range(entry.requires)
+        stated = _range(requires)
     except ValueError as error:
         return Verdict("?", str(error), state)
     operators = {specifier.operator for specifier in stated or ()}
@@ -106,7 +82,7 @@ def verdict(entry: Stated) -> Verdict:
         return Verdict(
             text,
             f"it is made for contract {text}, installed is {contract} ({CORE} {version})",
-            f"install a {entry.distribution} made for contract {contract}, or a {CORE} in {text}",
+            f"install a {distribution} made for contract {contract}, or a {CORE} in {text}",
         )
     return Verdict(text)
 

@@ -7,7 +7,6 @@ from typing import Literal
 
 from hal_core import ContractMismatch, HalError, trace_of
 
-from . import contract
 from .discovery import ALLOW_LIST, Entry, installed, load, probe, same_name
 
 Status = Literal["available", "unavailable", "broken", "mismatch", "duplicate", "excluded"]
@@ -42,7 +41,7 @@ def devices() -> tuple[Listed, ...]:
 
 
 def _listed(entry: Entry, entries: tuple[Entry, ...], claimed_twice: bool) -> Listed:
-    verdict = contract.verdict(entry)
+    verdict = entry.verdict
 
     def row(status: Status, reason: str = "", cure: str = "", trace: str = "") -> Listed:
         return Listed(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from traceback import walk_tb
 
-from hal_core import HalError, InvalidValue, Plugin, PluginError, Probe, Unavailable
+from hal_core import ContractMismatch, HalError, InvalidValue, Plugin, PluginError, Probe, Unavailable
 
 from . import contract
 from .contract import CORE, normalized
@@ -75,6 +75,13 @@ class Entry:
     def embedded(self) -> bool:
         """True for a device of the core itself."""
         return normalized(self.distribution) == CORE
+
+    @property
+    def verdict(self) -> contract.Verdict:
+        """The range of contract versions that the distribution states; the core's own device needs none."""
+        if self.embedded:
+            return contract.Verdict("embedded")
+        return contract.verdict(self.distribution, self.requires)
 
     def error(self, what: str, cure: str = "", *, own: BaseException | None = None) -> PluginError:
         """Return a :class:`PluginError` that names the device, the distribution and a cure. ``own``: the exception of
@@ -230,9 +237,6 @@ def load(entry: Entry) -> type[Plugin]:
 
     Raises :class:`PluginError` (of which :class:`ContractMismatch` is one) with the distribution and the cure.
     """
-    if entry.problem:
-        raise entry.error(entry.problem)
-    contract.check(entry)
     plugin = _import(entry)
     if not (isinstance(plugin, type) and issubclass(plugin, Plugin)):
         raise entry.error(f"{entry.target} is not a class derived from hal_core.Plugin")
@@ -267,9 +271,6 @@ def load_made(entry: Entry, *arguments: object) -> object:
 
 def load_maker(entry: Entry) -> object:
     """Check the contract range of an entry and import its object. Raises :class:`PluginError`."""
-    if entry.problem:
-        raise entry.error(entry.problem)
-    contract.check(entry)
     return _import(entry)
 
 
@@ -289,7 +290,13 @@ def _named_if_slow(entry: Entry, what: str) -> Iterator[None]:
 
 
 def _import(entry: Entry) -> object:
+    """Check the contract range of an entry, then import its object."""
     from stevedore.driver import DriverManager
+
+    if entry.problem:
+        raise entry.error(entry.problem)
+    if (verdict := entry.verdict).problem:
+        raise ContractMismatch(f"{entry.who}: {verdict.problem}", cure=verdict.cure, device=entry.name)
 
     class Fresh(DriverManager):  # type: ignore[misc]  # stevedore counts as untyped here (pyproject)
         """Driver manager without stevedore's disk cache, which can be two minutes behind an installation."""

@@ -1,4 +1,5 @@
-"""Names of release 1.1 for what is :mod:`hal_engine`'s now: ``hal.stepping`` is ``hal_engine.stepping``, and so on.
+"""Names of release 1.1 for what is :mod:`hal_engine`'s now: ``hal.stepping`` is ``hal_engine.stepping``, and so on; and
+for what is :mod:`hal_paddle_runner`'s.
 
 They work in this release, with a DeprecationWarning, and go with the next one.
 """
@@ -19,6 +20,25 @@ MOVED = {
     *("reading", "sampling", "serving", "spelling", "stepping", "transport", "worker"),
 }
 """Modules and packages that were in hal."""
+RUNNER = "hal_paddle_runner"
+_RUNNERS = {
+    "worker": RUNNER,
+    **{f"model.{name}": f"{RUNNER}.{name}" for name in ("batch", "kv_cache", "llama", "operators", "weights")},
+    **{f"model.{name}": f"{RUNNER}.{name}" for name in ("prediction", "prediction_host")},
+    "proposers.mtp": f"{RUNNER}.mtp",
+    "handover.cache": f"{RUNNER}.blocks",
+    "distributed.tensor_ranks": f"{RUNNER}.ranks",
+}
+"""Those of them that are the Paddle runner's, and their names of today."""
+
+
+def today(name: str) -> str:
+    """Return the name of today of a module that was in hal."""
+    former = name.partition(".")[2]
+    for begin, found in _RUNNERS.items():
+        if former == begin or former.startswith(f"{begin}."):
+            return found + former.removeprefix(begin)
+    return f"hal_engine.{former}"
 
 
 class _Moved:
@@ -37,16 +57,16 @@ class _Moved:
         """Import the module by its name of today."""
         import warnings
 
-        today = f"hal_engine.{spec.name.partition('.')[2]}"
+        now = today(spec.name)
         try:
-            module = import_module(today)
+            module = import_module(now)
         except ModuleNotFoundError as error:
-            if error.name != "hal_engine":
+            if error.name not in ("hal_engine", RUNNER):
                 raise
             from hal import engine_missing
 
             raise ImportError(str(engine_missing(spec.name))) from None
-        warnings.warn(f"{spec.name} is {today} now; the former name goes with the next release", DeprecationWarning, 2)
+        warnings.warn(f"{spec.name} is {now} now; the former name goes with the next release", DeprecationWarning, 2)
         spec.loader_state = module.__spec__
         return module
 

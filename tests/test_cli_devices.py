@@ -114,7 +114,7 @@ def test_no_listing_imports_numpy_or_a_framework(arguments):
     assert result.modules & HEAVY == set()
     assert {name for name in result.modules if name.startswith("hal.")} & {
         "hal_engine.cli.run",
-        "hal_engine.worker",
+        "hal_paddle_runner",
         "hal.reader",
     } == set()
 

@@ -21,10 +21,12 @@ from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 from hal_engine.engine import Engine
-from hal_engine.model import DEFAULT_CHECKPOINT, llama
-from hal_engine.model.llama import LlamaModel
+from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.tokenizer import Tokenizer
-from hal_engine.worker import ModelRunner, Worker
+from hal_paddle_runner import llama
+from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.runner import ModelRunner
+from hal_paddle_runner.worker import Worker
 
 from tests import share
 from tests.model.reference import Reference

@@ -47,6 +47,7 @@ SOUND = {
     "hal_cuda/__init__.py": "",
     "hal_cuda/device.py": "from hal_core.devices import AsyncDevice\n",
     "hal_paddle/__init__.py": "from hal_core.devices import StreamDevice\n",
+    "hal_paddle_runner/__init__.py": "import hal_engine.engine\n",
     "hal_torch/__init__.py": "import hal_engine.engine\n",
     "hal_fastdeploy/__init__.py": "import hal\n",
     "hal_maca/__init__.py": "",
@@ -80,6 +81,9 @@ def test_a_tree_without_faults_passes(tmp_path):
         ("hal_paddle/place.py", "import hal_xpu\n", DEVICES),
         ("hal_cuda/device.py", "import hal\n", DEVICES),
         ("hal/other.py", "def f():\n    import hal_engine.engine\n", ONE_WAY),
+        ("hal_engine/other.py", "def f():\n    import hal_paddle_runner\n", ONE_WAY),
+        ("hal_engine/other.py", TYPES + "import hal_torch\n", ONE_WAY),
+        ("hal_torch/steps.py", "import hal_paddle_runner\n", ONE_WAY),
     ],
 )
 def test_each_fault_is_named(tmp_path, file, text, broken):

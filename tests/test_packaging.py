@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 CORE = ROOT / "core/src/hal_core"
 HOST = ROOT / "hal"
 ENGINE = ROOT / "engine/src/hal_engine"
+RUNNER = ROOT / "runners/paddle/src/hal_paddle_runner"
 DISTRIBUTIONS = {
     "paddle-hal": (ROOT, "hal"),
     "paddle-hal-engine": (ROOT / "engine", "hal_engine"),
@@ -65,10 +66,11 @@ def package(request, wheels):
     return wheels[request.param], package, source
 
 
-def test_a_wheel_contains_its_package_and_nothing_else(package):
+def test_a_wheel_contains_its_packages_and_nothing_else(package):
     wheel, name, _ = package
-    assert wheel.tops == {name, wheel.info}
-    assert f"{name}/py.typed" in wheel.files
+    packages = {name} | ({RUNNER.name} if name == "hal_engine" else set())
+    assert wheel.tops == {*packages, wheel.info}
+    assert {f"{one}/py.typed" for one in packages} <= wheel.files.keys()
     tests = re.compile(r"(^|/)(tests?|test_[^/]*|conftest\.py|__pycache__)(/|$)")
     # The kit is test code that vendors run.
     assert not [file for file in wheel.files if tests.search(file) and name != "hal_conformance"]
@@ -79,6 +81,8 @@ def test_a_wheel_contains_every_module_of_the_working_tree(package):
     wheel, name, source = package
     folder = source / "src" / name if (source / "src").exists() else source / name
     modules = {f"{name}/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*.py")}
+    if name == "hal_engine":
+        modules |= {f"{RUNNER.name}/{path.relative_to(RUNNER).as_posix()}" for path in RUNNER.rglob("*.py")}
     assert modules <= set(wheel.files)
     stubs = {f"{name}/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*.pyi")}
     assert stubs <= set(wheel.files)
@@ -98,6 +102,7 @@ def test_the_entry_points_are_there(wheels):
     assert wheels["paddle-hal"].points("hal.devices") == {}
     assert wheels["paddle-hal"].points("hal.commands").keys() == {"devices", "doctor", "conform", "new-plugin"}
     assert wheels["paddle-hal-engine"].points("hal.commands").keys() == {"run", "serve", "tail"}
+    assert wheels["paddle-hal-engine"].points("hal.runners") == {"paddle": "hal_paddle_runner:RUNNER"}
     assert wheels["paddle-hal-core"].points("hal.devices") == {"cpu": "hal_core.devices.cpu:CpuPlugin"}
     assert wheels["paddle-hal-core"].points("hal.priorities") == {"cpu": "priority_0"}
     assert wheels["paddle-hal-core"].points("hal.conformance") == wheels["paddle-hal-core"].points("pytest11") == {}
@@ -149,7 +154,7 @@ def test_what_is_imported_is_required(package):
     }
     provided = ours | {"safetensors": "safetensors"}
     required = {item.name.lower().replace("_", "-") for item in wheel.requires}
-    for path in sources(folder):
+    for path in [*sources(folder), *(sources(RUNNER) if name == "hal_engine" else ())]:
         for module, line, _ in imports(path):
             top = module.split(".")[0]
             if top in sys.stdlib_module_names or top in (name, "paddle"):
@@ -264,7 +269,7 @@ def compared_names(text):
 def test_nothing_in_host_or_core_branches_on_a_device_name(check):
     wrong = [
         f"{path.relative_to(ROOT)}: {found}"
-        for folder in (HOST, ENGINE, CORE)
+        for folder in (HOST, ENGINE, RUNNER, CORE)
         for path in sources(folder)
         for found in check(path.read_text(encoding="utf-8"))
     ]

@@ -59,14 +59,14 @@ def test_interrupted_it_tells_what_it_has_and_leaves_nothing(started):
 
 WAITS_WHILE_LOADING = """
 import os
-import hal_engine.opening
+import hal_paddle_runner
 import hal.cli
 
 def load(*_):
     open(os.environ["HAL_TEST_BEGUN"], "w").close()
     open(os.environ["HAL_TEST_NEVER"]).read()
 
-hal_engine.opening._load_model = load
+hal_paddle_runner.Paddle.__call__ = load
 hal.cli.main()
 """
 

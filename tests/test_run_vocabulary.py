@@ -7,7 +7,7 @@ import json
 import pytest
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import read_config
-from hal_engine.worker import ModelRunner
+from hal_paddle_runner.runner import ModelRunner
 
 from hal.cli import main
 

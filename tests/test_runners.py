@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from hal_core import ContractMismatch, InvalidValue, PluginError
-from hal_engine.stepping import AUTO, PADDLE, check_runner_name, choose_runner, make_runner
+from hal_engine.stepping import AUTO, DEFAULT, check_runner_name, choose_runner, make_runner
 
 import hal
 from hal.cli import main
@@ -98,19 +98,19 @@ def test_a_runner_that_is_not_there_is_an_error_of_its_distribution(runners):
     [
         ("Able", "fast", ""),
         ("Idle", "fast", ""),
-        ("Refuses", PADDLE, "runner fast cannot run here: acme:0 is too small"),
+        ("Refuses", DEFAULT, "runner fast cannot run here: acme:0 is too small"),
     ],
 )
 def test_auto_takes_the_devices_runner_where_it_can_run(runners, tmp_path, target, chosen, why):
     runners(device="acme", fast=target)
     assert choose_runner(AUTO, DEVICE, tmp_path) == (chosen, why)
-    assert choose_runner(PADDLE, DEVICE, tmp_path) == (PADDLE, "")
+    assert choose_runner(DEFAULT, DEVICE, tmp_path) == (DEFAULT, "")
     assert choose_runner("fast", DEVICE, tmp_path) == ("fast", "")
 
 
 def test_auto_takes_the_paddle_model_for_another_device(runners, tmp_path):
     runners(device="other", fast="Able")
-    assert choose_runner(AUTO, DEVICE, tmp_path) == (PADDLE, "no installed runner is for device acme")
+    assert choose_runner(AUTO, DEVICE, tmp_path) == (DEFAULT, "no installed runner is for device acme")
 
 
 def test_auto_refuses_two_runners_for_one_device(runners, tmp_path):

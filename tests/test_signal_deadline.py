@@ -92,9 +92,9 @@ RANKS = """
 MAIN = "\nhal.cli.main()\n"
 PROMPT = ("run", "--device", "cpu", "--prompt", "def f(", "--temperature=0", "--max-tokens", "4")
 STATES = {
-    "loading": ("c", "hal_engine.model.llama:LlamaModel.load", *PROMPT),
-    "in a step": ("python", "hal_engine.worker.runner:ModelRunner.launch", *PROMPT),
-    "in a step, in a library": ("c", "hal_engine.worker.runner:ModelRunner.launch", *PROMPT),
+    "loading": ("c", "hal_paddle_runner.llama:LlamaModel.load", *PROMPT),
+    "in a step": ("python", "hal_paddle_runner.runner:ModelRunner.launch", *PROMPT),
+    "in a step, in a library": ("c", "hal_paddle_runner.runner:ModelRunner.launch", *PROMPT),
     "closing": (
         "python",
         "hal_engine.transport.acknowledged_sink:AcknowledgedSink.close",

@@ -101,9 +101,9 @@ POINTS = [
     ("import", "paddle.base.core"),
     ("call", "hal.opening.open_device"),
     ("return", "hal.opening.open_device"),
-    ("call", "hal_engine.model.llama.load"),
+    ("call", "hal_paddle_runner.llama.load"),
     ("return", "hal_engine.transport.open_sink"),
-    ("call", "hal_engine.worker.worker.__init__"),
+    ("call", "hal_paddle_runner.worker.__init__"),
     ("return", "hal_engine.engine.engine.step"),
     ("return", "hal_engine.cli.run_output.drive"),
     ("call", "hal_engine.transport.acknowledged_sink.close"),
@@ -149,7 +149,7 @@ def test_in_the_middle_all_answers_are_told_as_far_as_they_have_come(tmp_path, w
     assert [json.loads(line)["finish_reason"] for line in out.splitlines()] == ["abort", "abort"]
 
 
-LOADING = ("call", "hal_engine.model.llama.load")
+LOADING = ("call", "hal_paddle_runner.llama.load")
 """Before any call: the recording has none."""
 STEPPING = ("return", "hal_engine.engine.engine.step")
 RECORDING = [

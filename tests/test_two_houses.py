@@ -49,19 +49,33 @@ def test_a_former_module_says_what_to_install():
     assert f"ImportError: hal.stepping {CURE}" in done.stderr
 
 
-FORMER = ["engine", "stepping.runner", "transport.queued_sink", "proposers.ngram", "model.config", "worker", "reading"]
+FORMER = {
+    **{
+        name: f"hal_engine.{name}" for name in ("engine", "stepping.runner", "transport.queued_sink", "proposers.ngram")
+    },
+    **{name: f"hal_engine.{name}" for name in ("proposers.ngram", "model.config", "model", "reading")},
+    "worker": "hal_paddle_runner",
+    "worker.runner": "hal_paddle_runner.runner",
+    "model.batch": "hal_paddle_runner.batch",
+    "proposers.mtp": "hal_paddle_runner.mtp",
+}
 
 
-@pytest.mark.parametrize("module", FORMER)
-def test_a_former_module_is_the_one_of_today(module):
+@pytest.mark.parametrize(("module", "now"), FORMER.items())
+def test_a_former_module_is_the_one_of_today(module, now):
     done = run(
         "import sys, importlib, warnings\n"
         f"with warnings.catch_warnings(record=True) as caught:\n"
         f"    warnings.simplefilter('always')\n"
         f"    former = importlib.import_module('hal.{module}')\n"
-        f"today = importlib.import_module('hal_engine.{module}')\n"
-        f"assert former is today and today.__spec__.name == today.__name__ == 'hal_engine.{module}'\n"
+        f"today = importlib.import_module({now!r})\n"
+        f"assert former is today and today.__spec__.name == today.__name__ == {now!r}\n"
         f"assert sys.modules['hal.{module}'] is today\n"
-        f"assert any('hal.{module} is hal_engine.{module} now' in str(one.message) for one in caught)\n"
+        f"assert any('hal.{module} is {now} now' in str(one.message) for one in caught)\n"
     )
+    assert done.stderr == ""
+
+
+def test_the_names_of_a_former_module_are_there():
+    done = run("import warnings; warnings.simplefilter('ignore'); from hal.worker import ModelRunner, Worker")
     assert done.stderr == ""

@@ -4,12 +4,11 @@ BIN := .venv/bin/
 PART = @tools/part $@
 PYTEST := $(BIN)python -m pytest -q
 LIARS := conformance/tests/test_liars.py
-KITS := conformance/tests core/tests plugins adapters runners
 # Pageable memory is read when a copy runs, and the happens-before checker looks on: mode, profile, Python.
 SIM = HALSIM_MODE=$(1) HALSIM_STAGED=0 $(3)python -m pytest -q --no-header -p no:cacheprovider -p hal_sim.pytest_races \
 	--hal-device=sim --hal-profile=$(2) --pyargs hal_conformance
 
-CONFORM := suite-kits suite-jobs liars overlap kit-sim-lazy kit-cpu properties ray matrix
+CONFORM := suite-jobs liars suite-kit suite-devices overlap kit-sim-lazy kit-cpu properties ray matrix
 NIGHTLY := mutants nightly-cpu nightly-sim-eager nightly-sim-worker nightly-sim-lazy kit-maca-over-sim kit-xpu-over-sim \
 	kit-xpu-over-cpu kit-cpu-older-paddle kit-sim-older-paddle
 PYTHONS := python-3.11 python-3.12 python-3.13
@@ -20,7 +19,8 @@ conform: $(CONFORM)
 nightly: $(NIGHTLY)
 ci: $(CI)
 
-suite-kits: ; $(PART) 'HAL_TEST_SHARE=1 $(PYTEST) -m conform --deselect $(LIARS) $(KITS)'
+suite-kit: ; $(PART) 'HAL_TEST_SHARE=1 $(PYTEST) -m conform --deselect $(LIARS) conformance/tests core/tests'
+suite-devices: ; $(PART) 'HAL_TEST_SHARE=1 $(PYTEST) -m conform plugins adapters runners'
 suite-jobs: ; $(PART) 'HAL_TEST_SHARE=1 $(PYTEST) -m conform --ignore tests/overlap --ignore tests/distributed/test_ray.py tests'
 # One fixture runs all of them.
 liars: ; $(PART) '$(PYTEST) -s -m conform -o faulthandler_timeout=3600 $(LIARS)' prints

@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from hal_core import ALONE, StateConfig
+from hal_core import StateConfig
 from hal_engine.model.config import LlamaConfig, parse_config
 from hal_engine.stepping import RunnerSetup
 from hal_torch.loading import allocate
@@ -93,8 +93,9 @@ def steps(config: LlamaConfig) -> dict[str, Any]:
     sizes = StateConfig(SLOTS, LENGTH, 16, max_logprobs=0, max_eos=1, max_stop_sequences=1, max_bad_words=1)
     decoder, found = Decoder.random(config, "cuda", torch.bfloat16), {}
     with device_of() as device:
-        state, blocks = device.state(sizes), SLOTS * sizes.max_blocks
-        setup = RunnerSetup(device, state, blocks, Path(), "", config.vocab_size, ALONE)
+        blocks = SLOTS * sizes.max_blocks
+        setup = RunnerSetup(device, sizes, blocks, Path())
+        state = setup.state
         began = time.perf_counter()
         runner = TorchRunner(setup, decoder=decoder)
         assert runner.graphs is not None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hal_core import ALONE, BoundDevice, OutputRecord, SlotState, StateConfig
+from hal_core import BoundDevice, OutputRecord, SlotState, StateConfig
 from hal_core.runtime.bound import bind
 from hal_engine.engine import Engine
 from hal_engine.model.config import parse_config
@@ -111,10 +111,10 @@ def opened(decoder: Decoder, slots: int, longest: int = LONGEST) -> Iterator[Nod
             stack.enter_context(torch.cuda.stream(torch.cuda.Stream()))
         sizes = StateConfig(slots, longest, BLOCK, max_logprobs=0, max_eos=1, max_stop_sequences=1, max_bad_words=1)
         device = stack.enter_context(device_of())
-        state, blocks = device.state(sizes), slots * sizes.max_blocks
-        setup = RunnerSetup(device, state, blocks, Path(), "", decoder.config.vocab_size, ALONE)
+        blocks = slots * sizes.max_blocks
+        setup = RunnerSetup(device, sizes, blocks, Path())
         runner = TorchRunner(setup, decoder=decoder)
-        yield Node(device, state, runner, blocks, runner.chunk)
+        yield Node(device, setup.state, runner, blocks, runner.chunk)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "queue"))
 
 from hal_conformance.harness.lies import lay_below
+from hal_conformance.liars.faults import FAULTS, DelayedCopies, lay
 from hal_example_queue.conformance import QueueSupport as QueueSupport
 from hal_example_queue.device import QueueDevice
 from hal_example_queue.runtime import at as at  # memory as the device's own threads see it
@@ -18,6 +19,15 @@ KEPT = 1 << 28
 
 def queued():
     return QueueDevice(0, {})
+
+
+def faulty():
+    """With every fault over it but :class:`DelayedCopies`, which nothing arms."""
+    device = queued()
+    for fault in FAULTS:
+        if fault is not DelayedCopies:
+            lay(device, fault)
+    return device
 
 
 class KeepsFreed(ABC):  # noqa: B024 (an ABC for its layout, as Lie)

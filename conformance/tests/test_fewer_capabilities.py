@@ -6,7 +6,6 @@ WARM = ("numpy", "hypothesis.stateful", "pytest")
 UNCHECKED = {
     "can_hold_stream": {"G3": "can_hold_stream", "G28": "can_hold_stream"},
     "async_d2h": {"G3": "async_d2h", "G28": "async_d2h"},  # tests copy out while a stream is held
-    "fused_scatter": {},
     "async_update": {},
     "tensors": {},
 }

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from hal import contract
 from hal.discovery import ALLOW_LIST, Entry, installed, same_name
 from hal.timeouts import TIMEOUTS
 
@@ -67,7 +66,7 @@ def command(
 
 def _plugin(entry: Entry, entries: tuple[Entry, ...], step: bool, seconds: float) -> dict[str, Any]:
     """Check one plugin; what metadata alone refuses is not imported."""
-    verdict = contract.verdict(entry)
+    verdict = entry.verdict
     row: dict[str, Any] = {
         "name": entry.name,
         "distribution": f"{entry.distribution} {entry.version}",

@@ -21,11 +21,11 @@ class NativePart(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """For an editable install beside the sources, else into the wheel, whose tag then names the platform."""
         package = Path(self.root) / "src" / "hal_cuda"
-        told = importlib.util.spec_from_file_location("hal_cuda_building", package / "building.py")
-        assert told is not None
-        assert told.loader is not None
-        building = importlib.util.module_from_spec(told)
-        told.loader.exec_module(building)
+        spec = importlib.util.spec_from_file_location("hal_cuda_building", package / "building.py")
+        assert spec is not None
+        assert spec.loader is not None
+        building = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(building)
         self._folder = tempfile.TemporaryDirectory()
         target = package if version == "editable" else Path(self._folder.name)
         try:

@@ -15,6 +15,7 @@ from unittest import mock
 
 import hal_engine.distributed.rank
 import hal_engine.distributed.state_check
+import hal_paddle_runner.making
 import numpy as np
 from hal_core import ENTERING, ByteRange, Group, HalError
 from hal_core.devices import HostCommunicator, open_groups
@@ -22,12 +23,12 @@ from hal_core.runtime.policy import Policy
 from hal_core.tickets import DONE
 from hal_engine.distributed.control_messages import Hello
 from hal_engine.distributed.rank import serve, versions
-from hal_engine.distributed.tensor_ranks import TensorRanks
-from hal_engine.model.batch import ModelBatch
 from hal_engine.model.config import read_config
-from hal_engine.model.llama import LlamaModel
 from hal_engine.timeouts import TIMEOUTS
-from hal_engine.worker import ModelRunner
+from hal_paddle_runner.batch import ModelBatch
+from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.ranks import TensorRanks
+from hal_paddle_runner.runner import ModelRunner
 
 
 def steps(vocab):
@@ -143,7 +144,7 @@ def broadcasting(rank):
 @contextlib.contextmanager
 def closing(rank):
     """Count how often each of the rank's proposers is closed."""
-    original, kept = hal_engine.distributed.rank.make_proposer, rank.kept.setdefault("closed", [])
+    original, kept = hal_paddle_runner.making.make_proposer, rank.kept.setdefault("closed", [])
     kept.clear()
 
     def make(name, setup):
@@ -158,7 +159,7 @@ def closing(rank):
         proposer.close = counted
         return proposer
 
-    with mock.patch("hal_engine.distributed.rank.make_proposer", make):
+    with mock.patch("hal_paddle_runner.making.make_proposer", make):
         yield
 
 

@@ -14,11 +14,12 @@ from hal_engine.distributed.rank_executor import RankExecutor
 from hal_engine.engine import Engine
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import read_config
-from hal_engine.model.llama import LlamaModel
 from hal_engine.model.tokenizer import Tokenizer
 from hal_engine.proposers import Setup as ProposerSetup
 from hal_engine.proposers import make_proposer
-from hal_engine.worker import ModelRunner, Worker
+from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.runner import ModelRunner
+from hal_paddle_runner.worker import Worker
 
 from hal import open_device
 from tests.distributed.rank_work import be_a_rank

@@ -10,10 +10,10 @@ from hal_core import FinishReason, MemorySink
 from hal_engine.distributed.errors import RankLost
 from hal_engine.engine import Engine
 from hal_engine.model import DEFAULT_CHECKPOINT
-from hal_engine.model.llama import LlamaModel
 from hal_engine.proposers import Setup as ProposerSetup
 from hal_engine.proposers import make_proposer
-from hal_engine.worker import Worker
+from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.worker import Worker
 
 from hal import open_device
 from tests.split.rows import Own

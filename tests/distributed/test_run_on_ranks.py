@@ -9,10 +9,10 @@ import pytest
 from hal_core import HalError, InvalidValue
 from hal_engine.cli.run import _listed
 from hal_engine.distributed import engine as distributed_engine
-from hal_engine.distributed.tensor_ranks import HOST, library_of
 from hal_engine.generation.plan import ModelPlan
 from hal_engine.opening import open_engine
 from hal_engine.options import EngineOptions
+from hal_paddle_runner.ranks import HOST, library_of
 
 from hal.cli import main
 from tests.commands import TWO_PROMPTS, environment, left_in, start

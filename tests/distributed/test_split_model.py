@@ -7,9 +7,9 @@ import pytest
 from hal_core.errors import InvalidValue
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import parse_config, read_config
-from hal_engine.model.llama import LlamaModel
 from hal_engine.model.loading import expected_tensors, read_tensors
 from hal_engine.model.split import Shard, check_split, part_of
+from hal_paddle_runner.llama import LlamaModel
 
 from tests.distributed.rank_work import logits_of, split_logits
 from tests.model.conftest import LLAMA, VARIANTS, tensors, write

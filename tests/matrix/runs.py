@@ -6,11 +6,12 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
 from hal_conformance.ranks.processes import RankPool, job_variables
-from hal_core import ALONE, MemorySink
+from hal_core import MemorySink
 from hal_core.slots.admission import draw_seed
 from hal_engine.distributed.control_messages import Setup
 from hal_engine.distributed.rank_executor import RankExecutor
@@ -18,11 +19,11 @@ from hal_engine.distributed.ray_launch import RayCluster
 from hal_engine.engine import Engine
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import read_config
-from hal_engine.model.llama import LlamaModel
 from hal_engine.proposers import Setup as ProposerSetup
 from hal_engine.proposers import make_proposer
 from hal_engine.stepping import RunnerSetup, Stepper, make_runner, overlap_of
-from hal_engine.worker import Worker
+from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.worker import Worker
 from hal_sim import paddle_env
 from hal_sim.mixing import mixed
 
@@ -115,9 +116,9 @@ def mixing_alone(row: Row) -> Delivered:
     """The same of the device's own runner, as ``--runner`` has it."""
     told, sink = Delivered(), MemorySink()
     with open_device(row.device) as device:
-        state, vocab = device.state(row.sizes), read_config(DEFAULT_CHECKPOINT).vocab_size
-        setup = RunnerSetup(device, state, row.blocks, DEFAULT_CHECKPOINT, "cpu", vocab, ALONE)
-        stepper = Stepper(device, state, make_runner(row.runner, setup), sink, blocks=row.blocks)
+        sizes = replace(row.sizes, vocab_size=read_config(DEFAULT_CHECKPOINT).vocab_size)
+        setup = RunnerSetup(device, sizes, row.blocks, DEFAULT_CHECKPOINT)
+        stepper = Stepper(device, setup.state, make_runner(row.runner, setup), sink, blocks=row.blocks)
         overlap, _ = overlap_of(row.overlap, device, row.runner, stepper.runner.needs_host)
         run_all(Engine(stepper, chunk=row.chunk, overlap=overlap), row)
         acceptance = stepper.acceptance

@@ -12,14 +12,14 @@ import queue
 import threading
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
+from types import SimpleNamespace
 
 from hal_core import ALONE, ENTERING, LEAVING, FinishReason, Group, GroupLost, HalError, StateConfig
 from hal_core.runtime.bound import bind
 from hal_engine.distributed.requests import RequestTable
 from hal_engine.distributed.steps import StepOrder, orders_of
 from hal_engine.engine import Engine, Scheduler
-from hal_engine.stepping import AsyncLoop, RunnerSetup, Stepper
+from hal_engine.stepping import AsyncLoop, Stepper
 from hal_sim import SimPlugin, communicator
 from hal_sim.mixing import MixRunner
 
@@ -106,7 +106,8 @@ class Watched(Stepper):
 def stepper_of(device, schedule, sink, group, kind):
     """A stepper of ``kind`` with its own runner and state; the ranks of a group find each other here."""
     state = device.state(schedule.sizes)
-    runner = MixRunner(RunnerSetup(device, state, schedule.blocks, Path(), "", VOCAB, group))
+    given = SimpleNamespace(device=device, state=state, blocks=schedule.blocks, vocab_size=VOCAB, group=group)
+    runner = MixRunner(given)
     if group.size > 1:
         device.open_group(state=state, group=group)
     return kind(device, state, runner, sink, blocks=schedule.blocks, group=group)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hal_core import GroupLost, PluginError
 from hal_engine.proposers import Drawn, Setup, loading, make_proposer
-from hal_engine.proposers.counted import Counted, closing_well
 from hal_engine.proposers.host import Guess
 from hal_engine.proposers.naive import Naive
+from hal_engine.steppers import closed_at_end
 
 from hal.cli import main
 from hal.discovery import PROPOSERS, Entry
@@ -46,7 +46,7 @@ def made(monkeypatch):
         monkeypatch.setattr(loading, "installed", lambda: (*there, entry))
         found = loading.load_made
         monkeypatch.setattr(loading, "load_made", lambda one, setup: plugin if one is entry else found(one, setup))
-        proposer = Counted(make_proposer(name, SETUP), name)
+        proposer = make_proposer(name, SETUP)
         models.entered(proposer, 0, [4, 5, 6])
         models.entered(proposer, 2, [1, 2])
         return proposer
@@ -111,7 +111,6 @@ def test_a_bad_answer_is_an_error_that_names_the_proposer(made, name, answer, sa
     with pytest.raises(PluginError) as caught:
         proposer.propose({0: 3, 2: 2})
     named(caught, says)
-    assert proposer.drafted == {}
 
 
 @pytest.mark.parametrize("answer", [[1, 2], (1, 2), np.array([1, 2], np.int32), [np.int64(1), np.uint8(2)]])
@@ -182,10 +181,10 @@ def test_a_cost_that_is_none_is_an_error_too(made, cost):
 
 def test_an_error_of_closing_hides_none_that_came_before(made):
     proposer = made(Plugin(OSError("full"), "close"))
-    with pytest.raises(ValueError, match="first") as caught, closing_well(proposer):
+    with pytest.raises(ValueError, match="first") as caught, closed_at_end(proposer):
         raise ValueError("first")
     assert "close failed: OSError: full" in caught.value.__notes__[0]
-    with pytest.raises(PluginError, match="close failed"), closing_well(proposer):
+    with pytest.raises(PluginError, match="close failed"), closed_at_end(proposer):
         pass
 
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from hal_core import InvalidValue, PluginError
+from hal_conformance.fixtures.host_cache import HostCache
+from hal_core import Group, InvalidValue, PluginError, StateConfig, lay_out
+from hal_engine.distributed.kv_handover import _blocks_of
 from hal_engine.handover import make_transfer
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_engine.model.digest import checkpoint_digest
 
 from hal.cli import main
+from hal.contract import contract_version
 from tests.commands import private_folders
 from tests.split.carried import CARRIER
 from tests.split.rows import Own
@@ -66,3 +72,17 @@ def test_what_makes_no_transfer_is_named(monkeypatch):
         make_transfer("some_transfers:fails", None)
     with pytest.raises(InvalidValue, match="give MODULE:NAME"):
         make_transfer("a.b", None)
+
+
+def test_the_blocks_of_a_runner_have_the_facts_of_its_job():
+    cache = HostCache(np.zeros((4, 8), np.uint8), {"layout": "rows"})
+    setup = SimpleNamespace(model=str(DEFAULT_CHECKPOINT), sizes=StateConfig(2, 64), named_runner="a:b")
+    stepper = SimpleNamespace(runner=SimpleNamespace(cache=cache), group=Group((2, 3), 3))
+    facts = _blocks_of(setup, stepper).facts()
+    assert facts["layout"] == "rows"
+    assert facts["checkpoint"] == checkpoint_digest(DEFAULT_CHECKPOINT)
+    assert facts["slot table"] == lay_out(setup.sizes).digest.hex()
+    assert (facts["tp shard"], facts["contract"]) == ("1/2", contract_version())
+    stepper.runner = SimpleNamespace()
+    with pytest.raises(InvalidValue, match="a:b does not describe its keys and values"):
+        _blocks_of(setup, stepper)

@@ -20,7 +20,7 @@ from hal_fastdeploy.standins import PREEMPTED as PREEMPTED
 from hal_fastdeploy.standins import PREFILL as PREFILL
 from hal_fastdeploy.standins import SIZES as SIZES
 from hal_fastdeploy.standins import XPU_ALONE as XPU_ALONE
-from hal_fastdeploy.standins import Batch, told
+from hal_fastdeploy.standins import Batch, recorded
 from hal_fastdeploy.standins import Request as Request
 from hal_fastdeploy.standins import arrays as arrays
 from hal_fastdeploy.standins import runner_of as runner_alone
@@ -49,7 +49,7 @@ def proposer_arrays(method):
 def runner_of(tensors, proposer=None, **options):
     """A runner with a proposer. ``proposer``: the tensors of an MTP proposer's inputs, by name."""
     runner = runner_alone(tensors, **options)
-    held = runner.proposer = SimpleNamespace(start_request=told(runner.calls, "suffix"), exist_prefill_flag=None)
+    held = runner.proposer = SimpleNamespace(start_request=recorded(runner.calls, "suffix"), exist_prefill_flag=None)
     held.hybrid_mode = False
     if proposer:
         n, most = SIZES["n"], SIZES["L"]

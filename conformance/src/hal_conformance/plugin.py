@@ -64,7 +64,7 @@ def _number(item: pytest.Item) -> int:
     return int(mark.args[0]) if mark else 0
 
 
-def _bears(item: pytest.Item) -> set[int]:
+def bears(item: pytest.Item) -> set[int]:
     """Return the guarantee that a test checks, and its additional ones."""
     mark = item.get_closest_marker("guarantee")
     return {int(mark.args[0]), *mark.args[3]} if mark else set()
@@ -102,7 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             check_target(target, "--hal-report")
     except HalError as error:
         raise pytest.UsageError(str(error)) from None
-    left_out = [item for item in ours if wanted and not _bears(item) & wanted]
+    left_out = [item for item in ours if wanted and not bears(item) & wanted]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
     besides = {

@@ -45,12 +45,12 @@ def trace_of(error: BaseException) -> str:
         error = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error
     if isinstance(error, HalError | AssertionError):
         return ""
-    told = traceback.TracebackException.from_exception(error)
-    frames = [frame for frame in told.stack if not _CALLERS.intersection(Path(frame.filename).parts)] or told.stack
-    told.stack = traceback.StackSummary.from_list(
+    report = traceback.TracebackException.from_exception(error)
+    frames = [frame for frame in report.stack if not _CALLERS.intersection(Path(frame.filename).parts)] or report.stack
+    report.stack = traceback.StackSummary.from_list(
         [traceback.FrameSummary(frame.filename, frame.lineno, frame.name, line=frame.line) for frame in frames]
     )  # without columns, so without lines of ^^^
-    return "".join(told.format())
+    return "".join(report.format())
 
 
 class InvalidValue(HalError, ValueError):

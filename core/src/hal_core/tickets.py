@@ -32,9 +32,9 @@ class Ticket(ABC):
     def __init__(self) -> None:
         self.observed = False
 
-    def tell_end(self, told: Callable[[Ticket], None]) -> None:
-        """Call ``told`` with the ticket each time :meth:`wait` finds it ended. Used by observers."""
-        self._on_end = told
+    def tell_end(self, callback: Callable[[Ticket], None]) -> None:
+        """Call ``callback`` with the ticket each time :meth:`wait` finds it ended. Used by observers."""
+        self._on_end = callback
 
     @abstractmethod
     def done(self) -> bool:
@@ -57,9 +57,9 @@ class Ticket(ABC):
             raise TicketTimeout(
                 f"not done after {timeout} s", cure="wait again; the ticket stays pending", argument="ticket"
             )
-        told = getattr(self, "_on_end", None)
-        if told is not None:
-            told(self)
+        callback = getattr(self, "_on_end", None)
+        if callback is not None:
+            callback(self)
         error = self.failure()
         if error is not None:
             self.observed = True

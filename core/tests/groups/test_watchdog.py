@@ -101,7 +101,7 @@ def call(dog):
 
 def heard(dog):
     """Whether all peers that this watchdog queried have answered; on a clock that jumps the answers would be late."""
-    return dog._over.is_set() or not dog._asked_unmet or dog._answers.keys() == dog._peers.keys()
+    return dog._over.is_set() or not dog._probed_unmet or dog._answers.keys() == dog._peers.keys()
 
 
 def test_g16_a_call_that_outlives_the_timeout_ends_the_group_on_every_rank(meet, clock):

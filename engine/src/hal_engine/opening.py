@@ -5,32 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hal_core import HalError, InvalidValue, OutputRecord, Sink, Unavailable
-from hal_core.devices import check_processor
+from hal_core import HalError, InvalidValue, OutputRecord, Sink
 
-from hal.cli.failures import cure_of, of_option, one_line
-from hal.opening import open_as_asked, quiet_paddle
+from hal.cli.failures import of_option
+from hal.opening import open_as_asked
 from hal_engine.engine import Engine
 from hal_engine.engine.handed import HandedSink
 from hal_engine.model.config import read_config
 from hal_engine.model.split import check_split
-from hal_engine.options import CHECK_RANKS, PADDLE_MODEL, EngineOptions, EngineSetup
+from hal_engine.options import CHECK_RANKS, EngineOptions, EngineSetup
 from hal_engine.proposers import NONE
-from hal_engine.proposers.asked import drafts_beside, no_drafts
-from hal_engine.proposers.counted import closing_well, open_proposer
+from hal_engine.proposers.checks import no_drafts, refused_with_runner
 from hal_engine.steppers import open_runner
-from hal_engine.stepping import AUTO, PADDLE, Acceptance, choose_runner, overlap_of
+from hal_engine.stepping import AUTO, DEFAULT, Acceptance, check_runs, choose_runner, needs_host, overlap_of, title_of
 from hal_engine.timeouts import TIMEOUTS
-from hal_engine.worker import ModelRunner, Worker
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice
-
-    from hal_engine.model.llama import LlamaModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +33,7 @@ class Host:
 
     ``status``: is given a line for each part that takes long. ``check``: is called from time to time while ranks start;
     what it raises ends the start. ``hurried``: whether the end must not wait for readers of records. ``importing``:
-    encloses Paddle's import. ``loading``: encloses the loading of a model; it is given what closes the device.
+    encloses a framework's import. ``loading``: encloses the loading of a model; it is given what closes the device.
     """
 
     status: Callable[[str], object] = lambda text: None
@@ -57,7 +51,7 @@ class Opened:
     """An engine and what it runs on.
 
     ``device``: its ``name`` and ``capabilities``. ``place``: what runs the steps and where, for the user.
-    ``no_overlap``, ``why_paddle``: why steps do not overlap, and why ``auto`` took the Paddle model, or "".
+    ``no_overlap``, ``why_default``: why steps do not overlap, and why ``auto`` took the default runner, or "".
     ``drafter``: what drafts, or "". ``drafted``: drafts by request; None if they stay on the device. ``details``:
     further lines.
     """
@@ -66,7 +60,7 @@ class Opened:
     device: Any
     place: str
     no_overlap: str = ""
-    why_paddle: str = ""
+    why_default: str = ""
     drafter: str = ""
     drafted: Mapping[str, int] | None = None
     details: list[str] = field(default_factory=list)
@@ -90,20 +84,18 @@ def open_engine(
     At the end the engine is stopped, with everything sent. Raises as opening a device, a model or ranks does.
     """
     if not setup.several:  # ranks look for themselves, on their own hosts
-        check_paddle(setup)
+        check_runner(setup)
     with _ranks(setup, on_record, host, note) if setup.several else _here(setup, on_record, host, record) as opened:
         yield opened
         opened.engine.stop()
 
 
-def check_paddle(setup: EngineOptions, *, needed: bool = False) -> None:
-    """Raise if the options name the Paddle model (or it is ``needed``), and Paddle is missing or cannot run on this
-    processor. A proposer is refused first where a runner would run."""
-    alone = setup.runner == AUTO and setup.paddle_alone and setup.speculate == NONE
-    if needed or setup.runner == PADDLE or alone:
-        if find_spec("paddle") is None:
-            raise ModuleNotFoundError("No module named 'paddle'", name="paddle")
-        check_processor()
+def check_runner(setup: EngineOptions) -> None:
+    """Raise if the options name the default runner, and it cannot run in this process. A proposer is refused first
+    where another runner would run."""
+    alone = setup.runner == AUTO and setup.why_default and setup.speculate == NONE
+    if setup.runner == DEFAULT or alone:
+        check_runs(DEFAULT)
 
 
 @contextmanager
@@ -113,30 +105,31 @@ def _here(
     with open_as_asked(setup.device, setup.require) as device, ExitStack() as stack:
         if record is not None:
             stack.enter_context(_recorded(record, device))
-        name, why_paddle = _choose(setup, device)
-        if name == PADDLE:  # checked before the model is loaded
-            overlap_of(setup.overlap, device, PADDLE_MODEL, ModelRunner.needs_host)
+        name, why_default = _choose(setup, device)
+        check_runs(name)
+        overlap_of(setup.overlap, device, title_of(name), needs_host(name))  # before the model is loaded
         sink, handed = stack.enter_context(open_output(setup, host))
         handed.to = on_record
-        drafter, drafted = setup.drafter and (setup.drafter if name == PADDLE else name), None
+        drafted: dict[str, int] = {}
+
+        def count(drafts: Mapping[str, int]) -> None:
+            for request, number in drafts.items():
+                drafted[request] = drafted.get(request, 0) + number
+
         with host.loading(device.close):  # it may take long, and only the device needs cleaning up
-            if name == PADDLE:
-                model = _load_model(setup, host)
-            else:
-                host.status(f"preparing runner {name}")
-                worker = open_runner(name, setup, device, sink, place=setup.model_place)
-        if name == PADDLE:
-            proposer = open_proposer(
-                setup.speculate, setup.sizes, model.config.vocab_size, model, rejection=setup.rejection
+            host.status(f"preparing runner {name}")
+            opened = open_runner(
+                name,
+                setup,
+                device,
+                sink,
+                place=setup.model_place,
+                on_drafts=count,
+                status=host.status,
+                importing=host.importing,
             )
-            if proposer is not None:
-                stack.enter_context(closing_well(proposer))
-                drafted = proposer.drafted
-            worker = Worker(
-                device, model, setup.sizes, setup.blocks, sink, proposer=proposer, rejection=setup.rejection
-            )
-        shown = PADDLE_MODEL if name == PADDLE else name
-        overlap, no_overlap = overlap_of(setup.overlap, device, shown, worker.runner.needs_host)
+            worker = stack.enter_context(opened)
+        overlap, no_overlap = overlap_of(setup.overlap, device, title_of(name), worker.runner.needs_host)
         if setup.timed:
             worker.measure()
         engine = Engine(
@@ -146,11 +139,11 @@ def _here(
         yield Opened(
             engine=engine,
             device=device,
-            place=f"model on {setup.model_place}" if name == PADDLE else f"runner {name}",
+            place=_place(name, setup),
             no_overlap=no_overlap,
-            why_paddle=why_paddle,
-            drafter=drafter,
-            drafted=drafted,
+            why_default=why_default,
+            drafter=name if setup.asks_runner else setup.drafter,
+            drafted=drafted if setup.speculate != NONE else None,
             details=[f"runner {name}: {own}"] if own else [],
             acceptance=lambda: worker.acceptance,
         )
@@ -169,7 +162,7 @@ def _ranks(
         check_rank_limit(setup.size, argument="--split" if setup.split else "--tp" if setup.tp > 1 else "--dp")
     if not setup.named_runner:
         check_split(read_config(Path(setup.model)), setup.tp)
-        overlap_of(setup.overlap, None, PADDLE_MODEL, ModelRunner.needs_host)
+        overlap_of(setup.overlap, None, title_of(DEFAULT), needs_host(DEFAULT))
     elif setup.check:
         what = "the comparison of the ranks' states goes with the Paddle model's steps, and not with a runner's"
         raise InvalidValue(what, cure="unset it, or leave --runner out", argument=CHECK_RANKS)
@@ -181,18 +174,23 @@ def _ranks(
         engine = engine_of_ranks(made, start, on_record=on_record, note=said)
         stack.callback(engine.close)
         able = engine.worker.rank_info
-        place = f"runner {setup.named_runner}" if setup.named_runner else f"model on {setup.model_place}"
+        place = _place(setup.named_runner or DEFAULT, setup)
         devices = f" on devices {', '.join(map(str, able.indices))}" if len(set(able.indices)) > 1 else ""
         yield Opened(
             engine=engine,
             device=able,
             place=f"{place}, {_counted(setup)}{devices}",
             no_overlap=able.no_overlap,
-            why_paddle=setup.paddle_alone if setup.runner == AUTO else "",
+            why_default=setup.why_default if setup.runner == AUTO else "",
             drafter=setup.drafter,
             drafted=None if setup.asks_runner else engine.drafted,
             acceptance=lambda: Acceptance(*engine.drafts),
         )
+
+
+def _place(name: str, setup: EngineSetup) -> str:
+    """Return what runs the steps as the closing line names it."""
+    return f"model on {setup.model_place}" if name == DEFAULT else f"runner {name}"
 
 
 def _counted(setup: EngineSetup) -> str:
@@ -203,32 +201,15 @@ def _counted(setup: EngineSetup) -> str:
 
 
 def _choose(setup: EngineSetup, device: BoundDevice) -> tuple[str, str]:
-    """Return the runner's name, and why ``auto`` chose the Paddle model. Raises if that needs Paddle and it is
-    missing."""
+    """Return the runner's name, and why ``auto`` chose the default one."""
     name, why = choose_runner(setup.runner, device, Path(setup.model))
-    if setup.runner == AUTO and setup.speculate != NONE and name != PADDLE:
-        raise drafts_beside(setup.speculate, name)
-    if setup.runner == AUTO and setup.paddle_alone:
-        name, why = PADDLE, setup.paddle_alone
-    elif name == PADDLE and setup.asks_runner:
+    if setup.runner == AUTO and setup.speculate != NONE and name != DEFAULT:
+        raise refused_with_runner(setup.speculate, name)
+    if setup.runner == AUTO and setup.why_default:
+        name, why = DEFAULT, setup.why_default
+    elif name == DEFAULT and setup.asks_runner:
         raise no_drafts(why)
-    if name == PADDLE:
-        check_paddle(setup, needed=True)
     return name, why
-
-
-def _load_model(setup: EngineSetup, host: Host) -> LlamaModel:
-    host.status("loading Paddle")
-    try:
-        with quiet_paddle(), host.importing():
-            from hal_engine.model.llama import LlamaModel
-    except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: a library of Paddle's cannot be loaded
-        if isinstance(error, ModuleNotFoundError):
-            raise
-        what = f"Paddle, which the model runs on, cannot be imported: {one_line(error)[:400]}"
-        raise Unavailable(what, cure=f"reinstall it: {cure_of('paddle')}") from error
-    host.status("reading the model")
-    return LlamaModel.load(Path(setup.model), place=setup.model_place)
 
 
 @contextmanager

@@ -17,24 +17,22 @@ from hal_core import HalError, InvalidValue, SamplingParams, StateConfig, Unavai
 
 from hal_engine.object_loader import check_maker
 from hal_engine.proposers import NONE
-from hal_engine.proposers.asked import (
+from hal_engine.proposers.checks import (
     MOST_DRAFTS,
     REJECTION,
     USUAL_DRAFTS,
     check_acceptance,
     check_drafts_count,
-    drafts_beside,
     most_drafts,
     no_drafts,
+    refused_with_runner,
 )
-from hal_engine.stepping import AUTO, PADDLE, check_dtype, check_overlap, check_runner_name
+from hal_engine.stepping import AUTO, DEFAULT, check_dtype, check_overlap, check_runner_name
 
 CHECK_RANKS = "HAL_CHECK_RANKS"
 """Variable with which ranks compare their states after each step."""
 MODEL_PLACE = "cpu"
 """Default place of the Paddle model."""
-PADDLE_MODEL = "the Paddle model"
-"""Name of the default runner in messages."""
 LAUNCHERS, SAMPLERS = ("local", "ray"), ("first", "every-rank")
 STRATEGIES = ("strict-pack", "pack", "spread", "strict-spread")
 """Ray's placement strategies."""
@@ -337,8 +335,8 @@ class EngineOptions(Ranks, frozen=True, kw_only=True, omit_defaults=True):
         check_dtype(self.dtype)
         if self.named_runner:
             self._check_runner()
-        elif self.asks_runner and (self.runner == PADDLE or self.paddle_alone):
-            raise no_drafts(self.paddle_alone)
+        elif self.asks_runner and (self.runner == DEFAULT or self.why_default):
+            raise no_drafts(self.why_default)
 
     def _check_idle(self) -> None:
         """Raise :class:`InvalidValue` for an option that would have no effect."""
@@ -358,7 +356,7 @@ class EngineOptions(Ranks, frozen=True, kw_only=True, omit_defaults=True):
     def _check_runner(self) -> None:
         """Raise :class:`InvalidValue` for options of the Paddle model if another runner is named."""
         if self.speculate != NONE:
-            raise drafts_beside(self.speculate)
+            raise refused_with_runner(self.speculate)
         if self.sampling != "first":
             raise InvalidValue("it concerns the Paddle model", cure="leave it out, or --runner", argument="--sampling")
 
@@ -371,7 +369,7 @@ class EngineOptions(Ranks, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def named_runner(self) -> str:
         """Name of the runner that the user chose; "" for the Paddle model and for ``auto``."""
-        return "" if self.runner in (AUTO, PADDLE) else self.runner
+        return "" if self.runner in (AUTO, DEFAULT) else self.runner
 
     @property
     def asks_runner(self) -> bool:
@@ -399,7 +397,7 @@ class EngineOptions(Ranks, frozen=True, kw_only=True, omit_defaults=True):
         return self.sampling != "first"
 
     @property
-    def paddle_alone(self) -> str:
+    def why_default(self) -> str:
         """Why these options need the Paddle model, whatever else is installed; "" if they do not."""
         if self.speculate != NONE:
             return f"{self.speculate} drafts beside it"

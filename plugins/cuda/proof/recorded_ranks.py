@@ -34,11 +34,11 @@ from hal_core.runtime.policy import Policy
 from hal_core.tickets import DONE
 from hal_engine.engine import Engine
 from hal_engine.model import DEFAULT_CHECKPOINT
-from hal_engine.model.batch import ModelBatch
 from hal_engine.model.config import read_config
 from hal_engine.model.tokenizer import Tokenizer
 from hal_engine.proposers import Proposer, Setup, make_proposer
-from hal_engine.worker import Worker
+from hal_paddle_runner.batch import ModelBatch
+from hal_paddle_runner.worker import Worker
 from nccl_ranks import recipe_of
 
 from hal import open_device
@@ -101,7 +101,7 @@ class Recording:
     """Paddle's model on the cpu; its logits are kept."""
 
     def __init__(self, run: Run) -> None:
-        from hal_engine.model.llama import LlamaModel
+        from hal_paddle_runner.llama import LlamaModel
 
         self._model, self._run = LlamaModel.load(DEFAULT_CHECKPOINT), run
         self.config = self._model.config

@@ -27,10 +27,9 @@ try:
     import torch
 except ImportError as error:
     sys.exit(f"check.py: {error} (install a build of torch for your GPU, as pip install './runners/torch[torch]')")
-from hal_core import ALONE, HalError, MemorySink, Request, SamplingParams, SlotStatus, StateConfig
+from hal_core import HalError, MemorySink, Request, SamplingParams, SlotStatus, StateConfig
 from hal_engine.engine import Engine
 from hal_engine.model import DEFAULT_CHECKPOINT
-from hal_engine.model.config import read_config
 from hal_engine.stepping import RunnerSetup, Stepper, overlap_of
 from hal_torch.attention import Prompts, Tokens, TorchKernels, TritonKernels, attend
 from hal_torch.model import Decoder
@@ -55,13 +54,10 @@ def recorded() -> list[tuple[Request, list[int]]]:
 def opened(name: str, sizes: StateConfig = SIZES, blocks: int = AMPLE, **options: object) -> Iterator[Stepper]:
     """A stepper with a runner, on a device that is closed afterwards."""
     with open_device(name) as device:
-        state = device.state(sizes)
-        decoder = options.get("decoder")
-        vocab = decoder.config.vocab_size if decoder else read_config(DEFAULT_CHECKPOINT).vocab_size
-        setup = RunnerSetup(device, state, blocks, DEFAULT_CHECKPOINT, name, vocab, ALONE, "float32")
+        setup = RunnerSetup(device, sizes, blocks, DEFAULT_CHECKPOINT, dtype="float32")
         # Resolved by a thread: else save_output would wait for each step.
         sink = MemorySink(threaded=True)
-        yield Stepper(device, state, TorchRunner(setup, **options), sink, blocks=blocks)
+        yield Stepper(device, setup.state, TorchRunner(setup, **options), sink, blocks=blocks)
         sink.close(30.0)
 
 
@@ -73,12 +69,12 @@ def generate(stepper: Stepper, requests: list[Request], **options: object) -> tu
     ended = list(engine.run())
     stepper.sink.close(30.0)
     assert not [one for one in ended if one.message], [one.message for one in ended if one.message]
-    told: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    found: dict[str, list[int]] = {request.request_id: [] for request in requests}
     for record in stepper.sink.records:
         for row in record.rows():
             if row.status is SlotStatus.TOKEN:
-                told[row.request_id] += row.tokens.tolist()
-    return told, engine
+                found[row.request_id] += row.tokens.tolist()
+    return found, engine
 
 
 def tokens(name: str, blocks: int = AMPLE, least_preemptions: int = 0, drafts: int = 0, **options: object) -> str:
@@ -88,17 +84,17 @@ def tokens(name: str, blocks: int = AMPLE, least_preemptions: int = 0, drafts: i
     with opened(name, replace(SIZES, max_draft_tokens=drafts), blocks, **options) as stepper:
         if engine_options.get("overlap"):
             assert overlap_of("on", stepper.device, "TorchRunner", stepper.runner.needs_host)[0]
-        told, engine = generate(stepper, [request for request, _ in wanted], **engine_options)
+        found, engine = generate(stepper, [request for request, _ in wanted], **engine_options)
         graphs = 0 if stepper.runner.graphs is None else len(stepper.runner.graphs)
-    wrong = [request.request_id for request, given in wanted if told[request.request_id] != given]
+    wrong = [request.request_id for request, given in wanted if found[request.request_id] != given]
     for request, given in wanted:
         if request.request_id in wrong:
-            print("  ", request.request_id, "wanted", given, "given", told[request.request_id])
+            print("  ", request.request_id, "wanted", given, "given", found[request.request_id])
     assert not wrong, f"{len(wrong)} of {len(wanted)} requests differ: {wrong}"
     assert engine.scheduler.preemptions >= least_preemptions, engine.scheduler.preemptions
-    told = f"{stepper.acceptance.accepted} of {stepper.acceptance.drafted} drafts accepted, " if drafts else ""
-    assert not drafts or stepper.acceptance.accepted, told
-    return f"{len(wanted)} requests equal, {told}{engine.scheduler.preemptions} preemptions, {graphs} graphs"
+    found = f"{stepper.acceptance.accepted} of {stepper.acceptance.drafted} drafts accepted, " if drafts else ""
+    assert not drafts or stepper.acceptance.accepted, found
+    return f"{len(wanted)} requests equal, {found}{engine.scheduler.preemptions} preemptions, {graphs} graphs"
 
 
 def attention(name: str) -> str:
@@ -191,9 +187,9 @@ def shares(name: str) -> str:
 def controls(name: str) -> str:
     """Every control, of drawn requests: the device's tokens and log-probabilities are those of torch's CPU, and its
     tokens those with drafts."""
-    given = [drawn_told(place, drafts) for place, drafts in ((name, 0), ("cpu", 0), (name, 3))]
+    given = [drawn_rows(place, drafts) for place, drafts in ((name, 0), ("cpu", 0), (name, 3))]
     assert len(given[0]) == len(given[1]) == len(given[2])
-    different = [one for one, told in given[0].items() if not told[0] == given[1][one][0] == given[2][one][0]]
+    different = [one for one, found in given[0].items() if not found[0] == given[1][one][0] == given[2][one][0]]
     assert not different, f"{len(different)} of {len(given[0])} requests differ: {different}"
     apart = max(
         (abs(a - b) for name in given[0] for a, b in zip(given[0][name][1], given[1][name][1], strict=True)), default=0
@@ -202,7 +198,7 @@ def controls(name: str) -> str:
     return f"{len(given[0])} requests equal, log-probabilities within {apart:.1e}"
 
 
-def drawn_told(name: str, drafts: int) -> dict[str, tuple[list[int], list[float]]]:
+def drawn_rows(name: str, drafts: int) -> dict[str, tuple[list[int], list[float]]]:
     """Tokens and log-probabilities of drawn requests."""
     sizes = StateConfig(8, 96, 16, max_draft_tokens=drafts, max_logprobs=3, max_eos=2, max_stop_length=3)
     with opened(name, sizes, blocks=48) as stepper:
@@ -211,14 +207,14 @@ def drawn_told(name: str, drafts: int) -> dict[str, tuple[list[int], list[float]
             engine.submit(request)
         list(engine.run())
         stepper.sink.close(30.0)
-    told: dict[str, tuple[list[int], list[float]]] = {}
+    found: dict[str, tuple[list[int], list[float]]] = {}
     for record in stepper.sink.records:
         for row in record.rows():
-            tokens, values = told.setdefault(row.request_id, ([], []))
+            tokens, values = found.setdefault(row.request_id, ([], []))
             tokens += row.tokens.tolist()
             if row.logprobs is not None:
                 values += [value for value in row.logprobs.ravel().tolist() if value > -1e30]
-    return told
+    return found
 
 
 def useless(name: str) -> str:
@@ -290,9 +286,9 @@ def run(name: str, texts: tuple[str, ...], *more: str) -> tuple[list[list[int]],
 
 def command(name: str) -> str:
     """hal run on one rank."""
-    given, said = run(name, TEXTS[:1])
+    given, message = run(name, TEXTS[:1])
     assert given == [recorded()[0][1]], given
-    return said
+    return message
 
 
 def ranks(name: str) -> str:
@@ -301,13 +297,13 @@ def ranks(name: str) -> str:
         return "not here: it needs Paddle, and two GPUs where it runs on them"
     wanted = {request.request_id: tokens for request, tokens in recorded()}
     for more in (("--drafts", "3"), ()):
-        given, said = run(name, TEXTS, "--tp", "2", *more)
+        given, message = run(name, TEXTS, "--tp", "2", *more)
         assert given == [wanted[f"w0s0p{number}"] for number in range(len(TEXTS))], (more, given)
     for options in DRAWS:
         given, _ = run(name, TEXTS, "--tp", "2", *options)
         alone, _ = run(name, TEXTS, *options)
         assert given == alone, (options, given, alone)
-    return f"{len(TEXTS) * (1 + len(DRAWS))} requests equal; {said}"
+    return f"{len(TEXTS) * (1 + len(DRAWS))} requests equal; {message}"
 
 
 def stages(name: str) -> dict[str, Any]:
@@ -352,12 +348,12 @@ def main() -> int:
             continue
         began = time.perf_counter()
         try:
-            said = stage(options.device)
+            message = stage(options.device)
         except BaseException:  # noqa: BLE001 (the other stages are to be seen)
             failed += 1
             print(f"FAILED {name}\n{traceback.format_exc()}", flush=True)
         else:
-            print(f"ok     {name}: {said} ({time.perf_counter() - began:.1f} s)", flush=True)
+            print(f"ok     {name}: {message} ({time.perf_counter() - began:.1f} s)", flush=True)
     print(f"{failed} stages failed")
     return failed
 

@@ -12,9 +12,10 @@ from hal_core import MemorySink, Request, SamplingParams, SlotStatus, StateConfi
 from hal_engine.engine import Engine
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import read_config
-from hal_engine.model.llama import LlamaModel
 from hal_engine.model.tokenizer import Tokenizer
-from hal_engine.worker import ModelRunner, Worker
+from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.runner import ModelRunner
+from hal_paddle_runner.worker import Worker
 
 from hal import open_device
 
@@ -62,12 +63,12 @@ def run(model: LlamaModel, requests: list[Request]) -> tuple[dict[str, list[int]
             engine.submit(request)
         for _ in engine.run():
             pass
-    told: dict[str, list[int]] = {}
+    tokens_by_request: dict[str, list[int]] = {}
     for record in sink.records:
         for row in record.rows():
             if row.status is SlotStatus.TOKEN:
-                told.setdefault(row.request_id, []).extend(row.tokens.tolist())
-    return told, worker.runner.least
+                tokens_by_request.setdefault(row.request_id, []).extend(row.tokens.tolist())
+    return tokens_by_request, worker.runner.least
 
 
 def main() -> None:

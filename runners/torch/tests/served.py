@@ -6,9 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
-from hal_core import ALONE, MemorySink, SlotStatus, StateConfig
+from hal_core import MemorySink, SlotStatus, StateConfig
 from hal_engine.engine import Engine
-from hal_engine.model.config import read_config
 from hal_engine.stepping import RunnerSetup, Stepper
 
 from hal import open_device
@@ -17,7 +16,7 @@ SIZES = StateConfig(num_slots=4, max_model_len=64, block_size=4, max_logprobs=3,
 
 
 @dataclass
-class Told:
+class Served:
     """The records of one request."""
 
     tokens: list = field(default_factory=list)
@@ -31,19 +30,19 @@ def run(stepper, requests, **options):
     engine = Engine(stepper, **options)
     for request in requests:
         engine.submit(request)
-    told = {request.request_id: Told() for request in requests}
+    answers = {request.request_id: Served() for request in requests}
     for ended in engine.run():
-        told[ended.request_id].message, told[ended.request_id].reason = ended.message, ended.reason
+        answers[ended.request_id].message, answers[ended.request_id].reason = ended.message, ended.reason
     stepper.sink.close(30.0)
     for record in stepper.sink.records:
         for row in record.rows():
             if row.status is SlotStatus.TOKEN:
-                told[row.request_id].tokens += row.tokens.tolist()
+                answers[row.request_id].tokens += row.tokens.tolist()
             if row.logprobs is not None and len(row.logprobs) and np.isfinite(row.logprobs[0, 0]):  # it wanted them
                 for ids, values, rank in zip(row.logprob_token_ids, row.logprobs, row.ranks.tolist(), strict=True):
                     used = np.isfinite(values)
-                    told[row.request_id].logprobs.append((ids[used].tolist(), values[used], rank))
-    return told, engine
+                    answers[row.request_id].logprobs.append((ids[used].tolist(), values[used], rank))
+    return answers, engine
 
 
 @contextmanager
@@ -54,10 +53,8 @@ def torch_stepper(directory, sizes=SIZES, blocks=64, dtype="float32", **options)
 
     torch.set_num_threads(1)  # threads of so little work wait for each other
     with open_device("cpu") as device:
-        state = device.state(sizes)
-        vocab = read_config(directory).vocab_size
-        setup = RunnerSetup(device, state, blocks, directory, "cpu", vocab, ALONE, dtype)
-        yield Stepper(device, state, TorchRunner(setup, **options), MemorySink(), blocks=blocks)
+        setup = RunnerSetup(device, sizes, blocks, directory, dtype=dtype)
+        yield Stepper(device, setup.state, TorchRunner(setup, **options), MemorySink(), blocks=blocks)
 
 
 def by_torch(directory, requests, sizes=SIZES, blocks=64, dtype="float32", **options):
@@ -68,8 +65,8 @@ def by_torch(directory, requests, sizes=SIZES, blocks=64, dtype="float32", **opt
 
 def by_paddle(directory, requests, sizes=SIZES, blocks=64, **options):
     """Return the tokens of each request from the Paddle model, on the cpu device."""
-    from hal_engine.model.llama import LlamaModel
-    from hal_engine.worker import Worker
+    from hal_paddle_runner.llama import LlamaModel
+    from hal_paddle_runner.worker import Worker
 
     with open_device("cpu") as device:
         worker = Worker(device, LlamaModel.load(directory), sizes, blocks, MemorySink())

@@ -34,9 +34,9 @@ def test_it_is_a_package_of_at_most_2000_lines():
 
 
 def test_torch_is_the_users_own():
-    told = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]
-    assert not [line for line in told["dependencies"] if line.startswith("torch")]
-    assert told["optional-dependencies"] == {"torch": ["torch>=2.11"]}
+    project = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]
+    assert not [line for line in project["dependencies"] if line.startswith("torch")]
+    assert project["optional-dependencies"] == {"torch": ["torch>=2.11"]}
 
 
 def test_importing_it_imports_no_torch():
@@ -75,8 +75,8 @@ def test_the_pages_install_the_torch_that_their_next_commands_need():
 
 def test_the_recorded_tokens_are_those_of_the_cpu_device():
     pytest.importorskip("paddle")
-    from hal_engine.model.llama import LlamaModel
-    from hal_engine.worker import Worker
+    from hal_paddle_runner.llama import LlamaModel
+    from hal_paddle_runner.worker import Worker
 
     ways = {json.dumps({k: v for k, v in row["params"].items() if k != "seed"}): row for row in RECORDED}
     sizes, sink = StateConfig(4, 128, 16, max_logprobs=0), MemorySink()

@@ -7,10 +7,10 @@ import pytest
 from hal_core import Request, SamplingParams
 from hal_engine.model.config import parse_config
 
+from runners.paddle.tests.test_checkpoints import FAMILIES, LEAD, NEW_TOKENS, PROMPTS
+from runners.paddle.tests.test_checkpoints import SIZES as FIELDS
 from tests.model.conftest import LLAMA, VARIANTS, tensors, write
 from tests.model.reference import Reference
-from tests.model.test_checkpoints import FAMILIES, LEAD, NEW_TOKENS, PROMPTS
-from tests.model.test_checkpoints import SIZES as FIELDS
 
 from .served import by_paddle, by_torch
 
@@ -37,8 +37,8 @@ def test_the_tokens_are_the_references(saved, family, tied, shards):
     assert min(leads) > LEAD
     requests = [Request(str(n), p, SamplingParams(max_tokens=NEW_TOKENS)) for n, p in enumerate(PROMPTS)]
     for chunk in (256, 4):
-        told = by_torch(directory, requests, chunk=chunk)
-        assert [tuple(told[str(number)].tokens) for number in range(len(PROMPTS))] == [*expected]
+        answers = by_torch(directory, requests, chunk=chunk)
+        assert [tuple(answers[str(number)].tokens) for number in range(len(PROMPTS))] == [*expected]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -59,8 +59,8 @@ def test_auto_computes_in_the_type_of_the_file(saved, dtype):
     directory = saved(LLAMA, dtype=dtype)
     request = Request("r", PROMPTS[1], SamplingParams(max_tokens=1, logprobs=1))
     half = by_torch(directory, [request], dtype="auto")["r"]
-    whole = by_torch(directory, [request], dtype="float32")["r"]
-    (((_, near, _),), ((_, exact, _),)) = half.logprobs, whole.logprobs
-    assert half.tokens == whole.tokens
+    exactly = by_torch(directory, [request], dtype="float32")["r"]
+    (((_, near, _),), ((_, exact, _),)) = half.logprobs, exactly.logprobs
+    assert half.tokens == exactly.tokens
     assert np.abs(near - exact).max() < 0.05
     assert (near != exact).any()

@@ -37,8 +37,8 @@ def served(directory, requests, drafts, blocks=64, sizes=SIZES, broken=None, **o
     with torch_stepper(directory, sizes, blocks) as stepper:
         if broken is not None:
             stepper.runner.decoder.tensors["model.embed_tokens.weight"][broken] = float("nan")
-        told, engine = run(stepper, requests, **options)
-        return told, stepper.acceptance, engine
+        answers, engine = run(stepper, requests, **options)
+        return answers, stepper.acceptance, engine
 
 
 def repeating(count, vocab, longest, controls):
@@ -93,9 +93,9 @@ def fields_of(rows, sizes, **columns):
     """Fields of a state in which each slot has a row of tokens, and decodes."""
     count = len(rows)
     tokens = torch.full((count, sizes.max_model_len), -1, dtype=torch.int64)
-    for row, said in enumerate(rows):
-        tokens[row, : len(said)] = torch.tensor(said)
-    lengths = torch.tensor([len(said) for said in rows])
+    for row, known in enumerate(rows):
+        tokens[row, : len(known)] = torch.tensor(known)
+    lengths = torch.tensor([len(known) for known in rows])
     made = {
         "token_ids": tokens,
         "prompt_lens": (lengths - 1).clamp(min=0),
@@ -124,10 +124,10 @@ class TestLookUp:
         fields = fields_of(rows, self.SIZES)
         drafting.draft(fields, self.SIZES)
         found = 0
-        for row, said in enumerate(rows):
-            wanted = NGrams(np.array(said)).guess([], 5).drafts
+        for row, known in enumerate(rows):
+            wanted = NGrams(np.array(known)).guess([], 5).drafts
             count = int(fields["draft_num"][row])
-            assert fields["draft_tokens"][row, :count].tolist() == list(wanted), said
+            assert fields["draft_tokens"][row, :count].tolist() == list(wanted), known
             assert fields["draft_tokens"][row, count:].tolist() == [-1] * (5 - count)
             assert int(fields["seq_lens_this_time"][row]) == 1 + count
             found += count > 0
@@ -186,8 +186,8 @@ class TestVerified:
         """The drafts of a repeating request are confirmed up to the invalid token."""
         greedy = SamplingParams(max_tokens=20)
         requests = [Request(f"r{number}", [number, number + 1] * 3, greedy) for number in range(6)]
-        told, _, _ = served(small, requests, 0)
-        broken = next(one.tokens[9] for one in told.values() if one.tokens[9] not in range(8))
+        answers, _, _ = served(small, requests, 0)
+        broken = next(one.tokens[9] for one in answers.values() if one.tokens[9] not in range(8))
         plain, _, _ = served(small, requests, 0, broken=broken)
         given, acceptance, _ = served(small, requests, 4, broken=broken)
         assert {one.message for one in plain.values()} >= {TROUBLES[1]}

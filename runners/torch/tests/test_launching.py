@@ -71,8 +71,8 @@ def test_a_captured_step_is_one_launch_without_a_call_of_torch(small):
         runner.launch = launch
         launched.append(runner.graphs.launches)
 
-    told, _ = _served(small, watched)
-    assert {name: one.tokens for name, one in told.items()} == {name: one.tokens for name, one in plain.items()}
+    answers, _ = _served(small, watched)
+    assert {name: one.tokens for name, one in answers.items()} == {name: one.tokens for name, one in plain.items()}
     kinds = {tuple(type(part) for part in parts) for parts in launched[0]}
     assert kinds == {(Feed, Layers, Want, Tell), (Feed, Layers, Still, Tell), (Layers, Want, Tell)}
     assert {parts[-1].turn for parts in launched[0]} == {0, 1, 2}

@@ -80,12 +80,12 @@ def test_the_host_holds_no_copy_of_the_checkpoint(saved, stored, computed):
     command = [sys.executable, "-c", COUNTED, str(directory), computed]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    report = json.loads(done.stdout)
     files = [path.stat().st_size for path in directory.glob("*.safetensors")]
-    assert told["types"] == [f"torch.{stored}"]
-    assert told["sum"] > 14e6
-    assert told["peak"] < max(files) + 2**30  # the requested elements
-    assert told["peak"] < 2 * told["largest"] + 2**23 < told["sum"], "a copy of more than a tensor or two was held"
+    assert report["types"] == [f"torch.{stored}"]
+    assert report["sum"] > 14e6
+    assert report["peak"] < max(files) + 2**30  # the requested elements
+    assert report["peak"] < 2 * report["largest"] + 2**23 < report["sum"], "more than a tensor or two was copied"
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -95,14 +95,12 @@ def test_every_tensor_is_where_the_decoder_reads_it(saved, variant, shard):
     if shard.size > 1 and fields["num_key_value_heads"] == 1:
         pytest.skip("one head cannot be shared out")
     directory = saved(fields, shards=2)
-    config, whole = read_config(directory), read_tensors(directory, read_config(directory))
+    config, full = read_config(directory), read_tensors(directory, read_config(directory))
     given = load(directory, config, CPU, torch.float32, shard)
 
     def part(name):
-        cut = (
-            () if name.endswith(("embed_tokens.weight", "lm_head.weight")) else part_of(name, whole[name].shape, shard)
-        )
-        return whole[name][cut]
+        cut = () if name.endswith(("embed_tokens.weight", "lm_head.weight")) else part_of(name, full[name].shape, shard)
+        return full[name][cut]
 
     layer = "model.layers.1."
     rows = np.concatenate([part(f"{layer}self_attn.{name}_proj.weight") for name in "qkv"])
@@ -162,11 +160,11 @@ class TestSees:
     @pytest.fixture
     def card(self, monkeypatch):
         def is_there(**changed):
-            told = {
+            report = {
                 "is_available": True, "device_count": 1, "get_device_capability": (9, 0), "get_device_name": "a card",
                 "get_arch_list": ["sm_80", "sm_90", "compute_90"],
             } | changed  # fmt: skip
-            for name, value in told.items():
+            for name, value in report.items():
                 monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
             monkeypatch.setattr(torch.version, "cuda", "13.0")
 

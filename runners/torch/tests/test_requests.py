@@ -60,19 +60,19 @@ def test_padding_to_a_captured_size_changes_no_token(small, room, monkeypatch):
     assert max(taken) > 1, "no step had several prompts"
 
 
-def test_prompts_of_a_step_are_one_run_beside_the_slots_that_decode(small):
+def test_prompts_of_a_step_are_one_run_with_the_slots_that_decode(small):
     requests = [Request(f"r{n}", [3 + n] * 6, SamplingParams(max_tokens=3 + 4 * n)) for n in range(8)]
     with torch_stepper(small) as stepper:
         steps, ran = stepper.runner._steps, []
         real = steps.run
         steps.run = lambda part: (ran.append(part), real(part))
-        told, _ = run(stepper, requests, chunk=24)
+        answers, _ = run(stepper, requests, chunk=24)
     seen = [(part.size.tokens, part.decodes) for part in ran if isinstance(part, Layers)]
     assert len(seen) == stepper.steps, "a step ran its layers more than once"
     assert seen[0] == (32, False)  # four prompts of 6 tokens, rounded up
     assert any(tokens and decodes for tokens, decodes in seen)
     assert all(
-        len(one.tokens) == request.params.max_tokens for one, request in zip(told.values(), requests, strict=True)
+        len(one.tokens) == request.params.max_tokens for one, request in zip(answers.values(), requests, strict=True)
     )
 
 
@@ -87,29 +87,29 @@ class TestUseless:
         bad = Request("bad", [60, 5, 6, 7], SamplingParams(max_tokens=8))
         with torch_stepper(small) as stepper:
             stepper.runner.decoder.tensors["model.embed_tokens.weight"][60] = value
-            told, _ = run(stepper, [requests[0], bad, requests[1]], chunk=chunk)
-        assert told["bad"].message == TROUBLES[1]
-        assert told["bad"].tokens == []
+            answers, _ = run(stepper, [requests[0], bad, requests[1]], chunk=chunk)
+        assert answers["bad"].message == TROUBLES[1]
+        assert answers["bad"].tokens == []
         for name, one in expected.items():
-            assert told[name].tokens == one.tokens
-            assert not told[name].message
+            assert answers[name].tokens == one.tokens
+            assert not answers[name].message
 
     def test_what_follows_in_its_blocks_is_not_spoilt(self, small):
         later = Request("later", [5, 9, 11], SamplingParams(max_tokens=8))
         expected = by_torch(small, [later])
         with torch_stepper(small, dataclasses.replace(SIZES, num_slots=1), blocks=4) as stepper:
             stepper.runner.decoder.tensors["model.embed_tokens.weight"][60] = float("nan")
-            told, _ = run(stepper, [Request("bad", [60] * 6, SamplingParams(max_tokens=3)), later])
-        assert told["bad"].message == TROUBLES[1]
-        assert told["later"].tokens == expected["later"].tokens
+            answers, _ = run(stepper, [Request("bad", [60] * 6, SamplingParams(max_tokens=3)), later])
+        assert answers["bad"].message == TROUBLES[1]
+        assert answers["later"].tokens == expected["later"].tokens
 
     def test_a_request_whose_tokens_are_all_masked_says_so(self, small):
         vocab = LLAMA["vocab_size"]
         sizes = dataclasses.replace(SIZES, max_bad_words=vocab)
         bad = Request("bad", [5], SamplingParams(max_tokens=4, bad_words=tuple(range(vocab))))
-        told = by_torch(small, [bad, Request("good", [5], SamplingParams(max_tokens=4))], sizes)
-        assert told["bad"].message == TROUBLES[3]
-        assert len(told["good"].tokens) == 4
+        answers = by_torch(small, [bad, Request("good", [5], SamplingParams(max_tokens=4))], sizes)
+        assert answers["bad"].message == TROUBLES[3]
+        assert len(answers["good"].tokens) == 4
 
 
 class TestPlan:

@@ -77,9 +77,9 @@ def test_tokens_and_errors_are_the_hosts(vocab):
     codes = {row: int(code) for row, code in enumerate(given.codes) if code}
     assert codes.keys() == expected.errors.keys()
     for row, code in codes.items():
-        said, ours = expected.errors[row], TROUBLES[code]
-        assert ("NaN" in said, "all its" in said, said) == ("NaN" in ours, "all its" in ours, said)
-        assert ("masked" in said) == ("masked" in ours)
+        message, ours = expected.errors[row], TROUBLES[code]
+        assert ("NaN" in message, "all its" in message, message) == ("NaN" in ours, "all its" in ours, message)
+        assert ("masked" in message) == ("masked" in ours)
 
 
 def test_a_want_that_needs_less_gives_the_same():
@@ -89,8 +89,8 @@ def test_a_want_that_needs_less_gives_the_same():
         n: np.full_like(v, plain.get(n, 0)) if n in plain or n == "bad_words_num" else v for n, v in fields.items()
     }
     logits, placed = torch.from_numpy(np.maximum(logits, -9)), on_device(fields)
-    whole = choose(logits, Want(TRUNCATED, True), placed)
-    assert torch.equal(choose(logits, Want(TRUNCATED, False), placed).tokens, whole.tokens)
+    full = choose(logits, Want(TRUNCATED, True), placed)
+    assert torch.equal(choose(logits, Want(TRUNCATED, False), placed).tokens, full.tokens)
     placed["temperature"] = torch.zeros_like(placed["temperature"])
     assert torch.equal(choose(logits, Want(GREEDY), placed).tokens, logits.argmax(1))
 

@@ -134,16 +134,16 @@ class _Reader:
         target = first or getattr(parent, "arg", "") == "tgt"
         for path in self._paths(node) if isinstance(node.ctx, ast.Load) else ():
             held = path == ("self",) or (path[0] == "self" and path[1] in BATCHES)
-            if target or (held and not self._is_read(node, parent, whole=len(path) < 3)):
+            if target or (held and not self._is_read(node, parent, direct=len(path) < 3)):
                 yield _written(path)
 
-    def _is_read(self, node: ast.AST, parent: ast.AST, whole: bool) -> bool:
+    def _is_read(self, node: ast.AST, parent: ast.AST, direct: bool) -> bool:
         if isinstance(parent, ast.Call):
             name = ast.unparse(parent.func)
             return parent.func is node or (hasattr(builtins, name) and name not in WRITING | PASSING)
         if isinstance(parent, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr):
             targets = parent.targets if isinstance(parent, ast.Assign) else [parent.target]
-            return all(isinstance(one, ast.Name) or not whole for one in targets)  # kept elsewhere: no alias
+            return all(isinstance(one, ast.Name) or not direct for one in targets)  # kept elsewhere: no alias
         while isinstance(parent, ast.BoolOp):  # gives one of its parts
             node, parent = parent, self.parents[parent]
         return isinstance(parent, TESTS) or (isinstance(parent, ast.IfExp) and parent.test is node)

@@ -122,8 +122,8 @@ def runner_of(
         speculative_config=SimpleNamespace(num_speculative_tokens=DRAFTS),
         scheduler_config=SimpleNamespace(splitwise_role=role),
         model_config=SimpleNamespace(**{name: SIZES[letter] for name, letter in CONFIGURED.items()}),
-        sampler=SimpleNamespace(apply_logits_processor=told(calls, "sampler")),
-        cache_controller=SimpleNamespace(submit_swap_tasks=told(calls, "swap")),
+        sampler=SimpleNamespace(apply_logits_processor=recorded(calls, "sampler")),
+        cache_controller=SimpleNamespace(submit_swap_tasks=recorded(calls, "swap")),
         deterministic_logger=None,
         enable_cache_manager_v1=False,
         pooling_params=None,
@@ -140,7 +140,7 @@ def runner_of(
     return runner
 
 
-def told(calls: list[Any], name: str) -> Callable[..., None]:
+def recorded(calls: list[Any], name: str) -> Callable[..., None]:
     """A method that keeps its calls."""
     return lambda *given: calls.append((name, *given))
 

@@ -84,7 +84,7 @@ def _logprobs(most: int) -> st.SearchStrategy[int | None]:
 _NUMBERS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {
         one.name: st.integers(int(one.low), int(one.high))
-        if one.whole
+        if one.integer
         else st.floats(max(one.low, 0.125) if one.off else max(one.low, -2.0), min(one.high, 2.0))
         for one in PARAMS
         if one.name not in ("min_tokens", "max_tokens")

@@ -12,10 +12,12 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from functools import partial
 from html import escape
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -25,6 +27,7 @@ from hal_core.errors import PluginError
 from ..kit import Effort, Kit
 from ..liars import Liar, everyone
 from ..opening import subject
+from ..plugin import bears
 from ..ranks.pool import release
 from .apart import Say, apart
 from .key import KEY
@@ -66,11 +69,15 @@ class Verdict:
 
 
 class Session:
-    """A pytest plugin that keeps the recorder of a run, and names each test that begins."""
+    """A pytest plugin of a liar's run: it keeps the recorder, names each test that begins, and collects ``modules``."""
 
-    def __init__(self, say: Say) -> None:
+    def __init__(self, say: Say, modules: Set[Path]) -> None:
         self.recorder: Recorder | None = None
-        self._say = say
+        self._say, self._modules = say, modules
+
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """Leave out a module that has no test of the guarantee."""
+        return True if collection_path.suffix == ".py" and collection_path not in self._modules else None
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Name it."""
@@ -89,13 +96,14 @@ def run(options: Options, begin: Callable[[Verdict], None], tell: Callable[[Verd
     if asked.result is None:
         what = f"{options.device or options.device_factory} was not opened: {asked.why}"
         raise PluginError(what, cure="run hal conform without --liars first", argument="--liars")
+    modules = modules_of(options)
     for one in found:
         verdict = Verdict(one.name, f"G{one.guarantee}", one.story, one.seen, "alive")
         begin(verdict)
         if why := asked.result[one.name]:
             verdict.verdict, verdict.by = "skipped", f"needs {why}"
         else:
-            _climb(one, options, verdict)
+            _climb(one, options, verdict, modules[one.guarantee])
         verdicts.append(verdict)
         tell(verdict)
     return verdicts
@@ -109,11 +117,32 @@ def missing(liars: Sequence[Liar], options: Options) -> dict[str, str]:
     return found
 
 
-def _climb(one: Liar, options: Options, verdict: Verdict) -> None:
+class Collected:
+    """A pytest plugin that keeps the modules with tests of each guarantee."""
+
+    def __init__(self) -> None:
+        self.modules: dict[int, set[Path]] = defaultdict(set)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Keep them."""
+        for item in session.items:
+            for number in bears(item):
+                self.modules[number].add(item.path)
+
+
+def modules_of(options: Options) -> Mapping[int, Set[Path]]:
+    """Guarantee to the modules with tests of it, which stay imported: each liar's process is a fork of this one."""
+    found = Collected()
+    with contextlib.redirect_stdout(io.StringIO()):
+        pytest.main([*arguments(options.but(only="", profile="")), "--collect-only", "-qq"], plugins=[found])
+    return found.modules
+
+
+def _climb(one: Liar, options: Options, verdict: Verdict, modules: Set[Path]) -> None:
     """Run one profile after the other, until the liar is dead."""
     for profile in [options.profile] if options.profile else LADDER:
         began = monotonic()
-        ended = apart(partial(_judged, one, options.but(profile=profile), verdict))
+        ended = apart(partial(_judged, one, options.but(profile=profile), verdict, modules))
         if ended.result is None:
             verdict.verdict, verdict.by = "crashed", f"{ended.why} in {ended.doing or 'no test'}"
         else:
@@ -123,18 +152,18 @@ def _climb(one: Liar, options: Options, verdict: Verdict) -> None:
             return
 
 
-def _judged(one: Liar, options: Options, verdict: Verdict, say: Say) -> tuple[str, str]:
+def _judged(one: Liar, options: Options, verdict: Verdict, modules: Set[Path], say: Say) -> tuple[str, str]:
     """In the liar's process: the verdict and the reason."""
     try:
-        judge(one, options, verdict, say)
+        judge(one, options, verdict, modules, say)
     finally:
         release()
     return verdict.verdict, verdict.by
 
 
-def judge(one: Liar, options: Options, verdict: Verdict, say: Say) -> None:
+def judge(one: Liar, options: Options, verdict: Verdict, modules: Set[Path], say: Say) -> None:
     """Run one liar against its guarantee's tests, and record how it ended."""
-    session = Session(say)
+    session = Session(say, modules)
     chosen_options = options.but(
         only=f"G{one.guarantee}",
         liar=one.name,

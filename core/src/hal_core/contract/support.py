@@ -11,36 +11,23 @@ Without one the default below is used. Tests that need more are skipped with the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     from ..handover.protocol import BlockCache, KvTransfer
-    from .counters import Counters
     from .device import Device
 
 
-@runtime_checkable
-class SubmissionProbe(Protocol):
-    """A device whose driver calls can be counted below the plugin (a trace, or a proxy around the driver)."""
+OF_DEVICE = ("probe_counts", "staging", "primitives")
+"""Members by which an opened device offers more.
 
-    def probe_counts(self) -> Counters:
-        """Return the calls that reached the device since it was opened. ``counters()`` must count the same."""
-
-
-class Ring(Protocol):
-    """A ring of fenced staging blocks, as :class:`hal_core.devices.StagingRing`: bytes at most, seconds to wait."""
-
-    limit: int
-    deadline: float
-
-
-@runtime_checkable
-class Staged(Protocol):
-    """A device that exposes its staging ring, so that the kit can make it small and its deadline short (G3)."""
-
-    staging: Ring
+- ``probe_counts()``: the driver's calls since it was opened, counted below the plugin (a trace, a proxy around the
+  driver), as :class:`hal_core.contract.counters.Counters`.
+- ``staging``: its staging ring, which the kit makes small and its deadline short (G3).
+- ``primitives``: those it was made over.
+"""
 
 
 class Support:
@@ -80,12 +67,7 @@ class Support:
             found.add("whole_group")
         if not self.update_waits or device.capabilities.async_update:
             found.add("overlapped_update")
-        if isinstance(device, SubmissionProbe):
-            found.add("probe_counts")
-        if isinstance(device, Staged):
-            found.add("staging")
-        if hasattr(device, "primitives"):
-            found.add("primitives")
+        found.update(name for name in OF_DEVICE if hasattr(device, name))
         if type(self).is_locked is not Support.is_locked:
             found.add("is_locked")
         if type(self).native_objects is not Support.native_objects:

@@ -67,7 +67,7 @@ _MOVED = {
     "PaddlePlugin": "hal_paddle",
     "PaddleSupport": "hal_paddle.conformance",
     "SimulatedRanks": "hal_paddle.conformance",
-    "TensorRanks": "hal_engine.distributed.tensor_ranks",
+    "TensorRanks": "hal_paddle_runner.ranks",
     "custom_place": "hal_paddle.places",
     "import_paddle": "hal_paddle.places",
     "exchange_blocks": "hal_paddle.collectives",

@@ -217,9 +217,9 @@ class AsyncDevice(StreamDevice):
             block = span.segment.block
             assert isinstance(block, MirroredBlock)
             return self.ticket_type(self.send(span, block.mirror + span.begin, launch, stream))
-        whole = np.empty(nbytes, np.uint8)
-        fill(whole)
-        room = self.room(whole, stream)
+        data = np.empty(nbytes, np.uint8)
+        fill(data)
+        room = self.room(data, stream)
         self.order_after_reads(stream, memory)
         self.primitives.launch(launch, room.address, stream.raw)
         self.primitives.count("launches")
@@ -268,11 +268,11 @@ class AsyncDevice(StreamDevice):
         self.last[stream.stream_key] = event
         return event
 
-    def release(self, *, whole: bool) -> None:
+    def release(self, *, settled: bool) -> None:
         """Release the states' maps with the rest."""
-        if whole:
+        if settled:
             self._tables.clear()
-        super().release(whole=whole)
+        super().release(settled=settled)
 
 
 Run = tuple[int, Buffer]

@@ -38,6 +38,6 @@ def installed_paddle() -> Installed | None:
         text = (folder / "version" / "__init__.py").read_text(encoding="utf-8")
     except OSError:
         text = ""
-    said = dict(re.findall(r"^(\w+)_version\s*=\s*'([^']*)'", text, re.MULTILINE))
-    version = said.pop("full", "unknown")
-    return Installed(folder, version, frozenset(name for name, value in said.items() if value not in NOTHING))
+    fields = dict(re.findall(r"^(\w+)_version\s*=\s*'([^']*)'", text, re.MULTILINE))
+    version = fields.pop("full", "unknown")
+    return Installed(folder, version, frozenset(name for name, value in fields.items() if value not in NOTHING))

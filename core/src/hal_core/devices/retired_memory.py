@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..streams import Event
 
@@ -68,18 +68,12 @@ class Retired:
         return freed
 
 
-class Noted(Event, Protocol):
-    """An event that remembers that it has passed."""
-
-    @property
-    def passed(self) -> bool: ...
-
-
 class Owner(Protocol):
     """The part of a device that its memory uses."""
 
     @property
-    def last(self) -> Mapping[int, Noted]: ...
+    def last(self) -> Mapping[int, Any]:
+        """Key of a stream to its last :class:`hal_core.devices.RecordedEvent`."""
 
     @property
     def retired(self) -> Retired: ...

@@ -243,12 +243,12 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
         if self.health.forked:  # everything belongs to the parent
             return
         lost = any(getattr(communicator, "lost", "") for communicator in self._communicators.values())
-        whole = False
+        settled = False
         try:
-            whole = not lost and self._settled()
+            settled = not lost and self._settled()
         finally:  # also after an interrupted wait: the group's other ranks must not wait for this one
             super().close()
-            self.release(whole=whole)
+            self.release(settled=settled)
 
     def _settled(self) -> bool:
         """Wait for the last work on each stream; return False if it does not end, or its events no longer work."""
@@ -256,10 +256,10 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
             return all(event.wait(self.staging.deadline) for event in self.last.values())
         return False
 
-    def release(self, *, whole: bool) -> None:
-        """Release memory, events and streams. ``whole``: all work is done; otherwise memory that work may use is
+    def release(self, *, settled: bool) -> None:
+        """Release memory, events and streams. ``settled``: all work is done; otherwise memory that work may use is
         leaked."""
-        if whole:
+        if settled:
             self.last.clear()
             self.staging.close()
             self.blocks.close(self.staging.deadline)

@@ -99,8 +99,8 @@ class AsyncCopy(AsyncTicket, CopyTicket):
 
     def ahead(self) -> Sequence[Bytes]:
         if self._data is None:  # made by the reader, not by the step
-            whole = self._lease.array()
-            self._data = [whole[begin : begin + nbytes] for begin, nbytes in self._places]
+            block = self._lease.array()
+            self._data = [block[begin : begin + nbytes] for begin, nbytes in self._places]
         return self._data
 
     def first_bytes(self) -> bytes:

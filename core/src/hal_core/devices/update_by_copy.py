@@ -13,13 +13,12 @@ from ..slots import update as reference
 from ..tickets import Ticket
 
 if TYPE_CHECKING:
-    from ..memory.memory_device import MemoryDevice
-    from ..slots.state import SlotState
+    from ..slots.state import SlotState, StateDevice
     from ..slots.step import Step
     from ..streams import Stream
 
 
-def update_by_copy(device: MemoryDevice, state: SlotState, step: Step, stream: Stream) -> Ticket:
+def update_by_copy(device: StateDevice, state: SlotState, step: Step, stream: Stream) -> Ticket:
     """Copy out the inputs of ``update_inputs``, compute on the host, and write the changes back as one plan."""
     part = state.layout.groups["step_input"]
     copied = device.copy_out(state.memory, [part], stream)
@@ -42,7 +41,7 @@ def update_by_copy(device: MemoryDevice, state: SlotState, step: Step, stream: S
 
 
 def _token_tails(
-    device: MemoryDevice, state: SlotState, before: dict[str, np.ndarray[Any, Any]], stream: Stream
+    device: StateDevice, state: SlotState, before: dict[str, np.ndarray[Any, Any]], stream: Stream
 ) -> np.ndarray[Any, Any]:
     """Return a host replacement of ``token_ids`` with the last tokens of slots with stop sequences, zeros elsewhere.
 

@@ -56,7 +56,7 @@ if sys.byteorder != "little":  # Frames contain the bytes of arrays.
 
 MAGIC, VERSION, REVISION = b"HALf", 1, 0
 HEADER = struct.Struct("<4sBBHHHIQQQ16xI")  # all but the header's own checksum
-_WHOLE = struct.Struct(HEADER.format + "I")
+_FIELDS = struct.Struct(HEADER.format + "I")
 CHECKSUM, TRAILER = struct.Struct("<I"), struct.Struct("<QQ")
 HEADER_LENGTH = HEADER.size + CHECKSUM.size
 CHECKED_BODY = 1 << 16  #: bodies of up to so many bytes have a checksum, larger ones a trailer
@@ -158,7 +158,7 @@ def read_header(buffer: memoryview, offset: int = 0) -> FrameHeader:
     body = offset + HEADER_LENGTH
     if len(buffer) < body:
         raise FrameError(f"{len(buffer) - offset} bytes are too few for a header of {HEADER_LENGTH}", cure=_RESEND)
-    magic, version, _, length, kind, flags, sender, total, session, sequence, checksum, own = _WHOLE.unpack_from(
+    magic, version, _, length, kind, flags, sender, total, session, sequence, checksum, own = _FIELDS.unpack_from(
         buffer, offset
     )
     if magic != MAGIC:

@@ -94,10 +94,10 @@ class Promises:
             return
         rows = np.frombuffer(data, np.uint8).reshape(len(message.crcs), self._cache.block_bytes)
         crcs = [crc_of(row.data) for row in rows]
-        for row, (crc, theirs) in enumerate(zip(crcs, message.crcs, strict=True)):
+        for row, (crc, stated) in enumerate(zip(crcs, message.crcs, strict=True)):
             number = message.first + row
-            if crc != theirs:
-                self.end(key, Rejected(key, f"block {number}: the checksum is {crc:#x}, the sender's is {theirs:#x}"))
+            if crc != stated:
+                self.end(key, Rejected(key, f"block {number}: the checksum is {crc:#x}, the sender's is {stated:#x}"))
                 return
             if promise.crcs.get(number, crc) != crc:
                 self.end(key, Rejected(key, f"block {number} came again with other contents"))

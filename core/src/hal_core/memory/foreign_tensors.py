@@ -35,8 +35,8 @@ def check_resolved(tensor: Tensor, argument: str) -> None:
     """Check as :func:`check_plain`, and refuse torch's lazy tensors, whose memory holds other values than their
     elements."""
     check_plain(tensor, argument)
-    for asked, bit in (("is_neg", "neg"), ("is_conj", "conj")):
-        if hasattr(tensor, asked) and getattr(tensor, asked)():
+    for method, bit in (("is_neg", "neg"), ("is_conj", "conj")):
+        if hasattr(tensor, method) and getattr(tensor, method)():
             raise _refused(f"lazy: torch's {bit} bit is set", f"give tensor.resolve_{bit}()", argument)
 
 

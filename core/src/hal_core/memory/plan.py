@@ -69,8 +69,8 @@ class WritePlan:
     def payload(self) -> Bytes:
         """Return the pieces as one uint8 array."""
         if self._payload is None:
-            whole = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
-            self._payload = np.frombuffer(whole, np.uint8)
+            payload = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+            self._payload = np.frombuffer(payload, np.uint8)
         return self._payload
 
     @property

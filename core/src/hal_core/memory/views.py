@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import index as whole
+from operator import index as as_int
 from typing import Any, Protocol
 
 import numpy as np
@@ -136,7 +136,7 @@ class View:
     def _number(self, part: object) -> int:
         try:
             if not isinstance(part, bool):
-                return whole(part)  # type: ignore[arg-type]  # any object: it raises
+                return as_int(part)  # type: ignore[arg-type]  # any object: it raises
         except TypeError:
             pass
         raise self._not_indexed(f"index {part!r}", NO_INDEX)

@@ -176,8 +176,8 @@ def _places(target: View, slots: SlotRuns, begin: int | Ints, end: int | Ints) -
     if len(target.shape) > 1 and width > 1 and target.strides[1] != item:
         raise InvalidValue("a row's elements lie apart", cure="use set", argument="writes")
     stride = target.strides[0]
-    whole = type(begin) is type(end) is int and (begin, end) == (0, width) and stride == width * item
-    if whole and slots.longest * stride <= LONGEST:
+    full_rows = type(begin) is type(end) is int and (begin, end) == (0, width) and stride == width * item
+    if full_rows and slots.longest * stride <= LONGEST:
         return target.offset + slots.begins * stride, slots.counts * stride
     nbytes = (end - begin) * item
     check_lengths(nbytes)

@@ -71,8 +71,8 @@ def _any_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
             messages.pop(row, None)
     snapshot.failed.update({int(order[row]): int(snapshot.admission_ids[row]) for row in bad if order[row] in strange})
     record = OutputRecord(snapshot.step.number, names, messages=messages, **rows, **parts)
-    told = errors.keys() | step.recovered.keys()
-    violations = [text for row, text in bad.items() if int(order[row]) not in told]
+    explained = errors.keys() | step.recovered.keys()
+    violations = [text for row, text in bad.items() if int(order[row]) not in explained]
     return record, batch_ids, _violation(violations, snapshot) if violations else None
 
 
@@ -122,15 +122,15 @@ def _strange_tokens(
     without reported tokens.
     """
     order, highest, step = snapshot.order, snapshot.token_limit - 1, snapshot.step
-    told = [("token", columns["accept_tokens" if step.speculative else "sampled_token_ids"], counts, 0)]
+    groups = [("token", columns["accept_tokens" if step.speculative else "sampled_token_ids"], counts, 0)]
     if step.logprobs is not None:
         alternatives = columns["topk_token_ids"].reshape(len(columns["accept_num"]), snapshot.max_accept, -1)
-        told.append(("alternative", alternatives[..., : step.logprobs + 1], counts, -1))
+        groups.append(("alternative", alternatives[..., : step.logprobs + 1], counts, -1))
     if step.speculative and snapshot.prefill_role.any():
         first = snapshot.prefill_role & (columns["step_idx"][order, 0] == counts)
-        told.append(("draft", columns["draft_tokens"], first * (counts > 0) * columns["draft_num"][order, 0], 0))
+        groups.append(("draft", columns["draft_tokens"], first * (counts > 0) * columns["draft_num"][order, 0], 0))
     found: dict[int, str] = {}
-    for what, ids, most, least in told:
+    for what, ids, most, least in groups:
         given = ids[order].reshape(len(order), ids.shape[1], math.prod(ids.shape[2:]))
         wrong = ((given < least) | (given > highest)) & (np.arange(ids.shape[1]) < most[:, None])[..., None]
         for row in np.flatnonzero(wrong.any((1, 2))).tolist():

@@ -27,8 +27,7 @@ from .shared_config import SharedConfig, differences
 if TYPE_CHECKING:
     from ..group import Group
     from ..memory.copies import CopyTicket
-    from ..memory.memory_device import MemoryDevice
-    from ..slots.state import SlotState
+    from ..slots.state import SlotState, StateDevice
     from ..streams import Stream
     from .communicator import Communicator
 
@@ -84,7 +83,7 @@ class BroadcastChannel:
         "number", "state"
     )  # fmt: skip
 
-    def __init__(self, device: MemoryDevice, state: SlotState, group: Group, communicator: Communicator) -> None:
+    def __init__(self, device: StateDevice, state: SlotState, group: Group, communicator: Communicator) -> None:
         """Exchange and compare the terms. Every rank of the group calls this, and every rank raises if one differs."""
         shared = shared_config_of(state, group)
         found = differences(communicator.exchange(shared.block()))

@@ -45,13 +45,13 @@ class Watchdog:
             0.0,
             0,
         )  # the begin and number of the oldest call that some rank may not have reached
-        self._asked_unmet = 0.0
+        self._probed_unmet = 0.0
         self._late = max(TIMEOUTS.loss_reason, timeout / 8)  # seconds in which the last answers may come
         self._reached = dict.fromkeys(peers, 0)  # the last call that each rank is known to have reached
         self._left: dict[int, int] = {}
         self._partial = dict.fromkeys(peers, b"")
         self._answers: dict[int, int] = {}
-        self._asked = 0.0  # the ``_since`` of the call for which the other members were probed
+        self._probed = 0.0  # the ``_since`` of the call for which the other members were probed
         self._failed = ""
         self._give_up_at = 0.0
         self._closing = False
@@ -156,11 +156,11 @@ class Watchdog:
             return max(0.0, self._give_up_at - now)
         half, ends = self.timeout / 2, [now + self.timeout / 2]
         if since := self._since:
-            ends.append(since + (2 * half if self._asked == since else half))
+            ends.append(since + (2 * half if self._probed == since else half))
         if unmet := self._unmet:
-            asked = self._asked_unmet
-            last = asked + self._late if asked >= unmet + 2 * half else unmet + 2 * half
-            ends.append(last if asked >= unmet + half else unmet + half)
+            probed = self._probed_unmet
+            last = probed + self._late if probed >= unmet + 2 * half else unmet + 2 * half
+            ends.append(last if probed >= unmet + half else unmet + half)
         return max(0.0, min(ends) - now)
 
     def _look_at_the_clock(self, now: float) -> None:
@@ -170,9 +170,9 @@ class Watchdog:
                 self._die(f"a collective failed: {self._failed}", -1)
             return
         since, calls = self._since, self.calls
-        if since and self._asked != since:
+        if since and self._probed != since:
             if now >= since + self.timeout / 2:
-                self._asked = since
+                self._probed = since
                 self._ask(calls)
         elif since and now >= since + self.timeout:
             self._die(*self._whom_we_miss(calls, self._peers))
@@ -184,12 +184,12 @@ class Watchdog:
         began, call = self._unmet, self._unmet_call
         if all(reached >= call for reached in self._reached.values()):
             self._unmet = 0.0
-        elif (asked := self._asked_unmet) >= began + self.timeout:
-            if now >= asked + self._late:
+        elif (probed := self._probed_unmet) >= began + self.timeout:
+            if now >= probed + self._late:
                 missing = [rank for rank, reached in self._reached.items() if reached < call]
                 self._die(*self._whom_we_miss(call, missing))
-        elif now >= began + self.timeout or now >= began + self.timeout / 2 > asked:
-            self._asked_unmet = now
+        elif now >= began + self.timeout or now >= began + self.timeout / 2 > probed:
+            self._probed_unmet = now
             self._ask(self.calls)
 
     def _ask(self, calls: int) -> None:
@@ -224,9 +224,9 @@ class Watchdog:
                 self._die(f"the process of rank {rank} has ended", rank)
             return
         data = self._partial[rank] + data
-        whole = len(data) // MESSAGE.size * MESSAGE.size
-        self._partial[rank] = data[whole:]
-        for kind, about, calls in MESSAGE.iter_unpack(data[:whole]):
+        complete = len(data) // MESSAGE.size * MESSAGE.size
+        self._partial[rank] = data[complete:]
+        for kind, about, calls in MESSAGE.iter_unpack(data[:complete]):
             self._understand(rank, kind, about, calls)
 
     def _understand(self, rank: int, kind: int, about: int, calls: int) -> None:

@@ -117,8 +117,8 @@ class Observers:
             if not found.wrapper:
                 own = cast("Callable[..., Ticket]", found.function)  # the device's, which comes last
                 return _watched(hook, own, watchers, self.report) if watchers else own
-            asked = _asked([*found.argnames, *found.kwargnames])
-            watchers.append(_Watcher(found.plugin.hal_name, found.function, asked))
+            pick = _picker([*found.argnames, *found.kwargnames])
+            watchers.append(_Watcher(found.plugin.hal_name, found.function, pick))
         raise AssertionError(hook)
 
     def end(self, hook: str, ticket: Ticket) -> None:
@@ -156,10 +156,10 @@ class _Watcher(NamedTuple):
 
     name: str
     wrapper: Callable[..., Watching]
-    asked: Callable[[dict[str, object]], tuple[object, ...]]
+    pick: Callable[[dict[str, object]], tuple[object, ...]]
 
 
-def _asked(names: Sequence[str]) -> Callable[[dict[str, object]], tuple[object, ...]]:
+def _picker(names: Sequence[str]) -> Callable[[dict[str, object]], tuple[object, ...]]:
     if len(names) > 1:
         return itemgetter(*names)  # takes a third of the time of a comprehension
     return lambda given: tuple([given[name] for name in names])
@@ -176,9 +176,9 @@ def _watched(
 
     def call(**given: object) -> Ticket:
         watching = []
-        for name, wrapper, asked in watchers:
+        for name, wrapper, pick in watchers:
             try:
-                watch = wrapper(*asked(given))
+                watch = wrapper(*pick(given))
                 next(watch)
             except Exception as met:  # noqa: BLE001 (an observer cannot change the call; its error is reported)
                 report(name, hook, met)

@@ -145,11 +145,11 @@ class Policy:
             if found := problems(state.host_table, batch):
                 raise InvalidBatch(found)
         state.wait_for_readers_of_batch(batch, stream)
-        beside = [(one, tasks_beside(one, batch)) for one in state.companions] if state.companions else ()
-        for companion, own in beside:
+        companions = [(one, tasks_beside(one, batch)) for one in state.companions] if state.companions else ()
+        for companion, own in companions:
             companion.wait_for_readers_of_batch(own, stream)
         ticket = _ticket(hooks.insert_tasks(device=device, state=state, tasks=batch, stream=stream))
-        for companion, own in beside:
+        for companion, own in companions:
             companion.host_table.commit(own)
         state.host_table.commit(batch)
         if state.speculative:
@@ -318,8 +318,8 @@ def check_parts(parts: object) -> None:
     if not isinstance(parts, Sized) or not isinstance(parts, Iterable):
         raise InvalidValue(f"{parts!r} is no list of ByteRange", cure=BYTE_RANGES, argument="parts")
     for at, part in enumerate(parts):
-        whole = isinstance(part, ByteRange) and all(isinstance(n, int | np.integer) for n in (part.offset, part.nbytes))
-        if not whole:
+        valid = isinstance(part, ByteRange) and all(isinstance(n, int | np.integer) for n in (part.offset, part.nbytes))
+        if not valid:
             raise InvalidValue(f"entry {at} is {part!r}, which is no ByteRange", cure=BYTE_RANGES, argument="parts")
 
 

@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from ..errors import InvalidValue
-from .declared import fill_declared
-from .fields import SplitRole
-from .layout import ADMISSION_ID, CONFIG_KEY, REQUEST_ROW, TOKENS_LEFT, StateLayout
+from ..errors import HalError, InvalidValue
+from ..memory.convert import convert
+from .fields import Field, SplitRole
+from .layout import ADMISSION_ID, CONFIG_KEY, REQUEST_ROW, TOKENS_LEFT, Placed, StateLayout
 from .native_columns import NativeColumns
 from .request_ids import check_request_id
 from .sampling_params import SamplingParams as SamplingParams
@@ -147,7 +147,7 @@ def admit(
     admission_id, stops = next(admission_ids), len(params.stop_sequences)
     row_lengths = (len(params.bad_words), stops, stops * sizes.max_stop_length, 0, total)
     known = row_lengths, admission_id, prompt_len, total - prompt_len
-    whole = packed(request, layout, *known)
+    record = packed(request, layout, *known)
     admitted = AdmittedRequest(
         request_id=request.request_id,
         admission_id=admission_id,
@@ -158,8 +158,8 @@ def admit(
         role=request.role,
         total=total,
         config_key=layout.config_key,
-        packed=whole,
-        request_row=whole[:_ROW_BYTES],
+        packed=record,
+        request_row=record[:_ROW_BYTES],
         row_lengths=row_lengths,
         lists=rows_of(params.bad_words, params.stop_sequences, sizes.max_stop_length),
     )
@@ -200,7 +200,7 @@ def _check_admission(request: Request, layout: StateLayout, vocab_size: int | No
     if not isinstance(layout, StateLayout):
         raise InvalidValue(f"{type(layout).__name__} is not a layout", cure="give state.layout", argument="layout")
     if vocab_size is not None:
-        check_number("vocab_size", vocab_size, 1, whole=True)
+        check_number("vocab_size", vocab_size, 1, integer=True)
 
 
 def _check_extra(request: Request, layouts: Sequence[StateLayout]) -> None:
@@ -388,3 +388,36 @@ def packed(
     if layout.declared:
         fill_declared(numbers, at, request, layout.declared)
     return packing.pack(*numbers)
+
+
+def fill_declared(numbers: list[Any], at: Mapping[str, int], request: Request, places: Sequence[Placed]) -> None:
+    """Put the request's values of declared fields among the numbers of its record; ``at``: the index of each field."""
+    for place in places:
+        given, begin = _given(place.field, request), at[place.field.name]
+        try:
+            count = 1 if place.width == 1 and not hasattr(given, "__len__") else len(given)
+            if count > place.width:
+                raise InvalidValue(f"{count} values are more than its width of {place.width}", cure="give fewer")
+            numbers[begin : begin + count] = convert(given, place.field.dtype, (count,)).tolist()
+        except HalError as error:
+            raise _refused(request, place.field, error.what, error.cure) from error
+        except TypeError as error:  # it has no length
+            raise _refused(request, place.field, f"{type(given).__name__} is no row", "give a list") from error
+
+
+def _given(declared: Field, request: Request) -> Any:  # noqa: ANN401 (what the request or its function gives)
+    if callable(declared.source):
+        try:
+            return declared.source(request)
+        except Exception as error:
+            what = f"its function failed: {type(error).__name__}: {error}"
+            raise _refused(request, declared, what, "mend the function, or the request") from error
+    try:
+        return request.extra[declared.name]
+    except KeyError:
+        cure = f"give Request(extra={{{declared.name!r}: …}})"
+        raise _refused(request, declared, "the request has no value", cure) from None
+
+
+def _refused(request: Request, declared: Field, what: str, cure: str) -> HalError:
+    return InvalidValue(f"field {declared.name}: {what}", cure=cure, argument=f"request {request.request_id!r}")

@@ -78,7 +78,7 @@ def admit_all(
     :param native: a device's functions for it, if any.
     """
     if vocab_size is not None:
-        check_number("vocab_size", vocab_size, 1, whole=True)
+        check_number("vocab_size", vocab_size, 1, integer=True)
     found: list[Admitted | None] = [None] * len(requests)
     plain = _plain(requests, layout) if together and not layout.declared else []
     for part in _parts(requests, plain) if len(plain) > FEW else ():
@@ -264,8 +264,8 @@ def _as_int32(ids: Sequence[int] | Ids) -> bytes:
 def within(ids: Ids, limit: int) -> bool:
     """Return whether all ids are at least 0 and below ``limit``. In pieces that keep the interpreter's lock."""
     unsigned = ids.view(np.uint32 if ids.itemsize == 4 else np.uint64)  # a negative one is too large
-    whole = len(unsigned) // AT_ONCE * AT_ONCE
+    complete = len(unsigned) // AT_ONCE * AT_ONCE
     most, higher = np.zeros(AT_ONCE, unsigned.dtype), np.maximum
-    for piece in unsigned[:whole].reshape(-1, AT_ONCE):
+    for piece in unsigned[:complete].reshape(-1, AT_ONCE):
         higher(most, piece, out=most)
-    return max(int(higher.reduce(most)), int(higher.reduce(unsigned[whole:], initial=0))) < limit
+    return max(int(higher.reduce(most)), int(higher.reduce(unsigned[complete:], initial=0))) < limit

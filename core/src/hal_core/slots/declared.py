@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from ..errors import HalError, InvalidValue
-from ..memory.convert import convert, convert_scalar
+from ..memory.convert import convert_scalar
 from ..memory.dtypes import dtype_of
 from .fields import GROUPS, STATE_TABLE, Field, Source, StateConfig
-from .layout import Placed
 
 WIDTHS = (
     *("max_model_len", "max_blocks", "max_accept", "max_eos", "max_bad_words", "max_stop_sequences"),
@@ -40,16 +38,6 @@ _WITHIN: Mapping[str, tuple[str, ...]] = {
 }
 _OF_STEPS = frozenset(GROUPS) - {"step_input"}
 """Groups that steps read; a companion has insertions but no steps."""
-
-
-class Requested(Protocol):
-    """The source of a field's value: a :class:`hal_core.Request`."""
-
-    @property
-    def request_id(self) -> str: ...
-
-    @property
-    def extra(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,39 +130,6 @@ def _width(sizes: StateConfig, one: StateField) -> int:
     if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width < 2**31:
         raise _bad(one, f"has the width {one.width!r}", f"give a number of at least 1, or one of {', '.join(WIDTHS)}")
     return width
-
-
-def fill_declared(numbers: list[Any], at: Mapping[str, int], request: Requested, places: Sequence[Placed]) -> None:
-    """Put the request's values of declared fields among the numbers of its record; ``at``: the index of each field."""
-    for place in places:
-        given, begin = _given(place.field, request), at[place.field.name]
-        try:
-            count = 1 if place.width == 1 and not hasattr(given, "__len__") else len(given)
-            if count > place.width:
-                raise InvalidValue(f"{count} values are more than its width of {place.width}", cure="give fewer")
-            numbers[begin : begin + count] = convert(given, place.field.dtype, (count,)).tolist()
-        except HalError as error:
-            raise _refused(request, place.field, error.what, error.cure) from error
-        except TypeError as error:  # it has no length
-            raise _refused(request, place.field, f"{type(given).__name__} is no row", "give a list") from error
-
-
-def _given(declared: Field, request: Requested) -> Any:  # noqa: ANN401 (what the request or its function gives)
-    if callable(declared.source):
-        try:
-            return declared.source(request)
-        except Exception as error:
-            what = f"its function failed: {type(error).__name__}: {error}"
-            raise _refused(request, declared, what, "mend the function, or the request") from error
-    try:
-        return request.extra[declared.name]
-    except KeyError:
-        cure = f"give Request(extra={{{declared.name!r}: …}})"
-        raise _refused(request, declared, "the request has no value", cure) from None
-
-
-def _refused(request: Requested, declared: Field, what: str, cure: str) -> HalError:
-    return InvalidValue(f"field {declared.name}: {what}", cure=cure, argument=f"request {request.request_id!r}")
 
 
 def _bad(one: StateField, what: str, cure: str) -> HalError:

@@ -13,11 +13,11 @@ import numpy as np
 from ..errors import InvalidValue
 
 
-def check_number(name: str, value: object, low: float, high: float = math.inf, *, whole: bool = False) -> None:
-    """Raise for anything but a number (a whole one if ``whole``) from ``low`` to ``high``; NaN is refused."""
-    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+def check_number(name: str, value: object, low: float, high: float = math.inf, *, integer: bool = False) -> None:
+    """Raise for anything but a number (a whole one if ``integer``) from ``low`` to ``high``; NaN is refused."""
+    kinds = (int, np.integer) if integer else (int, float, np.integer, np.floating)
     if isinstance(value, bool | np.bool_) or not isinstance(value, kinds) or not low <= value <= high:
-        kind = "a whole number" if whole else "a number"
+        kind = "a whole number" if integer else "a number"
         bound = f"of at least {low}" if math.isinf(high) else f"from {low} to {high}"
         raise InvalidValue(f"{value!r}", cure=f"give {kind} {bound}", argument=name)
 
@@ -42,7 +42,7 @@ class Param:
     help: str
 
     @property
-    def whole(self) -> bool:
+    def integer(self) -> bool:
         """Whether it is a whole number."""
         return self.dtype.startswith("int")
 
@@ -91,12 +91,12 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for one, value in zip(PARAMS, _numbers_of(self), strict=True):
-            check_number(one.name, value, one.low, one.high, whole=one.whole)
-        check_number("min_tokens", self.min_tokens, 0, self.max_tokens, whole=True)
+            check_number(one.name, value, one.low, one.high, integer=one.integer)
+        check_number("min_tokens", self.min_tokens, 0, self.max_tokens, integer=True)
         if self.top_p == 0.0:
             raise InvalidValue("0", cure="give a number above 0, at most 1", argument="top_p")
         if self.logprobs is not None:
-            check_number("logprobs", self.logprobs, 0, _LARGEST, whole=True)
+            check_number("logprobs", self.logprobs, 0, _LARGEST, integer=True)
         if not _PLAIN.issuperset(map(type, (*_numbers_of(self), self.logprobs))):
             for name in (*PARAM_NAMES, "logprobs"):
                 object.__setattr__(self, name, _plain(getattr(self, name)))
@@ -125,7 +125,7 @@ def _items(name: str, values: Any, wanted: str) -> tuple[Any, ...]:  # noqa: ANN
 def _ids(name: str, values: Sequence[int]) -> tuple[int, ...]:
     ids = _items(name, values, "a tuple of token ids, such as (2,)")
     for value in ids:
-        check_number(name, value, 0, 2**31 - 1, whole=True)
+        check_number(name, value, 0, 2**31 - 1, integer=True)
     return ids if _PLAIN.issuperset(map(type, ids)) else tuple(map(int, ids))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from ..errors import InvalidValue, StateUnusable
-from ..memory.memory_device import MemoryDevice
+from ..memory.copies import CopyTicket
 from ..memory.plan import SCATTER_MAP, PlanBuilder, WritePlan
 from ..memory.views import ByteRange, Memory, View
 from .admission import AdmittedRequest, Request, admit
@@ -27,6 +27,7 @@ from .tasks import Task, TaskBatch
 
 if TYPE_CHECKING:
     from ..streams import Event, Stream
+    from ..tickets import Ticket
 
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 R_co = TypeVar("R_co", covariant=True)
@@ -36,8 +37,27 @@ ADDRESSABLE = 2**47
 """Bytes that a process can address on x86_64; beyond it, libraries fail in various ways."""
 
 
-class StateDevice(MemoryDevice, Protocol):
-    """The part of a device that a state uses; see :class:`hal_core.contract.device.Device`."""
+class StateDevice(Protocol):
+    """The part of a device that a state, its groups and outputs use; see :class:`hal_core.contract.device.Device`."""
+
+    name: str
+    index: int
+
+    @property
+    def deadline(self) -> float | None:
+        """Seconds that a call waits for the device at most; None for one that no call waits for."""
+
+    def allocate(self, nbytes: int) -> Memory:
+        """Allocate device memory, at least 64-byte aligned; its contents are undefined."""
+
+    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
+        """Write a plan in stream order. The plan's arrays may be changed by the caller once this returns (G2)."""
+
+    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
+        """Copy byte ranges to the host, as they are after the work that is now on ``stream``.
+
+        Work put on the stream later does not change the copy, and does not wait on the host.
+        """
 
     @property
     def default_stream(self) -> Stream: ...
@@ -116,8 +136,8 @@ class SlotState:
         self.rows = rows_of(self.layout)
         device.register_state(self)
         device.submit(self.reset_plan(), device.default_stream).wait(device.deadline)
-        told = self.output_range(topk=False)
-        self.mirror = self.columns(np.zeros(told.nbytes, np.uint8), told)
+        part = self.output_range(topk=False)
+        self.mirror = self.columns(np.zeros(part.nbytes, np.uint8), part)
 
     def view(self, name: str) -> View:
         """Return the view ``[slots, width]`` of a field; the same object each time. Raises for an unknown field."""

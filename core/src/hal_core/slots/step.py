@@ -153,8 +153,8 @@ def _messages(name: str, given: Any, orders: Mapping[str, Int32s]) -> dict[int, 
     if not given:
         return {}
     for slot, text in given.items():
-        whole = isinstance(slot, int | np.integer) and not isinstance(slot, bool)
-        if not whole or not isinstance(text, str):
+        is_slot = isinstance(slot, int | np.integer) and not isinstance(slot, bool)
+        if not is_slot or not isinstance(text, str):
             raise _refused(f"{name} has {slot!r}: {text!r}", "give the slot as a whole number and its message as text")
     named = set().union(*(order.tolist() for order in orders.values()))
     unknown = sorted(int(slot) for slot in given if slot not in named)

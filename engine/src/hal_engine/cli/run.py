@@ -107,7 +107,7 @@ def generate(prompts: Prompts, options: EngineOptions, output: Output) -> int:
     """Generate for all prompts and show the answers. Return the exit status. Raises :class:`HalError` for options that
     cannot work."""
     from hal_engine.distributed.errors import RankLost
-    from hal_engine.opening import check_paddle
+    from hal_engine.opening import check_runner
     from hal_engine.transport.descriptors import SENDER, check_descriptors
 
     if os.environ.get(_LAUNCHED, "1") != "1":
@@ -116,7 +116,7 @@ def generate(prompts: Prompts, options: EngineOptions, output: Output) -> int:
             cure="run it without: --tp, --dp and --split start ranks, on several hosts with --launcher ray",
             argument=_LAUNCHED,
         )
-    check_paddle(options)
+    check_runner(options)
     status("reading the tokenizer")
     plan = make_plan(prompts.prompts, options, output, prompts.notes)
     check_descriptors(_DESCRIPTORS + SENDER * (output.sink is not None), "hal run")
@@ -184,7 +184,7 @@ def _closing(plan: Plan, opened: Opened) -> dict[str, Sequence[str]]:
         "notes": [
             *again,
             *plan.notes,
-            *reasons(opened.device, no_overlap=opened.no_overlap, why_paddle=opened.why_paddle),
+            *reasons(opened.device, no_overlap=opened.no_overlap, why_default=opened.why_default),
         ],
     }
 

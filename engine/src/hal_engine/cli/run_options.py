@@ -28,8 +28,8 @@ def _numbers() -> list[tuple[str, Any, Any]]:
     made = []
     for one in PARAMS:
         first = one.name in (*_USUAL, "seed")
-        described = option(one.help, "N" if one.whole else "X", panel="" if first else "sampling")
-        kind = int if one.whole else float
+        described = option(one.help, "N" if one.integer else "X", panel="" if first else "sampling")
+        kind = int if one.integer else float
         made.append((one.name, Annotated[kind, described], _USUAL.get(one.name, one.off)))
     return made
 

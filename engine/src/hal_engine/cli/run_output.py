@@ -17,6 +17,7 @@ from hal_core import FinishReason, HalError, OutputRecord
 
 from hal.cli import signals
 from hal.cli.console import columns_of, say
+from hal_engine.stepping import DEFAULT
 from hal_engine.streams import Part, Stream, Streams
 from hal_engine.timeouts import TIMEOUTS
 
@@ -46,14 +47,14 @@ def facts_of(device: BoundDevice | RankInfo) -> DeviceFacts:
     return {"name": device.name, "substituted": able.substituted, "fallbacks": dict(able.fallbacks)}
 
 
-def reasons(device: BoundDevice | RankInfo, *, no_overlap: str = "", why_paddle: str = "") -> list[str]:
+def reasons(device: BoundDevice | RankInfo, *, no_overlap: str = "", why_default: str = "") -> list[str]:
     """Return what falls back, and why: hooks, overlapping steps, the runner of ``auto``."""
     by_reason: dict[str, list[str]] = {}
     for hook, reason in device.capabilities.fallbacks.items():
         by_reason.setdefault(" ".join(reason.split()), []).append(hook)
     told = [f"{' and '.join(hooks)} fall{'s' * (len(hooks) == 1)} back: {why}" for why, hooks in by_reason.items()]
     told += [f"steps do not overlap: {no_overlap}"] if no_overlap else []
-    return told + ([f"runner paddle, as {why_paddle}"] if why_paddle else [])
+    return told + ([f"runner {DEFAULT}, as {why_default}"] if why_default else [])
 
 
 @dataclass(slots=True, eq=False)

@@ -23,7 +23,7 @@ from hal_engine.model.streaming import AnswerText
 from hal_engine.model.tokenizer import Tokenizer
 from hal_engine.options import CHECK_RANKS, EngineOptions, EngineSetup
 from hal_engine.proposers import check_names
-from hal_engine.proposers.asked import check_layer
+from hal_engine.proposers.checks import check_layer
 from hal_engine.sizing import BLOCK_SIZE, check_budget, setup_of
 from hal_engine.spelling import meant
 

@@ -19,25 +19,3 @@ def open_job(device: Any, groups: Sequence[Sequence[int]], *, timeout: float | N
     make = getattr(device, "make_group", None)
     if make is not None:
         open_groups(groups, backend=device.groups_by, timeout=timeout, make=make)
-
-
-def open_on_place(
-    device: Any,  # noqa: ANN401 (a device)
-    groups: Sequence[Sequence[int]],
-    place: str,
-    library: str,
-    *,
-    timeout: float | None = None,
-) -> None:
-    """Open groups over a library of Paddle's, for a model's tensors on ``place`` (as "gpu:0"), after :func:`open_job`,
-    unless the device makes its own groups by that library."""
-    if getattr(getattr(device, "device", device), "groups_by", "") == library:
-        return
-    import paddle
-
-    before = paddle.get_device()
-    paddle.set_device(place)
-    try:
-        open_groups(groups, backend=library, timeout=timeout)
-    finally:
-        paddle.set_device(before)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from hal_core import LEAVING, InvalidValue, OutputRecord, SplitRole, TaskKind, lay_out
 from hal_core.handover import (
@@ -28,14 +28,12 @@ from hal_core.handover import (
 
 from hal.contract import contract_version
 from hal_engine.model.digest import checkpoint_digest
-from hal_engine.proposers import handing_over
 from hal_engine.stepping import KeepsBlocks
 
 from .control_messages import Message, Move, Progress, Release
 from .steps import TaskOrder
 
 if TYPE_CHECKING:
-    from hal_engine.proposers import Proposer
     from hal_engine.stepping import Stepper
     from hal_engine.transport.curve import CurveKeys
 
@@ -295,33 +293,28 @@ class _Named:
         return {**self._inner.facts(), **self._facts}
 
 
-def _blocks_of(setup: Setup, stepper: Stepper, proposer: Proposer | None) -> BlockCache:
-    """Return the description of a rank's blocks: the Paddle model's, or a runner's own."""
-    from hal_engine.handover.cache import Identity, PagedBlocks
-
-    identity = Identity(checkpoint_digest(Path(setup.model)), lay_out(setup.sizes).digest.hex())
-    runner: object = stepper.runner
-    if not setup.named_runner:
-        hands = handing_over(proposer)
-        model: Any = getattr(runner, "model", None)
-        return PagedBlocks(model, identity, None if hands is None else hands.layer())
+def _blocks_of(setup: Setup, stepper: Stepper) -> BlockCache:
+    """Return the description of the blocks of a rank's runner."""
+    runner, group = stepper.runner, stepper.group
     if not isinstance(runner, KeepsBlocks):
         raise InvalidValue(
             f"{setup.named_runner} does not describe its keys and values, so no request can move",
             cure="leave --split out, or give the runner a cache (hal_engine.stepping.KeepsBlocks)",
             argument="--runner",
         )
-    group = stepper.group
-    shard = f"{group.ranks.index(group.rank)}/{group.size}"
-    facts = {"contract": contract_version(), "checkpoint": identity.checkpoint, "slot table": identity.slot_table}
-    return _Named(runner.cache, facts | {"tp shard": shard})
+    facts = {
+        "contract": contract_version(),
+        "checkpoint": checkpoint_digest(Path(setup.model)),
+        "slot table": lay_out(setup.sizes).digest.hex(),
+        "tp shard": f"{group.ranks.index(group.rank)}/{group.size}",
+    }
+    return _Named(runner.cache, facts)
 
 
 def open_kv_handover(
     setup: Setup,
     rank: int,
     stepper: Stepper,
-    proposer: Proposer | None,
     send: Callable[[Message], object],
     keys: CurveKeys | None = None,
 ) -> KvHandover:
@@ -329,7 +322,7 @@ def open_kv_handover(
     :class:`InvalidValue` if it cannot."""
     from hal_engine.handover import TransferSetup, make_transfer
 
-    cache = _blocks_of(setup, stepper, proposer)
+    cache = _blocks_of(setup, stepper)
     covered = getattr(stepper.runner, "covered", lambda _: None)
     made = TransferSetup(stepper.device, cache, setup.host, keys if setup.host else None, rank)
     transfer = make_transfer(setup.transfer or "", made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -20,7 +20,6 @@ from hal_core import (
     Undelivered,
     lay_out,
 )
-from hal_core.devices import HOST
 
 from hal.local_rank import LocalRank, moved
 from hal.opening import open_as_asked
@@ -29,11 +28,8 @@ from hal.unwritten import named_unwritten
 from hal_engine.model.config import read_config
 from hal_engine.model.digest import checkpoint_digest
 from hal_engine.model.split import check_split
-from hal_engine.options import PADDLE_MODEL
-from hal_engine.proposers import NONE, make_proposer
-from hal_engine.proposers import Setup as ProposerSetup
 from hal_engine.steppers import open_runner
-from hal_engine.stepping import Acceptance, Stepper, overlap_of
+from hal_engine.stepping import DEFAULT, Acceptance, Stepper, overlap_of, title_of
 from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport import open_sink
 from hal_engine.transport.curve import CurveKeys
@@ -60,13 +56,8 @@ from .record_sink import RecordSink
 from .state_check import StateCheck
 
 if TYPE_CHECKING:
-    from hal_core import BoundDevice, Group, Sink
+    from hal_core import BoundDevice, Sink
 
-    from hal_engine.model.llama import LlamaModel
-    from hal_engine.proposers import Proposer
-
-_GOLDEN = 0x9E37_79B9_7F4A_7C15
-"""Multiplier that spreads the ranks' numbers: 64 bits of the golden ratio (Knuth's multiplicative hashing)."""
 _Wanted = TypeVar("_Wanted", Setup, Agreed)
 
 
@@ -121,7 +112,7 @@ class _Serving:
         self._began: float | None = None
         self._due = 0.0
         self._handover: KvHandover | None = None
-        self._closing = contextlib.ExitStack()  # of the proposer
+        self._closing = contextlib.ExitStack()  # of the runner
 
     def run(self, setup: Setup) -> None:
         """Load everything, then run steps until the engine's stop message."""
@@ -143,7 +134,7 @@ class _Serving:
                 worker.measure()
                 self._timed = worker
             worker.on_raised = self._raised
-            runner, able = setup.named_runner or PADDLE_MODEL, device.capabilities
+            runner, able = title_of(setup.named_runner or DEFAULT), device.capabilities
             overlap, why = overlap_of(setup.overlap, device, runner, worker.runner.needs_host)
             facts = dict(able.fallbacks), able.substituted, device.index, overlap, why
             peer = None if self._handover is None else self._handover.transfer.describe()
@@ -254,58 +245,38 @@ class _Serving:
             self.channel.send(Left(self.rank, undelivered), 0.0)
 
     def _worker(self, setup: Setup, layout: RankLayout, device: BoundDevice) -> tuple[Stepper, StateCheck | None]:
-        """Open the groups with the other ranks, load this rank's part of the model or make its runner, and the
-        state."""
-        from .job_groups import open_job, open_on_place
-        from .tensor_ranks import TensorRanks, library_of
+        """Open the groups with the other ranks, make this rank's runner and its state. It must support what every
+        request asks for."""
+        from .job_groups import open_job
 
         group = layout.group(self.rank)
         if layout.size > 1:
             open_job(device, layout.groups(), timeout=setup.timeout)
-        if setup.named_runner:
-            stepper = self._runner(setup, group, device)
-            self._hands(setup, stepper, None)
-            return stepper, None
-
-        from hal_engine.model.llama import LlamaModel
-        from hal_engine.worker import Worker
-
-        ranks = None
-        if group.size > 1:
-            library = library_of(setup.model_place, device.capabilities.collective)
-            if library != HOST:
-                place = moved(setup.model_place, device.index - requested(setup.device).index)
-                open_on_place(device, layout.groups(), place, library, timeout=setup.timeout)
-            ranks = TensorRanks(group, backend=library, timeout=setup.timeout)
-        place = moved(setup.model_place, device.index - requested(setup.device).index)
-        model = LlamaModel.load(Path(setup.model), place=place, ranks=ranks, everywhere=setup.everywhere)
         assert self._sink is not None  # made before
-        noise = ranks.index * _GOLDEN % (1 << 63) if setup.everywhere and ranks is not None else 0
-        if (proposer := self._proposer(setup, group, model)) is not None:
-            self._closing.callback(proposer.close)
-        worker = Worker(
+        opened = open_runner(
+            setup.named_runner or DEFAULT,
+            setup,
             device,
-            model,
-            setup.sizes,
-            setup.blocks,
             self._sink,
+            place=moved(setup.model_place, device.index - requested(setup.device).index),
             group=group,
-            noise=noise,
-            proposer=proposer,
-            shares_drafts=group.size > 1 and setup.speculate != NONE,
-            rejection=setup.rejection,
+            groups=layout.groups(),
+            timeout=setup.timeout,
+            on_drafts=self._drafted,
         )
-        if self._first:
-            worker.runner.on_drafts = lambda counts: self.channel.send(Counts(self.rank, drafted=counts), 0.0)
+        worker = self._closing.enter_context(opened)
+        if setup.params is not None:
+            worker.runner.check(Request("every request", (0,), setup.params))
         device.open_group(state=worker.state, group=group)
-        self._hands(setup, worker, proposer)
-        return worker, StateCheck(worker, ranks) if setup.check and ranks is not None else None
-
-    def _hands(self, setup: Setup, stepper: Stepper, proposer: Proposer | None) -> None:
-        """Open the transfer of a rank with a role, and listen."""
         if setup.role is not SplitRole.MIXED:
-            self._handover = open_kv_handover(setup, self.rank, stepper, proposer, self._send, self._keys)
+            self._handover = open_kv_handover(setup, self.rank, worker, self._send, self._keys)
             self._closing.callback(self._handover.close)
+        return worker, StateCheck(worker) if setup.check and group.size > 1 else None
+
+    def _drafted(self, counts: Mapping[str, int]) -> None:
+        """Report the drafts of each request, on the one rank of a group that sends."""
+        if self._first:
+            self.channel.send(Counts(self.rank, drafted=dict(counts)), 0.0)
 
     def _send(self, message: Message) -> None:
         """Send a message that is not repeated. Raise if it cannot be sent, because the engine would wait for it for
@@ -316,36 +287,6 @@ class _Serving:
                 "see why the engine stopped reading",
             )
             raise GroupLost(what, cure=cure, argument="engine")
-
-    def _runner(self, setup: Setup, group: Group, device: BoundDevice) -> Stepper:
-        """Return the named runner with a state of its own. It must support what every request asks for."""
-        assert self._sink is not None  # made before
-        place = moved(setup.model_place, device.index - requested(setup.device).index)
-        stepper = open_runner(setup.named_runner, setup, device, self._sink, place=place, group=group)
-        if setup.params is not None:
-            stepper.runner.check(Request("every request", (0,), setup.params))
-        device.open_group(state=stepper.state, group=group)
-        return stepper
-
-    def _proposer(self, setup: Setup, group: Group, model: LlamaModel) -> Proposer | None:
-        """Return this rank's proposer. One on the host runs on the group's first rank alone, which sends its drafts to
-        the others; one that runs the model's layers runs on every rank."""
-        sizes = setup.sizes
-        made = make_proposer(
-            setup.speculate,
-            ProposerSetup(
-                sizes.max_draft_tokens,
-                sizes.num_slots,
-                sizes.max_model_len,
-                model.config.vocab_size,
-                model,
-                rejection=setup.rejection,
-            ),
-        )
-        if made is not None and not group.is_first and not made.wants_hidden:
-            made.close()
-            return None
-        return made
 
 
 def _shared_facts(setup: Setup, layout: RankLayout) -> dict[str, str]:

@@ -6,9 +6,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hal_core.devices import check_processor
-
 from hal.selection import ENVIRONMENT
+from hal_engine.stepping import DEFAULT, check_runs
 
 from .launch import LocalLaunch
 from .rank_executor import RankExecutor
@@ -44,7 +43,7 @@ class RankStart:
         if self._cluster is not None:
             return self._cluster.rank_executor(setup, self._bundle, ranks.ray_placement, look=self._look)
         if not setup.named_runner:
-            check_processor()  # before a rank fails deep in a library
+            check_runs(DEFAULT)  # before a rank fails deep in a library
         before, among = setup.number * ranks.size, ranks.size * ranks.workers
         return RankExecutor(setup, LocalLaunch(ranks.size, before=before, among=among), look=self._look)
 

@@ -12,13 +12,12 @@ from zlib import crc32
 
 import numpy as np
 from hal_core import ByteRange, StateUnusable
+from hal_core.devices import HOST, opened
 
 from hal_engine.options import CHECK_RANKS
 
 if TYPE_CHECKING:
     from hal_engine.stepping import Stepper
-
-    from .tensor_ranks import TensorRanks
 
 VARIABLE = "HAL_CHECK_RANKS"
 _APART = ("topk_token_ids", "topk_logprobs", "topk_ranks")
@@ -29,8 +28,8 @@ Columns = dict[str, np.ndarray[Any, Any]]
 class StateCheck:
     """Compares one worker's state with those of the other ranks of its group. All of them call :meth:`compare`."""
 
-    def __init__(self, worker: Stepper, ranks: TensorRanks) -> None:
-        self._worker, self._ranks = worker, ranks
+    def __init__(self, worker: Stepper) -> None:
+        self._worker, self._opened = worker, opened(worker.group, backend=HOST)
         self.first_admission_id = 0
         """First admission id of this run; 0 before there is one."""
 
@@ -46,7 +45,7 @@ class StateCheck:
         sums = np.array([[crc32(bytes(row)) for row in column] for column in columns.values()], np.int64)
         every = [np.frombuffer(data, np.int64).reshape(sums.shape) for data in self._exchanged(sums)]
         differs = np.argwhere(np.any([one != every[0] for one in every[1:]], axis=0))
-        members = self._ranks.group.ranks
+        members = self._worker.group.ranks
         field, slot = differs[0].tolist()
         others = [rank for rank, one in zip(members, every, strict=True) if one[field, slot] != every[0][field, slot]]
         raise StateUnusable(
@@ -71,7 +70,8 @@ class StateCheck:
         return columns
 
     def _exchanged(self, numbers: np.ndarray[Any, Any]) -> list[bytes]:
-        import paddle
-
-        found = self._ranks.all_gather(paddle.to_tensor(np.ascontiguousarray(numbers), place="cpu")).numpy()
-        return [one.tobytes() for one in found]
+        """Return the numbers of each rank, in their order."""
+        mine = numbers.tobytes()
+        found = bytearray(len(mine) * self._worker.group.size)
+        self._opened.watched(self._opened.process_group.all_gather, memoryview(mine), memoryview(found))
+        return [bytes(found[at : at + len(mine)]) for at in range(0, len(found), len(mine))]

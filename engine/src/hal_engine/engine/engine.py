@@ -32,15 +32,15 @@ from .scheduler import Admitted, Scheduler
 from .worker import EngineWorker
 
 if TYPE_CHECKING:
-    from .executor import LocalExecutor
+    from hal_engine.stepping import Stepper
 
 Wait = Callable[[Sequence[Any], float], None]
 
 
 def local_worker(
-    executor: LocalExecutor, *, chunk: int | None = None, step_tokens: int | None = None, overlap: bool = False
+    executor: Stepper, *, chunk: int | None = None, step_tokens: int | None = None, overlap: bool = False
 ) -> EngineWorker[Scheduler]:
-    """Return an executor of this process, such as a :class:`hal_engine.stepping.Stepper`, with its scheduler."""
+    """Return the stepper of this process, with its scheduler."""
     limits = {"chunk": chunk or executor.chunk or DEFAULT_CHUNK, "step_tokens": step_tokens, "overlap": overlap}
     admits = {"admit": executor.admit, "admit_all": executor.admit_all}
     return EngineWorker(executor, Scheduler(executor.layout, executor.blocks, **admits, **limits))  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ class Engine:
 
     def __init__(
         self,
-        workers: LocalExecutor | Sequence[EngineWorker[Any]],
+        workers: Stepper | Sequence[EngineWorker[Any]],
         *,
         chunk: int | None = None,
         step_tokens: int | None = None,

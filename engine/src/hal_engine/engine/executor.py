@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from hal_core import AdmittedRequest, InvalidValue, OutputRecord, Request, SinkClosed, SinkFull, StateLayout, Task
+    from hal_core import OutputRecord, SinkClosed, SinkFull, Task
 
 
 class Executor(Protocol):
@@ -41,25 +41,3 @@ class Executor(Protocol):
 
         Raises the step's error: :class:`hal_core.errors.GroupLost` if ranks are lost.
         """
-
-
-class LocalExecutor(Executor, Protocol):
-    """An executor with one group, in this process."""
-
-    @property
-    def layout(self) -> StateLayout:
-        """The layout of the state that requests are admitted to."""
-
-    @property
-    def chunk(self) -> int | None:
-        """Most prompt tokens of a step that its runner prefers; None if it does not say."""
-
-    @property
-    def blocks(self) -> int:
-        """KV blocks of the model's cache."""
-
-    def admit(self, request: Request) -> AdmittedRequest:
-        """Check a request and pack it for the state."""
-
-    def admit_all(self, requests: Sequence[Request]) -> Sequence[AdmittedRequest | InvalidValue]:
-        """Do so for several; of each the result, or the error that refuses it."""

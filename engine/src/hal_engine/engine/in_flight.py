@@ -49,11 +49,11 @@ class InFlight:
         self._held[admission_id] = generation
         self._launched = None
 
-    def leave(self, generation: Generation, *, told: bool) -> None:
-        """Remove a request from its slot. ``told``: the next step names it once more, and its record reports that."""
+    def leave(self, generation: Generation, *, reported: bool) -> None:
+        """Remove a request from its slot. ``reported``: the next step names it once more, and its record says so."""
         admission_id = self._names.pop(generation.request_id)
         self._launched = None
-        if told:
+        if reported:
             self._leaving[generation.request_id] = admission_id
 
     def launch(self, decoding: Sequence[Generation], first: Sequence[Generation]) -> None:
@@ -116,6 +116,6 @@ class InFlight:
 
     def forget(self, generation: Generation) -> None:
         """End a stay that ended with a token although its request has not ended: it continues elsewhere."""
-        self.leave(generation, told=False)
+        self.leave(generation, reported=False)
         self._found = None
         del self._held[generation.admitted.admission_id]

@@ -368,7 +368,7 @@ class Scheduler:
 
     def _leave(self, generation: Generation, kind: TaskKind) -> Task:
         task = Task(kind, generation.slot, generation.admitted)
-        self._vacate(generation, told=True)
+        self._vacate(generation, reported=True)
         return task
 
     def _run(self, generation: Generation) -> None:
@@ -390,11 +390,11 @@ class Scheduler:
         self.running.remove(generation)
         self._decoding = None
 
-    def _vacate(self, generation: Generation, *, told: bool = False, failed: bool = False) -> None:
-        """Release a request's slot and blocks. ``told``: with the step that is being scheduled, which reports it.
+    def _vacate(self, generation: Generation, *, reported: bool = False, failed: bool = False) -> None:
+        """Release a request's slot and blocks. ``reported``: with the step that is being scheduled, which reports it.
         ``failed``: it may continue in a step in flight, until the host has stopped it."""
         self._remove(generation)
-        self._in_flight.leave(generation, told=told)
+        self._in_flight.leave(generation, reported=reported)
         self._holdings.give_back(generation.slot, generation.blocks, at_once=self.one_stream and not failed)
         generation.slot, generation.blocks, generation.prefilled = -1, [], 0
 

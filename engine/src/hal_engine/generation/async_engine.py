@@ -212,10 +212,10 @@ class AsyncEngine:
         if isinstance(prompt, str):
             (ids,) = await self.encode([prompt])
         elif isinstance(prompt, Iterable):
-            ids = [one if type(one) is int else _whole(one, "prompt") for one in prompt]
+            ids = [one if type(one) is int else _integer(one, "prompt") for one in prompt]
         else:
             raise InvalidValue(f"{prompt!r} is no text", cure="give a text, or token ids", argument="prompt")
-        number, priority = _whole(number, "number"), _whole(priority, "priority")
+        number, priority = _integer(number, "number"), _integer(priority, "priority")
         if isinstance(params, SamplingParams):
             wanted = self._plan.params(params)
         elif params is None or isinstance(params, Mapping):
@@ -246,7 +246,7 @@ class AsyncEngine:
             self._link.abort(request.request_id)  # without effect if it has ended
 
 
-def _whole(given: object, argument: str) -> int:
+def _integer(given: object, argument: str) -> int:
     """Return a whole number as an ``int``, as only those can be sent to the engine process."""
     try:
         if isinstance(given, bool):

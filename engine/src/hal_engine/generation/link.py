@@ -244,8 +244,8 @@ class EngineLink:
     def _tail(self) -> str:
         """The last output of the process since it took requests."""
         size = os.fstat(self._noise.fileno()).st_size
-        said = os.pread(self._noise.fileno(), _TAIL, max(self._output_before, size - _TAIL))
-        words = " ".join(said.decode(errors="replace").split())
+        output = os.pread(self._noise.fileno(), _TAIL, max(self._output_before, size - _TAIL))
+        words = " ".join(output.decode(errors="replace").split())
         return f"; its output: {words}" if words else ""
 
     def _end(self) -> None:

@@ -18,7 +18,7 @@ from hal_engine.model.streaming import AnswerText
 from hal_engine.model.tokenizer import Tokenizer, TooLong
 from hal_engine.options import EngineOptions, EngineSetup
 from hal_engine.proposers import check_names
-from hal_engine.proposers.asked import check_layer
+from hal_engine.proposers.checks import check_layer
 from hal_engine.sizing import BLOCK_SIZE, check_budget, setup_of
 from hal_engine.spelling import meant
 
@@ -36,12 +36,12 @@ SAMPLING = (*SamplingParams.__dataclass_fields__, "ignore_eos")
 """Names of a request's parameters."""
 
 
-def check_known(names: Iterable[str], known: Sequence[str] = SAMPLING, beside: Sequence[str] = ()) -> None:
-    """Raise :class:`InvalidValue` for a name that is not ``known``. ``beside``: what else could be meant."""
+def check_known(names: Iterable[str], known: Sequence[str] = SAMPLING, others: Sequence[str] = ()) -> None:
+    """Raise :class:`InvalidValue` for a name that is not ``known``. ``others``: what else could be meant."""
     for name in names:
         if name not in known:
-            close = meant(name, [*known, *beside])
-            cure = f"did you mean {close}?" if close else f"known: {', '.join([*beside, *known])}"
+            close = meant(name, [*known, *others])
+            cure = f"did you mean {close}?" if close else f"known: {', '.join([*others, *known])}"
             raise InvalidValue("no such parameter", cure=cure, argument=name)
 
 

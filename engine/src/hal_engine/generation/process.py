@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hal_core import GroupLost, OutputRecord, Request
@@ -30,14 +30,6 @@ if TYPE_CHECKING:
 
 MOST_PENDING = 64 << 20
 """Bytes of records that wait for the caller before a step waits for it, too."""
-
-
-class Caller(Protocol):
-    """The channel to the caller; :class:`CallerEnd` is one."""
-
-    def receive(self, timeout: float) -> Contents | None: ...
-
-    def send(self, message: Message) -> bool: ...
 
 
 class CallerEnd:
@@ -88,7 +80,7 @@ class _Gauge:
         self._engine, self._pulse = engine, pulse
         self._steps = 0
         self._host = self._elapsed = self._due = 0.0
-        self._sent: Stats | None = None
+        self._last: Stats | None = None
 
     def __enter__(self) -> None:
         self._began = time.monotonic(), time.thread_time()
@@ -106,14 +98,14 @@ class _Gauge:
     def read(self) -> Stats | None:
         """Return the figures if they have changed and are due, which a loss of workers always is."""
         now, down = time.monotonic(), self._engine.lost
-        if now < self._due and down == ("" if self._sent is None else self._sent.down):
+        if now < self._due and down == ("" if self._last is None else self._last.down):
             return None
         self._due = now + TIMEOUTS.stats
         fed, accepted, _ = self._engine.drafts
         running, waiting, cache = self._engine.load()
         ranks, device = self._engine.spent
-        former, self._sent = (
-            self._sent,
+        former, self._last = (
+            self._last,
             Stats(
                 running,
                 waiting,
@@ -129,10 +121,10 @@ class _Gauge:
                 down,
             ),
         )
-        return None if former == self._sent else self._sent
+        return None if former == self._last else self._last
 
 
-def serve_requests(channel: Caller, engine: Engine, pulse: CallerEnd | None = None) -> None:
+def serve_requests(channel: CallerEnd, engine: Engine, pulse: CallerEnd | None = None) -> None:
     """Take requests and aborts and step until the caller sends Stop. ``pulse``: gets the number of each step.
 
     Raises the errors of a step, and :class:`GroupLost` if the caller is gone.

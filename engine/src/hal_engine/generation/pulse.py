@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from hal_engine.timeouts import TIMEOUTS
 
-
-class Heard(Protocol):
-    """What a channel shows of its peer (:class:`hal_engine.transport.channel.Channel`)."""
-
-    heard: float
-    number: int
+if TYPE_CHECKING:
+    from hal_engine.transport.channel import Channel
 
 
 class PulseWatch:
     """Counts how long an engine process was silent, and how long its step lasts. ``clock``: seconds. Time in which the
     caller itself was stopped does not count."""
 
-    def __init__(self, channel: Heard, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, channel: Channel, clock: Callable[[], float] = time.monotonic) -> None:
         self._channel, self._clock = channel, clock
         self._heard = channel.heard
         self._looked = clock()

@@ -1,4 +1,4 @@
-"""Transfer of keys and values between workers (``hal_core.handover``): over channels, from the paged cache."""
+"""Transfer of keys and values between workers (``hal_core.handover``), over channels."""
 
 from __future__ import annotations
 

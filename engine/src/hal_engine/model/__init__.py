@@ -1,8 +1,5 @@
-"""The language model: configuration, checkpoint loading, tokenizer and the Paddle decoder with its paged cache.
-
-Importing this package, ``hal_engine.model.config`` or ``hal_engine.model.tokenizer`` imports no framework;
-``hal_engine.model.llama`` imports Paddle, so import it only to run a model.
-"""
+"""The language model, without a framework: its configuration, the reading of a checkpoint, and the tokenizer. Runners
+compute with it."""
 
 from __future__ import annotations
 

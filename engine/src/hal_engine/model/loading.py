@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from hal_engine.model.config import LlamaConfig
 from hal_engine.model.fields import read_json
 from hal_engine.model.files import check_regular
-from hal_engine.model.split import WHOLE, Shard, filled_up, part_of
+from hal_engine.model.split import UNSPLIT, Shard, filled_up, part_of
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _STORED: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
@@ -36,7 +36,7 @@ class Entry:
     stop: int
 
 
-def read_tensors(directory: Path, config: LlamaConfig, shard: Shard = WHOLE) -> dict[str, np.ndarray]:
+def read_tensors(directory: Path, config: LlamaConfig, shard: Shard = UNSPLIT) -> dict[str, np.ndarray]:
     """Return all tensors of the checkpoint by their usual names, float32, matrices ``[out, in]``; for a shard only its
     parts.
 
@@ -238,8 +238,8 @@ def _read(name: str, entry: Entry, config: LlamaConfig, shard: Shard) -> np.ndar
     twice."""
     stored = _STORED[entry.dtype]
     count = (entry.stop - entry.start) // stored.itemsize
-    whole = np.memmap(entry.path, dtype=stored, mode="r", offset=entry.start, shape=(count,)).reshape(entry.shape)
-    raw = whole[part_of(name, entry.shape, shard)]
+    mapped = np.memmap(entry.path, dtype=stored, mode="r", offset=entry.start, shape=(count,)).reshape(entry.shape)
+    raw = mapped[part_of(name, entry.shape, shard)]
     if entry.dtype == "BF16":
         values: np.ndarray = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
     else:

@@ -38,16 +38,16 @@ class OwnBytes:
         self._decode, self._bytes = decode, byte_token_ids
         self._by_level = any(step["type"] == "ByteLevel" for step in steps)
         plain = (token for token in sorted(visible - byte_token_ids) if _BROKEN not in decode([token]))
-        self._beside = next(([token] for token in plain if decode([token]).strip()), [])
-        self._before = decode(self._beside)
-        self._behind = decode(self._beside * 2).removeprefix(self._before)
+        self._neighbor = next(([token] for token in plain if decode([token]).strip()), [])
+        self._before = decode(self._neighbor)
+        self._behind = decode(self._neighbor * 2).removeprefix(self._before)
 
     def of(self, token: int, spelled: str) -> bytes:
         """Return the bytes of a token, whose text in the vocabulary is ``spelled``."""
         if token in self._bytes:
             return bytes([int(spelled[1:-1], 16)])
         if self._by_level:
-            whole = all(letter in _BYTES for letter in spelled)
-            return bytes(_BYTES[letter] for letter in spelled) if whole else spelled.encode()
-        text = self._decode([*self._beside, token, *self._beside])
+            complete = all(letter in _BYTES for letter in spelled)
+            return bytes(_BYTES[letter] for letter in spelled) if complete else spelled.encode()
+        text = self._decode([*self._neighbor, token, *self._neighbor])
         return text.removeprefix(self._before).removesuffix(self._behind).encode()

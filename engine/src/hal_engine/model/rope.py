@@ -80,7 +80,7 @@ def read_rope(given: Fields) -> Rope:
 
 _LLAMA3 = frozenset(["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"])
 # Fields allowed beside the factor of a scaling.
-_BESIDE_FACTOR: Mapping[str, frozenset[str]] = {
+_FIELDS_OF_TYPE: Mapping[str, frozenset[str]] = {
     "default": frozenset(),
     "linear": frozenset(),
     "dynamic": frozenset(),
@@ -94,9 +94,9 @@ def _read_scaling(given: Fields, name: str, rope: Fields) -> Llama3Scaling | Non
     a factor of 1, or a dynamic one, which begins where ``max_position_embeddings`` ends."""
     kinds = [rope.given[key] for key in ("rope_type", "type") if key in rope] or ["default"]
     kind = kinds[0]
-    if not isinstance(kind, str) or any(other != kind for other in kinds) or kind not in _BESIDE_FACTOR:
+    if not isinstance(kind, str) or any(other != kind for other in kinds) or kind not in _FIELDS_OF_TYPE:
         given.refuse(name, "only the types 'default' and 'llama3' are supported", SUPPORTED)
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"} | _BESIDE_FACTOR[kind]
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"} | _FIELDS_OF_TYPE[kind]
     if not known.issuperset(rope.given) or rope.given.get("partial_rotary_factor", 1) != 1:
         given.refuse(name, f"it has more than rotary positions of type {kind!r} that are supported", SUPPORTED)
     if kind == "default" and "factor" not in rope:

@@ -8,34 +8,11 @@ with zeros. Each rank holds all other tensors whole.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from hal_core import InvalidValue
 
 from hal_engine.model.config import LlamaConfig
-
-if TYPE_CHECKING:
-    from paddle import Tensor
-
-
-class Ranks(Protocol):
-    """The collectives that the model uses; :class:`hal_engine.distributed.tensor_ranks.TensorRanks` has them."""
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def index(self) -> int: ...
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum over all ranks, in place."""
-
-    def gather(self, tensor: Tensor) -> Tensor | None:
-        """Return ``[size, *shape]`` on the first rank, None on the other ones."""
-
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        """Return ``[size, *shape]`` on every rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +32,7 @@ class Shard:
         return slice(min(self.index * share, count), min((self.index + 1) * share, count))
 
 
-WHOLE = Shard()
+UNSPLIT = Shard()
 _SPLIT = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 _BY_ROWS = ("q_proj.", "k_proj.", "v_proj.", "gate_proj.", "up_proj.")
 _BY_COLUMNS = ("o_proj.weight", "down_proj.weight")
@@ -84,14 +61,14 @@ def local_config(config: LlamaConfig, shard: Shard) -> LlamaConfig:
 
 def part_of(name: str, shape: tuple[int, ...], shard: Shard) -> tuple[slice, ...]:
     """Return the part of the tensor ``name`` with this (whole) shape that a rank holds."""
-    whole = tuple(slice(0, count) for count in shape)
+    full = tuple(slice(0, count) for count in shape)
     if shard.size == 1:
-        return whole
+        return full
     if name.endswith(_BY_COLUMNS):
-        return whole[0], shard.part(shape[1])
+        return full[0], shard.part(shape[1])
     if any(word in name for word in _BY_ROWS) or name.endswith(BY_VOCABULARY):
-        return shard.part(shape[0]), *whole[1:]
-    return whole
+        return shard.part(shape[0]), *full[1:]
+    return full
 
 
 def filled_up(name: str, array: np.ndarray, vocab_size: int, shard: Shard) -> np.ndarray:

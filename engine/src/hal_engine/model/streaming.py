@@ -47,18 +47,18 @@ class StreamDecoder:
     def push(self, ids: Iterable[int]) -> str:
         """Return the text that these further ids complete, perhaps none."""
         self._window += self._tokenizer.visible(list(ids))
-        whole = self._tokenizer.decode(self._window)
+        decoded = self._tokenizer.decode(self._window)
         if (run := self._byte_run()) > 0:
             settled = self._tokenizer.decode(self._window[:-run])
         else:
-            settled = whole.removesuffix(_BROKEN)  # the beginning of a character is one U+FFFD
+            settled = decoded.removesuffix(_BROKEN)  # the beginning of a character is one U+FFFD
         if not self._begun:
             self._out = _shared(self._prompt, settled)
         piece = settled[self._out :]
         self._begun = self._begun or bool(piece)
         self._out = max(self._out, len(settled))
-        self.held = whole[self._out if self._begun else _shared(self._prompt, whole) :]
-        if piece and len(settled) == len(whole) and len(self._window) > _WINDOW:
+        self.held = decoded[self._out if self._begun else _shared(self._prompt, decoded) :]
+        if piece and len(settled) == len(decoded) and len(self._window) > _WINDOW:
             self._window = self._context(self._window)
             self._out = len(self._tokenizer.decode(self._window))
         return piece

@@ -7,18 +7,16 @@ keeps the drafts that equal its own draws.
 from __future__ import annotations
 
 from .loading import NONE, check_names, make_proposer
-from .proposer import Drawn, Fed, HandsOver, Proposer, Setup, handing_over
+from .proposer import Drawn, Fed, Proposer, Setup
 from .room import draft_room
 
 __all__ = [
     "NONE",
     "Drawn",
     "Fed",
-    "HandsOver",
     "Proposer",
     "Setup",
     "check_names",
     "draft_room",
-    "handing_over",
     "make_proposer",
 ]

@@ -113,8 +113,8 @@ class Adaptive:
             wanted[number], gain = worthwhile(self._slots[number].acceptance.rate(self._general), most, cost)
             gains += gain
         drafting = gains >= STEP_COST * len(room)
-        asked = {number: self._most(self._slots[number], count, drafting) for number, count in wanted.items()}
-        drafts = self.inner.propose({number: min(count, room[number]) for number, count in asked.items() if count})
+        limits = {number: self._most(self._slots[number], count, drafting) for number, count in wanted.items()}
+        drafts = self.inner.propose({number: min(count, room[number]) for number, count in limits.items() if count})
         for number, tokens in drafts.items():
             self._slots[number].drafted = len(tokens)
         return drafts

@@ -66,8 +66,8 @@ class Places:
             return text[WORD * place : WORD * place + size]
 
         at = bisect_left(order, context, key=key)
-        beside = [common(key(place), context) for place in order[max(at - 1, 0) : at + 1]]
-        length = max(beside, default=0)
+        lengths = [common(key(place), context) for place in order[max(at - 1, 0) : at + 1]]
+        length = max(lengths, default=0)
         if not length:
             return array("i"), 0
         size, context = WORD * length, context[: WORD * length]
@@ -142,17 +142,17 @@ def vote(places: Sequence[Sequence[int]], matched: int, most: int) -> Guess:
             drafts += [word - 1 for word in words]
             score += share * len(words)
             break
-        said: dict[int, list[Sequence[int]]] = {}
+        by_word: dict[int, list[Sequence[int]]] = {}
         for words in places:
-            said.setdefault(words[at], []).append(words)
-        said.pop(0, None)
-        if not said:
+            by_word.setdefault(words[at], []).append(words)
+        by_word.pop(0, None)
+        if not by_word:
             break
-        word = max(said, key=lambda word: len(said[word]))
-        share *= len(said[word]) / len(places)
+        word = max(by_word, key=lambda word: len(by_word[word]))
+        share *= len(by_word[word]) / len(places)
         if share < LEAST_SHARE:
             break
-        places = said[word]
+        places = by_word[word]
         drafts.append(word - 1)
         score += share
     return Guess(drafts, matched, score) if drafts else Guess([])

@@ -82,7 +82,7 @@ class Guarded:
             raise _Wrong(f"{_shown(answer)}, and not a dict of slots and their drafts")
         drafts: dict[int, list[int]] = {}
         for key, tokens in answer.items():
-            slot = _whole(key, "the slot")
+            slot = _integer(key, "the slot")
             if slot not in room:
                 raise _Wrong(f"drafts for slot {slot}, which has no room for any")
             drafts[slot] = self._tokens(tokens, room[slot], f" for slot {slot}")
@@ -94,7 +94,7 @@ class Guarded:
             raise _Wrong(f"{_shown(given)}{where}, and not a list of tokens")
         if len(given) > most:
             raise _Wrong(f"{len(given)} drafts{where}, which has room for {most}")
-        tokens = [_whole(token, f"the draft{where}") for token in given]
+        tokens = [_integer(token, f"the draft{where}") for token in given]
         wrong = [token for token in tokens if not 0 <= token < self._vocab_size]
         if wrong:
             raise _Wrong(f"{_shown(wrong[0])}{where}, and tokens go from 0 to {self._vocab_size - 1}")
@@ -116,7 +116,7 @@ class Guarded:
 class GuardedSecond(Guarded):
     """A guarded proposer that can also continue another's drafts."""
 
-    inner: Extends  # type: ignore[assignment]  # and a Proposer: the intersection has no name here
+    inner: Extends
 
     def guess(self, slot: int, drafts: Sequence[int], most: int) -> Guess:
         """Return the possible continuation, checked like a proposal."""
@@ -125,7 +125,7 @@ class GuardedSecond(Guarded):
     def _guess(self, answer: object, most: int) -> Guess:
         if not isinstance(answer, Guess):
             raise _Wrong(f"{_shown(answer)}, and not a hal_engine.proposers.host.Guess")
-        matched = _whole(answer.matched, "matched")
+        matched = _integer(answer.matched, "matched")
         return Guess(self._tokens(answer.drafts, most, ""), matched, answer.score)
 
 
@@ -134,7 +134,7 @@ def guarded(inner: Proposer, entry: Entry, setup: Setup) -> Proposer:
     return (GuardedSecond if callable(getattr(inner, "guess", None)) else Guarded)(inner, entry, setup)
 
 
-def _whole(value: object, what: str) -> int:
+def _integer(value: object, what: str) -> int:
     if type(value) is int:  # the usual case
         return value
     if isinstance(value, bool) or not isinstance(value, int | np.integer):

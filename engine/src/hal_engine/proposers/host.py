@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from hal_core import InvalidValue
 
-from .proposer import Fed, Int64s
+from .proposer import Fed, Int64s, Proposer
 
 if TYPE_CHECKING:
     from hal_core import AdmittedRequest
@@ -41,8 +41,9 @@ class Text(Protocol):
         """Return all of them, int64 ``[n]``."""
 
 
-class Extends(Protocol):
-    """A proposer that can continue another proposer's drafts."""
+@runtime_checkable
+class Extends(Proposer, Protocol):
+    """A proposer that can continue another proposer's drafts: n-gram and suffix can."""
 
     def guess(self, slot: int, drafts: Sequence[int], most: int) -> Guess:
         """Return at most ``most`` tokens (at least 1) that may follow a slot's known tokens and ``drafts``."""

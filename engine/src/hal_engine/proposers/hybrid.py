@@ -7,7 +7,7 @@ used without the first. Otherwise the first drafts, and the second continues its
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from .adaptive import Acceptance
 from .host import Extends
@@ -22,20 +22,15 @@ TRUSTED = 0.7
 """If this share of its drafts was right lately, the second replaces the first."""
 
 
-@runtime_checkable
-class Second(Proposer, Extends, Protocol):
-    """A proposer that can continue another's drafts: n-gram and suffix can."""
-
-
 class Hybrid:
     """Two proposers as one. ``first_most``: most drafts of the first; the second continues them."""
 
-    def __init__(self, first: Proposer, second: Second, first_most: int) -> None:
+    def __init__(self, first: Proposer, second: Extends, first_most: int) -> None:
         self.first, self.second, self.first_most = first, second, first_most
         self.wants_hidden = first.wants_hidden or second.wants_hidden
         self.draft_cost = float(getattr(first, "draft_cost", 0.0))
         self._trust: dict[int, Acceptance] = {}
-        self._said: dict[int, list[int]] = {}
+        self._predicted: dict[int, list[int]] = {}
 
     def enter(self, slot: int, request: AdmittedRequest, tokens: Int64s) -> None:
         """Give the request to both."""
@@ -46,9 +41,9 @@ class Hybrid:
     def observe(self, fed: Fed) -> None:
         """Compare delivered tokens with the second's predictions, fed or not."""
         for slot, accepted in zip(fed.slots, fed.accepted, strict=True):
-            if len(accepted) and (said := self._said.pop(slot, None)):
-                seen = min(len(said), len(accepted))
-                right = next((i for i in range(seen) if said[i] != accepted[i]), seen)
+            if len(accepted) and (predicted := self._predicted.pop(slot, None)):
+                seen = min(len(predicted), len(accepted))
+                right = next((i for i in range(seen) if predicted[i] != accepted[i]), seen)
                 self._trust[slot].note(seen, right)
         self.first.observe(fed)
         self.second.observe(fed)
@@ -57,18 +52,18 @@ class Hybrid:
         """Return for each slot the drafts of the trusted second, else those of the first and the second's
         continuation."""
         drafts: dict[int, list[int]] = {}
-        asked: dict[int, int] = {}
+        limits: dict[int, int] = {}
         for slot, most in room.items():
             if most <= 0:
                 continue
             guess = self.second.guess(slot, (), most)
             if guess.matched >= LEAST_MATCH:
-                self._said[slot] = guess.drafts
+                self._predicted[slot] = guess.drafts
                 if self._trust[slot].rate(TRUSTED) >= TRUSTED:
                     drafts[slot] = guess.drafts
                     continue
-            asked[slot] = min(most, self.first_most)
-        for slot, first in self.first.propose(asked).items():
+            limits[slot] = min(most, self.first_most)
+        for slot, first in self.first.propose(limits).items():
             tokens = first + self._more(slot, first, room[slot] - len(first))
             drafts[slot] = Drawn(tokens, first.weights) if isinstance(first, Drawn) else tokens
         return drafts
@@ -76,7 +71,7 @@ class Hybrid:
     def leave(self, slot: int, *, finished: bool) -> None:
         """Let both forget the request."""
         self._trust.pop(slot, None)
-        self._said.pop(slot, None)
+        self._predicted.pop(slot, None)
         self.first.leave(slot, finished=finished)
         self.second.leave(slot, finished=finished)
 

@@ -11,7 +11,8 @@ from hal.discovery import PROPOSERS, SPECULATE, Entry, installed_in, load_made, 
 
 from .adaptive import Adaptive
 from .guarded import guarded
-from .hybrid import Hybrid, Second
+from .host import Extends
+from .hybrid import Hybrid
 from .proposer import Proposer, Setup
 
 NONE = "none"
@@ -78,7 +79,7 @@ def _entry(name: str) -> Entry:
 
 def join(first: Proposer, second: Proposer, name: str, setup: Setup) -> Hybrid:
     """Return two proposers as one, the second called ``name``; the first drafts the first half, rounded up."""
-    if not isinstance(second, Second):
+    if not isinstance(second, Extends):
         raise InvalidValue(
             f"{name} cannot go on from another's drafts",
             cure="name one that can, as ngram or suffix, behind the +",

@@ -123,32 +123,3 @@ class Proposer(Protocol):
 
     def close(self) -> None:
         """Release all resources. No call follows. Idempotent."""
-
-
-@runtime_checkable
-class HandsOver(Protocol):
-    """A proposer with its own keys and values in a request's blocks, which move with them to another worker."""
-
-    def layer(self) -> Any:  # noqa: ANN401 (the model's own kind)
-        """The layer that owns the cache; the model has its own by now."""
-
-    def covered(self, slot: int) -> int:
-        """Return how many of the slot's tokens, from the first on, have keys and values that will not change."""
-
-    def hand_over(self, slot: int) -> bytes:
-        """Return the state that the proposer on another worker needs to continue; before ``leave``."""
-
-    def take_over(self, slot: int, state: bytes) -> None:
-        """Continue from another worker's state; after ``enter``.
-
-        :raises InvalidValue: for a state that is not this proposer's.
-        """
-
-
-def handing_over(proposer: Proposer | None) -> HandsOver | None:
-    """Return the proposer, or the one inside it, that hands over a state; None if there is none."""
-    if proposer is None or isinstance(proposer, HandsOver):
-        return proposer
-    inside = (getattr(proposer, name, None) for name in ("inner", "first", "second"))
-    found = (handing_over(one) for one in inside if isinstance(one, Proposer))
-    return next((one for one in found if one is not None), None)

@@ -62,10 +62,10 @@ def draw(draws: Draws) -> tuple[Int64s, Float64s]:
     if len(free):
         tokens[free], margins[free] = _from_all(draws.only(free))
     pending = np.flatnonzero(ordered)
-    whole = np.flatnonzero(ordered & ((draws.top_k == 0) | (draws.top_k >= vocab)))
+    untruncated = np.flatnonzero(ordered & ((draws.top_k == 0) | (draws.top_k >= vocab)))
     totals = np.zeros(count, np.int64)
-    if len(whole):
-        totals[whole] = draws.only(whole).run_weights(np.zeros(len(whole), np.int64)).sum(axis=1)
+    if len(untruncated):
+        totals[untruncated] = draws.only(untruncated).run_weights(np.zeros(len(untruncated), np.int64)).sum(axis=1)
     for look in _looks(vocab):
         if not len(pending):
             break

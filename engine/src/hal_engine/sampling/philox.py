@@ -53,6 +53,6 @@ def uniform(seed: Int64s, position: Int64s, stream: int = TARGET) -> Float64s:
     counter[2] = stream
     mixed = philox4x32(counter, key)
     high, low = mixed[0] >> np.uint64(5), mixed[1] >> np.uint64(6)
-    whole = (high << np.uint64(26)) | low
-    drawn: Float64s = whole.astype(np.float64) * 2.0**-53
+    bits = (high << np.uint64(26)) | low
+    drawn: Float64s = bits.astype(np.float64) * 2.0**-53
     return drawn

@@ -80,9 +80,9 @@ def _trouble(logits: Float32s) -> str:
 
 def shaped(final: Float32s, best: Float32s, rows: SamplingRows, at: Int64s, stream: int = TARGET) -> Draws:
     """Return some of the rows, by number, prepared for a draw; ``stream``: of the drawing numbers."""
-    whole = len(at) == len(final)
+    every = len(at) == len(final)
     return Draws(
-        final if whole else final[at],
+        final if every else final[at],
         best[at],
         rows.temperature[at],
         rows.top_k[at],

@@ -63,21 +63,21 @@ def _blocks(
     for row, column in product(range(0, count, down), range(0, vocab, across)):
         rows, columns = slice(row, min(row + down, count)), slice(column, min(column + across, vocab))
         height, width = rows.stop - rows.start, columns.stop - columns.start
-        steps, whole, series = scratch[:, :height, :width]
+        steps, rounded, series = scratch[:, :height, :width]
         np.subtract(best[rows, None], logits[rows, columns], out=steps, dtype=np.float64)
         steps *= rate[rows, None]
         np.minimum(steps, float(len(powers) - 1), out=steps)
-        np.rint(steps, out=whole)
-        steps -= whole
+        np.rint(steps, out=rounded)
+        steps -= rounded
         np.multiply(steps, _THIRD, out=series)
         for term in (_SECOND, _FIRST):
             series += term
             series *= steps
         series += 1.0
         place = places[:height, :width]
-        place[...] = whole
-        np.take(powers, place, out=whole, mode="clip")
-        series *= whole
+        place[...] = rounded
+        np.take(powers, place, out=rounded, mode="clip")
+        series *= rounded
         place[...] = np.rint(series, out=series)
         yield rows, columns, place
 

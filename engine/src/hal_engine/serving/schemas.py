@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # no type checker follows what is made of rows
     _Numbers = msgspec.Struct
 else:  # the sampling parameters that are one number; None: the checkpoint's default, or OpenAI's
     _Numbers = msgspec.defstruct(
-        "_Numbers", [(one.name, (int if one.whole else float) | None, None) for one in PARAMS], kw_only=True
+        "_Numbers", [(one.name, (int if one.integer else float) | None, None) for one in PARAMS], kw_only=True
     )
 
 

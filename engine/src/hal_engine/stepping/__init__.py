@@ -8,24 +8,33 @@ from __future__ import annotations
 
 from .acceptance import Acceptance
 from .async_loop import AsyncLoop
-from .loading import AUTO, PADDLE, check_drafts, check_dtype, check_runner_name, choose_runner, make_runner
+from .loading import (
+    AUTO,
+    DEFAULT,
+    check_drafts,
+    check_dtype,
+    check_runner_name,
+    check_runs,
+    choose_runner,
+    make_runner,
+    needs_host,
+    title_of,
+)
 from .overlap import OVERLAPS, check_overlap, overlap_of
-from .runner import DraftsOnDevice, HostRunner, KeepsBlocks, PrefersChunks, Runner, RunnerSetup
+from .runner import HostRunner, KeepsBlocks, Runner, RunnerSetup
 from .step_plan import PlannedStep
 from .stepper import Launched, Stepper
 
 __all__ = [
     "AUTO",
+    "DEFAULT",
     "OVERLAPS",
-    "PADDLE",
     "Acceptance",
     "AsyncLoop",
-    "DraftsOnDevice",
     "HostRunner",
     "KeepsBlocks",
     "Launched",
     "PlannedStep",
-    "PrefersChunks",
     "Runner",
     "RunnerSetup",
     "Stepper",
@@ -33,7 +42,10 @@ __all__ = [
     "check_dtype",
     "check_overlap",
     "check_runner_name",
+    "check_runs",
     "choose_runner",
     "make_runner",
+    "needs_host",
     "overlap_of",
+    "title_of",
 ]

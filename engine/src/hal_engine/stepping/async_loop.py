@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 class AsyncLoop:
     """The steps in flight of one rank, at most one after each :meth:`step`.
 
-    ``told``: is called with the output of each step, once, as soon as that is available.
+    ``on_record``: is called with the output of each step, once, as soon as that is available.
     """
 
-    def __init__(self, stepper: Stepper, told: Callable[[OutputRecord], None] = lambda _: None) -> None:
-        self._stepper, self._told = stepper, told
+    def __init__(self, stepper: Stepper, on_record: Callable[[OutputRecord], None] = lambda _: None) -> None:
+        self._stepper, self._on_record = stepper, on_record
         self._under_way: deque[Launched] = deque()
-        self._told_number = -1
+        self._last_passed = -1
 
     def step(self, tasks: Sequence[Task], taken: int) -> None:
         """Launch the next step, and take the one before.
@@ -50,7 +50,7 @@ class AsyncLoop:
     @property
     def untold(self) -> bool:
         """True if a step is in flight whose output was not passed on."""
-        return bool(self._under_way) and self._under_way[-1].step.number > self._told_number
+        return bool(self._under_way) and self._under_way[-1].step.number > self._last_passed
 
     def tell(self) -> None:
         """Pass on the output of steps that are done, without waiting for the rest."""
@@ -69,6 +69,6 @@ class AsyncLoop:
         self._tell(launched, self._stepper.take(launched))
 
     def _tell(self, launched: Launched, record: OutputRecord) -> None:
-        if launched.step.number > self._told_number:
-            self._told_number = launched.step.number
-            self._told(record)
+        if launched.step.number > self._last_passed:
+            self._last_passed = launched.step.number
+            self._on_record(record)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-from hal_core import InvalidValue, PluginError, SamplingParams
+from hal_core import ALONE, Group, InvalidValue, PluginError, SamplingParams
+
+from hal_engine.proposers import NONE
 
 if TYPE_CHECKING:
-    from hal_core import BoundDevice, Group, Request, SlotState, Step, Stream, Ticket
+    from hal_core import BoundDevice, Request, SlotState, StateConfig, Step, Stream, Ticket
     from hal_core.handover import BlockCache
 
     from .step_plan import PlannedStep
@@ -29,31 +32,74 @@ Columns = Mapping[str, np.ndarray[Any, Any]]
 """Fields of the state by name, each ``[slots, width]``."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class RunnerSetup:
     """Arguments of a runner's maker.
 
-    - ``device``, ``state``: where it reads and writes. The state's memory keeps its address, so that a graph captured
-      over it can be replayed. Its requests' tokens, lengths and block tables are fields of it.
-    - ``blocks``: number of KV blocks of ``state.sizes.block_size`` tokens that it must provide.
-    - ``model``: the checkpoint's directory; ``place``: value of ``--model-place``; ``vocab_size``: token ids go from 0
-      to this number less one.
-    - ``group``: its tensor-parallel group.
+    - ``device``, ``sizes``: where it reads and writes, and the sizes of its ``state``.
+    - ``blocks``: number of KV blocks of ``sizes.block_size`` tokens that it must provide.
+    - ``model``: the checkpoint's directory; ``place``: the value of ``--model-place`` for this rank.
+    - ``group``: its tensor-parallel group; ``groups``: those of all ranks of the job, () for a process alone;
+      ``timeout``: of its collectives, in seconds, None for the usual one.
     - ``dtype``: type of computation, as ``--dtype`` gives it: "auto" (the checkpoint's, if possible) or "float32".
+    - ``everywhere``: whether each rank of the group samples for itself (``--sampling every-rank``).
+    - ``speculate``, ``rejection``: the proposer that drafts on the host, or "none"; whether its drafts are accepted by
+      rejection. ``on_drafts``: to be called with the number of such drafts of each request, by its name, before the
+      step's record is made.
+    - ``status``, ``importing``: callbacks of the process. The first is given a line about each part that takes long;
+      the second encloses a framework's import.
     """
 
     device: BoundDevice
-    state: SlotState
+    sizes: StateConfig
     blocks: int
     model: Path
-    place: str
-    vocab_size: int
-    group: Group
+    place: str = ""
+    group: Group = ALONE
     dtype: str = "auto"
+    groups: Sequence[Sequence[int]] = ()
+    timeout: float | None = None
+    everywhere: bool = False
+    speculate: str = NONE
+    rejection: bool = False
+    on_drafts: Callable[[Mapping[str, int]], object] = lambda counts: None
+    status: Callable[[str], object] = lambda text: None
+    importing: Callable[[], AbstractContextManager[object]] = nullcontext
+    _state: SlotState | None = field(default=None, init=False)
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids go from 0 to this number less one."""
+        return self.sizes.vocab_size or 1
+
+    @property
+    def state(self) -> SlotState:
+        """The state, opened when it is first needed.
+
+        Its memory keeps its address, so that a graph captured over it can be replayed. Its requests' tokens, lengths
+        and block tables are fields of it.
+        """
+        return self.open_state() if self._state is None else self._state
+
+    def open_state(self, *companions: str) -> SlotState:
+        """Open the state, with companions of these names beside it. Only once, before ``state`` is read."""
+        assert self._state is None
+        self._state = self.device.state(self.sizes, beside=companions)
+        return self._state
 
 
 class Runner(Protocol):
     """Runs the steps of one state. One thread calls it.
+
+    A runner may have more:
+
+    - ``close()``: called once, at the end.
+    - ``chunk``: most prompt tokens of a step, unless the user gives a number, if its steps pay for more of them than
+      :data:`hal_engine.engine.budget.DEFAULT_CHUNK`, or for fewer.
+    - ``drafts_on_device``: True if it drafts for itself, by work on the device (``--drafts``), in ``propose``. On
+      several ranks all draft the same: from fields that are equal on all of them, as ``token_ids``.
+    - ``cache``: see :class:`KeepsBlocks`.
+    - ``note``: more about its computations, for ``-v``.
 
     ``supports``, where a runner has it: names of :class:`hal_core.SamplingParams`' fields; a request with another value
     than the default of any other is refused (:class:`Supported`). Without it, ``check`` refuses what it cannot do.
@@ -119,23 +165,6 @@ class Supported:
             if given != plain:
                 what = f"{given!r} is not supported by {self._runner}"
                 raise InvalidValue(what, cure=f"give {plain}", argument=name)
-
-
-@runtime_checkable
-class PrefersChunks(Protocol):
-    """A runner whose steps pay for more prompt tokens than :data:`hal_engine.engine.budget.DEFAULT_CHUNK`, or for
-    fewer."""
-
-    chunk: int
-    """Most prompt tokens of a step, unless the user gives a number."""
-
-
-@runtime_checkable
-class DraftsOnDevice(Protocol):
-    """A runner that drafts for itself, by work on the device (``--drafts``), in ``propose``."""
-
-    drafts_on_device: bool
-    """True. On several ranks all draft the same: from fields that are equal on all of them, as ``token_ids``."""
 
 
 @runtime_checkable

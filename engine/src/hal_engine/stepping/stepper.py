@@ -37,7 +37,7 @@ from hal.unwritten import unwritten
 from hal_engine.timeouts import TIMEOUTS
 
 from .acceptance import Acceptance
-from .runner import HostRunner, PrefersChunks, RunnerFailed, Supported
+from .runner import HostRunner, RunnerFailed, Supported
 from .step_plan import Int32s, PlannedStep, StepPlanner
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Stepper:
         self.on_raised: Callable[[str, Exception], bool] = lambda method, error: group.size == 1
         self._planner = StepPlanner(state, group)
         self._every_slot = _every_slot(state, sink)
-        self._told = runner if isinstance(runner, HostRunner) else None
+        self._host_runner = runner if isinstance(runner, HostRunner) else None
         self._taken = 0  # of how many steps the output was
         self._ended: dict[int, int] = {}  # slot to the last step of its request, which the host has stopped
 
@@ -121,7 +121,8 @@ class Stepper:
     @property
     def chunk(self) -> int | None:
         """Most prompt tokens of a step that the runner prefers; None if it does not say."""
-        return self.runner.chunk if isinstance(self.runner, PrefersChunks) else None
+        chunk: int | None = getattr(self.runner, "chunk", None)
+        return chunk
 
     @property
     def vocab_size(self) -> int:
@@ -184,8 +185,8 @@ class Stepper:
         self.steps += 1
         step, failed = self._run(planned)
         agreed = device.broadcast_tokens(state=state, group=self.group, stream=stream)
-        if self._told is not None and not failed:
-            self._told.agreed(step, agreed, stream)
+        if self._host_runner is not None and not failed:
+            self._host_runner.agreed(step, agreed, stream)
         device.update_inputs(state=state, step=step, stream=stream)
         if state.speculative and not failed:
             step = self._propose(planned, step)
@@ -234,8 +235,8 @@ class Stepper:
             for slot in free:
                 del self._ended[slot]
         ended += stopped_now
-        if self._told is not None:
-            self._told.took(launched.planned, mirror, ended)
+        if self._host_runner is not None:
+            self._host_runner.took(launched.planned, mirror, ended)
         return record
 
     def order(self, group: int, tasks: Sequence[Task], taken: int) -> SinkFull | SinkClosed | None:
@@ -384,8 +385,8 @@ class Stepper:
         return replace(step, orders={**step.orders, self.state.name: self._every_slot})
 
     def _no_step(self, given: object, planned: PlannedStep) -> PluginError:
-        told = f"step {given.number}" if isinstance(given, Step) else repr(given)
-        what = f"{type(self.runner).__name__}.launch returned {told} for step {planned.step.number}"
+        returned = f"step {given.number}" if isinstance(given, Step) else repr(given)
+        what = f"{type(self.runner).__name__}.launch returned {returned} for step {planned.step.number}"
         return PluginError(what, cure="return step.step, or that with errors: dataclasses.replace(step.step, errors=…)")
 
     def _check_drafts(self, batch: TaskBatch) -> None:

@@ -282,12 +282,12 @@ class CudaDevice(OnGpu):
             flag[0] = 1
             self.blocks.give_after(event, block)  # other streams may delay the kernel for longer
 
-    def release(self, *, whole: bool) -> None:
+    def release(self, *, settled: bool) -> None:
         """Release the memory, except after the loss of a group: a collective on a stream may then wait forever, and
         work behind it may still read the staging memory. That memory is only released when the process ends."""
-        whole = whole and not self.driver.broken
-        super().release(whole=whole)
-        if whole:
+        settled = settled and not self.driver.broken
+        super().release(settled=settled)
+        if settled:
             self._runtime.close()
 
     def check_open(self) -> None:

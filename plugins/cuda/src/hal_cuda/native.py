@@ -69,8 +69,8 @@ def layout() -> str:
     kernel = f"entry {ENTRY.size // 8} enter {ENTER.itemsize} few {FEW_BYTES} piece {PIECE} threads {THREADS}"
     traits = ", ".join([str(TRAITS.get(at, 0)) for at in range(max(TRAITS) + 1)])
     kinds = f"prefill {int(TaskKind.PREFILL)} traits {traits}"
-    told = f"names {len(TASK_NAMES)} {kinds}"
-    return f"{rows} {table} {request} place {PLACE} chunk {CHUNK_NUMBERS} {kernel} {told}"
+    names = f"names {len(TASK_NAMES)} {kinds}"
+    return f"{rows} {table} {request} place {PLACE} chunk {CHUNK_NUMBERS} {kernel} {names}"
 
 
 def refusal(module: Any) -> str:  # noqa: ANN401 (an extension module)

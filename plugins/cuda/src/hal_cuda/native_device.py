@@ -101,9 +101,9 @@ class NativeDevice(CudaDevice, OnNative):
         own = self.working(stream)
         return self.writer.set_value(target, value, own)
 
-    def release(self, *, whole: bool) -> None:
+    def release(self, *, settled: bool) -> None:
         """Release the parts of the native path first."""
-        self.staged_requests.close(release=whole and not self.driver.broken)
+        self.staged_requests.close(release=settled and not self.driver.broken)
         self.insertion.close()
         self.copies = None
-        super().release(whole=whole)
+        super().release(settled=settled)

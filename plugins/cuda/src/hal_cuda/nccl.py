@@ -90,7 +90,7 @@ class Library:
             raise Unavailable(f"{path} is not a supported NCCL: {error}", cure=CURE, device="cuda") from error
         self.version = number.value
         if self.version < OLDEST:
-            raise Unavailable(f"NCCL {self.told} ({path}) is older than 2.18", cure=CURE, device="cuda")
+            raise Unavailable(f"NCCL {self.version_text} ({path}) is older than 2.18", cure=CURE, device="cuda")
         self._init.argtypes = [ctypes.POINTER(handle), ctypes.c_int, Id, ctypes.c_int, ctypes.POINTER(Config)]
         self.broadcast.argtypes = [handle, handle, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, handle, handle]
         self.abort.argtypes = self.destroy.argtypes = self._last.argtypes = [handle]
@@ -98,7 +98,7 @@ class Library:
         self._text.restype = self._last.restype = ctypes.c_char_p
 
     @property
-    def told(self) -> str:
+    def version_text(self) -> str:
         """The version as text."""
         return f"{self.version // 10000}.{self.version // 100 % 100}.{self.version % 100}"
 
@@ -110,8 +110,8 @@ class Library:
         """Raise :class:`NcclError` for a status that is not success."""
         if status:
             text, last = self._text(status) or b"", self._last(None) or b""
-            said = ": ".join(filter(None, (text.decode(errors="replace"), last.decode(errors="replace").strip())))
-            raise NcclError(f"{call}: {said}", cure="NCCL_DEBUG=INFO shows what NCCL does", device="cuda")
+            text = ": ".join(filter(None, (text.decode(errors="replace"), last.decode(errors="replace").strip())))
+            raise NcclError(f"{call}: {text}", cure="NCCL_DEBUG=INFO shows what NCCL does", device="cuda")
 
     def new_id(self) -> bytes:
         """Return the id by which the ranks of a new communicator find each other."""
@@ -157,7 +157,7 @@ def described() -> str:
         found = library()
     except Unavailable as error:
         return f"no ranks: {error.what} ({error.cure})"
-    return f"NCCL {found.told} ({found.path})"
+    return f"NCCL {found.version_text} ({found.path})"
 
 
 class Comm:
@@ -172,7 +172,7 @@ class Comm:
         self.lock, self.handle = threading.Lock(), 0
         self._ended, self._until = threading.Event(), 0.0
         self._code = ctypes.c_int()
-        self._told = ctypes.byref(self._code)
+        self._error = ctypes.byref(self._code)
 
     @property
     def ended(self) -> bool:
@@ -249,7 +249,7 @@ class Comm:
         try:
             if not self.handle:
                 return None
-            status = self.library.async_error(self.handle, self._told) or self._code.value
+            status = self.library.async_error(self.handle, self._error) or self._code.value
         finally:
             self.lock.release()
         try:

@@ -83,9 +83,9 @@ def loaders() -> Iterator[c.CDLL]:
     with contextlib.suppress(OSError):  # without any, library() raises
         yield c.CDLL("libOpenCL.so.1")
     spec = find_spec("pyopencl")  # finds the package without importing it
-    beside = Path(str(spec and spec.origin)).parent / ".libs"
-    for loader, driver in zip(beside.glob("libOpenCL*"), beside.glob("libpocl*"), strict=False):
-        os.environ.setdefault("PYOPENCL_HOME", str(beside.parent))  # this loader crashes without it
+    libraries = Path(str(spec and spec.origin)).parent / ".libs"
+    for loader, driver in zip(libraries.glob("libOpenCL*"), libraries.glob("libpocl*"), strict=False):
+        os.environ.setdefault("PYOPENCL_HOME", str(libraries.parent))  # this loader crashes without it
         os.environ.setdefault("OCL_ICD_VENDORS", str(driver))
         yield c.CDLL(str(loader))
 

@@ -50,8 +50,8 @@ class SimulatedRanks(PaddleSupport):
     def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
         """Return the variables of the job and the accelerator; each rank has its own devices."""
         environment = import_module(f"{self.module}.paddle_env")
-        told: dict[str, str] = environment.distributed(rank, endpoints, endpoints[0], self.kind)
-        return told | {f"FLAGS_selected_{self.kind}s": "0"}
+        variables: dict[str, str] = environment.distributed(rank, endpoints, endpoints[0], self.kind)
+        return variables | {f"FLAGS_selected_{self.kind}s": "0"}
 
     def join(self, groups: Sequence[Sequence[int]], timeout: float, epoch: str) -> None:
         """Join the job without a time limit and open all groups. The accelerator gives up after the watchdog."""

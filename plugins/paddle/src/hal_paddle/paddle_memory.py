@@ -86,8 +86,8 @@ def resolve(device: Any, place: Any, target: Any) -> View:  # noqa: ANN401 (a de
     first = int(target._offset()) + low
     import paddle
 
-    whole = paddle.as_strided(target, [(first + end - low) // size], [1], 0)
-    memory = PaddleMemory(device, whole, first, end - low, size)
+    span = paddle.as_strided(target, [(first + end - low) // size], [1], 0)
+    memory = PaddleMemory(device, span, first, end - low, size)
     return View(memory, -low, shape, steps, dtype)
 
 

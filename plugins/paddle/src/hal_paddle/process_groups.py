@@ -95,8 +95,8 @@ def make_group(create: Create, ranks: Sequence[int], me: int, share: Share, time
         with HeldPort(host) if first else contextlib.nullcontext(None) as held:
             # held until the store binds it: Paddle ends the process if the port is in use
             port, number = (0, 0) if held is None else (held.number, 1 << 30 | int.from_bytes(os.urandom(4)) >> 2)
-            told, port, number = WHERE.unpack(share(WHERE.pack(host.encode(), port, number)))
-            host = told.rstrip(b"\0").decode()
+            address, port, number = WHERE.unpack(share(WHERE.pack(host.encode(), port, number)))
+            host = address.rstrip(b"\0").decode()
             if not first:  # Paddle itself tries once and again only after 3 s, and may never give up
                 wait_for_listener(host, port, timeout, ranks[0]).close()
             store = core.TCPStore(host, port, first, len(ranks), max(1, round(timeout)))
@@ -144,18 +144,18 @@ def connect(group: Any, place: Any, timeout: float) -> None:  # noqa: ANN401 (a 
     """
     import paddle
 
-    tensor, told, deadline = paddle.to_tensor(np.zeros(8, np.uint8), place=place), [], monotonic() + timeout
+    tensor, result, deadline = paddle.to_tensor(np.zeros(8, np.uint8), place=place), [], monotonic() + timeout
 
     def call() -> None:
         try:
-            told.append(group.broadcast(tensor, 0, True))
+            result.append(group.broadcast(tensor, 0, True))
         except BaseException as error:  # noqa: BLE001 (raised by the caller of connect)
-            told.append(error)
+            result.append(error)
 
     thread = threading.Thread(target=call, name="hal-connect", daemon=True)
     thread.start()
     thread.join(timeout)
-    while not (told and (isinstance(told[0], BaseException) or told[0].is_completed())):
+    while not (result and (isinstance(result[0], BaseException) or result[0].is_completed())):
         if monotonic() >= deadline:
             raise GroupLost(
                 f"the ranks of the group did not find each other within {timeout:g} s",
@@ -164,5 +164,5 @@ def connect(group: Any, place: Any, timeout: float) -> None:  # noqa: ANN401 (a 
                 argument="group",
             )
         sleep(TIMEOUTS.poll_most)
-    if isinstance(told[0], BaseException):
-        raise RuntimeError(f"its first collective failed: {told[0]}") from told[0]
+    if isinstance(result[0], BaseException):
+        raise RuntimeError(f"its first collective failed: {result[0]}") from result[0]

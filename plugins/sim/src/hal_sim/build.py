@@ -78,9 +78,9 @@ def _compiler(names: Sequence[str], path: str) -> Compiler:
     for name in names:
         found = shutil.which(name, path=path)
         if found:
-            said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
-            if said.returncode == 0:
-                return Compiler(found, said.stdout.splitlines()[0])
+            version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
+            if version.returncode == 0:
+                return Compiler(found, version.stdout.splitlines()[0])
     raise NoCompiler(names)
 
 

@@ -128,7 +128,7 @@ class SimDevice(OnAccelerator):
     def open_communicator(self, group: Group) -> SimCommunicator:
         """Open the group over shared memory."""
         found = SimCommunicator(self, group)
-        self._runtime.groups.append(found)
+        self._runtime.losses.append(found.failure)
         return found
 
     # -- counts and the checker ---------------------------------------------------------------------------------

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from hal_core import BoundDevice, InvalidValue, Request, SlotState, Step, Stream
+from hal_core import InvalidValue, Request, SlotState, Step, Stream
 from hal_core.handover import DeviceBlocks
 
 from hal_sim.device import SimDevice
 
 if TYPE_CHECKING:
     from hal_core.devices import Memory
+    from hal_engine.stepping import PlannedStep, RunnerSetup
 
 _READ = (
     *("seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder", "prompt_lens", "step_idx", "stop_flags"),
@@ -29,29 +30,6 @@ _ARGUMENTS = Struct(f"<{len(_FIELDS) + 1}Q8i")
 _MASK = (1 << 64) - 1
 
 
-class Setup(Protocol):
-    """The runner's parameters; :class:`hal_engine.stepping.RunnerSetup` has them."""
-
-    @property
-    def device(self) -> BoundDevice: ...
-
-    @property
-    def state(self) -> SlotState: ...
-
-    @property
-    def blocks(self) -> int: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-
-class Planned(Protocol):
-    """A step before it runs; :class:`hal_engine.stepping.PlannedStep` is one."""
-
-    @property
-    def step(self) -> Step: ...
-
-
 class MixRunner:
     """Mixes tokens on the sim device (:class:`hal_engine.stepping.Runner`), without the host. It reads them from
     ``cache``, and its requests may move (``--split``)."""
@@ -60,7 +38,7 @@ class MixRunner:
     supports = frozenset({"seed", "min_tokens", "max_tokens", "stop_sequences", "eos_token_ids"})
     """It has no distribution to sample from."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: RunnerSetup) -> None:
         device, state = setup.device.device, setup.state
         if not isinstance(device, SimDevice):
             raise InvalidValue(
@@ -89,7 +67,7 @@ class MixRunner:
     def check(self, request: Request) -> None:
         """Accept every request of the supported parameters."""
 
-    def launch(self, state: SlotState, step: Planned, stream: Stream) -> Step:
+    def launch(self, state: SlotState, step: PlannedStep, stream: Stream) -> Step:
         """Launch one kernel over all slots."""
         self._device.accelerator.launch("hal_mix_step", self._arguments, self._device.own(stream).raw)
         return step.step

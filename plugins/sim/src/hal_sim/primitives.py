@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 from hal_core import GroupLost, HalError, TicketTimeout
 from hal_core.devices import Launch, PlanLaunch, Primitives
@@ -12,12 +13,6 @@ from hal_sim.accelerator import Accelerator, Spread
 from hal_sim.streams import Event, Stream
 
 Ints = tuple[int, ...]
-
-
-class Losable(Protocol):
-    """A group that the device has opened, which may be lost."""
-
-    def failure(self) -> GroupLost | None: ...
 
 
 class StridedLaunch(NamedTuple):
@@ -37,7 +32,8 @@ class SimPrimitives(Primitives):
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator, self._native = accelerator, accelerator._native
-        self.groups: list[Losable] = []
+        self.losses: list[Callable[[], GroupLost | None]] = []
+        """Of each group that the device has opened: why it was lost, or None."""
 
     # -- streams and events -------------------------------------------------------------------------------------------
 
@@ -92,7 +88,7 @@ class SimPrimitives(Primitives):
     def spoils(self, error: Exception) -> bool:
         """Return False for a lost group of this device: the tickets of its broadcasts report it, and the device
         continues."""
-        return not (isinstance(error, GroupLost) and any(group.failure() for group in self.groups))
+        return not (isinstance(error, GroupLost) and any(loss() for loss in self.losses))
 
     # -- memory -------------------------------------------------------------------------------------------------------
 

@@ -36,9 +36,9 @@ class SimTensor:
     def numpy(self) -> np.ndarray[Any, Any]:
         """Return the values after the work that the host has waited for."""
         view = self.view
-        whole = np.empty(view.memory.nbytes, np.uint8)
-        accelerator_of(view.memory).d2h_now(whole.ctypes.data, view.memory.address, view.memory.nbytes)
-        return np.ndarray(view.shape, view.dtype.storage, whole, view.offset, view.strides).copy()
+        block = np.empty(view.memory.nbytes, np.uint8)
+        accelerator_of(view.memory).d2h_now(block.ctypes.data, view.memory.address, view.memory.nbytes)
+        return np.ndarray(view.shape, view.dtype.storage, block, view.offset, view.strides).copy()
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> SimTensor:
         return SimTensor(self.view[index])

@@ -30,14 +30,14 @@ def _penalized(logits: Tensor, fields: Mapping[str, Tensor]) -> Tensor:
     )
     ids, vocab = fields["token_ids"], logits.shape[1]
     at, begin = torch.arange(ids.shape[1], device=ids.device), fields["prompt_lens"][:, None]
-    said = at < begin + fields["step_idx"][:, None]
-    times = _counts(ids, said & (at >= begin), vocab)
+    known = at < begin + fields["step_idx"][:, None]
+    times = _counts(ids, known & (at >= begin), vocab)
     values = logits.double()
     values = torch.where(values > 0, values / repetition, values * repetition)
     values = values - times * frequency - (times > 0) * presence
     limit = torch.finfo(torch.float32).max
     rows = (repetition != 1) | (frequency != 0) | (presence != 0)
-    changed = rows & (_counts(ids, said, vocab) > 0) & (logits > float("-inf"))
+    changed = rows & (_counts(ids, known, vocab) > 0) & (logits > float("-inf"))
     return torch.where(changed, values.clamp(-limit, limit).float(), logits)
 
 

@@ -255,11 +255,11 @@ class TritonKernels:
         most = len(shares.work)
         size, kv_heads = cache[0].shape[1:3]
         group = heads // kv_heads
-        beside, room = max(16, _room(group * rows.each)), max(16, _room(width))  # a product's least sizes
-        parts = torch.empty((most * kv_heads * beside, room + 2), dtype=torch.float32, device=query.device)
+        height, room = max(16, _room(group * rows.each)), max(16, _room(width))  # a product's least sizes
+        parts = torch.empty((most * kv_heads * height, room + 2), dtype=torch.float32, device=query.device)
         tops, totals, mixed = parts.view(-1).split([len(parts), len(parts), len(parts) * room])
         given = (query, *cache, rows.table, rows.last, out, shares.work, shares.length, shares.arrived)
-        rooms = (size, kv_heads, group, rows.each, beside, width, room)
+        rooms = (size, kv_heads, group, rows.each, height, width, room)
         stages = self.stages if query.dtype.itemsize < 4 else 1
         self._kernel.attend_rows[(kv_heads, most)](
             *(*given, tops, totals, mixed, width**-0.5, rows.table.stride(0)),

@@ -19,13 +19,13 @@ def turn_and_store(  # noqa: ANN201
     c = tl.load(cos + row * HALF + lane, mask=inside, other=0.0)
     s = tl.load(sin + row * HALF + lane, mask=inside, other=0.0)
 
-    asked = (group < GROUP)[:, None] & inside[None, :]
+    wanted = (group < GROUP)[:, None] & inside[None, :]
     at = (head * GROUP + group)[:, None] * 2 * HALF + lane[None, :]
-    first = tl.load(query + row * query_stride + at, mask=asked, other=0.0).to(tl.float32)
-    second = tl.load(query + row * query_stride + at + HALF, mask=asked, other=0.0).to(tl.float32)
+    first = tl.load(query + row * query_stride + at, mask=wanted, other=0.0).to(tl.float32)
+    second = tl.load(query + row * query_stride + at + HALF, mask=wanted, other=0.0).to(tl.float32)
     target = out + row * KV_HEADS * GROUP * 2 * HALF + at
-    tl.store(target, (first * c[None, :] - second * s[None, :]).to(out.dtype.element_ty), mask=asked)
-    tl.store(target + HALF, (second * c[None, :] + first * s[None, :]).to(out.dtype.element_ty), mask=asked)
+    tl.store(target, (first * c[None, :] - second * s[None, :]).to(out.dtype.element_ty), mask=wanted)
+    tl.store(target + HALF, (second * c[None, :] + first * s[None, :]).to(out.dtype.element_ty), mask=wanted)
 
     source = key + row * key_stride + head * 2 * HALF + lane
     first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
@@ -70,8 +70,8 @@ def share_out(last, work, share, arrived, most,  # noqa: ANN001, ANN201
     ``arrived`` ``[SLOTS, KV_HEADS]``. A program writes ``TILE`` of ``work``."""
     slot, each, head = tl.arange(0, SLOTS_ROOM), tl.arange(0, EACH_ROOM), tl.arange(0, HEADS_ROOM)
     inside = slot < SLOTS
-    asked = inside[:, None] & (each < EACH)[None, :]
-    seen = tl.load(last + slot[:, None] * EACH + each[None, :], mask=asked, other=-1) + 1
+    wanted = inside[:, None] & (each < EACH)[None, :]
+    seen = tl.load(last + slot[:, None] * EACH + each[None, :], mask=wanted, other=-1) + 1
     count = tl.maximum(tl.max(seen, axis=1), 0).to(tl.int32)
     length = tl.full([], LEAST, tl.int32)
     room = tl.maximum(tl.sum((count > 0).to(tl.int32), axis=0), most)
@@ -81,8 +81,8 @@ def share_out(last, work, share, arrived, most,  # noqa: ANN001, ANN201
     ends = tl.cumsum(shares, axis=0)
     number = tl.program_id(0) * TILE + tl.arange(0, TILE)
     mine = (number[:, None] < ends[None, :]) & (number[:, None] >= (ends - shares)[None, :])
-    told = slot.to(tl.int64) + (shares.to(tl.int64) << 40) - ((ends - shares).to(tl.int64) << 20)
-    found = tl.sum(tl.where(mine, told[None, :], 0), axis=1) + (number.to(tl.int64) << 20)
+    packed = slot.to(tl.int64) + (shares.to(tl.int64) << 40) - ((ends - shares).to(tl.int64) << 20)
+    found = tl.sum(tl.where(mine, packed[None, :], 0), axis=1) + (number.to(tl.int64) << 20)
     tl.store(work + number, tl.where(number < tl.sum(shares, axis=0), found, -1), mask=number < SLOTS + most)
     if tl.program_id(0) == 0:
         tl.store(share, length)
@@ -102,10 +102,10 @@ def attend_rows(  # noqa: ANN201
     of :func:`share_out`. Where a slot has several shares, each program leaves its part (largest score, sum and mixture,
     in ``tops``, ``totals``, ``parts``), and the last to arrive joins them in their order."""
     head, number = tl.program_id(0), tl.program_id(1)  # programs without work are the last to begin
-    told = tl.load(work + number)
-    if told >= 0:
-        slot, shares = told & 0xFFFFF, told >> 40
-        mine = (told >> 20) & 0xFFFFF
+    packed = tl.load(work + number)
+    if packed >= 0:
+        slot, shares = packed & 0xFFFFF, packed >> 40
+        mine = (packed >> 20) & 0xFFFFF
         first = number - mine
         each, lane, offset = tl.arange(0, ROOM), tl.arange(0, WIDTH_ROOM), tl.arange(0, TILE)
         row = slot * EACH + each // GROUP
@@ -114,7 +114,7 @@ def attend_rows(  # noqa: ANN201
         limit = tl.where(seen > 0, seen, count)  # a row without visible keys computes finite numbers
         inside = (each < GROUP * EACH)[:, None] & (lane < WIDTH)[None, :]
         place = (row * KV_HEADS * GROUP + head * GROUP + each % GROUP)[:, None] * WIDTH + lane[None, :]
-        asked = tl.load(query + place, mask=inside, other=0.0)
+        wanted = tl.load(query + place, mask=inside, other=0.0)
         length = tl.load(share).to(tl.int64)
         lower = mine * length
         upper = tl.minimum(lower + length, count)
@@ -129,7 +129,7 @@ def attend_rows(  # noqa: ANN201
             known = there[:, None] & (lane < WIDTH)[None, :]
             key = tl.load(keys + at, mask=known, other=0.0)
             value = tl.load(values + at, mask=known, other=0.0)
-            scores = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
+            scores = tl.dot(wanted, tl.trans(key), input_precision="ieee") * scale
             scores = tl.where(there[None, :] & (position[None, :] < limit[:, None]), scores, float("-inf"))
             above = tl.maximum(top, tl.max(scores, axis=1))
             level = tl.where(above > float("-inf"), above, 0.0)  # a draft's row may see no key of this share

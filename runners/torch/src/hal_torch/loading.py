@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from hal_engine.model.config import LlamaConfig
 from hal_engine.model.loading import Entry, checked_entries, differs, not_finite, tied_names
-from hal_engine.model.split import BY_VOCABULARY, WHOLE, Shard, part_of
+from hal_engine.model.split import BY_VOCABULARY, UNSPLIT, Shard, part_of
 from safetensors import safe_open
 from torch import Tensor
 
@@ -32,7 +32,7 @@ class Weights:
     places: Mapping[str, Tensor]
 
 
-def allocate(config: LlamaConfig, device: torch.device, dtype: torch.dtype, shard: Shard = WHOLE) -> Weights:
+def allocate(config: LlamaConfig, device: torch.device, dtype: torch.dtype, shard: Shard = UNSPLIT) -> Weights:
     """Room for the weights of a rank: the tensors of a checkpoint, or its parts of them, of which some are joined."""
     shapes = {name: _part_shape(name, shape, shard) for name, shape in needed_tensors(config)}
     joined: dict[str, list[str]] = {}
@@ -49,7 +49,7 @@ def allocate(config: LlamaConfig, device: torch.device, dtype: torch.dtype, shar
 
 
 def load(
-    directory: Path, config: LlamaConfig, device: torch.device, dtype: torch.dtype, shard: Shard = WHOLE
+    directory: Path, config: LlamaConfig, device: torch.device, dtype: torch.dtype, shard: Shard = UNSPLIT
 ) -> Mapping[str, Tensor]:
     """The weights of a checkpoint on a device, of a shard its parts, vocabularies whole.
 
@@ -103,7 +103,7 @@ def _joined(name: str) -> tuple[str, int]:
 
 
 def _part(name: str, shape: tuple[int, ...], shard: Shard) -> tuple[slice, ...]:
-    return part_of(name, shape, WHOLE if name.endswith(BY_VOCABULARY) else shard)
+    return part_of(name, shape, UNSPLIT if name.endswith(BY_VOCABULARY) else shard)
 
 
 def _part_shape(name: str, shape: tuple[int, ...], shard: Shard) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from hal_engine.model.config import LlamaConfig, read_config
-from hal_engine.model.split import WHOLE, Shard, local_config
+from hal_engine.model.split import UNSPLIT, Shard, local_config
 from torch import Tensor
 from torch.nn import functional
 
@@ -20,7 +20,7 @@ from .ranks import add_up
 class Decoder:
     """Weights and the paged cache on one device. Not thread-safe."""
 
-    def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor], shard: Shard = WHOLE) -> None:
+    def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor], shard: Shard = UNSPLIT) -> None:
         """``tensors``: as :mod:`hal_torch.loading` makes them, in the type of computation. For a shard, its parts;
         torch's default group has the ranks that sum their results."""
         self.config, self.tensors, self._shard = local_config(config, shard), dict(tensors), shard
@@ -35,7 +35,7 @@ class Decoder:
         self.values: list[Tensor] = []
 
     @classmethod
-    def load(cls, directory: Path, device: str, dtype: torch.dtype = torch.float32, shard: Shard = WHOLE) -> Decoder:
+    def load(cls, directory: Path, device: str, dtype: torch.dtype = torch.float32, shard: Shard = UNSPLIT) -> Decoder:
         """Load a checkpoint; :class:`hal_core.errors.InvalidValue` names a missing, broken or unsupported part."""
         config = read_config(directory)
         return cls(config, load(directory, config, torch.device(device), dtype, shard), shard)

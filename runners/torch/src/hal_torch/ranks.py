@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 def meet(setup: RunnerSetup, shard: Shard) -> None:
     """Open the group at the address of its first rank, which hal's broadcast sends to the others. Fails on another
     host."""
-    told = setup.state.tensor("sampled_token_ids", "torch")[:, 0]
+    tokens = setup.state.tensor("sampled_token_ids", "torch")[:, 0]
     within = {"timeout": timedelta(seconds=TIMEOUTS.collective)}
     if setup.group.is_first:
         store = distributed.TCPStore("127.0.0.1", 0, shard.size, True, wait_for_workers=False, **within)
-        told[0] = store.port
+        tokens[0] = store.port
     setup.device.broadcast_tokens(state=setup.state, group=setup.group, stream=setup.device.default_stream).wait()
     if not setup.group.is_first:
-        store = distributed.TCPStore("127.0.0.1", int(told[0]), shard.size, **within)
-    told.fill_(-1)  # as of empty slots
-    backend = "nccl" if told.device.type == "cuda" else "gloo"
+        store = distributed.TCPStore("127.0.0.1", int(tokens[0]), shard.size, **within)
+    tokens.fill_(-1)  # as of empty slots
+    backend = "nccl" if tokens.device.type == "cuda" else "gloo"
     distributed.init_process_group(backend, store=store, rank=shard.index, world_size=shard.size)
 
 

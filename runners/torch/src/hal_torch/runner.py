@@ -102,10 +102,10 @@ class TorchRunner:
             self._decodes, self._parts = step.decodes, self._planned(state, step, pieces)
         feed = [self._steps.plan(pieces, turn)] if pieces else []
         self._put([*feed, *self._parts, Tell(turn)], stream)
-        told, planned = self._steps.told[turn], step.step
+        taken, planned = self._steps.codes_of_turn[turn], step.step
 
         def errors() -> dict[int, str]:
-            codes = bytes(told)
+            codes = bytes(taken)
             return {slot: TROUBLES[code] for slot, code in enumerate(codes) if code} if any(codes) else {}
 
         if self._parts[1] is Still.NO_TOKENS and planned.logprobs is not None:

@@ -114,8 +114,8 @@ def uniform(seed: Tensor, position: Tensor) -> Tensor:
             ((product[0] >> 32) & _LOW) ^ odd[1] ^ keys[1],
             product[0] & _LOW,
         ]
-    whole = ((counter[0] >> 5) << 26) | (counter[1] >> 6)
-    return whole.double() * 2.0**-53
+    bits = ((counter[0] >> 5) << 26) | (counter[1] >> 6)
+    return bits.double() * 2.0**-53
 
 
 def weights(logits: Tensor, temperature: Tensor) -> Tensor:

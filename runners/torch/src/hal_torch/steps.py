@@ -81,8 +81,8 @@ Part = Feed | Layers | Still | Want | Tell | Draft
 
 class Steps:
     """Launches of work on one state with one decoder. ``codes`` uint8 ``[slots]``: error code of a slot's step
-    (:data:`hal_torch.sampling.TROUBLES`), whose ``stop_flags`` are set then. ``told``: the codes of each turn, as
-    bytes.
+    (:data:`hal_torch.sampling.TROUBLES`), whose ``stop_flags`` are set then. ``codes_of_turn``: the codes of each turn,
+    as bytes.
 
     A slot has ``each`` rows that decode: its next token and as many drafts as the state has room for, fed or not.
     """
@@ -104,7 +104,7 @@ class Steps:
         self._lines = [torch.empty_like(empty, **pinned).copy_(empty) for _ in range(UNDER_WAY)]
         self._places = [memoryview(line.numpy()) for line in self._lines]
         self._known = [torch.zeros(self._slots, dtype=torch.uint8, **pinned) for _ in range(UNDER_WAY)]
-        self.told = [memoryview(known.numpy()) for known in self._known]
+        self.codes_of_turn = [memoryview(known.numpy()) for known in self._known]
 
     def plan(self, pieces: Sequence[Piece], turn: int) -> Feed:
         """Put the plan of some pieces where the part that is returned uploads it from."""
@@ -166,8 +166,8 @@ class Steps:
         self._give(tokens, counts)
         self._fields["stop_flags"].logical_or_(self.codes != 0)  # update_inputs does not change it
         if want.logprobs:
-            told = log_probabilities(logits, tokens.flatten(), fields["logprobs_num"], self._alternatives)
-            for field, values in zip(self._topk, told, strict=True):
+            alternatives = log_probabilities(logits, tokens.flatten(), fields["logprobs_num"], self._alternatives)
+            for field, values in zip(self._topk, alternatives, strict=True):
                 field.copy_(values.view(self._slots, -1))
 
     def _give(self, tokens: Tensor, counts: Tensor) -> None:

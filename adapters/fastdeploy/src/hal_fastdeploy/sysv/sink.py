@@ -47,12 +47,12 @@ def address_of(url: str, sender: int) -> Address:
     Raises InvalidValue.
     """
     folder, _, query = url.removeprefix("sysv://").partition("?")
-    told = parse_qsl(query, keep_blank_values=True)
-    options = dict(told)
+    pairs = parse_qsl(query, keep_blank_values=True)
+    options = dict(pairs)
     known = {"layout", "id", "slots", "meta", "key", "mode", "stale"}
     if unknown := options.keys() - known:
         raise _bad(url, f"has unknown options {sorted(unknown)}", f"there are {', '.join(sorted(known))}")
-    if len(options) < len(told):
+    if len(options) < len(pairs):
         raise _bad(url, "gives an option twice", "say each once")
     if "layout" not in options:
         raise _bad(url, "names no layout", "write sysv://?layout=plain, topk, speculative or speculative-topk")
@@ -74,12 +74,12 @@ def address_of(url: str, sender: int) -> Address:
 
 def _queue_number(url: str, options: dict[str, str]) -> int:
     """Return the queue's id: ``INFERENCE_MSG_QUEUE_ID`` if set, as in the readers. A url must agree."""
-    asked = options.get("id")
-    if (told := os.environ.get("INFERENCE_MSG_QUEUE_ID")) is None:
-        return _number(url, "id", "1" if asked is None else asked)
-    number = _number("INFERENCE_MSG_QUEUE_ID", "its value", told)
-    if asked is not None and _number(url, "id", asked) != number:
-        raise _bad(url, f"asks for id {asked}, INFERENCE_MSG_QUEUE_ID is {number}", "let them agree, or unset one")
+    given = options.get("id")
+    if (variable := os.environ.get("INFERENCE_MSG_QUEUE_ID")) is None:
+        return _number(url, "id", "1" if given is None else given)
+    number = _number("INFERENCE_MSG_QUEUE_ID", "its value", variable)
+    if given is not None and _number(url, "id", given) != number:
+        raise _bad(url, f"asks for id {given}, INFERENCE_MSG_QUEUE_ID is {number}", "let them agree, or unset one")
     return number
 
 
@@ -171,8 +171,8 @@ class SysvSink(QueuedSink):
     def _report_undelivered(self, timeout: float) -> None:
         taken = self._queue.take_back()  # None: they cannot be had, so all that was not seen to be read is named
         lost = [*self._sent][len(self._sent) - taken :] if taken is not None else [*self._sent]
-        names: Deliveries = [told for deliveries in lost for told in deliveries()]
-        names += [told for message in self._unsent for told in message.deliveries()]
+        names: Deliveries = [delivery for deliveries in lost for delivery in deliveries()]
+        names += [delivery for message in self._unsent for delivery in message.deliveries()]
         names += self._in_hand_names()
         self._abandon_outputs(names)
         self._raise_undelivered(names, f"not read within {timeout} s")

@@ -1,0 +1,69 @@
+"""The Paddle runner: Llama, Mistral, Qwen2 and Qwen3 checkpoints in Paddle, float32, sampled and drafted on the host.
+
+    hal run "def main("      # the default runner, for every device without an installed runner of its own
+
+Importing this package imports no Paddle; ``hal_paddle_runner.making``, ``llama`` and what they use do.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from hal_core import Unavailable
+from hal_core.devices import check_processor
+
+from hal.cli.failures import cure_of, one_line
+from hal.opening import quiet_paddle
+
+if TYPE_CHECKING:
+    from hal_engine.stepping import RunnerSetup
+
+    from .runner import ModelRunner as ModelRunner
+    from .worker import Worker as Worker
+
+_HOME = {"ModelRunner": "runner", "Worker": "worker"}
+__all__ = ["RUNNER", "Paddle", *_HOME]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+class Paddle:
+    """Maker of the runner called ``paddle`` (entry-point group ``hal.runners``)."""
+
+    @property
+    def needs_host(self) -> str:
+        """That of its runners."""
+        from .runner import ModelRunner
+
+        return ModelRunner.needs_host
+
+    def check(self) -> None:
+        """Raise :class:`ModuleNotFoundError` without Paddle, and :class:`hal_core.Unavailable` if it cannot run on this
+        processor."""
+        if find_spec("paddle") is None:
+            raise ModuleNotFoundError("No module named 'paddle'", name="paddle")
+        check_processor()
+
+    def __call__(self, setup: RunnerSetup) -> ModelRunner:
+        """Load the model, or this rank's part of it, and return a runner. Raises :class:`hal_core.Unavailable` if
+        Paddle cannot be imported, and :class:`hal_core.InvalidValue` for a checkpoint or a proposer that cannot be."""
+        setup.status("loading Paddle")
+        try:
+            with quiet_paddle(), setup.importing():
+                from .making import make
+        except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: a library of Paddle's cannot be loaded
+            if isinstance(error, ModuleNotFoundError):
+                raise
+            what = f"Paddle, which the model runs on, cannot be imported: {one_line(error)[:400]}"
+            raise Unavailable(what, cure=f"reinstall it: {cure_of('paddle')}") from error
+        setup.status("reading the model")
+        return make(setup)
+
+
+RUNNER = Paddle()
