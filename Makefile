@@ -44,7 +44,7 @@ lint: $(STAMP)   ## ruff, mypy (strict), who may import whom, the faces' stubs, 
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_private_names.py
 
 test: $(STAMP)   ## lint and every test, beside each other
-	@$(MAKE) --no-print-directory -j2 lint tests
+	@$(MAKE) --no-print-directory -j2 lint tests ARGS='--deselect tests/test_private_names.py $(ARGS)'
 
 tests: $(STAMP)  ## every test, without lint, some files at a time
 	$(BIN)/python -m pytest $(BESIDE) $(ARGS)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 LIBRARIES = ("paddle", "typer", "rich", "safetensors.numpy", "tokenizers", "msgspec", "pydantic", "stevedore")
 LIBRARIES += ("pytest", "hypothesis.stateful")
@@ -58,20 +57,14 @@ def start(folder: Path, *arguments: str, code: str = RUN, warm=None, **options) 
     return subprocess.Popen([sys.executable, "-c", code, *arguments], **usual | options)
 
 
-@pytest.fixture
-def private_folders(tmp_path_factory, monkeypatch):
-    """The folder of a run's ipc sockets; it must be empty afterwards. More devices than cpu may be installed."""
-    folder = tmp_path_factory.mktemp("ipc")
-    monkeypatch.setenv("HAL_DEVICE", "cpu")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    yield folder
-    assert list(folder.iterdir()) == [], "the run left an ipc file"
-
-
 def check_end(code, out, err, number):
     assert code == 128 + number, (code, err)
     assert "Traceback" not in out + err, err
     assert "Exception ignored" not in err, err
 
 
-#: Those of imports are whole runs, four seconds of processor time: of them, two are in ``make test``.
+class Terminal(io.StringIO):
+    """A stream that takes itself for a terminal."""
+
+    def isatty(self):
+        return True

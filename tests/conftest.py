@@ -1,8 +1,50 @@
-"""Fixtures of several files: folders of made-up distributions."""
+"""Fixtures of several files: commands in this process, folders of made-up distributions."""
 
 from __future__ import annotations
 
+import json
+from typing import NamedTuple
+
 import pytest
+
+
+class Done(NamedTuple):
+    """How a command has ended: its exit status, and what it has printed."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def answers(self):
+        """The objects of ``hal run --json``."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+@pytest.fixture
+def command(capsys):
+    """Run a command in this process: ``command("run", "--slots", 2)``."""
+    from hal.cli import main  # at the call: some tests run a file without hal
+
+    def call(*arguments):
+        status = 0
+        try:
+            main([*map(str, arguments)])
+        except SystemExit as end:
+            status = end.code or 0
+        return Done(status, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def private_folders(tmp_path_factory, monkeypatch):
+    """The folder of a run's ipc sockets; it must be empty afterwards. More devices than cpu may be installed."""
+    folder = tmp_path_factory.mktemp("ipc")
+    monkeypatch.setenv("HAL_DEVICE", "cpu")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    yield folder
+    assert list(folder.iterdir()) == [], "the run left an ipc file"
 
 
 @pytest.fixture

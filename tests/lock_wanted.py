@@ -58,8 +58,8 @@ class Waiting:
 
 def stack(frame):
     """The innermost calls, the last one first."""
-    told = []
-    while frame is not None and len(told) < 5:
-        told.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+    calls = []
+    while frame is not None and len(calls) < 5:
+        calls.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
         frame = frame.f_back
-    return " < ".join(told)
+    return " < ".join(calls)

@@ -151,13 +151,13 @@ def test_the_document_gives_type_and_width_of_each_field_of_a_step(drafts):
     row = re.compile(r"^\| ((?:`\w+`(?:, )?)+) \| (int32|int64|bool) \| `?([^`:,|]+)", re.MULTILINE)
     with hal.open_device("cpu") as device:
         state = device.state(StateConfig(num_slots=4, max_model_len=40, **sizes))
-        said = {
+        documented = {
             name: (dtype, math.prod(getattr(state.sizes, part, 1) for part in width.strip().split(" * ")))
             for names, dtype, width in row.findall(DOCUMENT.read_text(encoding="utf-8"))
             for name in re.findall(r"\w+", names)
         }
         views = {name: state.view(name) for name in STEP_FIELDS}
-        assert said == {name: (view.dtype.name, view.shape[1]) for name, view in views.items()}
+        assert documented == {name: (view.dtype.name, view.shape[1]) for name, view in views.items()}
 
 
 def test_the_support_page_is_what_the_reports_say():

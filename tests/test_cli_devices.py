@@ -6,13 +6,11 @@ import pty
 import subprocess
 import sys
 from importlib import metadata
-from itertools import product
 
 import pytest
 
 import hal
 from hal.cli import main
-from tests import share
 
 from .device_listing import HEAVY, environment, hal_command, rows_of
 from .fixtures_plugins.builder import Site
@@ -176,55 +174,6 @@ def test_an_error_of_ours_is_one_line_on_stderr_and_exit_status_2(site):
     assert line.startswith("hal: error: HAL_PLUGINS: no installed plugin is called paddle-hal-nothing; installed: ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["devices", "--bad"], "--bad: no such option (hal devices -h lists the options)"),
-        (["devices", "extra"], "it takes no argument 'extra' (hal devices -h lists the options)"),
-        (["devices", "--js"], "--js: no such option (did you mean --json?)"),
-        (["devices", "--jsn", "-v"], "--jsn: no such option (did you mean --json"),
-        (["nothing"], "no such command 'nothing' (hal -h lists the commands)"),
-        (["devics"], "no such command 'devics' (did you mean 'devices'?)"),
-        (["devices", "--timeout"], "--timeout: it needs a value"),
-        (["devices", "--timeout", "0"], "--timeout: 0 (give seconds from 0.1 to 86400)"),
-        (["devices", "--timeout", "nan"], "--timeout: nan (give seconds"),
-        (["devices", "--timeout", "soon"], "--timeout: 'soon' is no number"),
-        (["devices", "--timeout", "3"], "--timeout: nothing is opened (give --open as well, or leave it out)"),
-        (["tail", "somewhere"], "URL: 'somewhere' has no scheme of "),
-        (["conform", "cpu", "--only", "G99"], "--only: 'G99' is not a guarantee"),
-        (["conform", "nothing"], "NAME: no device 'nothing'; installed: "),
-        (["serve", "--port", "99999"], "--port: 99999 (give a number from 0 to 65535)"),
-        (
-            ["serve", "--host", "0.0.0.0"],
-            "--host: 0.0.0.0 is reached from other hosts (set HAL_API_KEY to a key for clients, or give --api-key)",
-        ),
-        (["serve", "--model", "/"], "--model: no config.json in '/' (give the directory of a checkpoint)"),
-        (["serve", "--slots", "0"], "--slots: 0 (give a whole number of at least 1)"),
-        (["tail"], "URL: it is missing (hal tail -h lists the options)"),
-        ([], "which command?"),
-    ],
-)
-def test_a_usage_error_exits_2_with_a_message(capsys, arguments, says):
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    shown = capsys.readouterr()
-    assert shown.err.startswith(f"hal: error: {says}")
-    assert (shown.err.count("\n"), shown.out) == (1, "")
-
-
-@pytest.mark.parametrize("command", [[], ["run"], ["devices"], ["tail"], ["conform"]])
-def test_h_and_help_are_the_same_page(capsys, command):
-    pages = []
-    for option in ("-h", "--help"):
-        with pytest.raises(SystemExit) as stop:
-            main([*command, option])
-        assert stop.value.code == 0
-        pages.append(capsys.readouterr().out)
-    assert pages[0] == pages[1]
-    assert " ".join(["usage: hal", *command]) in pages[0]
-
-
 def test_completion_knows_the_commands_and_their_options():
     for words, found in (("hal dev", "devices"), ("hal devices --o", "--open")):
         more = {"_HAL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
@@ -242,55 +191,6 @@ def test_a_reason_in_another_script_does_not_break_an_ascii_terminal(tmp_path):
     result = hal_command("devices", site=site, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert result.returncode == 0, result.stderr
     assert "\\u6ca1\\u6709\\u82af\\u7247 [red] (plug one in)" in result.stdout
-
-
-def test_a_closed_pipe_is_no_traceback(site):
-    command = [sys.executable, "-c", "from hal.cli import main; main()", "devices"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(site)) as child:
-        child.stdout.close()
-        said = child.stderr.read().decode()
-    assert "Traceback" not in said
-
-
-OUTPUTS = {">/dev/full": "No space left on device", ">&-": "Bad file descriptor"}
-PRINT = ("--version", "devices", "devices --json", "--help", "tail --help", "run --help")
-WAYS = [(command, *way) for command in PRINT for way in product(OUTPUTS, ("buffered", "unbuffered"))]
-HERE = {WAYS[4 * at + at % 4] for at in range(len(PRINT))} | {("devices", ">&-", "buffered")}
-"""In ``make test``: every command, and every fault."""
-
-
-@pytest.mark.parametrize(("arguments", "shell", "buffered"), share.cases(WAYS, HERE.__contains__))
-def test_an_output_that_cannot_be_written_is_one_line(site, arguments, shell, buffered):
-    why, buffered = OUTPUTS[shell], buffered == "buffered"
-    done = in_shell(arguments, shell, site=site, **({} if buffered else {"PYTHONUNBUFFERED": "1"}))
-    assert done.returncode == 2
-    (line,) = (line for line in done.stderr.splitlines() if line != "noise of a plugin")
-    assert line == f"hal: error: standard output: cannot be written: {why} (make room there, or send it elsewhere)"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "shell", "status"),
-    [
-        ("--version", "2>&-", 0),
-        ("--version", "2>/dev/full", 0),
-        ("--version", "<&- >&- 2>&-", 2),
-        ("devices --json", ">&- 2>/dev/full", 2),
-        ("tail nonsense", "2>/dev/full", 2),
-        ("tail nonsense", "2>&-", 2),
-    ],
-)
-def test_errors_that_nobody_can_read_change_nothing(arguments, shell, status):
-    done = in_shell(arguments, shell)
-    assert (done.returncode, done.stderr) == (status, "")
-    assert done.stdout.startswith("hal " if status == 0 else "")
-
-
-def in_shell(arguments, shell, site=None, **extra):
-    command = f"exec {sys.executable} -c 'from hal.cli import main; main()' {arguments} {shell}"
-    settings = environment(site, **extra)
-    if not extra:
-        settings.pop("PYTHONUNBUFFERED", None)
-    return subprocess.run(["bash", "-c", command], env=settings, capture_output=True, text=True, timeout=60)
 
 
 def test_a_terminal_gets_colour(site):

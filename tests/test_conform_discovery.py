@@ -8,7 +8,7 @@ import pytest
 from hal_conformance.opening import subject
 from hal_core import ContractMismatch, DeviceNotFound, HalError, PluginError, Unavailable
 
-from hal.cli import conform, main
+from hal.cli import conform
 from hal.selection import select
 
 from .fixtures_plugins.builder import Site
@@ -47,13 +47,12 @@ def test_what_hal_refuses_is_not_tested(site, monkeypatch, device, environment, 
     assert refusal(lambda name: conform.run([name]), "alpha") == refused
 
 
-def test_a_plugin_that_failed_by_itself_is_told_with_its_traceback(site, capsys):
+def test_a_plugin_that_failed_by_itself_is_shown_with_its_traceback(site, command):
     site.core()
     site.device("alpha", state="probe_crashes")
-    with pytest.raises(SystemExit) as end:
-        main(["conform", "alpha"])
-    *trace, line = capsys.readouterr().err.splitlines()
-    assert end.value.code == 2
+    done = command("conform", "alpha")
+    *trace, line = done.err.splitlines()
+    assert done.status == 2
     assert trace[0] == "Traceback (most recent call last):"
     assert trace[-1] == "OSError: probe fell over"
     assert line.startswith("hal: error: alpha: paddle-hal-alpha 1.0: probe() failed: OSError: probe fell over (")

@@ -4,19 +4,14 @@ import pytest
 from hal_core.errors import ContractMismatch, PluginError
 
 from hal import contract
-from hal.discovery import installed, load
+from hal.discovery import load
 
-from .fixtures_plugins.builder import RANGE
+from .fixtures_plugins.builder import RANGE, only
 
 
 @pytest.fixture
 def site(empty_site):
     return empty_site
-
-
-def only(name):
-    (entry,) = [entry for entry in installed() if entry.name == name]
-    return entry
 
 
 @pytest.mark.parametrize(

@@ -15,17 +15,12 @@ import hal.discovery
 from hal.device_list import devices
 from hal.discovery import installed, load, probe
 
-from .fixtures_plugins.builder import Site
+from .fixtures_plugins.builder import Site, only
 
 
 @pytest.fixture
 def site(empty_site):
     return empty_site
-
-
-def only(name):
-    (entry,) = [entry for entry in installed() if entry.name == name]
-    return entry
 
 
 def test_listing_reads_metadata_and_imports_nothing(site):
@@ -44,7 +39,7 @@ def test_without_any_distribution_the_list_is_empty(site):
     assert installed() == ()
 
 
-def test_load_imports_the_plugin_asked_for_and_no_other(site):
+def test_load_imports_the_named_plugin_and_no_other(site):
     site.core(device=True)
     site.device("alpha")
     site.device("beta", state="exits")

@@ -191,9 +191,9 @@ def test_log_probabilities_are_those_of_a_plain_dense_pass(dense, reference, oth
         for request in requests[::5]:
             tokens, prompt = run.tokens[request.request_id], tuple(request.prompt)
             logs = dense(prompt + tokens)[len(prompt) - 1 : -1]
-            told = run.logprobs[request.request_id]
-            assert [ids[0] for ids, _ in told] == list(tokens)
-            for position, (ids, values) in enumerate(told):
+            logprobs = run.logprobs[request.request_id]
+            assert [ids[0] for ids, _ in logprobs] == list(tokens)
+            for position, (ids, values) in enumerate(logprobs):
                 np.testing.assert_allclose(values, logs[position, ids], atol=1e-4)
                 best = np.sort(logs[position])[::-1][:ALTERNATIVES]
                 np.testing.assert_allclose(values[1:], best, atol=1e-4)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import shutil
 import subprocess
-import sys
 import tempfile
 import textwrap
 
@@ -19,11 +17,13 @@ from hal_engine.transport.curve import CurveKeys
 
 from tests import share
 
-from .commands import LIBRARIES, environment, heed_interrupts, left_in
+from .commands import LIBRARIES, environment, left_in, start
 
 pytestmark = pytest.mark.long(18)
 
-WARM, WARM_UNDER = LIBRARIES, ("unshare", "-m")
+NAMESPACE = ("unshare", "-m")
+MAY_MOUNT = shutil.which(NAMESPACE[0]) is not None and not subprocess.run([*NAMESPACE, "true"], check=False).returncode
+WARM, WARM_UNDER = LIBRARIES, NAMESPACE if MAY_MOUNT else ()
 
 #: Opens one kind under every limit, from one that allows no opening up to one with which all works.
 FEW = """
@@ -78,11 +78,8 @@ KINDS = ["private", "ipc", "tcp", "keys", "sink", "sink with keys"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_g26_with_few_descriptors_it_works_or_says_so_and_leaves_nothing(tmp_path, kind):
-    command = [sys.executable, "-c", textwrap.dedent(FEW), kind]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, env=environment(tmp_path), cwd=tmp_path
-    )
+def test_g26_with_few_descriptors_it_works_or_says_so_and_leaves_nothing(tmp_path, warm, kind):
+    done = warm.run(kind, code=textwrap.dedent(FEW), env=environment(tmp_path), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     failed, worked = map(int, done.stdout.split())
     assert failed >= 5
@@ -90,8 +87,9 @@ def test_g26_with_few_descriptors_it_works_or_says_so_and_leaves_nothing(tmp_pat
 
 
 @pytest.mark.parametrize("limit", share.cases([8, 12, 24, 34], {12, 24}.__contains__))
-def test_hal_run_works_with_few_descriptors_or_says_so(tmp_path, limit):
-    done = limited(tmp_path, limit, "run", "--prompt", "def f(", "--temperature=0", "--max-tokens", "2")
+def test_hal_run_works_with_few_descriptors_or_says_so(tmp_path, limited, limit):
+    is_fresh = limit == 24
+    done = limited(limit, "run", "--prompt", "def f(", "--temperature=0", "--max-tokens", "2", is_fresh=is_fresh)
     assert (done.returncode, done.stdout.startswith("def f(")) in [(0, True), (2, False)], done.stderr
     assert done.stderr.count("\n") == 1
     if done.returncode:
@@ -101,8 +99,8 @@ def test_hal_run_works_with_few_descriptors_or_says_so(tmp_path, limit):
 
 
 @pytest.mark.parametrize("limit", [8, 16, 32])
-def test_hal_tail_works_with_few_descriptors_or_says_so(tmp_path, limit):
-    done = limited(tmp_path, limit, "tail", f"ipc://{tmp_path}/s", "--timeout", "0.1")
+def test_hal_tail_works_with_few_descriptors_or_says_so(tmp_path, limited, limit):
+    done = limited(limit, "tail", f"ipc://{tmp_path}/s", "--timeout", "0.1")
     assert done.returncode in (0, 2)
     assert done.stderr.count("\n") == 1
     assert ("ulimit -n" in done.stderr) == bool(done.returncode)
@@ -110,29 +108,38 @@ def test_hal_tail_works_with_few_descriptors_or_says_so(tmp_path, limit):
 
 
 @pytest.mark.parametrize("arguments", [("--version",), ("devices",), ("devices", "--open"), ("conform", "cpu")])
-def test_other_commands_end_in_one_line_or_work(tmp_path, arguments):
-    done = limited(tmp_path, 9, *arguments)
+def test_other_commands_end_in_one_line_or_work(tmp_path, limited, arguments):
+    done = limited(9, *arguments)
     assert "Traceback" not in done.stderr + done.stdout
     assert done.returncode in (0, 2), done.stderr
     assert done.returncode == 0 or done.stderr.count("\n") == 1, done.stderr
     assert left_in(tmp_path) == []
 
 
-def limited(folder, limit, *arguments):
-    def limit_it():
-        heed_interrupts()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+#: In a process with so few descriptors.
+LIMITED = """
+    import os, resource, sys
+    limit = int(sys.argv.pop(1))
+    os.closerange(3, 1000)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    from hal.cli import main
+    main()
+"""
 
-    command = [sys.executable, "-c", "from hal.cli import main; main()", *arguments]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=environment(folder),
-        preexec_fn=limit_it,
-    )
+
+@pytest.fixture
+def limited(warm, tmp_path):
+    """Run a command in a fork of the warm process, or ``whole``: Paddle's import needs descriptors too."""
+
+    def run(limit, *arguments, is_fresh=False):
+        code, env = textwrap.dedent(LIMITED), environment(tmp_path)
+        if not is_fresh:
+            return warm.run(str(limit), *arguments, code=code, env=env)
+        process = start(tmp_path, str(limit), *arguments, code=code)
+        out, err = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    return run
 
 
 def used_by(make):
@@ -145,7 +152,7 @@ def used_by(make):
         opened.close(0.0) if hasattr(opened, "put") else opened.close()
 
 
-def test_what_is_asked_for_covers_what_is_used():
+def test_what_is_required_covers_what_is_used():
     from hal_engine.transport import descriptors
 
     url = private_ipc_url()
@@ -202,9 +209,9 @@ ROOMS = [(command, room) for command, files in FILES.items() for room in range(f
 
 
 @pytest.mark.parametrize(("command", "room"), ROOMS)
-def test_on_a_full_disk_it_works_or_says_so_and_leaves_nothing(tmp_path, request, command, room):
+def test_on_a_full_disk_it_works_or_says_so_and_leaves_nothing(tmp_path, warm, command, room):
     """``room``: the number of further files, up to the number that the command makes; there are no free blocks."""
-    if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
+    if not MAY_MOUNT:
         pytest.skip("no mount namespace may be made here")
     arguments = {
         "run": ["run", "--prompt", "def f(", "--temperature=0", "--max-tokens", "2"],
@@ -212,7 +219,6 @@ def test_on_a_full_disk_it_works_or_says_so_and_leaves_nothing(tmp_path, request
         "devices": ["devices", "--open"],
     }[command]
     options = os.environ | {"HAL_DEVICE": "cpu", "HAL_PLUGINS": ""}
-    warm = request.getfixturevalue("warm")  # not before it is known that it can be started
     done = warm.run(str(tmp_path), str(room), *arguments, code=textwrap.dedent(DISK), env=options)
     if "CalledProcessError" in done.stderr:
         pytest.skip("nothing may be mounted here")

@@ -7,14 +7,14 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hal_core import Unavailable
 from hal_engine import mkl
 from hal_engine.distributed.launch import LocalLaunch
-
-from hal.cli import main
 
 COMMAND = """
 import os, sys
@@ -64,12 +64,11 @@ def test_the_note_tells_the_value_and_whose_it_is(monkeypatch: pytest.MonkeyPatc
     assert mkl.kernels_note({}) == ""
 
 
-def test_hal_run_tells_it_with_v(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hal_run_tells_it_with_v(monkeypatch: pytest.MonkeyPatch, command: Callable[..., Any]) -> None:
     monkeypatch.setenv(mkl.VARIABLE, "0")
-    for options, told in ((["-v"], True), ([], False)):
-        with pytest.raises(SystemExit):
-            main(["run", *options, "--prompts", "/nowhere"])
-        assert ("MKL_DEBUG_CPU_TYPE=0 is kept" in capsys.readouterr().err) is told
+    for options, is_shown in ((["-v"], True), ([], False)):
+        done = command("run", *options, "--prompts", "/nowhere")
+        assert ("MKL_DEBUG_CPU_TYPE=0 is kept" in done.err) is is_shown
 
 
 def test_ranks_inherit_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -91,5 +90,5 @@ def test_ranks_inherit_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 def test_an_emulator_answers_for_the_cpu_that_it_emulates(cpu: str, faster: bool) -> None:
     code = "from hal_engine.mkl import are_faster; print(are_faster())"
     python = str(Path(sys.executable).absolute())
-    told = subprocess.run(["qemu-x86_64", "-cpu", cpu, python, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == str(faster)
+    done = subprocess.run(["qemu-x86_64", "-cpu", cpu, python, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(faster)

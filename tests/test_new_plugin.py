@@ -105,45 +105,6 @@ def test_no_placeholder_is_left_and_the_code_is_formatted(tmp_path, kind):
         assert subprocess.run(command, check=False).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("sim", "NAME: a device 'sim' is installed (give another name, or uninstall that plugin)"),
-        ("class", "NAME: 'class' is a keyword of Python (give another name)"),
-        ("match", "NAME: 'match' is a keyword of Python (give another name)"),
-        ("core", "NAME: a module hal_core is installed (give another name)"),
-        ("My-Chip", "NAME: 'My-Chip' is no name for a device (give small letters, digits and single underscores"),
-        ("../x", "NAME: '../x' is no name for a device"),
-        ("9x", "NAME: '9x' is no name for a device"),
-        ("x" * 41, "NAME: the name has 41 characters, at most 40 are possible (give another name)"),
-    ],
-)
-def test_a_bad_or_taken_name_is_refused(tmp_path, monkeypatch, capsys, name, says):
-    monkeypatch.chdir(tmp_path)
-    refused(capsys, ["new-plugin", name], says)
-    assert list(tmp_path.iterdir()) == []
-
-
-def refused(capsys, arguments, says):
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    assert capsys.readouterr().err.startswith(f"hal: error: {says}")
-
-
-def test_a_folder_that_cannot_be_used_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "hal-mychip").mkdir()
-    (tmp_path / "hal-mychip" / "work.py").write_text("mine")
-    (tmp_path / "file").write_text("")
-    refused(capsys, ["new-plugin", "mychip"], "--into: the folder 'hal-mychip' is not empty (name a new or empty")
-    refused(capsys, ["new-plugin", "mychip", "--into", "file"], "--into: 'file' is no folder (name another one with")
-    refused(capsys, ["new-plugin", "mychip", "--into", "a/b"], "--into: the folder 'a' does not exist (make it first")
-    refused(capsys, ["new-plugin", "mychip", "--kind", "gpu"], "--kind: 'gpu' is no kind of device (give async, sync,")
-    assert {path.name for path in tmp_path.rglob("*")} == {"hal-mychip", "work.py", "file"}
-    assert (tmp_path / "hal-mychip" / "work.py").read_text() == "mine"
-
-
 def test_an_empty_folder_is_filled(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path / "mine")

@@ -147,6 +147,6 @@ def test_the_listing_says_whose_each_observer_is_and_whether_it_is_used(observer
         {"name": "watch", "distribution": "acme-trace", "version": "1.0", "used": True},
     ]
     show(as_json=False, opened=False, timeout=1.0)
-    told = capsys.readouterr().out
-    assert "observer trace: acme-trace 1.0, not used: HAL_OBSERVERS does not name it" in told
-    assert "observer watch: acme-trace 1.0, used: HAL_OBSERVERS names it" in told
+    listing = capsys.readouterr().out
+    assert "observer trace: acme-trace 1.0, not used: HAL_OBSERVERS does not name it" in listing
+    assert "observer watch: acme-trace 1.0, used: HAL_OBSERVERS names it" in listing

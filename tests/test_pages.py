@@ -28,7 +28,7 @@ def first_screen():
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         "FastDeploy",
         "vLLM",
@@ -40,8 +40,8 @@ def first_screen():
         "(docs/support.md)",
     ],
 )
-def test_the_first_screen_says(said):
-    assert said in first_screen()
+def test_the_first_screen_says(text):
+    assert text in first_screen()
 
 
 def test_the_first_command_samples_with_a_seed():

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "told", "output"),
+    ("code", "status", "line", "output"),
     [
         ("echo $((7 * 191))", 0, r"well, \d+ s, \d+ \+ \d+ s of processor time", False),
         ("echo $((7 * 191)); exit 3", 1, r"FAILED, \d+ s, \d+ \+ \d+ s of processor time", True),
@@ -21,16 +21,16 @@ ROOT = Path(__file__).resolve().parents[1]
         ("echo so; echo no such program; exit 77", 0, "skipped, no such program", False),
     ],
 )
-def test_a_part_is_told_with_its_time_and_a_failure_with_its_output(tmp_path, code, status, told, output):
+def test_a_part_is_shown_with_its_time_and_a_failure_with_its_output(tmp_path, code, status, line, output):
     page = tmp_path / "page.md"
     command, environment = [ROOT / "tools" / "part", "one", code], os.environ | {"RECORD": str(page)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == status
     first, *_, last = done.stdout.splitlines()
     assert first == "== one: begins"
-    assert re.fullmatch(f"== one: {told}", last)
+    assert re.fullmatch(f"== one: {line}", last)
     assert ("1337" in done.stdout) == output
-    assert re.fullmatch(rf"\| one \| {told.partition(',')[0]} \| .* \| `.*` \|\n", page.read_text())
+    assert re.fullmatch(rf"\| one \| {line.partition(',')[0]} \| .* \| `.*` \|\n", page.read_text())
 
 
 def test_a_part_at_the_limit_is_named():

@@ -110,8 +110,8 @@ def used(tree):
         elif isinstance(node, ast.Import):
             yield from ((node.lineno, one.name) for one in node.names if any(map(is_private, one.name.split("."))))
         elif isinstance(node, ast.Attribute):
-            whole, _, rest = ast.unparse(node.value).partition(".")
-            of = libraries.get(whole, "")
+            root, _, rest = ast.unparse(node.value).partition(".")
+            of = libraries.get(root, "")
             if of.partition(".")[0] == "typing" and node.attr.startswith("_"):
                 yield node.lineno, f"{of}.{node.attr}"
             elif is_private(node.attr):

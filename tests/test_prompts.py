@@ -55,11 +55,12 @@ def test_a_pipe_is_read_where_nothing_else_is_given_and_a_terminal_is_not(piped)
 
 
 @pytest.mark.parametrize(
-    ("data", "told"), [(b"", "standard input is empty"), (b"\n \n", "empty lines alone"), (b"\xff", "is no UTF-8 text")]
+    ("data", "message"),
+    [(b"", "standard input is empty"), (b"\n \n", "empty lines alone"), (b"\xff", "is no UTF-8 text")],
 )
-def test_a_pipe_without_a_prompt_is_refused(piped, data, told):
+def test_a_pipe_without_a_prompt_is_refused(piped, data, message):
     piped(data)
-    with pytest.raises(InvalidValue, match=rf"^PROMPT: .*{told}"):
+    with pytest.raises(InvalidValue, match=rf"^PROMPT: .*{message}"):
         read_prompts([], [], None, USUAL)
 
 
@@ -83,7 +84,7 @@ def test_a_line_of_objects_has_its_own_sampling(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ('{"prompt": "x", "temprature": 1}', "unknown key 'temprature' (did you mean 'temperature'?)"),
         ('{"prompt": "x", "words": 1}', "unknown key 'words' (temperature, top_k, "),
@@ -99,12 +100,12 @@ def test_a_line_of_objects_has_its_own_sampling(tmp_path):
         ("[" * 200_000, "no JSON: "),
     ],
 )
-def test_a_bad_object_is_refused_by_line_and_name(tmp_path, line, told):
+def test_a_bad_object_is_refused_by_line_and_name(tmp_path, line, message):
     file = tmp_path / "all.jsonl"
     file.write_text(f'{{"prompt": "fine"}}\n\n{line}\n')
     with pytest.raises(InvalidValue) as caught:
         read_prompts([], [], file, USUAL)
-    assert str(caught.value).startswith(f"--prompts: all.jsonl line 3: {told}")
+    assert str(caught.value).startswith(f"--prompts: all.jsonl line 3: {message}")
 
 
 def test_log_probabilities_that_only_an_object_asks_for_need_json_too():

@@ -29,14 +29,14 @@ def interpreter(path, text):
     return path
 
 
-def test_a_shim_that_does_not_run_is_no_interpreter_and_one_beside_this_is(pythons, tmp_path, monkeypatch):
+def test_a_shim_that_does_not_run_is_no_interpreter_and_a_sibling_of_this_is(pythons, tmp_path, monkeypatch):
     shim = interpreter(tmp_path / "shims" / "python3.12", "echo 'python3.12: command not found' >&2; exit 127")
     interpreter(tmp_path / "another" / "python3.12", "echo 3.11")
     monkeypatch.setenv("PATH", f"{shim.parent}:{tmp_path / 'another'}")
     monkeypatch.setattr(sys, "base_prefix", str(tmp_path / "versions" / "3.11.7"))
     assert pythons.find_python("3.12") is None
-    beside = interpreter(tmp_path / "versions" / "3.12.1" / "bin" / "python3.12", "echo 3.12")
-    assert pythons.find_python("3.12") == beside
+    sibling = interpreter(tmp_path / "versions" / "3.12.1" / "bin" / "python3.12", "echo 3.12")
+    assert pythons.find_python("3.12") == sibling
 
 
 def test_a_version_that_is_not_found_is_named_and_skipped(tmp_path):

@@ -391,7 +391,7 @@ def test_a_write_of_its_own_memory_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda data: b"def main(", "magic is b'def main(': not a recording (give a file of hal run --record FILE)"),
         (lambda data: data.replace(b"g 4 ", b"g 5 ", 1), "version is 5, but this kit reads 4 (install the kit"),
@@ -411,13 +411,13 @@ def test_a_write_of_its_own_memory_is_named(tmp_path):
         (lambda data: _with(data, STATE.replace(b"\4", b"\0")), "not valid: sizes: num_slots = 0"),
     ],
 )
-def test_what_cannot_be_replayed_is_refused_by_field(recorded, cpu, tmp_path, damage, said):
+def test_what_cannot_be_replayed_is_refused_by_field(recorded, cpu, tmp_path, damage, message):
     path = tmp_path / "bad.rec"
     path.write_bytes(damage(recorded(from_host).read_bytes()))
     with pytest.raises(InvalidValue) as raised:
         replay(cpu, path)
     assert str(raised.value).startswith(f"--replay: {path}: ")
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert raised.value.cure
 
 
@@ -447,7 +447,7 @@ def test_every_argument_of_a_task_is_recorded(recorded):
 
 
 @pytest.mark.parametrize("size", [0, 1, 70_000, 200_000])
-def test_frames_are_whole_whenever_they_are_written(tmp_path, monkeypatch, size):
+def test_frames_are_complete_whenever_they_are_written(tmp_path, monkeypatch, size):
     """Each frame alone, or all at the end."""
     data = np.random.default_rng(size).bytes(size)
     for period in (0, 1e6):
@@ -521,10 +521,10 @@ def test_the_device_that_recorded_a_wrong_record_is_named(cpu, tmp_path):
     path = tmp_path / "x.rec"
     with bind(ReversedOutput(0, {})) as bound, closing(CallRecorder(path, bound)):
         from_host(bound)
-    differs, told = replay(cpu, path)
+    differs, summary = replay(cpu, path)
     assert differs
-    assert told.startswith("call 6, save_output of step 0, as recorded: row 0 is")
-    assert "the device that recorded it (cpu:0 with hal" in told
+    assert summary.startswith("call 6, save_output of step 0, as recorded: row 0 is")
+    assert "the device that recorded it (cpu:0 with hal" in summary
 
 
 def test_a_full_disk_is_raised_by_name_when_it_is_met(tmp_path, monkeypatch):
@@ -559,8 +559,8 @@ def test_a_recording_is_written_over_and_another_file_is_kept(recorded, tmp_path
 
 
 def test_what_is_no_regular_file_is_refused(cpu, tmp_path):
-    for path, said in ((tmp_path, "file is no file"), (tmp_path / "x", "file does not exist")):
-        with pytest.raises(InvalidValue, match=said):
+    for path, message in ((tmp_path, "file is no file"), (tmp_path / "x", "file does not exist")):
+        with pytest.raises(InvalidValue, match=message):
             replay(cpu, path)
 
 
@@ -659,19 +659,19 @@ def device(request, monkeypatch):
 @pytest.mark.parametrize("kind", RUNS)
 @pytest.mark.parametrize("device", ["cpu", "sim", "opencl", "cuda native", "cuda python"], indirect=True)
 def test_a_recording_of_the_model_is_replayed_on(device, recordings, kind):
-    differs, told = replay(device, recordings / kind)
-    assert not differs, told
-    assert "0 records" not in told
+    differs, summary = replay(device, recordings / kind)
+    assert not differs, summary
+    assert "0 records" not in summary
 
 
 @pytest.mark.parametrize("kind", LAST)
 def test_the_recordings_have_what_they_are_named_for(recordings, kind):
-    told = set()
+    names = set()
     for frame in frames.Recording(recordings / kind).frames():
-        told.add(frame.name)
+        names.add(frame.name)
         if frame.name == "insert_tasks":
-            told |= {row[0].name.lower() for row in frame.given[0]}
-    assert LAST[kind] in told
+            names |= {row[0].name.lower() for row in frame.given[0]}
+    assert LAST[kind] in names
 
 
 @pytest.mark.parametrize(
@@ -697,8 +697,8 @@ def test_a_run_ahead_of_its_device_is_replayed(tmp_path, monkeypatch):
     mixed = ("--runner", "hal_sim.mixing:MixRunner", "--temperature", "0", "--overlap", "on")
     for name, more in (("plain", ()), ("drafts", ("--drafts", "3"))):
         assert run(tmp_path / name, *mixed, "--slots", "2", "--max-tokens", "12", *more, device="sim") == 0
-        differs, told = replay(subject("sim"), tmp_path / name)
-        assert not differs, told
+        differs, summary = replay(subject("sim"), tmp_path / name)
+        assert not differs, summary
 
 
 def test_equal_runs_make_equal_calls(recordings, tmp_path, monkeypatch):
@@ -710,72 +710,36 @@ def test_equal_runs_make_equal_calls(recordings, tmp_path, monkeypatch):
     assert first != unequal
 
 
-def test_the_command_replays(recordings, capsys):
-    for arguments, code, said in (
-        (("cpu", "--replay", recordings / "plain"), 0, "cpu: "),
-        (("cpu", "--replay", recordings / "plain", "--liar", "NoRowReset"), 1, "NoRowReset: after call "),
-    ):
-        with pytest.raises(SystemExit) as end:
-            main(["conform", *map(str, arguments)])
-        assert end.value.code == code
-        assert capsys.readouterr().out.startswith(said)
+def test_the_command_replays(recordings, command):
+    done = command("conform", "cpu", "--replay", recordings / "plain")
+    assert (done.status, done.out[:5]) == (0, "cpu: ")
+    done = command("conform", "cpu", "--replay", recordings / "plain", "--liar", "NoRowReset")
+    assert done.status == 1
+    assert done.out.startswith("NoRowReset: after call ")
 
 
-def test_options_that_a_replay_does_not_use_are_refused(capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["conform", "cpu", "--replay", "x", "--seed", "0"])
-    assert end.value.code == 2
-    assert "--seed: --replay makes the calls of a recording and runs no test" in capsys.readouterr().err
+def test_a_full_disk_is_one_line(command, private_folders):
+    done = command("run", "--device", "cpu", "--max-tokens", "2", "--prompt", "x", "-q", "--record", "/dev/full")
+    assert done.status == 2
+    assert done.err.startswith("hal: error: --record: No space left on device")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            ("--record", "x", "--tp", "2"),
-            "--record: a recording has the calls of one rank (leave it out, or run one rank)",
-        ),
-        (
-            ("--record", "/nowhere/x"),
-            "--record: No such file or directory: /nowhere/x (make its folder, or name another file)",
-        ),
-        (("--record", "/"), "--record: Is a directory: / (name a file in it)"),
-        (("--record", "/dev/full"), "--record: No space left on device"),
-    ],
-)
-def test_what_cannot_be_recorded_is_one_line(capsys, tmp_path, monkeypatch, arguments, said):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    with pytest.raises(SystemExit) as end:
-        main(["run", "--device", "cpu", "--max-tokens", "2", "--prompt", "x", "-q", *arguments])
-    assert end.value.code == 2
-    assert f"hal: error: {said}" in capsys.readouterr().err
-
-
-def test_a_sink_that_nobody_reads_is_named_as_typed(capsys, monkeypatch):
+def test_a_sink_that_nobody_reads_is_named_as_typed(command, monkeypatch):
     """Another program listens there."""
     monkeypatch.setenv("HAL_SECONDS_SINK_CLOSE", "0.1")
     with socket.create_server(("127.0.0.1", 0)) as other:
         url = f"tcp://127.0.0.1:{other.getsockname()[1]}"
-        with pytest.raises(SystemExit) as end:
-            main(["run", "x", "--device", "cpu", "--max-tokens", "2", "-q", "--sink", url])
-    assert end.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith("hal: error: --sink: not acknowledged by a reader: r0 at 0 ")
-    assert f"no reader answers on {url}" in error
+        done = command("run", "x", "--device", "cpu", "--max-tokens", "2", "-q", "--sink", url)
+    assert done.status == 2
+    assert done.err.startswith("hal: error: --sink: not acknowledged by a reader: r0 at 0 ")
+    assert f"no reader answers on {url}" in done.err
 
 
-def test_without_the_kit_record_says_how_to_install_it(capsys, monkeypatch):
+def test_without_the_kit_record_says_how_to_install_it(command, monkeypatch):
     find = importlib.util.find_spec
     assert find("hal_conformance") is not None
     monkeypatch.setitem(sys.modules, "hal_conformance", None)
     monkeypatch.setitem(sys.modules, "hal_conformance.replay.recorder", None)
-    with pytest.raises(SystemExit) as end:
-        main(["run", "--device", "cpu", "--max-tokens", "2", "--prompt", "x", "--record", "x"])
-    assert end.value.code == 2
-    assert "pip install ./conformance in hal's checkout" in capsys.readouterr().err
-
-
-def test_help_all_lists_record(capsys):
-    with pytest.raises(SystemExit):
-        main(["run", "--help-all"])
-    assert "--record FILE" in capsys.readouterr().out
+    done = command("run", "--device", "cpu", "--max-tokens", "2", "--prompt", "x", "--record", "x")
+    assert done.status == 2
+    assert "pip install ./conformance in hal's checkout" in done.err

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import read_config
 from hal_paddle_runner.runner import ModelRunner
-
-from hal.cli import main
-
-from .commands import private_folders  # noqa: F401 (a fixture)
 
 SLOT, STEP = 1, 3
 VOCABULARY = read_config(DEFAULT_CHECKPOINT).vocab_size
@@ -36,23 +30,19 @@ def astray(monkeypatch):
 
 @pytest.mark.usefixtures("private_folders")
 @pytest.mark.parametrize(("strange", "more"), [(VOCABULARY, ()), (-7, ("--speculate", "ngram"))])
-def test_a_strange_token_is_its_requests_error(strange, more, astray, capsys):
+def test_a_strange_token_is_its_requests_error(strange, more, astray, command):
     prompts = [part for text in ("def main(", "import os", "x = ", "class A") for part in ("--prompt", text)]
     options = ["run", "--device", "cpu", *prompts, "--temperature=0", "--max-tokens", "8", "--slots", "2", "--json"]
-    with pytest.raises(SystemExit):
-        main([*options, *more])
-    whole = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    expected = command(*options, *more).answers
     astray(strange)
-    with pytest.raises(SystemExit) as end:
-        main([*options, *more])
-    out, err = capsys.readouterr()
-    assert end.value.code == 2
-    answers = [json.loads(line) for line in out.splitlines()]
+    done = command(*options, *more)
+    answers = done.answers
+    assert done.status == 2
     assert [answer["finish_reason"] for answer in answers] == ["length", "error", "length", "length"]
     message = f"the step gave token {strange}, outside the vocabulary of {VOCABULARY}"
     assert answers[1]["message"] == message
     given = answers[1]["token_ids"]
-    assert given == whole[1]["token_ids"][: len(given)]
+    assert given == expected[1]["token_ids"][: len(given)]
     for one, other in ((0, 0), (2, 2), (3, 3)):
-        assert answers[one]["token_ids"] == whole[other]["token_ids"]
-    assert "tokens in " in err
+        assert answers[one]["token_ids"] == expected[other]["token_ids"]
+    assert "tokens in " in done.err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +10,7 @@ from hal_core import ContractMismatch, InvalidValue, PluginError
 from hal_engine.stepping import AUTO, DEFAULT, check_runner_name, choose_runner, make_runner
 
 import hal
-from hal.cli import main
 
-from .commands import private_folders  # noqa: F401 (a fixture)
 from .fixtures_plugins.builder import Site
 
 CODE = """
@@ -125,12 +122,11 @@ class TestCommand:
     """``hal run``."""
 
     @pytest.fixture
-    def run(self, capsys):
+    def run(self, command):
         def call(*arguments):
-            with pytest.raises(SystemExit) as end:
-                main(["run", "--json", "--prompt", "def main(", "--temperature=0", "--max-tokens", "2", *arguments])
-            out, err = capsys.readouterr()
-            return end.value.code or 0, [json.loads(line) for line in out.splitlines()], err.splitlines()
+            options = ("--json", "--prompt", "def main(", "--temperature=0", "--max-tokens", "2")
+            done = command("run", *options, *arguments)
+            return done.status, done.answers, done.err.splitlines()
 
         return call
 
@@ -147,11 +143,11 @@ class TestCommand:
         assert (code, objects, len(lines)) == (2, [], 1)
         assert says in lines[0]
 
-    @pytest.mark.parametrize("command", ["run", "generate"])
-    def test_a_proposer_is_refused_where_a_runner_runs_by_default(self, runners, run, command):
+    @pytest.mark.parametrize("way", ["run", "generate"])
+    def test_a_proposer_is_refused_where_a_runner_runs_by_default(self, runners, run, way):
         """It would be the Paddle model that runs, for which the device may be of no use."""
         runners(device="cpu", fast="Able")
-        if command == "run":
+        if way == "run":
             code, objects, lines = run("--device", "cpu", "--speculate", "ngram")
             assert (code, objects, len(lines)) == (2, [], 1)
         else:

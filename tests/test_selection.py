@@ -1,24 +1,18 @@
-"""Selection and opening of a device, without silent failures."""
+"""Selection of a device, without silent failures."""
 
 import logging
+import re
 
 import pytest
-from hal_core.errors import (
-    ContractMismatch,
-    DeviceNotFound,
-    InvalidValue,
-    PluginError,
-    Unavailable,
-)
+from hal_core.errors import ContractMismatch, DeviceNotFound, InvalidValue, PluginError, Unavailable
 
 from hal.selection import requested, select
 
 from .fixtures_plugins.builder import Site
 
-
-@pytest.fixture
-def site(site_with_cpu):
-    return site_with_cpu
+CORE, ALPHA, BETA = "paddle-hal-core", "paddle-hal-alpha", "paddle-hal-beta"
+TWINS = ({"name": "twin"}, {"name": "twin", "priority": None, "distribution": "acme-hal", "version": "3.1"})
+LEFT_OUT = "alpha: paddle-hal-alpha 1.0: the entry-point group hal.priorities gives priority.*; it is left out"
 
 
 def passed_over(caplog):
@@ -26,51 +20,138 @@ def passed_over(caplog):
     return [line for line in lines if "trying the next device" in line or "it is left out" in line]
 
 
-def test_the_best_priority_wins_and_nothing_else_is_imported(site, caplog):
-    site.device("alpha", priority=10)
-    site.device("beta", priority=20)
-    site.device("gamma", priority=5, state="exits")
-    assert select().entry.name == "beta"
-    assert site.imported() == {"paddle-hal-beta"}
-    assert passed_over(caplog) == []
+def installed(tmp_path, monkeypatch, plugins, core, environment):
+    """A folder of plugins; each is a name, or the arguments of ``Site.device``."""
+    site = Site(tmp_path / "site").activate(monkeypatch)
+    if core:
+        site.core(device=True, state=core)
+    for plugin in plugins:
+        site.device(**({"name": plugin} if isinstance(plugin, str) else plugin))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return site
 
 
-def test_equal_priorities_go_by_name(site):
-    site.device("beta", priority=10)
-    site.device("alpha", priority=10)
-    assert select().entry.name == "alpha"
+def alpha(state="available", **more):
+    return {"name": "alpha", "state": state, **more}
 
 
-def test_the_argument_goes_before_the_environment_before_the_priority(site, monkeypatch):
-    site.device("alpha", priority=30)
-    site.device("beta", priority=20)
-    monkeypatch.setenv("HAL_DEVICE", "beta")
-    assert select("cpu").entry.name == "cpu"
-    assert site.imported() == {"paddle-hal-core"}
-    assert select().entry.name == "beta"
-    monkeypatch.setenv("HAL_DEVICE", " ")
-    assert select().entry.name == "alpha"
+def row(*plugins, name=None, core="available", **environment):
+    """What is installed with the core's cpu device, the name that is given, and variables."""
+    return plugins, name, core, environment
 
 
-def test_a_device_without_declared_priority_is_never_selected_by_itself(site):
-    site.device("sim", priority=None)
-    assert select().entry.name == "cpu"
-    assert site.imported() == {"paddle-hal-core"}
-    assert select("sim").entry.name == "sim"
+BEST = {"name": "beta", "priority": 20}
+SIM = {"name": "sim", "priority": None}
+SELECTED = {
+    "the best priority, and nothing else is imported": (
+        row("alpha", BEST, {"name": "gamma", "priority": 5, "state": "exits"}),
+        BETA,
+    ),
+    "of equal priorities the first name": (row("beta", "alpha"), ALPHA),
+    "the argument before the environment": (row("alpha", BEST, name="cpu", HAL_DEVICE="beta"), CORE),
+    "the environment before the priority": (row("alpha", BEST, HAL_DEVICE="alpha"), ALPHA),
+    "an empty variable is none": (row("alpha", BEST, HAL_DEVICE=" "), BETA),
+    "none without a declared priority": (row(SIM), CORE),
+    "one without a declared priority by its name": (row(SIM, name="sim"), "paddle-hal-sim"),
+    "the next one where one is unavailable": (row(alpha("unavailable")), CORE, "alpha: no .*; trying the next device"),
+    "the next one where one raises that": (
+        row(alpha("unavailable_raised")),
+        CORE,
+        "alpha: no .*; trying the next device",
+    ),
+    "one above a broken one": (row("alpha", {"name": "beta", "priority": 5, "state": "exits"}), ALPHA),
+    "of one name that of the allow-list": (row(*TWINS, HAL_PLUGINS="acme-hal", name="twin"), "acme-hal"),
+    "none that the allow-list leaves out": (row("alpha", HAL_PLUGINS=""), CORE),
+    "one with wrong metadata takes no name": (
+        row({"name": "cpu", "priority": "high", "distribution": "acme-hal"}),
+        CORE,
+        "cpu: acme-hal.*; it is left out",
+    ),
+    **{
+        f"none of priority {text}": (row(alpha(priority=text), {"name": "beta", "priority": 5}), BETA, LEFT_OUT)
+        for text in ("high", "priority_-1", "priority_12345678901")
+    },
+    "another one by name with wrong metadata": (row(alpha(priority="high"), name="cpu"), CORE),
+}
 
 
-@pytest.mark.parametrize("state", ["unavailable", "unavailable_raised"])
-def test_an_unavailable_device_is_passed_over_with_one_line(site, caplog, state):
-    site.device("alpha", priority=10, state=state)
-    assert select().entry.name == "cpu"
-    (line,) = passed_over(caplog)
-    assert line.startswith("alpha: no ")
-    assert line.endswith("; trying the next device")
-    assert caplog.records[-1].levelno == logging.WARNING
+@pytest.mark.parametrize("case", SELECTED)
+def test_what_is_selected_is_imported_alone(tmp_path, monkeypatch, caplog, case):
+    (plugins, name, core, environment), distribution, *lines = SELECTED[case]
+    site = installed(tmp_path, monkeypatch, plugins, core, environment)
+    assert select(name).entry.distribution == distribution
+    passed = passed_over(caplog)
+    assert len(passed) == len(lines)
+    assert all(map(re.fullmatch, lines, passed)), passed
+    assert all("\n" not in line for line in passed)
+    assert site.imported() == {distribution} | ({ALPHA} if "next one" in case else set())
+    assert not lines or caplog.records[-1].levelno == logging.WARNING
 
 
-def test_a_device_absent_from_this_machine_is_skipped_silently(site, caplog):
-    site.device("alpha", priority=10, state="absent")
+UNKNOWN = "installed: alpha, cpu (name one of those, or install the plugin that provides it)"
+NOT_HERE = "no driver (install the driver); cpu: no chip (plug one in) (hal devices shows each)"
+REFUSED = {
+    "an absent one by name": (row(alpha("absent"), name="alpha"), Unavailable, "alpha: no such chip (use another mach"),
+    "an unavailable one by name": (
+        row(alpha("unavailable"), name="alpha"),
+        Unavailable,
+        "alpha: no chip (plug one in)",
+    ),
+    "nothing that can be used, absent ones too": (
+        row(alpha("absent"), core="unavailable"),
+        Unavailable,
+        "alpha: no such chip (use another machine); cpu: no chip",
+    ),
+    "nothing that can be used": (
+        row(alpha("unavailable_raised"), core="unavailable"),
+        Unavailable,
+        f"no device can be used here: alpha: {NOT_HERE}",
+    ),
+    **{
+        f"a broken plugin, {state}": (row(alpha(state)), PluginError, ALPHA)
+        for state in ("broken_import", "exits", "no_class", "probe_crashes")
+    },
+    "another contract": (
+        row(alpha(requires=["paddle-hal-core>=7.0,<8"])),
+        ContractMismatch,
+        "alpha: paddle-hal-alpha",
+    ),
+    "two of one name": (row(*TWINS), PluginError, ("twin: ", "acme-hal 3.1", "paddle-hal-twin 1.0")),
+    "two of one name, by name": (row(*TWINS, name="twin"), PluginError, ("acme-hal 3.1", "paddle-hal-twin 1.0")),
+    "one with wrong metadata, by name": (row(alpha(priority="high"), name="alpha"), PluginError, ALPHA),
+    "one that the allow-list leaves out": (
+        row("alpha", HAL_PLUGINS="", name="alpha"),
+        DeviceNotFound,
+        "HAL_PLUGINS leaves paddle-hal-alpha out (add paddle-hal-alpha to",
+    ),
+    **{
+        f"no such name, {name}": (row("alpha", name=name), DeviceNotFound, f"name: no device {name!r}; {UNKNOWN}")
+        for name in ("alpa", "CPU", "zzz")
+    },
+    "no such name in the environment": (row(HAL_DEVICE="zzz"), DeviceNotFound, "HAL_DEVICE: no device 'zzz'"),
+    "no device at all": (row(core=""), DeviceNotFound, "no device is installed"),
+    "none that is selected by itself": (row(SIM, core=""), DeviceNotFound, "installed: sim (name one in HAL_DEVICE)"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_selected_is_never_fallen_through(tmp_path, monkeypatch, case):
+    (plugins, name, core, environment), kind, texts = REFUSED[case]
+    site = installed(tmp_path, monkeypatch, plugins, core, environment)
+    if case == "none that is selected by itself":
+        site.core()
+    with pytest.raises(kind) as caught:
+        select(name)
+    for text in [texts] if isinstance(texts, str) else texts:
+        assert text in str(caught.value)
+    assert caught.value.cure
+    imported = {ALPHA, CORE} if core == "unavailable" else {ALPHA} if kind is Unavailable or "broken" in case else set()
+    assert site.imported() == imported
+
+
+def test_a_device_absent_from_this_machine_is_skipped_silently(site_with_cpu, caplog):
+    site_with_cpu.device("alpha", priority=10, state="absent")
     with caplog.at_level(logging.INFO, "hal"):
         assert select().entry.name == "cpu"
     (record,) = [record for record in caplog.records if record.name == "hal"]
@@ -78,155 +159,12 @@ def test_a_device_absent_from_this_machine_is_skipped_silently(site, caplog):
     assert record.getMessage() == "alpha: no such chip (use another machine); trying the next device"
 
 
-def test_an_absent_device_that_is_named_is_an_error(site):
-    site.device("alpha", state="absent")
-    with pytest.raises(Unavailable, match=r"alpha: no such chip \(use another machine\)"):
-        select("alpha")
-
-
-def test_when_nothing_can_be_used_the_error_tells_of_absent_devices_too(tmp_path, monkeypatch):
-    site = Site(tmp_path / "other").activate(monkeypatch)
-    site.core(device=True, state="unavailable")
-    site.device("alpha", state="absent")
-    with pytest.raises(Unavailable, match=r"alpha: no such chip .*; cpu: no chip"):
-        select()
-
-
-def test_a_named_device_that_is_unavailable_is_an_error(site):
-    site.device("alpha", state="unavailable")
-    with pytest.raises(Unavailable, match=r"alpha: no chip \(plug one in\)"):
-        select("alpha")
-
-
-def test_when_all_are_unavailable_the_error_has_every_reason(tmp_path, monkeypatch):
-    site = Site(tmp_path / "other").activate(monkeypatch)
-    site.core(device=True, state="unavailable")
-    site.device("alpha", state="unavailable_raised")
-    with pytest.raises(Unavailable) as caught:
-        select()
-    expected = "alpha: no driver (install the driver); cpu: no chip (plug one in) (hal devices shows each)"
-    assert str(caught.value) == f"no device can be used here: {expected}"
-
-
-@pytest.mark.parametrize("state", ["broken_import", "exits", "no_class", "probe_crashes"])
-def test_a_broken_plugin_is_never_fallen_through(site, state):
-    site.device("alpha", priority=10, state=state)
-    with pytest.raises(PluginError, match="paddle-hal-alpha") as caught:
-        select()
-    assert caught.value.cure
-    assert site.imported() == {"paddle-hal-alpha"}
-
-
-def test_a_contract_mismatch_is_never_fallen_through(site):
-    site.device("alpha", requires=["paddle-hal-core>=7.0,<8"])
-    with pytest.raises(ContractMismatch, match="alpha: paddle-hal-alpha"):
-        select()
-    assert site.imported() == set()
-
-
-def test_a_broken_plugin_below_the_one_selected_does_not_matter(site):
-    site.device("alpha", priority=10)
-    site.device("beta", priority=5, state="exits")
-    assert select().entry.name == "alpha"
-
-
-@pytest.mark.parametrize("name", [None, "twin"])
-def test_two_distributions_with_one_name_are_an_error_that_names_both(site, name):
-    site.device("twin", priority=10, distribution="paddle-hal-twin")
-    site.device("twin", priority=None, distribution="acme-hal", version="3.1")
-    with pytest.raises(
-        PluginError, match=r"twin: .*acme-hal 3\.1 .*paddle-hal-twin 1\.0|paddle-hal-twin 1\.0 .*acme-hal 3\.1"
-    ):
-        select(name)
-    assert site.imported() == set()
-
-
-def test_the_allow_list_settles_a_name_claimed_twice(site, monkeypatch):
-    site.device("twin", distribution="paddle-hal-twin")
-    site.device("twin", distribution="acme-hal")
-    monkeypatch.setenv("HAL_PLUGINS", "acme-hal")
-    assert select().entry.distribution == "acme-hal"
-    assert site.imported() == {"acme-hal"}
-
-
-def test_one_distribution_that_claims_a_name_twice_is_an_error(site):
-    module = site.module("twin")
-    site.distribution("acme-hal", points=f"[hal.devices]\ntwin = {module}:ToyPlugin\ntwin = {module}:Other\n")
+def test_one_distribution_that_claims_a_name_twice_is_an_error(site_with_cpu):
+    module = site_with_cpu.module("twin")
+    points = f"[hal.devices]\ntwin = {module}:ToyPlugin\ntwin = {module}:Other\n"
+    site_with_cpu.distribution("acme-hal", points=points)
     with pytest.raises(PluginError, match="mend the entry points of acme-hal"):
         select("twin")
-
-
-@pytest.mark.parametrize("priority", ["high", "priority_-1", "priority_12345678901"])
-def test_a_plugin_with_wrong_metadata_is_named_and_blocks_no_other(site, caplog, priority):
-    site.device("alpha", priority=priority)
-    site.device("beta", priority=5)
-    assert select().entry.name == "beta"
-    (line,) = passed_over(caplog)
-    assert line.startswith("alpha: paddle-hal-alpha 1.0: the entry-point group hal.priorities gives priority")
-    assert line.endswith("; it is left out")
-    assert "\n" not in line
-    assert site.imported() == {"paddle-hal-beta"}
-    assert select("cpu").entry.name == "cpu"
-
-
-def test_a_plugin_with_wrong_metadata_does_not_take_a_sound_ones_name(site, caplog):
-    site.device("cpu", priority="high", distribution="acme-hal")
-    assert select().entry.distribution == "paddle-hal-core"
-    assert "acme-hal" in passed_over(caplog)[0]
-
-
-def test_named_a_plugin_with_wrong_metadata_is_an_error(site):
-    site.device("alpha", priority="high")
-    with pytest.raises(PluginError, match="paddle-hal-alpha"):
-        select("alpha")
-
-
-def test_a_device_left_out_by_the_allow_list_is_not_found(site, monkeypatch):
-    site.device("alpha")
-    monkeypatch.setenv("HAL_PLUGINS", "")
-    with pytest.raises(DeviceNotFound, match=r"HAL_PLUGINS leaves paddle-hal-alpha out \(add paddle-hal-alpha to"):
-        select("alpha")
-    assert select().entry.name == "cpu"
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        (
-            "alpa",
-            "name: no device 'alpa'; installed: alpha, cpu (name one of those, or install the plugin that provides it)",
-        ),
-        (
-            "CPU",
-            "name: no device 'CPU'; installed: alpha, cpu (name one of those, or install the plugin that provides it)",
-        ),
-        (
-            "zzz",
-            "name: no device 'zzz'; installed: alpha, cpu (name one of those, or install the plugin that provides it)",
-        ),
-    ],
-)
-def test_an_unknown_name_says_what_is_installed(site, name, text):
-    site.device("alpha")
-    with pytest.raises(DeviceNotFound) as caught:
-        select(name)
-    assert str(caught.value) == text
-
-
-def test_an_unknown_name_in_the_environment_is_blamed_on_it(site, monkeypatch):
-    monkeypatch.setenv("HAL_DEVICE", "zzz")
-    with pytest.raises(DeviceNotFound, match=r"^HAL_DEVICE: no device 'zzz'"):
-        select()
-
-
-def test_with_nothing_to_select_the_error_says_so(tmp_path, monkeypatch):
-    site = Site(tmp_path / "bare").activate(monkeypatch)
-    with pytest.raises(DeviceNotFound, match="no device is installed"):
-        select()
-    site.core()
-    site.device("sim", priority=None)
-    with pytest.raises(DeviceNotFound, match=r"installed: sim \(name one in HAL_DEVICE\)"):
-        select()
 
 
 # Names and indices.

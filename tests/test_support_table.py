@@ -20,7 +20,7 @@ def report(*entries):
 
 
 def test_what_one_run_of_a_proof_left_out_another_has_checked():
-    whole = report(
+    complete = report(
         ("checked", "14 of 16: needs ranks", 16),
         ("skipped", "needs ranks", 1),
         ("checked", "2 of 5: needs tensors", 5),
@@ -30,10 +30,10 @@ def test_what_one_run_of_a_proof_left_out_another_has_checked():
     ranks = report(
         ("checked", "", 14), ("checked", "", 1), ("checked", "", 5), ("skipped", "not chosen", 0), ("checked", "", 1)
     )
-    for reports in ([whole, ranks], [ranks, whole]):
+    for reports in ([complete, ranks], [ranks, complete]):
         (found,) = table.together(reports)
-        told = [(entry["status"], entry["note"]) for entry in found["guarantees"]]
-        assert told[:4] == [("checked", "")] * 4
+        rows = [(entry["status"], entry["note"]) for entry in found["guarantees"]]
+        assert rows[:4] == [("checked", "")] * 4
         assert found["guarantees"][4]["note"] == "2 of 4: needs ranks", "of the two that it left out, one was checked"
-    (alone,) = table.together([whole])
-    assert alone == whole
+    (alone,) = table.together([complete])
+    assert alone == complete

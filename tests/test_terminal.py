@@ -21,13 +21,10 @@ from hal_engine.engine import Finished
 from hal.cli import console, devices, logs, main, signals, tree
 from hal.device_list import Listed
 
+from .commands import Terminal
+
 EVIL = "a\x1b[31mred\x07\x7f\x9b2J\rb\tc\nd"
 ESCAPED = "a\\x1b[31mred\\x07\\x7f\\x9b2J\\x0db\tc\nd"
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.fixture
@@ -57,17 +54,17 @@ def test_no_screen_hands_control_characters_to_a_terminal(streams, monkeypatch, 
     shown.write("\n")
     shown.note(EVIL)
     shown.close()
-    told, noted = output.getvalue(), errors.getvalue()
+    text_shown, noted = output.getvalue(), errors.getvalue()
     if not out:
-        assert EVIL in told
-    for is_terminal, text in ((out, told), (err, noted)):
+        assert EVIL in text_shown
+    for is_terminal, text in ((out, text_shown), (err, noted)):
         assert not (is_terminal and any(mark in text for mark in "\x1b\x07\x7f\x9b")), repr(text)
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_lines_beside_the_answers_and_of_tail_are_escaped_as_well(streams, terminal):
+def test_lines_around_the_answers_and_of_tail_are_escaped_as_well(streams, terminal):
     output, errors = streams(terminal, terminal)
-    with logs.said(None):
+    with logs.printed(None):
         logging.getLogger("hal").warning("log %s", EVIL)
     console.say(EVIL)
     printer = Printer(as_json=False, request=None)
@@ -77,7 +74,7 @@ def test_lines_beside_the_answers_and_of_tail_are_escaped_as_well(streams, termi
     assert errors.getvalue() == f"hal: log {wanted}\n{wanted}\n"
 
 
-def test_what_is_said_of_an_opened_device_keeps_its_indent(streams, monkeypatch):
+def test_what_is_shown_of_an_opened_device_keeps_its_indent(streams, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("TERM", "xterm")
     output, _ = streams(True, True)
@@ -114,10 +111,10 @@ def test_the_listing_is_readable_in_any_width(streams, monkeypatch, width, lines
     monkeypatch.setenv("TERM", "xterm")
     output, _ = streams(True, False)
     devices._print_devices(ROWS)
-    told = re.sub("\x1b\\[[0-9;]*m", "", output.getvalue()).splitlines()
-    assert len(told) <= lines, "\n".join(told)
-    assert max(map(len, told)) <= width
-    words = " ".join(told).split()
+    shown = re.sub("\x1b\\[[0-9;]*m", "", output.getvalue()).splitlines()
+    assert len(shown) <= lines, "\n".join(shown)
+    assert max(map(len, shown)) <= width
+    words = " ".join(shown).split()
     for row in ROWS:
         for word in (row.name, row.distribution, row.version, row.status, *row.reason.split(), *row.cure.split()):
             assert any(word in each for each in words), f"{word} is broken in two, or missing"
@@ -215,16 +212,16 @@ def first_token():
 
 @pytest.mark.parametrize("count", [1, 3000])
 def test_after_an_interrupt_text_has_two_lines_however_many_prompts_wait(monkeypatch, count):
-    lines, calls, told = interrupted(monkeypatch, count)
+    lines, calls, message = interrupted(monkeypatch, count)
     assert lines == []
     assert calls <= 4, "what is done on the screen does not grow with the prompts"
-    assert told == f"interrupted: {count} of {count} prompt{'s' * (count > 1)} not answered to the end"
+    assert message == f"interrupted: {count} of {count} prompt{'s' * (count > 1)} not answered to the end"
 
 
 def test_after_an_interrupt_json_has_an_object_for_each_prompt(monkeypatch):
-    lines, _, told = interrupted(monkeypatch, 3, device={"name": "cpu:0"})
+    lines, _, message = interrupted(monkeypatch, 3, device={"name": "cpu:0"})
     assert [json.loads(line)["finish_reason"] for line in lines] == ["abort"] * 3
-    assert told == ""
+    assert message == ""
 
 
 def test_after_an_interrupt_no_status_is_left(streams, monkeypatch):
@@ -240,12 +237,17 @@ def test_after_an_interrupt_no_status_is_left(streams, monkeypatch):
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-def test_the_closing_line_is_whole_however_long(verbose):
+def test_the_closing_line_is_complete_however_long(verbose):
     """It names the stand-in, at its end; a terminal wraps it."""
     counting = Counting()
     answers, options = SimpleNamespace(tokens=10, cut_off=""), SimpleNamespace(quiet=False, verbose=verbose)
-    told = {"seconds": 2.0, "place": f"device {'x' * 200} (sim)", "details": ["one"], "notes": ["two", "three"]}
-    summarize(counting, answers, options, **told)
+    parts = {
+        "seconds": 2.0,
+        "place": f"device {'x' * 200} (sim)",
+        "details": ["one"],
+        "notes": ["two", "three"],
+    }
+    summarize(counting, answers, options, **parts)
     *before, line = "".join(counting.written).splitlines()
     assert before == (["one", "two", "three"] if verbose else [])
     more = "" if verbose else "; 2 notes: -v"

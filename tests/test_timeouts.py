@@ -14,7 +14,6 @@ from hal_core import TIMEOUTS as CORE
 from hal_core import CoreTimeouts, InvalidValue
 from hal_engine.timeouts import GONE, TIMEOUTS, Timeouts
 
-from hal.cli import main
 from hal.timeouts import Timeouts as OfHal
 
 ROOT = Path(__file__).parents[1]
@@ -66,10 +65,10 @@ def constants(text):
         if isinstance(node, ast.BinOp) and is_number(node.right) and ast.unparse(node.left).endswith("monotonic()"):
             yield node.lineno
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            told = node.args
-            positional = [*told.posonlyargs, *told.args]
-            pairs = [*zip(reversed(positional), reversed(told.defaults), strict=False)]
-            pairs += zip(told.kwonlyargs, told.kw_defaults, strict=True)
+            values = node.args
+            positional = [*values.posonlyargs, *values.args]
+            pairs = [*zip(reversed(positional), reversed(values.defaults), strict=False)]
+            pairs += zip(values.kwonlyargs, values.kw_defaults, strict=True)
             if any(default is not None and is_number(default) and ARGUMENTS.search(arg.arg) for arg, default in pairs):
                 yield node.lineno
 
@@ -133,14 +132,13 @@ def test_a_field_of_the_core_is_one_for_host_and_core(monkeypatch):
 
 
 @pytest.mark.parametrize("given", ["soon", "0", "-1", "inf", "nan"])
-def test_a_wrong_one_is_refused_by_name_before_anything_starts(given, monkeypatch, capsys):
+def test_a_wrong_one_is_refused_by_name_before_anything_starts(given, monkeypatch, command):
     monkeypatch.setenv("HAL_RANKS_STEP", given)
     with pytest.raises(InvalidValue, match="HAL_RANKS_STEP"):
         _ = TIMEOUTS.step
-    with pytest.raises(SystemExit) as end:
-        main(["devices"])
-    assert end.value.code == 2
-    assert f"HAL_RANKS_STEP: '{given}' (give seconds above 0, as 30)" in capsys.readouterr().err
+    done = command("devices")
+    assert done.status == 2
+    assert f"HAL_RANKS_STEP: '{given}' (give seconds above 0, as 30)" in done.err
 
 
 def test_a_variable_of_a_former_timeout_is_named(monkeypatch, caplog):

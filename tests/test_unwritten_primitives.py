@@ -17,7 +17,6 @@ from hal_conformance import scaffold
 from hal_core import PluginError, bind
 from hal_core.devices.cpu.device import CpuDevice
 
-from hal.cli import main
 from hal.unwritten import named_unwritten
 
 from .finished_plugins import RUNTIME, finish
@@ -100,16 +99,20 @@ def installed(monkeypatch, folder, private):
         del sys.modules[module]  # another test installs one of that name
 
 
-def run(device, capsys, *options):
+@pytest.fixture
+def run(command):
     """Run the command; return its one line."""
-    with pytest.raises(SystemExit) as end:
-        main(["run", "-q", "--device", device, "--prompt", "x", "--max-tokens", "2", *options])
-    assert end.value.code == 2
-    (line,) = [one for one in capsys.readouterr().err.splitlines() if one]
-    return line
+
+    def call(device, *options):
+        done = command("run", "-q", "--device", device, "--prompt", "x", "--max-tokens", "2", *options)
+        assert done.status == 2
+        (line,) = [one for one in done.err.splitlines() if one]
+        return line
+
+    return call
 
 
-def told(device, primitive=""):
+def message(device, primitive=""):
     """The text of the error."""
     primitive = primitive or device.removeprefix("without_")
     cure = f"(write it in hal_{device}.device: docs/adding-a-device.md; hal conform {device} tries each primitive)"
@@ -117,56 +120,53 @@ def told(device, primitive=""):
 
 
 @pytest.mark.parametrize("device", LATER, indirect=True)
-def test_a_primitive_that_is_not_written_is_one_line(device, capsys):
-    assert run(device, capsys) == f"hal: error: {told(device)}"
+def test_a_primitive_that_is_not_written_is_one_line(device, run):
+    assert run(device) == f"hal: error: {message(device)}"
 
 
-def test_a_primitive_of_the_plugins_own_class_is_one_line(sync_device, capsys):
-    assert run(sync_device, capsys) == f"hal: error: {told(sync_device, '_allocate')}"
+def test_a_primitive_of_the_plugins_own_class_is_one_line(sync_device, run):
+    assert run(sync_device) == f"hal: error: {message(sync_device, '_allocate')}"
 
 
-def test_a_checked_step_names_the_primitive(sync_device, capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["doctor", "--step", "--json"])
-    assert end.value.code == 1
-    (line,) = [one for one in json.loads(capsys.readouterr().out)["findings"] if one.startswith(sync_device)]
-    assert line == f"{sync_device}: one step failed: {told(sync_device, '_allocate')}"
+def test_a_checked_step_names_the_primitive(sync_device, command):
+    done = command("doctor", "--step", "--json")
+    assert done.status == 1
+    (line,) = [one for one in json.loads(done.out)["findings"] if one.startswith(sync_device)]
+    assert line == f"{sync_device}: one step failed: {message(sync_device, '_allocate')}"
 
 
 @pytest.mark.parametrize("device", ["stream_destroy"], indirect=True)
-def test_a_check_names_the_primitive_that_closing_needs(device, capsys):
-    with pytest.raises(SystemExit):
-        main(["doctor", "--json"])
-    (line,) = [one for one in json.loads(capsys.readouterr().out)["findings"] if one.startswith(device)]
-    assert line == f"{device}: broken: {told(device).removeprefix(f'{device}:0: ')}"
+def test_a_check_names_the_primitive_that_closing_needs(device, command):
+    (line,) = [one for one in json.loads(command("doctor", "--json").out)["findings"] if one.startswith(device)]
+    assert line == f"{device}: broken: {message(device).removeprefix(f'{device}:0: ')}"
 
 
 @pytest.mark.conform
 @pytest.mark.parametrize("device", LATER_ON_RANKS, indirect=True)
-def test_a_split_worker_names_the_primitive(device, capsys):
-    assert run(device, capsys, "--split", "1,1") == f"hal: error: {told(device)}"
+def test_a_split_worker_names_the_primitive(device, run):
+    assert run(device, "--split", "1,1") == f"hal: error: {message(device)}"
 
 
 @pytest.mark.conform
-def test_a_rank_of_a_group_names_the_primitive(of_ranks, capsys):
-    line = run(of_ranks, capsys, "--tp", "2")
-    assert re.sub("rank [01]: ", "", line) == f"hal: error: {told(of_ranks)}"
+def test_a_rank_of_a_group_names_the_primitive(of_ranks, run):
+    line = run(of_ranks, "--tp", "2")
+    assert re.sub("rank [01]: ", "", line) == f"hal: error: {message(of_ranks)}"
 
 
 @pytest.mark.conform
-def test_a_rank_names_a_primitive_of_the_plugins_own_class(sync_device, capsys):
-    line = run(sync_device, capsys, "--tp", "2")
-    assert re.sub("rank [01]: ", "", line) == f"hal: error: {told(sync_device, '_allocate')}"
+def test_a_rank_names_a_primitive_of_the_plugins_own_class(sync_device, run):
+    line = run(sync_device, "--tp", "2")
+    assert re.sub("rank [01]: ", "", line) == f"hal: error: {message(sync_device, '_allocate')}"
 
 
 @pytest.mark.conform
 def test_a_server_names_a_primitive_of_the_plugins_own_class(sync_device):
-    refused_at_start(sync_device, told(sync_device, "_allocate"))
+    refused_at_start(sync_device, message(sync_device, "_allocate"))
 
 
 @pytest.mark.parametrize("device", ["copy_in"], indirect=True)
 def test_a_server_that_cannot_start_names_the_primitive(device):
-    refused_at_start(device, told(device))
+    refused_at_start(device, message(device))
 
 
 def refused_at_start(device, error):
@@ -184,13 +184,13 @@ def test_a_server_names_the_primitive_that_a_request_needs(device):
     with serving("--device", device) as served:
         answer = httpx.post(f"{served.url}/v1/completions", json={"prompt": "x", "max_tokens": 2}, timeout=HANGS)
         assert answer.status_code == 503
-        assert answer.json()["error"]["message"] == told(device)
-        assert served.process.stderr.readline() == f"hal: error: {told(device)}\n"
+        assert answer.json()["error"]["message"] == message(device)
+        assert served.process.stderr.readline() == f"hal: error: {message(device)}\n"
 
 
 @pytest.mark.parametrize("device", AT_OPENING, indirect=True)
-def test_a_primitive_that_the_opening_calls_is_named_too(device, capsys):
-    line = run(device, capsys)
+def test_a_primitive_that_the_opening_calls_is_named_too(device, run):
+    line = run(device)
     assert f"opening index 0 failed: NotImplementedError: {device.removeprefix('without_')} (" in line
     assert line.startswith(f"hal: error: {device}: ")
 

@@ -62,9 +62,9 @@ class Warm:
             self._ours.sendall(data)
         finally:
             os.close(writing)
-        told = os.read(reading, LENGTH)
-        assert told, "the warm process has ended"
-        return reading, int.from_bytes(told, "little")
+        number = os.read(reading, LENGTH)
+        assert number, "the warm process has ended"
+        return reading, int.from_bytes(number, "little")
 
     def close(self):
         """End it, and its children."""
@@ -106,10 +106,10 @@ class Forked(subprocess.Popen):
 
     def _take(self):
         """Read how it has ended; the status as ``waitpid`` gives it."""
-        told = os.read(self._end, LENGTH)
-        assert told, "the warm process has ended"
+        data = os.read(self._end, LENGTH)
+        assert data, "the warm process has ended"
         os.close(self._end)
-        status = int.from_bytes(told, "little")
+        status = int.from_bytes(data, "little")
         self.returncode = os.waitstatus_to_exitcode(status)
         return status
 

@@ -31,7 +31,7 @@ def _main(arguments: list[str]) -> None:
 
     failures.verbose = console.quiet = False
     ended: SystemExit | None = None
-    told: str | None = ""
+    message: str | None = ""
     trace = ""
     with prepared() as output:
         try:
@@ -45,20 +45,20 @@ def _main(arguments: list[str]) -> None:
             console.status("")
             ended = SystemExit(signals.status())
         except Exception as error:
-            ended, told, trace = failures.exit_of(error), failures.told(error), failures.trace(error)
-            if told is None and output.failure is None and signals.came() is None:
+            ended, message, trace = failures.exit_of(error), failures.message(error), failures.trace(error)
+            if message is None and output.failure is None and signals.came() is None:
                 raise
         if signals.came() is not None:  # a signal explains any other failure
             if ended is not None:
-                ended, told = SystemExit(signals.status()), ""
+                ended, message = SystemExit(signals.status()), ""
         # `hal devices | head`: the reader closed the pipe, which is no error
         elif isinstance(output.failure, BrokenPipeError):
-            ended, told = SystemExit(1), ""
+            ended, message = SystemExit(1), ""
         elif output.failure is not None:  # this failure explains any other one
             why = f"cannot be written: {output.failure.strerror} (make room there, or send it elsewhere)"
-            ended, told = SystemExit(2), f"standard output: {why}"
-        if told:
-            say(f"{trace}hal: error: {told}")
+            ended, message = SystemExit(2), f"standard output: {why}"
+        if message:
+            say(f"{trace}hal: error: {message}")
     if ended is not None:
         raise ended
 
@@ -74,5 +74,5 @@ def _dispatch(arguments: list[str]) -> None:
         return
     from . import logs
 
-    with logs.said(logs.level()):
+    with logs.printed(logs.level()):
         invoke(arguments)

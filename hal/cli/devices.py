@@ -152,13 +152,13 @@ def _paragraphs(rows: tuple[Listed, ...]) -> Group:
     from rich.padding import Padding
     from rich.text import Text
 
-    told: list[Text | Padding] = []
+    parts: list[Text | Padding] = []
     for row in rows:
         name, distribution, contract_range, priority, status = _cells(row)
         below = [Text.assemble(distribution, ", contract ", contract_range, ", priority ", priority)]
         below += [Text(why)] if (why := _why(row)) else []
-        told += [Text.assemble(name, ": ", status), *(Padding(line, (0, 0, 0, 2), expand=False) for line in below)]
-    return Group(*told)
+        parts += [Text.assemble(name, ": ", status), *(Padding(line, (0, 0, 0, 2), expand=False) for line in below)]
+    return Group(*parts)
 
 
 def _cells(row: Listed) -> tuple[Text, Text, Text, Text, Text]:

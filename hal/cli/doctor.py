@@ -53,14 +53,14 @@ def command(
             plugin.pop("output", None)  # before the findings, which quote it
     chosen = _chosen(seconds)
     found = [*map(_finding, plugins), chosen.pop("finding", ""), *limits(machine)]
-    told = {"machine": machine, **chosen, "plugins": plugins, "findings": [one for one in found if one]}
+    result = {"machine": machine, **chosen, "plugins": plugins, "findings": [one for one in found if one]}
     if report:
-        told = scrubbed(told)
+        result = scrubbed(result)
     if as_json:
-        print(json.dumps(told, indent=2))
+        print(json.dumps(result, indent=2))
     else:
-        print(fitted(shown("\n".join(lines(told)), sys.stdout), sys.stdout, every=True))
-    if told["findings"]:
+        print(fitted(shown("\n".join(lines(result)), sys.stdout), sys.stdout, every=True))
+    if result["findings"]:
         raise SystemExit(1)
 
 
@@ -103,8 +103,8 @@ def _finding(row: dict[str, Any]) -> str:
     """Return a line about the plugin's fault, or ""."""
     name = row["name"]
     if row["status"] in WRONG:
-        said = f"; its output: {row['output']}" if row.get("output") else ""
-        return one_line(f"{name}: {row['status']}: {row['reason']} ({row['cure']}){said}")
+        output = f"; its output: {row['output']}" if row.get("output") else ""
+        return one_line(f"{name}: {row['status']}: {row['reason']} ({row['cure']}){output}")
     if row.get("exit"):
         cure = "a command would too: end threads in close(), and mend what the library does at exit"
         return f"{name}: {row['exit']} ({cure})"
@@ -129,16 +129,16 @@ def _chosen(seconds: float) -> dict[str, Any]:
     return found
 
 
-def lines(told: dict[str, Any]) -> list[str]:
+def lines(report: dict[str, Any]) -> list[str]:
     """Return the report for a terminal."""
-    machine = told["machine"]
+    machine = report["machine"]
     out = [f"{name.replace('_', ' ')}: {_word(name, value)}" for name, value in machine.items()]
-    out += ["", f"chosen without a name: {told['selected'] or 'none'}: {told['why']}"]
-    out += [f"  passed over: {one}" for one in told["passed_over"]]
-    for row in told["plugins"]:
+    out += ["", f"chosen without a name: {report['selected'] or 'none'}: {report['why']}"]
+    out += [f"  passed over: {one}" for one in report["passed_over"]]
+    for row in report["plugins"]:
         out += ["", f"{row['name']}: {row['status']} ({row['distribution']}, contract {row['contract']})"]
         out += _details(row)
-    found = told["findings"]
+    found = report["findings"]
     return [*out, "", f"{len(found)} findings:" if found else "no findings", *(f"  {one}" for one in found)]
 
 
@@ -173,15 +173,15 @@ _HOMES = re.compile(rf"/(?:home|Users)/{_NAME}+")
 _SECRETS = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 
 
-def scrubbed(told: Any) -> Any:  # noqa: ANN401 (any part of the report)
+def scrubbed(value: Any) -> Any:  # noqa: ANN401 (any part of the report)
     """Return the report with home folders as "~", folders named as the user "USER", and secrets' values "***"."""
-    if isinstance(told, dict):
-        return {name: scrubbed(value) for name, value in told.items()}
-    if isinstance(told, list):
-        return [scrubbed(value) for value in told]
-    if not isinstance(told, str):
-        return told
-    text = told
+    if isinstance(value, dict):
+        return {name: scrubbed(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [scrubbed(inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    text = value
     for name, value in os.environ.items():
         if _SECRETS.search(name) and len(value) > 3:
             text = text.replace(value, "***")

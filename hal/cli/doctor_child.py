@@ -87,13 +87,13 @@ def locked(device: BoundDevice, before: int) -> str:
     primitives: Any = getattr(device.device, "primitives", None)
     address = primitives.allocate_host(4096) if primitives is not None else None
     try:
-        told = _driver_says(device, address) if address else None
+        is_locked = _driver_says(device, address) if address else None
         grown = locked_kilobytes() - before
     finally:
         if address:
             primitives.free_host(address)
-    if told is not None:
-        return "yes: the driver says so" if told else "no: the driver says that its host memory is pageable"
+    if is_locked is not None:
+        return "yes: the driver says so" if is_locked else "no: the driver says that its host memory is pageable"
     return (
         f"yes: VmLck grew by {grown} kB" if grown > 0 else "unknown: the driver cannot be asked, and VmLck is the same"
     )

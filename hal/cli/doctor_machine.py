@@ -59,11 +59,11 @@ def _shared() -> int | None:
 
 def findings(found: dict[str, Any]) -> list[str]:
     """Return each limit that is too low, with its cure."""
-    told = []
+    lines = []
     shared, soft = found["shared_memory_free"], found["descriptors"]
     if shared is not None and shared < LEAST_SHARED:
         what = f"shared memory has {shared >> 20} MiB free, less than {LEAST_SHARED >> 20}"
-        told.append(f"{what} (free some of {SHARED}, or start the container with a larger one: --shm-size)")
+        lines.append(f"{what} (free some of {SHARED}, or start the container with a larger one: --shm-size)")
     if 0 <= soft < LEAST_DESCRIPTORS:
-        told.append(f"{soft} descriptors a process are few (raise the limit: ulimit -n {LEAST_DESCRIPTORS} or more)")
-    return told
+        lines.append(f"{soft} descriptors a process are few (raise the limit: ulimit -n {LEAST_DESCRIPTORS} or more)")
+    return lines

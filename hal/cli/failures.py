@@ -38,7 +38,7 @@ verbose = False
 """Whether a command prints the traceback of a plugin or runner that failed (``-v``)."""
 
 
-def told(error: Exception) -> str | None:
+def message(error: Exception) -> str | None:
     """Return the error line of a command; None for a bug of hal's, which needs its traceback."""
     tree = sys.modules.get(f"{__package__}.tree")
     if tree is not None and isinstance(error, tree.UsageError):
@@ -66,9 +66,9 @@ def exit_of(error: Exception) -> SystemExit:
 
 def trace(error: Exception) -> str:
     """Return the traceback of a plugin or runner that failed if ``-v`` was given, else ""."""
-    told = isinstance(error, ModuleNotFoundError) or hasattr(error, "option")
-    told = told or (isinstance(error, OSError) and error.errno in _CURES)
-    if not verbose or told:  # the line is complete
+    is_complete = isinstance(error, ModuleNotFoundError) or hasattr(error, "option")
+    is_complete = is_complete or (isinstance(error, OSError) and error.errno in _CURES)
+    if not verbose or is_complete:  # the line is complete
         return ""
     from hal_core import trace_of
 

@@ -40,12 +40,12 @@ def page(usage: str, about: str, sections: Iterable[tuple[str, Sequence[Row]]], 
 def _table(rows: Sequence[Row], width: int) -> list[str]:
     if width < _NARROW:
         return [line for name, text in rows for line in (*_lines(name, width, "  "), *_lines(text, width, " " * 6))]
-    beside = 2 + min(max(len(name) for name, _ in rows), _NAMES) + 2
+    indent = 2 + min(max(len(name) for name, _ in rows), _NAMES) + 2
     lines = []
     for name, text in rows:
-        told = _lines(text, width, " " * beside) or [""]
-        first = f"  {name}".ljust(beside)
-        lines += [first.rstrip(), *told] if len(first) > beside else [first + told[0][beside:], *told[1:]]
+        wrapped = _lines(text, width, " " * indent) or [""]
+        first = f"  {name}".ljust(indent)
+        lines += [first.rstrip(), *wrapped] if len(first) > indent else [first + wrapped[0][indent:], *wrapped[1:]]
     return [line.rstrip() for line in lines]
 
 

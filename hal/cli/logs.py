@@ -28,7 +28,7 @@ def level() -> int | None:
     raise InvalidValue(f"{word!r}", cure=f"give {', '.join(levels[:-1])} or {levels[-1]}", argument=VARIABLE)
 
 
-class _Said(logging.Handler):
+class _Printing(logging.Handler):
     """Log handler that prints each record as a line of the command."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -36,10 +36,10 @@ class _Said(logging.Handler):
 
 
 @contextmanager
-def said(lowest: int | None, *, without: str = "") -> Iterator[None]:
+def printed(lowest: int | None, *, without: str = "") -> Iterator[None]:
     """Print hal's log records from level ``lowest`` up (None: the configured level), except those of the module
     ``without``."""
-    handler = _Said()
+    handler = _Printing()
     handler.setFormatter(logging.Formatter("hal: %(message)s"))
     handler.addFilter(lambda record: record.module != without)
     log = logging.getLogger("hal")
@@ -78,7 +78,7 @@ class Few(logging.Filter):
 @contextmanager
 def of_libraries() -> Iterator[None]:
     """Print warnings of all other loggers as lines of the command, at most a few a second of each."""
-    handler, root = _Said(), logging.getLogger()
+    handler, root = _Printing(), logging.getLogger()
     handler.setLevel(logging.WARNING)
     handler.setFormatter(logging.Formatter("hal: %(message)s"))
     handler.addFilter(Few())

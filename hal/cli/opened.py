@@ -38,8 +38,8 @@ def open_in_subprocess(name: str, timeout: float) -> dict[str, Any]:
         return {"error": f"opening took longer than {timeout:g} s (raise --timeout, or see why it hangs)"}
     if ended.answer is not None:
         return ended.answer
-    said = f"; its output: {ended.output}" if ended.output else ""
-    return {"error": f"the process that opened it {ended.how}{said}"}
+    output = f"; its output: {ended.output}" if ended.output else ""
+    return {"error": f"the process that opened it {ended.how}{output}"}
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def run_child(module: str, arguments: Sequence[str], timeout: float) -> Ended:
         found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
         code = child.returncode
         how = f"ended with signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-        said = " ".join(noise.read_text(encoding="utf-8", errors="replace")[-_TAIL:].split())
-        return Ended(found, not in_time, code != 0, how, said)
+        output = " ".join(noise.read_text(encoding="utf-8", errors="replace")[-_TAIL:].split())
+        return Ended(found, not in_time, code != 0, how, output)
 
 
 def answer(path: str, found: dict[str, Any]) -> None:

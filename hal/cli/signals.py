@@ -1,22 +1,22 @@
-"""Handling of SIGINT (Ctrl-C), SIGTERM and SIGHUP: the command ends with the exit status 128 + the signal's number.
+"""SIGINT (Ctrl-C), SIGTERM and SIGHUP: a command ends in time, with the exit status 128 + the signal's number.
 
-A handler that raises anywhere would leave a library half imported, and in a callback the exception would be printed and
-lost. Therefore the command declares how to react at each stage:
+A handler that raised anywhere would leave a library half imported, and in a callback the exception would be lost.
+Therefore a command declares how the first signal acts at each stage:
 
 - nothing to clean up: the process ends at once (:func:`at_once`, and the default);
 - something to clean up: the signal is noted; the command polls :func:`came` and ends in order (:func:`noted`);
 - a call may block for ever: the signal is raised there (:func:`raised`).
 
-A second signal ends the process at once and removes its private folders. Within ``TIMEOUTS.second_signal`` seconds it
-counts as the first one, because a closing terminal and ``timeout`` send theirs twice. A command that is still running
-``TIMEOUTS.signal`` seconds after the first signal is ended by force.
+A later signal ends the process at once, unless it comes within ``TIMEOUTS.second_signal`` seconds: a closing terminal
+and ``timeout`` send theirs twice. ``TIMEOUTS.signal`` seconds after the first one, a thread ends the process by force.
+(The interpreter calls handlers in the main thread alone, which may hang, but writes each number to a pipe at once.)
 """
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
-import gc
 import math
 import os
 import signal
@@ -24,16 +24,19 @@ import sys
 import threading
 import time
 
-from . import deadline
-
 TYPE_CHECKING = False  # as in hal
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from types import FrameType
     from typing import Any
 
-_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
-_NUMBERS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+    from hal.timeouts import Timeouts
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_NOTE, _END = "note", "end"  # what the first signal does; otherwise the exception that it raises
+
+grace = 0.0
+"""Seconds that work may still take after a signal, before those of the forced end begin: ``hal serve --drain``."""
 
 
 class Interrupted(BaseException):
@@ -41,31 +44,30 @@ class Interrupted(BaseException):
 
 
 class _Watch:
-    """State of the signals of this process."""
+    """What has come to this process, and what the next signal does."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_last: bool) -> None:
         self.first: int | None = None
         self.at = 0.0
-        self.raises: type[BaseException] | None = None
-        self.is_noted = False
+        self.action: str | type[BaseException] = _END
         self.tidy: Callable[[], object] | None = None
-        self.is_on = False
-        self.is_last = False  #: whether the process ends with the command
+        self.is_last = is_last  #: whether the process ends with the command
+        self.reading, self.writing = -1, -1  #: the pipe, while the handlers are installed
+        self.closed = threading.Event()
 
     def handle(self, number: int, frame: FrameType | None = None) -> None:
         now = time.monotonic()
-        if self.first is None:
-            if self.raises is not None and frame is not None and frame.f_lineno is None:
-                signal.raise_signal(number)  # a little later: pytest fails at a traceback without a line number
-                return
+        if self.first is not None:
+            if (limits := _timeouts()) is None or now - self.at >= limits.second_signal:
+                self.end()
+        elif not isinstance(self.action, str) and frame is not None and frame.f_lineno is None:
+            signal.raise_signal(number)  # a little later: pytest fails at a traceback without a line number
+        else:
             self.first, self.at = int(number), now
-            if self.raises is not None and not _collecting(frame):
-                raise self.raises
-            if self.is_noted or self.raises is not None:
-                return
-        elif (limits := deadline.durations()) is not None and now - self.at < limits.second_signal:
-            return
-        self.end()
+            if not isinstance(self.action, str):
+                raise self.action
+            if self.action == _END:
+                self.end()
 
     def end(self) -> None:
         """End the process now, and ignore further signals."""
@@ -79,16 +81,22 @@ class _Watch:
         finally:
             os._exit(128 + (self.first or signal.SIGINT))
 
-    def force(self, number: int) -> None:
-        """End the process now from a thread, because the main thread may hang, and the clean-up too. Its children end
-        with it, or on their own."""
+    def await_end(self) -> None:
+        """Wait for the first signal, then for the command's end; end the process by force if it does not come."""
+        number = next((number for number in iter(self._read, None) if number in NUMBERS), signal.SIGINT)
+        limits = _timeouts()
+        if self.closed.wait(0 if limits is None else grace + limits.signal):
+            return
         try:
-            if (limits := deadline.durations()) is not None:
-                tidying = threading.Thread(target=self._tidy_up, args=(deadline.grace + limits.signal,), daemon=True)
+            if limits is not None:
+                tidying = threading.Thread(target=self._tidy_up, args=(grace + limits.signal,), daemon=True)
                 tidying.start()
-                tidying.join(limits.tidying)
+                tidying.join(limits.tidying)  # it may hang too
         finally:
             os._exit(128 + (self.first or number))
+
+    def _read(self) -> int | None:
+        return next(iter(os.read(self.reading, 1)), None)
 
     def _tidy_up(self, seconds: float) -> None:
         from .console import say
@@ -99,21 +107,18 @@ class _Watch:
             self.tidy()
 
 
+def _timeouts() -> Timeouts | None:
+    """Return the timeouts, or None until they are loaded. They need the core, whose import may fail or be interrupted;
+    until then there is nothing to wait for or to clean up."""
+    return getattr(sys.modules.get("hal.timeouts"), "TIMEOUTS", None)
+
+
 def _release_folders() -> None:
     if (urls := sys.modules.get("hal_engine.transport.urls")) is not None:
         urls.release_all()
 
 
-def _collecting(frame: FrameType | None) -> bool:
-    """Return whether a callback of the garbage collector is running, such as Hypothesis installs: an exception there is
-    printed and lost. The signal is noted then, and the kit's run ends before its next test."""
-    codes = [getattr(one, "__code__", None) for one in gc.callbacks]
-    while frame is not None and frame.f_code not in codes:
-        frame = frame.f_back
-    return frame is not None
-
-
-_watch = _Watch()
+_watch = _Watch(is_last=False)
 
 
 def came() -> int | None:
@@ -157,25 +162,34 @@ def watched(*, to_the_end: bool) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # where no signal arrives
         yield
         return
-    outer, _watch = _watch, _Watch()
-    _watch.is_on, _watch.is_last = True, to_the_end
+    outer, _watch = _watch, _Watch(is_last=to_the_end)
+    _watch.reading, _watch.writing = os.pipe()
+    os.set_blocking(_watch.writing, False)
+    former_pipe = signal.set_wakeup_fd(_watch.writing, warn_on_full_buffer=False)
     former = _install()
-    limit = deadline.Deadline(_NUMBERS, _watch.force)
+    ending = threading.Thread(target=_watch.await_end, name="hal-signals", daemon=True)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    ending.start()  # it takes no SIGTERM (held)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if to_the_end:  # registered first, so called last: after it the interpreter removes the handlers
         atexit.register(_leave)
     try:
         yield
     finally:
         if not to_the_end:
-            limit.close()
             for number, handler in former.items():
                 signal.signal(number, handler)
+            signal.set_wakeup_fd(former_pipe)
+            _watch.closed.set()
+            os.close(_watch.writing)  # its thread reads the end
+            ending.join()
+            os.close(_watch.reading)
             _watch = outer
 
 
 def _ignore() -> None:
     """Ignore all signals: only the exit is left, and its status is known."""
-    for number in _NUMBERS:
+    for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -183,76 +197,87 @@ def _leave() -> None:
     """Prepare for the interpreter's own exit, in which no Python thread runs."""
     _ignore()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    if (limits := deadline.durations()) is not None:
+    if (limits := _timeouts()) is not None:
         signal.alarm(math.ceil(limits.interpreter_end))
 
 
 def _install() -> dict[int, Any]:
     """Set the handlers and return those that were replaced."""
-    former: dict[int, Any] = {}
-    for number in _NUMBERS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            former[number] = signal.signal(number, lambda number, frame: _watch.handle(number, frame))
-    return former
+    heeded = [number for number in NUMBERS if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, lambda number, frame: _watch.handle(number, frame)) for number in heeded}
+
+
+def _leave_to_parent() -> None:
+    """Detach a forked child from the pipe, which it shares with its parent."""
+    if threading.current_thread() is threading.main_thread():
+        signal.set_wakeup_fd(-1)
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 @contextlib.contextmanager
-def at_once(tidy: Callable[[], object] | None = None) -> Iterator[None]:
+def _acting(action: str | type[BaseException], tidy: Callable[[], object] | None) -> Iterator[None]:
+    former = _watch.action, _watch.tidy
+    _watch.tidy, _watch.action = tidy, action
+    try:
+        if action != _NOTE and _watch.first is not None:  # noted before
+            raise Interrupted if isinstance(action, str) else action
+        yield
+    finally:
+        _watch.action, _watch.tidy = former
+
+
+def at_once(tidy: Callable[[], object] | None = None) -> contextlib.AbstractContextManager[None]:
     """Inside, a signal calls ``tidy`` and ends the process at once. A signal noted before is raised here."""
-    check()
-    before = _watch.is_noted, _watch.tidy
-    _watch.tidy, _watch.is_noted = tidy, False
-    try:
-        check()
-        yield
-    finally:
-        _watch.is_noted, _watch.tidy = before
+    return _acting(_END, tidy)
 
 
-@contextlib.contextmanager
-def noted() -> Iterator[None]:
+def noted() -> contextlib.AbstractContextManager[None]:
     """Inside, a signal is only noted."""
-    before = _watch.is_noted
-    _watch.is_noted = True
-    try:
-        yield
-    finally:
-        _watch.is_noted = before
+    return _acting(_NOTE, _watch.tidy)
 
 
 @contextlib.contextmanager
 def raised(kind: type[BaseException] = Interrupted) -> Iterator[None]:
-    """Inside, the first signal is raised as ``kind``. A signal noted before is raised here."""
-    if _watch.first is not None:
-        raise kind
-    _watch.raises = kind
+    """Inside, the first signal is raised as ``kind``. A signal noted before is raised here.
+
+    In a callback, such as Hypothesis's of the garbage collector, the exception is lost, and the signal only noted; the
+    interpreter's report of it is left out."""
+    former = sys.unraisablehook
+    sys.unraisablehook = lambda lost: None if lost.exc_type is kind else former(lost)
     try:
-        yield
+        with _acting(kind, _watch.tidy):
+            yield
     finally:
-        _watch.raises = None
+        sys.unraisablehook = former
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
-    """Keep the handlers during an import that replaces them: Paddle's handler dumps a stack at SIGTERM.
+def held() -> Iterator[None]:
+    """Enclose Paddle's import, which sets a handler that dumps a stack at SIGTERM, and any start of threads before it.
 
-    They are set again at each module lookup and at the end. Between Paddle's own setting and its next import a few
-    milliseconds remain. Blocking the signal in that time would not help, because NumPy's threads would then receive it.
-    """
-    if not _watch.is_on:
+    Inside, every thread but one blocks SIGTERM, and that one has ours called in the main thread; at the end ours is set
+    again. Processes that are started inside block SIGTERM too."""
+    if _watch.writing < 0 or threading.current_thread() is not threading.main_thread():
         yield
         return
-    sys.meta_path.insert(0, _Reinstalling())
+    ended = threading.Event()
+    passing = threading.Thread(target=_pass_on, args=(ended,), name="hal-sigterm", daemon=True)
+    former = signal.signal(signal.SIGURG, lambda number, frame: None)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the thread inherits it
     try:
+        passing.start()
         yield
     finally:
-        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Reinstalling)]
         _install()
+        ended.set()
+        signal.signal(signal.SIGURG, former or signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-class _Reinstalling:
-    """Module finder that finds no module; each lookup sets the handlers again."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> None:
-        if threading.current_thread() is threading.main_thread():
-            _install()
+def _pass_on(ended: threading.Event) -> None:
+    while not ended.is_set():
+        if signal.sigtimedwait({signal.SIGTERM}, 0.1) is not None:
+            _thread.interrupt_main(signal.SIGTERM)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)  # ends what it waits for, as SIGTERM

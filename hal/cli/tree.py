@@ -13,7 +13,7 @@ from typer.main import get_command
 from hal import engine_missing
 from hal.timeouts import TIMEOUTS
 
-from . import console, failures
+from . import console, failures, signals
 from .help import TOGETHER, Row, columns, page
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ def _module(name: str) -> ModuleType:
 
     for entry in installed_in(GROUP):
         if entry.name == name:
-            return import_module(entry.target)
+            with signals.held():  # NumPy starts threads
+                return import_module(entry.target)
     raise engine_missing(f"hal {name}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -60,3 +61,14 @@ def test_a_process_with_a_dead_parent_ends_before_any_import(parent, status):
     code = TIED + "os._exit(7 if os.environ['HAL_RANKS_PARENT'] == str(os.getpid()) else 8)"
     environment = os.environ | {PARENT: str(parent or os.getpid())}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == status
+
+
+def test_a_process_that_is_started_while_sigterm_is_held_back_heeds_it():
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        code = TIED + "os.kill(os.getpid(), signal.SIGTERM)"
+        variables = os.environ | {PARENT: str(os.getpid())}
+        done = subprocess.run([sys.executable, "-c", code], env=variables, check=False)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+    assert done.returncode == -signal.SIGTERM

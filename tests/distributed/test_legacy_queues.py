@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from hal.cli import main
-from tests.commands import private_folders
 from tests.split.rows import Own
 
 pytest.importorskip("hal_fastdeploy", reason="pip install ./adapters/fastdeploy")
@@ -21,8 +20,6 @@ _spec = importlib.util.spec_from_file_location(
 shared = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(shared)
 Place, legacy = shared.Place, shared.legacy
-__all__ = ["private_folders"]
-
 TOKENS = 12
 PROMPTS = ("def main(", "import os", "x = ", "for i in range(", "class A")
 

@@ -154,13 +154,13 @@ arrivals = st.tuples(prompts, st.integers(1, 10), st.integers(0, 12), st.integer
     slots=st.integers(1, 5),
     blocks=st.integers(1, 16),
     chunk=st.integers(1, 40),
-    beside=st.none() | st.integers(1, 40),
+    room=st.none() | st.integers(1, 40),
     requests=st.lists(arrivals, min_size=1, max_size=8),
     aborts=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 25)), max_size=3),
 )
-def test_every_request_ends_once_with_the_tokens_of_the_oracle(slots, blocks, chunk, beside, requests, aborts):
+def test_every_request_ends_once_with_the_tokens_of_the_oracle(slots, blocks, chunk, room, requests, aborts):
     worker = PaperWorker(StateConfig(num_slots=slots, max_model_len=MAX_TOKENS, block_size=BLOCK), blocks)
-    most_fed = None if beside is None else slots + beside
+    most_fed = None if room is None else slots + room
     engine = Engine(worker, chunk=chunk, step_tokens=most_fed)
     aborted, ended, step = set(), {}, 0
     while engine.busy or step < 26:

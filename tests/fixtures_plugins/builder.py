@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from hal.discovery import Entry, installed
+
 TOY = (Path(__file__).parent / "toy.py.txt").read_text(encoding="utf-8")
 RANGE = "paddle-hal-core>=1.0,<2"
 #: Modules that are imported before site-packages leaves the path.
@@ -163,3 +165,9 @@ class Site:
         """The distributions whose code was imported, with or without success."""
         marks = {path.name for path in self.folder.glob("*.imported")}
         return {dist for dist, module in self.modules.items() if f"{module}.imported" in marks}
+
+
+def only(name: str) -> Entry:
+    """The one installed device of a name."""
+    (entry,) = [entry for entry in installed() if entry.name == name]
+    return entry

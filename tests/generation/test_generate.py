@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -22,7 +21,6 @@ from hal_engine.generation import local
 from hal_engine.options import EngineOptions
 
 import hal
-from hal.cli import main
 
 PROMPTS = ["def main(", "for i in range(", "class Stack:"]
 GREEDY = {"max_tokens": 12, "temperature": 0.0}
@@ -82,9 +80,9 @@ def test_streams_may_be_read_in_turn_and_one_that_is_left_is_aborted():
 
 
 def test_an_answer_ends_with_the_first_stop_text():
-    whole = hal.generate(PROMPTS[0], **GREEDY)
-    stop = whole[3:6]
-    assert hal.generate(PROMPTS[0], stop=stop, **GREEDY) == whole[: whole.index(stop) + len(stop)]
+    text = hal.generate(PROMPTS[0], **GREEDY)
+    stop = text[3:6]
+    assert hal.generate(PROMPTS[0], stop=stop, **GREEDY) == text[: text.index(stop) + len(stop)]
 
 
 def test_without_a_seed_each_call_draws_anew_and_with_one_it_does_not():
@@ -94,13 +92,11 @@ def test_without_a_seed_each_call_draws_anew_and_with_one_it_does_not():
     assert seeded[0] == seeded[1]
 
 
-def test_draws_are_those_of_hal_run_with_the_same_seed(capsys):
+def test_draws_are_those_of_hal_run_with_the_same_seed(command):
     given = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
     own = ("--temperature", "0.7", "--top-p", "0.9")  # from the checkpoint's generation_config.json
-    with pytest.raises(SystemExit):
-        main(["run", "--device", "cpu", *given, "--max-tokens", "20", *own, "--seed", "7", "--json"])
-    answers = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
-    assert hal.generate(PROMPTS, max_tokens=20, seed=7) == answers
+    done = command("run", "--device", "cpu", *given, "--max-tokens", "20", *own, "--seed", "7", "--json")
+    assert hal.generate(PROMPTS, max_tokens=20, seed=7) == [answer["text"] for answer in done.answers]
 
 
 @pytest.mark.parametrize(
@@ -199,14 +195,14 @@ async def full_and_killed(aborted, steps):
             await left
         await steps.until(*rest)  # which need the slot
         assert steps.given < long, "the other long request may have ended"
-        told = list(aborted)
+        ends = list(aborted)
         os.kill(engine._link._process.pid, signal.SIGKILL)
         with pytest.raises(Unavailable, match="the engine process ended: signal SIGKILL"):
             await anything_of(begun[1])
         with pytest.raises(Unavailable, match="the engine process ended: signal SIGKILL"):
             await text_of(engine, [5])
         assert engine._unfinished == 0
-    return told
+    return ends
 
 
 @pytest.fixture
@@ -336,7 +332,7 @@ async def opened(**options):
     [({"device": "nope"}, "no device 'nope'"), ({"device": "cpu", "runner": "nope"}, "nope")],
     ids=["device", "runner"],
 )
-def test_what_the_process_cannot_open_is_raised_where_it_was_asked_for(options, names):
+def test_what_the_process_cannot_open_is_raised_where_it_was_requested(options, names):
     with pytest.raises(HalError, match=names):
         asyncio.run(opened(**options))
 

@@ -130,9 +130,9 @@ def test_a_step_that_never_ends_is_noticed_and_named(held, monkeypatch):
 
     async def run():
         async with hal.AsyncEngine(device="cpu", runner=HELD) as engine:
-            told = Path(f"/proc/{engine._link._process.pid}/environ").read_bytes()
-            assert b"HELD_STEPS=" in told
-            assert API_KEY.encode() not in told
+            environment = Path(f"/proc/{engine._link._process.pid}/environ").read_bytes()
+            assert b"HELD_STEPS=" in environment
+            assert API_KEY.encode() not in environment
             with pytest.raises(Unavailable, match=r"has not ended step 1 within 0\.5 s .*HAL_RANKS_STEP"):
                 await asyncio.wait_for(text_of(engine), HANGS)
             assert "step 1" in str(engine.error)

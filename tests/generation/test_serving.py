@@ -20,13 +20,13 @@ class Caller:
     slots before each step.
     """
 
-    def __init__(self, engine, until, said):
-        self.engine, self.until, self.said, self.stats = engine, until, list(said), []
+    def __init__(self, engine, until, messages):
+        self.engine, self.until, self.messages, self.stats = engine, until, list(messages), []
         self.turn, self.free, self.heard, self.open = -1, [], [], False
 
     def receive(self, timeout):
-        if self.open and self.said and self.said[0][0] <= self.turn:
-            return self.said.pop(0)[1]
+        if self.open and self.messages and self.messages[0][0] <= self.turn:
+            return self.messages.pop(0)[1]
         if self.open:
             self.open = False
             return None
@@ -41,9 +41,9 @@ class Caller:
         return True
 
 
-def serve(until, *said, slots=2):
+def serve(until, *messages, slots=2):
     engine = Engine(PaperWorker(StateConfig(num_slots=slots, max_model_len=24, block_size=4), BLOCKS))
-    caller = Caller(engine, until, said)
+    caller = Caller(engine, until, messages)
     serve_requests(caller, engine)
     return caller, engine
 
@@ -61,13 +61,13 @@ def test_slot_and_blocks_are_free_two_steps_after_an_abort():
 
 def test_a_request_is_checked_by_the_process_and_refused_there():
     caller, _ = serve(4, (0, submit("none", [])), (0, submit("large", [1] * 20)), (0, submit("good")))
-    told = {word.request: word for word in caller.heard}
-    assert told.keys() == {"none", "large"}
-    assert all(word.reason == FinishReason.ERROR and word.message for word in told.values())
-    assert "the prompt has no tokens" in told["none"].message
+    answers = {word.request: word for word in caller.heard}
+    assert answers.keys() == {"none", "large"}
+    assert all(word.reason == FinishReason.ERROR and word.message for word in answers.values())
+    assert "the prompt has no tokens" in answers["none"].message
 
 
-def test_an_end_that_no_record_tells_is_said():
+def test_an_end_that_no_record_has_is_reported():
     caller, _ = serve(4, (0, submit("a")), (0, submit("b")), (1, Abort("b")), slots=1)
     assert caller.heard == [Ended("b", 0, int(FinishReason.ABORT))]
 
@@ -110,8 +110,8 @@ def test_the_requests_of_a_turn_are_admitted_by_one_call_and_each_refused_alone(
         PaperWorker, "admit_all", lambda worker, given: batches.append(len(given)) or admit_all(worker, given)
     )
     names = [f"r{at}" for at in range(9)]
-    said = [(0, submit(name)) for name in names] + [(0, submit("long", range(40))), (0, Abort("r3"))]
-    caller, engine = serve(60, *said)
+    messages = [(0, submit(name)) for name in names] + [(0, submit("long", range(40))), (0, Abort("r3"))]
+    caller, engine = serve(60, *messages)
     assert [batch for batch in batches if batch] == [10]
     ends = {one.request: one for one in caller.heard if isinstance(one, Ended)}
     assert set(ends) >= {"long", "r3"}

@@ -32,9 +32,9 @@ def main() -> int:
     parser.add_argument("--pairwise", action="store_true", help="rows that show every pair of values")
     parser.add_argument("--part", type=part_of, default=(1, 1), metavar="I/N")
     parser.add_argument("--only", default="", help="rows whose name has this in it")
-    told = parser.parse_args()
-    rows = [row for row in (pairwise() if told.pairwise else all_rows()) if told.only in row.name]
-    number, of = told.part
+    chosen = parser.parse_args()
+    rows = [row for row in (pairwise() if chosen.pairwise else all_rows()) if chosen.only in row.name]
+    number, of = chosen.part
     size = -(-len(rows) // of)
     rows = sorted(rows, key=lambda row: (row.launcher, row.ranks, row.device == "maca"))[
         (number - 1) * size : number * size

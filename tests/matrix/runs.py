@@ -97,7 +97,7 @@ def alone(rank: object, row: Row) -> Delivered:
     """In the one process of a world of one: the engine with its worker, as ``hal run`` has them."""
     if row.runner:
         return mixing_alone(row)
-    told, sink = Delivered(), MemorySink()
+    outcome, sink = Delivered(), MemorySink()
     with mock.patch.dict(os.environ, SUBSTITUTES), open_device(row.device) as device:
         model, sizes = LlamaModel.load(DEFAULT_CHECKPOINT), row.sizes
         setup = ProposerSetup(
@@ -106,15 +106,15 @@ def alone(rank: object, row: Row) -> Delivered:
         worker = Worker(device, model, sizes, row.blocks, sink, proposer=make_proposer(row.speculate, setup))
         engine = Engine(worker, chunk=row.chunk)
         run_all(engine, row)
-        told.drafts = (worker.acceptance.drafted, worker.acceptance.accepted, worker.acceptance.turns)
+        outcome.drafts = (worker.acceptance.drafted, worker.acceptance.accepted, worker.acceptance.turns)
     for record in sink.records:
-        told.take(record)
-    return told
+        outcome.take(record)
+    return outcome
 
 
 def mixing_alone(row: Row) -> Delivered:
     """The same of the device's own runner, as ``--runner`` has it."""
-    told, sink = Delivered(), MemorySink()
+    outcome, sink = Delivered(), MemorySink()
     with open_device(row.device) as device:
         sizes = replace(row.sizes, vocab_size=read_config(DEFAULT_CHECKPOINT).vocab_size)
         setup = RunnerSetup(device, sizes, row.blocks, DEFAULT_CHECKPOINT)
@@ -122,10 +122,10 @@ def mixing_alone(row: Row) -> Delivered:
         overlap, _ = overlap_of(row.overlap, device, row.runner, stepper.runner.needs_host)
         run_all(Engine(stepper, chunk=row.chunk, overlap=overlap), row)
         acceptance = stepper.acceptance
-        told.drafts = (acceptance.drafted, acceptance.accepted, acceptance.turns)
+        outcome.drafts = (acceptance.drafted, acceptance.accepted, acceptance.turns)
     for record in sink.records:
-        told.take(record)
-    return told
+        outcome.take(record)
+    return outcome
 
 
 def run_all(engine: Engine, row: Row) -> None:
@@ -138,9 +138,9 @@ def run_all(engine: Engine, row: Row) -> None:
 
 def on_ranks(row: Row, pool: RankPool, how: tuple[object, ...] = ()) -> Delivered:
     """The engine of this process with the ranks of a pool; ``how`` names a faulty kind of rank."""
-    told, answers = rows.run(row, pool, how, row.requests)
+    outcome, answers = rows.run(row, pool, how, row.requests)
     assert set(answers.values()) == {None}, answers
-    return told
+    return outcome
 
 
 def on_ray(row: Row, cluster: RayCluster) -> Delivered:
@@ -174,34 +174,36 @@ def run(row: Row, made: Worlds) -> Delivered:
         return split_rows.run(row, row.workers, lambda number: rows.Pooled(made.of(row, number)), row.requests)
     pool = made.of(row)
     if row.ranks == 1:
-        told: Delivered = pool.run(alone, row, timeout=LONG)[0]
-        return told
+        outcome: Delivered = pool.run(alone, row, timeout=LONG)[0]
+        return outcome
     return on_ranks(row, pool)
 
 
 @functools.cache
 def foretold() -> Delivered:
     """Return the tokens that the device's own runner must give."""
-    told, config = Delivered(), read_config(DEFAULT_CHECKPOINT)
+    outcome, config = Delivered(), read_config(DEFAULT_CHECKPOINT)
     for request in mixing_requests():
         params = request.params
         tokens = mixed(draw_seed(params.seed, request.request_id), request.prompt, params.max_tokens, config.vocab_size)
         ends = [at for at, token in enumerate(tokens) if token in params.eos_token_ids]
-        told.tokens[request.request_id] = tokens[: ends[0] + 1] if ends else tokens
-    return told
+        outcome.tokens[request.request_id] = tokens[: ends[0] + 1] if ends else tokens
+    return outcome
 
 
-def check(row: Row, told: Delivered) -> None:
+def check(row: Row, outcome: Delivered) -> None:
     """Compare with the plain run token by token, and its log-probabilities; check that the row has exercised its
     feature."""
     expected = reference() if not row.runner else foretold()
-    assert dict(told.tokens) == dict(expected.tokens), f"{row.name}: other tokens"
+    assert dict(outcome.tokens) == dict(expected.tokens), f"{row.name}: other tokens"
     for request, values in expected.logprobs.items():
-        np.testing.assert_allclose(told.logprobs[request], values, atol=TOLERANCE, rtol=0, err_msg=row.name)
+        np.testing.assert_allclose(outcome.logprobs[request], values, atol=TOLERANCE, rtol=0, err_msg=row.name)
     own_pace = row.dp > 1 or row.split != "off"  # of which blocks may do for either's requests, or for those let in
     if not own_pace or row.blocks != SCARCE:
-        assert bool(told.preempted) == (row.blocks == SCARCE), f"{row.name}: {told.preempted} preemptions"
+        assert bool(outcome.preempted) == (row.blocks == SCARCE), f"{row.name}: {outcome.preempted} preemptions"
     if row.runner:
-        assert (told.longest > 1) == (row.speculate == "own"), f"{row.name}: {told.longest} tokens in a step at most"
+        assert (outcome.longest > 1) == (row.speculate == "own"), (
+            f"{row.name}: {outcome.longest} tokens in a step at most"
+        )
     drafts = row.speculate not in ("none", "naive")
-    assert bool(told.drafts[0]) == drafts, f"{row.name}: {told.drafts[0]} drafts"
+    assert bool(outcome.drafts[0]) == drafts, f"{row.name}: {outcome.drafts[0]} drafts"

@@ -160,7 +160,7 @@ class Follower(threading.Thread):
 
 
 @dataclass
-class Told:
+class Outcome:
     """The results of a schedule: the end of each arrival, and the sink's records, by name."""
 
     ended: dict[int, object] = field(default_factory=dict)
@@ -176,14 +176,14 @@ class Player:
     def __init__(self, schedule, mode, *, overlap, options=None, stepper=Watched):
         self.schedule, self.overlap, self._stepper = schedule, overlap, stepper
         self.options = {"mode": mode, "staged": 0, "devices": 2, "collective_timeout_ms": 20000, **(options or {})}
-        self.told = Told()
+        self.outcome = Outcome()
         self.live: dict[str, int] = {}
         self.follower = None
 
     def open(self):
         """An engine on a newly opened device, with a second rank if one will be lost."""
         schedule, self.sink, self.gone = self.schedule, Later(), False
-        several = schedule.loss is not None and not self.told.losses
+        several = schedule.loss is not None and not self.outcome.losses
         if several:
             self.options["job"] = f"job{next(_jobs)}"
             self.follower = Follower(schedule, self.overlap, self.options)
@@ -249,17 +249,17 @@ class Player:
             turn += 1
             assert turn < 800, "the schedule comes to no end"
         self.close()
-        return self.told
+        return self.outcome
 
     def take(self, ended):
         for finished in ended:
             number = self.live.pop(finished.request_id)
-            assert number not in self.told.ended, f"{finished.request_id} ended twice"
-            self.told.ended[number] = finished
+            assert number not in self.outcome.ended, f"{finished.request_id} ended twice"
+            self.outcome.ended[number] = finished
 
     def go_on_elsewhere(self):
         """Take the requests back from the lost ranks, and open new ones."""
-        self.told.losses += 1
+        self.outcome.losses += 1
         going_on, ended = self.engine.withdraw()
         self.take(ended)
         self.end()
@@ -279,8 +279,8 @@ class Player:
 
     def end(self):
         """Close the device; the checker must have found no race."""
-        self.told.preemptions += self.engine.scheduler.preemptions
-        self.told.steps += self.engine.steps
+        self.outcome.preemptions += self.engine.scheduler.preemptions
+        self.outcome.steps += self.engine.steps
         if self.follower is not None:
             self.follower.join(30)
             assert not self.follower.is_alive(), "the second rank does not end"
@@ -290,12 +290,12 @@ class Player:
         else:
             self.device.device.accelerator.synchronize()
         self.sink.look()
-        self.told.records += self.sink.records
+        self.outcome.records += self.sink.records
         accelerator = self.device.device.accelerator
         found = [
             str(race)
             for race in accelerator.races()
-            if race.kind != "collective" or not (self.gone or self.told.losses)
+            if race.kind != "collective" or not (self.gone or self.outcome.losses)
         ]
         with contextlib.suppress(GroupLost):
             self.device.close()
@@ -309,11 +309,11 @@ def play(schedule, mode, *, overlap, **named):
     return Player(schedule, mode, overlap=overlap, **named).play()
 
 
-def check(schedule, told):
+def check(schedule, outcome):
     """Each request has the predicted tokens, whole or up to its abort; the sink received them, each once, in order."""
     names = {name for _, name in schedule.aborts}
     delivered = {}
-    for record in told.records:
+    for record in outcome.records:
         for row in record.rows():
             if len(row.tokens):
                 runs = delivered.setdefault(row.request_id, [])
@@ -323,7 +323,7 @@ def check(schedule, told):
                 runs[-1] += row.tokens.tolist()
     found = {}
     for number, arrival in enumerate(schedule.arrivals):
-        finished, (tokens, reason) = told.ended[number], expected(arrival.request, schedule.sizes)
+        finished, (tokens, reason) = outcome.ended[number], expected(arrival.request, schedule.sizes)
         who = f"arrival {number}, {finished.request_id!r}"
         if finished.reason is FinishReason.ABORT:
             assert finished.request_id in names, f"{who} was aborted by nobody"

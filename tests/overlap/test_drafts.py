@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import ClassVar
 
@@ -15,8 +14,6 @@ from hal_engine.model.tokenizer import Tokenizer
 from hal_sim import NoCompiler
 from hal_sim.build import core_library
 from hal_sim.mixing import MixRunner, mixed
-
-from hal.cli import main
 
 from . import schedules
 from .drawn import VOCAB, Arrival, Schedule
@@ -37,22 +34,20 @@ def _built(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture
-def run(capsys):
+def run(command):
     """Run the command here; return the exit status, the JSON objects, and stderr."""
 
     def call(*arguments, prompts=PROMPTS):
         given = [part for prompt in prompts for part in ("--prompt", prompt)]
-        with pytest.raises(SystemExit) as end:
-            main(["run", "--json", "-v", *given, *map(str, arguments)])
-        out, err = capsys.readouterr()
-        return end.value.code, [json.loads(line) for line in out.splitlines()], err
+        done = command("run", "--json", "-v", *given, *arguments)
+        return done.status, done.answers, done.err
 
     return call
 
 
 @pytest.mark.parametrize("overlap", ["on", "off"])
 @pytest.mark.parametrize("drafts", [1, 5])
-def test_tokens_are_those_foretold_and_what_became_of_drafts_is_told(run, drafts, overlap):
+def test_tokens_are_those_foretold_and_what_became_of_drafts_is_shown(run, drafts, overlap):
     options = ("--temperature=0", "--max-tokens", TOKENS, "--slots", 2, "--chunk", 4, "--seed", 5, "--blocks", 4)
     code, objects, err = run(*MIX, *options, "--overlap", overlap, "--drafts", drafts)
     assert code == 0, err
@@ -64,10 +59,10 @@ def test_tokens_are_those_foretold_and_what_became_of_drafts_is_told(run, drafts
         assert found["finish_reason"] == "length" or found["token_ids"][-1] in config.eos_token_ids
         assert found["speculation"].keys() == {"proposer", "accepted", "tokens_a_step"}
         assert found["speculation"]["proposer"] == MIX[-1]
-    told = re.search(r"(\d+) of (\d+) drafts accepted, (\d+\.\d+) tokens a step \(hal_sim\.mixing:MixRunner\)", err)
-    assert told is not None, err
-    assert sum(found["speculation"]["accepted"] for found in objects) == int(told[1]) < int(told[2])
-    assert float(told[3]) > 1
+    counts = re.search(r"(\d+) of (\d+) drafts accepted, (\d+\.\d+) tokens a step \(hal_sim\.mixing:MixRunner\)", err)
+    assert counts is not None, err
+    assert sum(found["speculation"]["accepted"] for found in objects) == int(counts[1]) < int(counts[2])
+    assert float(counts[3]) > 1
 
 
 SILENT = """
@@ -102,7 +97,7 @@ def test_a_runner_that_cannot_draft_is_refused_by_name(run, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("count", [0, 6])
-def test_a_count_of_drafts_has_bounds_beside_a_runner_too(run, count):
+def test_a_count_of_drafts_has_bounds_with_a_runner_too(run, count):
     code, _, err = run(*MIX, "--drafts", count, prompts=PROMPTS[:1])
     assert code == 2
     assert f"--drafts: {count} (give a whole number from 1 to 5)" in err
@@ -161,10 +156,10 @@ class Fed(MixRunner):
         inputs, outputs = (state.layout.groups[name] for name in ("step_input", "output"))
         copied = self.device.copy_out(memory=state.memory, parts=[inputs, outputs], stream=stream)
         copied.wait()
-        read, told = (
+        read, written = (
             state.copied_fields(data, part) for data, part in zip(copied.data, (inputs, outputs), strict=True)
         )
-        runs = (read["seq_lens_this_time"] > 1) & (read["seq_lens_encoder"] == 0) & ~told["stop_flags"]
+        runs = (read["seq_lens_this_time"] > 1) & (read["seq_lens_encoder"] == 0) & ~written["stop_flags"]
         self.fed += int(read["seq_lens_this_time"][runs].sum() - runs.sum())
         return super().launch(state, step, stream)
 
@@ -175,7 +170,7 @@ def test_the_count_of_drafts_is_what_was_fed(monkeypatch):
     schedule = Schedule(sizes_of(slots=3, drafts=3), 9, 4, arrivals, [(6, "n1")], None)
     player = Player(schedule, "lazy", overlap=False)
     schedules.check(schedule, player.play())
-    assert player.told.preemptions, "blocks are to be scarce"
+    assert player.outcome.preemptions, "blocks are to be scarce"
     assert player.stepper.acceptance.drafted == player.stepper.runner.fed > 0
 
 
@@ -186,8 +181,8 @@ class Noting(Watched):
 
     def take(self, launched):
         record, mirror = super().take(launched), self.state.mirror
-        told = [mirror[name].copy() for name in ("draft_num", "draft_tokens", "accept_num", "accept_tokens")]
-        self.noted.setdefault(self.group.rank, []).append(told)
+        fields = [mirror[name].copy() for name in ("draft_num", "draft_tokens", "accept_num", "accept_tokens")]
+        self.noted.setdefault(self.group.rank, []).append(fields)
         return record
 
 
@@ -211,8 +206,8 @@ def drafts_of_two_ranks(monkeypatch, overlap):
     arrivals = [Arrival(n, Request(f"n{n}", [n] * 4, SamplingParams(max_tokens=9, seed=n))) for n in range(4)]
     schedule = Schedule(sizes_of(slots=2, drafts=3), 12, 4, arrivals, [], loss=10_000)
     with schedules.same_names():
-        told = Player(schedule, "lazy", overlap=overlap, stepper=Noting).play()
-    schedules.check(schedule, told)
+        outcome = Player(schedule, "lazy", overlap=overlap, stepper=Noting).play()
+    schedules.check(schedule, outcome)
     assert Noting.noted.keys() == {0, 1}
     return [Noting.noted[rank] for rank in (0, 1)]
 

@@ -21,16 +21,16 @@ def both(number, mode):
     """Run one schedule without overlap and with it; return its preemptions and losses with overlap."""
     schedule = draw(number)
     for overlap in (False, True):
-        told = play(schedule, mode, overlap=overlap, options=MODES[mode])
-        check(schedule, told)
-    return told
+        outcome = play(schedule, mode, overlap=overlap, options=MODES[mode])
+        check(schedule, outcome)
+    return outcome
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_overlap_changes_no_token(mode):
-    told = [both(number, mode) for number in range(1000, 1014)]
-    assert sum(one.preemptions for one in told) > 0
-    assert sum(one.losses for one in told) > 0
+    outcomes = [both(number, mode) for number in range(1000, 1014)]
+    assert sum(one.preemptions for one in outcomes) > 0
+    assert sum(one.losses for one in outcomes) > 0
 
 
 def test_slots_and_blocks_may_wait_for_the_output_as_well(monkeypatch):

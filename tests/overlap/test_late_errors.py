@@ -83,16 +83,16 @@ def played(*, fails, overlap, drafts):
 
 
 @pytest.mark.parametrize(
-    ("fails", "told"), [(Failing, "no use"), (Astray, "the step gave token -5, outside every vocabulary")]
+    ("fails", "message"), [(Failing, "no use"), (Astray, "the step gave token -5, outside every vocabulary")]
 )
 @pytest.mark.parametrize("drafts", [0, 2])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_the_steps_own_record_tells_it_and_the_slot_is_used_again(overlap, drafts, fails, told):
-    whole, _ = played(fails=None, overlap=overlap, drafts=drafts)
+def test_the_steps_own_record_tells_it_and_the_slot_is_used_again(overlap, drafts, fails, message):
+    tokens, _ = played(fails=None, overlap=overlap, drafts=drafts)
     ended, errors = played(fails=fails, overlap=overlap, drafts=drafts)
     assert errors == [(FAILS_AT, "r1")]
-    assert (ended["r1"].reason, ended["r1"].message) == (FinishReason.ERROR, told)
+    assert (ended["r1"].reason, ended["r1"].message) == (FinishReason.ERROR, message)
     given = ended["r1"].token_ids
-    assert given == whole["r1"].token_ids[: len(given)]
+    assert given == tokens["r1"].token_ids[: len(given)]
     assert 0 < len(given) < 9
-    assert [ended[name].token_ids for name in ("r0", "r2")] == [whole[name].token_ids for name in ("r0", "r2")]
+    assert [ended[name].token_ids for name in ("r0", "r2")] == [tokens[name].token_ids for name in ("r0", "r2")]

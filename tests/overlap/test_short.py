@@ -86,8 +86,8 @@ def test_who_enters_behind_an_end_by_length_has_its_own_tokens(stepper):
     (former, _, first), (later, _, second) = (entering(stepper, name, 0, most=1) for name in ("former", "later"))
     before = stepper.launch([first])
     records = [stepper.take(one) for one in (before, stepper.launch([second]))]
-    told = [(record.request_ids, record.tokens.tolist()) for record in records]
-    assert told == [((one.request_id,), [*expected(one, stepper.state.sizes)[0]]) for one in (former, later)]
+    rows = [(record.request_ids, record.tokens.tolist()) for record in records]
+    assert rows == [((one.request_id,), [*expected(one, stepper.state.sizes)[0]]) for one in (former, later)]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_an_error_is_its_own_and_not_that_of_who_has_its_slot_next(most):
     except BaseException:
         player._leave()
         raise
-    whole = {one.request_id: expected(one, schedule.sizes)[0] for one in given}
-    assert {one.request_id: one.token_ids for one in ended} == whole | {"r1": whole["r1"][:FAILS_AT]}
+    tokens = {one.request_id: expected(one, schedule.sizes)[0] for one in given}
+    assert {one.request_id: one.token_ids for one in ended} == tokens | {"r1": tokens["r1"][:FAILS_AT]}
     assert {one.request_id for one in ended if one.reason is FinishReason.ERROR} == {"r1"}
     player.close()

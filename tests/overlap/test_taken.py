@@ -32,13 +32,13 @@ def entering(stepper, name, block):
 
 def test_a_slot_that_the_engine_gives_away_is_free_before_the_next_step(stepper):
     """The engine has taken step 0, with which the first request ended, before it made step 1."""
-    told = []
-    ahead = AsyncLoop(stepper, told.append)
+    counts = []
+    ahead = AsyncLoop(stepper, counts.append)
     (first, tasks), (second, others) = entering(stepper, "first", 0), entering(stepper, "second", 1)
     ahead.step(tasks, 0)
     with pytest.raises(InvalidBatch, match="slot 0"):
         stepper.device.insert_tasks(state=stepper.state, tasks=others, stream=stepper.stream)
     ahead.step(others, 1)
     ahead.idle()
-    given = [(record.request_ids, record.tokens.tolist()) for record in told]
+    given = [(record.request_ids, record.tokens.tolist()) for record in counts]
     assert given == [((one.request_id,), [*expected(one, stepper.state.sizes)[0]]) for one in (first, second)]

@@ -111,21 +111,21 @@ def parts(sampled, row):
 @given(batches())
 def test_a_row_is_equal_bit_for_bit_in_any_batch_without_masked_tokens(batch):
     logits, rows, order, size = batch
-    whole = sample(logits, pack(rows), logprobs=4)
+    batch = sample(logits, pack(rows), logprobs=4)
     order = order[:size]
     part = sample(logits[order], pack([rows[at] for at in order]), logprobs=4)
     for place, at in enumerate(order):
-        assert parts(part, place) == parts(whole, at)
-    for at, token in enumerate(whole.tokens.tolist()):
-        assert (token == -1) == (at in whole.errors)
+        assert parts(part, place) == parts(batch, at)
+    for at, token in enumerate(batch.tokens.tolist()):
+        assert (token == -1) == (at in batch.errors)
         assert token not in rows[at]["bad_words"]
         assert token != 1 or rows[at]["position"] >= 50
 
 
 def test_the_same_bits_with_every_numpy():
     """Pinned results, so that a NumPy or processor with different arithmetic is noticed."""
-    whole = np.arange(64 * 2048, dtype=np.int64)
-    logits = ((whole * 2654435761 % 2**32).reshape(64, 2048) / 2**28).astype(np.float32)
+    numbers = np.arange(64 * 2048, dtype=np.int64)
+    logits = ((numbers * 2654435761 % 2**32).reshape(64, 2048) / 2**28).astype(np.float32)
     shapes = [{}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.5}, {"min_p": 0.05}]
     rows = pack([one(temperature=0.5 + at / 64, seed=at, position=at, **shapes[at % 4]) for at in range(64)])
     got = sample(logits, rows, logprobs=3)

@@ -64,12 +64,12 @@ def openai_sync(url, model):
         events = list(stream)
         assert "".join(one.choices[0].delta.content or "" for one in events if one.choices) == choice.message.content
         assert events[-1].usage.completion_tokens == chat.usage.completion_tokens
-        told = ""
+        message = ""
         try:
             client.chat.completions.create(**given | {"tools": [{"type": "function", "function": {"name": "f"}}]})
         except BadRequestError as error:
-            told = str(error)
-        assert "docs/serving.md" in told
+            message = str(error)
+        assert "docs/serving.md" in message
 
 
 def openai_async(url, model):

@@ -57,7 +57,7 @@ class Served:
 
 
 @contextmanager
-def serving(*options, until_loaded=True, said=None, descriptors=0):
+def serving(*options, until_loaded=True, lines=None, descriptors=0):
     """Start a server, and end it. ``said``: a list for the lines before that of its address. ``descriptors``: its
     `ulimit -n`, if not 0."""
     limited = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(descriptors)] if descriptors else []
@@ -65,8 +65,8 @@ def serving(*options, until_loaded=True, said=None, descriptors=0):
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         line = process.stderr.readline()
-        while said is not None and line and "http://" not in line:
-            said.append(line)
+        while lines is not None and line and "http://" not in line:
+            lines.append(line)
             line = process.stderr.readline()
         if (found := re.search(r"http://\S+:\d+", line)) is None:
             process.kill()

@@ -383,13 +383,13 @@ def judge(name: str) -> str:
                 time.sleep(0.2)
             height = Look.of(served.process.pid)
         after = [timed(served) for _ in range(ROUNDS)]
-        told = (
+        summary = (
             f"{median(before):.3f} s before, {max(during):.3f} s at most during, {median(after):.3f} s after; {height}"
         )
-        assert max(during) <= within(before), told
-        assert median(after) <= max(2 * median(before), median(before) + NOISE), told
+        assert max(during) <= within(before), summary
+        assert median(after) <= max(2 * median(before), median(before) + NOISE), summary
         settled(served, looked)
-        return told
+        return summary
 
 
 def judge_a_stopped_engine() -> str:
@@ -421,10 +421,10 @@ def main() -> int:
     harmed = 0
     for name in given.only.split(",") if given.only else [*ATTACKS, "stopped_engine"]:
         try:
-            told = judge_a_stopped_engine() if name == "stopped_engine" else judge(name)
+            summary = judge_a_stopped_engine() if name == "stopped_engine" else judge(name)
         except (AssertionError, httpx.HTTPError) as error:
-            told, harmed = f"HARMED: {error!r}", harmed + 1
-        print(f"{name}: {told}", flush=True)
+            summary, harmed = f"HARMED: {error!r}", harmed + 1
+        print(f"{name}: {summary}", flush=True)
     return min(harmed, 1)
 
 

@@ -22,14 +22,14 @@ JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 def ask(headers, allowed=LOCAL, method="POST", route="/tokenize", key=""):
     """Send a request to a server at localhost:8000; return the response."""
 
-    async def asked():
+    async def answer():
         engine = AsyncEngine(device="cpu")  # not opened: no route here generates
         app = make_app(engine, Settings(model="x", allowed=allowed, api_key=key))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost:8000") as client:
             body = json.dumps({"prompt": "def main("}) if method == "POST" else None
             return await client.request(method, route, headers=headers, content=body)
 
-    return asyncio.run(asked())
+    return asyncio.run(answer())
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,11 @@ def test_every_route_asks_for_the_host(route):
 
 def test_a_named_page_may_read_answers_and_its_browser_may_ask_first():
     allowed, page = Allowed((), ("https://page.example",)), {"Origin": "https://page.example"}
-    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
-    first = ask(page | asked, allowed, method="OPTIONS", key="secret")
+    headers = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    first = ask(page | headers, allowed, method="OPTIONS", key="secret")
     assert first.status_code == 200
     assert first.headers["access-control-allow-origin"] == "https://page.example"
     assert first.headers["access-control-allow-headers"] == "authorization,content-type"
@@ -85,7 +88,7 @@ def test_a_named_page_may_read_answers_and_its_browser_may_ask_first():
     assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "https://page.example")
     refused = ask(page | {"Content-Type": JSON}, allowed, key="secret")
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "https://page.example")
-    assert ask({"Origin": "https://other.example"} | asked, allowed, method="OPTIONS").status_code == 403
+    assert ask({"Origin": "https://other.example"} | headers, allowed, method="OPTIONS").status_code == 403
 
 
 @pytest.mark.parametrize(

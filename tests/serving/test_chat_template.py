@@ -24,7 +24,7 @@ def deep(count):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         (CONFIG, b"{bad", "cannot be read: "),
         (CONFIG, b'{"a": "\xff\xfe"}', "cannot be read: "),
@@ -41,10 +41,10 @@ def deep(count):
         (TEMPLATE, b"{{ " + b"(" * 20_000, "no chat template: "),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, told):
+def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     found = ChatTemplate(tmp_path)
-    assert found.fault.startswith(f"{tmp_path / name}: {told}")
+    assert found.fault.startswith(f"{tmp_path / name}: {message}")
     assert found.fault.endswith(")"), "it has no cure"
     with pytest.raises(ApiError, match="the model's chat template cannot be read") as caught:
         found.render(HELLO)
@@ -74,7 +74,7 @@ def test_loops_may_be_left_as_with_transformers(tmp_path, word):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
@@ -84,12 +84,12 @@ def test_loops_may_be_left_as_with_transformers(tmp_path, word):
         ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "RecursionError: "),
     ],
 )
-def test_what_a_template_raises_refuses_the_messages(tmp_path, text, told):
+def test_what_a_template_raises_refuses_the_messages(tmp_path, text, message):
     (tmp_path / TEMPLATE).write_text(text)
     with pytest.raises(ApiError) as caught:
         ChatTemplate(tmp_path).render(HELLO)
     assert (caught.value.status, caught.value.param) == (400, "messages")
-    assert caught.value.message.startswith(f"the chat template refuses the messages: {told}")
+    assert caught.value.message.startswith(f"the chat template refuses the messages: {message}")
 
 
 def test_a_server_of_such_a_checkpoint_says_so_and_completes_texts(tmp_path):
@@ -97,12 +97,12 @@ def test_a_server_of_such_a_checkpoint_says_so_and_completes_texts(tmp_path):
     shutil.copytree(DEFAULT_CHECKPOINT, model)
     (model / TEMPLATE).write_text("{% for %}")
     lines = []
-    with serving("--model", str(model), until_loaded=False, said=lines) as served:
+    with serving("--model", str(model), until_loaded=False, lines=lines) as served:
         (line,) = lines
         assert line.startswith(f"hal: /v1/chat/completions is off: {model / TEMPLATE}: no chat template: line 1: ")
         served.wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 200, "the engine did not load")
-        asked = {"messages": [{"role": "user", "content": "x"}]}
-        answer = httpx.post(f"{served.url}/v1/chat/completions", json=asked)
+        body = {"messages": [{"role": "user", "content": "x"}]}
+        answer = httpx.post(f"{served.url}/v1/chat/completions", json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "no_chat_template")
         answer = httpx.post(f"{served.url}/v1/completions", json={"prompt": "x", "max_tokens": 2}, timeout=HANGS)
         assert answer.status_code == 200, answer.text

@@ -163,13 +163,13 @@ def test_chats_are_encoded_without_a_second_start_token(chats):
     chat = post(chats, "/tokenize", messages=messages)["tokens"]
     assert (chat[0], chat.count(0)) == (0, 1)
     assert post(chats, "/detokenize", tokens=chat) == {"prompt": text}
-    asked = {"messages": messages, "max_tokens": 4, "temperature": 0}
-    answer = post(chats, "/v1/chat/completions", **asked)
+    body = {"messages": messages, "max_tokens": 4, "temperature": 0}
+    answer = post(chats, "/v1/chat/completions", **body)
     assert answer["usage"]["prompt_tokens"] == len(chat)
     same = post(chats, "/v1/completions", prompt=text, max_tokens=4, temperature=0, add_special_tokens=False)
     assert same["choices"][0]["text"] == answer["choices"][0]["message"]["content"]
     assert post(chats, "/v1/completions", prompt="x", max_tokens=1)["usage"]["prompt_tokens"] == len(raw)
-    more = post(chats, "/v1/chat/completions", **asked, chat_template_kwargs={"loud": True})
+    more = post(chats, "/v1/chat/completions", **body, chat_template_kwargs={"loud": True})
     assert more["usage"]["prompt_tokens"] > len(chat)
     less = post(chats, "/tokenize", messages=messages, add_generation_prompt=False)["tokens"]
     assert len(less) < len(chat)
@@ -197,13 +197,13 @@ def test_models_by_name_and_tokens_back_to_text(chats):
 
 
 def test_stops_end_an_answer_that_ignores_end_tokens(server):
-    asked = {"prompt": "def main(", "max_tokens": 20, "temperature": 0}
+    body = {"prompt": "def main(", "max_tokens": 20, "temperature": 0}
     text = hal.generate("def main(", device="cpu", max_tokens=20, temperature=0.0)
-    found = post(server, "/v1/completions", **asked, ignore_eos=True, stop=text[5:8])["choices"][0]
+    found = post(server, "/v1/completions", **body, ignore_eos=True, stop=text[5:8])["choices"][0]
     assert (found["text"], found["finish_reason"]) == (text.partition(text[5:8])[0], "stop")
-    tokens = post(server, "/v1/completions", **asked, logprobs=0)["choices"][0]["logprobs"]["tokens"]
+    tokens = post(server, "/v1/completions", **body, logprobs=0)["choices"][0]["logprobs"]["tokens"]
     (last,) = post(server, "/tokenize", prompt=tokens[5])["tokens"]
-    found = post(server, "/v1/completions", **asked, ignore_eos=True, stop_token_ids=[last], logprobs=0)["choices"][0]
+    found = post(server, "/v1/completions", **body, ignore_eos=True, stop_token_ids=[last], logprobs=0)["choices"][0]
     assert found["logprobs"]["tokens"] == tokens[: tokens.index(tokens[5]) + 1]
     assert found["finish_reason"] == "stop"
 

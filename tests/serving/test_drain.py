@@ -37,11 +37,11 @@ def test_sigterm_lets_running_streams_end_and_takes_nothing_new(monkeypatch):
     monkeypatch.setenv("HAL_SECONDS_SIGNAL", "0.01")
     with serving("--slots", "2", "--drain", "60") as served:
         stream = begin(served.url, tokens=300)
-        whole = post(served.url, "/v1/completions", prompt="def f(", max_tokens=300, seed=1)
+        answer = post(served.url, "/v1/completions", prompt="def f(", max_tokens=300, seed=1)
         served.wait_until(lambda: served.metric("num_requests_running") == 2, "the requests do not run")
         served.process.send_signal(signal.SIGTERM)
         assert read_to_end(stream).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-        head, _, body = read_to_end(whole).partition(b"\r\n\r\n")
+        head, _, body = read_to_end(answer).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 ")
         assert json.loads(body)["usage"]["completion_tokens"] > 0
         assert served.process.wait(HANGS) == 128 + signal.SIGTERM
@@ -65,8 +65,8 @@ def test_what_the_drain_cuts_ends_with_an_error_object(with_template):
             read_events(stream, b"data: {")
         engine = served.engine()
         os.kill(engine, signal.SIGSTOP)
-        whole = post(served.url, "/v1/completions", prompt="x", max_tokens=400)
-        half = socket.create_connection(whole.getpeername(), timeout=HANGS)
+        answer = post(served.url, "/v1/completions", prompt="x", max_tokens=400)
+        half = socket.create_connection(answer.getpeername(), timeout=HANGS)
         half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         served.wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 200, "reads no request")
         served.process.send_signal(signal.SIGTERM)
@@ -76,7 +76,7 @@ def test_what_the_drain_cuts_ends_with_an_error_object(with_template):
             assert b"[DONE]" not in text
             last = text.rpartition(b"data: ")[2].partition(b"\n")[0]
             assert json.loads(last) == {"error": ERROR}
-        for one in (whole, half):
+        for one in (answer, half):
             head, _, body = read_to_end(one).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 503 ")
             assert json.loads(body) == {"error": ERROR}

@@ -48,7 +48,7 @@ def test_what_is_offered_is_kept():
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         ({"messages": [{"role": "user"}]}, "messages[0]: object missing required field `content`"),
         ({"messages": {"content": "x"}}, "messages: expected `array`, got `object`"),
@@ -57,10 +57,10 @@ def test_what_is_offered_is_kept():
         ([], "the body: expected `object`, got `array` (send a JSON object)"),
     ],
 )
-def test_what_is_wrong_is_refused_all_the_same(body, told):
+def test_what_is_wrong_is_refused_all_the_same(body, message):
     with pytest.raises(ApiError) as caught:
         read(Chat, body)
-    assert (caught.value.status, caught.value.message) == (400, told)
+    assert (caught.value.status, caught.value.message) == (400, message)
 
 
 def test_deep_lists_are_refused():

@@ -74,7 +74,7 @@ MESSAGE = {"role": "user", "content": "x"}
         ("/v1/chat/completions", {"messages": [MESSAGE]}, 503, []),
     ],
 )
-def test_a_large_body_is_read_beside_the_loop_and_too_large_a_one_is_not(monkeypatch, route, body, status, threads):
+def test_a_large_body_is_read_apart_from_the_loop_and_too_large_a_one_is_not(monkeypatch, route, body, status, threads):
     """The engine has not been opened: what could be read ends there."""
     found = []
 
@@ -94,7 +94,7 @@ def test_a_large_body_is_read_beside_the_loop_and_too_large_a_one_is_not(monkeyp
     assert (asyncio.run(ask()), found) == (status, threads)
 
 
-def test_a_template_renders_beside_the_loop(with_template):
+def test_a_template_renders_apart_from_the_loop(with_template):
     found = []
 
     async def ask():

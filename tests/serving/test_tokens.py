@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 
 import pytest
@@ -11,8 +10,6 @@ from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import read_config
 from hal_engine.model.tokenizer import Tokenizer
 from openai import AsyncOpenAI, OpenAI
-
-from hal.cli import main
 
 from .conftest import HANGS, serving
 
@@ -41,14 +38,13 @@ def drawn(seed, count):
         }
 
 
-def tokens_of_run(capsys, request):
+def tokens_of_run(command, request):
     """The texts of the tokens that `hal run` gives for a request."""
     options = [f"--{name.replace('_', '-')}={value}" for name, value in request.items() if name != "prompt"]
     given = [one for one in options if request["temperature"] or not one.startswith("--top-p")]
-    with pytest.raises(SystemExit) as end:
-        main(["run", request["prompt"], "--device", "cpu", "--json", *given])
-    assert end.value.code == 0
-    (answer,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    done = command("run", request["prompt"], "--device", "cpu", "--json", *given)
+    assert done.status == 0
+    (answer,) = done.answers
     return [TOKENIZER.decode([token]) for token in answer["token_ids"]]
 
 
@@ -72,22 +68,22 @@ def tokens_of_client(url, requests, order):
     return [found[number] for number in range(len(requests))]
 
 
-def compare(capsys, url, count, orders):
+def compare(command, url, count, orders):
     requests = [*drawn(count, count)]
-    expected = [tokens_of_run(capsys, request) for request in requests]
+    expected = [tokens_of_run(command, request) for request in requests]
     for seed in range(orders):
         order = random.Random(seed).sample(range(count), count)
         assert tokens_of_client(url, requests, order) == expected
 
 
-def test_tokens_are_those_of_hal_run(server, capsys):
-    compare(capsys, server.url, 6, 2)
+def test_tokens_are_those_of_hal_run(server, command):
+    compare(command, server.url, 6, 2)
 
 
 @pytest.mark.conform
-def test_tokens_are_those_of_hal_run_with_speculation(capsys):
+def test_tokens_are_those_of_hal_run_with_speculation(command):
     with serving("--slots", "4", "--max-model-len", "256", "--speculate", "ngram", "--drafts", "3") as served:
-        compare(capsys, served.url, 6, 2)
+        compare(command, served.url, 6, 2)
         accepted = lambda: served.metric("spec_decode_num_accepted_tokens_total") > 0  # noqa: E731
         served.wait_until(accepted, "no draft was accepted: nothing was speculated")
 
@@ -106,6 +102,6 @@ def test_tokens_are_those_of_hal_run_with_speculation(capsys):
     ],
     ids=lambda options: " ".join(options) or "plain",
 )
-def test_tokens_are_those_of_hal_run_on_ranks(options, capsys):
+def test_tokens_are_those_of_hal_run_on_ranks(options, command):
     with serving("--slots", "4", "--max-model-len", "256", *options) as served:
-        compare(capsys, served.url, 24, 3)
+        compare(command, served.url, 24, 3)

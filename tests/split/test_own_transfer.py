@@ -16,11 +16,8 @@ from hal_engine.model.digest import checkpoint_digest
 
 from hal.cli import main
 from hal.contract import contract_version
-from tests.commands import private_folders
 from tests.split.carried import CARRIER
 from tests.split.rows import Own
-
-__all__ = ["private_folders"]
 
 JOB = ("--device", "cpu", "--prompt", "def main(", "--temperature=0", "--max-tokens", "6", "--json")
 

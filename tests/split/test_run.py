@@ -13,11 +13,9 @@ from hal_engine.model.tokenizer import Tokenizer
 
 from hal.cli import main
 from tests.commands import TWO_PROMPTS as JOB
-from tests.commands import environment, left_in, private_folders, start
+from tests.commands import environment, left_in, start
 from tests.split.carried import CARRIER, FOLDER, calls_in
 from tests.split.rows import Own
-
-__all__ = ["private_folders"]
 
 pytestmark = pytest.mark.long(18)
 
@@ -135,20 +133,3 @@ def test_a_runner_that_does_not_is_refused_by_name(tmp_path, capfd, monkeypatch)
         )
     assert ended.value.code == 2
     assert "silent:Silent does not describe its keys and values" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "refusal"),
-    [
-        (["--split", "1"], "--split: '1' (give the number of prefill and of decode workers, at least 1 each, as 1,1)"),
-        (["--split", "0,1"], "--split: '0,1' (give the number of prefill and of decode workers"),
-        (["--split", "1,1", "--dp", "2"], "--dp: 2 groups of ranks beside a split (leave it out: a split has the"),
-        (["--split", "1,1", "--tp", "3"], "--tp: 3 ranks cannot share out num_attention_heads = 4"),
-    ],
-    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
-)
-def test_what_cannot_be_is_refused_before_anything_starts(arguments, refusal, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--prompt", "a", *arguments])
-    assert ended.value.code == 2
-    assert refusal in capsys.readouterr().err

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hal_core import ALONE, Group, HalError
+from hal_core import HalError
 
 from hal_engine.proposers import NONE
 from hal_engine.stepping import RunnerSetup, Stepper, check_drafts, make_runner
@@ -24,42 +24,20 @@ def open_runner(
     setup: EngineSetup,
     device: BoundDevice,
     sink: Sink,
-    *,
-    place: str,
-    group: Group = ALONE,
-    groups: Sequence[Sequence[int]] = (),
-    timeout: float | None = None,
-    on_drafts: Callable[[Mapping[str, int]], object] = lambda counts: None,
-    status: Callable[[str], object] = lambda text: None,
-    importing: Callable[[], AbstractContextManager[object]] = nullcontext,
+    **fields: Any,  # noqa: ANN401 (of the runner's setup)
 ) -> Iterator[Stepper]:
     """Open the stepper of the runner of that name, with a state of its own; the runner is closed at the end.
 
-    The arguments are those of a :class:`RunnerSetup`. Raises as the runner's maker does, and :class:`InvalidValue` if
-    it makes no drafts where drafts are asked of it.
+    ``fields``: of its :class:`RunnerSetup`, besides those that the engine's setup gives. Raises as the runner's maker
+    does, and :class:`InvalidValue` if it makes no drafts where drafts are asked of it.
     """
-    made = RunnerSetup(
-        device,
-        setup.sizes,
-        setup.blocks,
-        Path(setup.model),
-        place,
-        group,
-        setup.dtype,
-        groups,
-        timeout,
-        everywhere=setup.everywhere,
-        speculate=setup.speculate,
-        rejection=setup.rejection,
-        on_drafts=on_drafts,
-        status=status,
-        importing=importing,
-    )
+    given = {field: getattr(setup, field) for field in ("dtype", "everywhere", "speculate", "rejection")}
+    made = RunnerSetup(device, setup.sizes, setup.blocks, Path(setup.model), **given, **fields)
     runner = make_runner(name, made)
     with closed_at_end(runner):
         if setup.speculate == NONE:
             check_drafts(name, runner, setup.sizes.max_draft_tokens)
-        yield Stepper(device, made.state, runner, sink, blocks=setup.blocks, group=group)
+        yield Stepper(device, made.state, runner, sink, blocks=setup.blocks, group=made.group)
 
 
 @contextmanager

@@ -191,11 +191,8 @@ def test_the_broadcast_is_measured_on_two_ranks(tmp_path):
     verified = ["accept_tokens", "accept_num", "step_idx", "stop_flags"]
     assert found["fields"] == ["sampled_token_ids", *verified]
     ways = [row["way"] for row in found["rows"]]
-    assert ways == [
-        "broadcast_tokens",
-        "one collective",
-        "4 collectives",
-    ]
+    # the host's groups are hal's own: no library's to compare with
+    assert ways == ["broadcast_tokens", "one collective", "4 collectives"]
     for row in found["rows"]:
         assert 0 < row["host_us"] <= row["total_us"] <= row["total_slowest_rank_us"]
     assert "broadcast of 8896 bytes" in done.stdout

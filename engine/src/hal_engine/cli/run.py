@@ -6,8 +6,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -118,7 +118,8 @@ def generate(prompts: Prompts, options: EngineOptions, output: Output) -> int:
         )
     check_runner(options)
     status("reading the tokenizer")
-    plan = make_plan(prompts.prompts, options, output, prompts.notes)
+    with signals.held():  # it starts threads
+        plan = make_plan(prompts.prompts, options, output, prompts.notes)
     check_descriptors(_DESCRIPTORS + SENDER * (output.sink is not None), "hal run")
     with signals.noted(), _logs(output):
         try:
@@ -137,7 +138,9 @@ def _run(plan: Plan, output: Output) -> Answers:
     from .screen import open_screen
 
     shown, screen, standard_output = Shown(), None, sys.stdout
-    with ExitStack() as stack:
+    with ExitStack() as stack, ExitStack() as opening:
+        if not plan.setup.several:  # this process imports Paddle
+            opening.enter_context(signals.held())
         opened = stack.enter_context(
             open_engine(
                 plan.setup,
@@ -147,6 +150,7 @@ def _run(plan: Plan, output: Output) -> Answers:
                 note=lambda text: screen.note(text) if screen is not None else None,
             )
         )
+        opening.close()
         with redirect_stdout(standard_output):  # while Ray is connected, sys.stdout is hal's log
             screen = open_screen(quiet=output.quiet)
         stack.callback(screen.close)
@@ -193,16 +197,11 @@ def _host() -> Host:
     """Return what this command does while an engine is opened: it shows where that is, and answers signals."""
     from hal_engine.opening import Host
 
-    @contextmanager
-    def importing() -> Iterator[None]:
-        with signals.kept(), uncollected():
-            yield
-
     return Host(
         status=status,
         check=signals.check,
         hurried=lambda: signals.came() is not None,
-        importing=importing,
+        importing=uncollected,
         loading=signals.at_once,
     )
 
@@ -212,7 +211,7 @@ def _logs(output: Output) -> AbstractContextManager[None]:
     itself."""
     named = logs.level()
     usual = logging.DEBUG if failures.verbose else logging.ERROR if output.quiet else None  # DEBUG: tracebacks
-    return logs.said(usual if named is None else named, without="bound" if named is None else "")
+    return logs.printed(usual if named is None else named, without="bound" if named is None else "")
 
 
 def _message(error: RankLost) -> str:

@@ -52,9 +52,9 @@ def reasons(device: BoundDevice | RankInfo, *, no_overlap: str = "", why_default
     by_reason: dict[str, list[str]] = {}
     for hook, reason in device.capabilities.fallbacks.items():
         by_reason.setdefault(" ".join(reason.split()), []).append(hook)
-    told = [f"{' and '.join(hooks)} fall{'s' * (len(hooks) == 1)} back: {why}" for why, hooks in by_reason.items()]
-    told += [f"steps do not overlap: {no_overlap}"] if no_overlap else []
-    return told + ([f"runner {DEFAULT}, as {why_default}"] if why_default else [])
+    lines = [f"{' and '.join(hooks)} fall{'s' * (len(hooks) == 1)} back: {why}" for why, hooks in by_reason.items()]
+    lines += [f"steps do not overlap: {no_overlap}"] if no_overlap else []
+    return lines + ([f"runner {DEFAULT}, as {why_default}"] if why_default else [])
 
 
 @dataclass(slots=True, eq=False)
@@ -152,10 +152,10 @@ class Answers:
     def cut_off(self) -> str:
         """Return which answers a signal cut short; "" for none, and for JSON, where each object has its end."""
         total = len(self._order)
-        whole = sum(one.finish not in (FinishReason.NONE, FinishReason.ABORT) for one in self._order[: self._next])
-        if not self._broken_off or whole == total:
+        complete = sum(one.finish not in (FinishReason.NONE, FinishReason.ABORT) for one in self._order[: self._next])
+        if not self._broken_off or complete == total:
             return ""
-        return f"interrupted: {total - whole} of {total} prompt{'s' * (total > 1)} not answered to the end"
+        return f"interrupted: {total - complete} of {total} prompt{'s' * (total > 1)} not answered to the end"
 
     def break_off(self) -> None:
         """Stop showing further answers as text, after a signal."""
@@ -226,10 +226,10 @@ def progress_line(tokens: int, ended: int, total: int) -> str:
     """Return the progress line: tokens and, for several prompts, a bar with how many are done."""
     if total == 1:
         return f"{tokens} tokens"
-    told = f"{ended} of {total} prompts, {tokens} tokens"
-    room = min(columns_of(sys.stderr) - len(told) - 4, _BAR)
+    counts = f"{ended} of {total} prompts, {tokens} tokens"
+    room = min(columns_of(sys.stderr) - len(counts) - 4, _BAR)
     done = room * ended // total
-    return f"[{'#' * done}{'.' * (room - done)}] {told}" if room >= _LEAST_BAR else told
+    return f"[{'#' * done}{'.' * (room - done)}] {counts}" if room >= _LEAST_BAR else counts
 
 
 def _logprob(pairs: Sequence[tuple[int, float]], rank: int) -> dict[str, Any]:
@@ -250,10 +250,10 @@ def summed_up(drafts: int, who: str, acceptance: Acceptance) -> list[str]:
     """Return the line about drafts, or no line if no step verifies any. ``who``: the drafter."""
     if not drafts:
         return []
-    told = (
+    summary = (
         f"{acceptance.accepted} of {acceptance.drafted} drafts accepted, {acceptance.tokens_a_turn:.2f} tokens a step"
     )
-    return [f"{told} ({who})"]
+    return [f"{summary} ({who})"]
 
 
 def used_up(most: int, slots: int, preemptions: int) -> str:

@@ -72,9 +72,9 @@ class OneTerminal(Screen):
         self._live = _started(live)
 
     def write(self, text: str) -> None:
-        whole, newline, rest = (self._line + shown(text, sys.stdout)).rpartition("\n")
+        lines, newline, rest = (self._line + shown(text, sys.stdout)).rpartition("\n")
         if newline:
-            self._console.print(Text(whole), soft_wrap=True)
+            self._console.print(Text(lines), soft_wrap=True)
         self._line = rest
         self._update()
 

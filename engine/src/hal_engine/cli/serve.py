@@ -14,7 +14,7 @@ import msgspec
 import typer
 from hal_core import HalError, InvalidValue, Unavailable
 
-from hal.cli import deadline, logs
+from hal.cli import logs, signals
 from hal.cli.console import behind, say, written
 from hal.cli.failures import as_typed, check_seconds
 from hal_engine.children import API_KEY
@@ -58,10 +58,10 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 
 def command(**given: Any) -> None:  # noqa: ANN401 (as the options say)
     """Serve a model over HTTP with OpenAI's routes: completions, chats, models; /health, /metrics and a page at /."""
-    asked = Server(**read(Server, given))
+    wanted = Server(**read(Server, given))
     options = engine_options(read(EngineOptions, given))
-    host, port, drain = asked.host, asked.port, asked.drain
-    key = "" if asked.api_key is None else _checked_key(asked.api_key)
+    host, port, drain = wanted.host, wanted.port, wanted.drain
+    key = "" if wanted.api_key is None else _checked_key(wanted.api_key)
     try:
         import uvicorn
 
@@ -74,8 +74,8 @@ def command(**given: Any) -> None:  # noqa: ANN401 (as the options say)
     if not is_local and not key:
         cure = f"set {API_KEY} to a key for clients, or give --api-key"
         raise InvalidValue(f"{host} is reached from other hosts", cure=cure, argument="--host")
-    hosts = tuple(map(host_name, asked.allowed_host or ()))
-    allowed = Allowed(hosts if is_local or hosts else None, tuple(map(origin, asked.cors_origin or ())))
+    hosts = tuple(map(host_name, wanted.allowed_host or ()))
+    allowed = Allowed(hosts if is_local or hosts else None, tuple(map(origin, wanted.cors_origin or ())))
     from hal_engine.generation import AsyncEngine
     from hal_engine.generation.plan import ModelPlan
     from hal_engine.timeouts import TIMEOUTS
@@ -85,8 +85,8 @@ def command(**given: Any) -> None:  # noqa: ANN401 (as the options say)
         setup = plan.serve(options, timed=True)
     if (template := ChatTemplate(plan.path)).fault:
         say(f"hal: /v1/chat/completions is off: {template.fault}")
-    shown = asked.name or given["model"] or "default"
-    settings = Settings(model=shown, api_key=key, lenient=asked.lenient, allowed=allowed)
+    shown = wanted.name or given["model"] or "default"
+    settings = Settings(model=shown, api_key=key, lenient=wanted.lenient, allowed=allowed)
     failures: list[HalError] = []
 
     def on_failure(error: HalError, ran: bool) -> None:
@@ -96,7 +96,7 @@ def command(**given: Any) -> None:  # noqa: ANN401 (as the options say)
             server.should_exit = True
 
     draining, gate = Drain(drain), Gate(Limits.of_machine())
-    engine = AsyncEngine.of(plan, setup, asked.max_waiting)
+    engine = AsyncEngine.of(plan, setup, wanted.max_waiting)
     app = make_app(engine, settings, template=template, drain=draining, gate=gate, on_failure=on_failure)
     config = uvicorn.Config(
         app,
@@ -136,9 +136,9 @@ def command(**given: Any) -> None:  # noqa: ANN401 (as the options say)
                 most = f"at most {gate.limits.connections} connections, {gate.limits.bytes >> 20} MiB of requests"
                 say(f"hal: {settings.model} on http://{place} ({most}); /health is 200 when its engine is loaded")
 
-    server, log_filter = Listening(config), _Said()
+    server, log_filter = Listening(config), _ServerLog()
     logging.getLogger("uvicorn.error").addFilter(log_filter)
-    deadline.grace = drain
+    signals.grace = drain
     try:
         with behind(TIMEOUTS.shown), logs.of_libraries():
             server.run()
@@ -147,7 +147,7 @@ def command(**given: Any) -> None:  # noqa: ANN401 (as the options say)
             raise
         raise _cannot_listen(host, port, log_filter.error) from None
     finally:
-        deadline.grace = 0.0
+        signals.grace = 0.0
     if failures:
         raise typer.Exit(2)
 
@@ -155,7 +155,7 @@ def command(**given: Any) -> None:  # noqa: ANN401 (as the options say)
 set_parameters(command, parameters(Server) | parameters(EngineOptions), first=("model", "device"))
 
 
-class _Said(logging.Filter):
+class _ServerLog(logging.Filter):
     """What uvicorn logs, in hal's words. ``error``: why it cannot listen on the address, which the command says."""
 
     error: OSError | None = None

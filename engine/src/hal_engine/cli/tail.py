@@ -74,8 +74,8 @@ def tail(url: str, key: Path | None, printer: Printer, *, keep: bool, timeout: f
         while (frame := _next(reader, printer, timeout)) is not None:
             printer.record(frame)  # an interrupted print is not acknowledged
         counts = reader.counters()
-    told = ", ".join(f"{number} {name}" for name, number in (counts | printer.counts).items())
-    say(f"hal tail: {told}")
+    summary = ", ".join(f"{number} {name}" for name, number in (counts | printer.counts).items())
+    say(f"hal tail: {summary}")
     if signals.came() not in (None, signal.SIGINT):
         raise signals.Interrupted
 

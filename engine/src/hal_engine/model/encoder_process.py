@@ -25,6 +25,7 @@ def main() -> NoReturn:
     """Encode texts from standard input until it closes."""
     threading.Thread(target=_end_with_input, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # hal run holds it back while it opens an engine
     faulthandler.disable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     source, answers = sys.stdin.buffer, sys.stdout.buffer

@@ -196,8 +196,8 @@ class Server:
         changed = body.changed() | ({} if body.logprobs is None else {"logprobs": body.logprobs})
         shape = CompletionShape(self.settings.model, self.engine.plan.tokenizer, logprobs=body.logprobs is not None)
         prompts = await self._apart(body.prompts)
-        asked = self._wanted(body, prompts, body.max_tokens or _TOKENS, changed)
-        wanted = await _unless_gone(request, asked)
+        making = self._wanted(body, prompts, body.max_tokens or _TOKENS, changed)
+        wanted = await _unless_gone(request, making)
         return await self._answer(request, body, wanted, shape)
 
     async def chat(self, request: Request) -> Response:
@@ -209,8 +209,8 @@ class Server:
         changed = body.changed() | ({"logprobs": body.top_logprobs or 0} if body.logprobs else {})
         shape = ChatShape(self.settings.model, self.engine.plan.tokenizer, logprobs=body.logprobs)
         prompt = await self._apart(self._rendered, body, body.messages)
-        asked = self._wanted(body, [prompt], body.max_completion_tokens or body.max_tokens, changed)
-        wanted = await _unless_gone(request, asked)
+        making = self._wanted(body, [prompt], body.max_completion_tokens or body.max_tokens, changed)
+        wanted = await _unless_gone(request, making)
         return await self._answer(request, body, wanted, shape)
 
     def _rendered(self, body: Chat | Tokenize, messages: Sequence[Message]) -> str:
@@ -306,13 +306,13 @@ class Server:
         parts = parts_of(self.engine, wanted, self.metrics)
         with _named(body):
             if not body.stream:
-                return await _unless_gone(request, self._whole(parts, wanted, shape))
+                return await _unless_gone(request, self._complete(parts, wanted, shape))
             first = await _unless_gone(request, anext(parts))  # what is refused has a status of its own
         events = _events(first, parts, wanted, shape, body.stream_options or StreamOptions(), self._drain)
         grace = self._drain.seconds + TIMEOUTS.last_event
         return EventSourceResponse(events, sep="\n", ping=60, shutdown_grace_period=grace)
 
-    async def _whole(self, parts: AsyncIterator[tuple[int, Part]], wanted: Wanted, shape: Shape) -> Response:
+    async def _complete(self, parts: AsyncIterator[tuple[int, Part]], wanted: Wanted, shape: Shape) -> Response:
         """Return the response of all answers."""
         found: dict[int, list[Part]] = {}
         async with aclosing(parts):  # type: ignore[type-var]

@@ -65,9 +65,9 @@ class ChatTemplate:
             what = f"chat_template_kwargs: {own[0]} is the request's own (leave it out)"
             raise ApiError(400, what, param="chat_template_kwargs")
         plain = [as_template_sees(message, f"messages[{number}]") for number, message in enumerate(messages)]
-        told = {**self._tokens, **given, "messages": plain, "add_generation_prompt": add_generation_prompt}
+        context = {**self._tokens, **given, "messages": plain, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(told, tools=None, documents=None)
+            return self._template.render(context, tools=None, documents=None)
         except Exception as error:  # a template computes with what a client sends: it may raise anything
             why = f"{error}" if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
             raise ApiError(400, f"the chat template refuses the messages: {why}", param="messages") from error

@@ -64,7 +64,7 @@ class Metrics:
         )
         self.first_token = histogram("hal:time_to_first_token_seconds", "From a request to its first token.")
         self.between_tokens = histogram("hal:inter_token_latency_seconds", "Between parts of an answer.")
-        self.whole = histogram("hal:e2e_request_latency_seconds", "From a request to its end.", _LONG)
+        self.duration = histogram("hal:e2e_request_latency_seconds", "From a request to its end.", _LONG)
         self._counted: dict[str, float] = {}
 
     def take(self, stats: Mapping[str, float]) -> None:
@@ -118,5 +118,5 @@ class Timing:
 
     def end(self, reason: str) -> None:
         """Count the end."""
-        self._metrics.whole.observe(time.monotonic() - self._began)
+        self._metrics.duration.observe(time.monotonic() - self._began)
         self._metrics.ended[reason].inc()

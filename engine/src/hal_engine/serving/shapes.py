@@ -24,7 +24,7 @@ Pairs = Sequence[Sequence[tuple[int, float]]]
 class Shape:
     """The objects of one response; a subclass for each route."""
 
-    prefix, whole, chunk = "", "", ""
+    prefix, response, chunk = "", "", ""
 
     def __init__(self, model: str, tokenizer: Tokenizer, *, logprobs: bool) -> None:
         self._tokenizer, self._logprobs = tokenizer, logprobs
@@ -32,7 +32,7 @@ class Shape:
 
     def answer(self, choices: Sequence[object], usage: dict[str, int]) -> dict[str, Any]:
         """Return the object of whole answers. ``choices``: objects, or their JSON as :class:`msgspec.Raw`."""
-        return {**self._facts, "object": self.whole, "choices": choices, "usage": usage}
+        return {**self._facts, "object": self.response, "choices": choices, "usage": usage}
 
     def event(self, choices: Sequence[dict[str, Any]], usage: dict[str, int] | None = None) -> dict[str, Any]:
         """Return the object of one event of a stream."""
@@ -69,7 +69,7 @@ class Shape:
 class CompletionShape(Shape):
     """Of ``/v1/completions``."""
 
-    prefix, whole, chunk = "cmpl-", "text_completion", "text_completion"
+    prefix, response, chunk = "cmpl-", "text_completion", "text_completion"
 
     def __init__(self, model: str, tokenizer: Tokenizer, *, logprobs: bool) -> None:
         super().__init__(model, tokenizer, logprobs=logprobs)
@@ -111,7 +111,7 @@ class CompletionShape(Shape):
 class ChatShape(Shape):
     """Of ``/v1/chat/completions``."""
 
-    prefix, whole, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+    prefix, response, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def opening(self, index: int) -> dict[str, Any]:
         """See :class:`Shape`."""
