@@ -103,8 +103,8 @@ $(OLDER)/.installed: requirements-dev.txt
 matrix: $(STAMP) ## the main job on ranks, devices and proposers: every row gives one rank's tokens (ARGS='--part 1/3')
 	$(BIN)/python -m tests.matrix $(ARGS)
 
-soak: $(STAMP)   ## the chaos test of the output path, 10,000 steps
-	$(BIN)/python tests/output/chaos.py --steps 10000 $(ARGS)
+soak: $(STAMP)   ## the output path in one long episode of 10,000 steps (ARGS='--large --seed N')
+	$(BIN)/python tests/output/episodes.py --soak 10000 $(ARGS)
 
 steady: $(STAMP) ## the tests and those marked steady, ten times beside one busy process a core
 	@busy=; for core in $$(seq $$(nproc)); do $(BIN)/python -c 'while True: pass' & busy="$$busy $$!"; done; \
@@ -117,8 +117,8 @@ chaos: $(STAMP)  ## the output path and hal run in 1,000 short episodes of blows
 fuzz: $(STAMP)   ## fuzz the decoding of frames with atheris, then readers at their sockets, ten minutes each
 	$(BIN)/python -m pip install -q --disable-pip-version-check atheris
 	$(BIN)/python tests/output/fuzz_frames.py --seconds 600 $(ARGS)
-	$(BIN)/python tests/output/fuzz_socket.py --seconds 300 --scheme tcp
-	$(BIN)/python tests/output/fuzz_socket.py --seconds 300 --scheme ipc
+	$(BIN)/python tests/output/episodes.py --siege 300 --schemes tcp
+	$(BIN)/python tests/output/episodes.py --siege 300 --schemes ipc
 
 size:            ## lines and statements by room, protocols, timeouts, decisions, words of pages
 	@$(PYTHON) tools/size.py

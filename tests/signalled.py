@@ -121,7 +121,7 @@ def replace_ranks():
     """Ranks that are threads of this process: they come up, and never return from their first step; with ``--restart``
     the restarted ones never come up, and the first fail at their start."""
     import hal_engine.distributed.starting
-    from hal_engine.distributed.control_messages import Failed, Verdict
+    from hal_engine.distributed.control_messages import Failed, Stop
     from hal_engine.distributed.steps import StepOrder
 
     from tests.distributed.test_start import Actors
@@ -131,7 +131,7 @@ def replace_ranks():
             super().__init__(*[None] * size)
 
         def _wait(self, line, rank, wanted):
-            if wanted is not Verdict:
+            if wanted is not Stop:
                 return super()._wait(line, rank, wanted)
             while not isinstance(line.receive(60.0), StepOrder):
                 pass

@@ -144,8 +144,11 @@ def test_a_wrong_one_is_refused_by_name_before_anything_starts(given, monkeypatc
 def test_a_variable_of_a_former_timeout_is_named(monkeypatch, caplog):
     assert not {name.lower() for name in GONE} & {*Timeouts.names()}
     monkeypatch.setenv("HAL_SECONDS_BROKEN", "3")
+    monkeypatch.setenv("HAL_SECONDS_PROCESS_SILENCE", "8")
     TIMEOUTS.check()
-    assert "HAL_SECONDS_BROKEN: nothing has this limit any more" in caplog.text
+    assert "HAL_SECONDS_BROKEN limits nothing any more" in caplog.text
+    assert "HAL_SECONDS_PROCESS_SILENCE is HAL_SECONDS_SILENCE now" in caplog.text
+    assert {*GONE.values()} <= {"", *Timeouts.names()}
 
 
 @pytest.mark.parametrize("module", ["hal_engine.timeouts", "hal.timeouts", "hal_core.timeouts"])

@@ -50,7 +50,7 @@ def requests():
 
 
 @dataclass
-class Told:
+class Delivered:
     """The content of records: request to tokens, log-probabilities and their ids, each in order; and preempted
     requests."""
 
@@ -91,7 +91,7 @@ def reference():
 
 def alone(row):
     """Return one rank's results of a row; as :func:`reference`, but for another proposer or acceptance rule."""
-    told, sink, sizes = Told(), MemorySink(), row.sizes
+    delivered, sink, sizes = Delivered(), MemorySink(), row.sizes
     with open_device("cpu") as device:
         model = LlamaModel.load(DEFAULT_CHECKPOINT)
         setup = ProposerSetup(
@@ -111,8 +111,8 @@ def alone(row):
             pass
     assert row.rejection or worker.runner.least >= MARGIN, "choose prompts with a wider margin"
     for record in sink.records:
-        told.take(record)
-    return told
+        delivered.take(record)
+    return delivered
 
 
 class Pooled:
@@ -186,14 +186,14 @@ class Row:
         return Setup(**(fields | more))
 
 
-def engine_of(row, start, told, rank_executor=RankExecutor, restarts=0, **options):
+def engine_of(row, start, delivered, rank_executor=RankExecutor, restarts=0, **options):
     """An engine whose ranks come from ``start``, and its collected records. ``rank_executor``: makes the ranks'
     rank_executor.
     """
     return engine_of_ranks(
         row.setup(restart=restarts),
         lambda setup: rank_executor(setup, start()),
-        on_record=told.take,
+        on_record=delivered.take,
         **options,
     )
 
@@ -207,11 +207,11 @@ def run(row, pool, how=(), chosen=None):
 
 def run_with(row, start, chosen=None, **options):
     """Run a row on the ranks that ``start`` gives. Return the records' content."""
-    told = Told()
-    return served(engine_of(row, start, told, **options), told, chosen)
+    delivered = Delivered()
+    return served(engine_of(row, start, delivered, **options), delivered, chosen)
 
 
-def served(engine, told, chosen=None):
+def served(engine, delivered, chosen=None):
     """Run all requests, or the ``chosen`` ones, to their end and stop the engine. Return the records' content."""
     try:
         for request in chosen or requests():
@@ -222,5 +222,5 @@ def served(engine, told, chosen=None):
         engine.close()
         raise
     engine.stop()
-    told.drafts = engine.drafts
-    return told
+    delivered.drafts = engine.drafts
+    return delivered

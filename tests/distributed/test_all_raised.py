@@ -20,7 +20,7 @@ from tests.split.rows import Own
 from tests.split.rows import engine_of as split_engine
 
 from .rank_work import RAISING, raising_at
-from .rows import AMPLE, Pooled, Row, Told, engine_of, reference, requests
+from .rows import AMPLE, Delivered, Pooled, Row, engine_of, reference, requests
 from .test_losses import Anew
 
 MARKED, SLOTS = "g2", 3
@@ -40,7 +40,7 @@ PLACES = [
 class Served:
     """What became of the requests: the records, and each request's end."""
 
-    told: Told = field(default_factory=Told)
+    delivered: Delivered = field(default_factory=Delivered)
     ends: dict = field(default_factory=dict)
 
     def run(self, engine):
@@ -65,7 +65,7 @@ class Served:
         assert len(self.ends) == len(requests())
         method = "propose" if where == "drafting" else "launch"
         for name, tokens in reference().tokens.items():
-            given = self.told.tokens[name]
+            given = self.delivered.tokens[name]
             if name in failed:
                 assert self.ends[name].message.endswith(f"ModelRunner.{method} raised {WHAT}")
                 assert given == tokens[: len(given)] != tokens
@@ -80,14 +80,14 @@ def test_in_one_process_others_enter_the_slots_that_were_freed(where, speculate)
         model = LlamaModel.load(DEFAULT_CHECKPOINT)
         setup = ProposerSetup(3, sizes.num_slots, sizes.max_model_len, model.config.vocab_size, model)
         worker = Worker(device, model, sizes, AMPLE, MemorySink(), proposer=make_proposer(speculate, setup))
-        found.run(Engine(worker, on_record=found.told.take))
+        found.run(Engine(worker, on_record=found.delivered.take))
     found.compare(where)
 
 
 @pytest.mark.parametrize(("where", "speculate"), PLACES)
 def test_what_all_ranks_raise_ends_the_requests_of_that_step(worlds, where, speculate):
     found, pooled = Served(), Pooled(worlds.of(2), ("raising at", MARKED, where, (0, 1), LONG))
-    found.run(engine_of(Row(tp=2, speculate=speculate), lambda: pooled, found.told))
+    found.run(engine_of(Row(tp=2, speculate=speculate), lambda: pooled, found.delivered))
     found.compare(where)
     assert pooled.answers == {0: None, 1: None}, "no rank ended with an error"
 
@@ -98,7 +98,7 @@ def test_what_all_ranks_raise_ends_the_requests_of_that_step(worlds, where, spec
 def test_what_one_rank_raises_ends_the_group_in_one_line(worlds, rank, where):
     start, found = Anew(worlds, 2, "raising at", MARKED, where, (rank,), SHORT), Served()
     with pytest.raises(RankLost) as caught:
-        found.run(engine_of(Row(tp=2, timeout=LONG), start, found.told))
+        found.run(engine_of(Row(tp=2, timeout=LONG), start, found.delivered))
     assert caught.value.rank == rank
     assert caught.value.what.startswith(f"rank {rank} was lost in step ")
     assert caught.value.what.endswith(f": {WHAT}")
@@ -109,9 +109,9 @@ def test_what_one_rank_raises_ends_the_group_in_one_line(worlds, rank, where):
 @pytest.mark.conform
 def test_after_what_one_rank_raised_new_ranks_serve_all_requests(worlds):
     start, found = Anew(worlds, 2, "raising at", MARKED, "before the layers", (1,), SHORT), Served()
-    assert found.run(engine_of(Row(tp=2, timeout=LONG), start, found.told, restarts=1)) == 1
+    assert found.run(engine_of(Row(tp=2, timeout=LONG), start, found.delivered, restarts=1)) == 1
     assert {one.reason for one in found.ends.values()} <= {FinishReason.LENGTH, FinishReason.STOP}
-    assert found.told.tokens == reference().tokens
+    assert found.delivered.tokens == reference().tokens
 
 
 @pytest.mark.conform
@@ -123,6 +123,6 @@ def test_in_a_split_the_other_role_serves_the_other_requests(role):
     def start(number):
         return started.setdefault(number, Own(2, how if number == role else ()))
 
-    found.run(split_engine(Row(tp=2), (1, 1), start, found.told))
+    found.run(split_engine(Row(tp=2), (1, 1), start, found.delivered))
     found.compare("after the layers")
     assert all(one.answers == {0: None, 1: None} for one in started.values())

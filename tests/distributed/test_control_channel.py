@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hal_core import GroupLost, OutputRecord, SlotStatus
 from hal_engine.distributed.control_channel import EngineChannel, RankChannel
-from hal_engine.distributed.control_messages import Agreed, Failed, Go, Hello, Release, Verdict
+from hal_engine.distributed.control_messages import Agreed, Failed, Hello, Release, Stop
 from hal_engine.distributed.steps import StepOrder
 from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport.curve import CurveKeys
@@ -43,7 +43,7 @@ def test_the_last_message_reaches_a_rank_that_is_stopped_meanwhile(tmp_path):
             pass
         os.kill(rank.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, rank.pid, os.WSTOPPED)
-        assert channel.send(Verdict("x" * MORE_THAN_A_CONNECTION_HOLDS, refused=True)) == []
+        assert channel.send(Stop("x" * MORE_THAN_A_CONNECTION_HOLDS, refused=True)) == []
         receive = channel._hub.receive
 
         def awake(timeout):
@@ -55,7 +55,7 @@ def test_the_last_message_reaches_a_rank_that_is_stopped_meanwhile(tmp_path):
         channel._hub.receive = awake
         channel.close()
         os.kill(rank.pid, signal.SIGCONT)
-        assert rank.communicate(timeout=60)[0].split() == ["Verdict"]
+        assert rank.communicate(timeout=60)[0].split() == ["Stop"]
     finally:
         rank.kill()
         with rank:
@@ -130,8 +130,8 @@ def test_a_connection_that_breaks_is_a_lost_engine_and_a_lost_rank():
         rank.send(Hello(0, 1, {}))
         while not any(number == 0 for number, _ in engine.receive(60.0)):
             pass
-        engine.send(Go())
-        assert rank.receive(60.0) == Go()
+        engine.send(Agreed())
+        assert rank.receive(60.0) == Agreed()
         cable.carries.clear()
         assert engine.send(Release("a", 1)) == []
         cable.cut()
@@ -151,7 +151,7 @@ def test_records_and_messages_keep_their_order():
     rank = RankChannel(engine.url, 3)
     try:
         rank.send(Hello(3, 4, {}))
-        sent = [Go(), RECORD, Release("a", 1), RECORD]
+        sent = [Agreed(), RECORD, Release("a", 1), RECORD]
         for one in sent:
             assert rank.end.send_record(one) if one is RECORD else rank.send(one)
         found = []
@@ -169,7 +169,7 @@ def test_an_engine_that_is_gone_over_tcp_is_noticed_by_its_silence(monkeypatch):
     rank = RankChannel(engine.url, 0)
     try:
         rank._channel.heard -= TIMEOUTS.silence + 1
-        with pytest.raises(GroupLost, match="rank 0 has lost the engine: nothing came for 30 s"):
+        with pytest.raises(GroupLost, match="rank 0 has lost the engine: nothing came for 20 s"):
             rank.receive(60.0)
     finally:
         rank.close()

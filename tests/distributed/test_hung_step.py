@@ -64,7 +64,7 @@ def test_time_in_which_the_engine_was_stopped_does_not_count():
     watched.given(0)
     clock.now += 1000.0
     assert watched.late() is None
-    clock.pass_by(LIMIT - TIMEOUTS.longest_look, watched)
+    clock.pass_by(LIMIT - TIMEOUTS.beat, watched)
     clock.now += 0.1
     assert watched.late() == 0
 
@@ -102,10 +102,10 @@ def command(capsys, *arguments):
 def test_a_rank_that_hangs_in_a_step_is_lost(capsys, hangs):
     status, _, err = command(capsys, "--dp", "2")
     assert status == 1
-    told = (
+    expected = (
         "hal: error: rank 0 was lost in step 3: rank(s) [0] have not ended the step within 5 s; not delivered: r0 from "
     )
-    assert told in err
+    assert expected in err
     assert "(HAL_RANKS_STEP)" in err
 
 

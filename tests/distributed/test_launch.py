@@ -110,7 +110,7 @@ def test_a_rank_that_fails_ends_the_others_when_they_had_time_to_say_why(started
     monkeypatch.setattr(launch, "monotonic", lambda: now[0])
     starter._processes[1].code = -9
     assert starter.ended() == ""
-    now[0] += TIMEOUTS.rank_failed
+    now[0] += 2 * TIMEOUTS.loss_reason
     assert starter.ended() == "rank 1 ended with code -9"
     assert [process.code for process in starter._processes] == [-9, -9, -9]
     assert starter.ended() == "rank 1 ended with code -9", "the others were ended by this one"

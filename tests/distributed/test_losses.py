@@ -7,7 +7,7 @@ from hal_engine.distributed.errors import RankLost
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from .rows import Pooled, Row, Told, engine_of, reference, requests
+from .rows import Delivered, Pooled, Row, engine_of, reference, requests
 
 FEW = [("killed", 2, 1, 1, 7)]
 MANY = [("killed", 2, 1, 0, 1), ("killed", 1, 2, 1, 5), ("stopped", 2, 1, 1, 4)]
@@ -49,8 +49,8 @@ class Anew:
 def survivors_agree(worlds, how, tp, dp, victim, step):
     """All raise the same error, which names the rank and the step. So does the engine, and the tokens delivered before
     are the reference's."""
-    start, told = Anew(worlds, tp * dp, how, victim, step), Told()
-    engine = engine_of(Row(tp=tp, dp=dp, timeout=2.0), start, told)
+    start, delivered = Anew(worlds, tp * dp, how, victim, step), Delivered()
+    engine = engine_of(Row(tp=tp, dp=dp, timeout=2.0), start, delivered)
     for request in requests():
         engine.submit(request)
     ended = set()
@@ -65,18 +65,18 @@ def survivors_agree(worlds, how, tp, dp, victim, step):
     answers = start.pooled[0].answers
     for rank in set(range(tp * dp)) - {victim}:
         assert answers[rank] == ("RankLost", str(caught.value), victim, caught.value.step)
-    for name, tokens in told.tokens.items():
+    for name, tokens in delivered.tokens.items():
         assert tokens == reference().tokens[name][: len(tokens)]
     missing = {name: (position, count) for name, position, count in caught.value.undelivered}
     left = [request.request_id for request in requests() if request.request_id not in ended]
-    assert missing == {name: (len(told.tokens[name]), -1) for name in left}, "also those that were waiting"
+    assert missing == {name: (len(delivered.tokens[name]), -1) for name in left}, "also those that were waiting"
     assert missing
 
 
 def goes_on(worlds, how, tp, dp, victim, step, speculate="none"):
     """No token is lost or repeated (``Told`` checks the positions), and the tokens are the reference's."""
-    start, told = Anew(worlds, tp * dp, how, victim, step), Told()
-    engine = engine_of(Row(tp=tp, dp=dp, timeout=2.0, speculate=speculate), start, told, restarts=1)
+    start, delivered = Anew(worlds, tp * dp, how, victim, step), Delivered()
+    engine = engine_of(Row(tp=tp, dp=dp, timeout=2.0, speculate=speculate), start, delivered, restarts=1)
     for request in requests():
         engine.submit(request)
     try:
@@ -88,7 +88,7 @@ def goes_on(worlds, how, tp, dp, victim, step, speculate="none"):
     survivors = {answer for rank, answer in start.pooled[0].answers.items() if rank != victim}
     assert {answer[0] for answer in survivors} == {"RankLost"}
     assert len(survivors) == 1, "the survivors have raised different errors"
-    assert dict(told.tokens) == dict(reference().tokens)
+    assert dict(delivered.tokens) == dict(reference().tokens)
     assert {name: list(tokens) for name, tokens in ended.items()} == dict(reference().tokens)
     return engine
 

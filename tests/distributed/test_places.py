@@ -25,7 +25,7 @@ class Paper:
     """
 
     undelivered = ()
-    drafts, said, sockets = (0, 0, 0), deque(), ()
+    drafts, progress, sockets = (0, 0, 0), deque(), ()
     rank_info = RankInfo("cpu:0", {}, "", overlap=False)
 
     def __init__(self):

@@ -9,12 +9,12 @@ from hal_engine.distributed import process
 
 @pytest.mark.parametrize(
     ("error", "status", "seconds"),
-    [(None, 0, 60), (GroupLost("gone"), process.LOST, 5), (InvalidValue("no"), process.REFUSED, 5)],
+    [(None, 0, 60), (GroupLost("gone"), process.LOST, 2), (InvalidValue("no"), process.REFUSED, 2)],
     ids=["well", "lost", "refused"],
 )
 def test_a_rank_whose_run_went_well_has_a_minute_to_end(monkeypatch, capsys, error, status, seconds):
     """On a busy host it took more than five seconds, the alarm ended it, and its run counted as lost."""
-    asked = []
+    alarms = []
 
     def serve(*_, **__):
         if error is not None:
@@ -27,8 +27,8 @@ def test_a_rank_whose_run_went_well_has_a_minute_to_end(monkeypatch, capsys, err
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(process, "serve", serve)
-    monkeypatch.setattr(process.signal, "alarm", asked.append)
+    monkeypatch.setattr(process.signal, "alarm", alarms.append)
     monkeypatch.setattr(process.signal, "signal", lambda *_: None)
     assert process.main() == status
-    assert asked == [seconds]
+    assert alarms == [seconds]
     assert bool(capsys.readouterr().err) == bool(status)

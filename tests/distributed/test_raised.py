@@ -60,10 +60,10 @@ def raised(error, cause=None):
 
 
 def test_a_rank_tells_the_traceback_of_what_is_not_its_own():
-    told = failed_message(raised(RuntimeError("out of\nmemory")), 1, 3)
-    assert told.what == "RuntimeError: out of memory"
-    assert told.trace.startswith("Traceback (most recent call last):\n")
-    assert f'{__file__}", line' in told.trace
+    message = failed_message(raised(RuntimeError("out of\nmemory")), 1, 3)
+    assert message.what == "RuntimeError: out of memory"
+    assert message.trace.startswith("Traceback (most recent call last):\n")
+    assert f'{__file__}", line' in message.trace
     assert "lone \\ud800" in failed_message(raised(RuntimeError("lone \ud800")), 1, 3).trace, "a frame is UTF-8"
     cause = raised(KeyError("its own"))
     assert failed_message(raised(PluginError("it broke"), cause), 1, 0).trace.endswith("KeyError: 'its own'\n")
@@ -90,7 +90,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_at_the_start_alone():
 
 
 def test_of_a_long_traceback_a_rank_tells_the_end():
-    told = failed_message(raised(RuntimeError("x" * 20_000 + "the end")), 1, 0)
-    assert len(told.trace) == 8192
-    assert told.trace.startswith("...")
-    assert told.trace.endswith("the end\n")
+    message = failed_message(raised(RuntimeError("x" * 20_000 + "the end")), 1, 0)
+    assert len(message.trace) == 8192
+    assert message.trace.startswith("...")
+    assert message.trace.endswith("the end\n")

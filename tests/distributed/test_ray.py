@@ -191,7 +191,7 @@ def test_no_cluster_at_an_address_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "refusal"),
     [
         (("--launcher", "slurm", "--tp", "2"), "--launcher: 'slurm' (give local or ray)"),
         (("--launcher", "ray"), "--launcher: needs more than one rank"),
@@ -202,10 +202,10 @@ def test_no_cluster_at_an_address_is_one_line(tmp_path):
         (("--launcher", "ray", "--tp", "2", "--device", "xpu"), "--launcher: Ray does not assign devices of kind xpu"),
     ],
 )
-def test_options_that_do_not_fit_are_refused_by_name(capsys, arguments, said):
+def test_options_that_do_not_fit_are_refused_by_name(capsys, arguments, refusal):
     from hal.cli import main
 
     with pytest.raises(SystemExit) as end:
         main(["run", "--prompt", "x", *arguments])
     assert end.value.code == 2
-    assert said in capsys.readouterr().err
+    assert refusal in capsys.readouterr().err

@@ -9,7 +9,7 @@ from hal_engine.distributed.errors import RankLost
 
 from tests.distributed.rank_work import broadcasts, closed
 
-from .rows import SCARCE, TOLERANCE, Pooled, Row, Told, alone, engine_of, reference, requests, run
+from .rows import SCARCE, TOLERANCE, Delivered, Pooled, Row, alone, engine_of, reference, requests, run
 
 ROWS = {
     "tp 2, chunks, scarce": Row(tp=2, chunk=3, blocks=SCARCE),
@@ -31,19 +31,19 @@ FEW = ("tp 2, mtp, every rank samples", "dp 2, chunks, scarce, in step")
 def test_the_tokens_are_those_of_one_rank(worlds, name):
     """And after each step the states of a group's ranks are equal; every row sets HAL_CHECK_RANKS."""
     row = ROWS[name]
-    told, answers = run(row, worlds.of(row.tp * row.dp))
-    assert dict(told.tokens) == dict(reference().tokens)
+    delivered, answers = run(row, worlds.of(row.tp * row.dp))
+    assert dict(delivered.tokens) == dict(reference().tokens)
     for request, values in reference().logprobs.items():
-        np.testing.assert_allclose(told.logprobs[request], values, atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(delivered.logprobs[request], values, atol=TOLERANCE, rtol=0)
     assert set(answers.values()) == {None}
-    assert bool(told.preempted) == (row.blocks == SCARCE)
-    assert (told.drafts[0] > 0) == (row.speculate != "none")
+    assert bool(delivered.preempted) == (row.blocks == SCARCE)
+    assert (delivered.drafts[0] > 0) == (row.speculate != "none")
 
 
 def test_a_token_outside_the_vocabulary_is_its_requests_error(worlds):
     """The first rank's record reports it; every rank stops the slot, and the states stay equal."""
-    told, pooled = Told(), Pooled(worlds.of(2), ("astray", 4, 0, 1 << 40))
-    engine = engine_of(Row(tp=2), lambda: pooled, told)
+    delivered, pooled = Delivered(), Pooled(worlds.of(2), ("astray", 4, 0, 1 << 40))
+    engine = engine_of(Row(tp=2), lambda: pooled, delivered)
     for request in requests():
         engine.submit(request)
     try:
@@ -53,11 +53,11 @@ def test_a_token_outside_the_vocabulary_is_its_requests_error(worlds):
     assert set(pooled.answers.values()) == {None}
     (failed,) = [one for one in ended.values() if one.reason is FinishReason.ERROR]
     assert failed.message.startswith(f"the step gave token {1 << 40}, outside the vocabulary of ")
-    whole = dict(reference().tokens)
-    assert 0 < len(failed.token_ids) < len(whole[failed.request_id])
-    assert list(failed.token_ids) == whole[failed.request_id][: len(failed.token_ids)]
+    undisturbed = dict(reference().tokens)
+    assert 0 < len(failed.token_ids) < len(undisturbed[failed.request_id])
+    assert list(failed.token_ids) == undisturbed[failed.request_id][: len(failed.token_ids)]
     for name, one in ended.items():
-        assert one is failed or list(one.token_ids) == whole[name]
+        assert one is failed or list(one.token_ids) == undisturbed[name]
 
 
 @pytest.mark.parametrize(
@@ -67,19 +67,19 @@ def test_a_token_outside_the_vocabulary_is_its_requests_error(worlds):
 def test_rejection_gives_the_tokens_of_one_rank(worlds, speculate, everywhere):
     """The first rank accepts and samples; the broadcast makes the other ranks agree."""
     row = Row(tp=2, speculate=speculate, everywhere=everywhere, rejection=True)
-    told, answers = run(row, worlds.of(2))
+    delivered, answers = run(row, worlds.of(2))
     expected = alone(row)
-    assert dict(told.tokens) == dict(expected.tokens)
-    assert dict(told.tokens) != dict(reference().tokens), "nothing was drawn another way than by comparing"
+    assert dict(delivered.tokens) == dict(expected.tokens)
+    assert dict(delivered.tokens) != dict(reference().tokens), "nothing was drawn another way than by comparing"
     assert set(answers.values()) == {None}
-    assert told.drafts[1]
+    assert delivered.drafts[1]
 
 
 @pytest.mark.parametrize(("speculate", "collectives"), [("none", 1), ("ngram", 2)])
 def test_a_step_has_one_collective_for_its_tokens_and_one_for_its_drafts(worlds, speculate, collectives):
     """Each of one size, whatever was accepted or drafted."""
-    told, pooled = Told(), Pooled(worlds.of(2), ("broadcasting",))
-    engine = engine_of(Row(tp=2, speculate=speculate, check=False), lambda: pooled, told)
+    delivered, pooled = Delivered(), Pooled(worlds.of(2), ("broadcasting",))
+    engine = engine_of(Row(tp=2, speculate=speculate, check=False), lambda: pooled, delivered)
     engine.submit(requests()[0])
     for _ in engine.run():
         pass
@@ -102,10 +102,10 @@ def test_without_the_broadcast_it_fails(worlds, everywhere):
     """Only the first rank knows the tokens at first, and the tokens that every rank draws for itself differ."""
     row = Row(tp=2, everywhere=everywhere, check=False, timeout=1.0)
     try:
-        told, _ = run(row, worlds.of(2), how=("no broadcast",))
+        delivered, _ = run(row, worlds.of(2), how=("no broadcast",))
     except RankLost:
         return
-    assert dict(told.tokens) != dict(reference().tokens)
+    assert dict(delivered.tokens) != dict(reference().tokens)
 
 
 @pytest.mark.parametrize("everywhere", [pytest.param(False, marks=pytest.mark.conform), True])

@@ -68,7 +68,7 @@ def test_the_engine_imports_no_framework(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "refusal"),
     [
         (["--tp", "3"], "--tp: 3 ranks cannot share out num_attention_heads = 4 (give a number that divides it, as 2)"),
         (["--tp", "0"], "--tp: 0 (give a whole number of at least 1)"),
@@ -81,16 +81,16 @@ def test_the_engine_imports_no_framework(tmp_path):
         (["--restart", "2"], "--restart: needs more than one rank (leave it out, or give --tp"),
     ],
 )
-def test_what_cannot_be_is_refused_before_any_rank_is_started(arguments, told, capsys):
+def test_what_cannot_be_is_refused_before_any_rank_is_started(arguments, refusal, capsys):
     with pytest.raises(SystemExit) as end:
         main(["run", "--device", "cpu", "--prompt", "x", *arguments])
     assert end.value.code == 2
-    assert told in capsys.readouterr().err
+    assert refusal in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ranks", [{"tp": 2}, {"split": (1, 1)}], ids=str)
 def test_the_loss_of_a_worker_is_said_twice_of_a_split_alone(monkeypatch, ranks):
-    said = []
+    notes = []
 
     def lost(setup, start, *, on_record, note):
         note("a worker was lost")
@@ -98,9 +98,9 @@ def test_the_loss_of_a_worker_is_said_twice_of_a_split_alone(monkeypatch, ranks)
 
     monkeypatch.setattr(distributed_engine, "engine_of_ranks", lost)
     setup = ModelPlan(None).serve(EngineOptions(device="cpu", **ranks))
-    with pytest.raises(HalError, match="no worker is left"), open_engine(setup, print, note=said.append):
+    with pytest.raises(HalError, match="no worker is left"), open_engine(setup, print, note=notes.append):
         pass
-    assert said == ["a worker was lost"] * ("split" in ranks)
+    assert notes == ["a worker was lost"] * ("split" in ranks)
 
 
 def test_ranks_refuse_a_place_that_paddle_lacks_by_its_option():

@@ -19,7 +19,7 @@ import pytest
 
 from hal import OutputReader
 
-from .rows import PATIENCE, TOLERANCE, Row, Told, engine_of, reference, requests, run
+from .rows import PATIENCE, TOLERANCE, Delivered, Row, engine_of, reference, requests, run
 from .test_losses import Anew
 
 _spec = importlib.util.spec_from_file_location(
@@ -50,29 +50,29 @@ def reading(take, work):
 @pytest.mark.parametrize("row", [Row(tp=2, speculate="ngram"), Row(dp=2)], ids=["tp, drafts", "dp"])
 def test_another_reader_gets_what_the_engine_gets(worlds, row):
     """Each token once and in order, log-probabilities and all."""
-    told = Told()
+    delivered = Delivered()
 
     with OutputReader() as reader:
 
         def take():
             frame = reader.read(0.1)
             if frame is not None:
-                told.take(frame.record)
+                delivered.take(frame.record)
             return frame is not None
 
         reading(take, lambda: run(replace(row, sink=reader.url), worlds.of(2)))
-    assert dict(told.tokens) == dict(reference().tokens)
+    assert dict(delivered.tokens) == dict(reference().tokens)
     for request, values in reference().logprobs.items():
-        np.testing.assert_allclose(told.logprobs[request], values, atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(delivered.logprobs[request], values, atol=TOLERANCE, rtol=0)
 
 
 def test_hal_tail_stays_until_restarted_ranks_have_sent_all(worlds, tmp_path):
     """The sender of a lost rank announces its restart; the tail ends with the last session."""
     url = f"ipc://{tmp_path}/tail"
-    begin, told, rows = Anew(worlds, 2, "killed", 1, 7), Told(), defaultdict(list)
+    begin, delivered, rows = Anew(worlds, 2, "killed", 1, 7), Delivered(), defaultdict(list)
     command = [sys.executable, "-c", "from hal.cli import main; main()", "tail", url, "--json", "--timeout", "60"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tail:
-        engine = engine_of(Row(tp=2, timeout=2.0, sink=url), begin, told, restarts=1)
+        engine = engine_of(Row(tp=2, timeout=2.0, sink=url), begin, delivered, restarts=1)
         try:
             for request in requests():
                 engine.submit(request)
@@ -107,7 +107,7 @@ def through_queue(worlds, layout, folder):
     """One request on two ranks, whose first one sends to a queue: its tokens, and their log-probabilities if any."""
     operation, parse = READ[layout]
     top, drafts = layout.endswith("topk"), layout.startswith("speculative")
-    asked = requests()[0] if top else replace(requests()[0], params=replace(requests()[0].params, logprobs=None))
+    one_request = requests()[0] if top else replace(requests()[0], params=replace(requests()[0].params, logprobs=None))
     key = legacy.custom_ftok(folder, 321)
     queue = legacy.LegacyQueue(key, operation, mode=0o600)
     tokens, logprobs = [], []
@@ -128,7 +128,8 @@ def through_queue(worlds, layout, folder):
     sink = f"sysv://{folder}?layout={layout}&id=321{more}"
     try:
         reading(
-            take, lambda: run(Row(tp=2, speculate="ngram" * drafts or "none", sink=sink), worlds.of(2), chosen=[asked])
+            take,
+            lambda: run(Row(tp=2, speculate="ngram" * drafts or "none", sink=sink), worlds.of(2), chosen=[one_request]),
         )
     finally:
         queue.remove()

@@ -30,8 +30,8 @@ def test_two_ranks_have_the_logits_of_one(worlds, subtests, everywhere, tmp_path
     first, second = worlds.of(2).run(split_logits, folders, everywhere, timeout=PATIENCE).values()
     for variant, folder, ours, theirs in zip(SPLIT, folders, first, second, strict=True):
         with subtests.test(variant):
-            whole = logits_of(LlamaModel.load(folder))
-            for step, (expected, here, there) in enumerate(zip(whole, ours, theirs, strict=True)):
+            unsplit = logits_of(LlamaModel.load(folder))
+            for step, (expected, here, there) in enumerate(zip(unsplit, ours, theirs, strict=True)):
                 np.testing.assert_allclose(here, expected, atol=TOLERANCE, rtol=0, err_msg=f"step {step}")
                 assert np.array_equal(here, there) if everywhere else there is None
 
@@ -51,10 +51,10 @@ def test_the_parts_of_all_ranks_are_the_whole_checkpoint_once(subtests):
 
 def test_a_rank_reads_its_part_alone():
     config = read_config(DEFAULT_CHECKPOINT)
-    whole, part = read_tensors(DEFAULT_CHECKPOINT, config), read_tensors(DEFAULT_CHECKPOINT, config, Shard(1, 2))
-    assert 0.45 < sum(a.size for a in part.values()) / sum(a.size for a in whole.values()) < 0.6
+    unsplit, part = read_tensors(DEFAULT_CHECKPOINT, config), read_tensors(DEFAULT_CHECKPOINT, config, Shard(1, 2))
+    assert 0.45 < sum(a.size for a in part.values()) / sum(a.size for a in unsplit.values()) < 0.6
     for name, values in part.items():
-        np.testing.assert_array_equal(values, whole[name][part_of(name, whole[name].shape, Shard(1, 2))])
+        np.testing.assert_array_equal(values, unsplit[name][part_of(name, unsplit[name].shape, Shard(1, 2))])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 from hal_core import CapabilityMissing, GroupLost, InvalidValue, Unavailable
 from hal_engine.distributed.control_channel import RankChannel
-from hal_engine.distributed.control_messages import Failed, Go, Hello, Ready, Setup, Up, Verdict
+from hal_engine.distributed.control_messages import Agreed, Failed, Hello, Setup, Stop, Up
 from hal_engine.distributed.engine import engine_of_ranks
 from hal_engine.distributed.errors import RankLost, failed_message
 from hal_engine.distributed.rank_executor import RankExecutor
@@ -43,17 +43,17 @@ class Actors:
         try:
             channel.send(Hello(rank, len(self.failed), {}))
             self._wait(channel, rank, Setup)
-            channel.send(self.failed[rank] or Ready(rank, {}))
-            if self._wait(channel, rank, Go):
+            channel.send(self.failed[rank] or Hello(rank, len(self.failed), {}))
+            if self._wait(channel, rank, Agreed):
                 channel.send(Up(rank, "cpu", {}, ""))
-                self._wait(channel, rank, Verdict)
+                self._wait(channel, rank, Stop)
         except GroupLost as error:
             self.heard[rank] = error
         finally:
             channel.close()
 
     def _wait(self, channel, rank, wanted):
-        while not isinstance(word := channel.receive(PATIENCE), wanted | Verdict):
+        while not isinstance(word := channel.receive(PATIENCE), wanted | Stop):
             assert word is not None
         self.heard[rank] = word
         return isinstance(word, wanted)
@@ -104,8 +104,8 @@ class Able(Actors):
         with contextlib.closing(RankChannel(url, rank)) as channel:
             channel.send(Hello(rank, len(self.failed), {}))
             self._wait(channel, rank, Setup)
-            channel.send(Ready(rank, {}))
-            self._wait(channel, rank, Go)
+            channel.send(Hello(rank, len(self.failed), {}))
+            self._wait(channel, rank, Agreed)
             channel.send(Up(rank, "cpu", {}, "", overlap=self.overlaps[rank]))
             self.over.wait(PATIENCE)
 
@@ -150,8 +150,8 @@ def test_a_rank_that_ends_without_a_word_at_the_start_is_lost_at_once():
 
 
 def test_ranks_that_do_not_come_in_time_are_lost():
-    told = r"rank\(s\) \[0, 1\] did not come up: no message for 0 s .*HAL_RANKS_STARTING"
-    with pytest.raises(RankLost, match=told):
+    expected = r"rank\(s\) \[0, 1\] did not come up: no message for 0 s .*HAL_RANKS_STARTING"
+    with pytest.raises(RankLost, match=expected):
         up(Row(tp=2).setup(), Actors(), starting=0.0)
 
 
@@ -230,8 +230,8 @@ def test_a_rank_says_whether_its_error_is_the_users_to_mend(error, step, refused
 def test_what_a_rank_refuses_is_told_with_what_it_is_about():
     """As one rank reports it: "cpu: async_set_value: --require: …"."""
     about = {"device": "cpu", "hook": "async_set_value", "argument": "--require", "cure": "drop it"}
-    told = failed_message(CapabilityMissing("that is not offered", **about), 1, 0)
-    assert (told.what, told.cure) == ("cpu: async_set_value: --require: that is not offered", "drop it")
+    expected = failed_message(CapabilityMissing("that is not offered", **about), 1, 0)
+    assert (expected.what, expected.cure) == ("cpu: async_set_value: --require: that is not offered", "drop it")
     assert failed_message(GroupLost("rank 0 is lost", argument="group"), 1, 3).what == "rank 0 is lost"
 
 
@@ -253,7 +253,7 @@ def test_a_rank_without_a_sign_of_life_is_lost(victim, monkeypatch):
     actors = Able(False, False)
     rank_executor = up(Row(dp=2).setup(), actors)
     rank_executor.channel._ranks[victim].heard -= TIMEOUTS.silence + 1
-    with pytest.raises(RankLost, match=f"rank {victim} was lost at its start: nothing came from it for 30 s"):
+    with pytest.raises(RankLost, match=f"rank {victim} was lost at its start: nothing came from it for 20 s"):
         rank_executor.receive(0.0)
     actors.over.set()
     rank_executor.close()
@@ -265,7 +265,7 @@ class Losing:
     undelivered = ()
     drafts = (0, 0, 0)
     rank_info = RankInfo("cpu:0", {}, "")
-    said: ClassVar = deque()
+    progress: ClassVar = deque()
 
     def assemble(self):
         return True

@@ -13,7 +13,7 @@ from hal_engine.distributed.control_messages import (
     Hello,
     Raised,
     Setup,
-    Verdict,
+    Stop,
     decode_message,
     encode_message,
 )
@@ -84,7 +84,7 @@ def test_a_changed_byte_is_decoded_or_refused(order, data):
         Failed(1, "it broke", step=3, lost=[0], trace="Traceback"),
         Raised(1, 3, "launch", "RuntimeError", "Traceback"),
         Agreed(3, True),
-        Verdict("why", "cure", 1, 5),
+        Stop("why", "cure", 1, 5),
     ],
 )
 def test_a_message_arrives_as_it_was_sent(message):

@@ -141,7 +141,7 @@ def test_a_step_that_never_ends_is_noticed_and_named(held, monkeypatch):
 
 
 def test_a_stopped_process_ends_its_requests_and_may_go_on(held, monkeypatch):
-    monkeypatch.setenv("HAL_SECONDS_PROCESS_SILENCE", "1")
+    monkeypatch.setenv("HAL_SECONDS_SILENCE", "1")
     monkeypatch.setenv("HAL_SECONDS_BEAT", "0.05")
 
     async def run():

@@ -23,7 +23,7 @@ def transfer(seed, url=None, curve=None, patience=None, **sizes):
     """A transfer with its cache as ``cache``, and a list of its reported events."""
     memory = cache(seed, **sizes)
     made = open_transfer(memory, url, curve, patience)
-    made.cache, made.told = memory, []
+    made.cache, made.events = memory, []
     return made
 
 
@@ -31,14 +31,14 @@ def look(*transfers, until, patience=PATIENCE):
     """Poll all until ``until()``: only its outcome is asserted, not its time."""
     end = time.monotonic() + patience
     while not until():
-        assert time.monotonic() < end, [one.told for one in transfers]
+        assert time.monotonic() < end, [one.events for one in transfers]
         poller = select.poll()
         for one in transfers:
             for socket in one.sockets:
                 poller.register(socket, select.POLLIN)
         poller.poll(20)
         for one in transfers:
-            one.told += one.receive()
+            one.events += one.receive()
 
 
 def hand(p, d, blocks, key=None, promised=None):

@@ -34,8 +34,8 @@ def test_blocks_of_megabytes_arrive(scheme):
     with p, d:
         sent, promised = list(range(4, 24)), list(range(20))
         handover = hand(p, d, sent, promised=promised)
-        look(p, d, until=lambda: p.told and d.told)
-        assert p.told == d.told == [Arrived(KEY, handover)]
+        look(p, d, until=lambda: p.events and d.events)
+        assert p.events == d.events == [Arrived(KEY, handover)]
         assert np.array_equal(p.cache.data[sent], d.cache.data[promised])
 
 
@@ -47,10 +47,10 @@ def test_one_worker_sends_to_several_and_takes_from_several():
             if i != j:
                 key = HandoverKey(f"{i} to {j}", 0)
                 given.append((i, j, key, hand(p, d, [0], key, promised=[1 + (j - i) % 3])))
-    look(*both, until=lambda: all(len(one.told) == 4 for one in both))
+    look(*both, until=lambda: all(len(one.events) == 4 for one in both))
     for i, j, key, handover in given:
-        assert Arrived(key, handover) in both[i].told
-        assert Arrived(key, handover) in both[j].told
+        assert Arrived(key, handover) in both[i].events
+        assert Arrived(key, handover) in both[j].events
     for one in both:
         one.close()
 
@@ -59,13 +59,13 @@ def test_a_key_that_was_not_told_is_not_let_in_and_the_peer_is_lost():
     d = transfer(2, LOCAL, CurveKeys.new(), SOON)
     p = transfer(1, LOCAL, CurveKeys.new(), SOON)
     with p, d:
-        told = p.describe()
-        d.reserve(KEY, [1], Description(told.url, CurveKeys.new().public, told.facts, told.session))
+        events = p.describe()
+        d.reserve(KEY, [1], Description(events.url, CurveKeys.new().public, events.facts, events.session))
         before = d.cache.data.copy()
         p.send(KEY, d.describe(), 0, [1])
-        look(p, d, until=lambda: p.told and d.told)
-        assert p.told == [PeerLost(d.describe().url, (KEY,))]
-        assert d.told == [PeerLost(told.url, (KEY,))]
+        look(p, d, until=lambda: p.events and d.events)
+        assert p.events == [PeerLost(d.describe().url, (KEY,))]
+        assert d.events == [PeerLost(events.url, (KEY,))]
         assert np.array_equal(d.cache.data, before)
 
 
@@ -74,16 +74,16 @@ def test_a_peer_with_a_key_is_not_taken_for_another_peer():
     thief_keys = CurveKeys.new()
     p, d = pair("tcp", patience=SOON)
     with p, d:
-        told, own = p.describe(), d.describe()
-        d.reserve(KEY, [1], told)
-        d.reserve(HandoverKey("s", 0), [2], Description("tcp://127.0.0.1:9", thief_keys.public, told.facts, 5))
-        with contextlib.closing(connect(own.url, thief_keys.knowing(own.public_key))) as thief:
-            thief.send(struct.pack("<QQ", told.session, own.session))
+        events, own = p.describe(), d.describe()
+        d.reserve(KEY, [1], events)
+        d.reserve(HandoverKey("s", 0), [2], Description("tcp://127.0.0.1:9", thief_keys.public, events.facts, 5))
+        with contextlib.closing(connect(own.url, "blocks", thief_keys.knowing(own.public_key))) as thief:
+            thief.send(struct.pack("<QQ", events.session, own.session))
             while not thief.ended:
                 thief.establish(0.01)
                 thief.receive()
                 d.receive()
-                assert not d._wire.has_come(told.session)
+                assert not d._wire.has_come(events.session)
 
 
 @pytest.mark.parametrize("which", ["p", "d"])
@@ -103,8 +103,8 @@ def test_an_address_that_is_in_use_is_refused():
 def test_an_address_where_nobody_listens_is_a_lost_peer(url):
     with transfer(1, patience=SOON) as p:
         p.send(KEY, Description(url, "", FACTS, 77), 0, [1])
-        look(p, until=lambda: p.told)
-        assert p.told == [PeerLost(url, (KEY,))]
+        look(p, until=lambda: p.events)
+        assert p.events == [PeerLost(url, (KEY,))]
 
 
 @pytest.mark.parametrize("url", ["", "http://x", "tcp://host", "sysv:///tmp"])
@@ -148,14 +148,14 @@ def test_a_killed_or_hanging_process_is_a_lost_peer(how):
             p.send(KEY, d, 0, range(8))
             os.kill(peer.pid, how)
             p.send(KEY, d, 8, range(8, 64))
-            look(p, until=lambda: p.told)
-            assert p.told == [PeerLost(d.url, (KEY,))]
+            look(p, until=lambda: p.events)
+            assert p.events == [PeerLost(d.url, (KEY,))]
             if how == signal.SIGSTOP:  # the next attempt reaches it again
                 os.kill(peer.pid, signal.SIGCONT)
-                p.told.clear()
+                p.events.clear()
                 p.send(HandoverKey("r", 1), d, 0, [1])
-                look(p, until=lambda: p.told)
-                assert p.told[0].why == "no blocks are reserved for it"
+                look(p, until=lambda: p.events)
+                assert p.events[0].why == "no blocks are reserved for it"
         finally:
             peer.kill()
 
@@ -166,16 +166,16 @@ def test_cancel_reaches_the_other_side():
         p.send(KEY, d.describe(), 0, [1])
         look(p, d, until=lambda: not np.array_equal(d.cache.data[1], cache(2).data[1]))
         d.cancel(KEY)
-        look(p, d, until=lambda: p.told and d.told)
-        assert p.told == d.told == [Cancelled(KEY)]
+        look(p, d, until=lambda: p.events and d.events)
+        assert p.events == d.events == [Cancelled(KEY)]
 
 
 def test_what_is_no_transfers_is_skipped():
     with transfer(1) as p, transfer(2) as d, contextlib.ExitStack() as strangers:
         for frame in (b"", b"junk", bytes(16), struct.pack("<QQ", 7, p.describe().session)):
-            stranger = strangers.enter_context(contextlib.closing(connect(d.describe().url)))
+            stranger = strangers.enter_context(contextlib.closing(connect(d.describe().url, "blocks")))
             stranger.send(frame)
             stranger.send(b"more")
         handover = hand(p, d, [1, 2])
-        look(p, d, until=lambda: p.told and d.told)
-        assert p.told == d.told == [Arrived(KEY, handover)]
+        look(p, d, until=lambda: p.events and d.events)
+        assert p.events == d.events == [Arrived(KEY, handover)]

@@ -29,7 +29,7 @@ from hal_sim.mixing import mixed
 
 from hal import open_device
 from tests.distributed import rows
-from tests.distributed.rows import PATIENCE, SCARCE, TOLERANCE, Told, reference
+from tests.distributed.rows import PATIENCE, SCARCE, TOLERANCE, Delivered, reference
 from tests.matrix.rows import SUBSTITUTES, Row, mixing_requests
 from tests.ranks import ForkedRanks
 from tests.split import rows as split_rows
@@ -93,11 +93,11 @@ def worlds() -> Iterator[Worlds]:
         made.close()
 
 
-def alone(rank: object, row: Row) -> Told:
+def alone(rank: object, row: Row) -> Delivered:
     """In the one process of a world of one: the engine with its worker, as ``hal run`` has them."""
     if row.runner:
         return mixing_alone(row)
-    outcome, sink = Told(), MemorySink()
+    outcome, sink = Delivered(), MemorySink()
     with mock.patch.dict(os.environ, SUBSTITUTES), open_device(row.device) as device:
         model, sizes = LlamaModel.load(DEFAULT_CHECKPOINT), row.sizes
         setup = ProposerSetup(
@@ -112,9 +112,9 @@ def alone(rank: object, row: Row) -> Told:
     return outcome
 
 
-def mixing_alone(row: Row) -> Told:
+def mixing_alone(row: Row) -> Delivered:
     """The same of the device's own runner, as ``--runner`` has it."""
-    outcome, sink = Told(), MemorySink()
+    outcome, sink = Delivered(), MemorySink()
     with open_device(row.device) as device:
         sizes = replace(row.sizes, vocab_size=read_config(DEFAULT_CHECKPOINT).vocab_size)
         setup = RunnerSetup(device, sizes, row.blocks, DEFAULT_CHECKPOINT)
@@ -136,14 +136,14 @@ def run_all(engine: Engine, row: Row) -> None:
         pass
 
 
-def on_ranks(row: Row, pool: RankPool, how: tuple[object, ...] = ()) -> Told:
+def on_ranks(row: Row, pool: RankPool, how: tuple[object, ...] = ()) -> Delivered:
     """The engine of this process with the ranks of a pool; ``how`` names a faulty kind of rank."""
     outcome, answers = rows.run(row, pool, how, row.requests)
     assert set(answers.values()) == {None}, answers
     return outcome
 
 
-def on_ray(row: Row, cluster: RayCluster) -> Told:
+def on_ray(row: Row, cluster: RayCluster) -> Delivered:
     """The engine of this process with ranks that Ray starts, as under ``--launcher ray``."""
 
     def rank_executor(setup: Setup, _: object) -> RankExecutor:
@@ -166,7 +166,7 @@ def missing(row: Row) -> str:
     return "" if probe.available else f"opencl: {probe.reason} ({probe.cure})"
 
 
-def run(row: Row, made: Worlds) -> Told:
+def run(row: Row, made: Worlds) -> Delivered:
     """Run a row."""
     if row.launcher == "ray":
         return on_ray(row, made.cluster())
@@ -174,15 +174,15 @@ def run(row: Row, made: Worlds) -> Told:
         return split_rows.run(row, row.workers, lambda number: rows.Pooled(made.of(row, number)), row.requests)
     pool = made.of(row)
     if row.ranks == 1:
-        outcome: Told = pool.run(alone, row, timeout=LONG)[0]
+        outcome: Delivered = pool.run(alone, row, timeout=LONG)[0]
         return outcome
     return on_ranks(row, pool)
 
 
 @functools.cache
-def foretold() -> Told:
+def foretold() -> Delivered:
     """Return the tokens that the device's own runner must give."""
-    outcome, config = Told(), read_config(DEFAULT_CHECKPOINT)
+    outcome, config = Delivered(), read_config(DEFAULT_CHECKPOINT)
     for request in mixing_requests():
         params = request.params
         tokens = mixed(draw_seed(params.seed, request.request_id), request.prompt, params.max_tokens, config.vocab_size)
@@ -191,7 +191,7 @@ def foretold() -> Told:
     return outcome
 
 
-def check(row: Row, outcome: Told) -> None:
+def check(row: Row, outcome: Delivered) -> None:
     """Compare with the plain run token by token, and its log-probabilities; check that the row has exercised its
     feature."""
     expected = reference() if not row.runner else foretold()

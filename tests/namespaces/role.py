@@ -22,7 +22,7 @@ BLOCKS, BLOCK_BYTES = 64, 40 << 10
 FACTS = {"contract": "1.0", "layout": "test"}
 
 
-def told(event):
+def ends(event):
     """An event as [kind, request, why or tokens]."""
     name = type(event).__name__
     if isinstance(event, PeerLost):
@@ -37,7 +37,7 @@ class Role:
         data = np.random.default_rng(seed).integers(0, 256, (BLOCKS, BLOCK_BYTES), np.uint8)
         self.cache = HostCache(data, FACTS)
         self.transfer = open_transfer(self.cache, url, CurveKeys.new(), Patience(silence=silence))
-        self.told = []
+        self.ends = []
 
     def describe(self):
         found = self.transfer.describe()
@@ -54,9 +54,9 @@ class Role:
 
     def ended(self, count):
         """Wait until so many have ended, and return their ends."""
-        while len(self.told) < count:
+        while len(self.ends) < count:
             self.look(0.05)
-        return self.told
+        return self.ends
 
     def digest(self, blocks):
         return hashlib.sha256(self.cache.data[blocks].tobytes()).hexdigest()
@@ -67,7 +67,7 @@ class Role:
             poller.register(one, select.POLLIN)
         poller.poll(1000 * seconds)
         for event in self.transfer.receive():
-            self.told += told(event)
+            self.ends += ends(event)
 
 
 def main(url, seed, silence):

@@ -78,10 +78,10 @@ class Nodes:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         node = stack.enter_context(host.start(RAY, "start", *arguments, env=self.env, **pipes))
         stack.callback(node.terminate)
-        said = ""
+        printed = ""
         while "Ray runtime started" not in (line := node.stdout.readline()):
-            said += line
-            assert line, said
+            printed += line
+            assert line, printed
 
     def __exit__(self, *ended):
         self._stack.__exit__(*ended)

@@ -129,7 +129,7 @@ def test_unreachable_addresses_and_wrong_keys_are_lost_peers(hosts):
         p.ask("send", "r1", [url, p.description[1], facts, session], 0, [0])
         assert sorted(p.ask("ended", 2)) == [["PeerLost", "r0", nowhere], ["PeerLost", "r1", url]]
         differs = {**facts, "layout": "another"}
-        told = p.ask("send", "r2", [url, key, differs, session], 0, [0])
-        assert "layout: 'test' here, 'another' there" in told["error"]
-        told = d.ask("reserve", "r2", [0], [p.description[0], p.description[1], differs, 5])
-        assert "layout: 'test' here, 'another' there" in told["error"]
+        refusal = p.ask("send", "r2", [url, key, differs, session], 0, [0])
+        assert "layout: 'test' here, 'another' there" in refusal["error"]
+        refusal = d.ask("reserve", "r2", [0], [p.description[0], p.description[1], differs, 5])
+        assert "layout: 'test' here, 'another' there" in refusal["error"]

@@ -11,14 +11,14 @@ pytestmark = pytest.mark.long(10)
 ENGINE = """
 import sys
 from hal_engine.distributed.control_channel import EngineChannel
-from hal_engine.distributed.control_messages import Go
+from hal_engine.distributed.control_messages import Agreed
 from hal_engine.transport.curve import CurveKeys
 address, public, secret, rank = sys.argv[1:]
 channel = EngineChannel(f"tcp://{address}:*", CurveKeys(public, secret, (rank,)), lambda _: rank)
 print(channel.url, flush=True)
 while not channel.receive(0.1):
     pass
-channel.send(Go())
+channel.send(Agreed())
 print("met", flush=True)
 while not channel.silent():
     channel.receive(0.1)
@@ -28,12 +28,12 @@ RANK = """
 import sys
 from hal_core import GroupLost
 from hal_engine.distributed.control_channel import RankChannel
-from hal_engine.distributed.control_messages import Go, Hello
+from hal_engine.distributed.control_messages import Agreed, Hello
 from hal_engine.transport.curve import CurveKeys
 url, public, secret, engine = sys.argv[1:]
 channel = RankChannel(url, 0, CurveKeys(public, secret, (engine,)))
 channel.send(Hello(0, 1, {}))
-assert channel.receive(60.0) == Go()
+assert channel.receive(60.0) == Agreed()
 print("met", flush=True)
 try:
     channel.receive(600.0)

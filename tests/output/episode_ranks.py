@@ -81,16 +81,17 @@ def reference():
 
 
 def arguments_of(form):
-    asked = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
-    return ["run", *asked, "--temperature=0", "--max-tokens", str(TOKENS), "--slots", "3", "--json", *form]
+    prompts = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
+    return ["run", *prompts, "--temperature=0", "--max-tokens", str(TOKENS), "--slots", "3", "--json", *form]
 
 
 def environment(folder, pace):
     places = {"XDG_RUNTIME_DIR": folder / "run", "TMPDIR": folder / "run"}
     (folder / "run").mkdir(exist_ok=True, mode=0o700)
-    told = {"HAL_EPISODE": folder, "HAL_EPISODE_PACE": pace, "HAL_OBSERVERS": "steps", "HAL_DEVICE": "cpu"}
-    told |= {"HAL_RANKS_TIMEOUT": COLLECTIVE, "HAL_RANKS_STEP": "8", "OMP_NUM_THREADS": 1, "PYTHONPATH": plugins()}
-    return os.environ | {name: str(value) for name, value in (places | told).items()}
+    paths = os.pathsep.join(filter(None, [str(plugins()), os.environ.get("PYTHONPATH")]))
+    settings = {"HAL_EPISODE": folder, "HAL_EPISODE_PACE": pace, "HAL_OBSERVERS": "steps", "HAL_DEVICE": "cpu"}
+    settings |= {"HAL_RANKS_TIMEOUT": COLLECTIVE, "HAL_RANKS_STEP": "8", "OMP_NUM_THREADS": 1, "PYTHONPATH": paths}
+    return os.environ | {name: str(value) for name, value in (places | settings).items()}
 
 
 class RankEpisode:
@@ -129,15 +130,15 @@ class RankEpisode:
             return f"tcp://{host}:{listener.getsockname()[1]}"
 
     def start_reader(self):
-        self.reader = self.start(roles.reader, self.url, self.folder / "reads", None, True)
+        self.reader = self.start(roles.reader, self.url, self.folder / "reads")
 
     def start_run(self):
         form = [*self.form, *(["--sink", self.start_sink()] if self.sink else [])]
-        told = environment(self.folder, self.pace)
+        settings = environment(self.folder, self.pace)
         if self.has_disk:
             self.has_disk = mount(self.folder / "run")
         with open(self.folder / "out", "wb") as out, open(self.folder / "err", "wb") as err:
-            self.process = warm().start(*arguments_of(form), code=RUN, env=told, stdout=out, stderr=err)
+            self.process = warm().start(*arguments_of(form), code=RUN, env=settings, stdout=out, stderr=err)
 
     def others(self):
         """The processes that the run has started, by their environment: the launchers and the ranks."""
@@ -307,22 +308,24 @@ class RankEpisode:
 
     def account(self):
         totals, code = Counter(), self.process.returncode
-        said = (self.folder / "err").read_text(errors="replace")
+        stderr = (self.folder / "err").read_text(errors="replace")
         printed = self.printed()
-        whole = {name for name, answer in printed.items() if is_whole(name, answer)}
-        assert "Traceback" not in said, said
+        complete = {name for name, answer in printed.items() if is_whole(name, answer)}
+        assert "Traceback" not in stderr, stderr
         if not self.engine_killed:
             allowed = (0, 1, 2) + ((128 + signal.SIGTERM, 128 + signal.SIGINT) if self.was_signaled else ())
-            assert code in allowed, f"status {code}: {said}"
-            assert code or self.was_signaled or len(whole) == len(PROMPTS), f"status 0, but {sorted(whole)}: {said}"
-            assert not code or said.strip() or self.was_signaled, f"status {code}, and not a word"
+            assert code in allowed, f"status {code}: {stderr}"
+            assert code or self.was_signaled or len(complete) == len(PROMPTS), (
+                f"status 0, but {sorted(complete)}: {stderr}"
+            )
+            assert not code or stderr.strip() or self.was_signaled, f"status {code}, and not a word"
         if code == 1 and self.steps():  # ranks were lost
-            unnamed = set(reference()) - whole - named_in(said)
-            assert not unnamed, f"{sorted(unnamed)} are neither answered nor named: {said}"
+            unnamed = set(reference()) - complete - named_in(stderr)
+            assert not unnamed, f"{sorted(unnamed)} are neither answered nor named: {stderr}"
         if self.sink:
             totals["tokens of runs read"] += self.check_sink(code)
         totals[f"runs that ended with {code}"] += 1
-        totals["answers"] += len(whole)
+        totals["answers"] += len(complete)
         return totals
 
     def printed(self):
@@ -335,8 +338,8 @@ class RankEpisode:
                 continue
             name = answer["request_id"]
             assert name not in found, f"{name} was answered twice"
-            told = reference()[name]["token_ids"]
-            assert answer["token_ids"] == told[: len(answer["token_ids"])], f"{name}: {answer}"
+            expected = reference()[name]["token_ids"]
+            assert answer["token_ids"] == expected[: len(answer["token_ids"])], f"{name}: {answer}"
             found[name] = answer
         return found
 
@@ -349,7 +352,7 @@ class RankEpisode:
             if fact["event"] != "record":
                 continue
             sequences.setdefault(fact["session"], []).append(fact["sequence"])
-            for name, position, tokens in fact["rows"]:
+            for name, _, position, tokens, _ in fact["rows"]:
                 for at, token in enumerate(tokens, position):
                     assert reference()[name]["token_ids"][at] == token, f"{name} at {at}: {token}"
                     places.setdefault((name, at), []).append(fact["session"])
@@ -371,15 +374,15 @@ class RankEpisode:
         assert not left, f"left behind: {left}"
 
 
-def named_in(said):
+def named_in(stderr):
     """The requests that a line names, one by one or as "r3 to r5"."""
-    found = re.findall(r"\br(\d+)(?: to r(\d+))?\b", said)
+    found = re.findall(r"\br(\d+)(?: to r(\d+))?\b", stderr)
     return {f"r{number}" for first, last in found for number in range(int(first), int(last or first) + 1)}
 
 
 def is_whole(name, answer):
-    told = reference()[name]
-    return (answer["token_ids"], answer["finish_reason"]) == (told["token_ids"], told["finish_reason"])
+    expected = reference()[name]
+    return (answer["token_ids"], answer["finish_reason"]) == (expected["token_ids"], expected["finish_reason"])
 
 
 @functools.cache

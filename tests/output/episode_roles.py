@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -18,10 +19,14 @@ import traceback
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+from episode_batches import Batches
+from episode_strangers import SESSIONS
 from hal_core.errors import HalError, InvalidValue, SinkClosed, SinkFull, Unavailable, Undelivered
 from hal_core.output.records import OutputRecord
 from hal_core.slots.fields import FinishReason
-from hal_engine.reading import Gap, OutputReader, SessionEnded, SessionLost, SessionStarted
+from hal_engine.reading import FrameSkipped, Gap, OutputReader, SessionEnded, SessionLost, SessionStarted
 from hal_engine.transport import open_sink, private_ipc_url
 
 LARGE_COLUMNS = 1 << 14
@@ -120,42 +125,72 @@ class Output:
             raise error
 
 
+class Singles:
+    """Outputs of one token each, of one request with the name ``life``."""
+
+    def __init__(self, sink, plan):
+        self._sink, self._plan, self._latch = sink, plan, None
+
+    def step(self, number):
+        """Put a step's output; return the rows that its record must have."""
+        life, is_last = self._plan["life"], number == self._plan["count"] - 1
+        with contextlib.suppress(SinkFull):  # it is kept
+            self._sink.put(Output(life, number, is_last, self._plan["size"] == "large", self._latch))
+        return [[life, "TOKEN", number, [number]]]
+
+    def hang(self):
+        """Hang in the step that comes next, while the other threads live."""
+        self._latch = self._latch or threading.Event()
+
+    def release(self):
+        """End that."""
+        if self._latch is not None:
+            self._latch.set()
+
+    def close(self):
+        """There is no device."""
+
+
 def worker(words, url, journal, plan):
     """Put its records, and close on the command to finish; on the command to close, do so at once."""
     draw = random.Random(plan["seed"])
     options = {"capacity": plan["capacity"], "deadline": 0.02, "heartbeat": 0.05, "sender": plan["sender"]}
     sink = open_sink(url, curve=plan["curve"], **options)
     out = Journal(journal, life=plan["life"], session=sink.session)
+    has_batches = plan["size"].endswith("batches")
+    large = plan["size"].startswith("large")
+    source = Batches(sink, plan["life"], plan["seed"], large=large) if has_batches else Singles(sink, plan)
     out.note("opened")
-    word, latch = "", None
+    word = ""
     for step in range(plan["count"]):
-        last, large = step == plan["count"] - 1, plan["size"] == "large"
         try:
-            sink.put(Output(plan["life"], step, last, large, latch))
-        except SinkFull:
-            pass  # it is kept
+            rows = source.step(step)
         except SinkClosed as error:
             out.note("refused", why=error.what)
             break
-        out.note("saved", step=step)
+        out.note("saved", step=step, rows=rows)
         word = words.next() or word
-        if word == "hang" and latch is None:  # in the step that comes next, while the other threads live
-            latch = threading.Event()
+        if word == "hang" and not has_batches:
+            source.hang()
+        elif word == "hang":
+            word = words.next(60)
+            assert word, "no command for a minute"
         elif word == "freeze":  # forever: its parent has to end it
             threading.Event().wait()
         if word.startswith("close"):  # and not finish: that is when all has been put
             break
-        time.sleep(draw.random() * 0.002)
+        time.sleep(draw.random() * plan["pace"])
     while not word.startswith(("close", "finish")):
         word = words.next(60)
-        assert word, "told nothing for a minute"
-    if latch is not None and word.startswith("finish"):
-        latch.set()
+        assert word, "no command for a minute"
+    if word.startswith("finish") and not has_batches:
+        source.release()
     try:
         sink.close(float(word.split()[1]))
     except Undelivered as error:
-        out.note("undelivered", steps=[step for _, step, _ in error.records])
+        out.note("undelivered", records=error.records)
     out.note("closed")
+    source.close()
 
 
 def cursors_of(journal):
@@ -181,14 +216,20 @@ def when_free(opening):
         time.sleep(0.01)
 
 
-def reader(words, url, journal, curve=None, all_rows=False):
+def reader(words, url, journal, curve=None):
     """Record each event, then acknowledge it, from the journal's end, until the command to stop and the end of all
-    sessions.
+    sessions. It passes over sessions that the journal has as lost, of which a restarted ``OutputReader`` knows nothing.
     """
-    out = Journal(journal)
+    out, skipped = Journal(journal, reader=os.getpid()), 0
+    gone = {fact["session"] for fact in facts(journal) if fact["event"] in ("ended", "lost")}
 
     def hear(event):
-        if isinstance(event, SessionLost):
+        nonlocal skipped
+        if isinstance(event, FrameSkipped):
+            skipped += 1
+        elif event.session in gone:
+            return
+        elif isinstance(event, SessionLost):
             out.note("lost", session=event.session, last=event.last_sequence, requests=event.requests)
         elif isinstance(event, SessionEnded):
             out.note("ended", session=event.session)
@@ -199,6 +240,7 @@ def reader(words, url, journal, curve=None, all_rows=False):
 
     options = {"curve": curve, "auto_ack": False, "lost_after": LOST_AFTER, "grace": GRACE, "on_event": hear}
     found = when_free(lambda: OutputReader(url, after=cursors_of(journal), **options))
+    out.note("reads")
     stopping, quiet = False, 0
     with found:
         while not (stopping and not found.cursors and quiet > 4):
@@ -206,20 +248,20 @@ def reader(words, url, journal, curve=None, all_rows=False):
             stopping |= word == "stop"
             while word == "rest":
                 while (word := words.next(60)) not in ("go", "stop"):
-                    assert word, "told nothing for a minute"
+                    assert word, "no command for a minute"
                 stopping |= word == "stop"
             frame = found.read(0.05)
             quiet = quiet + 1 if frame is None else 0
-            if frame is not None and all_rows:
-                rows = [[row.request_id, row.position, row.tokens.tolist()] for row in frame.record.rows()]
-                out.note("record", session=frame.header.session, sequence=frame.header.sequence, rows=rows)
-                found.acknowledge(frame.header.session, frame.header.sequence)
-            elif frame is not None and frame.record.request_ids[0].startswith("w"):
-                record = frame.record
-                tokens = record.tokens.tolist()
+            if frame is not None and frame.header.session not in (*SESSIONS, *gone):
+                rows = [
+                    [row.request_id, row.status.name, row.position, row.tokens.tolist(), bool(row.finish)]
+                    for row in frame.record.rows()
+                ]
                 where = {"session": frame.header.session, "sequence": frame.header.sequence}
-                out.note("record", **where, life=record.request_ids[0], step=record.step, tokens=tokens)
+                out.note("record", **where, step=frame.record.step, rows=rows)
                 found.acknowledge(frame.header.session, frame.header.sequence)
+    assert skipped == found.counters()["skipped"]
+    out.note("left", skipped=skipped)
 
 
 def make_small(pipe):
@@ -248,27 +290,28 @@ def journal_of_tail(printed, path):
         fact = json.loads(line)
         if fact["event"] == "row" and fact["request"].startswith("w"):
             where = {"session": int(fact["session"], 16), "sequence": fact["sequence"]}
-            out.note("record", **where, life=fact["request"], step=fact["step"], tokens=fact["tokens"])
+            row = [fact["request"], "TOKEN", fact["step"], fact["tokens"], False]
+            out.note("record", **where, step=fact["step"], rows=[row])
         elif fact["event"] in ("SessionEnded", "SessionLost"):
             words = fact["text"].split("session ")[1]
             kind = "ended" if fact["event"] == "SessionEnded" else "lost"
             last = None if kind == "ended" else int(fact["text"].split("after frame ")[1].split()[0])
             out.note(kind, session=int(words[:16], 16), last=last)
         elif fact["event"] == "Gap":
-            out.note("gap", text=fact["text"])
+            out.note("gap", session=int(fact["text"].split("of session ")[1][:16], 16), text=fact["text"])
 
 
 def second_reader(_words, url, holders):
     """Open a second reader of an address; the error names the first one's process, unless that has not opened yet."""
-    told = ""
+    refusal = ""
     try:
         OutputReader(url, grace=0).close()
     except InvalidValue as error:
-        told = str(error)
+        refusal = str(error)
     known = [f"already: process {one} " for one in holders]
     if url.startswith("tcp:"):
         known = [PORT_TAKEN]
-    assert not told or any(words in told for words in known), told
+    assert not refusal or any(words in refusal for words in known), refusal
 
 
 def open_with_few_files(_words, url, limit, reads):
@@ -301,10 +344,10 @@ def open_on_full_disk(_words, place):
         return
     os.environ["XDG_RUNTIME_DIR"] = str(place)
     for opening in (private_ipc_url, OutputReader, lambda: OutputReader(f"ipc://{place}/socket")):
-        told = ""
+        refusal = ""
         try:
             opening()
         except HalError as error:
-            told = error.cure and str(error)
-        assert "No space left" in told, told
+            refusal = error.cure and str(error)
+        assert "No space left" in refusal, refusal
     assert not os.listdir(place)

@@ -8,10 +8,12 @@ import socket
 import struct
 import time
 
+from hal_engine.transport.curve import Handshake
 from hal_engine.transport.protocol import VERSION, Hello, encode_control
 
 _CONTENT = encode_control(Hello(VERSION, 5, 0, 1, 8))
-HELLO = struct.pack("<IB", 1 + len(_CONTENT), 0) + _CONTENT
+_GREETING = Handshake("records", calls=True).greeting
+HELLO = struct.pack("<I", len(_GREETING)) + _GREETING + struct.pack("<IB", 1 + len(_CONTENT), 0) + _CONTENT
 """What a sink sends first."""
 MOST_HELD = 1 << 16
 """Bytes that a wire holds each way before it stops reading, as a network would."""
@@ -104,13 +106,13 @@ def wire(words, listener, target):
     Wire(words, listener, target).run()
 
 
-def drip(words, url, said):
+def drip(words, url, content):
     """Send it byte by byte, and hold the connection until the stop is set or it is closed."""
     scheme, _, where = url.partition("://")
     host, _, port = where.rpartition(":")
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX if scheme == "ipc" else socket.AF_INET) as peer:
         peer.connect(where if scheme == "ipc" else (host, int(port)))
-        for byte in said:
+        for byte in content:
             peer.send(bytes([byte]))
             if words.next(0.002):
                 return

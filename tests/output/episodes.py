@@ -1,11 +1,13 @@
-"""Chaos in short episodes: workers, readers and strangers at one address, faults of every kind, and then the account.
+"""Chaos: workers, readers and strangers at one address, faults of every kind, and then the account.
 
     python tests/output/episodes.py [--episodes 1000] [--seed N] [--jobs 4] [--only NUMBER] [--ranks 0.04]
+    python tests/output/episodes.py --soak 10000 [--large]     one long episode of that many steps
+    python tests/output/episodes.py --siege 60 [--schemes tcp]     strangers attack a reader for so many seconds
 
 Each episode follows from seed and number. All processes are forked from this one, so an episode takes a fraction of a
-second. Conditions in each: a token for which ``put`` returned was read once and in order, or is named by
-``Undelivered``, or lies behind the position of a ``SessionLost``; no process aborts or hangs; no socket, lock, folder,
-process or file in memory is left.
+second. Conditions in each: a token for which ``put`` or ``save_output`` returned was read once and in order, or is
+named by ``Undelivered``, or lies behind the position of a ``SessionLost``, which names the requests; no process aborts
+or hangs; no socket, lock, folder, process or file in memory is left.
 """
 
 from __future__ import annotations
@@ -24,15 +26,16 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import episode_roles as roles
 import episode_wires as wires
-from episode_account import account
+from episode_account import Account
 from episode_children import PATIENCE, Child
 from episode_ranks import RankEpisode, end_job, is_alone, shared_left
-from fuzz_socket import Strangers
+from episode_strangers import Strangers
 from hal_engine.transport.curve import CurveKeys
 
 
@@ -43,8 +46,8 @@ class Episode:
         self.random = draw = random.Random(f"{seed}:{number}")
         self.folder, self.number = Path(folder), number
         self.scheme = draw.choice(schemes)
-        self.size = draw.choice(["small", "small", "large"])
         self.as_tail = draw.random() < 0.15
+        self.size = draw.choice(["small", "small", "large"] + ["batches"] * (not self.as_tail))
         self.url = free_address(number) if self.scheme == "tcp" else f"ipc://{folder}/place/socket"
         self.wire, self.senders_url = None, self.url
         self.has_wire = self.scheme == "tcp" and draw.random() < 0.5
@@ -77,7 +80,7 @@ class Episode:
             self.senders_url = f"tcp://{host}:{listener.getsockname()[1]}"
             self.wire = self.start(wires.wire, listener, (host, int(port)))
 
-    def start_worker(self, sender):
+    def start_worker(self, sender, **more):
         self.lives += 1
         draw = self.random
         plan = {
@@ -88,7 +91,8 @@ class Episode:
             "capacity": draw.choice([2, 16, 1024]),
             "seed": draw.randrange(1 << 30),
             "curve": self.keys[1],
-        }
+            "pace": 0.002,
+        } | more
         worker = self.start(roles.worker, self.senders_url, self.works, plan)
         worker.plan, worker.hangs = plan, False
         self.workers.append(worker)
@@ -157,8 +161,8 @@ class Episode:
 
     def strangers_drip(self):
         for _ in range(self.random.choice([1, 3])):
-            said = wires.HELLO + bytes(60)
-            self.start(wires.drip, self.url, said[: self.random.randrange(1, len(said))])
+            found = wires.HELLO + bytes(60)
+            self.start(wires.drip, self.url, found[: self.random.randrange(1, len(found))])
 
     def kill_reader(self):
         if self.as_tail:
@@ -231,10 +235,11 @@ class Episode:
     def what(self):
         """Features of the episode, for the table."""
         more = {"with hal tail": self.as_tail, "with a wire": self.has_wire, "with keys": self.keys[0] is not None}
+        more["of batches"] = self.size.endswith("batches")
         return [f"over {self.scheme}", *(name for name, there in more.items() if there)]
 
     def account(self):
-        return account(self)
+        return Account(self.works, self.reads).check(self.killed_lives)
 
     def run(self):
         draw = self.random
@@ -325,6 +330,81 @@ class Episode:
         assert not left, f"left behind: {left}"
 
 
+class Soak(Episode):
+    """One long episode of batches over ipc: ``steps`` in all, whatever is killed meanwhile."""
+
+    def __init__(self, folder, seed, steps, pause, *, large=False):
+        """``pause``: about how many seconds lie between two blows."""
+        super().__init__(folder, seed, 0, ["ipc"])
+        self.steps, self.interval, self.as_tail = steps, pause, False
+        self.size = "large batches" if large else "batches"
+
+    def start_worker(self, sender, **more):
+        left = self.steps - sum(fact["event"] == "saved" for fact in roles.facts(self.works))
+        capacity = self.random.choice([2, 4, 16])
+        super().start_worker(sender, **{"count": max(1, left), "capacity": capacity} | more)
+
+    def kill(self, worker):
+        super().kill(worker)
+        if not self.workers:
+            self.start_worker(worker.plan["sender"])
+
+    def run(self):
+        self.start_reader()
+        self.start_worker(0)
+        draw, first = self.random, [self.stop_reader, self.kill_reader, self.kill_worker, self.kill_both]
+        usual = [self.stop_reader, self.kill_reader] * 4 + [self.stop_worker, self.stop_all, self.attack]
+        end = time.monotonic() + PATIENCE + self.steps  # a worker that hangs makes no step
+        while first or sum(fact["event"] == "saved" for fact in roles.facts(self.works)) < self.steps:
+            assert time.monotonic() < end, "a worker hangs"
+            time.sleep(draw.uniform(0.2, 2) * self.interval)
+            if not self.are_at_work():  # on a slow machine they would do no work before the next kill
+                continue
+            blow = first.pop(0) if first else draw.choice(usual)
+            blow()
+            self.done[blow.__name__.replace("_", " ")] += 1
+            if not first and draw.random() < 0.25:
+                first = [draw.choice([self.kill_worker, self.kill_both])]
+                if self.steps - sum(fact["event"] == "saved" for fact in roles.facts(self.works)) <= self.steps // 20:
+                    first = []
+        self.finish()
+
+    def are_at_work(self):
+        """Whether the present worker and reader have begun."""
+        begun = {fact["life"] for fact in roles.facts(self.works)}
+        read = {fact["reader"] for fact in roles.facts(self.reads)}
+        return self.workers[0].plan["life"] in begun and self.reader.pid in read
+
+
+class Siege(Episode):
+    """Strangers attack a reader that at times does not read, beside one worker, for so many seconds or attacks."""
+
+    def __init__(self, folder, seed, schemes, seconds=None, attacks=None):
+        super().__init__(folder, seed, 0, schemes)
+        self.as_tail, self.has_wire, self.size, self.keys = False, False, "small", (None, None)
+        self.seconds, self.attacks = seconds, attacks
+
+    def run(self):
+        self.start_reader()
+        self.start_worker(0, count=1 << 40, capacity=1024, pace=0.02)
+        end = None if self.seconds is None else time.monotonic() + self.seconds
+        while (end is None or time.monotonic() < end) and self.done["attacks"] != self.attacks:
+            self.strangers.attack()
+            self.done["attacks"] += 1
+            assert not self.reader.is_over(), f"it ended at attack {self.done['attacks']}"
+            if self.random.random() < 0.01:
+                self.reader.tell("rest")
+                time.sleep(0.1)
+                self.reader.tell("go")
+        self.workers[0].tell("close 60")
+        self.finish()
+
+    def account(self):
+        found = super().account()
+        assert found["tokens read"] == found["tokens saved"], found
+        return found
+
+
 def keys():
     """Return the keys of the reader, and of all senders."""
     reader, sender = CurveKeys.new(), CurveKeys.new()
@@ -346,27 +426,33 @@ def free_address(number):
 
 def run(numbers, seed, schemes, ranks, keep=False):
     """Run them; return the counts. Raises AssertionError, with seed and number, for a violated condition."""
-    totals = Counter()
-    for number in numbers:
-        folder = tempfile.mkdtemp(prefix="hal-episode-")
+
+    def made(number, folder):
         if random.Random(f"{seed}:{number}:kind").random() < ranks:
-            episode = RankEpisode(folder, seed, number, lambda number=number: free_address(number))
-        else:
-            episode = Episode(folder, seed, number, schemes)
-        try:
-            episode.run()
-            totals += episode.account()
-            episode.check_left()
-        except BaseException as error:
-            error.add_note(f"--seed {seed} --only {number}: {dict(episode.done)}, {episode.what}, {folder}")
-            raise
-        finally:
-            episode.clean_up()
-            if not keep:
-                shutil.rmtree(folder, ignore_errors=True)
-        totals += episode.done
-        totals += Counter(f"episodes {one}" for one in episode.what)
-    return totals
+            return RankEpisode(folder, seed, number, lambda: free_address(number))
+        return Episode(folder, seed, number, schemes)
+
+    return sum(
+        (run_one(partial(made, number), f"--seed {seed} --only {number}", keep) for number in numbers), Counter()
+    )
+
+
+def run_one(make, name, keep=False):
+    """Run the episode that ``make`` makes in a folder; return the counts. Raises as :func:`run`."""
+    folder = tempfile.mkdtemp(prefix="hal-episode-")
+    episode = make(folder)
+    try:
+        episode.run()
+        totals = episode.account()
+        episode.check_left()
+    except BaseException as error:
+        error.add_note(f"{name}: {dict(episode.done)}, {episode.what}, {folder}")
+        raise
+    finally:
+        episode.clean_up()
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    return totals + episode.done + Counter(f"episodes {one}" for one in episode.what)
 
 
 def run_beside(jobs, episodes, seed, schemes, ranks):
@@ -387,9 +473,9 @@ def run_beside(jobs, episodes, seed, schemes, ranks):
                 os._exit(status)
         os.close(write_end)
         pipes.append(read_end)
-    told = [b"".join(iter(lambda end=end: os.read(end, 4096), b"")) for end in pipes]
+    found = [b"".join(iter(lambda end=end: os.read(end, 4096), b"")) for end in pipes]
     assert all(os.wait()[1] == 0 for _ in pipes), "see above"
-    return sum((Counter(json.loads(counts)) for counts in told), Counter())
+    return sum((Counter(json.loads(counts)) for counts in found), Counter())
 
 
 def main():
@@ -400,12 +486,23 @@ def main():
     parser.add_argument("--only", type=int, help="the episode of this number alone, whose journals are kept")
     parser.add_argument("--schemes", default="ipc,tcp")
     parser.add_argument("--ranks", type=float, default=0.04, help="the share of episodes of hal run, most on ranks")
+    parser.add_argument("--soak", type=int, metavar="STEPS", help="one long episode instead")
+    parser.add_argument("--large", action="store_true", help="of it: most frames large: too large for a checksum")
+    parser.add_argument("--pause", type=float, default=0.5, help="of it: about how many seconds between two blows")
+    parser.add_argument("--siege", type=float, metavar="SECONDS", help="one episode of strangers instead")
+    parser.add_argument("--attacks", type=int, help="of it: so many instead of seconds")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     if not is_alone():
         print("not root: no full disks, and no look for shared memory that is left")
     start, schemes = time.monotonic(), options.schemes.split(",")
-    if options.only is not None:
+    if options.soak is not None:
+        make = partial(Soak, seed=options.seed, steps=options.soak, pause=options.pause, large=options.large)
+        found = run_one(make, f"--soak {options.soak} --seed {options.seed}")
+    elif options.siege is not None or options.attacks is not None:
+        make = partial(Siege, seed=options.seed, schemes=schemes, seconds=options.siege, attacks=options.attacks)
+        found = run_one(make, f"--siege --seed {options.seed}")
+    elif options.only is not None:
         found = run([options.only], options.seed, schemes, options.ranks, keep=True)
         end_job()
     else:

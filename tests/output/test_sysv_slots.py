@@ -144,5 +144,7 @@ def test_more_slots_than_entries_are_refused(place, capsys):
     with pytest.raises(SystemExit) as end:
         main(["run", "--device", "cpu", *prompts, "--slots", "257", "--sink", place.url("speculative")])
     assert end.value.code == 2
-    told = "hal: error: --sink: 257 slots, and a message of the sink has 256 entries (have at most 256 slots, or choose"
-    assert told in capsys.readouterr().err
+    refusal = (
+        "hal: error: --sink: 257 slots, and a message of the sink has 256 entries (have at most 256 slots, or choose"
+    )
+    assert refusal in capsys.readouterr().err

@@ -109,8 +109,8 @@ def test_a_timeout_that_would_never_end_is_refused(url, text, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["tail", url, f"--timeout={text}"])
     assert stop.value.code == 2
-    told = "'soon' is no number" if text == "soon" else f"{text} (give seconds from 0.1 to 86400)"
-    assert f"--timeout: {told}" in capsys.readouterr().err
+    refusal = "'soon' is no number" if text == "soon" else f"{text} (give seconds from 0.1 to 86400)"
+    assert f"--timeout: {refusal}" in capsys.readouterr().err
 
 
 def test_an_output_that_cannot_be_written_is_one_line(url):

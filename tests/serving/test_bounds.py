@@ -96,7 +96,7 @@ def test_an_engine_that_was_closed_encodes_nothing_more():
 
 
 def test_a_stopped_engine_process_is_503_until_it_goes_on(monkeypatch):
-    monkeypatch.setenv("HAL_SECONDS_PROCESS_SILENCE", "1")
+    monkeypatch.setenv("HAL_SECONDS_SILENCE", "1")
     monkeypatch.setenv("HAL_SECONDS_BEAT", "0.1")
     with serving("--slots", "2") as served:
         os.kill(served.engine(), signal.SIGSTOP)

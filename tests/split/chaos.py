@@ -18,7 +18,7 @@ import time
 from hal_core import FinishReason
 from hal_engine.options import split_of
 
-from tests.distributed.rows import Row, Told, reference, requests
+from tests.distributed.rows import Delivered, Row, reference, requests
 from tests.split.rows import Own, engine_of
 
 LONGEST = 300.0
@@ -34,7 +34,7 @@ class Chaos:
         self.random, self.deaths, self.row = random.Random(seed), deaths, row
         self.killed = self.stopped = self.rounds = 0
         self.starters, self.reasons = {}, []
-        self.told = Told()
+        self.delivered = Delivered()
         self.engine = engine_of(row, split, self.starter, self, restarts=10 * deaths, note=self.reasons.append)
 
     def starter(self, number):
@@ -42,7 +42,7 @@ class Chaos:
         return made
 
     def take(self, record):
-        self.told.take(record)
+        self.delivered.take(record)
 
     def run(self):
         """All rounds."""
@@ -54,7 +54,7 @@ class Chaos:
 
     def round(self):
         """All requests once; their names are those of the round before."""
-        self.told, end = Told(), time.monotonic() + LONGEST
+        self.delivered, end = Delivered(), time.monotonic() + LONGEST
         for request in requests():
             self.engine.submit(request)
         ended, due = {}, self.due()
@@ -68,8 +68,8 @@ class Chaos:
                 due, end = self.due(), time.monotonic() + LONGEST
         for name, tokens in reference().tokens.items():
             assert ended[name].reason in (FinishReason.STOP, FinishReason.LENGTH), ended[name]
-            assert self.told.tokens[name] == tokens, name
-            assert len(self.told.logprobs[name]) == len(tokens), name
+            assert self.delivered.tokens[name] == tokens, name
+            assert len(self.delivered.logprobs[name]) == len(tokens), name
         return len(ended)
 
     def due(self):
@@ -108,10 +108,10 @@ def main():
     parser.add_argument("--split", default="2,2")
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--speculate", default="mtp")
-    told = parser.parse_args()
-    print(f"seed {told.seed}", flush=True)
-    row, began = Row(tp=told.tp, speculate=told.speculate, timeout=3.0, check=False), time.monotonic()
-    chaos = Chaos(split_of(told.split), row, told.seed, told.deaths)
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    row, began = Row(tp=options.tp, speculate=options.speculate, timeout=3.0, check=False), time.monotonic()
+    chaos = Chaos(split_of(options.split), row, options.seed, options.deaths)
     try:
         ended = chaos.run()
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hal_engine.distributed.engine import engine_of_ranks
 from hal_engine.distributed.rank_executor import RankExecutor
 
-from tests.distributed.rows import Pooled, Told, served
+from tests.distributed.rows import Delivered, Pooled, served
 from tests.ranks import ForkedRanks
 
 
@@ -30,7 +30,7 @@ class Own(Pooled):
             self._pool.close()
 
 
-def engine_of(row, split, starter, told, made_by=RankExecutor, restarts=0, **options):
+def engine_of(row, split, starter, delivered, made_by=RankExecutor, restarts=0, **options):
     """An engine whose ranks come from ``starter``: by the worker's number, prefill workers first.
 
     ``made_by``: makes the ranks' rank_executors.
@@ -38,15 +38,15 @@ def engine_of(row, split, starter, told, made_by=RankExecutor, restarts=0, **opt
     return engine_of_ranks(
         row.setup(split=split, restart=restarts),
         lambda setup: made_by(setup, starter(setup.number)),
-        on_record=told.take,
+        on_record=delivered.take,
         **options,
     )
 
 
 def run(row, split, starter, chosen=None, **options):
     """Run a row; return the delivered records."""
-    told = Told()
-    engine = engine_of(row, split, starter, told, **options)
-    served(engine, told, chosen)
-    told.preempted = engine.preemptions
-    return told
+    delivered = Delivered()
+    engine = engine_of(row, split, starter, delivered, **options)
+    served(engine, delivered, chosen)
+    delivered.preempted = engine.preemptions
+    return delivered

@@ -69,11 +69,11 @@ class Rank:
         if not self.inbox:
             self.handover.look()
             return
-        said = self.inbox.popleft()
-        if isinstance(said, StepOrder):
-            self._step(said)
+        received = self.inbox.popleft()
+        if isinstance(received, StepOrder):
+            self._step(received)
         else:
-            self.handover.on_message(said)
+            self.handover.on_message(received)
 
     def _step(self, order):
         self.handover.launch(order.tasks)
@@ -163,9 +163,9 @@ class Rank:
 def _as_record(number, rows):
     counts = [len(row[5]) for row in rows]
     drafts = [row[6] for row in rows]
-    told = {}
+    optional = {}
     if any(drafts):
-        told = {
+        optional = {
             "draft_counts": np.array([len(some) for some in drafts], np.int32),
             "drafts": np.array([token for some in drafts for token in some], np.int64),
         }
@@ -178,7 +178,7 @@ def _as_record(number, rows):
         np.array(counts, np.int32),
         np.array([token for row in rows for token in row[5]], np.int64),
         np.array([bool(row[6]) for row in rows], np.bool_),
-        **told,
+        **optional,
     )
 
 
@@ -207,7 +207,7 @@ class SimulatedExecutor:
         self.label, self.layout = label, RankLayout(tp)
         self.rank_info = RankInfo("simulated", {}, "", overlap=overlap)
         self.words, self.records = deque(), deque()  # on their way to the engine
-        self.said, self._came, self.accepted, self.heard = deque(), deque(), 0, []
+        self.progress, self._came, self.accepted, self.heard = deque(), deque(), 0, []
         self.channel = Channel()
         self.channel.ranks = [Rank(self, number, net, clock, blocks, size, drafts) for number in range(tp)]
         self.peers = tuple(rank.transfer.describe() for rank in self.channel.ranks)
@@ -238,14 +238,14 @@ class SimulatedExecutor:
         """Deliver one message, or one record."""
         if word and self.words:
             self.heard.append(self.words.popleft())
-            self.said.append(self.heard[-1])
+            self.progress.append(self.heard[-1])
         elif not word and self.records:
             self._came.append(self.records.popleft())
 
     def repeat(self, at):
         """Deliver a message a second time."""
         if self.heard:
-            self.said.append(self.heard[at % len(self.heard)])
+            self.progress.append(self.heard[at % len(self.heard)])
 
     def kill(self, arrives):
         """End it now; ``arrives`` of its records in flight still arrive."""

@@ -35,21 +35,21 @@ class Stepper:
 
 
 def test_a_step_that_is_done_before_anybody_waits_is_told_and_once():
-    told, stepper = [], Stepper()
-    ahead = AsyncLoop(stepper, told.append)
+    records, stepper = [], Stepper()
+    ahead = AsyncLoop(stepper, records.append)
     ahead.step([], 0)
     ahead.tell()
-    assert (told, ahead.untold) == ([], True)
+    assert (records, ahead.untold) == ([], True)
     stepper.launched[0].ticket.is_ready = True
     assert ahead.untold
     assert not ahead.waiting
     ahead.tell()
-    assert (told, ahead.untold) == (["record 0"], False)
+    assert (records, ahead.untold) == (["record 0"], False)
     ahead.step([], 0)
-    assert told == ["record 0"]
+    assert records == ["record 0"]
     ahead.idle()
     ahead.step([], 2)
-    assert told == ["record 0", "record 1"]
+    assert records == ["record 0", "record 1"]
 
 
 class Channel:
@@ -57,14 +57,14 @@ class Channel:
 
     rank = 0
 
-    def __init__(self, *said):
-        self.said = list(said)
+    def __init__(self, *messages):
+        self.messages = list(messages)
 
     def watch(self, sockets):
         pass
 
     def receive(self, timeout):
-        return self.said.pop(0)
+        return self.messages.pop(0)
 
 
 class KvHandover:
@@ -73,14 +73,14 @@ class KvHandover:
     busy, transfer = False, SimpleNamespace(sockets=())
 
     def __init__(self):
-        self.told = []
+        self.records = []
 
     def launch(self, tasks):
-        self.told.append("launched")
+        self.records.append("launched")
         return {}
 
     def took(self, record, states):
-        self.told.append(record)
+        self.records.append(record)
 
 
 def test_taken_steps_are_reported_before_the_tasks_that_follow():
@@ -89,4 +89,4 @@ def test_taken_steps_are_reported_before_the_tasks_that_follow():
     stepper.admit = stepper.runner = None
     channel = Channel(StepOrder(0, 1, (), 0), StepOrder(0, 2, (), 1), Stop())
     StepLoop(channel, stepper, 0, handover=handover).run(overlap=True, begins=lambda _: None, verdict=None)
-    assert handover.told == ["launched", "record 0", "launched"]
+    assert handover.records == ["launched", "record 0", "launched"]

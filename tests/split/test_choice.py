@@ -60,10 +60,10 @@ def test_a_start_that_fails_without_restarts_left_ends_requests():
     world.rank_executors[-1].assemble = mock.Mock(side_effect=RankLost("rank 0 did not come up", 0, 0))
     for _ in range(2):  # the loss, and the engine's next turn
         world.step()
-    told = world.ended[split_request.name]
-    assert told.reason is FinishReason.ERROR
-    assert "no decode worker is left (decode worker 0 was lost: rank 0 did not come up)" in told.message
-    assert "give more workers, or --restart" in told.message
+    ending = world.ended[split_request.name]
+    assert ending.reason is FinishReason.ERROR
+    assert "no decode worker is left (decode worker 0 was lost: rank 0 did not come up)" in ending.message
+    assert "give more workers, or --restart" in ending.message
     world.finish()
 
 
@@ -93,10 +93,10 @@ def test_a_request_that_decode_workers_keep_refusing_ends_with_the_reason():
 
         transfer.reserve = picky
     world.finish()
-    told = world.ended[refused]
-    assert (told.reason, len(told.token_ids)) == (FinishReason.ERROR, 1)
-    assert "no decode worker took over request 'refused' in " in told.message
-    assert "tries: not this one (ask another)" in told.message
+    ending = world.ended[refused]
+    assert (ending.reason, len(ending.token_ids)) == (FinishReason.ERROR, 1)
+    assert "no decode worker took over request 'refused' in " in ending.message
+    assert "tries: not this one (ask another)" in ending.message
     assert world.ended[other].reason in (FinishReason.STOP, FinishReason.LENGTH)
 
 

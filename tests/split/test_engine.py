@@ -152,10 +152,10 @@ def test_requests_end_with_an_error_if_a_role_has_no_worker_left(role):
     world, split_request = world_with(State.HELD_MOVING)
     getattr(split_request, role).rank_executor.kill(0)
     world.finish()
-    told = [one for one in world.ended.values() if one.reason is FinishReason.ERROR]
-    assert told
+    reported = [one for one in world.ended.values() if one.reason is FinishReason.ERROR]
+    assert reported
     cure = "give more workers, or --restart"
-    assert all(f"no {role} worker is left" in one.message and cure in one.message for one in told)
+    assert all(f"no {role} worker is left" in one.message and cure in one.message for one in reported)
 
 
 def test_a_decode_worker_that_does_not_answer_is_left_for_another():
@@ -208,17 +208,17 @@ def test_every_state_has_a_way_out_and_may_end():
 
 def test_the_page_has_the_table():
     page = (Path(__file__).parents[2] / "docs" / "split.md").read_text(encoding="utf-8")
-    told, state = set(), ""
+    reported, state = set(), ""
     for name, words, event, after in re.findall(r"^\| ([A-Z_]*) \| (.*?) \| (.*?) \| ([A-Z_]+) \|$", page, re.M):
         state = name or state
         assert not name or words == State[name].value
-        told.add((state, event, after))
+        reported.add((state, event, after))
     expected = {
         (state.name, f"{event.name}: {event.value}", after.name)
         for state, ways in TABLE.items()
         for event, after in ways.items()
     }
-    assert told == expected
+    assert reported == expected
 
 
 OPERATIONS = st.lists(

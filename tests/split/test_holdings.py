@@ -12,7 +12,7 @@ from hal_core import FinishReason, OutputRecord, Request, SamplingParams, SlotSt
 from hal_engine.engine.roles import DecodeScheduler
 
 
-def told(number, *rows):
+def record_of(number, *rows):
     """A step's record: of each row its name, its token, and the reason of its end."""
     names, tokens, ends = zip(*rows, strict=True) if rows else ((), (), ())
     ones, none = np.ones(len(rows), np.int32), np.zeros(len(rows), np.bool_)
@@ -33,8 +33,8 @@ def test_nothing_is_promised_that_a_step_under_way_reads(end):
     scheduler.schedule()
     assert not scheduler.has_place(later), "the step ends it, and is under way"
     scheduler.schedule()
-    (ended,) = scheduler.update(told(0, ("a", 5, end)))
+    (ended,) = scheduler.update(record_of(0, ("a", 5, end)))
     assert ended.token_ids == (3, 5)
     assert scheduler.reserve(later, 0) is None, "the next step has it too"
-    scheduler.update(told(1))
+    scheduler.update(record_of(1))
     assert scheduler.reserve(later, 0)

@@ -30,7 +30,7 @@ def run(capsys, *arguments):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "refusal"),
     [
         (
             ("--transfer", CARRIER),
@@ -43,10 +43,10 @@ def run(capsys, *arguments):
         (("--split", "1,1", "--transfer", "nowhere"), "--transfer: 'nowhere' (give MODULE:NAME, as my_transfers"),
     ],
 )
-def test_a_transfer_that_cannot_be_is_refused_before_anything_starts(capsys, arguments, told):
+def test_a_transfer_that_cannot_be_is_refused_before_anything_starts(capsys, arguments, refusal):
     status, out, err = run(capsys, *arguments)
     assert (status, out) == (2, "")
-    assert told in err
+    assert refusal in err
 
 
 @pytest.mark.conform

@@ -8,7 +8,7 @@ import pytest
 from hal_core import FinishReason, GroupLost, InvalidValue
 from hal_core.handover import Description
 from hal_engine.distributed.control_channel import RankChannel
-from hal_engine.distributed.control_messages import Failed, Go, Hello, Ready, Setup, Up, Verdict
+from hal_engine.distributed.control_messages import Agreed, Failed, Hello, Setup, Stop, Up
 from hal_engine.distributed.engine import engine_of_ranks
 from hal_engine.distributed.rank_executor import RankExecutor
 from hal_engine.distributed.split.states import State
@@ -33,17 +33,17 @@ class Rank:
         self._thread.start()
 
     def _act(self):
-        channel = RankChannel(self._url, 0)
+        channel, hello = RankChannel(self._url, 0), Hello(0, 1, {})
         try:
-            for said, wanted in ((Hello(0, 1, {}), Setup), (self._refuses or Ready(0, {}), Go), (self._up, Verdict)):
-                channel.send(said)
-                while not isinstance(word := channel.receive(PATIENCE), wanted | Verdict):
+            for message, wanted in ((hello, Setup), (self._refuses or hello, Agreed), (self._up, Stop)):
+                channel.send(message)
+                while not isinstance(word := channel.receive(PATIENCE), wanted | Stop):
                     assert word is not None
                 if isinstance(word, Setup):
                     self.has_setup.set()
                     if self._after is not None:
                         assert self._after.has_setup.wait(PATIENCE)
-                if isinstance(word, Verdict):
+                if isinstance(word, Stop):
                     self.verdict, self._how = word, f"rank 0: {word.what} ({word.cure})"
                     return
         except GroupLost as error:

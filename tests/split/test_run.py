@@ -63,8 +63,8 @@ def compare(alone, out, err):
         assert (one["token_ids"], one["text"], one["device"]) == (two["token_ids"], two["text"], two["device"])
         for mine, its in zip(one["logprobs"], two["logprobs"], strict=True):
             assert its["logprob"] == pytest.approx(mine["logprob"], abs=1e-4)
-        told = two["speculation"]
-        assert 0 < told["accepted"] <= told["drafted"] <= 4 * 12, told
+        counts = two["speculation"]
+        assert 0 < counts["accepted"] <= counts["drafted"] <= 4 * 12, counts
     assert "split 1,1" in err
 
 

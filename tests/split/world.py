@@ -124,12 +124,12 @@ class World:
 
     def check(self):
         for name, request in self.requests.items():
-            finished, whole = self.ended[name], expected(request)
+            finished, complete = self.ended[name], expected(request)
             got = self.delivered[name]
-            assert got == whole[: len(got)], name
-            assert list(finished.token_ids) == whole[: len(finished.token_ids)], name
+            assert got == complete[: len(got)], name
+            assert list(finished.token_ids) == complete[: len(finished.token_ids)], name
             if finished.reason in (FinishReason.STOP, FinishReason.LENGTH):
-                assert got == whole, f"{name} ended after {len(got)} of {len(whole)} tokens"
+                assert got == complete, f"{name} ended after {len(got)} of {len(complete)} tokens"
             assert finished.reason is not FinishReason.ERROR or finished.message
         for worker in self.engine.workers:
             if worker.up:

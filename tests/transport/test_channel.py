@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import socket
@@ -13,7 +14,8 @@ import time
 import pytest
 from hal_core import InvalidValue
 from hal_engine.timeouts import TIMEOUTS
-from hal_engine.transport.channel import Beats, Channel, connect
+from hal_engine.transport.beats import Beats
+from hal_engine.transport.channel import Channel, connect
 from hal_engine.transport.curve import CurveKeys, Handshake, Sealer
 from hal_engine.transport.hub import Hub
 from hypothesis import given
@@ -37,8 +39,10 @@ def ends(request):
             one, other = Channel.pair()
         else:
             listener, caller = keys_of_two() if request.param == "tcp sealed" else (None, None)
-            hub = stack.enter_context(contextlib.closing(Hub(None if request.param == "ipc" else ANY, listener)))
-            one = connect(hub.url, caller)
+            hub = stack.enter_context(
+                contextlib.closing(Hub("control", None if request.param == "ipc" else ANY, listener))
+            )
+            one = connect(hub.url, "control", caller)
             while not hub.channels or not one.establish(0.0) or not hub.channels[0].is_trusted:
                 assert hub.receive(0.01) == []
             (other,) = hub.channels
@@ -172,7 +176,7 @@ def test_a_frame_that_is_only_announced_takes_no_memory():
     with contextlib.closing(Channel(near)) as channel, far:
         far.sendall(struct.pack("<IB", 1 << 30, 0) + bytes(100_000))
         channel.receive()
-        assert len(channel._large) <= 1 << 20
+        assert len(channel._space) <= 1 << 20
 
 
 @given(st.lists(st.binary(max_size=300), max_size=20), st.data())
@@ -186,6 +190,61 @@ def test_however_the_bytes_are_cut_the_frames_are_the_same(frames, data):
             far.sendall(packed[begin:end])
             found += map(bytes, channel.receive())
         assert found == frames
+
+
+PURPOSES = ("control", "records", "blocks")
+
+
+def refusal(hub, channel):
+    """Why the hub closes a connection, from which it takes nothing."""
+    (channel_there,) = there(hub)
+    while not channel_there.ended:
+        assert [frame for _, frame in hub.receive(0.01)] in ([], [None]), "a stranger is heard"
+        channel.receive()
+    channel.close()
+    return channel_there.ended
+
+
+def there(hub):
+    """The channels of the hub, of which there is one at least."""
+    while not hub.channels:
+        hub.receive(0.01)
+    return hub.channels
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+@pytest.mark.parametrize(("one", "other"), [*itertools.permutations(PURPOSES, 2)])
+def test_a_connection_for_one_purpose_is_refused_by_a_listener_of_another(one, other, has_keys):
+    listener, caller = keys_of_two() if has_keys else (None, None)
+    with contextlib.closing(Hub(other, ANY if has_keys else None, listener)) as hub:
+        channel = connect(hub.url, one, caller)
+        channel.send(b"a message")
+        assert refusal(hub, channel) == f"it is a connection for '{one}', and this one is for '{other}'"
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_keys_on_one_side_alone_are_refused(has_keys):
+    listener, caller = keys_of_two()
+    with contextlib.closing(Hub("records", ANY, None if has_keys else listener)) as hub:
+        channel = connect(hub.url, "records", caller if has_keys else None)
+        channel.send(b"a message")
+        assert refusal(hub, channel) == (
+            "it has a key, and this side has none" if has_keys else "it sends no greeting of a peer with keys"
+        )
+
+
+@pytest.mark.parametrize("url", [None, ANY])
+def test_a_stranger_may_announce_no_large_frame(url):
+    """It would take memory before it has shown what it is."""
+    with contextlib.closing(Hub("records", url)) as hub, contextlib.ExitStack() as stack:
+        where = hub.url.partition("://")[2]
+        peer = stack.enter_context(socket.socket(socket.AF_UNIX if url is None else socket.AF_INET))
+        peer.connect(where if url is None else ("127.0.0.1", int(where.rpartition(":")[2])))
+        (channel,) = there(hub)
+        peer.sendall(struct.pack("<I", 5000))
+        while not channel.ended:
+            hub.receive(0.01)
+        assert channel.ended == "it announced a frame of 5000 bytes"
 
 
 class TestKeys:
@@ -203,28 +262,38 @@ class TestKeys:
 
     def test_a_key_that_is_not_admitted_is_refused(self):
         listener, _ = keys_of_two()
-        with contextlib.closing(Hub(ANY, listener)) as hub:
-            stranger = connect(hub.url, CurveKeys.new(listener.public))
+        with contextlib.closing(Hub("control", ANY, listener)) as hub:
+            stranger = connect(hub.url, "control", CurveKeys.new(listener.public))
             stranger.send(b"let me in")
-            assert self.refused(hub, stranger) == "the other side refused this side's key"
+            assert self.refused(hub, stranger) == "the other side refused it"
 
     def test_a_listener_with_another_key_gets_nothing(self):
         listener, caller = keys_of_two()
-        with contextlib.closing(Hub(ANY, listener)) as hub:
-            channel = connect(hub.url, caller.knowing(CurveKeys.new().public))
+        with contextlib.closing(Hub("control", ANY, listener)) as hub:
+            channel = connect(hub.url, "control", caller.knowing(CurveKeys.new().public))
             channel.send(b"secret")
             assert self.refused(hub, channel)
 
     def test_a_recording_is_of_no_use(self):
         """The same bytes on a second connection: the listener's fresh key differs."""
         listener, caller = keys_of_two()
-        one = Handshake(caller, calls=True)
-        answer, _, key = Handshake(listener, calls=False).take(one.greeting)
+        one = Handshake("control", caller, calls=True)
+        answer, _, key = Handshake("control", listener, calls=False).take(one.greeting)
         _, sealer, _ = one.take(answer)
         assert key == caller.public
-        again = Handshake(listener, calls=False).take(one.greeting)[1]
+        again = Handshake("control", listener, calls=False).take(one.greeting)[1]
         with pytest.raises(ValueError, match="another key"):
             again.open(memoryview(sealer.seal(b"frame")))
+
+    def test_a_purpose_that_is_changed_on_the_way_gives_other_keys(self):
+        """A listener that is shown its own purpose, and a caller with another."""
+        listener, caller = keys_of_two()
+        one, other = Handshake("records", caller, calls=True), Handshake("control", listener, calls=False)
+        heads = [Handshake(purpose, calls=True).greeting for purpose in ("records", "control")]
+        answer, back, _ = other.take(one.greeting.replace(*heads))
+        _, sealer, _ = one.take(answer.replace(*reversed(heads)))
+        with pytest.raises(ValueError, match="another key"):
+            back.open(memoryview(sealer.seal(b"frame")))
 
     def test_frames_that_are_changed_repeated_or_left_out_are_refused(self):
         frames = [Sealer(bytes(32), bytes(32)) for _ in range(1)]
@@ -244,8 +313,8 @@ class TestKeys:
     def test_nothing_of_it_can_be_read_on_the_way(self):
         seen = []
         listener, caller = keys_of_two()
-        with contextlib.closing(Hub(ANY, listener)) as hub, Tap(hub.url, seen) as url:
-            channel = connect(url, caller)
+        with contextlib.closing(Hub("control", ANY, listener)) as hub, Tap(hub.url, seen) as url:
+            channel = connect(url, "control", caller)
             channel.send(b"a secret of many bytes" * 100)
             found = []
             while not found:
@@ -259,7 +328,7 @@ class TestKeys:
     def test_connections_without_a_key_are_few_and_end_in_time(self, monkeypatch):
         monkeypatch.setattr(TIMEOUTS, "greeting", 0.05)
         listener, caller = keys_of_two()
-        with contextlib.closing(Hub(ANY, listener)) as hub, contextlib.ExitStack() as stack:
+        with contextlib.closing(Hub("control", ANY, listener)) as hub, contextlib.ExitStack() as stack:
             host, port = hub.url.removeprefix("tcp://").split(":")
             for _ in range(100):
                 stack.enter_context(socket.create_connection((host, int(port))))
@@ -269,7 +338,7 @@ class TestKeys:
             while hub.channels and time.monotonic() < end:
                 hub.receive(0.02)
             assert not hub.channels
-            known = stack.enter_context(contextlib.closing(connect(hub.url, caller)))
+            known = stack.enter_context(contextlib.closing(connect(hub.url, "control", caller)))
             while not known.establish(0.0):
                 hub.receive(0.01)
 
@@ -277,10 +346,10 @@ class TestKeys:
         """A caller that has sent its greeting, and the other end of its connection."""
         listener, caller = keys_of_two()
         near, far = socket.socketpair()
-        channel = Channel(near, Handshake(caller, calls=True))
+        channel = Channel(near, Handshake("control", caller, calls=True))
         channel.flush(0.0)
         far.settimeout(HANGS)
-        answer, sealer, _ = Handshake(listener, calls=False).take(far.recv(4096)[4:])
+        answer, sealer, _ = Handshake("control", listener, calls=False).take(far.recv(4096)[4:])
         return channel, far, [struct.pack("<I", len(part)) + part for part in (answer, sealer.seal(b"\1" + bytes(8)))]
 
     def test_nothing_leaves_before_the_other_side_has_shown_its_key(self):
@@ -321,30 +390,30 @@ class TestKeys:
     @pytest.mark.parametrize("fresh", [bytes(32), bytes([1]) + bytes(31), b"\xec" + b"\xff" * 30 + b"\x7f"])
     def test_a_key_of_small_order_is_refused(self, fresh):
         listener, caller = keys_of_two()
-        one = Handshake(caller, calls=True)
+        one = Handshake("control", caller, calls=True)
         with pytest.raises(ValueError, match="shared key"):
-            Handshake(listener, calls=False).take(one.greeting[:-32] + fresh)
+            Handshake("control", listener, calls=False).take(one.greeting[:-32] + fresh)
         with pytest.raises(ValueError, match="shared key"):
-            one.take(one.greeting[:9] + fresh)
+            one.take(one.greeting[:14] + fresh)
 
     def test_no_side_hears_itself(self):
         """With one key on both sides, too: neither its own frames back, nor those of another caller."""
         shared = CurveKeys.shared(CurveKeys.new().secret)
-        one, other = Handshake(shared, calls=True), Handshake(shared, calls=True)
+        one, other = Handshake("control", shared, calls=True), Handshake("control", shared, calls=True)
         mirrored, crossed = (
-            caller.take(one.greeting[:9] + fresh.greeting[-32:])[1]
-            for caller, fresh in ((Handshake(shared, calls=True), one), (one, other))
+            caller.take(one.greeting[:14] + fresh.greeting[-32:])[1]
+            for caller, fresh in ((Handshake("control", shared, calls=True), one), (one, other))
         )
-        _, back, _ = other.take(one.greeting[:9] + one.greeting[-32:])
+        _, back, _ = other.take(one.greeting[:14] + one.greeting[-32:])
         for opener, sealer in ((mirrored, mirrored), (back, crossed), (crossed, back)):
             with pytest.raises(ValueError, match="another key"):
                 opener.open(memoryview(sealer.seal(b"frame")))
 
     def test_many_strangers_at_once_do_not_cost_a_caller_its_place(self):
         listener, caller = keys_of_two()
-        with contextlib.closing(Hub(ANY, listener)) as hub, contextlib.ExitStack() as stack:
+        with contextlib.closing(Hub("control", ANY, listener)) as hub, contextlib.ExitStack() as stack:
             host, port = hub.url.removeprefix("tcp://").split(":")
-            known = stack.enter_context(contextlib.closing(connect(hub.url, caller)))
+            known = stack.enter_context(contextlib.closing(connect(hub.url, "control", caller)))
             known.receive()
             for _ in range(100):
                 stack.enter_context(socket.create_connection((host, int(port))))
@@ -355,7 +424,7 @@ class TestKeys:
 
     def test_strangers_do_not_keep_the_thread(self):
         listener, _ = keys_of_two()
-        with contextlib.closing(Hub(ANY, listener)) as hub, contextlib.ExitStack() as stack:
+        with contextlib.closing(Hub("control", ANY, listener)) as hub, contextlib.ExitStack() as stack:
             host, port = hub.url.removeprefix("tcp://").split(":")
             for _ in range(100):
                 stack.enter_context(socket.create_connection((host, int(port))))

@@ -102,10 +102,10 @@ def test_g19_an_engine_that_does_not_read_outlives_workers_that_end(scheme, end)
                 tell(worker)
             worker.wait()
         tell(engine)
-        told = engine.stdout.read().split()
+        printed = engine.stdout.read().split()
     for url in urls:
         release_ipc(url)
     assert engine.returncode == 0
-    counts = list(map(int, told))
+    counts = list(map(int, printed))
     # Frames that the kernel had no room for are gone with it, also if it closes and cannot wait.
     assert all(min(size, HELD) <= count <= size for count, size in zip(counts, BACKLOGS, strict=True))

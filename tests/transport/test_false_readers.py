@@ -25,9 +25,9 @@ ZEROMQ = b"\xff" + bytes(7) + b"\x01\x7f"
 
 
 @pytest.mark.parametrize(
-    "said", [ZEROMQ, bytes(4), b"HTTP/1.1 400 Bad Request", b"\x02\0\0\0\0z", b"\x06\0\0\0\0cjunk"]
+    "content", [ZEROMQ, bytes(4), b"HTTP/1.1 400 Bad Request", b"\x02\0\0\0\0z", b"\x06\0\0\0\0cjunk"]
 )
-def test_a_sender_connects_again_after_a_listener_that_breaks_the_protocol(output, said, monkeypatch):
+def test_a_sender_connects_again_after_a_listener_that_breaks_the_protocol(output, content, monkeypatch):
     monkeypatch.setattr(TIMEOUTS, "greeting", 0.2)  # the third announces a frame that does not come
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(20)
@@ -37,11 +37,11 @@ def test_a_sender_connects_again_after_a_listener_that_breaks_the_protocol(outpu
         peer, _ = listener.accept()
         with peer:
             peer.settimeout(20)
-            peer.sendall(said)
+            peer.sendall(content)
             with contextlib.suppress(ConnectionResetError):
                 while peer.recv(4096):  # until the sender has ended it
                     pass
-        if said == ZEROMQ:
+        if content == ZEROMQ:
             assert "it is of hal 1.1 or before" in sink._delivery.trouble
     assert read_and_close(url, sink) == 1
 

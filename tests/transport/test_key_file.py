@@ -59,7 +59,7 @@ def test_keys_are_a_file_that_nobody_else_may_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "refusal"),
     [
         (("run", "--key", "k"), "--key: nothing goes over the network (leave it out, or give --sink tcp://"),
         (("run", "--key", "k", "--split", "1,1"), "--key: nothing goes over the network"),
@@ -72,9 +72,9 @@ def test_keys_are_a_file_that_nobody_else_may_read(tmp_path):
     ],
     ids=lambda given: " ".join(given) if isinstance(given, tuple) else "",
 )
-def test_keys_that_do_not_fit_are_refused_before_the_start(arguments, told, capsys):
+def test_keys_that_do_not_fit_are_refused_before_the_start(arguments, refusal, capsys):
     more = ["--prompt", "a", "--device", "cpu"] if arguments[0] == "run" else []
     with pytest.raises(SystemExit) as ended:
         main([*arguments, *more])
     assert ended.value.code == 2
-    assert told in capsys.readouterr().err
+    assert refusal in capsys.readouterr().err

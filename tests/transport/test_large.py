@@ -43,17 +43,6 @@ def test_arrays_of_a_large_frame_are_read_only_views_of_its_message(by_hand):
     assert [type(event) for event in events] == [SessionStarted]
 
 
-def test_g19_lost_large_frames_are_requested_and_duplicates_dropped(by_hand, steps):
-    reader, events, sender = by_hand
-    sender.send(frame(2))
-    assert sender.is_cut_off(reader)
-    assert sender.connect(reader) == 0
-    sender.send(*map(frame, (1, 1, 2)))
-    assert steps(reader, 2) == [1, 2]
-    assert reader.counters()["duplicates"] == 1
-    assert not [event for event in events if isinstance(event, Gap)]
-
-
 def torn(step):
     """The frame with another end, of the same length."""
     return frame(step)[:-8] + b"\xff" * 8
@@ -109,19 +98,6 @@ def test_wide_ids_are_sent_narrow_where_they_fit(opened):
         found = reader.read(10).record
         assert found == output.resolve()
         assert found.logprob_token_ids.dtype == dtype
-
-
-def test_g19_a_reader_that_comes_after_another_gets_large_frames_again(opened, steps):
-    first, sink = opened.reader(auto_ack=False), opened.sink()
-    for step in (1, 2):
-        sink.put(Large(step))
-        assert first.read(10).record.step == step
-    first.close()
-    second = opened.reader()
-    assert [second.read(10).record == Large(step).resolve() for step in (1, 2)] == [True] * 2
-    assert sink.counters()["resent"] == 2
-    sink.put(Large(3))
-    assert steps(second, 1) == [3]
 
 
 def test_a_record_that_cannot_be_encoded_fails_alone(opened, steps):

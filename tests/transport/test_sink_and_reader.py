@@ -78,6 +78,7 @@ def test_g19_a_reader_that_starts_again_goes_on_after_its_cursor(opened, output,
     sink.put(output(11))
     with opened.reader(after=cursor) as reader:
         assert steps(reader, 6) == [6, 7, 8, 9, 10, 11]
+        assert sink.counters()["resent"] == 5
         join = close_in_thread(sink)
         assert list(reader) == []
     join()

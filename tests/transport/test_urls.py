@@ -9,24 +9,41 @@ from hal_core.errors import InvalidValue, Unavailable
 from hal_engine.reading import OutputReader
 from hal_engine.transport import open_sink, private_ipc_url
 
+IPC, TCP = "write ipc:///folder/name, or use private_ipc_url()", "write tcp://host:port"
+PORT = "write a port of 1 to 65535; a reader may take any with *"
+
 
 @pytest.mark.parametrize("opening", [open_sink, OutputReader])
-@pytest.mark.parametrize("end", ["", "socket/", "..", "."])
-def test_g26_a_path_that_names_no_file_is_refused_by_both_sides(tmp_path, opening, end):
-    url = f"ipc://{tmp_path}/{end}" if end else "ipc:///"
-    with pytest.raises(InvalidValue, match="names no file") as raised:
+@pytest.mark.parametrize(
+    ("url", "message", "cure"),
+    [
+        ("nonsense", "no scheme of ipc, tcp", ""),
+        ("http://x:1", "no scheme of ipc, tcp", ""),
+        ("shm:///folder/name", "no scheme of ipc, tcp", ""),
+        ("tcp://nowhere", "names no host and port", TCP),
+        ("tcp://[::1]:5555", "IPv6", "write the host's name, or its IPv4 address"),
+        ("tcp://::1:5555", "IPv6", "write the host's name, or its IPv4 address"),
+        ("tcp://127.0.0.1:notaport", "has the port", PORT),
+        ("tcp://127.0.0.1:99999", "has the port", PORT),
+        ("tcp://127.0.0.1:-1", "has the port", PORT),
+        ("tcp://h:", "has the port", PORT),
+        ("tcp://h\udcff:1", "bytes that are no UTF-8", "use a host or folder whose name is text"),
+        ("ipc:///tmp/name-\udcff", "bytes that are no UTF-8", "use a host or folder whose name is text"),
+        ("ipc://relative", "is no absolute path", IPC),
+        ("ipc:///" + "x" * 120, "more than 107 bytes", "use a shorter folder, or set TMPDIR to one"),
+        ("ipc:///", "names no file", IPC),
+        ("ipc:///tmp/socket/", "names no file", IPC),
+        ("ipc:///tmp/..", "names no file", IPC),
+        ("ipc:///tmp/.", "names no file", IPC),
+        ("ipc:///tmp/soc\0ket", "NUL", "leave it out"),
+    ],
+    ids=ascii,
+)
+def test_g26_a_url_that_cannot_be_is_refused_by_both_sides_with_the_cure(opening, url, message, cure):
+    with pytest.raises(InvalidValue, match=message) as raised:
         opening(url)
-    assert (raised.value.argument, raised.value.cure[:26]) == ("url", "write ipc:///folder/name, ")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("opening", [open_sink, OutputReader])
-@pytest.mark.parametrize("where", ["ipc:///tmp/name-\udcff", "tcp://h\udcff:1"])
-def test_g26_what_is_no_utf8_is_refused_by_both_sides(opening, where):
-    """ZeroMQ takes text; such an argument of the command line arrives as text with surrogates."""
-    with pytest.raises(InvalidValue, match="bytes that are no UTF-8") as raised:
-        opening(where)
     assert raised.value.argument == "url"
+    assert raised.value.cure.startswith(cure or "write ipc:///folder/name or tcp://host:port")
 
 
 def test_a_non_utf8_private_folder_is_refused_before_it_is_made(tmp_path, monkeypatch):
@@ -53,14 +70,6 @@ def test_a_sink_has_to_be_told_the_port(port):
     with pytest.raises(InvalidValue, match=f"has the port '{port}'") as raised:
         open_sink(f"tcp://127.0.0.1:{port}")
     assert "the reader" in raised.value.cure
-
-
-@pytest.mark.parametrize("opening", [open_sink, OutputReader])
-@pytest.mark.parametrize("host", ["[::1]", "::1"])
-def test_an_ipv6_address_is_refused_by_name(opening, host):
-    with pytest.raises(InvalidValue, match="IPv6") as raised:
-        opening(f"tcp://{host}:5555")
-    assert "IPv4" in raised.value.cure
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "unknown.invalid", "127.0.0.1;127.0.0.2"])

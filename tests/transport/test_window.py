@@ -63,10 +63,3 @@ def test_a_connection_repairs_what_the_end_of_the_former_one_broke():
     assert (session.channel, session.broken) == (None, 7.0)
     session.begin(hello(1), "a channel")
     assert session.broken is None
-
-
-def test_an_unreadable_frame_is_given_up_the_second_time():
-    session = Session(9, now=0.0, after=3)
-    assert session.unreadable(4, "why") is None
-    assert isinstance(session.unreadable(4, "why"), Gap)
-    assert session.expected == 5

@@ -62,15 +62,20 @@ class CoreTimeouts:
     """Seconds. A field may be set, as tests do; its variable takes precedence."""
 
     collective: Seconds = Seconds(30.0, "a collective of ranks", "HAL_RANKS_TIMEOUT")
-    joining: Seconds = Seconds(
-        100.0, "the joining of a job by all ranks of the conformance kit, which import Paddle first"
+    starting: Seconds = Seconds(
+        300.0, "the start of all ranks: each imports its framework, perhaps on a busy machine", "HAL_RANKS_STARTING"
     )
     connecting: Seconds = Seconds(60.0, "the connection of a group's ranks, at least: NCCL's start alone takes some")
-    connecting_look: Seconds = Seconds(0.001, "between two queries of a group that connects")
-    listening_look: Seconds = Seconds(0.01, "between two attempts to connect to the job's first rank")
-    loss_reason: Seconds = Seconds(0.5, "the arrival of a failed collective's reason, for which only its error waits")
-    loss_end: Seconds = Seconds(1.0, "the end of a group after that")
-    group_end: Seconds = Seconds(5.0, "NCCL's end of a group's communicator, before the process continues without it")
+    loss_reason: Seconds = Seconds(
+        0.5, "the arrival of the reason, after a rank was lost or a collective failed; the engine waits twice as long"
+    )
+    group_end: Seconds = Seconds(5.0, "the end of a group that is lost or closed, before its process continues without")
+    silence: Seconds = Seconds(20.0, "a channel without a sign of life; then the other side counts as lost, or stopped")
+    pause: Seconds = Seconds(
+        0.02,
+        "between two attempts at what another process does first, and from a message to what waits for a later one",
+    )
+    look: Seconds = Seconds(0.1, "between two looks of what waits: for signals, processes, ranks and peers")
     poll: Seconds = Seconds(50e-6, "between two queries of an event, at first")
     poll_most: Seconds = Seconds(2e-3, "the same in a long wait, at most")
     poll_beside: Seconds = Seconds(
@@ -78,11 +83,12 @@ class CoreTimeouts:
         "the same by threads beside the one that submits work: if the driver woke all of them at once, they "
         "would take the GIL when the next step needs it",
     )
-    poll_native: Seconds = Seconds(0.05, "a native wait, after which Python handles signals")
     output_look: Seconds = Seconds(5e-3, "between two looks of a sink's thread for an output that the worker may take")
-    device_end: Seconds = Seconds(60.0, "the end of work that reads the staged requests of a device that closes")
-    ring: Seconds = Seconds(30.0, "room in a device's staging ring or launch queue (its option `deadline`)")
-    peer_silence: Seconds = Seconds(20.0, "a peer of a KV transfer without a sign of life; then it is lost")
+    ring: Seconds = Seconds(
+        30.0,
+        "a device's work that something waits for: room in its staging ring or launch queue (its option `deadline`), "
+        "its close, a runner that raised",
+    )
     peer_deadline: Seconds = Seconds(300.0, "sealing reserved blocks of a KV transfer, and the answer to sealed keys")
 
     def check(self) -> None:

@@ -251,7 +251,7 @@ def open_output(setup: EngineSetup, host: Host) -> Iterator[tuple[Sink, HandedSi
         handed.close(0.0 if failed or host.hurried() else TIMEOUTS.sink_close)
         for one in sent:
             try:
-                one.close(0.0 if failed else TIMEOUTS.sink_close_signal if host.hurried() else TIMEOUTS.sink_close)
+                one.close(0.0 if failed else TIMEOUTS.parting if host.hurried() else TIMEOUTS.sink_close)
             except HalError:
                 if not failed and not host.hurried():  # the error or signal explains this failure
                     raise

@@ -24,11 +24,8 @@ def first_difference(own: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     for name in [*FACTS, *sorted({*own, *theirs} - {*FACTS})]:
         mine, its = own.get(name), theirs.get(name)
         if mine != its:
-            lines = [
-                f"{value!r} {where}" if value is not None else f"none {where}"
-                for value, where in ((mine, "here"), (its, "there"))
-            ]
-            return f"{name}: {lines[0]}, {lines[1]}"
+            here, there = ("none" if value is None else repr(value) for value in (mine, its))
+            return f"{name}: {here} here, {there} there"
     return ""
 
 
@@ -44,5 +41,5 @@ def check_facts(own: Mapping[str, str], theirs: Mapping[str, str], peer: str, ar
 
 def facts_digest(facts: Mapping[str, str]) -> bytes:
     """Return an 8-byte digest of all facts; each message with blocks carries it."""
-    lines = "\0".join(f"{name}={facts[name]}" for name in sorted(facts))
-    return sha256(lines.encode()).digest()[:8]
+    text = "\0".join(f"{name}={facts[name]}" for name in sorted(facts))
+    return sha256(text.encode()).digest()[:8]

@@ -3,8 +3,8 @@
     sender                                     receiver
     Blocks   (contents, CRC-32 of each) ─────>
     Seal     (all blocks were sent)     ─────>
-    Withdraw (key cancelled)            ─────>
-             <─────────────────────────────────  Answer (how a key ended)
+    End      (key cancelled)            ─────>
+             <─────────────────────────────────  End (how a key ended)
 
 The wire (:mod:`hal_core.handover.wire`) keeps their order and loses none, or reports the peer as lost.
 """
@@ -53,18 +53,15 @@ class Seal(_Message, gc=False):
     digest: bytes
 
 
-class Withdraw(_Message, gc=False):
-    """The sender has cancelled the key."""
-
-
-class Answer(_Message, gc=False):
-    """How a key ended at the receiver: ``arrived``, ``rejected`` or ``cancelled``, and why."""
+class End(_Message, gc=False):
+    """How a key ended at the receiver: ``arrived``, ``rejected`` or ``cancelled``, and why. A sender's says that it has
+    cancelled the key."""
 
     outcome: str
     why: str
 
 
-Message: TypeAlias = Blocks | Seal | Withdraw | Answer
+Message: TypeAlias = Blocks | Seal | End
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)
 
 

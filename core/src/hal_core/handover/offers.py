@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hal_core.errors import InvalidValue
-from hal_core.handover.messages import Blocks, Message, Seal, Withdraw, crc_of, pack
+from hal_core.handover.messages import Blocks, End, Message, Seal, crc_of, pack
 from hal_core.handover.promises import digest_of
 from hal_core.handover.protocol import BlockCache, Description, Handover, HandoverKey
 from hal_core.handover.wire import Wire
@@ -72,7 +72,7 @@ class Peer:
                     offer.is_sealed = True
         while self._withdrawn:
             key = self._withdrawn[0]
-            if not self._wire.send(self.to.session, *pack(Withdraw(key.request_id, key.attempt))):
+            if not self._wire.send(self.to.session, *pack(End(key.request_id, key.attempt, "cancelled", ""))):
                 return
             self._withdrawn.popleft()
 

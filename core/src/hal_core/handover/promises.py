@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from hal_core.errors import HalError, InvalidValue
-from hal_core.handover.messages import Answer, Blocks, Seal, crc_of
+from hal_core.handover.messages import Blocks, End, Seal, crc_of
 from hal_core.handover.protocol import (
     Arrived,
     BlockCache,
@@ -59,7 +59,7 @@ class Promises:
         self.open: dict[HandoverKey, Promise] = {}
         self._ending: list[Promise] = []
         self._attempts: OrderedDict[str, int] = OrderedDict()
-        self._outcomes: OrderedDict[HandoverKey, Answer] = OrderedDict()
+        self._outcomes: OrderedDict[HandoverKey, End] = OrderedDict()
 
     def add(self, key: HandoverKey, blocks: Sequence[int], source: Description, now: float) -> None:
         """Reserve blocks as ``KvTransfer.reserve`` does; fingerprints were already compared."""
@@ -161,14 +161,14 @@ class Promises:
             if failed is not None and isinstance(event, Arrived):
                 event = Rejected(promise.key, f"the blocks could not be written: {failed}")
             why = event.why if isinstance(event, Rejected) else ""
-            _remember(self._outcomes, promise.key, Answer(*_named(promise.key), _OUTCOMES[type(event)], why))
+            _remember(self._outcomes, promise.key, End(*_named(promise.key), _OUTCOMES[type(event)], why))
             yield promise, event
 
-    def outcome(self, key: HandoverKey) -> Answer | None:
+    def outcome(self, key: HandoverKey) -> End | None:
         """Return how a key ended; None while it is open."""
         if key in self.open or any(promise.key == key for promise in self._ending):
             return None
-        return self._outcomes.get(key) or Answer(*_named(key), "rejected", "no blocks are reserved for it")
+        return self._outcomes.get(key) or End(*_named(key), "rejected", "no blocks are reserved for it")
 
 
 _OUTCOMES = {Arrived: "arrived", Rejected: "rejected", Cancelled: "cancelled", PeerLost: "cancelled"}

@@ -10,7 +10,7 @@ from typing import Any
 
 from hal_core.errors import FrameError, InvalidValue
 from hal_core.handover.facts import check_facts, facts_digest
-from hal_core.handover.messages import Answer, Blocks, Seal, Withdraw, key_of, pack, unpack
+from hal_core.handover.messages import Blocks, End, Message, key_of, pack, unpack
 from hal_core.handover.offers import Offer, Peer
 from hal_core.handover.promises import KEPT, Promises
 from hal_core.handover.protocol import (
@@ -36,7 +36,7 @@ class Patience:
     ``deadline``: reserved blocks must be sealed, and sealed keys answered, within it.
     """
 
-    silence: float = field(default_factory=lambda: TIMEOUTS.peer_silence)
+    silence: float = field(default_factory=lambda: TIMEOUTS.silence)
     deadline: float = field(default_factory=lambda: TIMEOUTS.peer_deadline)
 
 
@@ -110,9 +110,7 @@ class BlockTransfer:
                 message, data = unpack(frame)
             except FrameError:  # its blocks are missing at the seal
                 continue
-            if isinstance(message, Answer):
-                self._hear(session, message)
-            else:
+            if not self._hear(session, message):
                 self._obey(session, message, data)
         for session in self._wire.lost():
             self._lose(session)
@@ -142,22 +140,23 @@ class BlockTransfer:
 
     # The receiving side ------------------------------------------------------------------------------------------
 
-    def _obey(self, session: int, message: Blocks | Seal | Withdraw, data: memoryview) -> None:
+    def _obey(self, session: int, message: Message, data: memoryview) -> None:
         """Process a sender's message."""
         key = key_of(message)
         promise = self._promises.open.get(key)
-        if promise is None:
-            if not isinstance(message, Withdraw):
-                self._answer(session, key)
-        elif promise.source.session != session:
+        is_own = promise is not None and promise.source.session == session
+        if isinstance(message, End):  # which needs no answer
+            if is_own:
+                self._promises.end(key, Cancelled(key))
+        elif promise is None:
+            self._answer(session, key)
+        elif not is_own:
             why = "its blocks are reserved for another sender"
-            self._wire.reply(session, *pack(Answer(key.request_id, key.attempt, "rejected", why)))
+            self._wire.reply(session, *pack(End(key.request_id, key.attempt, "rejected", why)))
         elif isinstance(message, Blocks):
             self._promises.take(key, message, data)
-        elif isinstance(message, Seal):
-            self._promises.seal(key, message)
         else:
-            self._promises.end(key, Cancelled(key))
+            self._promises.seal(key, message)
 
     def _answer(self, session: int, key: HandoverKey) -> None:
         """Send how a key ended."""
@@ -190,10 +189,13 @@ class BlockTransfer:
             found = self._peers[to.session] = Peer(to, self._wire, self._cache, self._digest)
         return found
 
-    def _hear(self, session: int, answer: Answer) -> None:
-        key, peer = key_of(answer), self._peers.get(session)
-        if peer is not None and (offer := peer.offers.pop(key, None)) is not None:
-            self._end_offer(_event(key, answer, offer), key)
+    def _hear(self, session: int, message: Message) -> bool:
+        """Return whether the message is the receiver's about a key that is sent to it; process it then."""
+        key, peer = key_of(message), self._peers.get(session)
+        if not isinstance(message, End) or peer is None or (offer := peer.offers.pop(key, None)) is None:
+            return False
+        self._end_offer(_event(key, message, offer), key)
+        return True
 
     def _end_offer(self, event: HandoverEvent, *keys: HandoverKey) -> None:
         self._events.append(event)
@@ -240,7 +242,7 @@ def is_over(since: float, now: float, seconds: float) -> bool:
     return now - since > seconds
 
 
-def _event(key: HandoverKey, answer: Answer, offer: Offer) -> HandoverEvent:
+def _event(key: HandoverKey, answer: End, offer: Offer) -> HandoverEvent:
     """Translate the receiver's answer into the offer's event."""
     if answer.outcome == "arrived" and offer.handover is not None:
         return Arrived(key, replace(offer.handover))

@@ -110,7 +110,7 @@ def join_job(timeout: float | None = None) -> Job:
     """Join the job that the environment describes, and return it once all its ranks have come. Idempotent.
 
     ``timeout``: seconds that the first rank may take to listen; by default ``TIMEOUTS.collective``. From then on the
-    ranks may take ``TIMEOUTS.joining``, or as long as that.
+    ranks may take ``TIMEOUTS.starting``, or as long as that.
     """
     global _joined
     timeout = TIMEOUTS.collective if timeout is None else timeout
@@ -149,7 +149,7 @@ def wait_for_listener(host: str, port: int, timeout: float, rank: int) -> socket
                     cure="check whether the rank was started, and the first address of PADDLE_TRAINER_ENDPOINTS",
                     argument="group",
                 ) from error
-        pause.wait(TIMEOUTS.listening_look)
+        pause.wait(TIMEOUTS.pause)
 
 
 def _join(timeout: float) -> Job:
@@ -164,7 +164,7 @@ def _join(timeout: float) -> Job:
     me, ranks = int(rank), int(size)
     host, _, port = endpoints.split(",")[0].rpartition(":")
     hello = HELLO.pack(MAGIC, hashlib.sha256(f"{ranks} {endpoints}".encode()).digest()[:16], me)
-    address, longer = (host.strip("[]"), int(port)), max(timeout, TIMEOUTS.joining)
+    address, longer = (host.strip("[]"), int(port)), max(timeout, TIMEOUTS.starting)
     if me == 0:
         return Job(me, ranks, _meet_all(address, hello, ranks, longer))
     link = wait_for_listener(*address, timeout, 0)

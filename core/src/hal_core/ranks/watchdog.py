@@ -96,7 +96,7 @@ class Watchdog:
         """Give the group up because a collective raised, and return the error with the reason."""
         self._failed = self._failed or (str(error).strip().splitlines() or [type(error).__name__])[-1]
         self._prod()
-        self._over.wait(TIMEOUTS.loss_reason + TIMEOUTS.loss_end)
+        self._over.wait(TIMEOUTS.loss_reason + TIMEOUTS.group_end)
         self._since = 0.0
         return self.error(self.reason or f"a collective failed: {self._failed}")
 

@@ -16,11 +16,12 @@ from hal_core import FrameError, GroupLost, OutputRecord
 from hal_core.frames import decode, encode, new_session
 
 from hal_engine.timeouts import TIMEOUTS
-from hal_engine.transport.channel import Beats, Channel, connect
+from hal_engine.transport.beats import Beats
+from hal_engine.transport.channel import Channel, connect
 from hal_engine.transport.hub import Hub
 from hal_engine.transport.urls import socket_of
 
-from .control_messages import Agreed, Hello, Message, Stop, Verdict, decode_message, encode_message
+from .control_messages import Agreed, Hello, Message, Stop, decode_message, encode_message
 from .steps import StepOrder, decode_step, encode_step
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class EngineChannel:
     ) -> None:
         """Listen at ``url``, or at a private ipc address. ``key_of``: each rank's public key, with ``keys``. Raises
         :class:`InvalidValue` for an address in use."""
-        self._hub, self._key_of = Hub(url, keys), key_of
+        self._hub, self._key_of = Hub("control", url, keys), key_of
         self.url = self._hub.url
         self._ranks: dict[int, Channel] = {}
         self._numbers: dict[Channel, int] = {}
@@ -113,7 +114,7 @@ class EngineChannel:
 
     def send(self, message: Message, *ranks: int) -> list[int]:
         """Send a message to some ranks, or to all known ranks. Return those that read no more."""
-        self._parts = self._parts or isinstance(message, Stop | Verdict)
+        self._parts = self._parts or isinstance(message, Stop)
         return self._send(_MESSAGE, encode_message(message), ranks or tuple(self._ranks))
 
     def order(self, order: StepOrder, *ranks: int) -> list[int]:
@@ -163,7 +164,7 @@ class RankChannel:
         """Connect to the engine at ``url``. Raises :class:`GroupLost` if none is there."""
         self.rank, self._local = rank, socket_of(url) is not None
         try:
-            channel = connect(url, keys)
+            channel = connect(url, "control", keys)
             why = "" if channel.establish(TIMEOUTS.silence) else channel.ended or "no answer"
         except OSError as error:
             why = error.strerror or str(error)
@@ -211,7 +212,7 @@ class RankChannel:
                 return None
         return self._received.pop(0)
 
-    def answer(self, timeout: float) -> Agreed | Verdict | None:
+    def answer(self, timeout: float) -> Agreed | Stop | None:
         """Return the engine's answer to :class:`Raised`, or None after ``timeout`` seconds. :meth:`receive` returns the
         messages before it later. Raises as :meth:`receive`."""
         self.watch(())
@@ -219,7 +220,7 @@ class RankChannel:
         try:
             while (left := end - time.monotonic()) > 0:
                 message = self.receive(left)
-                if isinstance(message, Agreed | Verdict):
+                if isinstance(message, Agreed) or (isinstance(message, Stop) and message.what):
                     return message
                 if message is not None:
                     earlier.append(message)
@@ -228,9 +229,9 @@ class RankChannel:
             self._received[:0] = earlier
 
     def send(self, message: Message, wait: float | None = None) -> bool:
-        """Send a message; wait up to ``wait`` seconds (``TIMEOUTS.message``) until it has left. Return whether it
+        """Send a message; wait up to ``wait`` seconds (``TIMEOUTS.deadline``) until it has left. Return whether it
         has."""
-        return self.end.send(message, TIMEOUTS.message if wait is None else wait)
+        return self.end.send(message, TIMEOUTS.deadline if wait is None else wait)
 
     def close(self) -> None:
         """Close, once the engine has read all frames, or after ``TIMEOUTS.parting``."""

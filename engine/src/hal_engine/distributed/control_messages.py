@@ -1,45 +1,45 @@
 """Control messages between engine and ranks: a tagged MessagePack map each.
 
     rank                                   engine
-    Hello  (rank and versions)   ────────>
+    Hello  (rank and versions)   ────────>          compares: equal on all, or Stop, the same on every rank
            <──────────────────────────────  Setup   (all settings of a rank)
-    Ready  (values to compare)   ────────>          compares: equal on all, or
-           <──────────────────────────────  Go      Verdict, the same on every rank
+    Hello  (values of these)     ────────>          compares
+           <──────────────────────────────  Agreed
     Up     (groups are open)     ────────>
            <──────────────────────────────  steps (:mod:`hal_engine.distributed.steps`), in the end Stop
     records of steps             ────────>          (the first rank of each group)
+    Counts (drafts and seconds)  ────────>          (the same)
     Raised (by a runner)         ────────>          compares the ranks of the group; shows it with -v
            <──────────────────────────────  Agreed  (all raised: the step's requests end; or not)
     Failed (why, in which step)  ────────>          decides for all
-           <──────────────────────────────  Verdict
+           <──────────────────────────────  Stop    (why)
     Left   (unsent tokens)       ────────>
 
 Between ranks of a prefill and a decode worker (:mod:`hal_engine.distributed.split`), by request and attempt:
 
-           <──────────────────────────────  Reserve (to a decode rank: promise these blocks)
-    Reserved (promised)          ────────>
-           <──────────────────────────────  SendTo  (to a prefill rank: send present and later blocks there)
-    Arrived (all, and checked)   ────────>          inserts with the next step
+           <──────────────────────────────  Move    (to a decode rank: promise these blocks)
+    Progress (reserved)          ────────>
+           <──────────────────────────────  Move    (to a prefill rank: send present and later blocks there)
+    Progress (arrived, checked)  ────────>          inserts with the next step
            <──────────────────────────────  Release (to either: the attempt is over)
-    Over   (blocks are free)     ────────>          frees them
+    Progress (over)              ────────>          frees the blocks
 
 Between an asyncio engine and its engine process (:mod:`hal_engine.generation`), which is rank 0 of one:
 
     process                                caller
     Hello                        ────────>
-           <──────────────────────────────  Serve   (all settings of the engine)
+           <──────────────────────────────  Setup   (all settings of the engine)
     Up     (it takes requests)   ────────>
            <──────────────────────────────  Submit, Abort, in the end Stop
     records of steps             ────────>
     Ended  (without a record)    ────────>
     Stats  (load and counters)   ────────>
-    Down   (lost workers)        ────────>
     Failed (why)                 ────────>          ends every stream
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 from hal_core import FrameError, SamplingParams, SplitRole
@@ -50,7 +50,7 @@ from hal_engine.transport.channel import Buffer
 
 from .rank_info import ALL_TOKENS
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Protocol version of steps and control messages; engine and ranks must have the same."""
 
 Delivery: TypeAlias = tuple[str, int, int]
@@ -62,8 +62,8 @@ class _Message(msgspec.Struct, tag=True, gc=False, omit_defaults=True):
 
 
 class Hello(_Message):
-    """A rank has connected: its number among ``size``, and ``facts`` that must be equal on all ranks (label to
-    text)."""
+    """A rank's number among ``size``, and ``facts`` that must be equal on all ranks (label to text): the versions when
+    it has connected, and what follows from the settings when it has them."""
 
     rank: int
     size: int
@@ -72,7 +72,7 @@ class Hello(_Message):
 
 
 class Setup(EngineSetup, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """All settings of the ranks, the same for each.
+    """All settings of the ranks, the same for each, or of an engine process.
 
     ``timeout``: most seconds of a collective. ``number``: number of this worker among the senders; the first group's
     sender name. ``role``: the ranks' role in a split. ``host``: where they listen for blocks, "" within one host.
@@ -82,17 +82,6 @@ class Setup(EngineSetup, frozen=True, kw_only=True, omit_defaults=True, tag=True
     number: int = 0
     role: SplitRole = SplitRole.MIXED
     host: str = ""
-
-
-class Ready(_Message):
-    """A rank's values that must be equal on all ranks."""
-
-    rank: int
-    facts: dict[str, str]
-
-
-class Go(_Message):
-    """All ranks agree: open the groups."""
 
 
 class Up(_Message):
@@ -115,7 +104,8 @@ class Up(_Message):
 class Stats(_Message):
     """Load of an engine: requests in slots and waiting, and the part of KV blocks in use (0 to 1). Since its start:
     preemptions, steps, their processor time and elapsed time in seconds, drafts fed and accepted, the device's time in
-    seconds, or None if it is not measured, and the processor time of the first ranks, or None without ranks."""
+    seconds, or None if it is not measured, and the processor time of the first ranks, or None without ranks. ``down``:
+    lost workers, with the reasons; "" while all run."""
 
     running: int
     waiting: int
@@ -128,16 +118,19 @@ class Stats(_Message):
     accepted: int
     device_seconds: float | None = None
     rank_seconds: float | None = None
-
-
-class Down(_Message):
-    """Lost workers of an engine, with the reasons; "" when all run again."""
-
-    what: str
+    down: str = ""
 
 
 class Stop(_Message):
-    """The last message of the engine: send remaining output, and end."""
+    """The last message of the engine, the same for every rank. Without ``what``: send remaining output, and end. With
+    it the start was refused, or rank ``rank`` was lost in step ``step``. ``again``: ranks are restarted."""
+
+    what: str = ""
+    cure: str = ""
+    rank: int = -1
+    step: int = -1
+    refused: bool = False
+    again: bool = False
 
 
 class Failed(_Message):
@@ -169,33 +162,26 @@ class Raised(_Message):
 
 
 class Agreed(_Message):
-    """Whether all ranks of the group raised in this step, in one method and with one class of exception. If so, the
-    step's requests end and the ranks continue; else the ranks that raised end."""
+    """Whether the ranks agree. In step 0: on their settings, so that they open the groups. Else whether all ranks of
+    the group raised in this step, in one method and with one class of exception. If so, the step's requests end and the
+    ranks continue; else the ranks that raised end."""
 
-    step: int
-    alike: bool
-
-
-class Drafts(_Message):
-    """Draft counts of a group's first rank: fed, accepted, turns of slots that decode."""
-
-    rank: int
-    drafts: tuple[int, int, int]
+    step: int = 0
+    alike: bool = True
 
 
-class Drafted(_Message):
-    """Drafts of each request in a step, sent by a group's first rank before the step's record."""
+class Counts(_Message):
+    """What a group's first rank has counted; what is left out has not changed.
 
-    rank: int
-    counts: dict[str, int]
-
-
-class Spent(_Message):
-    """Seconds that a group's first rank has spent so far: processor time of its thread since its first step, and the
-    device's time in steps, or None if it is not measured."""
+    ``drafts``: fed, accepted, turns of slots that decode. ``drafted``: drafts of each request in a step, sent before
+    the step's record. Seconds so far: ``host``, processor time of its thread since its first step; ``device``, the
+    device's time in steps, or None if it is not measured.
+    """
 
     rank: int
-    host: float
+    drafts: tuple[int, int, int] | None = None
+    drafted: dict[str, int] = {}
+    host: float | None = None
     device: float | None = None
 
 
@@ -206,71 +192,34 @@ class Left(_Message):
     undelivered: list[Delivery] = []
 
 
-class Verdict(_Message):
-    """The same end on every rank: the start was refused, or rank ``rank`` was lost in step ``step``. ``again``: ranks
-    are restarted."""
-
-    what: str
-    cure: str = ""
-    rank: int = -1
-    step: int = -1
-    refused: bool = False
-    again: bool = False
-
-
-class Reserve(_Message):
-    """Promise ``blocks`` to the rank that ``source`` describes, for this attempt at the request."""
-
-    request: str
-    attempt: int
-    blocks: list[int]
-    source: Description
-
-
-class Reserved(_Message):
-    """The blocks are promised."""
-
-    rank: int
-    request: str
-    attempt: int
-
-
-class SendTo(_Message):
-    """Send the request's blocks to ``peer``, as they are computed, and then the seal."""
+class Move(_Message):
+    """A request's blocks are to move, in this attempt. To a decode rank: promise ``blocks`` to the rank that ``peer``
+    describes. To a prefill rank, without ``blocks``: send them to ``peer``, as they are computed, and then the seal."""
 
     request: str
     attempt: int
     peer: Description
-
-
-class Arrived(_Message):
-    """All blocks that the seal names have arrived and were checked."""
-
-    rank: int
-    request: str
-    attempt: int
+    blocks: list[int] | None = None
 
 
 class Release(_Message):
-    """The attempt is over for the engine: stop sending, receiving and keeping its blocks. :class:`Over` is the
+    """The attempt is over for the engine: stop sending, receiving and keeping its blocks. ``Progress`` "over" is the
     answer."""
 
     request: str
     attempt: int
 
 
-class Over(_Message):
-    """The request's blocks on this rank are neither read nor written any more. ``why``: the failure, "" for a
+class Progress(_Message):
+    """An attempt at one rank. ``state``: "reserved": its blocks are promised; "arrived": all blocks that the seal names
+    have come and were checked; "over": they are neither read nor written any more. ``why``: the failure, "" for a
     release."""
 
     rank: int
     request: str
     attempt: int
+    state: Literal["reserved", "arrived", "over"]
     why: str = ""
-
-
-class Serve(EngineSetup, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """All settings of an engine process (:class:`hal_engine.generation.AsyncEngine`), sent to it once."""
 
 
 class Submit(_Message):
@@ -297,22 +246,23 @@ class Ended(_Message):
     message: str = ""
 
 
-SplitMessage: TypeAlias = Reserved | Arrived | Over
-Message = (Hello | Setup | Ready | Go | Up | Stop | Failed | Raised | Agreed | Drafts | Drafted | Left) | (
-    Verdict
-    | Spent
-    | Reserve
-    | Reserved
-    | SendTo
-    | Arrived
+Message: TypeAlias = (
+    Hello
+    | Setup
+    | Up
+    | Stats
+    | Stop
+    | Failed
+    | Raised
+    | Agreed
+    | Counts
+    | Left
+    | Move
     | Release
-    | Over
-    | Serve
+    | Progress
     | Submit
     | Abort
     | Ended
-    | Stats
-    | Down
 )
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)
 

@@ -18,7 +18,7 @@ from hal_core import (
 
 from hal_engine.stepping.runner import RunnerFailed
 
-from .control_messages import Delivery, Failed, Verdict
+from .control_messages import Delivery, Failed, Stop
 
 _REFUSALS = (InvalidValue, DeviceNotFound, Unavailable, CapabilityMissing, OutOfMemory, PluginError)
 """Errors of a start that a restart would meet again: the user's options or installation must change."""
@@ -51,19 +51,19 @@ def failed_message(error: Exception, rank: int, step: int) -> Failed:
     broken = isinstance(error, RunnerFailed)  # by its device, which a restart opens again
     refused = (isinstance(error, PluginError) and not broken) or (not step and isinstance(error, _REFUSALS))
     plain = gone or isinstance(error, OSError | ModuleNotFoundError)  # the line says it all
-    trace = "" if plain else trace_told(error)
+    trace = "" if plain else short_trace(error)
     return Failed(rank, what, cure, step, lost, vague=gone and not lost, refused=refused, trace=trace)
 
 
-def trace_told(error: Exception) -> str:
+def short_trace(error: Exception) -> str:
     """Return the traceback of a plugin's or runner's exception. A long one keeps its end, which has the message and the
     place. Characters that a message cannot carry are escaped."""
     trace = trace_of(error).encode("utf-8", "backslashreplace").decode()
     return trace if len(trace) <= _TRACE else f"...{trace[3 - _TRACE :]}"
 
 
-def error_of(verdict: Verdict) -> HalError:
-    """Return the error of a verdict, for the rank that receives it."""
-    if verdict.refused:
-        return InvalidValue(verdict.what, cure=verdict.cure)
-    return RankLost(verdict.what, verdict.rank, verdict.step, cure=verdict.cure)
+def error_of(stop: Stop) -> HalError:
+    """Return the error of the engine's verdict, for the rank that receives it."""
+    if stop.refused:
+        return InvalidValue(stop.what, cure=stop.cure)
+    return RankLost(stop.what, stop.rank, stop.step, cure=stop.cure)

@@ -1,6 +1,6 @@
 """KV transfer on a rank with a role: sends a request's blocks as they are computed, or receives them.
 
-A prefill rank gets a request with its first task and the blocks' destination with :class:`SendTo`, in any order. A
+A prefill rank gets a request with its first task and the blocks' destination with :class:`Move`, in any order. A
 decode rank promises blocks, and inserts no request whose seal it has not seen (G29). Both report the end of each
 attempt to the engine, and never wait for each other.
 """
@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hal_core import LEAVING, InvalidValue, OutputRecord, SplitRole, TaskKind, lay_out
-from hal_core.handover import Arrived as AllArrived
 from hal_core.handover import (
+    Arrived,
     BlockCache,
     Description,
     Handover,
@@ -30,7 +30,7 @@ from hal.contract import contract_version
 from hal_engine.model.digest import checkpoint_digest
 from hal_engine.stepping import KeepsBlocks
 
-from .control_messages import Arrived, Message, Over, Release, Reserve, Reserved, SendTo
+from .control_messages import Message, Move, Progress, Release
 from .steps import TaskOrder
 
 if TYPE_CHECKING:
@@ -98,25 +98,25 @@ class KvHandover:
 
     # -- messages of the engine --------------------------------------------------------------------------------------
 
-    def on_message(self, message: Reserve | SendTo | Release) -> None:
+    def on_message(self, message: Move | Release) -> None:
         """Handle a message of the engine."""
         key = HandoverKey(message.request, message.attempt)
-        if isinstance(message, Reserve):
-            self._reserve(key, message)
-        elif isinstance(message, SendTo):
-            self._send_to(key, message.peer)
-        else:
+        if isinstance(message, Release):
             self._release(key)
+        elif message.blocks is not None:
+            self._reserve(key, message.blocks, message.peer)
+        else:
+            self._send_to(key, message.peer)
         self.look()
 
-    def _reserve(self, key: HandoverKey, message: Reserve) -> None:
+    def _reserve(self, key: HandoverKey, blocks: Sequence[int], source: Description) -> None:
         try:
-            self.transfer.reserve(key, message.blocks, message.source)
+            self.transfer.reserve(key, blocks, source)
         except InvalidValue as error:
             self._over(key, str(error))
             return
         self._promised.add(key)
-        self._send(Reserved(self.rank, key.request_id, key.attempt))
+        self._report(key, "reserved")
 
     def _send_to(self, key: HandoverKey, peer: Description) -> None:
         out = self._outgoing.get(key.request_id)
@@ -225,11 +225,11 @@ class KvHandover:
             out.ended = True
         if key in self._leaving:
             self._over(self._leaving.pop(key))
-        elif isinstance(event, AllArrived):
+        elif isinstance(event, Arrived):
             if promised:
                 self.arrived += 1
                 self._arrived[key.request_id] = key, event.handover
-                self._send(Arrived(self.rank, key.request_id, key.attempt))
+                self._report(key, "arrived")
         elif promised or (out is not None and out.key == key):
             self._over(key, _why(event))
 
@@ -264,7 +264,10 @@ class KvHandover:
             self._give_up(out)
 
     def _over(self, key: HandoverKey, why: str = "") -> None:
-        self._send(Over(self.rank, key.request_id, key.attempt, why))
+        self._report(key, "over", why)
+
+    def _report(self, key: HandoverKey, state: Literal["reserved", "arrived", "over"], why: str = "") -> None:
+        self._send(Progress(self.rank, key.request_id, key.attempt, state, why))
 
     def close(self) -> None:
         """Close the transfer."""

@@ -101,7 +101,7 @@ class LocalLaunch:
 
     def ended(self) -> str:
         """Return how the ranks ended, with their last lines: once all have, or one has failed and the others had
-        ``TIMEOUTS.rank_failed`` seconds to say why. Those are ended then."""
+        twice ``TIMEOUTS.loss_reason`` seconds to say why. Those are ended then."""
         if self._how:
             return self._how
         codes = [process.poll() for process in self._processes]
@@ -109,7 +109,7 @@ class LocalLaunch:
         if not codes or (None in codes and not failed):
             return ""
         self._failed_at = self._failed_at or monotonic()
-        if None in codes and monotonic() - self._failed_at < TIMEOUTS.rank_failed:
+        if None in codes and monotonic() - self._failed_at < 2 * TIMEOUTS.loss_reason:
             return ""
         self._kill()
         found = [f"rank {rank} ended with code {code}" for rank, code in enumerate(codes) if code]

@@ -11,7 +11,7 @@ from hal_core import ENTERING, HalError, InvalidValue, OutputRecord, SinkFull
 from hal_engine.stepping import AsyncLoop, Stepper
 from hal_engine.timeouts import TIMEOUTS
 
-from .control_messages import Message, Release, Reserve, SendTo, Stop, Verdict
+from .control_messages import Message, Move, Release, Stop
 from .requests import RequestTable
 from .steps import StepOrder
 
@@ -38,27 +38,27 @@ class StepLoop:
         self._async_loop = AsyncLoop(worker, self._took)
         self.step = 0
 
-    def run(self, *, overlap: bool, begins: Callable[[int], None], verdict: Callable[[Verdict], HalError]) -> None:
-        """Run until the engine's stop message. ``begins`` gets each step's number; ``verdict`` turns an error into the
-        verdict.
+    def run(self, *, overlap: bool, begins: Callable[[int], None], verdict: Callable[[Stop], HalError]) -> None:
+        """Run until the engine's stop message. ``begins`` gets each step's number; ``verdict`` gives the error of a
+        stop message with a reason.
 
         Raises the errors of steps and the engine's verdicts.
         """
-        while not isinstance(said := self._receive(), Stop):
-            if isinstance(said, Verdict):
-                raise verdict(said)
-            if isinstance(said, StepOrder):
-                self._check_number(said)
-                self.step = said.number
-                begins(said.number)
-                self._take(said, overlap=overlap)
+        while not isinstance(message := self._receive(), Stop):
+            if isinstance(message, StepOrder):
+                self._check_number(message)
+                self.step = message.number
+                begins(message.number)
+                self._take(message, overlap=overlap)
             elif self._handover is not None:
-                if isinstance(said, Reserve | SendTo | Release):
-                    self._handover.on_message(said)
+                if isinstance(message, Move | Release):
+                    self._handover.on_message(message)
                 else:
                     self._handover.look()
-            if said is None and self._handover is None and self._async_loop.waiting:
+            if message is None and self._handover is None and self._async_loop.waiting:
                 self._async_loop.idle()
+        if message.what:
+            raise verdict(message)
 
     def _receive(self) -> Message | StepOrder | None:
         """Return the engine's next message, or None: the transfer may have progressed, or the time has passed."""
@@ -66,11 +66,11 @@ class StepLoop:
             self._channel.watch(self._handover.transfer.sockets)
             if self._async_loop.untold:  # its blocks are to be sent as soon as they are computed
                 self._async_loop.tell()
-                return self._channel.receive(TIMEOUTS.output if self._async_loop.untold else 0.0)
+                return self._channel.receive(TIMEOUTS.poll_most if self._async_loop.untold else 0.0)
         if self._async_loop.waiting:
-            return self._channel.receive(TIMEOUTS.last_step)
+            return self._channel.receive(TIMEOUTS.pause)
         moving = self._handover is not None and self._handover.busy
-        return self._channel.receive(TIMEOUTS.transfer if moving else TIMEOUTS.starting)
+        return self._channel.receive(TIMEOUTS.look if moving else TIMEOUTS.starting)
 
     def _take(self, order: StepOrder, *, overlap: bool) -> None:
         """Run one step."""

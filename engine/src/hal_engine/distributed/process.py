@@ -31,5 +31,5 @@ def main() -> int:
         print(f"hal: rank {rank}: {error}", file=sys.stderr, flush=True)
         status = LOST
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(math.ceil(TIMEOUTS.rank_exit_lost if status else TIMEOUTS.rank_exit))
+    signal.alarm(math.ceil(TIMEOUTS.ranks_end_forced if status else TIMEOUTS.interpreter_end))
     return status

@@ -37,21 +37,18 @@ from hal_engine.transport.fanout_sink import FanoutSink, close_all
 
 from .control_channel import RankChannel
 from .control_messages import (
+    Agreed,
+    Counts,
     Delivery,
-    Drafted,
-    Drafts,
-    Go,
     Hello,
     Left,
     Message,
     Raised,
-    Ready,
     Setup,
-    Spent,
+    Stop,
     Up,
-    Verdict,
 )
-from .errors import error_of, failed_message, trace_told
+from .errors import error_of, failed_message, short_trace
 from .kv_handover import KvHandover, open_kv_handover
 from .layout import RankLayout
 from .loop import StepLoop
@@ -61,7 +58,7 @@ from .state_check import StateCheck
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Sink
 
-_Wanted = TypeVar("_Wanted", Setup, Go)
+_Wanted = TypeVar("_Wanted", Setup, Agreed)
 
 
 def serve(
@@ -83,7 +80,7 @@ def serve(
     channel = RankChannel(url, rank, keys)
     serving = _Serving(channel, rank, keys)
     try:
-        with serving.telling():
+        with serving.reporting():
             channel.send(Hello(rank, size, versions()))
             setup = serving.wait(Setup)
             serving.run(msgspec.structs.replace(setup, host=host) if host else setup)
@@ -110,7 +107,7 @@ class _Serving:
         self._decided = False  # whether a verdict came
         self._again = False  # whether the verdict announces a restart
         self._sink: Sink | None = None
-        self._acceptance, self._told, self._first = Acceptance(), 0, False
+        self._acceptance, self._reported, self._first = Acceptance(), 0, False
         self._timed: Stepper | None = None  # if its time is reported
         self._began: float | None = None
         self._due = 0.0
@@ -125,11 +122,11 @@ class _Serving:
             open_as_asked(setup.device, setup.require, among=among) as device,
             self._closing,
             self._sending(setup, layout),
-            self.telling(),  # first, whatever else has to be closed
+            self.reporting(),  # first, whatever else has to be closed
             named_unwritten(device),  # before the error is sent
         ):
-            self.channel.send(Ready(self.rank, _shared_facts(setup, layout)))
-            self.wait(Go)
+            self.channel.send(Hello(self.rank, layout.size, _shared_facts(setup, layout)))
+            self.wait(Agreed)
             self._patience = 2 * setup.timeout
             worker, check = self._worker(setup, layout, device)
             self._acceptance = worker.acceptance
@@ -150,74 +147,74 @@ class _Serving:
     def _raised(self, method: str, error: Exception) -> bool:
         """Report a runner's exception. Return whether all ranks of the group raised so in this step. Raises a verdict
         that comes instead."""
-        said = Raised(self.rank, self.step, method, type(error).__name__, trace_told(error))
-        self.channel.send(said, 0.0)
+        self.channel.send(Raised(self.rank, self.step, method, type(error).__name__, short_trace(error)), 0.0)
         answer = self.channel.answer(TIMEOUTS.raised)
-        if isinstance(answer, Verdict):
+        if isinstance(answer, Stop):
             raise self._verdict(answer)
         return answer is not None and answer.alike and answer.step == self.step
 
     def _begins(self, step: int) -> None:
         """Begin a step. Report the drafts of earlier steps first, because a killed rank cannot report them later."""
         self.step = step
-        self._tell_drafts()
+        self._report_drafts()
         if self._timed is not None and (now := time.monotonic()) >= self._due:
             host, self._due = time.thread_time(), now + TIMEOUTS.stats
             self._began = host if self._began is None else self._began
-            self.channel.send(Spent(self.rank, host - self._began, self._timed.device_seconds), 0.0)
+            counts = Counts(self.rank, host=host - self._began, device=self._timed.device_seconds)
+            self.channel.send(counts, 0.0)
 
-    def _tell_drafts(self) -> None:
+    def _report_drafts(self) -> None:
         """Report new draft counts, on the one rank of a group that sends."""
         found = self._acceptance
-        if self._first and found.drafted != self._told:
-            self._told = found.drafted
-            self.channel.send(Drafts(self.rank, (found.drafted, found.accepted, found.turns)), 0.0)
+        if self._first and found.drafted != self._reported:
+            self._reported = found.drafted
+            self.channel.send(Counts(self.rank, (found.drafted, found.accepted, found.turns)), 0.0)
 
     def wait(self, wanted: type[_Wanted]) -> _Wanted:
         """Wait for that message. Raises a verdict that comes instead."""
         starting = TIMEOUTS.starting
         while True:
-            said = self.channel.receive(starting)
-            if isinstance(said, wanted):
-                return said
-            if isinstance(said, Verdict):
-                raise self._verdict(said)
-            if said is None:
+            message = self.channel.receive(starting)
+            if isinstance(message, wanted):
+                return message
+            if isinstance(message, Stop) and message.what:
+                raise self._verdict(message)
+            if message is None:
                 raise GroupLost(
                     f"rank {self.rank} got no {wanted.__name__} message within {starting:g} s", argument="engine"
                 )
 
     @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
+    def reporting(self) -> Iterator[None]:
         """Report an error to the engine, once, and raise its verdict, which is the same on every rank."""
         try:
             yield
         except Exception as error:
             if not self._decided:
                 self._decided = True
-                self._tell(error)
+                self._report(error)
             raise
 
-    def _tell(self, error: Exception) -> None:
+    def _report(self, error: Exception) -> None:
         from hal_core.devices import close_groups
 
         if isinstance(error, GroupLost) and error.argument == "engine":  # no engine is left to report to
             close_groups()
             return
-        said = self.channel.send(failed_message(error, self.rank, self.step), TIMEOUTS.parting)
+        sent = self.channel.send(failed_message(error, self.rank, self.step), TIMEOUTS.parting)
         close_groups()  # ranks that wait for this one in a collective end before its timeout
         end = time.monotonic() + self._patience
-        while said and (left := end - time.monotonic()) > 0:
+        while sent and (left := end - time.monotonic()) > 0:
             try:
-                heard = self.channel.receive(left)
+                message = self.channel.receive(left)
             except GroupLost:
                 return
-            if isinstance(heard, Verdict):
-                raise self._verdict(heard) from error
+            if isinstance(message, Stop) and message.what:
+                raise self._verdict(message) from error
 
-    def _verdict(self, verdict: Verdict) -> HalError:
-        self._decided, self._again = True, verdict.again
-        return error_of(verdict)
+    def _verdict(self, stop: Stop) -> HalError:
+        self._decided, self._again = True, stop.again
+        return error_of(stop)
 
     @contextlib.contextmanager
     def _sending(self, setup: Setup, layout: RankLayout) -> Iterator[None]:
@@ -238,13 +235,13 @@ class _Serving:
             yield
         finally:
             with contextlib.suppress(Undelivered):
-                close_all(sinks[:1], TIMEOUTS.records_end, again=self._again)
+                close_all(sinks[:1], TIMEOUTS.ranks_end / 2, again=self._again)
             try:
-                close_all(sinks[1:], TIMEOUTS.records_end, again=self._again)
+                close_all(sinks[1:], TIMEOUTS.ranks_end / 2, again=self._again)
             except Undelivered as error:
                 undelivered += error.records
-            self._told = -1  # also of turns without drafts
-            self._tell_drafts()
+            self._reported = -1  # also of turns without drafts
+            self._report_drafts()
             self.channel.send(Left(self.rank, undelivered), 0.0)
 
     def _worker(self, setup: Setup, layout: RankLayout, device: BoundDevice) -> tuple[Stepper, StateCheck | None]:
@@ -279,7 +276,7 @@ class _Serving:
     def _drafted(self, counts: Mapping[str, int]) -> None:
         """Report the drafts of each request, on the one rank of a group that sends."""
         if self._first:
-            self.channel.send(Drafted(self.rank, dict(counts)), 0.0)
+            self.channel.send(Counts(self.rank, drafted=dict(counts)), 0.0)
 
     def _send(self, message: Message) -> None:
         """Send a message that is not repeated. Raise if it cannot be sent, because the engine would wait for it for

@@ -17,25 +17,17 @@ from .control_channel import EngineChannel
 from .control_messages import (
     PROTOCOL,
     Agreed,
-    Arrived,
+    Counts,
     Delivery,
-    Drafted,
-    Drafts,
     Failed,
-    Go,
     Hello,
     Left,
     Message,
-    Over,
+    Progress,
     Raised,
-    Ready,
-    Reserved,
     Setup,
-    Spent,
-    SplitMessage,
     Stop,
     Up,
-    Verdict,
 )
 from .errors import RankLost
 from .launch import Starter
@@ -50,7 +42,7 @@ if TYPE_CHECKING:
     from hal_engine.transport.curve import CurveKeys
 
 log = logging.getLogger("hal")
-_Said = TypeVar("_Said", Hello, Ready, Up)
+_Wanted = TypeVar("_Wanted", Hello, Up)
 
 
 class RankExecutor:
@@ -87,9 +79,9 @@ class RankExecutor:
         self._failed, self._records = list[Failed](), deque[tuple[int, OutputRecord]]()
         self._raised = dict[int, Raised]()  # by rank, until it is answered
         self._left, self._drafts = dict[int, tuple[Delivery, ...]](), dict[int, tuple[int, int, int]]()
-        self._spent = dict[int, Spent]()
+        self._spent = dict[int, Counts]()
         self.drafted: Counter[str] = Counter()  #: drafts of each request; the engine takes them out
-        self.said: deque[SplitMessage] = deque()  #: messages of ranks about KV transfer; the engine takes them out
+        self.progress: deque[Progress] = deque()  #: messages of ranks about KV transfer; the engine takes them out
         # : of ranks with a role, the description that the other role's ranks need
         self.peers: tuple[Description | None, ...] = ()
         self.rank_info = RankInfo("", {}, "")
@@ -138,7 +130,7 @@ class RankExecutor:
         end = time.monotonic() + timeout
         while True:
             left = end - time.monotonic()
-            self._take_messages(0.0 if self._records else max(0.0, min(left, TIMEOUTS.engine_wait)))
+            self._take_messages(0.0 if self._records else max(0.0, min(left, TIMEOUTS.look)))
             if self._records:
                 group, record = self._records.popleft()
                 self._clock.taken(group)
@@ -156,7 +148,7 @@ class RankExecutor:
         while True:
             over = senders <= self._left.keys() | self.channel.gone().keys() or time.monotonic() > end
             over = over or bool(self._starter.ended())
-            self._take_messages(TIMEOUTS.engine_wait)
+            self._take_messages(TIMEOUTS.look)
             found += self._records
             self._records.clear()
             if over:
@@ -176,7 +168,8 @@ class RankExecutor:
     @property
     def rank_seconds(self) -> float | None:
         """Return the processor time of the threads of these ranks since their first step; None if not reported."""
-        return sum(spent.host for spent in self._spent.values()) if self._spent else None
+        found = [spent.host for spent in self._spent.values() if spent.host is not None]
+        return sum(found) if found else None
 
     @property
     def undelivered(self) -> list[Delivery]:
@@ -188,7 +181,7 @@ class RankExecutor:
         self.channel.send(Stop())
         end = time.monotonic() + TIMEOUTS.ranks_end
         while len(self._left) < self.layout.dp and not self._starter.ended() and time.monotonic() < end:
-            self._take_messages(TIMEOUTS.engine_wait)
+            self._take_messages(TIMEOUTS.look)
         self._end(TIMEOUTS.ranks_end)
 
     def close(self) -> None:
@@ -209,8 +202,8 @@ class RankExecutor:
                 )
         self._compare({rank: hello.facts for rank, hello in hellos.items()})
         self.channel.send(self._setup)
-        self._compare({rank: ready.facts for rank, ready in (yield from self._collect(Ready)).items()})
-        self.channel.send(Go())
+        self._compare({rank: hello.facts for rank, hello in (yield from self._collect(Hello)).items()})
+        self.channel.send(Agreed())
         up = yield from self._collect(Up)
         indices = tuple(up[rank].index for rank in sorted(up))
         first, overlap = up[0], all(message.overlap for message in up.values())
@@ -219,27 +212,27 @@ class RankExecutor:
         named = first.device, first.fallbacks, first.substituted
         self.rank_info = RankInfo(*named, indices, overlap, first.no_overlap, vocabulary, first.chunk)
 
-    def _collect(self, wanted: type[_Said]) -> Generator[None, None, dict[int, _Said]]:
+    def _collect(self, wanted: type[_Wanted]) -> Generator[None, None, dict[int, _Wanted]]:
         """Collect this message from every rank."""
-        said: dict[int, _Said] = {}
-        began = told = time.monotonic()
-        while len(said) < self.layout.size:
+        found: dict[int, _Wanted] = {}
+        began = logged = time.monotonic()
+        while len(found) < self.layout.size:
             for rank, message in self.channel.receive():
                 if isinstance(message, wanted):
-                    said[rank] = message
+                    found[rank] = message
                 else:
                     self._take(rank, message)
             if self._failed:
                 raise self._failure()
             self._look()
-            missing = sorted(set(range(self.layout.size)) - set(said))
+            missing = sorted(set(range(self.layout.size)) - set(found))
             self._check_start(missing, began + self._starting)
-            if missing and time.monotonic() > told + TIMEOUTS.start_line:
-                told, limit = time.monotonic(), f"{self._starting:g} s ({Timeouts.starting.variable})"
-                log.warning("waited %.0f s for rank(s) %s, at most %s", told - began, missing, limit)
+            if missing and time.monotonic() > logged + TIMEOUTS.start_line:
+                logged, limit = time.monotonic(), f"{self._starting:g} s ({Timeouts.starting.variable})"
+                log.warning("waited %.0f s for rank(s) %s, at most %s", logged - began, missing, limit)
             if missing:
                 yield
-        return said
+        return found
 
     def _check_start(self, missing: Sequence[int], end: float) -> None:
         """Raise the loss of ranks that cannot come up any more, or have not until ``end``."""
@@ -268,7 +261,7 @@ class RankExecutor:
             raise self._refuse(what, "start every rank with the same files, options and versions")
 
     def _refuse(self, what: str, cure: str) -> InvalidValue:
-        self.channel.send(Verdict(what, cure, refused=True))
+        self.channel.send(Stop(what, cure, refused=True))
         self._starter.end(TIMEOUTS.ranks_end)
         return InvalidValue(what, cure=cure)
 
@@ -288,16 +281,19 @@ class RankExecutor:
         elif isinstance(message, Raised):
             self._raised[rank] = message
             self._answer(self.layout.number_of(rank))
-        elif isinstance(message, Reserved | Arrived | Over):
-            self.said.append(message)
+        elif isinstance(message, Progress):
+            self.progress.append(message)
         elif isinstance(message, Left):
             self._left[rank] = tuple(message.undelivered)
-        elif isinstance(message, Drafts):
-            self._drafts[rank] = message.drafts
-        elif isinstance(message, Spent):
-            self._spent[rank] = message
-        elif isinstance(message, Drafted):
-            self.drafted.update(message.counts)
+        elif isinstance(message, Counts):
+            self._count(rank, message)
+
+    def _count(self, rank: int, counts: Counts) -> None:
+        self.drafted.update(counts.drafted)
+        if counts.drafts is not None:
+            self._drafts[rank] = counts.drafts
+        if counts.host is not None:
+            self._spent[rank] = counts
 
     def _answer(self, group: int) -> None:
         """Answer the ranks of a group whose runners raised, once all of them have, or the group's output shows that its
@@ -330,14 +326,14 @@ class RankExecutor:
     def _ended_by(self) -> str:
         """Return what the starter reports of an end that the connection has shown first, with the rank's last lines;
         "" if it reports nothing in time."""
-        end = time.monotonic() + TIMEOUTS.lost_rank
+        end = time.monotonic() + 2 * TIMEOUTS.loss_reason
         while not (how := self._starter.ended()) and time.monotonic() < end:
-            self._take_messages(TIMEOUTS.engine_wait)
+            self._take_messages(TIMEOUTS.look)
         return how
 
     def _blamed(self) -> tuple[int, Failed]:
         """Return the lost rank and the message with the reason: its own if there is one, else that of another rank."""
-        end = time.monotonic() + TIMEOUTS.lost_rank
+        end = time.monotonic() + 2 * TIMEOUTS.loss_reason
         while True:
             own = [message for message in self._failed if not message.lost and not message.vague]
             named = [message for message in self._failed if message.lost]
@@ -347,7 +343,7 @@ class RankExecutor:
             if ended or (self._failed and time.monotonic() > end):
                 message = (named or self._failed)[0]
                 return (message.lost[0] if message.lost else message.rank), message
-            self._take_messages(TIMEOUTS.engine_wait)
+            self._take_messages(TIMEOUTS.look)
 
     def _lose(self, rank: int, why: str, cure: str = "") -> RankLost:
         """Send every rank the verdict, once. Return it as an error."""
@@ -355,7 +351,7 @@ class RankExecutor:
             step = self._numbers[self.layout.number_of(rank)]
             what = f"rank {self._name_of(rank)} was lost {f'in step {step}' if step else 'at its start'}: {why}"
             cure = cure or "see its output, and run the requests again (--restart does both)"
-            self.channel.send(Verdict(what, cure, rank, step, again=self.again()))
+            self.channel.send(Stop(what, cure, rank, step, again=self.again()))
             self._lost = RankLost(what, rank, step, cure=cure)
         return self._lost
 

@@ -57,7 +57,7 @@ class RayCluster:
         host, _, port = (self._address or "").rpartition(":")
         try:
             if host and port.isdigit():  # Ray itself would try for minutes
-                socket.create_connection((host.rpartition("/")[2], int(port)), TIMEOUTS.ray_address).close()
+                socket.create_connection((host.rpartition("/")[2], int(port)), TIMEOUTS.greeting).close()
             ray.init(address=self._address or "local", **options)
         except Exception as error:  # Ray raises plain exceptions too, for example if a node does not start in time
             where = self._address or "this host"
@@ -190,10 +190,10 @@ class RayLaunch:
             return "; ".join(failed)
         self._ranks = ray.get(self._preparing)
         self._known.update(one.public_key for one in self._ranks)
-        told = self._url, self.keys.public
+        address = self._url, self.keys.public
         own = any(name != "CPU" for name in self._bundle)
         self._serving = {
-            actor.serve.remote(*told, rank, self._ranks, own): rank for rank, actor in enumerate(self._actors)
+            actor.serve.remote(*address, rank, self._ranks, own): rank for rank, actor in enumerate(self._actors)
         }
         return ""
 
@@ -228,15 +228,15 @@ class RayLaunch:
         import ray
 
         done, _ = ray.wait(list(self._serving), num_returns=len(self._serving), timeout=0)
-        said, self._read_until = [], time.monotonic() + TIMEOUTS.ray_last_line
+        found, self._read_until = [], time.monotonic() + TIMEOUTS.ray_last_line
         for ref in done:
             rank = self._serving[ref]
             if text := self._failure(rank, ref):
-                said.append(text)
+                found.append(text)
                 continue
-            if words := ray.get(ref):
-                said.append(f"rank {rank}: {words}")
-        return "; ".join(said) or ("all ranks have ended" if len(done) == len(self._serving) else "")
+            if why := ray.get(ref):
+                found.append(f"rank {rank}: {why}")
+        return "; ".join(found) or ("all ranks have ended" if len(done) == len(self._serving) else "")
 
     def _failure(self, rank: int, ref: Any) -> str:  # noqa: ANN401 (Ray's reference)
         """Return why a call of a rank's actor failed, or "" if it did not: the lost node, else its last line."""

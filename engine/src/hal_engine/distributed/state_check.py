@@ -57,12 +57,12 @@ class StateCheck:
 
     def _columns(self) -> Columns:
         state = self._worker.state
-        whole = ByteRange(0, state.memory.nbytes)  # companions lie behind it
-        copied = self._worker.device.copy_out(memory=state.memory, parts=(whole,), stream=self._worker.stream)
+        part = ByteRange(0, state.memory.nbytes)  # companions lie behind it
+        copied = self._worker.device.copy_out(memory=state.memory, parts=(part,), stream=self._worker.stream)
         copied.wait()
         columns: Columns = {}
         for one in (state, *state.companions):
-            for name, column in one.columns(copied.data[0], whole).items():
+            for name, column in one.columns(copied.data[0], part).items():
                 if name not in _APART:
                     if name in _ADMISSION_IDS and self.first_admission_id:
                         column = np.where(column > 0, column - self.first_admission_id + 1, 0)

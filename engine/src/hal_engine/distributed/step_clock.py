@@ -33,7 +33,7 @@ class StepClock:
 
     def _look(self) -> None:
         now = self._clock()
-        passed, self._looked = min(now - self._looked, TIMEOUTS.longest_look), now
+        passed, self._looked = min(now - self._looked, TIMEOUTS.beat), now
         for group, count in enumerate(self._under_way):
             if count > 0:
                 self._seconds[group] += passed

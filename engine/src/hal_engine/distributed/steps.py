@@ -163,14 +163,14 @@ def _unpacked(task: _Task) -> TaskOrder:
     request = task.request
     if (request is not None) != (task.kind in ENTERING):
         raise FrameError(f"a task {task.kind.name} {'with' if request else 'without'} a request")
-    whole = None
+    entering = None
     if request is not None:
-        whole = Request(task.name, _ids(request.prompt), request.params, _ids(request.output), request.role)
+        entering = Request(task.name, _ids(request.prompt), request.params, _ids(request.output), request.role)
     return TaskOrder(
         task.kind,
         task.slot,
         task.name,
-        whole,
+        entering,
         task.computed,
         task.scheduled,
         _ids(task.blocks),

@@ -11,7 +11,7 @@ from hal_core import GroupLost, HalError, SplitRole, Unavailable
 from hal_engine.engine import Scheduler
 from hal_engine.engine.worker import EngineWorker
 
-from .control_messages import Delivery, Message, Release, SplitMessage, Verdict
+from .control_messages import Delivery, Message, Progress, Release, Stop
 from .errors import RankLost
 
 if TYPE_CHECKING:
@@ -128,9 +128,9 @@ class RankWorker(EngineWorker[S]):
         return () if self.rank_executor is None else self.rank_executor.sockets
 
     @property
-    def said(self) -> deque[SplitMessage]:
+    def progress(self) -> deque[Progress]:
         """Return messages of ranks about KV transfer."""
-        return super().said if self.rank_executor is None else self.rank_executor.said
+        return super().progress if self.rank_executor is None else self.rank_executor.progress
 
     @property
     def ranks(self) -> range:
@@ -152,7 +152,7 @@ class RankWorker(EngineWorker[S]):
     def refuse(self, error: HalError) -> None:
         """Send the ranks the reason of their refusal."""
         if self.rank_executor is not None:
-            self.rank_executor.channel.send(Verdict(error.what, error.cure, refused=True))
+            self.rank_executor.channel.send(Stop(error.what, error.cure, refused=True))
 
     def release(self, key: Key, then: Callable[[], None], over: frozenset[int] = frozenset()) -> None:
         """Release an attempt on all ranks, and call ``then`` when they have confirmed. ``over``: ranks that have."""

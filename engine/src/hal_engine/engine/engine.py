@@ -259,7 +259,7 @@ class Engine:
     def _receive(self) -> None:
         """Take over outputs; wait for one if requests run and no end is to be returned. Idle ranks are polled too: they
         may be lost, and those on other hosts need the engine's heartbeat."""
-        patience = TIMEOUTS.engine_wait if self._names and not self._ended else 0.0
+        patience = TIMEOUTS.look if self._names and not self._ended else 0.0
         alone = len(self.workers) == 1 and self.workers[0].up  # its executor waits, and gives one output at a time
         if not alone:
             self._wait([socket for worker in self.workers for socket in worker.sockets], patience)
@@ -272,8 +272,8 @@ class Engine:
                         self._take(worker, *found)
                 elif (worker.busy or worker.sockets) and (found := worker.executor.receive(patience)) is not None:
                     self._take(worker, *found)
-                while worker.said:
-                    self.front.on_message(worker.said.popleft(), worker)
+                while worker.progress:
+                    self.front.on_message(worker.progress.popleft(), worker)
             except GroupLost as error:
                 self._lost(worker, error)
 
@@ -292,7 +292,7 @@ class Engine:
                 worker.drafted, worker.restarts = self.drafted, lambda: self._restarts_left > 0
                 self._begin(worker)
             while late := [worker for worker in self.workers if not self._assembled(worker)]:
-                self._wait([socket for worker in late for socket in worker.sockets], TIMEOUTS.engine_wait)
+                self._wait([socket for worker in late for socket in worker.sockets], TIMEOUTS.look)
             self.front.begin()
         except BaseException as error:
             if isinstance(error, InvalidValue | Unavailable):

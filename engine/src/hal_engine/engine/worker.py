@@ -111,7 +111,7 @@ class EngineWorker(Generic[S]):
         return self.executor.sockets
 
     @property
-    def said(self) -> deque[Any]:
+    def progress(self) -> deque[Any]:
         """Messages about requests that move between workers; the engine removes them."""
         return _NOTHING
 

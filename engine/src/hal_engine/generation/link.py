@@ -22,7 +22,7 @@ from hal_core import FinishReason, HalError, InvalidValue, OutputRecord, Request
 
 from hal_engine.children import TIED, environment
 from hal_engine.distributed.control_channel import Contents, ControlEnd
-from hal_engine.distributed.control_messages import Abort, Down, Ended, Failed, Hello, Serve, Stats, Stop, Submit, Up
+from hal_engine.distributed.control_messages import Abort, Ended, Failed, Hello, Setup, Stats, Stop, Submit, Up
 from hal_engine.model.streaming import AnswerText
 from hal_engine.options import EngineSetup
 from hal_engine.streams import Part, Stream, Streams
@@ -146,7 +146,7 @@ class EngineLink:
         poller.register(self._wake_end, select.POLLIN)
         while not self._closing:
             poller.register(self._channel, select.POLLIN | (select.POLLOUT if self._channel.wants_room else 0))
-            if any(number == self._wake_end for number, _ in poller.poll(1000 * TIMEOUTS.idle_look)):
+            if any(number == self._wake_end for number, _ in poller.poll(1000 * TIMEOUTS.look)):
                 os.read(self._wake_end, 4096)
             assert self._process is not None
             status = self._process.poll()  # before its last messages are read
@@ -178,7 +178,7 @@ class EngineLink:
         if not (self.up.done() and self._pulse.silent):
             self._silent = None
         elif self._silent is None:
-            what = f"the engine process has not beaten for {TIMEOUTS.process_silence:g} s: it is stopped, or hangs"
+            what = f"the engine process has not beaten for {TIMEOUTS.silence:g} s: it is stopped, or hangs"
             cure = "let it go on (SIGCONT), or start the engine again"
             self._silent = Unavailable(what, cure=cure)
             for name in self._streams.fail(self._silent):
@@ -188,15 +188,13 @@ class EngineLink:
         if isinstance(message, OutputRecord):
             self._streams.take(message)
         elif isinstance(message, Hello):
-            self._end_here.send(Serve(**self._setup.fields()))
+            self._end_here.send(Setup(**self._setup.fields(), timeout=TIMEOUTS.collective))
         elif isinstance(message, Up):
             self._output_before = os.fstat(self._noise.fileno()).st_size
             self._pulse.begin()
             self.up.set_result(message)
         elif isinstance(message, Stats):
-            self.stats = message
-        elif isinstance(message, Down):
-            self._down_workers = message.what
+            self.stats, self._down_workers = message, message.down
         elif isinstance(message, Ended):
             self._streams.end(message.request, message.tokens, FinishReason(message.reason), message.message)
         elif isinstance(message, Failed):
@@ -239,7 +237,7 @@ class EngineLink:
         """The exit status of the process, which has closed its channel; it is killed if it does not end."""
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(TIMEOUTS.rank_exit_lost)
+            return self._process.wait(TIMEOUTS.ranks_end_forced)
         self._process.kill()
         return self._process.wait()
 
@@ -257,7 +255,7 @@ class EngineLink:
             self._end_here.send(Stop())
             if not self.up.done():  # it may not read messages yet
                 self._process.terminate()
-            end = time.monotonic() + (TIMEOUTS.ranks_end if self.up.done() else TIMEOUTS.process_start_end)
+            end = time.monotonic() + (TIMEOUTS.ranks_end if self.up.done() else 3 * TIMEOUTS.signal / 4)
             while self._process.poll() is None and time.monotonic() < end:
                 self._channel.receive()
                 if self._channel.ended:

@@ -16,12 +16,13 @@ import numpy as np
 from hal_core import GroupLost, OutputRecord, Request
 
 from hal_engine.distributed.control_channel import Contents, ControlEnd
-from hal_engine.distributed.control_messages import Abort, Down, Ended, Hello, Message, Serve, Stats, Stop, Submit, Up
+from hal_engine.distributed.control_messages import Abort, Ended, Hello, Message, Setup, Stats, Stop, Submit, Up
 from hal_engine.distributed.errors import failed_message
 from hal_engine.distributed.rank import versions
 from hal_engine.opening import open_engine
 from hal_engine.timeouts import TIMEOUTS
-from hal_engine.transport.channel import Beats, Channel
+from hal_engine.transport.beats import Beats
+from hal_engine.transport.channel import Channel
 
 if TYPE_CHECKING:
     from hal_engine.engine import Engine
@@ -49,7 +50,7 @@ class CallerEnd:
         """Send a record. Wait a while if the caller has much to read, then keep it all the same."""
         self._end.send_record(record)
         if self._channel.pending > MOST_PENDING:
-            self._channel.flush(TIMEOUTS.message)
+            self._channel.flush(TIMEOUTS.deadline)
 
     def receive(self, timeout: float) -> Contents | None:
         """Return the next message, or None after ``timeout`` seconds. Raises :class:`GroupLost` if the caller is
@@ -95,9 +96,9 @@ class _Gauge:
             self._pulse.step = 0
 
     def read(self) -> Stats | None:
-        """Return the figures if they are due and have changed."""
-        now = time.monotonic()
-        if now < self._due:
+        """Return the figures if they have changed and are due, which a loss of workers always is."""
+        now, down = time.monotonic(), self._engine.lost
+        if now < self._due and down == ("" if self._last is None else self._last.down):
             return None
         self._due = now + TIMEOUTS.stats
         fed, accepted, _ = self._engine.drafts
@@ -117,6 +118,7 @@ class _Gauge:
                 accepted,
                 device,
                 ranks,
+                down,
             ),
         )
         return None if former == self._last else self._last
@@ -127,9 +129,9 @@ def serve_requests(channel: CallerEnd, engine: Engine, pulse: CallerEnd | None =
 
     Raises the errors of a step, and :class:`GroupLost` if the caller is gone.
     """
-    gauge, lost, come = _Gauge(engine, pulse), "", list[Request]()
+    gauge, come = _Gauge(engine, pulse), list[Request]()
     while True:
-        message = channel.receive(0.0 if engine.busy else TIMEOUTS.process_idle)
+        message = channel.receive(0.0 if engine.busy else TIMEOUTS.look)
         while message is not None:
             if isinstance(message, Stop):
                 return
@@ -148,8 +150,6 @@ def serve_requests(channel: CallerEnd, engine: Engine, pulse: CallerEnd | None =
         for one in ended:
             if not one.reported:
                 channel.send(Ended(one.request_id, len(one.token_ids), int(one.reason), one.message))
-        if engine.lost != lost:
-            channel.send(Down(lost := engine.lost))
         if (stats := gauge.read()) is not None:
             channel.send(stats)
 
@@ -159,15 +159,15 @@ def run(channel: Channel) -> int:
     caller, wait = CallerEnd(channel), TIMEOUTS.parting
     try:
         caller.send(Hello(0, 1, versions()))
-        serve = caller.receive(TIMEOUTS.serve)
-        if not isinstance(serve, Serve):
+        setup = caller.receive(TIMEOUTS.starting)
+        if not isinstance(setup, Setup):
             raise GroupLost("no message of what to serve came", argument="engine")
-        with open_engine(serve, caller.send_record) as opened:
+        with open_engine(setup, caller.send_record) as opened:
             able = opened.device.capabilities
             caller.send(Up(0, opened.device.name, dict(able.fallbacks), able.substituted))
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on, the caller sends Stop
             serve_requests(caller, opened.engine, caller)
-        wait = TIMEOUTS.records_end
+        wait = TIMEOUTS.ranks_end / 2
     except Exception as error:  # noqa: BLE001 (the caller raises it)
         lost = isinstance(error, GroupLost) and error.argument == "engine"
         if not lost:

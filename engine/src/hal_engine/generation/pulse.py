@@ -30,7 +30,7 @@ class PulseWatch:
     def look(self) -> None:
         """Count the time since the last look."""
         now = self._clock()
-        passed, self._looked = min(now - self._looked, TIMEOUTS.longest_look), now
+        passed, self._looked = min(now - self._looked, TIMEOUTS.beat), now
         self._silence = self._silence + passed if self._channel.heard == self._heard else 0.0
         self._heard, step = self._channel.heard, self._channel.number
         self._in_step = self._in_step + passed if step == self._step else 0.0
@@ -38,8 +38,8 @@ class PulseWatch:
 
     @property
     def silent(self) -> bool:
-        """Whether no beat has come for ``TIMEOUTS.process_silence``."""
-        return self._silence > TIMEOUTS.process_silence
+        """Whether no beat has come for ``TIMEOUTS.silence``."""
+        return self._silence > TIMEOUTS.silence
 
     @property
     def late(self) -> int:

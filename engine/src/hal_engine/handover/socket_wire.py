@@ -17,7 +17,8 @@ from hal_core.frames import new_session
 from hal_core.handover import BlockCache, BlockTransfer, Description, Patience
 
 from hal_engine.timeouts import TIMEOUTS
-from hal_engine.transport.channel import Beats, Buffer, Channel, connect
+from hal_engine.transport.beats import Beats
+from hal_engine.transport.channel import Buffer, Channel, connect
 from hal_engine.transport.curve import CurveKeys
 from hal_engine.transport.hub import Hub
 
@@ -48,14 +49,14 @@ class SocketWire:
     def __init__(self, url: str | None = None, keys: CurveKeys | None = None, silence: float | None = None) -> None:
         self._keys, self._admitted = keys, OrderedDict[str, int]()  # public keys and their owners' sessions
         own = None if keys is None else CurveKeys(keys.public, keys.secret, admits=self._admitted.__contains__)
-        self._hub = Hub(url, own)
+        self._hub = Hub("blocks", url, own)
         self.url, self.session = self._hub.url, new_session()
         self.public_key = "" if keys is None else keys.public
         self._silence = TIMEOUTS.silence if silence is None else silence
         self._to, self._from = dict[int, Channel](), dict[int, Channel]()
         self._sessions = dict[Channel, int]()  # of both
         self._lost = list[int]()
-        self._beats = Beats(lambda: self._hub.channels, every=min(TIMEOUTS.beat, self._silence / 4))
+        self._beats = Beats(lambda: self._hub.channels)
 
     def admit(self, peer: Description) -> None:
         """See :class:`hal_core.handover.Wire`."""
@@ -74,7 +75,8 @@ class SocketWire:
                 argument="to",
             )
         try:
-            channel = connect(peer.url, None if self._keys is None else self._keys.knowing(peer.public_key))
+            keys = None if self._keys is None else self._keys.knowing(peer.public_key)
+            channel = connect(peer.url, "blocks", keys)
         except OSError:  # nobody listens there
             self._lost.append(peer.session)
             return
@@ -146,7 +148,7 @@ class SocketWire:
         if self._hub.is_closed:
             return
         self._beats.close()
-        end = time.monotonic() + TIMEOUTS.leave
+        end = time.monotonic() + TIMEOUTS.parting
         for channel in self._hub.channels:
             channel.flush(max(0.0, end - time.monotonic()))
         self._hub.close()

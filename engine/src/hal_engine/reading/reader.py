@@ -56,7 +56,7 @@ class OutputReader:
         curve: CurveKeys | None = None,
     ) -> None:
         cursors = _cursors(after)
-        self._acknowledge = TIMEOUTS.acknowledge
+        self._acknowledge = TIMEOUTS.pause
         for name, seconds in (("timeout", timeout), ("lost_after", lost_after), ("grace", grace)):
             if not (seconds is None and name == "timeout"):
                 _check_seconds(seconds, name)

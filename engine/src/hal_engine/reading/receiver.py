@@ -22,9 +22,7 @@ from hal_engine.transport.protocol import (
     VERSION,
     Acknowledge,
     Bye,
-    Cursor,
     Hello,
-    Refuse,
     decode_control,
     encode_control,
 )
@@ -41,12 +39,12 @@ class Receiver:
         self, url: str, after: Mapping[int, int], lost_after: float, grace: float, keys: CurveKeys | None = None
     ) -> None:
         now = time.monotonic()
-        self._lost_after, self._grace, self._look_seconds = lost_after, grace, TIMEOUTS.idle_look
+        self._lost_after, self._grace, self._look_seconds = lost_after, grace, TIMEOUTS.look
         self.sessions = {number: Session(number, now, sequence) for number, sequence in after.items()}
         self.ready: deque[tuple[Session, Frame] | Event] = deque()
         self.duplicates = self.skipped = self.frames = 0
         self._gone: dict[int, bool] = {}  # ended sessions -> whether they were lost
-        self.hub = Hub(url, keys)
+        self.hub = Hub("records", url, keys)
         self.url = self.hub.url
         self._of: dict[Channel, Session] = {}
         self._new: dict[Channel, float] = {}  # connections without a first message -> since when
@@ -76,7 +74,7 @@ class Receiver:
     def close(self) -> None:
         """Close after sinks that are alive have received the last acknowledgements."""
         try:
-            self.hub.farewell(TIMEOUTS.leave)
+            self.hub.farewell(TIMEOUTS.parting)
         finally:
             self.hub.close()
 
@@ -127,9 +125,7 @@ class Receiver:
         self._of[channel] = session
         if (event := session.begin(hello, channel)) is not None:
             self.ready.append(event)
-        channel.send(encode_control(Cursor(session.last)))
-        if session.acknowledged:  # the last one may be lost
-            self.acknowledge(session, session.acknowledged)
+        channel.send(encode_control(Acknowledge(session.acknowledged, session.last)))
         self._lose_predecessors(session)
 
     def _take_output(self, session: Session, body: memoryview) -> None:
@@ -155,7 +151,7 @@ class Receiver:
         self.ready.append((session, decoded))
 
     def _refuse(self, channel: Channel, why: str) -> None:
-        channel.send(encode_control(Refuse(why)))
+        channel.send(encode_control(Bye(why=why)))
         channel.finish()  # its end follows
         self._warn(f"a sink is refused: {why}")
 

@@ -334,7 +334,7 @@ class Stepper:
         if (fault := unwritten(self.device, error)) is not None:
             raise fault from error
         with _working(self._what(method, error), error):
-            self.stream.synchronize(TIMEOUTS.runner)
+            self.stream.synchronize(TIMEOUTS.ring)
         return self.on_raised(method, error)
 
     def _what(self, method: str, error: Exception) -> str:
@@ -349,9 +349,9 @@ class Stepper:
         """Return the slots that have stopped when all work on the stream is done."""
         place = self.state.layout.fields["stop_flags"]
         part = ByteRange(place.offset, place.stride * self.state.sizes.num_slots)
-        self.stream.synchronize(TIMEOUTS.runner)
+        self.stream.synchronize(TIMEOUTS.ring)
         copied = self.device.copy_out(memory=self.state.memory, parts=(part,), stream=self.stream)
-        copied.wait(TIMEOUTS.runner)
+        copied.wait(TIMEOUTS.ring)
         return set(np.flatnonzero(self.state.copied_fields(copied.data[0], part)["stop_flags"]).tolist())
 
     def _failed(
@@ -373,7 +373,7 @@ class Stepper:
             for slot in slots:
                 for name, value in (("stop_flags", True), given):
                     self.device.async_set_value(target=state.view(name)[slot], value=value, stream=stream)
-            stream.synchronize(TIMEOUTS.runner)
+            stream.synchronize(TIMEOUTS.ring)
         log.error("step %d: %s", step.number, what)
         log.debug("where the runner raised", exc_info=error)
         return replace(step, errors={**step.errors, **dict.fromkeys(slots, what)})

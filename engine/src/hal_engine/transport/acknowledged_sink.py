@@ -77,7 +77,7 @@ class AcknowledgedSink(QueuedSink):
         if self._thread.is_alive():
             self._stop = True
             self._wake_thread()
-            self._thread.join(TIMEOUTS.sink_leave)
+            self._thread.join(TIMEOUTS.parting)
         self._report_undelivered(timeout, backlog)
 
     def counters(self) -> dict[str, int]:
@@ -140,7 +140,7 @@ class AcknowledgedSink(QueuedSink):
         """Close everything, and wake the callers that wait for room: there will be none."""
         is_over = self._stop or self._failure is not None
         bye = None if is_over else Bye(self._window.next - 1, self.again)
-        self._delivery.part(0.0 if is_over else TIMEOUTS.leave, bye)
+        self._delivery.part(0.0 if is_over else TIMEOUTS.parting, bye)
         with self._room:
             self._sleeping = False
             try:

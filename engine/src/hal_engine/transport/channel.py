@@ -1,10 +1,11 @@
 """An ordered stream of frames between two processes: one connection, over a Unix socket or over tcp.
 
-A frame on the wire is u32 (little-endian), how many bytes follow; u8, its kind; and its content. With keys
-(:mod:`hal_engine.transport.curve`) kind and content are encrypted and authenticated together, and frames wait until the
-peer has shown its key by its first one, a beat. The kernel keeps the order and repeats nothing. A connection that has
-ended is not made again: a new one is a new channel, and frames that were under way on the old one may be lost. Anybody
-on the way can end a connection, so its end says nothing of what was sent: last messages do.
+A frame on the wire is u32 (little-endian), how many bytes follow; u8, its kind; and its content. The first frame is the
+greeting of the side that connects, which names the channel's purpose (:mod:`hal_engine.transport.curve`): a listener
+takes only its own. With keys, kind and content of the later ones are encrypted and authenticated together, and frames
+wait until the peer has shown its key by its first one, a beat. The kernel keeps the order and repeats nothing. A
+connection that has ended is not made again: a new one is a new channel, and frames that were under way on the old one
+may be lost. Anybody on the way can end a connection, so its end says nothing of what was sent: last messages do.
 
 No call waits unless a time is given. What the kernel does not take stays in the channel and leaves with later calls.
 """
@@ -13,30 +14,28 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import select
 import socket
 import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from hal_core import InvalidValue, Unavailable
+from hal_core import InvalidValue
 
 from hal_engine.timeouts import TIMEOUTS
+from hal_engine.transport.curve import CurveKeys, Handshake, Purpose, Sealer
+from hal_engine.transport.places import dial
 from hal_engine.transport.urls import check_named_port, socket_of
-
-if TYPE_CHECKING:
-    from hal_engine.transport.curve import CurveKeys, Handshake, Sealer
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 MOST_BYTES = 1 << 30
 """Bytes of a frame; a peer that announces more is cut off."""
 _STRANGER_BYTES = 4096
-"""The same until the peer has shown its key."""
+"""The same until the peer is trusted."""
 _HEAD, _LENGTH, _NUMBER = struct.Struct("<IB"), struct.Struct("<I"), struct.Struct("<q")
 _MESSAGE, _BEAT = 0, 1
 _SPACE = 1 << 16
@@ -45,43 +44,42 @@ _GROWS = 1 << 20
 """Bytes of that memory before the peer has sent more: a peer may announce a large frame and send no byte of it."""
 _TURN = 1 << 20
 """Bytes that one call reads, so that a thread serves its other peers beside a busy one."""
-_PROBES = 3
-"""Probes without an answer after which the kernel takes the other host for lost."""
+_PARTS = 64
+"""Parts that the kernel is given at once."""
 _FORMER = b"\xff\0\0\0\0\0\0\0\1\x7f"
 """ZeroMQ's greeting, by which the peers of earlier versions begin."""
-_CREDENTIALS = struct.Struct("3i")
-"""Process, user and group, as SO_PEERCRED gives them."""
 
 
 class Channel:
     """One end. One thread receives; any thread may send.
 
-    - ``pending``: bytes that the kernel has not taken yet.
+    - ``pending``: bytes that the kernel has not taken yet. ``is_read``: whether the peer may still read; if not, its
+      earlier bytes are received all the same.
     - ``ended``: how the connection ended, once all that came before was received; "" while there is one.
     - ``heard``: when bytes came last (monotonic seconds); ``number``: of the peer's last beat.
-    - ``key``: the peer's public key, "" without keys. ``is_trusted``: whether it has shown that it owns that key.
+    - ``key``: the peer's public key, "" without keys. ``is_trusted``: whether it has named this channel's purpose and,
+      with keys, shown that it owns its key.
     """
 
-    def __init__(self, sock: socket.socket, handshake: Handshake | None = None, *, connecting: bool = False) -> None:
-        """``handshake``: seals the channel after the peer's greeting. ``connecting``: tcp has not connected yet."""
+    def __init__(self, sock: socket.socket, handshake: Handshake | None = None) -> None:
+        """``handshake``: this side's part; without one both ends were made together."""
         sock.setblocking(False)
-        self._sock, self._handshake, self._connecting = sock, handshake, connecting
+        self._sock, self._handshake = sock, handshake
         self._sealer: Sealer | None = None
         self._lock = threading.RLock()
+        self._waiting = deque[tuple[int, tuple[Buffer, ...]]]()  # frames that are not sealed yet
         self._outbox, self.pending = deque[memoryview](), 0
-        self._held = deque[tuple[int, tuple[Buffer, ...]]]()  # frames that wait until the peer is trusted
-        self._deaf = False  # the peer no longer reads; its earlier bytes are still received
-        self._space = memoryview(bytearray(_SPACE))
-        self._start = self._end = 0  # of the bytes there that are no whole frame yet
-        self._large: bytearray | None = None
-        self._filled = self._length = 0  # of the large frame
-        self._early: list[memoryview] = []
-        self._is_first = True  # no frame has come yet
-        self.key, self.ended, self.number = "", "", 0
+        self.is_read = True
+        self._small = self._space = memoryview(bytearray(_SPACE))
+        self._end = 0  # of the bytes there, which are no whole frame yet
+        self._early, self._is_first = list[memoryview](), True  # no frame has come yet
+        self.key, self.ended, self.number, self._why = "", "", 0, ""
         self.heard = time.monotonic()
         self.is_trusted = handshake is None
         if handshake is not None and handshake.greeting:
             self._append(_LENGTH.pack(len(handshake.greeting)), handshake.greeting)
+            if not handshake.has_answer:
+                self._handshake, self.is_trusted = None, True
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
@@ -94,14 +92,9 @@ class Channel:
         return self._sock.fileno()
 
     @property
-    def is_read(self) -> bool:
-        """Whether the peer may still read."""
-        return not self._deaf
-
-    @property
     def wants_room(self) -> bool:
-        """Whether to poll for room to write, too."""
-        return self._connecting or bool(self._outbox)
+        """Whether to poll for room to write, too; also while tcp connects."""
+        return bool(self._outbox)
 
     # -- sending --------------------------------------------------------------------------------------------------
 
@@ -112,11 +105,10 @@ class Channel:
         the frame, and return whether it did; if it did not, the frame leaves later.
         """
         self._put(_MESSAGE, parts)
-        return self.flush(wait) if wait else not self._deaf
+        return self.flush(wait) if wait else self.is_read
 
     def beat(self, number: int = 0) -> None:
-        """Send a sign of life with a number, unless the peer has not read the earlier bytes, or has not shown its
-        key."""
+        """Send a sign of life with a number, unless the peer has not read the earlier bytes, or is not trusted."""
         if self.is_trusted and not self.pending:
             self._put(_BEAT, (_NUMBER.pack(number),))
 
@@ -128,23 +120,19 @@ class Channel:
                 self._write()
                 done = not self.pending
             left = end - time.monotonic()
-            if done or self._deaf or left <= 0:
-                return done and not self._deaf
-            if self._connecting or not self.is_trusted:  # another thread receives what shows the peer's key
-                time.sleep(min(left, TIMEOUTS.pause))
-            else:
+            if done or not self.is_read or left <= 0:
+                return done and self.is_read
+            if self.is_trusted:
                 _poll(self._sock, select.POLLOUT, left)
+            else:  # another thread receives what shows the peer's key
+                time.sleep(min(left, TIMEOUTS.pause))
 
     def _put(self, kind: int, parts: tuple[Buffer, ...]) -> None:
         with self._lock:
-            if self._deaf:
-                return
-            if self.is_trusted:
-                self._append(*self._framed(kind, parts))
-            else:
-                self._held.append((kind, parts))
+            if self.is_read:
+                self._waiting.append((kind, parts))
                 self.pending += sum(map(len, parts))
-            self._write()
+                self._write()
 
     def _framed(self, kind: int, parts: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
         if self._sealer is None:
@@ -159,12 +147,21 @@ class Channel:
                 self.pending += len(view)
 
     def _write(self) -> None:
-        while self._outbox and not self._connecting:
+        """Give the kernel what it takes: first the bytes that are left, then the frames that wait."""
+        while True:
+            while self.is_trusted and self._waiting and len(self._outbox) < _PARTS:
+                kind, parts = self._waiting.popleft()
+                self.pending -= sum(map(len, parts))
+                self._append(*self._framed(kind, parts))
+            if not self._outbox:
+                return
             try:
-                taken = self._sock.sendmsg(list(islice(self._outbox, 64)))
+                taken = self._sock.sendmsg(list(islice(self._outbox, _PARTS)))
             except BlockingIOError:
                 return
-            except OSError:
+            except OSError as error:
+                if not isinstance(error, BrokenPipeError | ConnectionResetError):  # there was no connection
+                    self._why = error.strerror or str(error)
                 self._send_no_more()
                 return
             self.pending -= taken
@@ -176,9 +173,9 @@ class Channel:
 
     def _send_no_more(self) -> None:
         with self._lock:
-            self._deaf, self.pending = True, 0
+            self.is_read, self.pending = False, 0
             self._outbox.clear()
-            self._held.clear()
+            self._waiting.clear()
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
@@ -186,67 +183,55 @@ class Channel:
         """Return the messages that have come, in order, each in memory of its own. When there are no more and the
         connection has ended, :attr:`ended` says how."""
         messages, self._early = self._early, []
-        if self._connecting and not self._has_connected():
-            return messages
         with self._lock:
             self._write()
-        taken = 0
-        while not self.ended and taken < _TURN:
-            space = self._space[self._end :] if self._large is None else memoryview(self._large)[self._filled :]
-            wanted = len(space)
+        taken, is_full = 0, True
+        while is_full and not self.ended and taken < _TURN:
             try:
-                count = self._sock.recv_into(space)
+                count = self._sock.recv_into(self._space[self._end :])
             except BlockingIOError:
                 break
             except OSError as error:
                 self._stop(error.strerror or str(error))
                 break
-            finally:
-                space.release()
             if not count:  # it sends no more, and may still read
-                self.ended = "its process has ended" if self.is_trusted else "the other side refused this side's key"
+                self.ended = self._why or ("its process has ended" if self.is_trusted else "the other side refused it")
                 break
-            self.heard, taken = time.monotonic(), taken + count
+            self.heard, taken, self._end = time.monotonic(), taken + count, self._end + count
+            is_full = self._end == len(self._space)
             try:
-                self._take(count, messages)
+                self._take(messages)
             except ValueError as error:
                 self._stop(str(error))
-            if count < wanted:
-                break
         return messages
 
-    def _take(self, count: int, messages: list[memoryview]) -> None:
+    def _take(self, messages: list[memoryview]) -> None:
         """Split the bytes that were read into frames. Raises ValueError for bytes that are no frame."""
-        if self._large is not None:
-            self._filled += count
-            if self._filled == self._length:
-                frame, self._large = self._large, None
-                self._open(memoryview(frame), messages)
-            elif self._filled == len(self._large):
-                self._large += bytes(min(self._filled, self._length - self._filled))
-            return
-        self._end += count
-        if self._is_first and self._space[: len(_FORMER)] == _FORMER:
+        space, start = self._space, 0
+        if self._is_first and space[: len(_FORMER)] == _FORMER:
             raise ValueError("it is of hal 1.1 or before, whose connections were ZeroMQ's: install one version")
-        while self._end - self._start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._space, self._start)
-            begin = self._start + _LENGTH.size
+        wanted = 0
+        while self._end - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(space, start)
             if not 0 < length <= (MOST_BYTES if self.is_trusted else _STRANGER_BYTES):
                 raise ValueError(f"it announced a frame of {length} bytes")
-            if self._end - begin >= length:
-                self._start = begin + length
-                self._open(memoryview(bytes(self._space[begin : self._start])), messages)
-            elif length + _LENGTH.size <= _SPACE:
+            wanted = _LENGTH.size + length
+            if self._end - start < wanted:
                 break
-            else:
-                self._length, self._filled = length, self._end - begin
-                self._large = bytearray(max(self._filled, min(length, _GROWS)))
-                self._large[: self._filled] = self._space[begin : self._end]
-                self._start = self._end
-        left = self._end - self._start
-        if self._start:
-            self._space[:left] = bytes(self._space[self._start : self._end])
-            self._start, self._end = 0, left
+            frame = space[start + _LENGTH.size : start + wanted]
+            if space is not self._small:  # all of it is this frame
+                self._space, self._end = self._small, 0
+                self._open(frame, messages)
+                return
+            self._open(memoryview(bytes(frame)), messages)
+            start += wanted
+        left = self._end - start
+        if wanted > len(space) and (space is self._small or left == len(space)):
+            self._space = memoryview(bytearray(min(wanted, max(2 * left, _GROWS))))
+        elif not start:
+            return
+        self._space[:left] = space[start : self._end]
+        self._end = left
 
     def _open(self, frame: memoryview, messages: list[memoryview]) -> None:
         self._is_first = False
@@ -255,8 +240,7 @@ class Channel:
             return
         if self._sealer is not None:
             frame = memoryview(self._sealer.open(frame))
-            if not self.is_trusted:
-                self._trust()
+            self._trust()
         kind = frame[0] if len(frame) else None
         if kind == _MESSAGE:
             messages.append(frame[1:])
@@ -266,46 +250,32 @@ class Channel:
             raise ValueError(f"it sent a frame of kind {kind}")
 
     def _meet(self, handshake: Handshake, greeting: bytes) -> None:
-        """Take the peer's greeting, and seal from here on."""
-        answer, sealer, key = handshake.take(greeting)
+        """Take the peer's greeting, and seal from here on if there are keys."""
+        answer, self._sealer, self.key = handshake.take(greeting)
+        self._handshake = None
+        if self._sealer is None:
+            self._trust()
+            return
         with self._lock:
-            self._sealer, self.key, self._handshake = sealer, key, None
             if answer:
                 self._append(_LENGTH.pack(len(answer)), answer)
             self._append(*self._framed(_BEAT, (_NUMBER.pack(0),)))  # shows the peer at once that the keys fit
             self._write()
 
     def _trust(self) -> None:
-        """The peer has shown that it owns its key: what waited for that leaves now."""
-        with self._lock:
+        """The peer has shown what it is: what waited for that leaves now."""
+        if not self.is_trusted:
             self.is_trusted = True
-            while self._held:
-                kind, parts = self._held.popleft()
-                self.pending -= sum(map(len, parts))
-                self._append(*self._framed(kind, parts))
-            self._write()
-
-    def _has_connected(self) -> bool:
-        if not _poll(self._sock, select.POLLOUT, 0.0):
-            return False
-        self._connecting = False
-        if number := self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._stop(os.strerror(number))
-        return not self.ended
+            with self._lock:
+                self._write()
 
     # -- begin and end --------------------------------------------------------------------------------------------
 
     def establish(self, wait: float) -> bool:
         """Wait up to ``wait`` seconds until the connection is made and, with keys, both sides have shown theirs. Return
-        whether that is so. :meth:`receive` returns messages that came meanwhile."""
-        end = time.monotonic() + wait
-        while not self.ended and (self._connecting or not self.is_trusted):
-            left = end - time.monotonic()
-            _poll(self._sock, select.POLLIN | (select.POLLOUT if self.wants_room else 0), max(0.0, left))
-            self._early = self.receive()
-            if left <= 0:
-                break
-        return not (self.ended or self._connecting) and self.is_trusted
+        whether that is so."""
+        self._work(wait, lambda: self.is_trusted and not self._outbox)
+        return self.is_trusted and not (self._outbox or self.ended)
 
     def finish(self) -> None:
         """End the sending. The peer receives the earlier frames, and then the end."""
@@ -318,10 +288,19 @@ class Channel:
         end = time.monotonic() + wait
         self.flush(wait)
         self.finish()
-        while not self.ended and (left := end - time.monotonic()) > 0:
-            _poll(self._sock, select.POLLIN, left)
-            self.receive()
+        self._work(end - time.monotonic(), lambda: False)
         self.close()
+
+    def _work(self, wait: float, done: Callable[[], bool]) -> None:
+        """Send and receive until ``done()`` or the end, or for ``wait`` seconds. :meth:`receive` returns messages that
+        came meanwhile."""
+        end = time.monotonic() + wait
+        while not (self.ended or done()):
+            left = end - time.monotonic()
+            _poll(self._sock, select.POLLIN | (select.POLLOUT if self.wants_room else 0), max(0.0, left))
+            self._early = self.receive()
+            if left <= 0:
+                return
 
     def close(self) -> None:
         """Close at once; idempotent. What the kernel has taken still arrives, unless unread bytes are left here."""
@@ -333,87 +312,16 @@ class Channel:
         self._send_no_more()
 
 
-def connect(url: str, keys: CurveKeys | None = None) -> Channel:
+def connect(url: str, purpose: Purpose, keys: CurveKeys | None = None) -> Channel:
     """Connect to the listener at ``url``; ``keys``: this side's, which name the listener's, for tcp.
 
     Over tcp the connection is made later: see :meth:`Channel.establish`. Raises :class:`InvalidValue` for an invalid
     address, OSError if nobody listens there, :class:`Unavailable` for a Unix socket of another user.
     """
     check_named_port(url)
-    if (path := socket_of(url)) is None:
-        from hal_engine.transport.curve import Handshake  # within a host frames are not sealed
-
-        host, _, port = url.removeprefix("tcp://").rpartition(":")
-        with _undone(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as sock:
-            tune(sock)
-            sock.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                sock.connect((host, int(port)))
-        return Channel(sock, None if keys is None else Handshake(keys, calls=True), connecting=True)
-    if keys is not None:
+    if (path := socket_of(url)) is not None and keys is not None:
         raise InvalidValue(f"{url!r} is no tcp address", cure="ipc is private by its folder", argument="curve")
-    with _undone(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as sock:
-        sock.setblocking(False)
-        sock.connect(os.fspath(path))
-        user = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
-        if user != os.geteuid():
-            raise Unavailable(
-                f"on {path} listens user {user}, not {os.geteuid()}: nothing is sent there",
-                cure="run both as one user, or choose a folder that others cannot write to (private_ipc_url())",
-                argument="url",
-            )
-    return Channel(sock)
-
-
-def tune(sock: socket.socket) -> None:
-    """Have the kernel send at once over tcp, and end a connection whose other host does not answer any more."""
-    silence = TIMEOUTS.silence
-    every = max(1, round(silence / (1 + _PROBES)))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        (socket.TCP_NODELAY, 1),
-        (socket.TCP_KEEPIDLE, every),
-        (socket.TCP_KEEPINTVL, every),
-        (socket.TCP_KEEPCNT, _PROBES),
-        (socket.TCP_USER_TIMEOUT, round(1000 * silence)),
-    ):
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-class Beats:
-    """A thread that sends signs of life on ``channels()``, whatever this process's other threads do, and what waits
-    there. ``number``: is sent along. ``every``: so many seconds (``TIMEOUTS.beat``)."""
-
-    def __init__(
-        self,
-        channels: Callable[[], Iterable[Channel]],
-        number: Callable[[], int] = lambda: 0,
-        every: float | None = None,
-    ) -> None:
-        self._channels, self._number, self._every, self._over = channels, number, every, threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hal-beat", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._over.wait(TIMEOUTS.beat if self._every is None else self._every):
-            for channel in self._channels():
-                channel.beat(self._number())
-                channel.flush(0.0)
-
-    def close(self) -> None:
-        """End the thread. Idempotent."""
-        self._over.set()
-        self._thread.join()
-
-
-@contextlib.contextmanager
-def _undone(sock: socket.socket) -> Iterator[socket.socket]:
-    """Close the socket if the block raises."""
-    try:
-        yield sock
-    except BaseException:
-        sock.close()
-        raise
+    return Channel(dial(url, path), Handshake(purpose, keys, calls=True))
 
 
 def _poll(sock: socket.socket, events: int, seconds: float) -> bool:

@@ -1,10 +1,14 @@
-"""Keys of a tcp channel: each side shows its own, and everything after that is encrypted and authenticated.
+"""The greeting of a channel: its purpose; and over tcp the keys, by which everything after it is encrypted and
+authenticated.
+
+The side that connects names the purpose of the channel, and a listener takes only its own: a connection for one purpose
+cannot be used for another. Without keys that is all.
 
 Both sides know, or decide on, the other's public key (X25519). The caller sends its public key and a fresh one, the
 answering side a fresh one. Three Diffie-Hellman results, of the fresh keys and of each side's own key with the other's
-fresh key, give one key for each direction (BLAKE2b over these results and all public keys). So only the owners of both
-own keys can compute them, a recording is of no use later, and a key that is lost later opens no recording. Frames are
-sealed with ChaCha20-Poly1305, numbered from 0 in each direction.
+fresh key, give one key for each direction (BLAKE2b over the purpose, these results and all public keys). So only the
+owners of both own keys can compute them, a recording is of no use later, and a key that is lost later opens no
+recording. Frames are sealed with ChaCha20-Poly1305, numbered from 0 in each direction.
 
 These are the messages and results of the Noise framework's pattern KK1, with one hash in the place of its chain. Other
 than there the caller names its key in the open, since a listener has several peers: who listens on the way learns which
@@ -18,11 +22,15 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Literal, TypeAlias
 
 from hal_core import InvalidValue
 
-_MAGIC = b"hal key 2"
-"""Version of the greeting; another one is refused."""
+Purpose: TypeAlias = Literal["control", "records", "blocks"]
+"""What a channel carries: control messages, steps and records between engine and rank; records to a reader; blocks of
+keys and values between workers."""
+_MAGIC, _PURPOSE = b"hal 3 ", 8
+"""Version of the greeting; another one is refused. Bytes of the purpose after it."""
 _KEY = 32
 _NONCE = struct.Struct("<4xQ")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
@@ -103,44 +111,57 @@ class Sealer:
 
 
 class Handshake:
-    """One side's part. ``greeting``: what it sends first; nothing on the side that answers."""
+    """One side's part. ``greeting``: what it sends first; nothing on the side that answers. ``has_answer``: whether the
+    peer sends something for :meth:`take`."""
 
-    def __init__(self, keys: CurveKeys, *, calls: bool) -> None:
+    def __init__(self, purpose: Purpose, keys: CurveKeys | None = None, *, calls: bool) -> None:
         """``calls``: this side has connected, to the one peer that ``keys`` name."""
-        self._keys, self._calls = keys, calls
-        self._fresh_secret = _new_secret()
-        self._fresh_public = _public_of(self._fresh_secret)
-        self.greeting = _MAGIC + _bytes_of(keys.public) + self._fresh_public if calls else b""
+        self._purpose, self._keys, self._calls = purpose, keys, calls
+        self._head = _MAGIC + purpose.encode().ljust(_PURPOSE)
+        self.greeting, self.has_answer = self._head if calls else b"", keys is not None or not calls
+        if keys is not None:
+            self._fresh_secret = _new_secret()
+            self._fresh_public = _public_of(self._fresh_secret)
+            self.greeting += _bytes_of(keys.public) + self._fresh_public if calls else b""
 
-    def take(self, greeting: bytes) -> tuple[bytes, Sealer, str]:
+    def take(self, greeting: bytes) -> tuple[bytes, Sealer | None, str]:
         """Take the peer's greeting. Return the answer, or nothing; what seals from here on; and the peer's key.
 
-        Raises ValueError for bytes that are no greeting, and for a key that is not let in.
+        Raises ValueError for bytes that are no greeting of this version, for another purpose, for a peer with keys
+        where this side has none or the other way round, and for a key that is not let in.
         """
-        wanted = len(_MAGIC) + _KEY * (1 if self._calls else 2)
-        if len(greeting) != wanted or not greeting.startswith(_MAGIC):
+        keys = greeting[len(self._head) :]
+        if not greeting.startswith(_MAGIC):
+            raise ValueError("it sends no greeting of this version of hal")
+        if not greeting.startswith(self._head):
+            named = greeting[len(_MAGIC) : len(self._head)].decode("ascii", "replace").rstrip()
+            raise ValueError(f"it is a connection for {named!r}, and this one is for {self._purpose!r}")
+        if self._keys is None:
+            if keys:
+                raise ValueError("it has a key, and this side has none")
+            return b"", None, ""
+        if len(keys) != _KEY * (1 if self._calls else 2):
             raise ValueError("it sends no greeting of a peer with keys")
-        fresh = greeting[-_KEY:]
         if self._calls:
             (peer,), answer = self._keys.peers, b""
         else:
-            peer, answer = _encoded(greeting[len(_MAGIC) : -_KEY]), _MAGIC + self._fresh_public
+            peer, answer = _encoded(keys[:_KEY]), self._head + self._fresh_public
             if not self._keys.admitting(peer):
                 raise ValueError("its key is not let in")
-        return answer, self._sealer(_bytes_of(peer), fresh), peer
+        return answer, self._sealer(self._keys, _bytes_of(peer), keys[-_KEY:]), peer
 
-    def _sealer(self, peer: bytes, fresh: bytes) -> Sealer:
-        own = _bytes_of(self._keys.secret)
+    def _sealer(self, keys: CurveKeys, peer: bytes, fresh: bytes) -> Sealer:
+        own = _bytes_of(keys.secret)
         both_fresh = _shared(self._fresh_secret, fresh)
         own_with_fresh, fresh_with_own = _shared(own, fresh), _shared(self._fresh_secret, peer)
-        mine, theirs = (_bytes_of(self._keys.public), self._fresh_public), (peer, fresh)
+        mine, theirs = (_bytes_of(keys.public), self._fresh_public), (peer, fresh)
         caller, answerer = (mine, theirs) if self._calls else (theirs, mine)
         of_caller, of_answerer = (own_with_fresh, fresh_with_own) if self._calls else (fresh_with_own, own_with_fresh)
-        mixed = blake2b(_MAGIC, digest_size=64)
+        mixed = blake2b(self._head, digest_size=64)
         for part in (both_fresh, of_caller, of_answerer, *caller, *answerer):
             mixed.update(part)
-        keys = mixed.digest()
-        return Sealer(keys[:_KEY], keys[_KEY:]) if self._calls else Sealer(keys[_KEY:], keys[:_KEY])
+        one, other = mixed.digest()[:_KEY], mixed.digest()[_KEY:]
+        return Sealer(one, other) if self._calls else Sealer(other, one)
 
 
 def _new_secret() -> bytes:

@@ -22,9 +22,7 @@ from hal_engine.transport.protocol import (
     VERSION,
     Acknowledge,
     Bye,
-    Cursor,
     Hello,
-    Refuse,
     decode_control,
     encode_control,
 )
@@ -49,9 +47,9 @@ class Delivery:
         """Raise InvalidValue for an invalid address, Unavailable for a socket of another user."""
         self._url, self._keys, self._window, self._hello, self._heartbeat = url, keys, window, hello, heartbeat
         self.refused = self.trouble = ""
-        self.is_granted = False  #: whether a reader has sent its cursor
+        self.is_granted = False  #: whether a reader has answered
         self._channel: Channel | None = None
-        self._pause, self._next_look, self._next_beat, self._made = TIMEOUTS.reconnect, 0.0, 0.0, 0.0
+        self._pause, self._next_look, self._next_beat, self._made = TIMEOUTS.pause, 0.0, 0.0, 0.0
         check_named_port(url)
         if (path := socket_of(url)) is not None:
             with contextlib.suppress(OSError):  # it is missing, or cannot be examined: a reader may come
@@ -99,7 +97,7 @@ class Delivery:
         now = time.monotonic()
         self._next_look, self._pause = now + self._pause, min(2 * self._pause, TIMEOUTS.reconnect_most)
         try:
-            channel = connect(self._url, self._keys)
+            channel = connect(self._url, "records", self._keys)
         except OSError:
             return
         except Unavailable as error:
@@ -131,11 +129,11 @@ class Delivery:
             return
         if isinstance(message, Acknowledge):
             self._window.acknowledge(message.sequence)
-        elif isinstance(message, Cursor):
-            self._window.rewind(message.after or 0)
-            self.is_granted, self.trouble, self._pause = True, "", TIMEOUTS.reconnect
-        elif isinstance(message, Refuse):
-            self.refused = message.why
+            if not self.is_granted:
+                self._window.rewind(message.after)
+                self.is_granted, self.trouble, self._pause = True, "", TIMEOUTS.pause
+        elif isinstance(message, Bye):
+            self.refused = message.why or "it has said good-bye"
 
     def _transmit(self, channel: Channel, now: float) -> None:
         while self.is_granted and channel.pending < _ROOM and (frame := self._window.take()) is not None:

@@ -3,54 +3,49 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
 import select
-import socket
 import time
 import weakref
 
 from hal_core import InvalidValue
 
 from hal_engine.timeouts import TIMEOUTS
-from hal_engine.transport.channel import Channel, tune
-from hal_engine.transport.curve import CurveKeys, Handshake
+from hal_engine.transport.channel import Channel
+from hal_engine.transport.curve import CurveKeys, Handshake, Purpose
 from hal_engine.transport.descriptors import READER, check_descriptors
-from hal_engine.transport.places import bind_path, unbind_path
+from hal_engine.transport.places import listen
 from hal_engine.transport.urls import private_ipc_url, release_folder, scheme_of, socket_of
 
 Received = list[tuple[Channel, memoryview | None]]
 """Messages with their channels, in order; None: the channel has ended, after its last message."""
 _BACKLOG = 128
 _MOST_STRANGERS = 64
-"""Connections that have not shown a key yet; the oldest is closed first."""
+"""Connections that have not shown yet what they are; the oldest is closed first."""
 _ACCEPTED = 8
 """Connections that one call accepts: each is read several times before so many others have come that it is closed."""
-_NO_ADDRESS = "that is no address of this host", "name one that it has, by number or by a name that it knows"
-_REFUSED = {
-    errno.EADDRINUSE: ("another program listens there", "choose a free port"),
-    errno.EACCES: ("this user may not", "choose a port above 1023, or a folder that this user can write to"),
-    errno.EADDRNOTAVAIL: _NO_ADDRESS,
-}
 _hubs: weakref.WeakSet[Hub] = weakref.WeakSet()
 
 
 class Hub:
-    """Listens at ``url``, by default at a private ipc address. One thread uses it; :meth:`fileno` is one descriptor to
-    poll for all channels."""
+    """Listens at ``url``, by default at a private ipc address, for connections of one purpose. One thread uses it;
+    :meth:`fileno` is one descriptor to poll for all channels."""
 
-    def __init__(self, url: str | None = None, keys: CurveKeys | None = None) -> None:
+    def __init__(self, purpose: Purpose, url: str | None = None, keys: CurveKeys | None = None) -> None:
         """``keys``: this side's, for tcp. Raises :class:`InvalidValue` for an address that cannot be used."""
-        self._owns_folder, self._keys, self._pid = url is None, keys, os.getpid()
+        self._purpose, self._owns_folder, self._keys, self._pid = purpose, url is None, keys, os.getpid()
         check_descriptors(READER, f"a reader of {url or 'a private address'}", argument="url")
         self.url = private_ipc_url() if url is None else url
         with contextlib.ExitStack() as undo:
             if self._owns_folder:
                 undo.callback(release_folder, self.url)
-            scheme, self._path = scheme_of(self.url), socket_of(self.url)
-            self._door, self._identity = self._listen(scheme)
-            undo.callback(self._shut)
+            if scheme_of(self.url) != "tcp" and keys is not None:
+                cure = "ipc is private by its folder"
+                raise InvalidValue(f"{self.url!r} is no tcp address", cure=cure, argument="curve")
+            self._door = listen(self.url, socket_of(self.url), _BACKLOG)
+            undo.callback(self._door.close)
+            self.url = self._door.url
             self._epoll = select.epoll()
             self._epoll.register(self._door, select.EPOLLIN)
             undo.pop_all()
@@ -123,40 +118,13 @@ class Hub:
             return
         for channel in self.channels:
             self.drop(channel)
-        self._shut()
+        self._door.close()
         self._epoll.close()
         if self._owns_folder:
             release_folder(self.url)
 
-    def _shut(self) -> None:
-        if self._path is not None:
-            unbind_path(self._path, self._identity)
-        self._door.close()
-
-    def _listen(self, scheme: str) -> tuple[socket.socket, tuple[int, int]]:
-        if (path := self._path) is not None:
-            if self._keys is not None:
-                cure = "ipc is private by its folder"
-                raise InvalidValue(f"{self.url!r} is no tcp address", cure=cure, argument="curve")
-            return bind_path(self.url, path, _BACKLOG)
-        host, _, port = self.url.removeprefix(f"{scheme}://").rpartition(":")
-        door = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            door.bind(("" if host == "*" else host, 0 if port == "*" else int(port)))
-            door.listen(_BACKLOG)
-        except OSError as error:
-            door.close()
-            no_name = _NO_ADDRESS if isinstance(error, socket.gaierror) else None
-            why, cure = no_name or _REFUSED.get(error.errno or 0, (str(error), "choose another address"))
-            raise InvalidValue(f"cannot bind {self.url!r}: {why}", cure=cure, argument="url") from error
-        door.setblocking(False)
-        found, number = door.getsockname()
-        self.url = f"{scheme}://{found}:{number}"
-        return door, (0, 0)
-
     def _watch(self) -> None:
-        """Poll for room where bytes wait; forget strangers that show no key in time; listen again."""
+        """Poll for room where bytes wait; forget strangers that do not show in time what they are; listen again."""
         for number, channel in self._channels.items():
             if channel.wants_room is not (number in self._with_room):
                 self._with_room ^= {number}
@@ -172,7 +140,7 @@ class Hub:
     def _accept(self) -> None:
         for _ in range(_ACCEPTED):
             try:
-                sock, _ = self._door.accept()
+                sock = self._door.accept()
             except BlockingIOError:
                 return
             except ConnectionAbortedError:
@@ -181,13 +149,10 @@ class Hub:
                 self._full_until = time.monotonic() + TIMEOUTS.look
                 self._epoll.modify(self._door, 0)
                 return
-            if self._path is None:
-                tune(sock)
-            channel = self.add(Channel(sock, None if self._keys is None else Handshake(self._keys, calls=False)))
-            if not channel.is_trusted:
-                self._strangers[channel] = time.monotonic()
-                if len(self._strangers) > _MOST_STRANGERS:
-                    self.drop(next(iter(self._strangers)))
+            channel = self.add(Channel(sock, Handshake(self._purpose, self._keys, calls=False)))
+            self._strangers[channel] = time.monotonic()
+            if len(self._strangers) > _MOST_STRANGERS:
+                self.drop(next(iter(self._strangers)))
 
     def leave_to_parent(self) -> None:
         """In a forked child, close the descriptors, so that they end with the parent and not with its children."""

@@ -1,12 +1,14 @@
-"""The path of a listener within one host, which one process at a time has.
+"""The sockets of an address: where one process listens, and others connect.
 
-A socket that accepts no connection was left by a dead process, and is replaced. Two processes that find one at the same
-time take turns by a lock (flock) on its folder. The socket is accessible only to this user (0600), whatever the umask.
+The path of a listener within one host is one process's at a time. A socket that accepts no connection was left by a
+dead process, and is replaced. Two processes that find one at the same time take turns by a lock (flock) on its folder.
+The socket is accessible only to this user (0600), whatever the umask.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -22,6 +24,14 @@ from hal_engine.timeouts import TIMEOUTS
 
 _MODE = 0o600
 _CREDENTIALS = struct.Struct("3i")
+_PROBES = 3
+"""Probes without an answer after which the kernel takes the other host for lost."""
+_NO_ADDRESS = "that is no address of this host", "name one that it has, by number or by a name that it knows"
+_REFUSED = {
+    errno.EADDRINUSE: ("another program listens there", "choose a free port"),
+    errno.EACCES: ("this user may not", "choose a port above 1023, or a folder that this user can write to"),
+    errno.EADDRNOTAVAIL: _NO_ADDRESS,
+}
 
 
 def open_exactly(path: Path, flags: int = 0) -> int:
@@ -36,27 +46,58 @@ def open_exactly(path: Path, flags: int = 0) -> int:
     return descriptor
 
 
-def bind_path(url: str, path: Path, backlog: int) -> tuple[socket.socket, tuple[int, int]]:
-    """Return a listening socket at the path, and what identifies it there.
+class Door:
+    """A listening socket. ``url``: its address, whose port is resolved."""
 
-    Raises :class:`InvalidValue` for a path that cannot be used, or where a process listens, which it names.
-    """
+    def __init__(self, sock: socket.socket, url: str, path: Path | None = None) -> None:
+        """``path``: of a Unix socket."""
+        self._sock, self.url, self._path = sock, url, path
+        self._identity = None if path is None else _identity(path)
+        sock.setblocking(False)
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll; -1 once closed."""
+        return self._sock.fileno()
+
+    def accept(self) -> socket.socket:
+        """Return the next connection. Raises OSError as ``accept`` does."""
+        sock, _ = self._sock.accept()
+        if self._path is None:
+            _tune(sock)
+        return sock
+
+    def close(self) -> None:
+        """Close it. A Unix socket is removed if it is still that one, while it listens: its identity may be used again
+        later."""
+        if self._path is not None and self._sock.fileno() >= 0:
+            with contextlib.suppress(OSError), _locked(self._path.parent):  # gone, or another process has replaced it
+                if _identity(self._path) == self._identity:
+                    self._path.unlink()
+        self._sock.close()
+
+
+def listen(url: str, path: Path | None, backlog: int) -> Door:
+    """Listen at a well-formed address; ``path``: of its socket, None over tcp. Raises :class:`InvalidValue` for one
+    that cannot be used, or where a process listens, which it names."""
+    return _listen_tcp(url, backlog) if path is None else _listen_at(url, path, backlog)
+
+
+def _listen_at(url: str, path: Path, backlog: int) -> Door:
     with contextlib.ExitStack() as undo:
         try:
-            door = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            os.fchmod(door.fileno(), _MODE)  # the mode of the file on Linux: other users may never connect
+            sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            os.fchmod(sock.fileno(), _MODE)  # the mode of the file on Linux: other users may never connect
             with _locked(path.parent):
                 _check_free(url, path)
                 path.unlink(missing_ok=True)
-                door.bind(os.fspath(path))
+                sock.bind(os.fspath(path))
                 undo.callback(path.unlink, missing_ok=True)
                 if (mode := stat.S_IMODE(path.lstat().st_mode)) & ~_MODE:
                     cure = "set umask 077, or use private_ipc_url()"
                     raise Unavailable(f"{url!r} would be open to others: mode {mode:o}", cure=cure, argument="url")
                 path.chmod(_MODE)  # the umask may have removed this user's rights
-                door.listen(backlog)
-            door.setblocking(False)
-            found = door, _identity(path)
+                sock.listen(backlog)
+            found = Door(sock, url, path)
         except OSError as error:
             cure = "choose a folder that exists and can be written"
             raise InvalidValue(f"cannot bind {url!r}: {error}", cure=cure, argument="url") from error
@@ -64,11 +105,72 @@ def bind_path(url: str, path: Path, backlog: int) -> tuple[socket.socket, tuple[
     return found
 
 
-def unbind_path(path: Path, identity: tuple[int, int]) -> None:
-    """Remove the socket if it is still that one. Call it while it listens: its identity may be used again later."""
-    with contextlib.suppress(OSError), _locked(path.parent):  # it is gone, or another process has replaced it
-        if _identity(path) == identity:
-            path.unlink()
+def _listen_tcp(url: str, backlog: int) -> Door:
+    host, _, port = url.removeprefix("tcp://").rpartition(":")
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("" if host == "*" else host, 0 if port == "*" else int(port)))
+        sock.listen(backlog)
+    except OSError as error:
+        sock.close()
+        no_name = _NO_ADDRESS if isinstance(error, socket.gaierror) else None
+        why, cure = no_name or _REFUSED.get(error.errno or 0, (str(error), "choose another address"))
+        raise InvalidValue(f"cannot bind {url!r}: {why}", cure=cure, argument="url") from error
+    found, number = sock.getsockname()
+    return Door(sock, f"tcp://{found}:{number}")
+
+
+def dial(url: str, path: Path | None) -> socket.socket:
+    """Return a socket that connects to a well-formed address, over tcp later; ``path`` as above. Raises OSError if
+    nobody listens there, :class:`Unavailable` for a Unix socket of another user."""
+    with contextlib.ExitStack() as undo:
+        family = socket.AF_INET if path is None else socket.AF_UNIX
+        sock = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        sock.setblocking(False)
+        if path is None:
+            _tune(sock)
+            host, _, port = url.removeprefix("tcp://").rpartition(":")
+            with contextlib.suppress(BlockingIOError):
+                sock.connect((host, int(port)))
+        else:
+            sock.connect(os.fspath(path))
+            _check_own(sock, path)
+        undo.pop_all()
+    return sock
+
+
+def _check_own(sock: socket.socket, path: Path) -> None:
+    user = _peer_of(sock)[1]
+    if user != os.geteuid():
+        raise Unavailable(
+            f"on {path} listens user {user}, not {os.geteuid()}: nothing is sent there",
+            cure="run both as one user, or choose a folder that others cannot write to (private_ipc_url())",
+            argument="url",
+        )
+
+
+def _tune(sock: socket.socket) -> None:
+    """Have the kernel send at once over tcp, and end a connection whose other host does not answer any more."""
+    silence = TIMEOUTS.silence
+    every = max(1, round(silence / (1 + _PROBES)))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_KEEPIDLE, every),
+        (socket.TCP_KEEPINTVL, every),
+        (socket.TCP_KEEPCNT, _PROBES),
+        (socket.TCP_USER_TIMEOUT, round(1000 * silence)),
+    ):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _peer_of(sock: socket.socket) -> tuple[int, int, int]:
+    """Return process, user and group at the other end."""
+    process, user, group = _CREDENTIALS.unpack(
+        sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return process, user, group
 
 
 def remove_left(path: Path) -> None:
@@ -92,7 +194,7 @@ def _locked(folder: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > end:
                     raise
-                time.sleep(TIMEOUTS.lock_look)
+                time.sleep(TIMEOUTS.pause)
         yield
     finally:
         os.close(descriptor)
@@ -125,7 +227,7 @@ def _check_free(url: str, path: Path) -> None:
                 probe.connect(os.fspath(path))
             except ConnectionRefusedError:
                 return
-            number = _CREDENTIALS.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
+            number = _peer_of(probe)[0]
             holder = f"process {number} ({_command(number)})"
     raise _bad(url, f"has a reader already: {holder}", "stop that reader, or use private_ipc_url()")
 

@@ -7,11 +7,11 @@ restart in any order. The first byte of a frame names its contents.
 message      direction         meaning
 ===========  ================  =======================================================================================
 Hello        sink → reader     the first: version, session, and the frames that the sink holds
-Cursor       reader → sink     the answer: send everything after this number
+Acknowledge  reader → sink     everything up to a number is processed, the sink may drop it; the first one of a
+                               connection answers Hello: send everything after another number
 OUTPUT       sink → reader     a frame of :mod:`hal_core.frames`; numbered from 1 within the session, without gaps
-Acknowledge  reader → sink     everything up to this number is processed, the sink may drop it
 Bye          sink → reader     the session ended with this number, and everything is acknowledged
-Refuse       reader → sink     nothing more is taken: another version, or a session that was declared lost
+Bye          reader → sink     nothing more is taken: another version, or a session that was declared lost
 ===========  ================  =======================================================================================
 
 A connection that ends loses the frames under way. The next one begins with the same two messages, so the sink sends
@@ -51,32 +51,24 @@ class Hello(_Control):
     capacity: Positive
 
 
-class Cursor(_Control):
-    """Where the reader continues. None: at the oldest frame that is held."""
-
-    after: Number | None = None
-
-
 class Acknowledge(_Control):
-    """Everything up to ``sequence`` is processed."""
+    """Everything up to ``sequence`` is processed. ``after``: in the first one of a connection, where the reader
+    continues; 0: at the oldest frame that is held."""
 
     sequence: Number
+    after: Number = 0
 
 
 class Bye(_Control):
-    """The session's end. ``again``: its worker restarts, so a new session follows."""
+    """The session's end. Of a sink: ``last``, and ``again`` if its worker restarts, so that a new session follows. Of a
+    reader: ``why``, in words, for the sink's error."""
 
-    last: Number
+    last: Number = 0
     again: bool = False
+    why: str = ""
 
 
-class Refuse(_Control):
-    """``why``: in words, for the sink's error."""
-
-    why: str
-
-
-Control: TypeAlias = Hello | Cursor | Acknowledge | Bye | Refuse
+Control: TypeAlias = Hello | Acknowledge | Bye
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Control)
 
 

@@ -106,7 +106,7 @@ class CudaSupport(Support):
         """
         from hal_core.devices import join_world, open_groups
 
-        join_world(timeout=TIMEOUTS.joining)
+        join_world(timeout=TIMEOUTS.starting)
         device = self.opened()
         try:
             open_groups(groups, backend=device.groups_by, timeout=timeout, make=device.make_group)

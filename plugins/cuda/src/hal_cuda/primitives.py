@@ -38,7 +38,7 @@ class CudaPrimitives(Primitives):
         self._context = context
         self._event_flags = int(driver.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         self._working = get_ident()  # the thread that submits work
-        self._poll, self._poll_beside, self._slice = TIMEOUTS.poll, TIMEOUTS.poll_beside, TIMEOUTS.poll_native
+        self._poll, self._poll_beside, self._slice = TIMEOUTS.poll, TIMEOUTS.poll_beside, TIMEOUTS.look
         self._queues = Queues(self.event_create, self._record, self.event_query)
         self._streams: list[int] = []  # currently unused
         self._memory = memory_of(context)

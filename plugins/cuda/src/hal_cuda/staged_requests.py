@@ -286,5 +286,5 @@ class StagedRequests:
             chunks, self.chunks = self.chunks, []
             self._list()
         for chunk in chunks if release else ():
-            if all(event.wait(TIMEOUTS.device_end) for event in chunk.fences.values()):
+            if all(event.wait(TIMEOUTS.ring) for event in chunk.fences.values()):
                 chunk.block.release()

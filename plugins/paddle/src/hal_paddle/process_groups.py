@@ -163,6 +163,6 @@ def connect(group: Any, place: Any, timeout: float) -> None:  # noqa: ANN401 (a 
                 "of the group has its own GPU",
                 argument="group",
             )
-        sleep(TIMEOUTS.connecting_look)
+        sleep(TIMEOUTS.poll_most)
     if isinstance(result[0], BaseException):
         raise RuntimeError(f"its first collective failed: {result[0]}") from result[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from hal_core import DONE, Ticket
-from hal_engine.timeouts import TIMEOUTS
+from hal_core.devices import poll
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -87,12 +86,10 @@ class _Written(Ticket):
         return bool(self._event.query())
 
     def _block(self, timeout: float | None) -> bool:
-        end = None if timeout is None else time.monotonic() + timeout
-        while end is not None and time.monotonic() < end and not self.done():
-            time.sleep(TIMEOUTS.torch_poll)  # torch has no wait with a limit
-        if end is None:
-            self._event.synchronize()
-        return self.done()
+        if timeout is not None:  # torch has no wait with a limit
+            return poll(self.done, timeout)
+        self._event.synchronize()
+        return True
 
     def failure(self) -> BaseException | None:
         return None

@@ -138,11 +138,11 @@ class SysvSink(QueuedSink):
             return
         self._thread.join(timeout)
         while not self._thread.is_alive() and self._count_unread() and (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, TIMEOUTS.queue_look_most))
+            time.sleep(min(left, TIMEOUTS.poll_most))
         with self._room:
             self._stop = True
             self._room.notify_all()
-        self._thread.join(TIMEOUTS.sink_leave)
+        self._thread.join(TIMEOUTS.parting)
         try:
             self._report_undelivered(timeout)
         finally:
@@ -195,7 +195,7 @@ class SysvSink(QueuedSink):
         """Wait for an output, resolve it and make its messages; None after the last one."""
         with self._room:
             while not self._outputs and not self._closing:
-                self._room.wait(TIMEOUTS.queue_idle if self._sent else None)
+                self._room.wait(TIMEOUTS.look if self._sent else None)
                 self._count_unread()
                 if self._sent:
                     self._queue.check()
@@ -225,18 +225,18 @@ class SysvSink(QueuedSink):
 
     def _send_all(self) -> None:
         """Send the messages in order, waiting while the queue is full, until close() stops it."""
-        wait = TIMEOUTS.queue_look
+        wait = TIMEOUTS.poll
         while self._unsent and not self._stop:
             if self._queue.send(self._unsent[0].data):
                 self._sent.append(self._unsent.popleft().deliveries)
                 self._messages += 1
-                wait = TIMEOUTS.queue_look
+                wait = TIMEOUTS.poll
                 continue
             self._full_waits += 1
             self._count_unread()
             with self._room:
                 self._room.wait_for(lambda: self._stop, wait)
-            wait = min(2 * wait, TIMEOUTS.queue_look_most)
+            wait = min(2 * wait, TIMEOUTS.poll_most)
         self._count_unread()
         with self._room:
             self._room.notify_all()

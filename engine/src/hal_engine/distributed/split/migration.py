@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hal_core import FinishReason, HalError, OutputRecord, Request, SplitRole
 from hal_core.handover import check_facts
 
-from hal_engine.distributed.control_messages import Arrived, Over, Release, Reserve, Reserved, SendTo, SplitMessage
+from hal_engine.distributed.control_messages import Move, Progress, Release
 from hal_engine.distributed.worker import RankWorker
 from hal_engine.engine import Finished
 from hal_engine.engine.roles import DecodeScheduler, Key, Prefilled, PrefillScheduler
@@ -40,7 +40,7 @@ class Bounds:
     """Timeouts in seconds. ``move``: the answer to an offer, and the arrival of sealed blocks. ``hold``: from a
     request's first token to a decode worker with room; after it the request is computed again."""
 
-    move: float = field(default_factory=lambda: TIMEOUTS.offer)
+    move: float = field(default_factory=lambda: TIMEOUTS.hold)
     hold: float = field(default_factory=lambda: TIMEOUTS.hold)
 
 
@@ -155,21 +155,21 @@ class Migration:
             split_request.reserved, split_request.arrived, split_request.over = set(), set(), set()
             self._move(split_request, Event.ASKED)
             for rank, source in enumerate(split_request.prefill.peers):
-                worker.send(Reserve(*split_request.key, blocks, source), rank)
+                worker.send(Move(*split_request.key, source, blocks), rank)
             return
 
-    def on_message(self, message: SplitMessage, worker: Prefill | Decode) -> None:
+    def on_message(self, message: Progress, worker: Prefill | Decode) -> None:
         """Handle a message of ``worker``'s rank about an attempt. Of an outdated attempt only its end counts."""
         key: Key = message.request, message.attempt
-        if isinstance(message, Over) and worker.is_over(key, message.rank):
+        if message.state == "over" and worker.is_over(key, message.rank):
             return
         split_request = self.split_requests.get(message.request)
         if split_request is None or split_request.attempt != message.attempt or split_request.state not in ON_OFFER:
             return
-        if isinstance(message, Reserved):
+        if message.state == "reserved":
             if _last_of(split_request.reserved, message.rank, worker):
                 self._reserved(split_request)
-        elif isinstance(message, Arrived):
+        elif message.state == "arrived":
             if _last_of(split_request.arrived, message.rank, worker):
                 self._arrived(split_request)
         else:
@@ -183,7 +183,7 @@ class Migration:
         assert split_request.decode is not None
         self._move(split_request, Event.RESERVED)
         for rank, peer in enumerate(split_request.decode.peers):
-            split_request.prefill.send(SendTo(*split_request.key, peer), rank)
+            split_request.prefill.send(Move(*split_request.key, peer), rank)
 
     def _arrived(self, split_request: SplitRequest) -> None:
         self._move(split_request, Event.ARRIVED)
@@ -309,8 +309,8 @@ class Migration:
                 self._to_front(split_request, Event.PREFILL_LOST, split_request.output)
 
     def _lost_decode(self, worker: Decode) -> None:
-        going_on, told = worker.withdraw()
-        outputs, ended = {one.request_id: one.output for one in going_on}, {one.request_id: one for one in told}
+        going_on, finished = worker.withdraw()
+        outputs, ended = {one.request_id: one.output for one in going_on}, {one.request_id: one for one in finished}
         for split_request in [one for one in self.split_requests.values() if one.decode is worker]:
             split_request.decode = None
             if split_request.name in ended:
@@ -373,8 +373,8 @@ class Migration:
         self._end(ended)
 
 
-def _last_of(said: set[int], rank: int, worker: Prefill | Decode) -> bool:
+def _last_of(ranks: set[int], rank: int, worker: Prefill | Decode) -> bool:
     """Record a rank's message. Return whether all ranks have sent it. Repeated messages count once."""
-    fresh = rank not in said
-    said.add(rank)
-    return fresh and len(said) == len(worker.ranks)
+    fresh = rank not in ranks
+    ranks.add(rank)
+    return fresh and len(ranks) == len(worker.ranks)

@@ -1,36 +1,22 @@
-"""The chaos test's worker: random batches in a real state on the cpu device, saved into a sink with a tiny queue.
-
-    python chaos_worker.py URL JOURNAL LIFE SEED STEPS small|large ENOUGH
-
-It makes STEPS steps, and continues until the file ENOUGH exists, so that no machine is too fast for the kills. The
-journal gets one line for each step, after ``save_output`` has returned; a write of the kernel survives SIGKILL.
-"""
+"""Random batches of an episode (``episodes.py``): in a real state on the cpu device, by the hooks, into a sink."""
 
 from __future__ import annotations
 
-import itertools
-import json
+import contextlib
 import logging
-import os
 import random
-import sys
-import time
 import zlib
-from pathlib import Path
 
 import numpy as np
 from hal_core.devices.cpu import CpuPlugin
-from hal_core.errors import SinkFull, Undelivered
+from hal_core.errors import SinkClosed, SinkFull
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams, admit
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
-from hal_engine.transport import open_sink
 
-logging.getLogger("hal").setLevel(logging.ERROR)  # that the cpu device is synchronous is known here
-TOP_K = 1023 if sys.argv[6:7] == ["large"] else 2
-SIZES = StateConfig(num_slots=8, max_model_len=64, block_size=64, max_draft_tokens=3, max_logprobs=TOP_K)
+SLOTS = 8
 PARAMS = SamplingParams(max_tokens=60)
 LENGTH = 2
 
@@ -47,18 +33,25 @@ class Running:
         self.name, self.wanted, self.generated, self.admitted = name, wanted, 0, None
 
 
-class Worker:
-    """Random batches."""
+class Batches:
+    """Batches of a worker with the name ``life``. ``large``: frames too large for a checksum."""
 
-    def __init__(self, url, life, seed):
-        self.random = random.Random(seed)
+    def __init__(self, sink, life, seed, *, large):
+        logging.getLogger("hal").setLevel(logging.ERROR)  # that the cpu device is synchronous is known here
+        self.random, self.top_k = random.Random(seed), 1023 if large else 2
+        self.sizes = StateConfig(
+            num_slots=SLOTS, max_model_len=64, block_size=64, max_draft_tokens=3, max_logprobs=self.top_k
+        )
         self.bound = bind(CpuPlugin.open(0, {}))
-        self.state = self.bound.state(SIZES)
+        self.state = self.bound.state(self.sizes)
         self.stream = self.bound.default_stream
-        self.life, self.made = life, 0
-        self.slots = [None] * SIZES.num_slots
-        self.waiting = []
-        self.sink = open_sink(url, capacity=self.random.choice([2, 4, 16]), deadline=0.05, heartbeat=0.05)
+        self.life, self.made, self.sink = life, 0, sink
+        self.slots, self.waiting = [None] * SLOTS, []
+
+    def close(self):
+        """Close the device. Its outputs that a closed sink did not take have failed."""
+        with contextlib.suppress(SinkClosed):
+            self.bound.close()
 
     def leave(self, rows):
         """Preempt and abort; sometimes the whole batch. Records the expected rows of the next record."""
@@ -96,37 +89,34 @@ class Worker:
     def step(self, number):
         """Run one step up to its output; return the rows that its record must have, in any order."""
         rows = []
-        whole = self.random.random() < 0.03  # a step that only reports removed requests
+        reports = self.random.random() < 0.03  # a step that only reports removed requests
         tasks = [*self.leave(rows)]
-        tasks += [] if whole else [*self.enter()]
+        tasks += [] if reports else [*self.enter()]
         if tasks:
             self.bound.insert_tasks(state=self.state, tasks=tasks, stream=self.stream).wait()
         speculative = self.random.random() < 0.5
         columns, ended = self.sample(speculative, rows)
         for name, values in columns.items():
             self.bound.async_set_value(target=self.state.view(name), value=values, stream=self.stream).wait()
-        order = self.random.sample(range(SIZES.num_slots), SIZES.num_slots)
-        logprobs = self.random.choice([None, 0, TOP_K])
+        order = self.random.sample(range(SLOTS), SLOTS)
+        logprobs = self.random.choice([None, 0, self.top_k])
         step = Step(number, {"target": np.array(order, np.int32)}, speculative=speculative, logprobs=logprobs)
-        full = False
-        try:
+        with contextlib.suppress(SinkFull):  # it is kept
             self.bound.save_output(state=self.state, step=step, sink=self.sink, stream=self.stream)
-        except SinkFull:
-            full = True
         self.state.release(ended)
         for slot in ended:
             self.slots[slot] = None
-        return rows, full
+        return rows
 
     def sample(self, speculative, rows):
-        n, most = SIZES.num_slots, SIZES.max_accept
+        n, most = SLOTS, self.sizes.max_accept
         columns = {
             "accept_num": np.zeros((n, 1), np.int32),
             "step_idx": np.zeros((n, 1), np.int64),
             "stop_reason": np.zeros((n, 1), np.int32),
             "accept_tokens": np.full((n, most), -7, np.int64),
             "sampled_token_ids": np.full((n, 1), -7, np.int64),
-            "topk_token_ids": np.full((n, most, TOP_K + 1), -7, np.int64),
+            "topk_token_ids": np.full((n, most, self.top_k + 1), -7, np.int64),
         }
         ended = []
         for slot, running in enumerate(self.slots):
@@ -145,28 +135,3 @@ class Worker:
                 ended.append(slot)
         columns["topk_token_ids"] = columns["topk_token_ids"].reshape(n, -1)
         return columns, ended
-
-
-def main(url, journal, life, seed, steps, _size, enough):
-    worker = Worker(url, life, int(seed))
-    out = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-    def note(**facts):
-        os.write(out, (json.dumps({"life": life, "session": worker.sink.session} | facts) + "\n").encode())
-
-    note(event="opened")
-    for number in itertools.count():
-        if number >= int(steps) and Path(enough).exists():
-            break
-        rows, full = worker.step(number)
-        note(event="step", step=number, rows=rows, full=full)
-        time.sleep(0.002 * worker.random.random())
-    try:
-        worker.sink.close(60)
-    except Undelivered as error:
-        note(event="undelivered", records=error.records)
-    note(event="closed", counters=worker.sink.counters())
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
