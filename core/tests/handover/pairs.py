@@ -29,15 +29,15 @@ class Side:
         self.cache = cache or HostCache(data, facts)
         self.wire = net.wire(f"memory://{name}")
         self.transfer = BlockTransfer(self.cache, self.wire, patience, clock)
-        self.told = []
+        self.events = []
 
     @property
     def description(self):
         return self.transfer.describe()
 
     def look(self):
-        self.told += self.transfer.receive()
-        return self.told
+        self.events += self.transfer.receive()
+        return self.events
 
 
 class Pair:
@@ -89,7 +89,7 @@ class LateCache(HostCache):
         return self.tickets[-1]
 
 
-def whole(pair, one=None, sent=(5, 2, 7), promised=(1, 3, 4)):
+def hand_over(pair, one=None, sent=(5, 2, 7), promised=(1, 3, 4)):
     one = one or key()
     pair.reserve(one, promised)
     pair.send(one, 0, sent[:2])

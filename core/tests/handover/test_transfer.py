@@ -6,7 +6,7 @@ from hal_core import InvalidValue
 from hal_core.handover import Arrived, PeerLost, Rejected
 from hal_core.handover.messages import Blocks, Seal, pack, unpack
 
-from core.tests.handover.pairs import BLOCK_BYTES, FACTS, LateCache, Pair, key, whole
+from core.tests.handover.pairs import BLOCK_BYTES, FACTS, LateCache, Pair, hand_over, key
 
 
 @pytest.fixture
@@ -68,16 +68,16 @@ def further(message, data):
 def test_what_was_changed_on_the_way_is_rejected_and_never_used(pair, kind, edit, why):
     edited(pair.net, kind, edit)
     before = pair.d.cache.data.copy()
-    whole(pair)
+    hand_over(pair)
     pair.look()
     for side in (pair.d, pair.p):
-        assert [type(event) for event in side.told] == [Rejected]
-        assert why in side.told[0].why
+        assert [type(event) for event in side.events] == [Rejected]
+        assert why in side.events[0].why
     if kind is Blocks:
         assert np.array_equal(pair.d.cache.data, before)
 
 
-def test_the_first_difference_in_order_is_told():
+def test_the_first_difference_in_order_is_named():
     pair = Pair(d_facts=FACTS | {"tp shard": "1/2", "contract": "2.0"})
     with pytest.raises(InvalidValue, match=r"contract: '2\.0' here, '1\.0' there"):
         pair.reserve(key(), [1])
@@ -88,10 +88,10 @@ def test_a_message_that_is_left_out_is_missed_at_the_seal(pair, missing):
     """The wire loses none, but the seal does not rely on it."""
     count = iter(range(1000))
     pair.net.deliver = lambda _from, _to, message: () if next(count) == missing else (message,)
-    whole(pair)
+    hand_over(pair)
     pair.look()
-    assert [type(event) for event in pair.d.told + pair.p.told] == [Rejected, Rejected]
-    assert "has not come" in pair.p.told[0].why
+    assert [type(event) for event in pair.d.events + pair.p.events] == [Rejected, Rejected]
+    assert "has not come" in pair.p.events[0].why
 
 
 def test_a_connection_that_breaks_loses_the_peer_and_the_next_attempt_arrives(pair):
@@ -101,11 +101,11 @@ def test_a_connection_that_breaks_loses_the_peer_and_the_next_attempt_arrives(pa
     pair.send(key(), 2, [7])
     pair.seal(key(), 3)
     pair.look()
-    assert pair.d.told == [PeerLost("memory://p", (key(),))]
-    assert pair.p.told == [PeerLost("memory://d", (key(),))]
-    handover = whole(pair, key(0, 1))
+    assert pair.d.events == [PeerLost("memory://p", (key(),))]
+    assert pair.p.events == [PeerLost("memory://d", (key(),))]
+    handover = hand_over(pair, key(0, 1))
     pair.look()
-    assert pair.d.told[1:] == [Arrived(key(0, 1), handover)] == pair.p.told[1:]
+    assert pair.d.events[1:] == [Arrived(key(0, 1), handover)] == pair.p.events[1:]
     assert moved(pair, [5, 2, 7], [1, 3, 4])
 
 
@@ -130,34 +130,34 @@ def test_no_block_has_ended_while_it_may_be_written(how):
     else:
         pair.reserve(key(0, 1), [4, 5])
     pair.look()
-    assert pair.d.told == []
+    assert pair.d.events == []
     with pytest.raises(InvalidValue, match="block 3 is reserved"):
         pair.reserve(key(1), [3])
     for ticket in cache.tickets:
         ticket.complete()
     pair.look()
-    assert len(pair.d.told) == 1
+    assert len(pair.d.events) == 1
     pair.reserve(key(1), [3])
 
 
 def test_a_write_that_fails_is_no_arrival():
     cache = LateCache(np.zeros((8, BLOCK_BYTES), np.uint8), FACTS)
     pair = Pair(d_cache=cache)
-    whole(pair)
+    hand_over(pair)
     pair.look()
     for ticket in cache.tickets:
         ticket.complete(InvalidValue("the device is broken"))
     pair.look()
-    assert [type(event) for event in pair.d.told + pair.p.told] == [Rejected, Rejected]
-    assert "the device is broken" in pair.p.told[0].why
+    assert [type(event) for event in pair.d.events + pair.p.events] == [Rejected, Rejected]
+    assert "the device is broken" in pair.p.events[0].why
 
 
 def test_the_same_call_again_changes_nothing(pair):
-    handover = whole(pair)
+    handover = hand_over(pair)
     pair.reserve(key(), [1, 3, 4])
     pair.p.transfer.seal(key(), pair.d.description, handover)
     pair.look()
-    assert pair.d.told == [Arrived(key(), handover)] == pair.p.told
+    assert pair.d.events == [Arrived(key(), handover)] == pair.p.events
 
 
 def test_what_cannot_be_is_refused(pair):
@@ -184,12 +184,12 @@ def test_what_cannot_be_is_refused(pair):
 
 def test_a_wire_without_room_keeps_the_caller_from_nothing(pair):
     pair.p.wire.room = False
-    handover = whole(pair)
+    handover = hand_over(pair)
     pair.look()
-    assert (pair.d.told, pair.net.sent) == ([], 0)
+    assert (pair.d.events, pair.net.sent) == ([], 0)
     pair.p.wire.room = True
     pair.look()
-    assert pair.d.told == [Arrived(key(), handover)] == pair.p.told
+    assert pair.d.events == [Arrived(key(), handover)] == pair.p.events
 
 
 def test_many_blocks_are_sent_in_several_messages(pair, monkeypatch):
@@ -199,7 +199,7 @@ def test_many_blocks_are_sent_in_several_messages(pair, monkeypatch):
     handover = pair.seal(key(), 8)
     assert pair.net.sent == 9
     pair.look()
-    assert pair.d.told == [Arrived(key(), handover)] == pair.p.told
+    assert pair.d.events == [Arrived(key(), handover)] == pair.p.events
     assert moved(pair, list(range(8)), list(range(8)))
 
 
@@ -207,6 +207,6 @@ def test_bytes_that_are_no_message_are_skipped(pair):
     for junk in (b"", b"junk", b"HALf" + bytes(60), b"".join(pack(Seal("", 0, 0, 0, 0, [], b"", b"")))[:-1]):
         pair.d.wire.inbox.append((pair.p.wire.session, junk))
         pair.p.wire.inbox.append((pair.d.wire.session, junk))
-    handover = whole(pair)
+    handover = hand_over(pair)
     pair.look()
-    assert pair.d.told == [Arrived(key(), handover)] == pair.p.told
+    assert pair.d.events == [Arrived(key(), handover)] == pair.p.events
