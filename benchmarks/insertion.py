@@ -45,10 +45,10 @@ def main(names: list[str]) -> None:
             taken.append(inserted(bound, state))
     medians = [tuple(statistics.median(column) for column in zip(*taken[5:], strict=True)) for taken in times]
     print(f"{SLOTS} requests of {PROMPT} tokens, medians of {ROUNDS - 5}, microseconds (ratio to {names[0]})")
-    for name, (call, whole) in zip(names, medians, strict=True):
+    for name, (call, total) in zip(names, medians, strict=True):
         print(
-            f"{name:10s} call {call:8.1f} ({call / medians[0][0]:.2f})   with its wait {whole:8.1f}"
-            f" ({whole / medians[0][1]:.2f})"
+            f"{name:10s} call {call:8.1f} ({call / medians[0][0]:.2f})   with its wait {total:8.1f}"
+            f" ({total / medians[0][1]:.2f})"
         )
     for bound in opened:
         bound.close()

@@ -96,14 +96,14 @@ def main(rounds: int = 5) -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
     os.sched_setaffinity(0, cores)
     print(f"{versions()}; cores {cores}, load {os.getloadavg()[0]:.1f}, {rounds} rounds in turn")
-    told: dict[str, list[float]] = {name: [] for name in WAYS}
+    speeds: dict[str, list[float]] = {name: [] for name in WAYS}
     for _ in range(rounds):
         for name, more in WAYS.items():
-            told[name].append(speed(*more))
+            speeds[name].append(speed(*more))
     if rounds:
-        for name, values in told.items():
+        for name, values in speeds.items():
             print(f"{name:16} {median(values):8.1f} tokens/s ({min(values):.1f} to {max(values):.1f})")
-        ratios = [two / one for one, two in zip(*told.values(), strict=True)]
+        ratios = [two / one for one, two in zip(*speeds.values(), strict=True)]
         print(f"{'ratio':16} {median(ratios):8.2f} of each round ({min(ratios):.2f} to {max(ratios):.2f})")
     for size in (2, 4):
         with RankPool(size) as pool:
