@@ -54,7 +54,7 @@ def cpu_cases() -> dict[str, Case]:
     sink, order, params = MemorySink(), np.arange(SLOTS), core.SamplingParams(seed=7, max_tokens=100)
     requests = [core.admit(core.Request(f"r{i}", list(range(PROMPT)), params), state.layout) for i in range(SLOTS)]
     cell, row = state.view("temperature")[3], state.view("token_ids")[3, :PROMPT]
-    whole, tokens = state.view("token_ids"), np.arange(PROMPT)
+    table, tokens = state.view("token_ids"), np.arange(PROMPT)
     megabytes = np.zeros((SLOTS, WIDTH), np.int64)
 
     def value(target: object, given: object) -> Callable[[], object]:
@@ -85,11 +85,11 @@ def cpu_cases() -> dict[str, Case]:
         bound.insert_tasks(state=state, tasks=tasks, stream=stream).wait()
         parts = {"update_inputs": 0.0, "save_output": 0.0}
         for number in range(8):
-            told = core.Step(number, {"target": order})
+            one = core.Step(number, {"target": order})
             bound.async_set_value(target=state.view("sampled_token_ids"), value=number + 5, stream=stream)
             calls = {
-                "update_inputs": lambda told=told: bound.update_inputs(state=state, step=told, stream=stream),
-                "save_output": lambda told=told: bound.save_output(state=state, step=told, sink=sink, stream=stream),
+                "update_inputs": lambda one=one: bound.update_inputs(state=state, step=one, stream=stream),
+                "save_output": lambda one=one: bound.save_output(state=state, step=one, sink=sink, stream=stream),
             }
             for name, call in calls.items():
                 begin = time.perf_counter()
@@ -103,7 +103,7 @@ def cpu_cases() -> dict[str, Case]:
     cases: dict[str, Case] = {
         "async_set_value, a scalar": lambda: microseconds(value(cell, 0.5), 500),
         "async_set_value, a row of 64": lambda: microseconds(value(row, tokens), 500),
-        "async_set_value, 8 MB": lambda: microseconds(value(whole, megabytes), 5),
+        "async_set_value, 8 MB": lambda: microseconds(value(table, megabytes), 5),
         "broadcast_tokens, a group of one": lambda: microseconds(broadcast, 500),
     }
     cases |= {f"insert_tasks, {count} x {PROMPT} tokens": insertion(count) for count in (1, 8, SLOTS)}
@@ -213,16 +213,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", default="cpu")
     parser.add_argument("--serve", default="")
-    told = parser.parse_args()
-    if told.serve:
+    options = parser.parse_args()
+    if options.serve:
         # Only the tree's own modules: this file's folder holds those of another one.
         sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
-        serve(told.serve)
+        serve(options.serve)
         return
-    if told.old is None:
+    if options.old is None:
         parser.error("give --old TREE: git worktree add FOLDER COMMIT makes one")
-    for kind in told.only.split(","):
-        compare(kind, told.old.resolve(), told.new.resolve(), told.rounds)
+    for kind in options.only.split(","):
+        compare(kind, options.old.resolve(), options.new.resolve(), options.rounds)
 
 
 if __name__ == "__main__":

@@ -71,8 +71,8 @@ def write_model(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w0", "pad_token": "w0"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(told | {"chat_template": template}))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w0", "pad_token": "w0"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
 
 
 async def load(send: Send) -> tuple[float, list[float]]:

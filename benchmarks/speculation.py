@@ -279,7 +279,7 @@ def show(title: str, runs: Mapping[str, Sequence[Run]]) -> int:
         faults = sum(max(margins, default=0.0) >= MARGIN for margins in partings)
         spread = f"{min(ratios):.2f}, {max(ratios):.2f}"
         speed = statistics.median(run.speed for run in of_one[1:])
-        note = told_of(partings, len(plain[0].tokens))
+        note = partings_note(partings, len(plain[0].tokens))
         columns = f"{speed:9.0f} {middle:8.2f}x {spread:>13} {cpu:6.2f}x {last.tokens_a_turn:7.2f} {last.accepted:9.1%}"
         print(f"{name:10} {columns}{note}", flush=True)
         changed += faults
@@ -291,13 +291,13 @@ def show(title: str, runs: Mapping[str, Sequence[Run]]) -> int:
     return changed
 
 
-def told_of(partings: Sequence[Sequence[float]], requests: int) -> str:
+def partings_note(partings: Sequence[Sequence[float]], requests: int) -> str:
     """How many answers of these runs part from plain decoding's, and by which margins; "" for none."""
     margins = sorted(margin for of_one in partings for margin in of_one)
     if not margins:
         return ""
-    told = f"  {len(margins)} of {requests * len(partings)} answers part where the margin is at most {margins[-1]:.1e}"
-    return f"{told}: WRONG, as it is {MARGIN:g} or more" if margins[-1] >= MARGIN else told
+    note = f"  {len(margins)} of {requests * len(partings)} answers part where the margin is at most {margins[-1]:.1e}"
+    return f"{note}: WRONG, as it is {MARGIN:g} or more" if margins[-1] >= MARGIN else note
 
 
 def loops(tokens: Sequence[int]) -> bool:

@@ -26,7 +26,7 @@ MAIN = "from hal.cli import main; main()"
 COMMANDS = {"hal --help": ["--help"], "hal devices": ["devices"]}
 _PROMPTS = [text for at in range(8) for text in ("--prompt", f"def f{at}(")]
 _RUN = ["run", "--device", "cpu", "--temperature", "0", "--max-tokens", "200", "--slots", "8", *_PROMPTS]
-WHOLE = {"hal run": _RUN, "hal run --tp 2": [*_RUN, "--tp", "2"]}
+RUNS = {"hal run": _RUN, "hal run --tp 2": [*_RUN, "--tp", "2"]}
 
 
 def times_ms(tree: Path, arguments: list[str]) -> tuple[float, float]:
@@ -70,15 +70,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--old", type=Path, required=True, metavar="TREE")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--whole", action="store_true", help="compare whole runs")
+    parser.add_argument("--whole", dest="runs", action="store_true", help="compare whole runs")
     chosen = parser.parse_args()
     old, new = chosen.old.resolve(), Path(__file__).resolve().parents[1]
     print("| command | old, ms | new, ms | new less old | error |\n|---|---:|---:|---:|---:|")
-    for name, arguments in (WHOLE if chosen.whole else COMMANDS).items():
+    for name, arguments in (RUNS if chosen.runs else COMMANDS).items():
         turns = [[times_ms(tree, arguments) for tree in (old, new, old)] for _ in range(chosen.rounds)]
-        for at, what in enumerate(("", ", elapsed") if chosen.whole else ("",)):
+        for at, what in enumerate(("", ", elapsed") if chosen.runs else ("",)):
             print(f"| {name}{what} | {_row([[one[at] for one in turn] for turn in turns])}", flush=True)
-    if chosen.whole:
+    if chosen.runs:
         return
     shown = sorted(first_byte_ms() for _ in range(chosen.rounds))
     print(f"first byte in a terminal: {statistics.median(shown):.0f} ms ({shown[0]:.0f} to {shown[-1]:.0f})")

@@ -65,9 +65,9 @@ def main(options: list[str]) -> int:
         programs.mkdir()
         link_programs(programs)
         kept = {key: value for key, value in os.environ.items() if key not in NAMED}
-        told = {"PATH": str(programs), "XDG_CACHE_HOME": str(cache), "HAL_TEST_SHARE": "0.01"}
+        settings = {"PATH": str(programs), "XDG_CACHE_HOME": str(cache), "HAL_TEST_SHARE": "0.01"}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *map(str, files())]
-        return subprocess.run(command, cwd=ROOT, env=kept | told, check=False).returncode
+        return subprocess.run(command, cwd=ROOT, env=kept | settings, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -58,9 +58,9 @@ def candidates(version: str) -> Iterator[Path]:
 
 def find_python(version: str) -> Path | None:
     """Return an interpreter of this version that runs: a shim of pyenv's need not."""
-    asked = "import sys; print('%d.%d' % sys.version_info[:2])"
+    script = "import sys; print('%d.%d' % sys.version_info[:2])"
     for path in candidates(version):
-        done = subprocess.run([path, "-I", "-c", asked], capture_output=True, text=True, timeout=LIMIT, check=False)
+        done = subprocess.run([path, "-I", "-c", script], capture_output=True, text=True, timeout=LIMIT, check=False)
         if done.returncode == 0 and done.stdout.strip() == version:
             return path
     return None

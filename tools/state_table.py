@@ -24,7 +24,7 @@ def row(field: Field) -> str:
         field.dtype.name,
         str(field.width),
         " and ".join(step) or ("reads rows" if not field.groups else ""),
-        next((said for name, said in shared.items() if name in field.groups), ""),
+        next((text for name, text in shared.items() if name in field.groups), ""),
         "yes" if "output" in field.groups else "with log-probabilities" if "output_topk" in field.groups else "",
         f"`{field.param}`" if field.param else "",
     )

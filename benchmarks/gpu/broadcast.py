@@ -74,24 +74,24 @@ def _ways(bound: Any, state: Any, group: Group) -> tuple[list[str], Ways, Ways]:
     A method returns tickets, or None if the stream orders the end.
     """
     communicator = bound.device.communicator(group)
-    memory, stream, whole = state.memory, bound.default_stream, state.broadcast_range()
-    places = {n: p for n, p in state.layout.fields.items() if whole.offset <= p.offset < whole.end}
+    memory, stream, span = state.memory, bound.default_stream, state.broadcast_range()
+    places = {n: p for n, p in state.layout.fields.items() if span.offset <= p.offset < span.end}
     parts = [ByteRange(places[name].offset, places[name].stride * SIZES.num_slots) for name in ONE_BY_ONE]
     count = len(parts)
     ways: Ways = {
         "broadcast_tokens": lambda: [bound.broadcast_tokens(state=state, group=group, stream=stream)],
-        "one collective": lambda: [communicator.broadcast(memory, whole, stream)],
+        "one collective": lambda: [communicator.broadcast(memory, span, stream)],
         f"{count} collectives": lambda: [communicator.broadcast(memory, part, stream) for part in parts],
     }
     if comm := getattr(communicator, "comm", None):
 
         def bare() -> list[Any]:
-            begin, nbytes, source = memory.address + whole.offset, whole.nbytes, comm.ranks.index(group.source)
+            begin, nbytes, source = memory.address + span.offset, span.nbytes, comm.ranks.index(group.source)
             comm.broadcast(begin, nbytes, source, stream.handle)
             return []
 
         ways["ncclBroadcast"] = bare
-    return list(places), ways, _paddles(bound, memory, (whole, *parts), group)
+    return list(places), ways, _paddles(bound, memory, (span, *parts), group)
 
 
 def _paddles(

@@ -78,13 +78,13 @@ def main() -> None:
     parser.add_argument("--only", default="prefill,loading")
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}", flush=True)
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     if "prefill" in options.only:
-        told |= steps(parse_config(SHAPES["8B"] | {"num_hidden_layers": options.layers}))
+        results |= steps(parse_config(SHAPES["8B"] | {"num_hidden_layers": options.layers}))
     if "loading" in options.only:
-        told["loading"] = loading(min(8, options.layers))
+        results["loading"] = loading(min(8, options.layers))
     if options.out:
-        Path(options.out).write_text(json.dumps(told, indent=1))
+        Path(options.out).write_text(json.dumps(results, indent=1))
 
 
 def steps(config: LlamaConfig) -> dict[str, Any]:

@@ -58,8 +58,8 @@ def main() -> int:
 
     begin = time.perf_counter()
     found = measured(chosen.kind, tiny=chosen.tiny, seconds=chosen.seconds, rounds=chosen.rounds, only=chosen.only)
-    told = {"kind": chosen.kind, "facts": facts("benchmarks.report"), "took_s": time.perf_counter() - begin} | found
-    chosen.files[0].write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    report = {"kind": chosen.kind, "facts": facts("benchmarks.report"), "took_s": time.perf_counter() - begin} | found
+    chosen.files[0].write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     from .merge import merged
 
     print(merged(chosen.files[:1]))

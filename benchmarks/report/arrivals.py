@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .loops import LOOPS, Asked, Run
-from .node import Node, beside, decoder_of, opened
+from .loops import LOOPS, LoadRequest, Run
+from .node import Node, busy_threads, decoder_of, opened
 
 SHAPE, SLOTS, SECONDS, SHARE = "8B", 128, 60.0, 0.8
 PROMPTS, ANSWERS = (64, 512), (64, 256)
@@ -18,13 +18,13 @@ EDGE = 5.0
 """Seconds at the beginning and the end of which no request is counted."""
 
 
-def drawn(count: int, rate: float, seed: int) -> list[Asked]:
+def drawn(count: int, rate: float, seed: int) -> list[LoadRequest]:
     """Requests at ``rate`` a second; 0: all at once."""
     draw = np.random.default_rng(seed)
     due = np.cumsum(draw.exponential(1 / rate, count)) if rate else np.zeros(count)
     lengths, answers = (draw.integers(low, high + 1, count) for low, high in (PROMPTS, ANSWERS))
     return [
-        Asked(f"r{n}", draw.integers(8, 400, lengths[n]).astype(np.int32), int(answers[n]), float(due[n]))
+        LoadRequest(f"r{n}", draw.integers(8, 400, lengths[n]).astype(np.int32), int(answers[n]), float(due[n]))
         for n in range(count)
     ]
 
@@ -38,7 +38,7 @@ def saturation(node: Node) -> float:
     return tokens / (sum(ANSWERS) / 2)
 
 
-def figures(run: Run, load: list[Asked], seconds: float) -> dict[str, Any]:
+def figures(run: Run, load: list[LoadRequest], seconds: float) -> dict[str, Any]:
     """Of the requests that were due in the counted time."""
     times: dict[str, list[float]] = {}
     for at, names in run.taken:
@@ -70,7 +70,7 @@ def measure(shape: str = SHAPE, slots: int = SLOTS, seconds: float = SECONDS) ->
         load, rows = drawn(int(rate * seconds), rate, 4), []
         for busy in (0, 1):
             for loop in LOOPS:
-                with beside(busy):
+                with busy_threads(busy):
                     run = LOOPS[loop](node, load, lambda run: bool(run.taken) and run.taken[-1][0] > seconds)
                 rows.append({"loop": loop, "busy": busy} | figures(run, load, seconds))
                 print(rows[-1], file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ import torch
 from hal_engine.model.config import parse_config
 from hal_torch.model import Decoder
 
-from .loops import Asked, by_hal
+from .loops import LoadRequest, by_hal
 from .node import SHAPES, Node, opened
 
 SHORT, CONTEXTS, ANSWERED = 128, (2048, 8192, 32768), 96
@@ -56,7 +56,7 @@ def _decoder(shape: str, longest: int) -> Decoder:
 def _served(node: Node, context: int, answered: int) -> tuple[float, float]:
     """Of a request alone: milliseconds to its first token, and between later ones."""
     prompt = np.random.default_rng(context).integers(8, 400, context).astype(np.int32)
-    run = by_hal(node, [Asked("r", prompt, answered)], lambda run: False)
+    run = by_hal(node, [LoadRequest("r", prompt, answered)], lambda run: False)
     times = [at for at, names in run.taken if len(names)]
     steps = np.diff(times)[answered // 4 :]
     return 1e3 * times[0], 1e3 * float(median(steps))
@@ -121,7 +121,7 @@ def _many(shape: str, count: int, length: int, chunks: Sequence[int]) -> dict[st
     with opened(decoder, count, length + 16) as node:
         _served(node, 16, 4)
         for chunk in chunks or (node.chunk,):
-            load = [Asked(f"r{number}", row, 1) for number, row in enumerate(prompts)]
+            load = [LoadRequest(f"r{number}", row, 1) for number, row in enumerate(prompts)]
             run = by_hal(replace(node, chunk=chunk), load, lambda run: False)
             given = [at for at, names in run.taken if len(names)]
             found["last"][str(chunk)] = 1e3 * given[-1]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .loops import LOOPS, Asked, Run
-from .node import SHORT_INTERVAL, Node, beside, decoder_of, opened
+from .loops import LOOPS, LoadRequest, Run
+from .node import SHORT_INTERVAL, Node, busy_threads, decoder_of, opened
 
 ROUNDS, STEPS, PROMPT, LONGEST_ANSWER = 3, 150, 128, 800
 SHORT = (8, 32)
@@ -27,7 +27,7 @@ SHORT_WAYS = tuple((loop, overlap, QUIET) for overlap in (True, False) for loop 
 def long_answers(node: Node, loop: str, *, overlap: bool) -> float:
     """Tokens a second while every slot decodes."""
     tokens = np.random.default_rng(1).integers(8, 400, (node.slots, PROMPT)).astype(np.int32)
-    load = [Asked(f"r{number}", row, LONGEST_ANSWER) for number, row in enumerate(tokens)]
+    load = [LoadRequest(f"r{number}", row, LONGEST_ANSWER) for number, row in enumerate(tokens)]
 
     steps = STEPS if node.runner.graphs else 20
 
@@ -42,7 +42,9 @@ def short_answers(node: Node, loop: str, *, overlap: bool) -> float:
     """Return the tokens a second of ten times as many requests as slots, most of which wait."""
     draw = np.random.default_rng(2)
     load = [
-        Asked(f"r{number}", draw.integers(8, 400, 16).astype(np.int32), int(draw.integers(SHORT[0], SHORT[1] + 1)))
+        LoadRequest(
+            f"r{number}", draw.integers(8, 400, 16).astype(np.int32), int(draw.integers(SHORT[0], SHORT[1] + 1))
+        )
         for number in range(10 * node.slots)
     ]
     taken = LOOPS[loop](node, load, lambda run: False, overlap=overlap).taken
@@ -78,7 +80,7 @@ def _rows(case: dict[str, Any], node: Node, measured: Any, ways: Any, rounds: in
     for number in range(rounds):
         for at in range(len(ways)):
             loop, overlap, busy = way = ways[(at + number) % len(ways)]
-            with beside(*busy):
+            with busy_threads(*busy):
                 found[way].append(measured(node, loop, overlap=overlap))
     rows = []
     for (loop, overlap, (threads, interval)), rates in found.items():

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from hal_core import AdmittedRequest, Request, Task, TaskKind
 
-from .node import beside
+from .node import busy_threads
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "plugins" / "cuda" / "proof"))
 import native_bench as bench
@@ -107,7 +107,7 @@ def measure(*, stand_in: bool = False) -> dict[str, Any]:
     with bench.opened("native", stand_in=stand_in) as bound:
         cases = [*bench.cases(bound), *admitting(bound), *([] if stand_in else of_torch())]
         for way, threads in WAYS:
-            with beside(threads):
+            with busy_threads(threads):
                 for case in cases:
                     times = _timed(case, HOT if way == "hot" else FEW, cold=way == "cold")
                     rows.setdefault(case[0], {})[way] = [median(times), float(np.percentile(times, 99))]

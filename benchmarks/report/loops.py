@@ -23,7 +23,7 @@ from .node import Node
 
 
 @dataclass(frozen=True)
-class Asked:
+class LoadRequest:
     """A request: when it is due (seconds from the beginning), its prompt, int32, and how many tokens it is given."""
 
     name: str
@@ -66,7 +66,7 @@ MOST_PIECES = 32
 Enough = Callable[[Run], bool]
 
 
-def by_hal(node: Node, load: Sequence[Asked], enough: Enough, *, overlap: bool = True) -> Run:
+def by_hal(node: Node, load: Sequence[LoadRequest], enough: Enough, *, overlap: bool = True) -> Run:
     """hal's engine. ``enough``: whether to stop; all requests have ended, or are ended then."""
     run, at = Run(), 0
     begin = time.perf_counter()
@@ -142,7 +142,7 @@ class Plain:
         else:
             self._graphs._graphs[part].replay()
 
-    def _enter(self, slot: int, one: Asked) -> None:
+    def _enter(self, slot: int, one: LoadRequest) -> None:
         f, count = self._f, len(one.prompt)
         prompt = torch.from_numpy(one.prompt.astype(np.int64))
         if self._on_gpu:  # a copy of pageable memory, or of another type, waits for the stream
@@ -154,11 +154,11 @@ class Plain:
         f["step_idx"][slot] = 0
         f["stop_flags"][slot] = False
 
-    def serve(self, load: Sequence[Asked], enough: Enough, *, overlap: bool = True) -> Run:
+    def serve(self, load: Sequence[LoadRequest], enough: Enough, *, overlap: bool = True) -> Run:
         """Serve the load."""
         run, at, number = Run(), 0, 0
-        waiting: deque[Asked] = deque()
-        free, left = list(range(self._node.slots))[::-1], dict[int, tuple[Asked, int]]()
+        waiting: deque[LoadRequest] = deque()
+        free, left = list(range(self._node.slots))[::-1], dict[int, tuple[LoadRequest, int]]()
         texts = self.texts = dict[str, list[int]]()
         before: tuple[int, list[tuple[int, str]]] | None = None
         sizes = () if self._graphs is None else self._graphs.sizes
@@ -207,7 +207,7 @@ class Plain:
             torch.cuda.current_stream().synchronize()
         return run
 
-    def _count(self, left: dict[int, tuple[Asked, int]], free: list[int]) -> None:
+    def _count(self, left: dict[int, tuple[LoadRequest, int]], free: list[int]) -> None:
         """A step was launched that gives each a token: those that end with it leave."""
         ended = [slot for slot, (_, count) in left.items() if count == 1]
         for slot in left:
@@ -218,7 +218,7 @@ class Plain:
             self._f["stop_flags"][slot] = True
 
 
-def by_plain(node: Node, load: Sequence[Asked], enough: Enough, *, overlap: bool = True) -> Run:
+def by_plain(node: Node, load: Sequence[LoadRequest], enough: Enough, *, overlap: bool = True) -> Run:
     """The plain loop."""
     with torch.no_grad():
         return Plain(node).serve(load, enough, overlap=overlap)

@@ -46,8 +46,8 @@ def _hooks(found: Found) -> Iterator[str]:
 
 def _how(row: Found) -> str:
     interval = "" if row["interval"] is None else f", switch interval {row['interval'] * 1e3:g} ms"
-    beside = f"beside {row['busy']} busy{interval}" if row["busy"] else "quiet"
-    return f"{'overlapped' if row['overlap'] else 'waiting'}, {beside}"
+    load = f"beside {row['busy']} busy{interval}" if row["busy"] else "quiet"
+    return f"{'overlapped' if row['overlap'] else 'waiting'}, {load}"
 
 
 def _decode(found: Found) -> Iterator[str]:
@@ -109,9 +109,9 @@ def _contexts(found: Found) -> Iterator[str]:
     if found["forward"] is not None:
         yield f"transformers' forward of the longest, SDPA, one row of logits: {found['forward']:.1f} ms."
     many = found["many"]
-    told = ", ".join(f"{ms:.0f} ms in chunks of {chunk}" for chunk, ms in many["last"].items())
+    times = ", ".join(f"{ms:.0f} ms in chunks of {chunk}" for chunk, ms in many["last"].items())
     bare = "" if many["bare"] is None else f"; products and attention alone {many['bare']:.0f} ms"
-    yield f"{many['shape']}, {many['count']} prompts of {many['length']}: the last first token after {told}{bare}."
+    yield f"{many['shape']}, {many['count']} prompts of {many['length']}: the last first token after {times}{bare}."
 
 
 def _arrivals(found: Found) -> Iterator[str]:

@@ -120,7 +120,7 @@ def opened(decoder: Decoder, slots: int, longest: int = LONGEST) -> Iterator[Nod
 
 
 @contextmanager
-def beside(threads: int, interval: float | None = None) -> Iterator[None]:
+def busy_threads(threads: int, interval: float | None = None) -> Iterator[None]:
     """With so many threads that compute in Python, and a switch interval. Garbage that is there already is left out of
     collections, which go on."""
     stop, former = threading.Event(), sys.getswitchinterval()

@@ -82,7 +82,7 @@ def batches(draw):
     return found
 
 
-def told(result, kind=RECORD):
+def comparable(result, kind=RECORD):
     """What is equal however a request was admitted: all but its admission id, which its record has too."""
     if isinstance(result, InvalidValue):
         return str(result)
@@ -114,7 +114,7 @@ def test_a_batch_is_admitted_as_each_of_it_alone(batch):
         patch.setattr(batch_admission, "FEW", 0)
         states = [device.state(SIZES, name=name) for name in ("one", "all")]
         alone, together = one_by_one(states[0], batch), states[1].admit_all(batch)
-        assert [*map(told, together)] == [*map(told, alone)]
+        assert [*map(comparable, together)] == [*map(comparable, alone)]
         images = []
         for state, admitted in zip(states, (alone, together), strict=True):
             fit = [one for one in admitted if not isinstance(one, InvalidValue)]
@@ -137,7 +137,7 @@ def test_one_of_a_batch_that_is_not_plain_is_as_alone(bound, odd, form, monkeypa
     state, batch = bound.state(SIZES), plain(9, form=form)
     batch[4] = (WRONG | OTHERWISE)[odd](batch[4])
     found = state.admit_all(batch)
-    assert [*map(told, found)] == [*map(told, one_by_one(state, batch))]
+    assert [*map(comparable, found)] == [*map(comparable, one_by_one(state, batch))]
     assert isinstance(found[4], InvalidValue) == (odd in WRONG)
 
 
@@ -189,10 +189,10 @@ def test_declared_fields_and_companions_are_admitted_alone(bound):
     state = bound.state(SIZES, fields=[lora])
     batch = [Request(f"r{at}", [1, 2], extra={"lora": at}) for at in range(9)]
     kind = state.layout.record_dtype
-    alone = [told(one, kind) for one in one_by_one(state, batch)]
-    assert [told(one, kind) for one in state.admit_all(batch)] == alone
-    beside = bound.state(SIZES, name="both", beside=("proposer",))
-    assert [*map(told, beside.admit_all(plain(9)))] == [*map(told, one_by_one(beside, plain(9)))]
+    alone = [comparable(one, kind) for one in one_by_one(state, batch)]
+    assert [comparable(one, kind) for one in state.admit_all(batch)] == alone
+    both = bound.state(SIZES, name="both", beside=("proposer",))
+    assert [*map(comparable, both.admit_all(plain(9)))] == [*map(comparable, one_by_one(both, plain(9)))]
 
 
 @pytest.mark.parametrize("vocab_size", [0, "many", 2.5, True])

@@ -53,10 +53,10 @@ def test_errors_of_a_device_that_is_dropped_without_a_close_are_logged(caplog):
                 tickets[0].wait()
         del bound
         gc.collect()
-        told = [text for text in caplog.messages if "dropped" in text]
-        assert len(told) == (not waited)
-        assert waited or "cpu:0 was dropped without a close" in told[0]
-        assert waited or "the copy engine fell over" in told[0]
+        messages = [text for text in caplog.messages if "dropped" in text]
+        assert len(messages) == (not waited)
+        assert waited or "cpu:0 was dropped without a close" in messages[0]
+        assert waited or "the copy engine fell over" in messages[0]
 
 
 def test_of_several_unobserved_errors_the_first_names_the_rest():
@@ -73,26 +73,26 @@ def test_of_several_unobserved_errors_the_first_names_the_rest():
 class Queued(PromiseTicket):
     """A ticket of a stream. It counts how often one was asked."""
 
-    order, asked = "a stream", 0
+    order, queries = "a stream", 0
 
     def done(self):
-        Queued.asked += 1
+        Queued.queries += 1
         return super().done()
 
 
 def test_behind_a_long_queue_a_call_asks_one_ticket_of_each_stream():
-    bound, before = bind(Late(Queued)), Queued.asked
+    bound, before = bind(Late(Queued)), Queued.queries
     write = lambda: bound.async_set_value(target=np.zeros(2), value=1.0, stream=bound.default_stream)  # noqa: E731
     for _ in range(300):
         write()
-    assert Queued.asked - before == 299, "each call asked the first"
+    assert Queued.queries - before == 299, "each call asked the first"
     for at, ticket in enumerate(bound.device.tickets[:200]):
         ticket.complete(InvalidValue("the copy engine fell over") if at == 150 else None)
     with pytest.raises(InvalidValue, match="fell over"):
         write()
-    before = Queued.asked
+    before = Queued.queries
     write()
-    assert Queued.asked - before == 1
+    assert Queued.queries - before == 1
     bound.close()
 
 
@@ -184,7 +184,7 @@ def test_properties_of_a_device_are_not_called_when_it_is_bound():
         raise ModuleNotFoundError("No module named 'paddle'")
 
     both = {"at_hand": property(called), "found_once": functools.cached_property(called)}
-    bind(type("Asked", (CpuDevice,), both)(0, {})).close()
+    bind(type("Lazy", (CpuDevice,), both)(0, {})).close()
 
 
 def test_a_hook_that_returns_no_ticket_is_an_error_of_the_plugin():

@@ -30,8 +30,8 @@ def section(hook):
 
 def test_the_document_says_which_contract_it_is():
     """The core's version in the source tree; an installed one may be older."""
-    told = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
-    assert f"This is contract {told['project']['version'].rpartition('.')[0]}:" in CONTRACT
+    pyproject = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert f"This is contract {pyproject['project']['version'].rpartition('.')[0]}:" in CONTRACT
 
 
 @pytest.mark.parametrize("hook", HOOKS)
@@ -51,33 +51,33 @@ def arguments(text, pattern):
 
 
 def test_the_document_states_what_holds_for_all_hooks():
-    said, general = inspect.getdoc(hookspecs), CONTRACT.split("## ")[1]
-    assert guarantees(general) == guarantees(said)
-    assert len(guarantees(said)) == 3
-    (calls,) = re.findall(r"^A step's calls.*?(?=\n\n)", said, re.M | re.S)
+    docstring, general = inspect.getdoc(hookspecs), CONTRACT.split("## ")[1]
+    assert guarantees(general) == guarantees(docstring)
+    assert len(guarantees(docstring)) == 3
+    (calls,) = re.findall(r"^A step's calls.*?(?=\n\n)", docstring, re.M | re.S)
     assert folded(calls) in folded(general)
 
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_the_document_states_the_guarantees_of_the_docstring(hook):
-    said = inspect.getdoc(getattr(hookspecs, hook)).split(":param")[0]
-    said = re.sub(r":\w+:`~?([\w.]+)`", r"\1", said)
-    promised, documented = guarantees(said), guarantees(section(hook))
+    docstring = inspect.getdoc(getattr(hookspecs, hook)).split(":param")[0]
+    docstring = re.sub(r":\w+:`~?([\w.]+)`", r"\1", docstring)
+    promised, documented = guarantees(docstring), guarantees(section(hook))
     assert documented == promised
 
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_the_document_says_of_the_arguments_what_the_docstring_says(hook):
-    said = inspect.getdoc(getattr(hookspecs, hook)).replace(":return:", ":param returns:")
-    told = arguments(said, r"^:param (\w+): (.*?)(?=^:param|\Z)")
-    assert arguments(section(hook), r"^- `(\w+)`: (.*?)(?=^- |\n\n|\Z)") == told
-    assert told.keys() == {*inspect.signature(getattr(hookspecs, hook)).parameters, "returns"}
+    docstring = inspect.getdoc(getattr(hookspecs, hook)).replace(":return:", ":param returns:")
+    described = arguments(docstring, r"^:param (\w+): (.*?)(?=^:param|\Z)")
+    assert arguments(section(hook), r"^- `(\w+)`: (.*?)(?=^- |\n\n|\Z)") == described
+    assert described.keys() == {*inspect.signature(getattr(hookspecs, hook)).parameters, "returns"}
 
 
 def test_the_document_states_the_guarantees_of_a_transfer():
-    said = inspect.getdoc(KvTransfer)
-    assert guarantees(said) == guarantees(HANDOVER)
-    assert len(guarantees(said)) == 4
+    docstring = inspect.getdoc(KvTransfer)
+    assert guarantees(docstring) == guarantees(HANDOVER)
+    assert len(guarantees(docstring)) == 4
 
 
 def test_every_guarantee_has_one_place():

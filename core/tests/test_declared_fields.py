@@ -56,9 +56,9 @@ def test_g26_fields_that_clash_or_are_none_are_refused(bound, fields):
 
 @pytest.mark.parametrize("group", ["output", "broadcast", "output_topk"])
 def test_g26_a_companion_has_no_group_of_steps(bound, group):
-    beside = [Companion("proposer", [replace(BIAS, groups=group)])]
+    companions = [Companion("proposer", [replace(BIAS, groups=group)])]
     with pytest.raises(InvalidValue, match=f"bias is in {group}, and no step runs on a companion"):
-        bound.state(SIZES, beside=beside)
+        bound.state(SIZES, beside=companions)
 
 
 def broken(request):

@@ -15,12 +15,12 @@ FACES = {"hal_core": CORE} | {f"hal_core.{name}": CORE / name for name in ("devi
 CHECK = """
 import ast, importlib, sys
 face, stub = sys.argv[1:]
-module, told = importlib.import_module(face), {}
+module, exported = importlib.import_module(face), {}
 for node in ast.parse(open(stub).read()).body:
     source = importlib.import_module("." * node.level + node.module, face)
-    told |= {alias.asname: getattr(source, alias.name) for alias in node.names}
-assert told and told.keys() == set(module.__all__)
-wrong = [name for name, value in told.items() if getattr(module, name) is not value]
+    exported |= {alias.asname: getattr(source, alias.name) for alias in node.names}
+assert exported and exported.keys() == set(module.__all__)
+wrong = [name for name, value in exported.items() if getattr(module, name) is not value]
 assert not wrong, wrong
 """
 """Run in a process where no other test has changed a module."""

@@ -111,9 +111,9 @@ def test_a_tensor_of_torch_on_the_host_is_written_in_place(bound, torch, kind):
 
 
 def test_a_view_of_a_tensor_of_torch_leaves_the_rest_alone(bound, torch):
-    whole = torch.zeros(3, 4)
-    write(bound, [[1.0, 2.0], [3.0, 4.0]], whole[1:, ::2])
-    assert whole.tolist() == [[0] * 4, [1, 0, 2, 0], [3, 0, 4, 0]]
+    tensor = torch.zeros(3, 4)
+    write(bound, [[1.0, 2.0], [3.0, 4.0]], tensor[1:, ::2])
+    assert tensor.tolist() == [[0] * 4, [1, 0, 2, 0], [3, 0, 4, 0]]
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns about features that it calls beta
@@ -139,7 +139,7 @@ def test_what_is_no_tensor_is_no_target(bound):
 
 @pytest.mark.parametrize("bit", ["neg", "conj"])
 def test_g06_memory_that_holds_other_values_is_refused_on_a_device(bit):
-    asked = {"is_neg": lambda: bit == "neg", "is_conj": lambda: bit == "conj"}
-    lazy = SimpleNamespace(is_nested=False, layout="torch.strided", is_quantized=False, **asked)
+    methods = {"is_neg": lambda: bit == "neg", "is_conj": lambda: bit == "conj"}
+    lazy = SimpleNamespace(is_nested=False, layout="torch.strided", is_quantized=False, **methods)
     with pytest.raises(InvalidValue, match=f"value: the tensor is lazy: torch's {bit} bit is set .*resolve_{bit}"):
         check_resolved(lazy, "value")

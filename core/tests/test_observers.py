@@ -100,7 +100,7 @@ def test_an_observer_sees_every_hook_call_with_arguments_and_ticket(bound):
     assert seen["save_output"][0]["step"].number == 0
 
 
-def test_the_end_of_each_ticket_is_told_once_to_who_wants_to_know(bound):
+def test_the_end_of_each_ticket_is_reported_once_to_who_wants_to_know(bound):
     watcher = Watcher()
     bound.observe(watcher)
     tickets = one_step(bound, bound.state(StateConfig(num_slots=2, max_model_len=8)))
@@ -211,8 +211,8 @@ def test_an_observers_results_are_dropped_and_its_errors_reported_once(bound, ca
     with caplog.at_level(logging.WARNING, "hal"), pytest.raises(InvalidValue, match="the chip is gone"):
         bound.async_set_value(target=view, value=4, stream=stream)
     assert view.memory.buffer[view.offset] == 3
-    said = [record.getMessage() for record in caplog.records if "observer trouble raised in" in record.getMessage()]
-    assert len(said) == (1 if reported else 0), said
+    messages = [record.getMessage() for record in caplog.records if "observer trouble raised in" in record.getMessage()]
+    assert len(messages) == (1 if reported else 0), messages
 
 
 def test_several_observers_see_the_same_calls(bound):
@@ -253,7 +253,7 @@ class AsksTooMuch:
 
 
 @pytest.mark.parametrize(
-    ("plugin", "said"),
+    ("plugin", "message"),
     [
         (object(), "has no wrapper of a hook, no ticket_ended and no called"),
         (NoWrapper(), "insert_tasks is not a wrapper"),
@@ -263,8 +263,8 @@ class AsksTooMuch:
         (AsksTooMuch(), "asks for rank"),
     ],
 )
-def test_what_observes_nothing_is_refused_by_name(bound, plugin, said):
-    with pytest.raises(InvalidValue, match=said) as raised:
+def test_what_observes_nothing_is_refused_by_name(bound, plugin, message):
+    with pytest.raises(InvalidValue, match=message) as raised:
         bound.observe(plugin)
     assert raised.value.cure
     assert bound.observers == ()

@@ -73,7 +73,7 @@ def test_g20_g21_both_ways_say_the_same(state, data, order, speculative):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "message"),
     [
         ("accept_num", 2, "2 tokens (at most 1)"),
         ("accept_num", -1, "-1 tokens (at most 1)"),
@@ -86,16 +86,16 @@ def test_g20_g21_both_ways_say_the_same(state, data, order, speculative):
         ("stop_reason", -1, "stop_reason is -1"),
     ],
 )
-def test_g21_a_plain_steps_bad_values_are_errors_of_their_rows_only(state, field, value, told):
+def test_g21_a_plain_steps_bad_values_are_errors_of_their_rows_only(state, field, value, message):
     columns = columns_of(state)
     columns[field][2] = value
     record, _, violation = build_record(columns, OutputSnapshot.of(state, Step(1, {"target": np.arange(SLOTS)})))
-    assert told in str(violation)
+    assert message in str(violation)
     assert [row for row, text in record.messages.items() if text] == [2]
     assert record.tokens.tolist() == [5, 6, 8]
 
 
-def test_g21_an_error_that_is_known_late_is_told_with_its_own_step(state):
+def test_g21_an_error_that_is_known_late_is_reported_with_its_own_step(state):
     """The step itself stopped the slot, so it gives no token; the host learns that from the output."""
     late = {2: "logits were no use"}
     columns = columns_of(state, accept_num=[1, 1, 0, 1], step_idx=[3, 3, 2, 3])

@@ -57,9 +57,9 @@ def made():
 
         def make(number):
             copy = Copy(part.nbytes)
-            whole = device.copy_out(memory=state.memory, parts=[part], stream=device.default_stream)
-            whole.wait()
-            copy.bytes[:] = whole.data[0]
+            copied = device.copy_out(memory=state.memory, parts=[part], stream=device.default_stream)
+            copied.wait()
+            copy.bytes[:] = copied.data[0]
             return OutputTicket(state, Step(number, {"target": np.arange(2)}), copy, part), copy
 
         yield state, make
@@ -139,10 +139,10 @@ def saved(device, name="target"):
 def test_g26_a_state_takes_its_own_output_and_no_other():
     """The output of another state, of this device or another, or any other ticket: refused, and nothing changes."""
     with bind(CpuPlugin.open(0, {})) as device, bind(CpuPlugin.open(0, {})) as other:
-        (state, own), (_, beside), (_, theirs) = saved(device), saved(device, "draft"), saved(other)
+        (state, own), (_, draft), (_, theirs) = saved(device), saved(device, "draft"), saved(other)
         write = device.async_set_value(target=state.view("seed"), value=1, stream=device.default_stream)
         mirror = state.mirror
-        for ticket in (beside, theirs, write, None, own.record(), state):
+        for ticket in (draft, theirs, write, None, own.record(), state):
             with pytest.raises(InvalidValue, match="save_output") as raised:
                 state.take(ticket)
             error = raised.value

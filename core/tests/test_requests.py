@@ -59,12 +59,12 @@ def test_lists_of_token_ids_are_lists_of_token_ids(name, value):
 
 def test_numpys_numbers_become_pythons():
     """A seed of NumPy's could not be packed, and none of its numbers be sent to another process."""
-    whole = dict.fromkeys(("top_k", "seed", "min_tokens", "max_tokens", "logprobs"), np.int64(7))
+    integers = dict.fromkeys(("top_k", "seed", "min_tokens", "max_tokens", "logprobs"), np.int64(7))
     parts = dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), np.float32(0.5))
     parts |= {"frequency_penalty": np.longdouble(0.5), "presence_penalty": np.int8(1)}
     ids = {"bad_words": np.array([3, 4]), "eos_token_ids": [np.int32(2)], "stop_sequences": [np.array([5, 6]), [7]]}
-    params = SamplingParams(**whole, **parts, **ids)
-    plain = dict.fromkeys(whole, 7) | dict.fromkeys(parts, 0.5) | {"presence_penalty": 1}
+    params = SamplingParams(**integers, **parts, **ids)
+    plain = dict.fromkeys(integers, 7) | dict.fromkeys(parts, 0.5) | {"presence_penalty": 1}
     plain |= {"bad_words": (3, 4), "eos_token_ids": (2,), "stop_sequences": ((5, 6), (7,))}
     assert params == SamplingParams(**plain)
     sent = msgspec.msgpack.encode(params)

@@ -126,10 +126,10 @@ def test_g26_rows_and_lengths_that_do_not_fit_are_refused(values, lengths):
 
 def test_g28_owners_are_all_whose_views_are_written_also_in_one_memory():
     """A state and its companions share one memory, and each has readers of its own."""
-    block, beside, owners = Block(), Block(), [object(), object(), object()]
+    block, other, owners = Block(), Block(), [object(), object(), object()]
     views = [
         View.contiguous(memory, 8 * SLOTS * at, (SLOTS, 1), INT64, owner)
-        for at, (memory, owner) in enumerate(zip((block, block, beside), owners, strict=True))
+        for at, (memory, owner) in enumerate(zip((block, block, other), owners, strict=True))
     ]
     writes = Writes()
     for view in (*views, views[0]):

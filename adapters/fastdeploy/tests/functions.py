@@ -36,8 +36,8 @@ def source_of(kind, more=(), without=(), name="insert_tasks_v1"):
 def function_from(source, name="insert_tasks_v1"):
     """The function, with its source where ``inspect`` finds it."""
     file = f"<function {next(NUMBER)}>"
-    whole = f"class Runner:\n{source}"
-    linecache.cache[file] = (len(whole), None, whole.splitlines(keepends=True), file)
+    text = f"class Runner:\n{source}"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     held = {}
-    exec(compile(whole, file, "exec"), held)
+    exec(compile(text, file, "exec"), held)
     return getattr(held["Runner"], name)

@@ -119,7 +119,7 @@ def until(condition, seconds=20):
         time.sleep(0.001)
 
 
-def told(sink, timeout=0.0):
+def undelivered(sink, timeout=0.0):
     """What closing reports as undelivered."""
     try:
         sink.close(timeout)

@@ -193,8 +193,8 @@ def drawn_pair(bound, draw, kind, method, role):
     for one in (pair.runner, pair.reference):
         one.enable_cache_manager_v1, one.proposer.hybrid_mode = swaps, hybrid
         if logs:
-            told = lambda *given, calls=one.calls: calls.append(("log", *given))  # noqa: E731
-            one.deterministic_logger = SimpleNamespace(log_prefill_input=told)
+            log = lambda *given, calls=one.calls: calls.append(("log", *given))  # noqa: E731
+            one.deterministic_logger = SimpleNamespace(log_prefill_input=log)
     return pair
 
 
@@ -589,8 +589,8 @@ def test_g26_a_tensor_that_was_reshaped_since_mounting_is_named():
         assert tensors["block_tables"].numpy().tolist() == before.reshape(before.shape[::-1]).tolist()
 
 
-@pytest.mark.parametrize(("blocked", "told"), [([1], True), ([], False), ([2], False)])
-def test_xpu_restarts_the_loop_for_a_blocked_slot(bound, blocked, told):
+@pytest.mark.parametrize(("blocked", "restarted"), [([1], True), ([], False), ([2], False)])
+def test_xpu_restarts_the_loop_for_a_blocked_slot(bound, blocked, restarted):
     """A DECODE task for a slot that a kernel has blocked sets ``not_need_stop``; after leaving it is not blocked."""
     pair = Pair(bound, kind="xpu")
     value = np.isin(np.arange(4), blocked)
@@ -601,7 +601,7 @@ def test_xpu_restarts_the_loop_for_a_blocked_slot(bound, blocked, told):
         [up.Request(ABORT, 2, "r2"), *(up.Request(DECODE, slot, f"r{slot}", block_tables=[5]) for slot in (2, 1))]
     )
     pair.check()
-    assert bool(pair.runner.share_inputs["not_need_stop"][0]) is told
+    assert bool(pair.runner.share_inputs["not_need_stop"][0]) is restarted
 
 
 def test_xpu_reads_the_device_only_if_it_matters(bound):

@@ -57,7 +57,7 @@ def record(rows, *, columns=None, first=(), drafts=None, draft_columns=None):
     )
 
 
-def told(source, batch_ids, size, name, variant=None, slots=None):
+def encoded(source, batch_ids, size, name, variant=None, slots=None):
     variant = variant or Variant(slots=slots or 512)
     return [message.data for message in messages(source, batch_ids, size, layout_named(name, slots), variant)]
 
@@ -76,7 +76,7 @@ GO, STOP, OVER, GONE = FinishReason.NONE, FinishReason.STOP, FinishReason.ERROR,
 
 def test_golden_save_output():
     source = record([(TOKEN, [101], GO), (NONE, [], GO), (PREEMPTED, [], GO), (TOKEN, [2**31 - 1], STOP)])
-    assert told(source, [0, 1, 2, 4], 5, "plain") == [golden(2_056, {0: [1, 5, 101, -1, -9, -1, 2**31 - 1]})]
+    assert encoded(source, [0, 1, 2, 4], 5, "plain") == [golden(2_056, {0: [1, 5, 101, -1, -9, -1, 2**31 - 1]})]
 
 
 def test_golden_save_output_topk_before_release_2_6():
@@ -91,7 +91,7 @@ def test_golden_save_output_topk_before_release_2_6():
             86_024: [2],
         },
     )
-    assert told(source, [0, 1, 2], 3, "topk", Variant(packed=False)) == [expected]
+    assert encoded(source, [0, 1, 2], 3, "topk", Variant(packed=False)) == [expected]
 
 
 def test_golden_topk_today_takes_the_columns_from_the_second_word():
@@ -106,18 +106,18 @@ def test_golden_topk_today_takes_the_columns_from_the_second_word():
             86_024: [2, 0, 0, 4],
         },
     )
-    assert told(source, [0, 1, 3, 4], 5, "topk") == [expected]
+    assert encoded(source, [0, 1, 3, 4], 5, "topk") == [expected]
 
 
 def test_golden_topk_today_without_log_probabilities_has_one_column():
     source = record([(TOKEN, [7], STOP), (ABORTED, [], GONE)])
-    assert told(source, [0, 1], 2, "topk") == [golden(88_072, {0: [-1, 2 | 1 << 16, 7, -9]})]
+    assert encoded(source, [0, 1], 2, "topk") == [golden(88_072, {0: [-1, 2 | 1 << 16, 7, -9]})]
 
 
 def test_golden_speculate_save_output():
     source = record([(TOKEN, [1, 2, 3], GO), (PREEMPTED, [], GO), (NONE, [], GO), (ERROR, [], OVER), (TOKEN, [9], GO)])
     expected = golden(7_176, {0: [1, 6, 3, -9, 0, -3, 0, 1], 1_032: [1, 2, 3], 1_032 + 24 * 5: [9]})
-    assert told(source, [0, 1, 2, 3, 5], 6, "speculative") == [expected]
+    assert encoded(source, [0, 1, 2, 3, 5], 6, "speculative") == [expected]
 
 
 @pytest.mark.parametrize(("slots", "nbytes", "begin"), [(512, 530_448, 2_060), (256, 265_232, 1_036)])
@@ -135,12 +135,12 @@ def test_golden_speculate_save_output_topk(slots, nbytes, begin, packed, flag):
         },
     )
     variant = Variant(77, packed, slots)
-    assert told(source, [0, 1], 2, "speculative-topk", variant, slots) == [expected]
+    assert encoded(source, [0, 1], 2, "speculative-topk", variant, slots) == [expected]
 
 
 def test_golden_mtp_save_first_token():
     source = record([(TOKEN, [11], GO), (NONE, [], GO)], first=[0], drafts=[[12], []])
-    assert told(source, [0, 1], 2, "speculative") == [golden(7_176, {0: [1, 2, 2, 0], 1_032: [11, 12]})]
+    assert encoded(source, [0, 1], 2, "speculative") == [golden(7_176, {0: [1, 2, 2, 0], 1_032: [11, 12]})]
 
 
 def test_golden_mtp_save_first_token_with_topk():
@@ -149,7 +149,7 @@ def test_golden_mtp_save_first_token_with_topk():
         530_448,
         {0: [-1, 3 | 2 << 8, 2, 2, 0], 2_060: [11, 12, *[-1] * 19, 13, *[-1] * 20], 2_564: [-2.0, -2.5], 3_068: [1]},
     )
-    assert told(source, [0, 1], 2, "speculative-topk") == [expected]
+    assert encoded(source, [0, 1], 2, "speculative-topk") == [expected]
 
 
 numbers = st.integers(0, 2**31 - 8)  # alternatives are counted up from a token
@@ -175,7 +175,7 @@ def batches(draw, most):
 def test_golden_log_probabilities_of_drafts(packed):
     """A second message, with flag 4; the stop sign is in the last one."""
     source = record([(TOKEN, [4], STOP), (PREEMPTED, [], GO)], columns=1, drafts=[[6, 9], []], draft_columns=2)
-    target, draft = told(source, [0, 1], 2, "speculative-topk", Variant(packed=packed))
+    target, draft = encoded(source, [0, 1], 2, "speculative-topk", Variant(packed=packed))
     first = {0: [1, 3 | 1 << 8 if packed else 3, 2, 1, -9], 2_060: [4, *[-1] * 20], 2_564: [-2.0], 3_068: [4]}
     assert target == golden(530_448, first)
     second = {
@@ -190,7 +190,7 @@ def test_golden_log_probabilities_of_drafts(packed):
 
 def test_a_first_token_keeps_its_draft_beside_the_drafts_own_message():
     source = record([(TOKEN, [4], GO), (TOKEN, [5], GO)], columns=1, first=[0], drafts=[[6], [7]], draft_columns=1)
-    target, draft = map(legacy.parse_speculative_topk_today, told(source, [0, 1], 2, "speculative-topk"))
+    target, draft = map(legacy.parse_speculative_topk_today, encoded(source, [0, 1], 2, "speculative-topk"))
     assert ([row[0][0] for row in target["tokens"]], target["counts"]) == ([4, 5], [2, 1])
     assert (target["tokens"][0][1], draft["counts"]) == ([6], [1, 1])
     assert draft["tokens"] == [[[6]], [[7]]]
@@ -198,13 +198,13 @@ def test_a_first_token_keeps_its_draft_beside_the_drafts_own_message():
 
 def test_drafts_alone_are_one_message():
     source = record([(NONE, [], GO), (NONE, [], GO)], drafts=[[6], []], draft_columns=1)
-    (draft,) = told(source, [0, 1], 2, "speculative-topk")
+    (draft,) = encoded(source, [0, 1], 2, "speculative-topk")
     assert legacy.parse_speculative_topk_today(draft)["flag"] == 4
 
 
-def test_the_drafts_of_a_slots_present_request_are_told():
+def test_the_drafts_of_a_slots_present_request_are_reported():
     source = record([(TOKEN, [5], STOP), (TOKEN, [6], GO)], drafts=[[7], [8, 9]], draft_columns=1)
-    *_, draft = told(source, [0, 0], 1, "speculative-topk")
+    *_, draft = encoded(source, [0, 0], 1, "speculative-topk")
     assert legacy.parse_speculative_topk_today(draft)["tokens"] == [[[8], [9]]]
 
 
@@ -218,7 +218,7 @@ def test_both_generations_of_readers_read_drafts(batch, slots, columns, packed, 
     source = record(rows, columns=columns, drafts=drafts, draft_columns=columns)
     source = frames.decode(frames.encode(source, session=1, sender=2, sequence=3)).record
     variant = Variant(packed=packed, slots=slots)
-    *_, last = told(source, at, size, "speculative-topk", variant, slots)
+    *_, last = encoded(source, at, size, "speculative-topk", variant, slots)
     assert last == legacy.build_speculative_topk(legacy.parse_speculative_topk(last, slots), slots)
     got = (legacy.parse_speculative_topk_today if packed else legacy.parse_speculative_topk)(last, slots)
     by_id, pad = dict(zip(at, drafts, strict=True)), [] if packed else [-1] * (21 - columns)
@@ -233,7 +233,7 @@ def test_both_generations_of_readers_read_drafts(batch, slots, columns, packed, 
 
 def test_g19_two_requests_of_one_slot_take_two_messages_with_stop_last():
     source = record([(PREEMPTED, [], GO), (TOKEN, [5], STOP), (TOKEN, [6], STOP)])
-    first, second = map(legacy.parse_plain, told(source, [0, 0, 1], 2, "plain"))
+    first, second = map(legacy.parse_plain, encoded(source, [0, 0, 1], 2, "plain"))
     assert first == {"stop": 1, "tokens": [-9, 6]}
     assert second == {"stop": -1, "tokens": [5, -1]}
 
@@ -242,7 +242,7 @@ def test_g19_two_requests_of_one_slot_take_two_messages_with_stop_last():
 @given(batches(1))
 def test_the_legacy_reader_reads_plain(batch):
     rows, at, size = batch
-    (data,) = told(record(rows), at, size, "plain")
+    (data,) = encoded(record(rows), at, size, "plain")
     got = legacy.parse_plain(data)
     by_id = dict(zip(at, rows, strict=True))
     for i in range(size):
@@ -258,7 +258,7 @@ def test_the_legacy_reader_reads_plain(batch):
 def test_both_generations_of_readers_read_topk(batch, columns, packed):
     rows, at, size = batch
     rows = [(status, [token % (2**31 - 32) for token in tokens], finish) for status, tokens, finish in rows]
-    (data,) = told(record(rows, columns=columns), at, size, "topk", Variant(packed=packed))
+    (data,) = encoded(record(rows, columns=columns), at, size, "topk", Variant(packed=packed))
     got = (legacy.parse_topk_today if packed else legacy.parse_topk)(data)
     assert data == legacy.build_topk(got)
     width = max(1, columns)
@@ -281,7 +281,7 @@ def test_both_generations_of_readers_read_topk(batch, columns, packed):
 @given(batches(6))
 def test_the_legacy_reader_reads_speculative_messages(batch):
     rows, at, size = batch
-    (data,) = told(record(rows), at, size, "speculative")
+    (data,) = encoded(record(rows), at, size, "speculative")
     got = legacy.parse_speculative(data)
     by_id = dict(zip(at, rows, strict=True))
     for i in range(size):
@@ -298,7 +298,7 @@ def test_both_generations_of_readers_read_speculative_topk(batch, slots, columns
     rows, at, size = batch
     rows = [(status, [token % (2**31 - 32) for token in tokens], finish) for status, tokens, finish in rows]
     variant = Variant(packed=packed, slots=slots)
-    (data,) = told(record(rows, columns=columns), at, size, "speculative-topk", variant, slots)
+    (data,) = encoded(record(rows, columns=columns), at, size, "speculative-topk", variant, slots)
     assert data == legacy.build_speculative_topk(legacy.parse_speculative_topk(data, slots), slots)
     got = (legacy.parse_speculative_topk_today if packed else legacy.parse_speculative_topk)(data, slots)
     assert got["flag"] == 3
@@ -341,22 +341,22 @@ def test_g18_g19_todays_engine_gets_exactly_its_aborts_and_preemptions(batch, re
     wanted = [{slot for slot, status in leaving if status is one} for one in (ABORTED, PREEMPTED)]
     engine = legacy.TodaysEngine(*wanted)
     bystander = legacy.TodaysEngine(*[set(range(size)) - wanted[0] - wanted[1]] * 2)
-    for data in told(record(rows), at, size, name, Variant(packed=packed)):
+    for data in encoded(record(rows), at, size, name, Variant(packed=packed)):
         engine.take(READERS[reader](data))
         bystander.take(READERS[reader](data))
     assert not engine.aborting
     assert not engine.preempting
     assert bystander.aborting == bystander.preempting == set(range(size)) - wanted[0] - wanted[1]
     for slot in range(size):
-        told_of = [token for one, (_, tokens, _) in zip(at, rows, strict=True) if one == slot for token in tokens]
-        assert engine.tokens[slot] == told_of
+        expected = [token for one, (_, tokens, _) in zip(at, rows, strict=True) if one == slot for token in tokens]
+        assert engine.tokens[slot] == expected
 
 
 def test_todays_readers_fail_with_messages_of_the_former_layout():
     """The reason for today's default: the readers before release 2.6 have no columns for them."""
     source = record([(TOKEN, [5], GO)], columns=2)
-    (topk,) = told(source, [0], 1, "topk", Variant(packed=False))
-    (speculative,) = told(source, [0], 1, "speculative-topk", Variant(packed=False))
+    (topk,) = encoded(source, [0], 1, "topk", Variant(packed=False))
+    (speculative,) = encoded(source, [0], 1, "speculative-topk", Variant(packed=False))
     for parse, data in ((legacy.parse_topk_today, topk), (legacy.parse_speculative_topk_today, speculative)):
         with pytest.raises(IndexError):
             parse(data)
@@ -387,8 +387,8 @@ def test_todays_readers_fail_with_messages_of_the_former_layout():
 )
 def test_g21_what_a_layout_cannot_say_is_refused_before_anything_is_sent(source, ids, size, name, message):
     with pytest.raises(InvalidValue, match=message):
-        told(source, ids, size, name)
+        encoded(source, ids, size, name)
 
 
 def test_a_record_without_rows_needs_no_message():
-    assert told(record([]), [], 4, "plain") == []
+    assert encoded(record([]), [], 4, "plain") == []

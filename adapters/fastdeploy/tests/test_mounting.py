@@ -122,8 +122,8 @@ def test_a_function_that_does_more_is_refused_by_name(fastdeploy, monkeypatch, n
     class_name, kind = MODULES[name]
     fastdeploy["fastdeploy.platforms"].current_platform = platform("xpu" if kind == "xpu" else "gpu")
     monkeypatch.setenv(mounting.UNTESTED, untested)
-    fill(fastdeploy[name], class_name, kind, ['self.share_inputs["new_list"][idx] = 0', "self.told.notify(idx)"])
-    what = rf"{class_name}.insert_tasks_v1 does self.told.notify\(\), share_inputs.new_list, which hal's insertion"
+    fill(fastdeploy[name], class_name, kind, ['self.share_inputs["new_list"][idx] = 0', "self.listener.notify(idx)"])
+    what = rf"{class_name}.insert_tasks_v1 does self.listener.notify\(\), share_inputs.new_list, which hal's insertion"
     with pytest.raises(Unavailable, match=what):
         mounting.model_runner()
     assert "share_inputs.new_list" in caplog.text
@@ -133,14 +133,14 @@ def test_a_proposer_of_another_class_is_read_too(fastdeploy, monkeypatch):
     """The class that is imported at mounting need not be the one that the runner makes."""
     monkeypatch.setenv(mounting.UNTESTED, "1")
     runner = mounting.model_runner()(fd_config=None, device="gpu:0", device_id=3, rank=0, local_rank=0)
-    other = functions.function_from(functions.source_of("proposer", ["self.told.notify(idx)"]))
+    other = functions.function_from(functions.source_of("proposer", ["self.listener.notify(idx)"]))
     vars(runner).update(vars(up.runner_of(up.target_arrays("mtp"), up.proposer_arrays("mtp"), method="mtp")))
     proposer = type("Other", (), {"insert_tasks_v1": other})()
     vars(proposer).update(vars(runner.proposer))
     runner.proposer, runner.device = proposer, "gpu:0"
     with hal.open_device("cpu") as device:
         monkeypatch.setattr(hal, "open_device", lambda name, index: device)
-        with pytest.raises(Unavailable, match=r"does self.told.notify\(\), which hal's insertion does not"):
+        with pytest.raises(Unavailable, match=r"does self.listener.notify\(\), which hal's insertion does not"):
             runner.insert_tasks_v1([], 0)
 
 

@@ -51,13 +51,13 @@ READ = {
     "self.sampler.apply(1)": {"self.sampler.apply()"},
     "controller = self.controller; controller.swap(req_dicts)": {"self.controller.swap()"},
     "self.kept.pop(1, None)": {"self.kept.pop()"},
-    "tell = self.told.notify; tell(1)": {"self.told.notify()"},
+    "tell = self.listener.notify; tell(1)": {"self.listener.notify()"},
     'getattr(self, "notify")(1)': {"self.notify()"},
     "getattr(self, name)(1)": {"self.[name]()"},
     'self.handlers["a"](1)': {"self.handlers()"},
-    "told = self.told if self.tells else None; told.notify()": {"self.told.notify()"},
-    "told, n = self.told, 1; told.notify()": {"self.told.notify()"},
-    "for told in (self.first, self.second): told.notify()": {"self.first.notify()", "self.second.notify()"},
+    "listener = self.listener if self.listens else None; listener.notify()": {"self.listener.notify()"},
+    "listener, n = self.listener, 1; listener.notify()": {"self.listener.notify()"},
+    "for listener in (self.first, self.second): listener.notify()": {"self.first.notify()", "self.second.notify()"},
     "with self.lock as held: held.notify()": {"self.lock.notify()"},
     "for i, request in enumerate(req_dicts): request.notify()": {"request.notify()"},
     "async_set_value(self.buffer[0:1], 1)": {"self.buffer", "async_set_value()"},
@@ -124,8 +124,8 @@ def test_a_function_with_one_more_name_is_refused_by_that_name(kind, line):
     try:
         known.check(function_from(source_of(kind, [line])))
     except Unavailable as error:
-        told = re.search(r" does (.*), which", error.what)[1].split(", ")
-        assert set(told) == unknown
+        named = re.search(r" does (.*), which", error.what)[1].split(", ")
+        assert set(named) == unknown
 
 
 @pytest.mark.parametrize(
@@ -152,12 +152,12 @@ def test_the_page_lists_what_is_served_and_ignored():
     """Both tables of the page have the names of the code, and each ignored one its reason."""
     part = PAGE.partition("## What is served, and what is ignored")[2].partition("\n## ")[0]
     for number, kept in enumerate(("served", "ignored")):
-        told = {kind: {} for kind in OF}
+        listed = {kind: {} for kind in OF}
         for line in part.split("\n\nIgnored")[number].splitlines():
             if line.startswith("| `"):
                 names, kinds, what = (cell.strip() for cell in line.split("|")[1:-1])
                 for kind in kinds.split(", "):
-                    told[kind] |= dict.fromkeys(re.findall(r"`([^`]+)`", names), what)
+                    listed[kind] |= dict.fromkeys(re.findall(r"`([^`]+)`", names), what)
         for kind, known in OF.items():
-            assert told[kind].keys() == {*getattr(known, kept)}, kind
-            assert kept == "served" or told[kind] == known.ignored, kind
+            assert listed[kind].keys() == {*getattr(known, kept)}, kind
+            assert kept == "served" or listed[kind] == known.ignored, kind

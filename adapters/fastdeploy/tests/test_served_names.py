@@ -51,8 +51,8 @@ class Watched:
 
     def __getitem__(self, name):
         found = self._inner[name]
-        whole = self._prefix.endswith("_inputs")
-        return self._of(found, f"{self._prefix}.{name}" if whole else self._prefix)
+        by_name = self._prefix.endswith("_inputs")
+        return self._of(found, f"{self._prefix}.{name}" if by_name else self._prefix)
 
     def __setitem__(self, name, value):
         self._names.add(f"{self._prefix}.{name}" if self._prefix.endswith("_inputs") else self._prefix)

@@ -29,7 +29,7 @@ _spec = importlib.util.spec_from_file_location("sysv_place", Path(__file__).with
 shared = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(shared)
 legacy, Output, place = shared.legacy, shared.Output, shared.place
-receive, until, told = shared.receive, shared.until, shared.told
+receive, until, undelivered = shared.receive, shared.until, shared.undelivered
 
 
 @pytest.mark.parametrize("reader_first", [True, False])
@@ -44,7 +44,7 @@ def test_g19_every_message_comes_once_in_order_though_the_queue_is_tiny(place, r
     reader = reader or place.reader()
     found = receive(reader, 60)
     assert [legacy.parse_plain(data)["tokens"] for data in found] == [[step, step] for step in range(60)]
-    assert told(sink, 5) == []
+    assert undelivered(sink, 5) == []
     assert all(output.settled == [None] for output in outputs)
     assert sink.counters()["frames"] == 60
 
@@ -54,7 +54,7 @@ def test_g19_each_message_is_either_read_or_named_as_undelivered(place):
     for step in range(30):
         sink.put(Output(step))
     read = {legacy.parse_plain(data)["tokens"][0] for data in receive(reader, 5)}
-    lost = {position for _, position, _ in told(sink, 0.1)}
+    lost = {position for _, position, _ in undelivered(sink, 0.1)}
     left = receive(reader, 1, 0.1)
     assert left == []
     assert read | lost == set(range(30))
@@ -74,7 +74,7 @@ def test_g23_a_full_queue_is_an_error_and_the_record_is_kept(place):
     assert "kept all the same" in str(full)
     found = receive(reader, kept)
     assert [legacy.parse_plain(data)["tokens"][0] for data in found] == list(range(kept))
-    assert told(sink, 5) == []
+    assert undelivered(sink, 5) == []
 
 
 def test_g21_a_record_that_does_not_fit_is_reported_and_the_next_one_comes(place):
@@ -85,7 +85,7 @@ def test_g21_a_record_that_does_not_fit_is_reported_and_the_next_one_comes(place
     assert legacy.parse_plain(receive(reader, 1)[0])["tokens"] == [2, 2]
     assert isinstance(bad.settled[0], Undelivered)
     assert bad.settled[0].records == (("r0", 1, 1), ("r1", 1, 1))
-    assert told(sink, 5) == []
+    assert undelivered(sink, 5) == []
 
 
 def test_g22_nothing_of_an_earlier_step_is_in_a_message(place):
@@ -126,13 +126,13 @@ def test_message_ids_that_readers_refuse_or_that_have_no_sign_are_refused(place,
         place.sink()
 
 
-@pytest.mark.parametrize(("asked", "mode"), [({}, 0o600), ({"mode": "660"}, 0o660)])
-def test_a_queue_is_private_unless_asked_otherwise(place, asked, mode):
-    place.sink(**asked)
+@pytest.mark.parametrize(("options", "mode"), [({}, 0o600), ({"mode": "660"}, 0o660)])
+def test_a_queue_is_private_unless_asked_otherwise(place, options, mode):
+    place.sink(**options)
     assert int(str(place.mode()), 8) == mode
 
 
-def test_a_queue_that_is_open_to_all_already_is_used_and_told(place, caplog):
+def test_a_queue_that_is_open_to_all_already_is_used_and_reported(place, caplog):
     place.reader()
     with caplog.at_level(logging.WARNING, "hal"):
         place.sink()
@@ -185,7 +185,7 @@ def test_a_queue_removed_under_the_sink_is_an_error_with_the_unread(place):
     sink._thread.join(20)  # the sender's thread ends with the queue
     with pytest.raises(SinkClosed, match="takes nothing"):
         sink.put(Output(9))
-    assert ("r0", 0, 1) in told(sink)
+    assert ("r0", 0, 1) in undelivered(sink)
 
 
 def test_g26_bad_urls_name_the_cure(place):
@@ -254,7 +254,7 @@ def test_g23_an_uncopied_output_is_named_when_the_sink_closes(place):
         latch.set()
 
     threading.Thread(target=open_when_given_up).start()
-    assert told(sink, 0.1) == [("r0", 1, 1), ("r1", 1, 1), ("r0", 2, 1), ("r1", 2, 1)]
+    assert undelivered(sink, 0.1) == [("r0", 1, 1), ("r1", 1, 1), ("r0", 2, 1), ("r1", 2, 1)]
     assert isinstance(outputs[1].settled[0], SinkClosed)
 
 
@@ -281,7 +281,7 @@ LARGE = """
         open(f"/proc/sys/kernel/{name}", "w").write(value)
     sys.path.insert(0, sys.argv[1])
     import legacy_reader as legacy
-    from sysv_place import Output, receive, told
+    from sysv_place import Output, receive, undelivered
     from hal_engine.transport import open_sink
     cases = [("topk", "get_output_topk", legacy.parse_topk, "&meta=flag"),
              ("topk", "get_output_topk", legacy.parse_topk_today, ""),
@@ -297,7 +297,7 @@ LARGE = """
         found = [parse(data) for data in receive(queue, 40)]
         first = [row["tokens"][1][0] if layout == "topk" else row["tokens"][1][0][0] for row in found]
         assert first == list(range(40)), first
-        assert told(sink, 5) == []
+        assert undelivered(sink, 5) == []
         if "flag" in found[0]:
             assert found[0]["flag"] == 3
             assert found[0].get("columns") == (None if more == "&meta=flag" else 1)

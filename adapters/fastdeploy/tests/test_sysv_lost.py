@@ -20,7 +20,7 @@ _spec = importlib.util.spec_from_file_location("sysv_place", Path(__file__).with
 shared = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(shared)
 legacy, Output, place = shared.legacy, shared.Output, shared.place
-receive, until, told = shared.receive, shared.until, shared.told
+receive, until, undelivered = shared.receive, shared.until, shared.undelivered
 started, put_until_closed = shared.started, shared.put_until_closed
 
 
@@ -37,7 +37,7 @@ def test_g19_a_removed_queue_names_the_unread_messages_and_requests(place):
     reader.remove()
     with pytest.raises(SinkClosed, match=r"it was removed; \d messages \(\d+ bytes\) in it may be unread, of r0, r1"):
         put_until_closed(sink, 6)
-    lost = {position for _, position, _ in told(sink)}
+    lost = {position for _, position, _ in undelivered(sink)}
     assert read == [0, 1]
     assert set(range(2, 6)) <= lost
 
@@ -51,7 +51,7 @@ def test_a_queue_removed_while_idle_is_noticed(place):
     sink._thread.join(20)  # the sender's thread ends with the queue
     with pytest.raises(SinkClosed, match="it was removed; 1 messages"):
         sink.put(Output(1))
-    assert told(sink) == [("r0", 0, 1), ("r1", 0, 1)]
+    assert undelivered(sink) == [("r0", 0, 1), ("r1", 0, 1)]
 
 
 def test_a_lowered_msg_qbytes_is_named_with_its_value(place):
@@ -68,7 +68,7 @@ def test_a_lowered_msg_qbytes_is_named_with_its_value(place):
 LIMITS = """
     import sys, time
     sys.path.insert(0, sys.argv[1])
-    from sysv_place import Output, told
+    from sysv_place import Output, undelivered
     from hal_engine.transport import open_sink
     from hal_core.errors import HalError
     def limit(name, value):
@@ -88,7 +88,7 @@ LIMITS = """
         sink.put(Output(3))
     except HalError as error:
         print(type(error).__name__, error)
-    print(told(sink))
+    print(undelivered(sink))
     limit("msgmnb", 16384)
     limit("msgmax", 8192)
     for name, value in (("msgmni", "0"), ("sem", "250 32000 32 0")):

@@ -24,7 +24,7 @@ _spec = importlib.util.spec_from_file_location("sysv_place", _HERE / "sysv_place
 shared = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(shared)
 legacy, Output, place = shared.legacy, shared.Output, shared.place
-receive, until, told = shared.receive, shared.until, shared.told
+receive, until, undelivered = shared.receive, shared.until, shared.undelivered
 started, put_until_closed = shared.started, shared.put_until_closed
 
 NOBODY = 65534
@@ -120,7 +120,7 @@ def test_g19_two_ids_on_one_key_are_one_queue(place):
     assert "ids may share a key" in str(caught.value)
     found = [legacy.parse_plain(data)["tokens"] for data in receive(place.reader(), 5)]
     assert found == [[step, step] for step in range(5)]
-    assert told(first, 5) == []
+    assert undelivered(first, 5) == []
 
 
 @pytest.mark.parametrize("options", [{}, {"stale": "drop"}])
@@ -207,7 +207,7 @@ def test_g19_a_sink_in_another_pid_namespace_is_met_too(place):
     with started(WORKER, place.url(), 1, before=before) as worker:
         assert "belongs to a process that cannot be seen from here" in worker.stdout.readline()
     assert len(receive(reader, 1)) == 1
-    assert told(sink, 5) == []
+    assert undelivered(sink, 5) == []
     with started(WORKER, place.url(), 1, before=before) as worker:  # as when a container starts again
         assert worker.stdout.readline().startswith("sent")
         worker.stdin.close()
@@ -258,7 +258,7 @@ def test_g19_a_later_sender_closes_the_sink_and_loses_no_message(place):
         stranger.stdout.readline()
         with pytest.raises(SinkClosed, match=f"process {stranger.pid} sends to it too"):
             put_until_closed(sink, 2)
-        assert ("r0", 2, 1) in told(sink)
+        assert ("r0", 2, 1) in undelivered(sink)
         stranger.kill()
     assert receive(reader, 1) == [bytes(2_056)]  # not taken back: it belongs to another sender
 

@@ -22,14 +22,14 @@ def drain(device):
         device.primitives.run(line)
 
 
-def whole(memory):
+def numbers(memory):
     return View.contiguous(memory, 0, (memory.nbytes // 8,), INT64)
 
 
 def write(device, memory, value, stream=None):
-    target = whole(memory)
+    target = numbers(memory)
     return device.submit_value(target, np.full(target.shape, value), stream or device.default_stream)
 
 
-def whole_values(memory):
+def stored_numbers(memory):
     return bytes_of(memory)[: memory.nbytes // 8 * 8].view(np.int64)

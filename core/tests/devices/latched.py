@@ -196,11 +196,11 @@ class LatchedDevice(AsyncDevice):
         own = self.own(stream)
         self.order_after_reads(own, state.memory)
         names = reference.STEP_FIELDS
-        whole = at(state.memory.address, state.memory.nbytes)
+        block = at(state.memory.address, state.memory.nbytes)
         fields = {}
         for name in names:
             view = state.view(name)
-            fields[name] = np.ndarray(view.shape, view.dtype.storage, whole, view.offset, view.strides)
+            fields[name] = np.ndarray(view.shape, view.dtype.storage, block, view.offset, view.strides)
         self.primitives._put(
             own.raw, lambda: reference.update_inputs(fields, state.sizes, speculative=step.speculative)
         )

@@ -6,7 +6,7 @@ import gc
 
 import numpy as np
 import pytest
-from blocks_of_latched import INT64, RING, SIZE, bytes_of, drain, whole, whole_values, write
+from blocks_of_latched import INT64, RING, SIZE, bytes_of, drain, numbers, stored_numbers, write
 from hal_core.devices.blocks import KEPT
 from hal_core.errors import InvalidValue, OutOfMemory
 from hal_core.memory.plan import SCATTER_MAP, PlanBuilder, Records, WritePlan, apply_to_host
@@ -117,9 +117,9 @@ def test_g03_after_the_deadline_it_raises_and_nothing_is_half_queued(how):
     memory, stream = device.allocate(16384), device.default_stream
     write(device, memory, 1).wait()
     for _ in range(3):
-        device.submit_value(whole(memory)[:256], np.full(256, 2), stream)
+        device.submit_value(numbers(memory)[:256], np.full(256, 2), stream)
     device.primitives.hangs = True
-    should, before, target = bytes_of(memory).copy(), device.counters(), whole(memory)
+    should, before, target = bytes_of(memory).copy(), device.counters(), numbers(memory)
     steps = {"a plan": slice(0, 700, 2), "runs": slice(0, 700, 2), "straight": slice(0, 400)}
     view = target[steps.get(how, slice(None))]
     with pytest.raises(OutOfMemory, match=r"stayed full for 0.01 s"):
@@ -137,24 +137,24 @@ def test_g03_after_the_deadline_it_raises_and_nothing_is_half_queued(how):
 def test_a_failing_primitive_leaves_target_and_ring_unchanged(device, primitive):
     memory = device.allocate(2000)
     write(device, memory, 1).wait()
-    target = whole(memory)[::2]
+    target = numbers(memory)[::2]
     device.primitives.fail = (primitive, 0)
     with pytest.raises(RuntimeError, match="on purpose"):
         device.submit_value(target, np.full(target.shape, 2), device.default_stream)
     drain(device)
     if primitive != "event_record":  # too late after a launch
-        assert (whole_values(memory) == 1).all()
+        assert (stored_numbers(memory) == 1).all()
     for value in range(3, 12):
         device.submit_value(target, np.full(target.shape, value), device.default_stream)
     drain(device)
-    assert (whole_values(memory)[::2] == 11).all()
+    assert (stored_numbers(memory)[::2] == 11).all()
 
 
 @pytest.mark.parametrize("primitive", ["launch", "event_record"])
 def test_closing_waits_for_a_failed_calls_work_on_the_stream(primitive):
     device = LatchedDevice(**RING)
     memory = device.allocate(2000)
-    target = whole(memory)[::2]
+    target = numbers(memory)[::2]
     device.primitives.fail = (primitive, 0)
     with pytest.raises(RuntimeError, match="on purpose"):
         device.submit_value(target, np.full(target.shape, 2), device.default_stream)
@@ -239,7 +239,7 @@ def test_dropped_memory_is_freed_once_its_work_is_done(device):
 def test_without_room_memory_that_is_about_to_be_free_is_waited_for():
     device = LatchedDevice(room=20000, **RING)
     memory = device.allocate(9000)
-    device.submit_value(whole(memory)[:64], np.arange(64), device.default_stream)
+    device.submit_value(numbers(memory)[:64], np.arange(64), device.default_stream)
     del memory
     again = device.allocate(9000)
     with pytest.raises(OutOfMemory, match="latched:0: no room"):
@@ -255,7 +255,7 @@ def test_streams_and_events_of_other_devices(device):
     write(other, memory, 1, theirs)
     mine.wait(theirs.record())
     device.primitives.run(mine.raw)
-    assert (whole_values(memory) == 1).all(), "it came after the other device's work"
+    assert (stored_numbers(memory) == 1).all(), "it came after the other device's work"
     with pytest.raises(InvalidValue, match=r"latched:0: the event is of another kind of device"):
         mine.wait(object())
     other.close()

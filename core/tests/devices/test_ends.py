@@ -44,7 +44,7 @@ def test_tickets_and_copies_of_one_stream_have_one_order(device):
     drain(device)
 
 
-def test_a_lost_group_is_told_by_its_ticket_and_the_device_goes_on(device):
+def test_a_lost_group_is_reported_by_its_ticket_and_the_device_goes_on(device):
     memory = device.allocate(64)
     first = write(device, memory, 1)
     device.primitives.raises = GroupLost("rank 1 has left", cure="start all ranks again")

@@ -58,21 +58,21 @@ def test_the_framework_is_the_one_that_is_imported(bound):
 
 @pytest.mark.parametrize("dtype", PLAIN, ids=lambda one: one.name)
 def test_a_view_of_any_type_and_strides_goes_by_dlpack(bound, dtype):
-    whole = np.arange(6 * 8).reshape(6, 8).astype(dtype.storage)
-    view = bound.device.resolve(whole)[1:6:2, ::-3]
+    array = np.arange(6 * 8).reshape(6, 8).astype(dtype.storage)
+    view = bound.device.resolve(array)[1:6:2, ::-3]
     taken = np.from_dlpack(view)
-    assert (taken.dtype, taken.tolist()) == (dtype.storage, whole[1:6:2, ::-3].tolist())
+    assert (taken.dtype, taken.tolist()) == (dtype.storage, array[1:6:2, ::-3].tolist())
     taken[1, 1] = 0
-    assert whole[3, 4] == 0
+    assert array[3, 4] == 0
 
 
 def test_strides_of_no_whole_elements_are_refused(bound):
     """DLPack counts strides in elements: elements 5 bytes apart were described as 4 apart, and wrong numbers were
     read.
     """
-    whole = np.zeros(4, [("a", np.int8), ("b", np.int32)])
-    whole["b"] = [1, 2, 3, 4]
-    view = bound.device.resolve(whole["b"])
+    array = np.zeros(4, [("a", np.int8), ("b", np.int32)])
+    array["b"] = [1, 2, 3, 4]
+    view = bound.device.resolve(array["b"])
     with pytest.raises(BufferError, match="no multiples of the element size"):
         np.from_dlpack(view)
     assert np.from_dlpack(view[2:3]).tolist() == [3], "of one element nobody asks for a stride"

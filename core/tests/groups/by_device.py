@@ -16,14 +16,14 @@ class Made:
     """A group of such a library: the bytes shared by its first rank, and whether it was closed or aborted."""
 
     def __init__(self, ranks, me, share):
-        self.ranks, self.told = tuple(ranks), []
+        self.ranks, self.calls = tuple(ranks), []
         self.shared = share(bytes([me]) * 5)
 
     def abort(self):
-        self.told.append("abort")
+        self.calls.append("abort")
 
     def close(self):
-        self.told.append("close")
+        self.calls.append("close")
 
 
 def make(ranks, me, share, timeout):
@@ -67,7 +67,7 @@ def give_up(rank, groups):
     second = opened(of(rank, groups), backend=LIBRARY, make=make)
     second.close()
     groups_module._open.pop((LIBRARY, second.ranks))
-    return first.process_group.told, second.process_group.told, first is second
+    return first.process_group.calls, second.process_group.calls, first is second
 
 
 def job(rank, groups):

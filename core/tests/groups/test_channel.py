@@ -49,7 +49,7 @@ def test_g14_any_difference_raises_on_all_ranks_before_a_collective(pool, action
     pool.run(actions.agree, [(0, 1)], (), PLAIN, 1, 1, ranks=[0, 1])  # the group itself is healthy
 
 
-def test_g14_ranks_that_open_other_groups_are_all_told(pool, actions):
+def test_g14_ranks_that_open_other_groups_are_named_on_all(pool, actions):
     answers = pool.run(actions.open_own, {0: [(0, 1)], 1: [(0, 1)], 2: [(0, 1)], 3: [(0, 1), (2, 3)]})
     for kind, text in answers.values():
         assert kind == "InvalidValue"

@@ -72,14 +72,14 @@ def test_a_rank_that_ended_is_named_on_all_and_the_exchange_is_over_for_good(job
     first, gone, other = jobs(3)
     gone.links[0].close()
     for _ in range(2):
-        for said in together([first, other], lambda rank: b"block"):
-            assert "rank 1 has ended" in said
+        for message in together([first, other], lambda rank: b"block"):
+            assert "rank 1 has ended" in message
 
 
 def test_a_rank_that_does_not_come_is_named(jobs):
     first, _, other = jobs(3)
-    for said in together([first, other], lambda rank: b"block", 0.3):
-        assert "rank 1 did not come in time" in said
+    for message in together([first, other], lambda rank: b"block", 0.3):
+        assert "rank 1 did not come in time" in message
 
 
 def test_a_stranger_is_turned_away_and_the_ranks_meet(hello):
@@ -116,7 +116,7 @@ def test_a_first_rank_that_never_listens_is_an_error_in_time(hello):
         job.wait_for_listener(*hello[0], 0.1, 0)
 
 
-def test_a_process_of_no_job_is_told_what_is_missing(monkeypatch):
+def test_what_a_process_of_no_job_lacks_is_named(monkeypatch):
     for name in job._VARIABLES:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(InvalidValue, match=r"PADDLE_TRAINER_ID, .* not set") as raised:

@@ -213,7 +213,7 @@ def test_g16_who_came_and_is_silent_now_is_not_blamed_for_who_never_came(meet, c
     call(dogs[1])
     clock.advance(1.0)
     until(lambda: dogs[0]._answers == {1: 1, 2: 0})
-    dogs[1]._tell = lambda *told, **to: None
+    dogs[1]._tell = lambda *message, **to: None
     for _ in range(5):
         clock.advance(0.6)
     assert aborted[0].wait(GENEROUS)
@@ -222,7 +222,7 @@ def test_g16_who_came_and_is_silent_now_is_not_blamed_for_who_never_came(meet, c
 
 def test_g16_a_stopped_rank_is_missed_though_every_call_ended_here(meet, clock):
     dogs, aborted, _ = meet(2.0)
-    dogs[1]._tell = lambda *told, **to: None  # its process is stopped
+    dogs[1]._tell = lambda *message, **to: None  # its process is stopped
     call(dogs[0])
     for _ in range(5):
         clock.advance(0.6)
@@ -230,7 +230,7 @@ def test_g16_a_stopped_rank_is_missed_though_every_call_ended_here(meet, clock):
     assert "no answer from rank(s) [1]" in dogs[0].reason
 
 
-def test_g16_a_call_that_is_said_to_be_over_late_starts_no_clock(meet, clock):
+def test_g16_a_call_that_is_reported_over_late_starts_no_clock(meet, clock):
     dogs, aborted, _ = meet(1.0)
     call(dogs[1])
     call(dogs[1])

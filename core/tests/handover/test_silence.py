@@ -12,7 +12,7 @@ def pair():
     return Pair()
 
 
-def test_a_sender_that_nothing_was_promised_to_is_told_so(pair):
+def test_a_sender_that_nothing_was_promised_to_is_rejected(pair):
     pair.send(key(), 0, [0])
     pair.look()
     assert pair.p.events == [Rejected(key(), "no blocks are reserved for it")]

@@ -77,7 +77,7 @@ def test_what_was_changed_on_the_way_is_rejected_and_never_used(pair, kind, edit
         assert np.array_equal(pair.d.cache.data, before)
 
 
-def test_the_first_difference_in_order_is_told():
+def test_the_first_difference_in_order_is_named():
     pair = Pair(d_facts=FACTS | {"tp shard": "1/2", "contract": "2.0"})
     with pytest.raises(InvalidValue, match=r"contract: '2\.0' here, '1\.0' there"):
         pair.reserve(key(), [1])

@@ -101,10 +101,10 @@ def opened(path: str) -> BoundDevice:
 
 def contents(bound: BoundDevice, state: SlotState) -> dict[str, Any]:
     """Return all fields but the numbers of staged_requests."""
-    whole = ByteRange(0, state.layout.nbytes)
-    copied = bound.copy_out(memory=state.memory, parts=[whole], stream=bound.default_stream)
+    span = ByteRange(0, state.layout.nbytes)
+    copied = bound.copy_out(memory=state.memory, parts=[span], stream=bound.default_stream)
     copied.wait(30)
-    return {name: c.copy() for name, c in state.columns(copied.data[0], whole).items() if name != "request_serial"}
+    return {name: c.copy() for name, c in state.columns(copied.data[0], span).items() if name != "request_serial"}
 
 
 def hooks(bound: BoundDevice, number: int, slots: int = 8) -> tuple[list[Any], dict[str, Any]]:
@@ -134,7 +134,7 @@ def differs(found: Any, should: Any) -> str:  # noqa: ANN401
     return f"fields differ: {wrong}" if wrong else ""
 
 
-def beside(path: str, mode: str, rounds: int, cpu: BoundDevice) -> str:
+def inside_captures(path: str, mode: str, rounds: int, cpu: BoundDevice) -> str:
     """Call hooks inside captures; return the first fault, or ""."""
     with opened(path) as bound:
         captures = Captures(bound.device.driver)  # type: ignore[attr-defined]
@@ -165,15 +165,15 @@ def at_once(path: str, mode: str, rounds: int, cpu: BoundDevice) -> str:
             while not stop.is_set():
                 count += 1
                 captures.begin(mode, count)
-                if told := captures.end(count):
-                    wrong.append(f"capture {count}: {told}")
+                if difference := captures.end(count):
+                    wrong.append(f"capture {count}: {difference}")
 
         thread = threading.Thread(target=capture)
         thread.start()
         try:
             for number in range(1, rounds + 1):
-                if told := differs(hooks(bound, number), hooks(cpu, number)):
-                    wrong.append(f"round {number}: {told}")
+                if difference := differs(hooks(bound, number), hooks(cpu, number)):
+                    wrong.append(f"round {number}: {difference}")
         except (RuntimeError, ValueError) as error:
             wrong.append(str(error))
         finally:
@@ -236,20 +236,23 @@ def main(words: list[str]) -> int:
     staged_requests.CHUNK = 1 << 14
     with bind(CpuPlugin.open(0, {})) as cpu:
 
-        def told(what: str, wrong: str) -> None:
+        def report(what: str, wrong: str) -> None:
             nonlocal failed
             failed += bool(wrong)
             print(f"{what:70s} {'WRONG: ' + wrong if wrong else 'ok'}", flush=True)
 
         for path in ("python", "native"):
             for mode in MODES:
-                told(f"{path}: {rounds} captures ({mode}), a round of hooks in each", beside(path, mode, rounds, cpu))
-                told(f"{path}: captures ({mode}) at the same time, {rounds} rounds", at_once(path, mode, rounds, cpu))
-            told(f"{path}: {2 * rounds} steps of a graph with the update in it", replayed(path, 2 * rounds, cpu))
+                report(
+                    f"{path}: {rounds} captures ({mode}), a round of hooks in each",
+                    inside_captures(path, mode, rounds, cpu),
+                )
+                report(f"{path}: captures ({mode}) at the same time, {rounds} rounds", at_once(path, mode, rounds, cpu))
+            report(f"{path}: {2 * rounds} steps of a graph with the update in it", replayed(path, 2 * rounds, cpu))
         Driver.beside_captures = lambda driver: contextlib.nullcontext()  # type: ignore[method-assign, assignment, return-value]
         for path in ("python", "native"):
-            wrong = beside(path, "global", 1, cpu)
-            told(f"{path}, without the exchange of the mode (global): {wrong}", "" if wrong else "it was not spoilt")
+            wrong = inside_captures(path, "global", 1, cpu)
+            report(f"{path}, without the exchange of the mode (global): {wrong}", "" if wrong else "it was not spoilt")
     return int(failed > 0)
 
 

@@ -31,9 +31,9 @@ def main() -> None:
     params = SamplingParams(max_tokens=5, stop_sequences=((7, 8),), eos_token_ids=(3,), bad_words=(1, 2))
     record = None
     for turn, length in enumerate((4900, 3)):
-        asked = [Request(f"r{turn}-{i}", [5] * length, params) for i in range(8)]
+        originals = [Request(f"r{turn}-{i}", [5] * length, params) for i in range(8)]
         # The first turn has requests staged by the device, the second unstaged ones, which use the general path.
-        requests = [admit(r, state.layout) if turn else state.admit(r) for r in asked]
+        requests = [admit(r, state.layout) if turn else state.admit(r) for r in originals]
         blocks = [range(-(-length // 16))] * 8
         batch = TaskBatch.prefill(range(8), requests, [length] * 8, blocks)
         bound.insert_tasks(state=state, tasks=batch, stream=stream)

@@ -199,8 +199,8 @@ def large_value(bound: BoundDevice) -> Found:
     value[:] = -1
     ticket.wait(30)
     right = bool(torch().equal(target, should))
-    told = f"returned after {took:.3f} s of the three; {'right' if right else 'WRONG values'}"
-    return took > 1.5 or not right, told
+    detail = f"returned after {took:.3f} s of the three; {'right' if right else 'WRONG values'}"
+    return took > 1.5 or not right, detail
 
 
 def threads(bound: BoundDevice) -> Found:
@@ -250,12 +250,12 @@ def time_out(bound: BoundDevice) -> Found:
     ticket, begin = bound.async_set_value(target=target, value=0.5, stream=stream), time.monotonic()
     try:
         ticket.wait(0.3)
-        told = "no TicketTimeout"
+        outcome = "no TicketTimeout"
     except TicketTimeout:
-        told = "TicketTimeout"
+        outcome = "TicketTimeout"
     took = time.monotonic() - begin
     ticket.wait(30)
-    return told != "TicketTimeout" or took > 1, f"{told} after {took:.2f} s"
+    return outcome != "TicketTimeout" or took > 1, f"{outcome} after {took:.2f} s"
 
 
 def interrupt(_: BoundDevice) -> Found:
@@ -341,8 +341,8 @@ def speed(bound: BoundDevice) -> Found:
         end = time.perf_counter()
         times = {"torch": min(times["torch"], middle - begin), "hal": min(times["hal"], end - middle)}
     share = times["torch"] / times["hal"]
-    told = ", ".join(f"{who} {value.nbytes / seconds / 1e9:.1f}" for who, seconds in times.items())
-    return share < 0.6, f"GB/s: {told}; {share:.2f} of torch's"
+    rates = ", ".join(f"{who} {value.nbytes / seconds / 1e9:.1f}" for who, seconds in times.items())
+    return share < 0.6, f"GB/s: {rates}; {share:.2f} of torch's"
 
 
 def dropped_devices(bound: BoundDevice) -> Found:
@@ -415,11 +415,11 @@ def main(words: list[str]) -> int:
     for name, case in chosen.items():
         try:
             with opened() as bound:
-                fault, told = case(bound)
+                fault, detail = case(bound)
         except Exception as error:  # noqa: BLE001 (each is a fault and is reported)
-            fault, told = True, f"{type(error).__name__}: {error}"[:160]
+            fault, detail = True, f"{type(error).__name__}: {error}"[:160]
         back += fault
-        print(f"{name:36s} {'FAULT' if fault else 'ok':6s} {told}", flush=True)
+        print(f"{name:36s} {'FAULT' if fault else 'ok':6s} {detail}", flush=True)
     print(f"{back} of {len(chosen)} faults are back; {time.monotonic() - begin:.0f} s")
     return int(back > 0 or not chosen)
 

@@ -216,7 +216,7 @@ def broadcasting(bound: BoundDevice, state: Any) -> Iterator[Case]:  # noqa: ANN
 
 
 @contextmanager
-def beside(*, busy: bool) -> Iterator[None]:
+def busy_thread(*, busy: bool) -> Iterator[None]:
     """With ``busy``, run a thread that computes in Python meanwhile."""
     stop = threading.Event()
 
@@ -242,7 +242,7 @@ def measure(case: Case, rounds: int, *, busy: bool) -> str:
     """Return the median and the 99th percentile, without the first five rounds."""
     _, prepare, act = case
     times = []
-    with beside(busy=busy):
+    with busy_thread(busy=busy):
         for _ in range(rounds + 5):
             given = prepare()
             begin = time.perf_counter_ns()

@@ -48,9 +48,9 @@ def start(support: Support, recipe: Recipe, begin: float) -> RankPool:
 
     def environment(rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
         paths = os.pathsep.join(path for path in sys.path if path)
-        told = dict(support.rank_environment(rank, endpoints))
-        say(f"rank {rank} gets {told}", begin)
-        return {"PYTHONPATH": paths, "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")} | told
+        variables = dict(support.rank_environment(rank, endpoints))
+        say(f"rank {rank} gets {variables}", begin)
+        return {"PYTHONPATH": paths, "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")} | variables
 
     pool = RankPool(2, environment=environment)
     join = lambda: pool.run(rank_work.join, recipe, PAIR, TIMEOUT, "proof", timeout=STARTING)  # noqa: E731
@@ -127,8 +127,8 @@ def lose(pool: RankPool, recipe: Recipe, begin: float, victim: int, how: str) ->
     """Return the survivor's result when ``victim`` stops or kills itself after two broadcasts."""
     pool.begin(lose_and_go_on, recipe, victim, how, ranks=[0, 1])
     survivor = 1 - victim
-    told = attempt(pool, begin, f"rank {victim} was {how}", lambda: pool.finish([survivor], ANSWERING))[survivor]
-    answer, emptied, closed = told
+    result = attempt(pool, begin, f"rank {victim} was {how}", lambda: pool.finish([survivor], ANSWERING))[survivor]
+    answer, emptied, closed = result
     say(f"G16, rank {victim} {how}: {answer}", begin)
     say(
         f"the survivor's stream was empty {emptied:.3f} s later (-1: never), its device closed in {closed:.3f} s", begin
@@ -141,8 +141,8 @@ def lose(pool: RankPool, recipe: Recipe, begin: float, victim: int, how: str) ->
 def anew(pool: RankPool, recipe: Recipe, begin: float, victim: int) -> bool:
     """Resume the stopped rank, which gets the loss, and open the group again on both."""
     pool.signal(victim, signal.SIGCONT)
-    told = attempt(pool, begin, f"rank {victim} went on", lambda: pool.finish([victim], ANSWERING))[victim]
-    say(f"it met {told[0].error and told[0].error.kind}; its stream was empty {told[1]:.3f} s later", begin)
+    result = attempt(pool, begin, f"rank {victim} went on", lambda: pool.finish([victim], ANSWERING))[victim]
+    say(f"it met {result[0].error and result[0].error.kind}; its stream was empty {result[1]:.3f} s later", begin)
     join = lambda: pool.run(rank_work.join, recipe, PAIR, TIMEOUT, "anew", timeout=STARTING)  # noqa: E731
     attempt(pool, begin, "the group is open anew", join)
     return agree(pool, recipe, begin)

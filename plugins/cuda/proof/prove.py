@@ -150,16 +150,16 @@ def write_entry_points(folder: Path) -> list[str]:
     """Write the metadata that hal looks up of our distributions that are not installed: their names."""
     written = []
     for project in (ROOT / "core", ROOT / "conformance", ROOT, ROOT / "plugins" / "cuda"):
-        told = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        name, number = told["name"], told["version"]
+        table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        name, number = table["name"], table["version"]
         if installed(name) != "-":
             continue
         info = folder / f"{name.replace('-', '_')}-{number}.dist-info"
         info.mkdir()
-        needs = "".join(f"Requires-Dist: {need}\n" for need in told.get("dependencies", []))
+        needs = "".join(f"Requires-Dist: {need}\n" for need in table.get("dependencies", []))
         text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n{needs}"
         (info / "METADATA").write_text(text, encoding="utf-8")
-        groups = dict(told.get("entry-points", {}))
+        groups = dict(table.get("entry-points", {}))
         lines = [
             f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in points.items())
             for group, points in groups.items()
@@ -245,9 +245,9 @@ def same_tokens(outputs: Mapping[str, str]) -> list[dict[str, str]]:
     first = jobs.pop("main job, cpu", None)
     if first is None:
         return []
-    told = {name: "ok" if first and tokens == first else "FAILED" for name, tokens in jobs.items()}
+    verdicts = {name: "ok" if first and tokens == first else "FAILED" for name, tokens in jobs.items()}
     return [{"step": f"tokens of {name[10:]}", "result": how, "seconds": "0.0", "detail": "those of cpu"}
-            for name, how in told.items()]  # fmt: skip
+            for name, how in verdicts.items()]  # fmt: skip
 
 
 def tokens_of(output: str) -> list[tuple[str, list[int]]]:

@@ -163,8 +163,8 @@ def record(file: Path) -> int:
             model = Recording(run)
             proposer = proposer_of(sizes, model.config.vocab_size)
             drive(device, Worker(device, model, sizes, BLOCKS, MemorySink(), proposer=proposer), run)
-        told = f"{run.accepted} of {run.drafted} drafts accepted"
-        print(f"{name}: {sum(map(len, run.tokens.values()))} tokens in {len(run.forwards)} forwards, {told}")
+        summary = f"{run.accepted} of {run.drafted} drafts accepted"
+        print(f"{name}: {sum(map(len, run.tokens.values()))} tokens in {len(run.forwards)} forwards, {summary}")
     same = runs["plain"].tokens == runs["speculative"].tokens
     file.write_bytes(pickle.dumps({name: replace(run, tokens=dict(run.tokens), logprobs=dict(run.logprobs))
                                    for name, run in runs.items()}))  # fmt: skip

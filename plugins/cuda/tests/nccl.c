@@ -20,11 +20,11 @@ typedef struct { Shared *shared; int ranks, rank; long number; volatile int abor
 typedef struct { Comm *comm; char *place; size_t nbytes; int root; long number; } Work;
 typedef int (*Call)(void *stream, int (*ready)(void *), void (*carry_out)(void *), void *work);
 
-static char told[4096], last[128];
+static char calls[4096], last[128];
 static volatile int error, hangs, failing;
 static Call put;                /* stand_in_call of driver.c, */
 static int (*forbidden)(const char *); /* and the calls that a capture forbids there */
-static void note(const char *text) { if (strlen(told) + strlen(text) + 2 < sizeof told) strcat(strcat(told, text), " "); }
+static void note(const char *text) { if (strlen(calls) + strlen(text) + 2 < sizeof calls) strcat(strcat(calls, text), " "); }
 static int fail(const char *why) { return snprintf(last, sizeof last, "%s", why), INTERNAL; }
 
 int ncclGetVersion(int *version) { return *version = 22899, SUCCESS; }
@@ -96,7 +96,7 @@ int ncclCommDestroy(void *comm) { return note("destroy"), ((Comm *)comm)->aborte
 
 /* -- for tests -------------------------------------------------------------------------------------------------------- */
 void nccl_over(Call driver, int (*captures)(const char *)) { put = driver, forbidden = captures; }
-const char *nccl_told(void) { return told; }
+const char *nccl_calls(void) { return calls; }
 void nccl_error(int status) { error = status, snprintf(last, sizeof last, "the network"); } /* raised by NCCL's own threads */
 void nccl_hang(int on) { hangs = on; }
 void nccl_fail(int on) { failing = on; }

@@ -97,7 +97,7 @@ def loaded(made):
 def nccl(driver):
     """Return the stand-in for NCCL, over that for the driver; ``HAL_CUDA_NCCL`` must name it."""
     library = ctypes.CDLL(str(built()[1].with_name(NCCL)))
-    library.nccl_told.restype = ctypes.c_char_p
+    library.nccl_calls.restype = ctypes.c_char_p
     library.nccl_over(ctypes.cast(driver.stand_in_call, P), ctypes.cast(driver.stand_in_forbidden, P))
     for tell in (library.nccl_error, library.nccl_hang, library.nccl_fail):
         tell(0)

@@ -78,7 +78,7 @@ def test_what_is_no_id_is_left_to_the_core_which_refuses_it(ids, output):
             admit(Request("r", array, PARAMS), LAYOUT, native=COLUMNS)
 
 
-def test_the_largest_id_is_told():
+def test_the_largest_id_is_named():
     with pytest.raises(InvalidValue, match="token 30 is outside the vocabulary of 30"):
         admit(Request("r", [7, 30, 2]), LAYOUT, vocab_size=30, native=COLUMNS)
     assert NATIVE.ids([], ()) == (b"", 0, -1)

@@ -207,7 +207,7 @@ def test_memory_grows_and_goes_beside_a_capture(opened, mode, monkeypatch):
         place = state.layout.fields["token_ids"]
         copied = bound.copy_out(memory=state.memory, parts=[state.layout.groups["step_input"]], stream=stream)
         copied.wait(30)
-        tokens = bound.copy_out(memory=state.memory, parts=[whole(state, place)], stream=stream)
+        tokens = bound.copy_out(memory=state.memory, parts=[range_of(state, place)], stream=stream)
         tokens.wait(30)
         rows = tokens.data[0].view(np.int64).reshape(16, 600)
         assert (rows[:, :500] == np.arange(1, 17)[:, None]).all()
@@ -224,7 +224,7 @@ def test_memory_grows_and_goes_beside_a_capture(opened, mode, monkeypatch):
     assert set(names) >= expected if mode == "global" else not names
 
 
-def whole(state, place):
+def range_of(state, place):
     from hal_core import ByteRange
 
     return ByteRange(place.offset, place.stride * state.sizes.num_slots)
@@ -248,7 +248,7 @@ def test_the_first_device_opens_and_the_last_one_closes_beside_a_capture(opened)
     assert names >= {"cuModuleLoadData", "cuModuleUnload"}
 
 
-def test_an_event_that_was_captured_is_told_by_name(opened):
+def test_an_event_that_was_captured_is_reported_by_name(opened):
     bound = opened()
     library, stream = bound.device.driver.api.library, bound.device.stream()
     with capture(library, stream):

@@ -20,8 +20,8 @@ LONG = 3 * BY_KERNEL
 def filled(bound, nbytes):
     """Return memory with distinct bytes, and these bytes."""
     memory, data = bound.device.allocate(nbytes), np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
-    whole = View.contiguous(memory, 0, (nbytes,), dtype_of("uint8"))
-    bound.async_set_value(target=whole, value=data, stream=bound.default_stream).wait(30)
+    target = View.contiguous(memory, 0, (nbytes,), dtype_of("uint8"))
+    bound.async_set_value(target=target, value=data, stream=bound.default_stream).wait(30)
     return memory, data
 
 
@@ -55,13 +55,13 @@ def test_g01_g22_a_copy_is_of_its_own_time_whoever_writes_next(opened, nbytes):
     bound = opened()
     memory, data = filled(bound, nbytes)
     first, second, library = bound.device.stream(), bound.device.stream(), bound.device.driver.api.library
-    whole = View.contiguous(memory, 0, (nbytes,), dtype_of("uint8"))
+    target = View.contiguous(memory, 0, (nbytes,), dtype_of("uint8"))
     for stream in (first, second):
         held = first if nbytes <= BY_KERNEL else first.beside
         library.stand_in_hold(held.handle, 1)
         copy = bound.device.copy_out(memory, [ByteRange(0, nbytes)], first)
         bound.device.driver.api.calls.clear()
-        written = bound.async_set_value(target=whole, value=0, stream=stream)
+        written = bound.async_set_value(target=target, value=0, stream=stream)
         waits = [call for call in bound.device.driver.api.calls if call.startswith("stream")]
         assert waits == [] if held is stream else waits == [f"stream {stream.handle} waits"]
         assert not copy.done()
@@ -70,7 +70,7 @@ def test_g01_g22_a_copy_is_of_its_own_time_whoever_writes_next(opened, nbytes):
         for ticket in (copy, written):
             assert ticket.wait(30) is None
         np.testing.assert_array_equal(copy.data[0], data)
-        bound.async_set_value(target=whole, value=data, stream=stream).wait(30)
+        bound.async_set_value(target=target, value=data, stream=stream).wait(30)
 
 
 def test_a_block_is_used_again_only_behind_its_copy(opened):

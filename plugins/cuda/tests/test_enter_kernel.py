@@ -18,16 +18,16 @@ LONG = StateConfig(num_slots=6, max_model_len=5001, block_size=8, max_draft_toke
 
 
 def contents(bound, state):
-    whole = ByteRange(0, state.layout.nbytes)
-    copied = bound.device.copy_out(state.memory, [whole], bound.default_stream)
+    span = ByteRange(0, state.layout.nbytes)
+    copied = bound.device.copy_out(state.memory, [span], bound.default_stream)
     copied.wait(30)
-    return state.columns(copied.data[0], whole)
+    return state.columns(copied.data[0], span)
 
 
 def batches(length, turn):
     """Hand-offs with drafts beside requests that are prefilled in pieces, then blocks and pieces for all of them."""
-    whole, half = -(-(length + 1) // 8), length // 2
-    blocks = range(turn, turn + whole)
+    count, half = -(-(length + 1) // 8), length // 2
+    blocks = range(turn, turn + count)
     first = [
         (TaskKind.REMOTE_PREFILL, slot, length, 0, blocks, 0, {"first_token": slot + 7, "drafts": range(slot % 4)})
         if slot % 2
@@ -35,9 +35,9 @@ def batches(length, turn):
         for slot in range(6)
     ]
     second = [
-        (TaskKind.MORE_BLOCKS, slot, 0, 0, [900 + slot, 901], whole, {})
+        (TaskKind.MORE_BLOCKS, slot, 0, 0, [900 + slot, 901], count, {})
         if slot % 2
-        else (TaskKind.PREFILL_CHUNK, slot, half, length - half, [slot], whole, {})
+        else (TaskKind.PREFILL_CHUNK, slot, half, length - half, [slot], count, {})
         for slot in range(6)
     ]
     return first, second

@@ -22,10 +22,10 @@ def prefill(slots, requests):
 
 
 def contents(bound, state):
-    whole = ByteRange(0, state.layout.nbytes)
-    copied = bound.copy_out(memory=state.memory, parts=[whole], stream=bound.default_stream)
+    span = ByteRange(0, state.layout.nbytes)
+    copied = bound.copy_out(memory=state.memory, parts=[span], stream=bound.default_stream)
     copied.wait(30)
-    return {name: column.copy() for name, column in state.columns(copied.data[0], whole).items()}
+    return {name: column.copy() for name, column in state.columns(copied.data[0], span).items()}
 
 
 def test_g07_the_fallback_is_declared_with_its_reason(fallback, opened):
@@ -68,13 +68,13 @@ def test_g05_device_values_are_copied_by_a_kernel(fallback, source):
     """Overlapping views go through separate memory, which is kept until both kernels have run."""
     bound = fallback()
     data = np.arange(600).reshape(60, 10)
-    whole = View.contiguous(bound.device.allocate(data.nbytes), 0, data.shape, dtype_of("int64"))
-    bound.async_set_value(target=whole, value=data, stream=bound.default_stream).wait(30)
+    view = View.contiguous(bound.device.allocate(data.nbytes), 0, data.shape, dtype_of("int64"))
+    bound.async_set_value(target=view, value=data, stream=bound.default_stream).wait(30)
     calls = bound.device.driver.api.calls
     calls.clear()
-    bound.async_set_value(target=whole[20:40], value=whole[source], stream=bound.default_stream).wait(30)
+    bound.async_set_value(target=view[20:40], value=view[source], stream=bound.default_stream).wait(30)
     assert list(calls) == ["hal_copy_strided"] * (1 if source.stop <= 20 else 2)
-    copied = bound.copy_out(memory=whole.memory, parts=[ByteRange(0, data.nbytes)], stream=bound.default_stream)
+    copied = bound.copy_out(memory=view.memory, parts=[ByteRange(0, data.nbytes)], stream=bound.default_stream)
     copied.wait(30)
     data[20:40] = data[source].copy()
     np.testing.assert_array_equal(copied.data[0].view(np.int64).reshape(data.shape), data)

@@ -101,10 +101,10 @@ def test_a_device_does_not_open_on_what_is_no_stream(opened, stream):
 def test_a_view_says_where_it_lies_to_others(opened):
     bound = opened()
     view = bound.state(SIZES).view("block_tables")
-    told = view.__cuda_array_interface__
-    assert told["data"] == (view.memory.address + view.offset, False)
-    assert (told["shape"], told["typestr"], told["strides"], told["version"]) == (view.shape, "<i4", view.strides, 3)
-    assert told["stream"] == (bound.default_stream.handle or 1)
+    spec = view.__cuda_array_interface__
+    assert spec["data"] == (view.memory.address + view.offset, False)
+    assert (spec["shape"], spec["typestr"], spec["strides"], spec["version"]) == (view.shape, "<i4", view.strides, 3)
+    assert spec["stream"] == (bound.default_stream.handle or 1)
     assert view.__dlpack_device__() == (2, 0)
     assert "dltensor" in repr(view.__dlpack__(stream=-1))
 
@@ -134,7 +134,7 @@ class Interface:
     """Like CuPy and torch with ``__cuda_array_interface__``: they keep the object that provided it."""
 
     def __init__(self, view):
-        self.view, self.told = view, view.__cuda_array_interface__
+        self.view, self.interface = view, view.__cuda_array_interface__
 
 
 @pytest.mark.parametrize("taken", [Held, Interface])

@@ -26,10 +26,10 @@ def near(request, monkeypatch):
 
 
 def contents(bound, state):
-    whole = ByteRange(0, state.layout.nbytes)
-    copied = bound.device.copy_out(state.memory, [whole], bound.default_stream)
+    span = ByteRange(0, state.layout.nbytes)
+    copied = bound.device.copy_out(state.memory, [span], bound.default_stream)
     copied.wait()
-    return {name: column.copy() for name, column in state.columns(copied.data[0], whole).items()}
+    return {name: column.copy() for name, column in state.columns(copied.data[0], span).items()}
 
 
 def is_staged(bound, request):

@@ -93,11 +93,11 @@ def test_without_a_compile_the_fallback_is_used_with_one_line(way, case, tree, t
     source, target = tmp_path / "source", tmp_path / "target"
     shutil.copytree(tree[way], source)
     named = {} if CASES[case] is None else {"CC": CASES[case]}
-    wheel, said = built("build_editable" if way == "editable" else "build_wheel", source, tmp_path / "out", **named)
+    wheel, output = built("build_editable" if way == "editable" else "build_wheel", source, tmp_path / "out", **named)
     assert ("cp311-abi3-" in wheel.name) == (case == "good" and way != "editable"), wheel.name
     shutil.unpack_archive(wheel, target, "zip")
-    told = [line for line in said.splitlines() if "the native part of the cuda device was not built" in line]
-    assert len(told) == (case != "good"), said
+    lines = [line for line in output.splitlines() if "the native part of the cuda device was not built" in line]
+    assert len(lines) == (case != "good"), output
     found, noise = run(sys.executable, "-c", FIND, str(target), str(tmp_path))
     if case == "good":
         assert (found.split(), noise) == (["native"], "")

@@ -35,10 +35,10 @@ def blocks_for(tokens):
 
 
 def contents(bound, state):
-    whole = ByteRange(0, state.layout.nbytes)
-    copied = bound.device.copy_out(state.memory, [whole], bound.default_stream)
+    span = ByteRange(0, state.layout.nbytes)
+    copied = bound.device.copy_out(state.memory, [span], bound.default_stream)
     copied.wait()
-    return {name: column.copy() for name, column in state.columns(copied.data[0], whole).items()}
+    return {name: column.copy() for name, column in state.columns(copied.data[0], span).items()}
 
 
 def table_of(state):
@@ -115,16 +115,18 @@ PLACES = {
 @pytest.mark.parametrize("length", [9, 80])
 def test_every_kind_of_task_that_enters_or_stays_in_one_batch(opened, length):
     """Fixed cases: hand-offs with and without drafts, pieces of prompts, growth by none and by two blocks."""
-    pair, half, whole = Pair(opened()), length // 2, blocks_for(length)
+    pair, half, blocks = Pair(opened()), length // 2, blocks_for(length)
     requests = [[state.admit(Request(f"r{i}", [i] * length)) for state in pair.states] for i in range(8)]
     first = [
-        (HANDED, i, one, length, 0, whole, 0, i + 5, [7, 8][: i % 3])
+        (HANDED, i, one, length, 0, blocks, 0, i + 5, [7, 8][: i % 3])
         if i % 2
-        else (TaskKind.PREFILL, i, one, 0, half, whole, 0, -1, [])
+        else (TaskKind.PREFILL, i, one, 0, half, blocks, 0, -1, [])
         for i, one in enumerate(requests)
     ]
     second = [
-        (GROW, i, one, 3, 4, i % 3, whole, -1, []) if i % 2 else (CHUNK, i, one, half, length - half, 1, whole, -1, [])
+        (GROW, i, one, 3, 4, i % 3, blocks, -1, [])
+        if i % 2
+        else (CHUNK, i, one, half, length - half, 1, blocks, -1, [])
         for i, one in enumerate(requests)
     ]
     pair.held = {i: [one] for i, one in enumerate(requests)}
@@ -175,7 +177,7 @@ def test_g08_of_each_number_of_each_task_the_twin_says_what_the_core_says(opened
         (TaskKind.PREFILL, 2, new, 0, 9, 3, 0, -1, []),
         (HANDED, 3, handed, 9, 0, 3, 0, 5, [6]),
     ]
-    table, said = pair.states[0].host_table, set()
+    table, verdicts = pair.states[0].host_table, set()
     for at in range(len(sound)):
         for name, values in VALUES.items():
             for value in values:
@@ -184,8 +186,8 @@ def test_g08_of_each_number_of_each_task_the_twin_says_what_the_core_says(opened
                 batch = pair.batches(tasks)[0]
                 found = problems(table, batch)
                 assert table.twin.sound(batch) == (not found), (at, name, value, found)
-                said.add(not found)
-    assert said == {True, False}
+                verdicts.add(not found)
+    assert verdicts == {True, False}
 
 
 def test_a_hand_off_that_no_state_can_take_is_refused_in_words(opened):

@@ -16,13 +16,13 @@ PATIENCE = 20.0
 
 def test_a_library_that_is_missing_or_too_old_is_named_with_the_cure(library, monkeypatch, tmp_path):
     assert nccl.described().startswith("NCCL 2.28.99 (")
-    for version, said in ((21703, "NCCL 2.17.3"), (0, "NCCL 0.0.0")):
+    for version, message in ((21703, "NCCL 2.17.3"), (0, "NCCL 0.0.0")):
         loaded = SimpleNamespace(_handle=library._handle)
         for name in ("GetUniqueId", "CommInitRankConfig", "Broadcast", "CommAbort", "CommDestroy"):
             setattr(loaded, f"nccl{name}", SimpleNamespace())
         loaded.ncclGetErrorString = loaded.ncclGetLastError = SimpleNamespace()
         loaded.ncclGetVersion = lambda number, version=version: setattr(number._obj, "value", version)
-        with pytest.raises(Unavailable, match=said):
+        with pytest.raises(Unavailable, match=message):
             nccl.Library(loaded, "it")
     nccl.library.cache_clear()
     monkeypatch.setenv(nccl.VARIABLE, str(tmp_path / "none.so"))

@@ -27,7 +27,7 @@ def test_g16_a_rank_that_does_not_come_is_given_up_and_the_stream_goes_on(two, l
     assert monotonic() - began < PATIENCE / 2
     assert other.bound.device.communicator(other.group).lost == "", "nothing waits for ever"
     other.bound.default_stream.synchronize(PATIENCE)
-    assert b"abort" in library.nccl_told()
+    assert b"abort" in library.nccl_calls()
     with pytest.raises(GroupLost):
         broadcast(other).wait(PATIENCE)
     other.bound.async_set_value(target=other.state.view("seed"), value=7, stream=other.bound.default_stream).wait(
@@ -67,13 +67,13 @@ def test_g16_what_nccl_meets_is_the_loss_of_the_group(two, library, how):
     _, other = two()
     if how == "in the call":
         library.nccl_fail(1)
-        said = "ncclBroadcast: internal error: told to fail"
+        message = "ncclBroadcast: internal error: told to fail"
     ticket = broadcast(other)
     if how != "in the call":
         assert not ticket.done()
         library.nccl_error(3)
-        said = "NCCL met: internal error: the network"
-    with pytest.raises(GroupLost, match=said):
+        message = "NCCL met: internal error: the network"
+    with pytest.raises(GroupLost, match=message):
         ticket.wait(PATIENCE)
     library.nccl_error(0)
     library.nccl_fail(0)
@@ -95,10 +95,10 @@ def test_a_call_that_is_still_inside_nccl_is_not_pulled_from_under_it(two, libra
 
 def test_a_closed_group_is_given_back_and_refuses(two, library):
     source, _ = two()
-    told = library.nccl_told().count(b"destroy")
+    before = library.nccl_calls().count(b"destroy")
     source.open.close()
     source.open.close()
-    assert library.nccl_told().count(b"destroy") == told + 1
+    assert library.nccl_calls().count(b"destroy") == before + 1
     with pytest.raises(GroupLost, match="closed"):
         broadcast(source).wait(PATIENCE)
 

@@ -98,8 +98,8 @@ def test_ranks_need_two_gpus_and_any_build_of_paddle(prove, monkeypatch, tmp_pat
 
 
 def test_tokens_are_compared_with_those_of_the_first_job(prove):
-    told = lambda tokens, device: json.dumps({"request_id": "r0", "token_ids": tokens, "device": device}) + "\n"  # noqa: E731
-    jobs = {"main job, cpu": told([1, 2], "cpu"), "main job, cuda": told([1, 2], "cuda"), "kit": "", "main job, b": ""}
+    line = lambda tokens, device: json.dumps({"request_id": "r0", "token_ids": tokens, "device": device}) + "\n"  # noqa: E731
+    jobs = {"main job, cpu": line([1, 2], "cpu"), "main job, cuda": line([1, 2], "cuda"), "kit": "", "main job, b": ""}
     assert {row["step"]: row["result"] for row in prove.same_tokens(jobs)} == {
         "tokens of cuda": "ok",
         "tokens of b": "FAILED",
@@ -157,12 +157,12 @@ def test_entry_points_of_what_is_not_installed_are_those_of_its_project(prove, m
     assert {"paddle-hal-cuda", "paddle-hal-conformance"} < {*written}, "pytest finds the kit by its entry point"
     (ours,) = (one for one in metadata.distributions(path=[str(tmp_path)]) if one.name == "paddle-hal-cuda")
     installed = metadata.distribution("paddle-hal-cuda")
-    told = lambda found: {(point.group, point.name, point.value) for point in found.entry_points}  # noqa: E731
-    assert told(ours) == told(installed)
+    points = lambda found: {(point.group, point.name, point.value) for point in found.entry_points}  # noqa: E731
+    assert points(ours) == points(installed)
     assert ours.version == installed.version
 
 
-def test_a_fault_that_is_back_is_told_and_fails_the_proof(opened, monkeypatch, capsys):
+def test_a_fault_that_is_back_is_reported_and_fails_the_proof(opened, monkeypatch, capsys):
     """Over the stand-in driver: two cases that need no framework, one whose call raises."""
     faults, bound = loaded("faults"), opened()
     here = SimpleNamespace(cuda=SimpleNamespace(get_device_name=lambda: "stand-in"), __version__="-")
@@ -175,9 +175,9 @@ def test_a_fault_that_is_back_is_told_and_fails_the_proof(opened, monkeypatch, c
     monkeypatch.setattr(type(bound), "insert_tasks", None)
     monkeypatch.setitem(faults.CASES, "memory of copies out", lambda bound: (False, "fine"))
     assert faults.main(["calls from", "memory"]) == 1
-    told = capsys.readouterr().out
-    assert "FAULT  TypeError: 'NoneType'" in told
-    assert "1 of 2 faults are back" in told
+    output = capsys.readouterr().out
+    assert "FAULT  TypeError: 'NoneType'" in output
+    assert "1 of 2 faults are back" in output
 
 
 @pytest.mark.conform

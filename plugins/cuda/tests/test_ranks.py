@@ -50,13 +50,13 @@ def test_ranks_of_one_group_get_a_gpu_each_and_see_all(monkeypatch, gpus, visibl
     assert lent.ranks
     assert not lent.loss_ends_ranks
     assert lent.whole_group == (gpus >= 4)
-    told = [lent.rank_environment(rank, ENDPOINTS) for rank in range(4)]
-    orders = [one["CUDA_VISIBLE_DEVICES"].split(",") for one in told]
+    environments = [lent.rank_environment(rank, ENDPOINTS) for rank in range(4)]
+    orders = [one["CUDA_VISIBLE_DEVICES"].split(",") for one in environments]
     assert [order[0] for order in orders] == firsts
     assert all(sorted(order) == sorted(orders[0]) for order in orders)
     assert orders[0][0] != orders[1][0]
     assert orders[2][0] != orders[3][0]
-    assert [one["PADDLE_TRAINER_ID"] for one in told] == ["0", "1", "2", "3"]
+    assert [one["PADDLE_TRAINER_ID"] for one in environments] == ["0", "1", "2", "3"]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_ranks_of_one_group_get_a_gpu_each_and_see_all(monkeypatch, gpus, visibl
     [(1, lambda: None, "two GPUs are needed, and 1 is visible"), (2, absent, "NCCL does not load")],
     ids=["one GPU", "no NCCL"],
 )
-def test_without_ranks_the_kit_is_told_why(monkeypatch, gpus, library, why):
+def test_without_ranks_the_kit_gets_the_reason(monkeypatch, gpus, library, why):
     lent = support(monkeypatch, gpus, library=library)
     assert not lent.ranks
     assert why in lent.why_not("several_ranks")

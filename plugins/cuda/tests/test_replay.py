@@ -54,7 +54,7 @@ def known(bound, state):
 
 def run(bound, tokens, *, speculative, update):
     """Run steps with these tokens; return records and the host's data after each of them."""
-    state, stream, told = bound.state(SIZES), bound.default_stream, []
+    state, stream, results = bound.state(SIZES), bound.default_stream, []
     insert(bound, state, stream)
     go = update(state, stream)
     for number, given_ in enumerate(tokens):
@@ -65,8 +65,8 @@ def run(bound, tokens, *, speculative, update):
         go(step)
         record = state.take(bound.save_output(state=state, step=step, sink=MemorySink(), stream=stream))
         rows = [(row.request_id, row.status, row.tokens.tolist()) for row in record.rows()]
-        told.append((rows, known(bound, state)))
-    return told
+        results.append((rows, known(bound, state)))
+    return results
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

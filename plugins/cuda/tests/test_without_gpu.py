@@ -251,9 +251,11 @@ def test_every_error_after_which_a_process_must_end_is_sticky():
     results = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed").CUresult
     if not (results.CUDA_ERROR_ILLEGAL_ADDRESS.__doc__ or "").strip():
         pytest.skip("these cuda-bindings describe no error")
-    told = {one.name for one in results if "must be terminated and relaunched" in " ".join((one.__doc__ or "").split())}
-    assert "CUDA_ERROR_MISALIGNED_ADDRESS" in told
-    assert told <= STICKY
+    fatal = {
+        one.name for one in results if "must be terminated and relaunched" in " ".join((one.__doc__ or "").split())
+    }
+    assert "CUDA_ERROR_MISALIGNED_ADDRESS" in fatal
+    assert fatal <= STICKY
 
 
 def test_a_context_knows_its_chip_and_refuses_streams_of_others():

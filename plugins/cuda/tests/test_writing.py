@@ -24,8 +24,8 @@ class Alone:
 def written(bound, target, value, before):
     """Return the bytes of ``target``'s memory after one call, and the names of the calls that put work on a stream."""
     device, stream = bound.device, bound.default_stream
-    whole = View.contiguous(target.memory, 0, (target.memory.nbytes,), dtype_of("uint8"))
-    bound.async_set_value(target=whole, value=before.view(np.uint8).reshape(-1), stream=stream)
+    raw = View.contiguous(target.memory, 0, (target.memory.nbytes,), dtype_of("uint8"))
+    bound.async_set_value(target=raw, value=before.view(np.uint8).reshape(-1), stream=stream)
     device.driver.api.calls.clear()
     bound.async_set_value(target=target, value=value, stream=stream).wait()
     calls = [call for call in device.driver.api.calls if not call.startswith("stream")]
@@ -59,14 +59,14 @@ def test_g05_a_value_of_the_same_memory_may_overlap_its_target(opened):
     """The kernel's threads run in any order: without separate memory some would read bytes already overwritten."""
     bound = opened()
     before = np.arange(600).astype(np.int64)
-    whole = View.contiguous(bound.device.allocate(before.nbytes), 0, (60, 10), dtype_of("int64"))
+    view = View.contiguous(bound.device.allocate(before.nbytes), 0, (60, 10), dtype_of("int64"))
     for to, source in ((slice(0, 20), slice(10, 30)), (slice(10, 30), slice(0, 20))):
         should = before.copy().reshape(60, 10)
         should[to] = should[source].copy()
-        got, calls = written(bound, whole[to], whole[source], before)
+        got, calls = written(bound, view[to], view[source], before)
         assert got.tobytes() == should.tobytes()
         assert calls == ["hal_copy_strided", "hal_copy_strided"]
-    _, calls = written(bound, whole[0:20], whole[20:40], before)
+    _, calls = written(bound, view[0:20], view[20:40], before)
     assert calls == ["hal_copy_strided"], "what does not overlap goes at once"
 
 

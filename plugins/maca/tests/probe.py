@@ -59,12 +59,12 @@ def ring(fences: Any = nullcontext()) -> Any:  # noqa: B008 (it holds nothing)
         staging, stream = device.device.staging, device.default_stream
         take = staging.take
 
-        def told(nbytes: int) -> Any:
+        def take_and_report(nbytes: int) -> Any:
             span = take(nbytes)
             Accelerator(0).host_write(span.address, nbytes)
             return span
 
-        staging.take = told
+        staging.take = take_and_report
         state = device.state(StateConfig(num_slots=8, max_model_len=64))
         Accelerator(0).synchronize()
         Accelerator(0).reset()
@@ -142,18 +142,18 @@ def _refusals(devices: Any, states: Any) -> list[str]:
         paddle.to_tensor(np.zeros(4), place=paddle.CustomPlace("metax_gpu", 1)),
         paddle.to_tensor(np.zeros(4), place=paddle.CPUPlace()),
     ]
-    said = []
+    messages = []
     for target in targets:
         try:
             devices[0].async_set_value(target=target, value=1, stream=stream)
-            said.append("taken")
+            messages.append("taken")
         except HalError as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages
 
 
 def bad_input() -> Any:
-    said = []
+    messages = []
     for call in (
         lambda: hal.open_device("maca:7"),
         lambda: hal.open_device("maca", options={"colour": 1}),
@@ -161,10 +161,10 @@ def bad_input() -> Any:
     ):
         try:
             call()
-            said.append("opened")
+            messages.append("opened")
         except HalError as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages
 
 
 def _other_kind() -> Any:

@@ -193,8 +193,8 @@ def ranks_on(sim, what, master, ends, options):
 
     started = []
     for rank in range(2):
-        told = paddle_env.distributed(rank, ends, master, "metax_gpu", devices=1, **options)
-        environment = sim | told | {"FLAGS_selected_metax_gpus": "0"}
+        variables = paddle_env.distributed(rank, ends, master, "metax_gpu", devices=1, **options)
+        environment = sim | variables | {"FLAGS_selected_metax_gpus": "0"}
         command = [sys.executable, str(HERE / "rank.py"), what]
         pipe = subprocess.PIPE
         started.append(subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True))

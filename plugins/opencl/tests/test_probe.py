@@ -76,7 +76,7 @@ def test_a_loader_without_devices_is_no_device(monkeypatch, forgotten, codes):
     assert (found.available, found.present, found.reason) == (False, False, "OpenCL has no devices")
 
 
-def test_a_loader_that_fails_is_told_with_its_status(monkeypatch, forgotten):
+def test_a_loader_that_fails_is_reported_with_its_status(monkeypatch, forgotten):
     monkeypatch.setattr(cl, "loaders", lambda: iter((Loader(broken=-6),)))
     monkeypatch.setattr(cl, "_function", call(Loader(broken=-6)))
     found = OpenCLPlugin.probe()

@@ -154,19 +154,19 @@ def test_the_pieces_of_a_plan_are_the_plan():
     builder.copy(np.array([3]), len(data), data)
     builder.fill(np.array([60_001]), 30_000, np.uint16(0x1234))
     plan = builder.build()
-    whole, parts = np.zeros(Block.nbytes, np.uint8), np.zeros(Block.nbytes, np.uint8)
-    apply_to_host(plan, whole)
+    at_once, parts = np.zeros(Block.nbytes, np.uint8), np.zeros(Block.nbytes, np.uint8)
+    apply_to_host(plan, at_once)
     pieces = list(in_pieces(plan, 20_000))
     for piece in pieces:
         apply_to_host(piece, parts)
     assert len(pieces) > 3
-    assert (whole == parts).all()
+    assert (at_once == parts).all()
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "int32", "int64", "float32", "bfloat16"])
 def test_slices_of_tensors_of_every_width_are_written_where_they_are(device, dtype):
-    whole = paddle.zeros([5, 7], "float32").astype(dtype)
-    part = whole[1:4, 2:6]
+    tensor = paddle.zeros([5, 7], "float32").astype(dtype)
+    part = tensor[1:4, 2:6]
     view = device.resolve(part)
     assert view.shape == (3, 4)
     data = np.arange(12 * view.dtype.itemsize, dtype=np.uint8) % 2
@@ -175,7 +175,7 @@ def test_slices_of_tensors_of_every_width_are_written_where_they_are(device, dty
     device.submit(builder.build(), device.default_stream).wait()
     should = np.zeros((5, 7), view.dtype.storage)
     should[1:4, 2:6] = data.view(view.dtype.storage).reshape(3, 4)
-    stored = whole.view("uint8").numpy().reshape(-1).view(view.dtype.storage).reshape(5, 7)
+    stored = tensor.view("uint8").numpy().reshape(-1).view(view.dtype.storage).reshape(5, 7)
     assert (stored == should).all()
 
 
@@ -288,7 +288,7 @@ def test_what_goes_in_pieces_is_written_whole_or_not_at_all(monkeypatch, contigu
 def test_a_device_value_of_many_axes_is_gathered_or_refused_by_name():
     device = opened()
     memory = device.allocate(8 << 12)
-    whole = View.contiguous(memory, 0, (2,) * 9 + (1,) * 8, dtype_of("int64"))
-    assert gather(whole, "int64").shape == [512]
+    view = View.contiguous(memory, 0, (2,) * 9 + (1,) * 8, dtype_of("int64"))
+    assert gather(view, "int64").shape == [512]
     with pytest.raises(InvalidValue, match="the device value has 10 axes"):
         gather(View.contiguous(memory, 0, (2,) * 10, dtype_of("int64")), "int64")

@@ -83,7 +83,7 @@ def close_under_way(rank, mode, folder):
     return error, failing(ticket.wait), early
 
 
-def write_beside(device, state):
+def write_on_its_own_stream(device, state):
     """A write on a separate stream: it needs no group."""
     stream = device.device.stream()
     device.async_set_value(target=state.view("seed"), value=7, stream=stream).wait(20)
@@ -105,6 +105,6 @@ def go_on(rank, most):
                 took, begin = monotonic() - begin, monotonic()
                 again = failing(lambda: device.open_group(state=other, group=group))
                 answered = monotonic() - begin
-                written = failing(lambda: write_beside(device, other))
+                written = failing(lambda: write_on_its_own_stream(device, other))
                 return error, took, again, answered, written
         return None

@@ -31,10 +31,10 @@ def tensors() -> Any:
     """Values written by the hook, read by Paddle; Paddle's values, read by the hook; views; refusals."""
     with bind(SimPlugin.open(0, {})) as device:
         stream = device.default_stream
-        whole = paddle.to_tensor(np.arange(24, dtype=np.int64).reshape(4, 6), place=PLACE)
-        address = device.device.resolve(whole).memory.address
-        device.async_set_value(target=whole[1:3, 2:4], value=[[1, 2], [3, 4]], stream=stream)
-        device.async_set_value(target=whole[3], value=whole[0], stream=stream)
+        tensor = paddle.to_tensor(np.arange(24, dtype=np.int64).reshape(4, 6), place=PLACE)
+        address = device.device.resolve(tensor).memory.address
+        device.async_set_value(target=tensor[1:3, 2:4], value=[[1, 2], [3, 4]], stream=stream)
+        device.async_set_value(target=tensor[3], value=tensor[0], stream=stream)
         half = paddle.to_tensor(np.zeros(3, np.float32), place=PLACE).astype("bfloat16")
         device.async_set_value(target=half, value=[1.0, 2.5, -3.0], stream=stream)
         same_stream = stream.handle == paddle_env.current_stream().handle
@@ -45,9 +45,9 @@ def tensors() -> Any:
         elsewhere = paddle.to_tensor([1], place=paddle.CustomPlace(paddle_env.DEFAULT_NAME, 1))
         other = paddle.to_tensor(np.zeros(1, np.int64), place=PLACE)
         answer = {
-            "whole": whole.numpy().tolist(),
+            "tensor": tensor.numpy().tolist(),
             "half": half.astype("float32").numpy().tolist(),
-            "same memory": address == whole.data_ptr(),
+            "same memory": address == tensor.data_ptr(),
             "same stream": same_stream,
             "cpu tensor": refusal(set_value(paddle.to_tensor([1], place=paddle.CPUPlace()), 1)),
             "other device": refusal(set_value(elsewhere, 1)),

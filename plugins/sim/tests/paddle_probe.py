@@ -157,9 +157,9 @@ def out_of_memory() -> Any:
         try:
             paddle.to_tensor(np.zeros(4 << 20, np.uint8), place=PLACE)
         except Exception as error:  # noqa: BLE001 - see above
-            said = str(error)
+            text = str(error)
     t = paddle.to_tensor(np.zeros(4, np.float32), place=PLACE)
-    return {"said": "out of memory" in said.lower() or "ResourceExhausted" in said, "works on": t.numpy().tolist()}
+    return {"named": "out of memory" in text.lower() or "ResourceExhausted" in text, "works on": t.numpy().tolist()}
 
 
 def device_fault() -> Any:
@@ -168,10 +168,10 @@ def device_fault() -> Any:
     device.fill(t.data_ptr() + (1 << 30), 4, 0, 4, paddle_env.current_stream(name=NAME))
     try:
         t.numpy()
-        said = ""
+        text = ""
     except Exception as error:  # noqa: BLE001 - see above
-        said = str(error)
-    return {"said": "CustomDevice error" in said or "error code" in said, "then": t.numpy().tolist()}
+        text = str(error)
+    return {"named": "CustomDevice error" in text or "error code" in text, "then": t.numpy().tolist()}
 
 
 def run(name: str) -> Any:

@@ -81,15 +81,15 @@ def lost() -> Any:
     t.numpy()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    begin, said = time.monotonic(), []
+    begin, messages = time.monotonic(), []
     for _ in range(2):
         try:
             dist.all_reduce(t)
             t.numpy()
-            said.append("no error")
+            messages.append("no error")
         except Exception as error:  # noqa: BLE001 - Paddle's error types differ between versions
-            said.append(str(error)[-200:])
-    sys.stdout.write(json.dumps({"seconds": time.monotonic() - begin, "said": said}) + "\n")
+            messages.append(str(error)[-200:])
+    sys.stdout.write(json.dumps({"seconds": time.monotonic() - begin, "messages": messages}) + "\n")
     sys.stdout.flush()
     os._exit(0)  # Paddle's own shutdown of a broken group is not under test
 

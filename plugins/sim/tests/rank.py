@@ -80,10 +80,10 @@ def failure(r: Rank) -> str:
     try:
         r.call("all_reduce", np.ones(4, np.float32))
     except Exception as error:  # noqa: BLE001 - the test compares the text
-        said = f"{type(error).__name__}: {error}"
+        message = f"{type(error).__name__}: {error}"
     else:
-        said = "no error"
-    return f"{time.monotonic() - start:.3f} {said}"
+        message = "no error"
+    return f"{time.monotonic() - start:.3f} {message}"
 
 
 def lost(r: Rank) -> Any:

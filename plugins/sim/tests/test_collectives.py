@@ -65,36 +65,36 @@ def test_a_killed_peer_is_noticed_by_all_long_before_the_timeout():
     assert (killed, nothing) == (-signal.SIGKILL, None)
     for code, (first, second) in survivors:
         assert code == 0
-        seconds, said = first.split(" ", 1)
+        seconds, message = first.split(" ", 1)
         assert float(seconds) < 5
-        assert said.startswith("GroupLost")
-        assert "rank 2" in said
-        assert "is dead" in said
+        assert message.startswith("GroupLost")
+        assert "rank 2" in message
+        assert "is dead" in message
         assert "GroupLost" in second, "the group stays dead"
 
 
 def test_a_peer_that_left_is_noticed():
     *survivors, _ = run_ranks("left", 2)
-    for _, (said,) in survivors:
-        assert "GroupLost" in said
-        assert "rank 1 has left the group" in said
+    for _, (message,) in survivors:
+        assert "GroupLost" in message
+        assert "rank 1 has left the group" in message
 
 
 def test_a_hung_peer_ends_every_wait_within_the_timeout_its_own_too():
     results = run_ranks("hung", 3)
-    for _, (said,) in results:
-        seconds, text = said.split(" ", 1)
+    for _, (line,) in results:
+        seconds, text = line.split(" ", 1)
         assert float(seconds) < 6
         assert text.startswith("GroupLost"), text
-    assert any("no answer from a peer within 1500 ms" in said for _, (said,) in results)
+    assert any("no answer from a peer within 1500 ms" in line for _, (line,) in results)
 
 
-def test_ranks_that_call_different_collectives_are_told():
-    for _, said in run_ranks("disagree", 2):
-        assert "GroupLost" in said
-        assert "call different collectives" in said
-        assert "broadcast" in said
-        assert "all_reduce" in said
+def test_ranks_that_call_different_collectives_are_reported():
+    for _, message in run_ranks("disagree", 2):
+        assert "GroupLost" in message
+        assert "call different collectives" in message
+        assert "broadcast" in message
+        assert "all_reduce" in message
 
 
 def test_a_peer_that_never_joins_ends_in_an_error():

@@ -148,12 +148,12 @@ def test_memory_goes_back_only_when_the_work_on_it_is_over(bound):
 @pytest.mark.parametrize("value", [3, "array"])
 def test_a_view_with_more_axes_than_the_strided_kernel_takes(bound, value):
     shape = (2,) * 11
-    whole = View.contiguous(bound.device.allocate(8 << 11), 0, shape, INT64)
-    target = whole[(slice(None, None, -1),) * 11]
+    view = View.contiguous(bound.device.allocate(8 << 11), 0, shape, INT64)
+    target = view[(slice(None, None, -1),) * 11]
     given = np.arange(1 << 11).reshape(shape) if value == "array" else value
     bound.async_set_value(target=target, value=given, stream=bound.default_stream).wait()
     should = np.broadcast_to(given, shape)[(slice(None, None, -1),) * 11]
-    assert (content(whole.memory).view(np.int64) == should.reshape(-1)).all()
+    assert (content(view.memory).view(np.int64) == should.reshape(-1)).all()
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_the_checker_sees_each_guard_that_is_taken_away(worker, monkeypatch, gua
     assert worker.races() != []
 
 
-def test_a_fault_is_told_by_the_ticket_and_ends_the_device(worker):
+def test_a_fault_is_reported_by_the_ticket_and_ends_the_device(worker):
     """The target's memory is gone when the write runs."""
     device, stream = bind(worker), worker.default_stream
     view = int64s(worker, 4)

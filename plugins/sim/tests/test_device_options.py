@@ -9,7 +9,7 @@ from hal_sim import Mode, SimPlugin, options, set_option
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"colour": 1}, r"sim: options: unknown options \['colour'\] \(known: ring_start, .*mode, devices"),
         ({"mode": "fast"}, "mode = 'fast' .give one of eager, worker, lazy"),
@@ -18,8 +18,8 @@ from hal_sim import Mode, SimPlugin, options, set_option
         ({"ring_start": 1 << 30}, "ring_start is larger than ring_limit"),
     ],
 )
-def test_options_are_checked_before_any_is_set(given, said):
-    with options(delay_us=0), pytest.raises(InvalidValue, match=said):
+def test_options_are_checked_before_any_is_set(given, message):
+    with options(delay_us=0), pytest.raises(InvalidValue, match=message):
         SimPlugin.open(0, {"delay_us": 5, **given})
     assert set_option("delay_us", 0) == 0
 

@@ -17,7 +17,7 @@ def paddle_library(built):
 
 def test_paddle_s_tensors_are_written_where_they_are(probe):
     found = probe("paddle_device.py", "tensors", environment={"FLAGS_free_idle_chunk": "1"})
-    assert found["whole"] == [
+    assert found["tensor"] == [
         [0, 1, 2, 3, 4, 5], [6, 7, 1, 2, 10, 11], [12, 13, 3, 4, 16, 17], [0, 1, 2, 3, 4, 5]
     ]  # fmt: skip
     assert found["half"] == [1.0, 2.5, -3.0]

@@ -98,11 +98,11 @@ def test_a_fallback_shows_and_can_be_refused(answers):
 
 
 def test_out_of_memory_is_paddles_own_error_and_the_device_works_on(answers):
-    assert answers["out_of_memory"] == {"said": True, "works on": [0.0] * 4}
+    assert answers["out_of_memory"] == {"named": True, "works on": [0.0] * 4}
 
 
 def test_a_device_fault_reaches_paddle(answers):
-    assert answers["device_fault"] == {"said": True, "then": [0.0] * 4}
+    assert answers["device_fault"] == {"named": True, "then": [0.0] * 4}
 
 
 def test_announcing_too_late_is_an_error_with_the_cure(monkeypatch):

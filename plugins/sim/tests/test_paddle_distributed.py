@@ -73,7 +73,7 @@ def test_a_lost_peer_is_an_error_of_the_survivor():
     assert killed == -signal.SIGKILL
     assert code == 0, err
     assert got["seconds"] < 10
-    assert all("error code" in said for said in got["said"]), got
+    assert all("error code" in message for message in got["messages"]), got
     assert "rank 1" in err
     assert "is dead" in err
 

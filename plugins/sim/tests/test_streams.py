@@ -193,25 +193,25 @@ def test_the_child_of_a_fork_refuses_what_needs_a_worker(lazy):
     read, write = os.pipe()
     child = os.fork()
     if not child:
-        said = []
+        lines = []
         for call in (stream.synchronize, lambda: lazy.device.fill(address, 1, 1, 1, stream), lazy.device.stream):
             try:
                 call()
-                said.append("no error")
+                lines.append("no error")
             except Exception as error:  # noqa: BLE001 - the child reports whatever it met
-                said.append(f"{type(error).__name__}: {error}")
-        os.write(write, "\n".join(said).encode())
+                lines.append(f"{type(error).__name__}: {error}")
+        os.write(write, "\n".join(lines).encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
-        said = pipe.read().splitlines()
+        lines = pipe.read().splitlines()
     os.waitpid(child, 0)
-    assert len(said) == 3
-    assert all(line.startswith("DeviceClosed") and "forked" in line for line in said), said
+    assert len(lines) == 3
+    assert all(line.startswith("DeviceClosed") and "forked" in line for line in lines), lines
     stream.synchronize()
 
 
-def test_a_failing_kernel_is_said_by_the_next_wait_alone(bench):
+def test_a_failing_kernel_is_reported_by_the_next_wait_alone(bench):
     stream, address = bench.stream(), bench.memory(16)
     arguments = np.array([address, 2, 5], dtype=np.int64).tobytes()
     bench.device.fill(address, 16, 1, 8, stream)

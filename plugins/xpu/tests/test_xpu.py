@@ -122,16 +122,16 @@ def test_a_substituted_device_is_never_selected_by_itself(on_cpu):
 
 @pytest.mark.parametrize("hook", ["async_set_value", "insert_tasks", "save_output", "broadcast_tokens"])
 def test_asking_for_asynchrony_is_refused_with_the_reason(on_cpu, hook):
-    said = rf"^xpu \(substituted: cpu\): {hook}: .* is required to be asynchronous, but: "
-    with pytest.raises(CapabilityMissing, match=said):
+    reason = rf"^xpu \(substituted: cpu\): {hook}: .* is required to be asynchronous, but: "
+    with pytest.raises(CapabilityMissing, match=reason):
         hal.open_device("xpu", require={hook: "async"})
 
 
 def test_one_record_is_logged_for_each_opened_device(on_cpu, caplog):
     with hal.open_device("xpu"), hal.open_device("xpu"):
         pass
-    said = [record.getMessage() for record in caplog.records if "asynchronous upload" in record.getMessage()]
-    assert len(said) == 2
+    messages = [record.getMessage() for record in caplog.records if "asynchronous upload" in record.getMessage()]
+    assert len(messages) == 2
 
 
 # -- cost -------------------------------------------------------------------------------------------------------------
@@ -281,14 +281,14 @@ def test_the_main_job_gives_the_tokens_of_the_cpu(place, jobs, reference):
     needs_sim(place)
     answers, err = generated(jobs(place))
     assert [answer["token_ids"] for answer in answers] == reference
-    told = [line for line in err.splitlines() if " back: " in line]
-    assert any("async_set_value and insert_tasks fall back: " in line for line in told)
+    lines = [line for line in err.splitlines() if " back: " in line]
+    assert any("async_set_value and insert_tasks fall back: " in line for line in lines)
     assert f" tokens/s), device xpu (substituted: {place}):0, model on cpu\n" in err
     for answer in answers:
         device = answer["device"]
         assert (device["name"], device["substituted"]) == (f"xpu (substituted: {place}):0", place)
         assert "async_set_value" in device["fallbacks"]
-        assert all(any(" ".join(reason.split()) in line for line in told) for reason in device["fallbacks"].values())
+        assert all(any(" ".join(reason.split()) in line for line in lines) for reason in device["fallbacks"].values())
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -297,6 +297,6 @@ def test_a_run_that_requires_asynchrony_is_refused(place, warm):
     process = start(warm, place, "--prompt", "x", "--require", "async_set_value=async")
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (2, "")
-    said = f"xpu (substituted: {place}): async_set_value: --require: async_set_value is required to be asynchronous"
-    assert f"hal: error: {said}" in err
+    reason = f"xpu (substituted: {place}): async_set_value: --require: async_set_value is required to be asynchronous"
+    assert f"hal: error: {reason}" in err
     assert "drop the requirement or choose another device" in err
