@@ -19,13 +19,11 @@ if TYPE_CHECKING:
     from packaging.version import Version
 
 
-#: Operators that bound a range from below and from above.
 _LOWER = frozenset({">=", ">", "==", "===", "~="})
 _UPPER = frozenset({"<", "<=", "==", "===", "~="})
-
-
-# : The embedded core: its own device needs neither a contract range nor an entry in the allow-list.
+"""Operators that bound a range from below and from above."""
 CORE = "paddle-hal-core"
+"""The embedded core: its own device needs neither a contract range nor an entry in the allow-list."""
 
 
 def normalized(name: str) -> str:

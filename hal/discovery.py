@@ -44,8 +44,8 @@ AUTOMATIC = "hal.automatic"
 COMMANDS = "hal.commands"
 #: Transports, by the scheme of their urls (:mod:`hal_engine.transport.loading`).
 TRANSPORTS = "hal.transports"
-# : Priority of a device that declares none. Devices below 0 are not selected automatically.
 NEVER = -1
+"""Priority of a device that declares none. Devices below 0 are not selected automatically."""
 
 
 @dataclass(frozen=True, slots=True)

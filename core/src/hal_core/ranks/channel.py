@@ -187,9 +187,8 @@ class CheckedTicket(Ticket):
         self.mode: Mode = "sync" if inner.mode == copy.mode == "sync" else "async"
         self._channel, self._inner, self._copy, self._expected = channel, inner, copy, expected
         self._known, self._over, self._error = False, False, None
-        if (
-            self.mode == "sync" and self.done()
-        ):  # Checking work that was just put on a stream is too early, and costs time.
+        # Only sync: checking work that was just put on a stream is too early, and costs time.
+        if self.mode == "sync" and self.done():
             self.failure()  # marks the state now, before any wait
 
     def done(self) -> bool:

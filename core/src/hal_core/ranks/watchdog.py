@@ -41,11 +41,8 @@ class Watchdog:
         self._abort, self._peers = abort, dict(peers)
         self._since = 0.0  # when the oldest running call began; 0: no call is running
         self._ended = 0  # the last call that ended
-        self._unmet, self._unmet_call = (
-            0.0,
-            0,
-        )  # the begin and number of the oldest call that some rank may not have reached
-        self._probed_unmet = 0.0
+        # Begin and number of the oldest call that some rank may not have reached, and when it was last probed for.
+        self._unmet, self._unmet_call, self._probed_unmet = 0.0, 0, 0.0
         self._late = max(TIMEOUTS.loss_reason, timeout / 8)  # seconds in which the last answers may come
         self._reached = dict.fromkeys(peers, 0)  # the last call that each rank is known to have reached
         self._left: dict[int, int] = {}
@@ -201,9 +198,8 @@ class Watchdog:
         """After a deadline, return a reason and the rank at fault among the ``missing``."""
         silent = sorted(rank for rank in missing if rank not in self._answers)
         if silent:
-            return f"no answer from rank(s) {silent} within {self.timeout:g} s (stopped, or the host is lost)", silent[
-                0
-            ]
+            reason = f"no answer from rank(s) {silent} within {self.timeout:g} s (stopped, or the host is lost)"
+            return reason, silent[0]
         behind = sorted(rank for rank, count in self._answers.items() if count < calls)
         if behind:
             return f"rank(s) {behind} did not come to the collective within {self.timeout:g} s", behind[0]

@@ -344,9 +344,8 @@ class BoundDevice:
         except (AttributeError, TypeError):
             self._blame(_HOOK_OF.get(name, name), signature(act).bind(*arguments).arguments)
             raise
-        if (
-            result is not DONE and getattr(result, "watched", False)
-        ) or self._observers.wants_ends:  # isinstance on an ABC is slow
+        # By its attribute, because isinstance on an abstract class is slow.
+        if (result is not DONE and getattr(result, "watched", False)) or self._observers.wants_ends:
             tickets.track(name, result)
         if self._observers.wants_calls:
             self._observers.call(name, act, arguments)

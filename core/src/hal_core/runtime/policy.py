@@ -203,9 +203,8 @@ class Policy:
             if state.host_table.preempted or state.host_table.aborted:
                 device.submit(state.cleanup_plan(order), stream)
                 state.host_table.reported(order.tolist())
-            for (
-                companion
-            ) in state.companions:  # A companion's output is never saved: the target's reports the slots that left.
+            # A companion's output is never saved: the target's reports the requests that left its slots.
+            for companion in state.companions:
                 if left := {*companion.host_table.preempted, *companion.host_table.aborted}:
                     device.submit(companion.cleanup_plan(np.array([*left])), stream)
                     companion.host_table.reported([*left])

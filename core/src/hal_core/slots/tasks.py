@@ -242,9 +242,8 @@ def check_kinds(tasks: Any) -> None:  # noqa: ANN401 (whatever the caller gave)
     if isinstance(tasks, TaskBatch):
         return
     cure = "give a list of tasks, or a TaskBatch"
-    if not isinstance(tasks, Iterable) or not isinstance(
-        tasks, Sized
-    ):  # one task, or an iterator, which can be read only once
+    # Neither: a single task. No size: an iterator, which can be read only once.
+    if not isinstance(tasks, Iterable) or not isinstance(tasks, Sized):
         raise InvalidValue(f"a bare {type(tasks).__name__} is not a list of tasks", cure=cure, argument="tasks")
     for at, task in enumerate(tasks):
         if not isinstance(task, Task):
