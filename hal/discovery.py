@@ -125,7 +125,7 @@ def identity(dist: metadata.Distribution) -> tuple[str, str] | None:
 
 
 def installed_in(group: str) -> tuple[Entry, ...]:
-    """Return every observer, proposer, runner or transport that an installed distribution declares, by name.
+    """Return every entry of another group (observers, proposers, runners, transports, commands), by name.
 
     Their code is not imported. ``HAL_PLUGINS`` applies to devices alone, because of these only the named ones are used.
     """

@@ -71,7 +71,7 @@ class OutputTicket(PromiseTicket):
 
     @property
     def failed(self) -> list[tuple[int, int]]:
-        """Return slot and admission id of each request whose row is an error. Requires the record."""
+        """Slot and admission id of each request whose row is an error. Requires the record."""
         assert self._record is not None
         order, held = self._snapshot.order, self._snapshot.admission_ids
         rows = np.flatnonzero(self._record.finish == FinishReason.ERROR).tolist()

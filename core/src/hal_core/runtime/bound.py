@@ -188,8 +188,8 @@ class BoundDevice:
         """Hand the step's tokens to the engine; see :func:`hal_core.contract.hookspecs.save_output`.
 
         :param step: the step's number, and the order of its rows for this state.
-        :param sink: the destination of the record: ``MemorySink()``, or the result of ``hal.open_sink(url)``. Ranks
-            that do not send ignore it.
+        :param sink: the destination of the record: ``MemorySink()``, or a transport's, as
+            ``hal_engine.transport.open_sink(url)`` returns. Ranks that do not send ignore it.
         :return: the ticket for ``state.take``, which gives the record.
         :raises InvalidValue: for a step that does not fit the state (G21).
         :raises SinkFull: when the sink took no record until its deadline; the record is kept and sent later.
