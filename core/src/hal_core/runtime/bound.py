@@ -22,7 +22,7 @@ from ..errors import DeviceClosed, HalError, PluginError
 from ..tickets import DONE, Ticket
 from .hook_checks import HookManager, check_copies, check_implementation
 from .observers import Observers
-from .open_tickets import OpenTickets, tell
+from .open_tickets import OpenTickets, raise_unseen
 from .policy import Policy, check_kinds, is_stream, no_stream
 
 if TYPE_CHECKING:
@@ -295,8 +295,8 @@ class BoundDevice:
         try:
             self.device.close()
         finally:
-            tickets.tell_ends()
-            tell(unseen + tickets.unseen())  # running work may have failed while the device was closed
+            tickets.report_ends()
+            raise_unseen(unseen + tickets.unseen())  # running work may have failed while the device was closed
 
     def __enter__(self) -> BoundDevice:
         return self
@@ -326,9 +326,9 @@ class BoundDevice:
         if self._refusal:
             raise DeviceClosed(self._refusal, cure="open a device in this process", device=self.name)
         if self._tickets.watched:
-            self._tickets.tell_ends()
+            self._tickets.report_ends()
         if self._tickets.pending:
-            tell(self._tickets.unseen())
+            raise_unseen(self._tickets.unseen())
 
     def _call(self, name: str, stream: Unchecked, act: Callable[[*Given], T], arguments: tuple[*Given]) -> T:
         """Run a call: check for closing, earlier errors and the stream, run the policy, and complete errors."""
