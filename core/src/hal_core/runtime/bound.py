@@ -23,7 +23,7 @@ from ..tickets import DONE, Ticket
 from .hook_checks import HookManager, check_copies, check_implementation
 from .observers import Observers
 from .open_tickets import OpenTickets, raise_unseen
-from .policy import Policy, check_kinds, is_stream, no_stream
+from .policy import Policy, check_arguments, is_stream, no_stream
 
 if TYPE_CHECKING:
     from ..contract.device import Device, Hooks
@@ -53,7 +53,7 @@ class NoStream:
     """Placeholder for calls without a stream."""
 
 
-class NotMet:
+class NoneSeen:
     """Placeholder for the class of a device's own streams until one was given."""
 
     pool: object
@@ -78,7 +78,7 @@ class BoundDevice:
         self._observers = Observers(manager, self.name)
         self._tickets = OpenTickets(self._observers)
         self._streams: set[type] = {NoStream}  # classes without a pool, already checked to be streams
-        self._pooled: type[Any] = NotMet  # the class of streams with the pool of this device
+        self._pooled: type[Any] = NoneSeen  # the class of streams with the pool of this device
         self._pool = getattr(device, "stream_pool", None)
         _open.add(self)
 
@@ -380,7 +380,7 @@ class BoundDevice:
     def _blame(self, hook: str, arguments: dict[str, Any]) -> None:
         """Raise the error for wrong arguments of a call that failed with a raw exception; return if they are valid."""
         try:
-            check_kinds(arguments)
+            check_arguments(arguments)
         except HalError as error:
             raise error.located(device=self.name, hook=hook) from None
 

@@ -27,8 +27,7 @@ from ..slots.drafts import check_drafts, plan_drafts
 from ..slots.native_columns import native_of
 from ..slots.state import SlotState
 from ..slots.step import Step
-from ..slots.tasks import Task, TaskBatch
-from ..slots.tasks import check_kinds as check_tasks
+from ..slots.tasks import Task, TaskBatch, check_tasks
 from ..tickets import DONE, Ticket
 
 if TYPE_CHECKING:
@@ -295,7 +294,7 @@ def _check_memory(device: Device, memory: Memory) -> None:
         )
 
 
-def check_kinds(arguments: Mapping[str, object]) -> None:
+def check_arguments(arguments: Mapping[str, object]) -> None:
     """Raise :class:`InvalidValue` for an argument of the wrong type. Checked only after a call has failed, as it costs
     time."""
     for name, given in arguments.items():

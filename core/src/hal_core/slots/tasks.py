@@ -202,7 +202,7 @@ class TaskBatch:
                 [task.drafts for task in tasks],
             )
         except (AttributeError, TypeError, InvalidValue):
-            check_kinds(tasks)
+            check_tasks(tasks)
             raise
 
     @classmethod
@@ -237,7 +237,7 @@ def _columns(columns: Sequence[Sequence[int]]) -> array[int]:
         raise
 
 
-def check_kinds(tasks: Any) -> None:  # noqa: ANN401 (whatever the caller gave)
+def check_tasks(tasks: Any) -> None:  # noqa: ANN401 (whatever the caller gave)
     """Raise :class:`InvalidValue` for anything but a batch or tasks. Checked only after another error."""
     if isinstance(tasks, TaskBatch):
         return
