@@ -19,13 +19,11 @@ if TYPE_CHECKING:
     from packaging.version import Version
 
 
-#: Operators that bound a range from below and from above.
 _LOWER = frozenset({">=", ">", "==", "===", "~="})
 _UPPER = frozenset({"<", "<=", "==", "===", "~="})
-
-
-# : The embedded core: its own device needs neither a contract range nor an entry in the allow-list.
+"""Operators that bound a range from below and from above."""
 CORE = "paddle-hal-core"
+"""The embedded core: its own device needs neither a contract range nor an entry in the allow-list."""
 
 
 def normalized(name: str) -> str:
@@ -35,7 +33,7 @@ def normalized(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Return the stated range as text, and "" or what is wrong with it and the cure."""
+    """The verdict on a plugin's contract range: the range as text, and its problem with the cure, or ""."""
 
     range: str
     problem: str = ""
@@ -77,7 +75,7 @@ def verdict(distribution: str, requires: tuple[str, ...]) -> Verdict:
     if not (operators & _LOWER and operators & _UPPER):
         bound = "upper" if operators & _LOWER else "lower"
         return Verdict(text, f"its contract range {CORE}{text} has no {bound} bound", state)
-    # Return the base release, so that a development build of X.Y counts as X.Y, and patch-level bounds work too.
+    # By the base release, so that a development build of X.Y counts as X.Y, and patch-level bounds work too.
     if not stated.contains(version.base_version, prereleases=True):
         return Verdict(
             text,

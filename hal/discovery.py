@@ -44,8 +44,8 @@ AUTOMATIC = "hal.automatic"
 COMMANDS = "hal.commands"
 #: Transports, by the scheme of their urls (:mod:`hal_engine.transport.loading`).
 TRANSPORTS = "hal.transports"
-# : Priority of a device that declares none. Devices below 0 are not selected automatically.
 NEVER = -1
+"""Priority of a device that declares none. Devices below 0 are not selected automatically."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def identity(dist: metadata.Distribution) -> tuple[str, str] | None:
 
 
 def installed_in(group: str) -> tuple[Entry, ...]:
-    """Return every observer, proposer, runner or transport that an installed distribution declares, by name.
+    """Return every entry of another group (observers, proposers, runners, transports, commands), by name.
 
     Their code is not imported. ``HAL_PLUGINS`` applies to devices alone, because of these only the named ones are used.
     """

@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 
-TYPE_CHECKING = False  # as in hal
+TYPE_CHECKING = False  # saves the import of typing, as in hal/__init__.py
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType

@@ -40,7 +40,7 @@ def open_device(
 
     Observers that ``HAL_OBSERVERS`` names see every hook call of the device (:mod:`hal.observing`).
 
-    :raises DeviceNotFound: no plugin of that name; the error lists installed and similar names.
+    :raises DeviceNotFound: no plugin of that name; the error lists the installed ones.
     :raises Unavailable: the named device cannot be used here, or none can.
     :raises PluginError: a plugin cannot be imported, breaks the contract, or was made for another one.
     :raises InvalidValue: for more ranks than devices.

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 HEAVY = {"numpy", "paddle", "torch", "cryptography", "safetensors", "tokenizers", "pydantic"}
-# : Runs the command and prints the imported modules on the last line of stderr.
+# Runs the command and prints the imported modules on the last line of stderr.
 REPORTING = """
 import atexit, json, sys
 atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))

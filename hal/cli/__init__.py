@@ -8,7 +8,7 @@ import sys
 
 from . import signals  # imported first: until main() installs its handlers, the interpreter handles Ctrl-C
 
-TYPE_CHECKING = False  # as in hal
+TYPE_CHECKING = False  # saves the import of typing, as in hal/__init__.py
 if TYPE_CHECKING:
     from collections.abc import Sequence
 

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import sys
 
-TYPE_CHECKING = False  # as in hal
+TYPE_CHECKING = False  # saves the import of typing, as in hal/__init__.py
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ _OURS = {"hal_core": "paddle-hal-core", "hal_engine": "paddle-hal-engine", "hal_
 #: Modules whose distribution has another name.
 _DISTRIBUTIONS = {"paddle": "paddlepaddle", "zlib_ng": "zlib-ng"}
 _UNKNOWN = "install it"
-"""Return the cure for a module that hal itself does not require."""
+"""The cure for a module that hal itself does not require."""
 _ROOM = "make room there, or set TMPDIR (or XDG_RUNTIME_DIR) to a folder that has some"
 _CURES = {
     errno.EMFILE: "raise the limit on open files of this process (ulimit -n), or close some",

@@ -22,10 +22,10 @@ from . import signals
 if TYPE_CHECKING:
     from hal_core import BoundDevice
 
-# : Characters of a crashed child's stderr that the report quotes.
 _TAIL = 400
-# : Files of the folder: the child's answer, the unfinished answer, and the output of both streams.
+"""Characters of a crashed child's output that the report quotes."""
 _ANSWER, _PARTIAL, _NOISE = "answer.json", "answer.partial", "stderr"
+"""Files of the folder: the child's answer, the unfinished answer, and the output of both streams."""
 
 
 def open_in_subprocess(name: str, timeout: float) -> dict[str, Any]:

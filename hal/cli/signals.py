@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 
-TYPE_CHECKING = False  # as in hal
+TYPE_CHECKING = False  # saves the import of typing, as in hal/__init__.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 class Seconds:
     """A field of :class:`CoreTimeouts` or a class derived from it: its default, what it limits, and the variable that
-    overrides it. A value that is set is the field's in all of these classes."""
+    overrides it. Setting it in one of these classes sets it in all of them."""
 
     def __init__(self, default: float, what: str, variable: str = "") -> None:
         self.default, self.what, self.variable = default, what, variable

@@ -30,19 +30,19 @@ class Clock:
 
     def watch(self, dog):
         """Record that this watchdog's thread has read the clock."""
-        look, self._looked[dog] = dog._look_at_the_clock, 0.0
+        look, self._looked[dog] = dog._check_deadlines, 0.0
 
         def noted(now):
             look(now)
             self._looked[dog] = now
 
-        dog._look_at_the_clock = noted
+        dog._check_deadlines = noted
 
     def advance(self, seconds):
         """Advance the clock, and wait until the thread of each running watchdog has read it."""
         self.now += seconds
         for dog in self._looked:
-            dog._prod()
+            dog._wake_thread()
             until(lambda dog=dog: dog._over.is_set() or self._looked[dog] >= self.now)
 
 
@@ -101,7 +101,7 @@ def call(dog):
 
 def heard(dog):
     """Whether all peers that this watchdog queried have answered; on a clock that jumps the answers would be late."""
-    return dog._over.is_set() or not dog._probed_unmet or dog._answers.keys() == dog._peers.keys()
+    return dog._over.is_set() or not dog._unreached_probed or dog._answers.keys() == dog._peers.keys()
 
 
 def test_g16_a_call_that_outlives_the_timeout_ends_the_group_on_every_rank(meet, clock):
@@ -213,7 +213,7 @@ def test_g16_who_came_and_is_silent_now_is_not_blamed_for_who_never_came(meet, c
     call(dogs[1])
     clock.advance(1.0)
     until(lambda: dogs[0]._answers == {1: 1, 2: 0})
-    dogs[1]._tell = lambda *message, **to: None
+    dogs[1]._notify = lambda *message, **to: None
     for _ in range(5):
         clock.advance(0.6)
     assert aborted[0].wait(GENEROUS)
@@ -222,7 +222,7 @@ def test_g16_who_came_and_is_silent_now_is_not_blamed_for_who_never_came(meet, c
 
 def test_g16_a_stopped_rank_is_missed_though_every_call_ended_here(meet, clock):
     dogs, aborted, _ = meet(2.0)
-    dogs[1]._tell = lambda *message, **to: None  # its process is stopped
+    dogs[1]._notify = lambda *message, **to: None  # its process is stopped
     call(dogs[0])
     for _ in range(5):
         clock.advance(0.6)

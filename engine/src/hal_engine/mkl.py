@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 
-TYPE_CHECKING = False  # as in hal
+TYPE_CHECKING = False  # saves the import of typing, as in hal/__init__.py
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 

@@ -1,7 +1,7 @@
 """The oracle of slot state: the expected value of each byte by the contract, in plain Python and NumPy.
 
-It is written from DESIGN section 3 and the documentation of fields, tasks and steps. It shares no code with the
-devices, :mod:`hal_core.slots.insertion`, :mod:`hal_core.slots.update`, :mod:`hal_core.slots.host_table` or
+It is written from the contract (docs/contract.md) and the documentation of fields, tasks and steps. It shares no code
+with the devices, :mod:`hal_core.slots.insertion`, :mod:`hal_core.slots.update`, :mod:`hal_core.slots.host_table` or
 :mod:`hal_core.output.ticket`. From the layout it takes only a field's place, its type and its reset value.
 """
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .device import Device
 
 
-OF_DEVICE = ("probe_counts", "staging", "primitives")
+OPTIONAL_MEMBERS = ("probe_counts", "staging", "primitives")
 """Members by which an opened device offers more.
 
 - ``probe_counts()``: the driver's calls since it was opened, counted below the plugin (a trace, a proxy around the
@@ -67,7 +67,7 @@ class Support:
             found.add("whole_group")
         if not self.update_waits or device.capabilities.async_update:
             found.add("overlapped_update")
-        found.update(name for name in OF_DEVICE if hasattr(device, name))
+        found.update(name for name in OPTIONAL_MEMBERS if hasattr(device, name))
         if type(self).is_locked is not Support.is_locked:
             found.add("is_locked")
         if type(self).native_objects is not Support.native_objects:

@@ -33,8 +33,6 @@ from .staging import StagingRing
 from .stream_device import StreamDevice, primitive
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ..memory.views import ByteRange, Memory, View
     from ..slots.state import SlotState
     from ..streams import Stream

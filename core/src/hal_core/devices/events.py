@@ -12,7 +12,7 @@ from .health import Health
 from .primitives import RawEvent, RawStream, StreamPrimitives
 from .retired_memory import Retired
 
-_lanes = count(1)
+_stream_keys = count(1)
 
 
 class EventPool:
@@ -146,7 +146,7 @@ class AsyncStream:
 
     def __init__(self, pool: EventPool, raw: RawStream, *, owned: bool, beside: AsyncStream | None = None) -> None:
         self.pool, self.raw, self.owned, self.beside = pool, raw, owned, beside
-        self.handle, self.stream_key = pool.primitives.stream_handle(raw), next(_lanes)
+        self.handle, self.stream_key = pool.primitives.stream_handle(raw), next(_stream_keys)
 
     def record(self) -> Event:
         """Return an event after all work that is now on the stream."""

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 KEPT = 4096
-"""How many ended keys are remembered, for peers whose messages come later; and for how many requests the attempt
-is."""
+"""Most ended keys that are remembered, for messages that come later, and most requests whose newest attempt is."""
 
 
 _K = TypeVar("_K")

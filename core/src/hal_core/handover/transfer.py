@@ -58,7 +58,7 @@ class BlockTransfer:
         self._peers: dict[int, Peer] = {}
         self._events: list[HandoverEvent] = []
         self._sent: OrderedDict[HandoverKey, None] = OrderedDict()  # keys that have ended on the sending side here
-        self._looked = clock()
+        self._last_receive = clock()
         self._closed = False
 
     def describe(self) -> Description:
@@ -104,16 +104,16 @@ class BlockTransfer:
     def receive(self) -> Sequence[HandoverEvent]:
         """See :class:`hal_core.handover.KvTransfer`."""
         now = self._clock()
-        self._forgive(now)
+        self._extend_deadlines(now)
         for session, frame in self._wire.receive():
             try:
                 message, data = unpack(frame)
             except FrameError:  # its blocks are missing at the seal
                 continue
-            if not self._hear(session, message):
-                self._obey(session, message, data)
+            if not self._taken_by_sender(session, message):
+                self._take_as_receiver(session, message, data)
         for session in self._wire.lost():
-            self._lose(session)
+            self._end_lost(session)
         for peer in self._peers.values():
             peer.pump()
         self._end_late(now)
@@ -140,7 +140,7 @@ class BlockTransfer:
 
     # The receiving side ------------------------------------------------------------------------------------------
 
-    def _obey(self, session: int, message: Message, data: memoryview) -> None:
+    def _take_as_receiver(self, session: int, message: Message, data: memoryview) -> None:
         """Process a sender's message."""
         key = key_of(message)
         promise = self._promises.open.get(key)
@@ -189,8 +189,8 @@ class BlockTransfer:
             found = self._peers[to.session] = Peer(to, self._wire, self._cache, self._digest)
         return found
 
-    def _hear(self, session: int, message: Message) -> bool:
-        """Return whether the message is the receiver's about a key that is sent to it; process it then."""
+    def _taken_by_sender(self, session: int, message: Message) -> bool:
+        """Process a receiver's answer about a key that is sent to it; return False for any other message."""
         key, peer = key_of(message), self._peers.get(session)
         if not isinstance(message, End) or peer is None or (offer := peer.offers.pop(key, None)) is None:
             return False
@@ -206,15 +206,15 @@ class BlockTransfer:
 
     # Time --------------------------------------------------------------------------------------------------------
 
-    def _forgive(self, now: float) -> None:
+    def _extend_deadlines(self, now: float) -> None:
         """Extend the limits of reservations by the time in which this side did not call receive()."""
-        away, self._looked = now - self._looked, now
+        away, self._last_receive = now - self._last_receive, now
         if away > self._patience.silence / 2:
             for promise in self._promises.open.values():
                 promise.since += away
 
-    def _lose(self, session: int) -> None:
-        """End all that a peer had part in whose connection has ended."""
+    def _end_lost(self, session: int) -> None:
+        """End the reservations for a peer, and the offers to it, as its connection has ended."""
         for key, promise in list(self._promises.open.items()):
             if promise.source.session == session:
                 self._promises.end(key, PeerLost(promise.source.url, (key,)))

@@ -94,7 +94,7 @@ def dtype_of(x: object) -> DType:
             return _TYPES[x.name]
     raise InvalidValue(
         f"{x!r} is not an element type of hal",
-        cure="use one of " + ", ".join(d.name for d in DTYPES) + " , or a NumPy dtype of that name",
+        cure="use one of " + ", ".join(d.name for d in DTYPES) + ", or a NumPy dtype of that name",
         argument="dtype",
     )
 

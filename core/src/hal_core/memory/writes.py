@@ -119,7 +119,7 @@ class Writes:
             self._builder(target).runs(offsets[some], nbytes[some], [np.ascontiguousarray(values).view(np.uint8)])
 
     def plans(self) -> list[WritePlan]:
-        """One plan for each memory. Raises :class:`InvalidValue` if two of them overlap."""
+        """Return one plan for each memory. Raises :class:`InvalidValue` if two of them overlap."""
         taken = sorted((one.memory.address, one.memory.address + one.memory.nbytes) for one in self._builders.values())
         for (_, end), (begin, _) in pairwise(taken):
             if begin < end:
@@ -136,7 +136,7 @@ class Writes:
 
 
 def across(plans: Sequence[WritePlan], span: Memory) -> WritePlan:
-    """Plans of memories that lie within ``span``, as one plan of it."""
+    """Return the plans of memories within ``span`` as one plan of it."""
     shifted: list[np.ndarray[Any, np.dtype[np.void]]] = []
     pieces: list[Buffer] = []
     source = 0
@@ -160,7 +160,8 @@ def _check_dtype(target: View, values: np.ndarray[Any, Any]) -> None:
 
 
 def _places(target: View, slots: SlotRuns, begin: int | Ints, end: int | Ints) -> tuple[Ints, Ints | int]:
-    """Where the elements ``[begin, end)`` of the slots lie, and the bytes of each: whole neighbouring rows are one run.
+    """Return the offsets of the slots' elements ``[begin, end)`` and the bytes of each; whole neighbouring rows are one
+    run.
 
     The elements of a row must lie side by side.
     """

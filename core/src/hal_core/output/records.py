@@ -98,10 +98,10 @@ class OutputRecord(RecordFields):
 
     def deliveries(self) -> list[tuple[str, int, int]]:
         """Return ``(request_id, first_position, count)`` of every row with an event, for G19."""
-        left = (self.status != SlotStatus.NONE) | (self.finish != FinishReason.NONE)
+        eventful = (self.status != SlotStatus.NONE) | (self.finish != FinishReason.NONE)
         return [
             (self.request_ids[row], int(self.positions[row]), int(self.counts[row]))
-            for row in left.nonzero()[0].tolist()
+            for row in eventful.nonzero()[0].tolist()
         ]
 
 

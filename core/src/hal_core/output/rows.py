@@ -92,8 +92,8 @@ def _out_of_bounds(
     order = snapshot.order
     most = snapshot.max_accept if snapshot.step.speculative else 1
     drafts, generated = columns["draft_num"][order, 0], columns["step_idx"][order, 0]
-    strange = held & (columns["request_serial"][order, 0] != snapshot.admission_ids)
-    wrong = strange | (held & ((counts < 0) | (counts > most) | (drafts < 0) | (drafts > snapshot.max_draft_tokens)))
+    replaced = held & (columns["request_serial"][order, 0] != snapshot.admission_ids)
+    wrong = replaced | (held & ((counts < 0) | (counts > most) | (drafts < 0) | (drafts > snapshot.max_draft_tokens)))
     wrong |= held & (generated < counts)
     reasons = columns["stop_reason"][order, 0]
     unknown = held & (counts > 0) & ((reasons < 0) | (reasons > FinishReason.LENGTH))
@@ -101,7 +101,7 @@ def _out_of_bounds(
     found = {}
     for row in np.flatnonzero(wrong).tolist():
         name = snapshot.names[row] or f"slot {int(order[row])}"
-        if strange[row]:
+        if replaced[row]:
             found[row] = f"{name}: the slot holds admission {int(columns['request_serial'][order[row], 0])}"
         elif unknown[row]:
             found[row] = f"{name}: stop_reason is {int(reasons[row])}, but a step gives 0 to {int(FinishReason.LENGTH)}"

@@ -96,9 +96,8 @@ def unresolved(pending: PendingOutput) -> list[tuple[str, int, int]]:
     They come with position and count if the copy-out has ended; else these are unknown and given as -1.
     """
     if is_ready(pending):
-        with contextlib.suppress(
-            Exception
-        ):  # Else its rows are unknown; the ticket is completed with the sink's error.
+        # If that fails, its rows are unknown; the ticket is completed with the sink's error.
+        with contextlib.suppress(Exception):
             return pending.resolve().deliveries()
     return unknown(pending)
 
@@ -140,9 +139,8 @@ class MemorySink:
         self.session = new_session()
         self.records: list[OutputRecord] = []
         self._closed = self._given_up = False
-        self._left: deque[PendingOutput] = (
-            deque()
-        )  # outputs that the thread has not completed, including its current one
+        # Outputs that the thread has not completed, including its current one.
+        self._left: deque[PendingOutput] = deque()
         self._queue: SimpleQueue[PendingOutput | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="hal-memory-sink", daemon=True) if threaded else None
         self._lock = threading.Lock()

@@ -71,7 +71,7 @@ class OutputTicket(PromiseTicket):
 
     @property
     def failed(self) -> list[tuple[int, int]]:
-        """Return slot and admission id of each request whose row is an error. Requires the record."""
+        """Slot and admission id of each request whose row is an error. Requires the record."""
         assert self._record is not None
         order, held = self._snapshot.order, self._snapshot.admission_ids
         rows = np.flatnonzero(self._record.finish == FinishReason.ERROR).tolist()
@@ -95,9 +95,8 @@ class OutputTicket(PromiseTicket):
         if self._record is None:
             if timeout is None and self._state.taker not in (0, get_ident()):
                 self._wait_for_worker()
-            elif (
-                ahead := self._copy.ahead()
-            ) is not None:  # work that needs none of the bytes, before waiting for them
+            elif (ahead := self._copy.ahead()) is not None:
+                # Work that needs none of the bytes, before waiting for them.
                 columns = self._state.columns(ahead[0], self._part)
             self._copy.wait(timeout)  # not under the lock: a thread that sleeps there wakes to cold caches
         with self._lock:

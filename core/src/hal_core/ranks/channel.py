@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from .communicator import Communicator
 
 HEADER = struct.Struct("<4sHHQQQ32s")
-"""Magic, version, header bytes, slice bytes, number of the broadcast, updates of the state, digest of the terms."""
+"""Magic, version, header bytes, slice bytes, number of the broadcast, updates of the state, digest of the shared
+configuration."""
 MAGIC, VERSION = b"HALB", 1
 COUNTS, COUNTS_AT = struct.Struct("<QQ"), 16
 """The part of the header that changes with each call: number and updates."""
@@ -84,7 +85,8 @@ class BroadcastChannel:
     )  # fmt: skip
 
     def __init__(self, device: StateDevice, state: SlotState, group: Group, communicator: Communicator) -> None:
-        """Exchange and compare the terms. Every rank of the group calls this, and every rank raises if one differs."""
+        """Exchange and compare the shared configurations. Every rank of the group calls this, and raises if one
+        differs."""
         shared = shared_config_of(state, group)
         found = differences(communicator.exchange(shared.block()))
         if found:
@@ -187,9 +189,8 @@ class CheckedTicket(Ticket):
         self.mode: Mode = "sync" if inner.mode == copy.mode == "sync" else "async"
         self._channel, self._inner, self._copy, self._expected = channel, inner, copy, expected
         self._known, self._over, self._error = False, False, None
-        if (
-            self.mode == "sync" and self.done()
-        ):  # Checking work that was just put on a stream is too early, and costs time.
+        # Only sync: checking work that was just put on a stream is too early, and costs time.
+        if self.mode == "sync" and self.done():
             self.failure()  # marks the state now, before any wait
 
     def done(self) -> bool:

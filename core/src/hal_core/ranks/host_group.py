@@ -24,7 +24,7 @@ PIECE = 1 << 17
 """Bytes that ranks send to each other at once. All send before they receive, so a piece must fit into the buffers of a
 connection."""
 LINE = 64
-"""Bytes: slices begin on a multiple."""
+"""Bytes; slices begin on a multiple of them."""
 FRAME = Struct("<QQ")
 """The number of the piece or collective, which all ranks count alike, and its bytes."""
 _NOTHING = memoryview(bytearray())

@@ -74,8 +74,11 @@ class Job:
         return found
 
     def _ask(self, block: bytes, deadline: float) -> dict[int, bytes]:
-        """Of another rank: send the block, and receive all of them. The first rank looks until the same deadline, and
-        then says who did not come: its word is waited for."""
+        """Of another rank: send the block, and receive all of them.
+
+        The first rank waits until the same deadline, and then sends which rank did not come. That message is waited for
+        a little longer.
+        """
         link = self.links[0]
         _put(link, COUNT.pack(len(block)) + block, deadline)
         deadline += TIMEOUTS.loss_reason

@@ -1,7 +1,7 @@
 """Connections between the members of a group, apart from those of the collectives, to detect lost members.
 
 Every member is connected with every other, so that all detect the end of a process at once. A collective reports it
-only to ranks that wait for the dead one (of four ranks over gloo: one). Messages have 16 bytes; as long as all is well,
+only to ranks that wait for the dead one. Messages have 16 bytes; as long as all is well,
 a connection carries at most two questions and answers per timeout.
 """
 

@@ -1,7 +1,7 @@
 """The configuration that all ranks of a group must share, as one block of fixed size to exchange and compare (G14).
 
 The block has the same size whatever its contents, so that ranks that differ can still exchange it. In a collective with
-different sizes gloo's reader aborts, or stale bytes remain without an error.
+different sizes a library may abort, or leave stale bytes without an error (gloo did both).
 """
 
 from __future__ import annotations

@@ -41,11 +41,8 @@ class Watchdog:
         self._abort, self._peers = abort, dict(peers)
         self._since = 0.0  # when the oldest running call began; 0: no call is running
         self._ended = 0  # the last call that ended
-        self._unmet, self._unmet_call = (
-            0.0,
-            0,
-        )  # the begin and number of the oldest call that some rank may not have reached
-        self._probed_unmet = 0.0
+        # Begin and number of the oldest call that some rank may not have reached, and when it was last probed for.
+        self._unreached, self._unreached_call, self._unreached_probed = 0.0, 0, 0.0
         self._late = max(TIMEOUTS.loss_reason, timeout / 8)  # seconds in which the last answers may come
         self._reached = dict.fromkeys(peers, 0)  # the last call that each rank is known to have reached
         self._left: dict[int, int] = {}
@@ -81,8 +78,8 @@ class Watchdog:
                 # A failed collective is reason enough, whether or not the thread has found the cause yet.
                 failed = self._failed and f"a collective failed: {self._failed}"
                 raise self.error(self.reason or failed or f"rank {early[0]} has closed the group")
-        if not self._unmet:
-            self._unmet_call, self._unmet = self.calls, monotonic()
+        if not self._unreached:
+            self._unreached_call, self._unreached = self.calls, monotonic()
         return self.calls
 
     def end(self, number: int = -1) -> None:
@@ -95,7 +92,7 @@ class Watchdog:
     def failed(self, error: BaseException) -> GroupLost:
         """Give the group up because a collective raised, and return the error with the reason."""
         self._failed = self._failed or (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        self._prod()
+        self._wake_thread()
         self._over.wait(TIMEOUTS.loss_reason + TIMEOUTS.group_end)
         self._since = 0.0
         return self.error(self.reason or f"a collective failed: {self._failed}")
@@ -113,7 +110,7 @@ class Watchdog:
     def close(self) -> None:
         """Send a goodbye, end the thread, close the connections. Idempotent."""
         self._closing = True
-        self._prod()
+        self._wake_thread()
         if threading.current_thread() is not self._thread:
             self._thread.join()
         for link in (*self._peers.values(), self._wake, self._woken):
@@ -121,7 +118,7 @@ class Watchdog:
         self._selector.close()
         self.reason = self.reason or "it was closed here"
 
-    def _prod(self) -> None:
+    def _wake_thread(self) -> None:
         with contextlib.suppress(OSError):  # The thread has ended and its sockets are closed.
             self._wake.send(b"!")
 
@@ -131,24 +128,24 @@ class Watchdog:
         try:
             self._watch()
         except Exception as error:  # A group without a watchdog must not continue.
-            self._die(f"its watchdog failed: {error!r}", -1)
+            self._give_up(f"its watchdog failed: {error!r}", -1)
             raise
 
     def _watch(self) -> None:
         while not self._over.is_set():
-            ready = self._selector.select(self._patience())
+            ready = self._selector.select(self._seconds_to_deadline())
             for key, _ in ready:
                 if key.data == -1:
                     self._woken.recv(4096)
                 else:
-                    self._hear(key.data)
+                    self._read_messages(key.data)
             if self._closing:
-                self._tell(Kind.LEFT, self.me, self.calls)
+                self._notify(Kind.LEFT, self.me, self.calls)
                 return
             if not self._over.is_set():
-                self._look_at_the_clock(monotonic())
+                self._check_deadlines(monotonic())
 
-    def _patience(self) -> float:
+    def _seconds_to_deadline(self) -> float:
         """Return the seconds until the next deadline. A call that begins meanwhile is seen before half of its time has
         passed."""
         now = monotonic()
@@ -157,59 +154,58 @@ class Watchdog:
         half, ends = self.timeout / 2, [now + self.timeout / 2]
         if since := self._since:
             ends.append(since + (2 * half if self._probed == since else half))
-        if unmet := self._unmet:
-            probed = self._probed_unmet
-            last = probed + self._late if probed >= unmet + 2 * half else unmet + 2 * half
-            ends.append(last if probed >= unmet + half else unmet + half)
+        if unreached := self._unreached:
+            probed = self._unreached_probed
+            last = probed + self._late if probed >= unreached + 2 * half else unreached + 2 * half
+            ends.append(last if probed >= unreached + half else unreached + half)
         return max(0.0, min(ends) - now)
 
-    def _look_at_the_clock(self, now: float) -> None:
+    def _check_deadlines(self, now: float) -> None:
         if self._failed:
             self._give_up_at = self._give_up_at or now + TIMEOUTS.loss_reason
             if now >= self._give_up_at:
-                self._die(f"a collective failed: {self._failed}", -1)
+                self._give_up(f"a collective failed: {self._failed}", -1)
             return
         since, calls = self._since, self.calls
         if since and self._probed != since:
             if now >= since + self.timeout / 2:
                 self._probed = since
-                self._ask(calls)
+                self._probe(calls)
         elif since and now >= since + self.timeout:
-            self._die(*self._whom_we_miss(calls, self._peers))
-        if self._unmet and not self._over.is_set():
-            self._look_who_came(now)
+            self._give_up(*self._at_fault(calls, self._peers))
+        if self._unreached and not self._over.is_set():
+            self._check_arrivals(now)
 
-    def _look_who_came(self, now: float) -> None:
+    def _check_arrivals(self, now: float) -> None:
         """Probe the oldest call that some rank may not have reached: at half of its time, and once more at its end."""
-        began, call = self._unmet, self._unmet_call
+        began, call = self._unreached, self._unreached_call
         if all(reached >= call for reached in self._reached.values()):
-            self._unmet = 0.0
-        elif (probed := self._probed_unmet) >= began + self.timeout:
+            self._unreached = 0.0
+        elif (probed := self._unreached_probed) >= began + self.timeout:
             if now >= probed + self._late:
                 missing = [rank for rank, reached in self._reached.items() if reached < call]
-                self._die(*self._whom_we_miss(call, missing))
+                self._give_up(*self._at_fault(call, missing))
         elif now >= began + self.timeout or now >= began + self.timeout / 2 > probed:
-            self._probed_unmet = now
-            self._ask(self.calls)
+            self._unreached_probed = now
+            self._probe(self.calls)
 
-    def _ask(self, calls: int) -> None:
+    def _probe(self, calls: int) -> None:
         """Ask all members for their progress."""
         self._answers = {}
-        self._tell(Kind.PROBE, self.me, calls)
+        self._notify(Kind.PROBE, self.me, calls)
 
-    def _whom_we_miss(self, calls: int, missing: Collection[int]) -> tuple[str, int]:
+    def _at_fault(self, calls: int, missing: Collection[int]) -> tuple[str, int]:
         """After a deadline, return a reason and the rank at fault among the ``missing``."""
         silent = sorted(rank for rank in missing if rank not in self._answers)
         if silent:
-            return f"no answer from rank(s) {silent} within {self.timeout:g} s (stopped, or the host is lost)", silent[
-                0
-            ]
+            reason = f"no answer from rank(s) {silent} within {self.timeout:g} s (stopped, or the host is lost)"
+            return reason, silent[0]
         behind = sorted(rank for rank, count in self._answers.items() if count < calls)
         if behind:
             return f"rank(s) {behind} did not come to the collective within {self.timeout:g} s", behind[0]
         return f"the collective did not end within {self.timeout:g} s, though every rank is in it", -1
 
-    def _hear(self, rank: int) -> None:
+    def _read_messages(self, rank: int) -> None:
         """Read one member's messages; a connection that ends without a goodbye means that its process has ended."""
         link = self._peers[rank]
         try:
@@ -221,44 +217,44 @@ class Watchdog:
         if not data:
             self._selector.unregister(link)
             if rank not in self._left:
-                self._die(f"the process of rank {rank} has ended", rank)
+                self._give_up(f"the process of rank {rank} has ended", rank)
             return
         data = self._partial[rank] + data
         complete = len(data) // MESSAGE.size * MESSAGE.size
         self._partial[rank] = data[complete:]
         for kind, about, calls in MESSAGE.iter_unpack(data[:complete]):
-            self._understand(rank, kind, about, calls)
+            self._handle(rank, kind, about, calls)
 
-    def _understand(self, rank: int, kind: int, about: int, calls: int) -> None:
+    def _handle(self, rank: int, kind: int, about: int, calls: int) -> None:
         """Act on one message."""
         if kind != Kind.LOST:
             self._reached[rank] = max(self._reached[rank], calls)
         if kind == Kind.PROBE:
-            self._tell(Kind.ANSWER, self.me, self.calls, to=rank)
+            self._notify(Kind.ANSWER, self.me, self.calls, to=rank)
         elif kind == Kind.ANSWER:
             self._answers[rank] = calls
         elif kind == Kind.LEFT:
             self._left[rank] = calls
             if self._since and calls < self.calls:
-                self._die(f"rank {rank} has closed the group", rank)
+                self._give_up(f"rank {rank} has closed the group", rank)
         elif kind == Kind.LOST:
             of = f" because of rank {about}" if about not in (-1, self.me) else ""
-            self._die(f"rank {rank} gave it up{of}", about)
+            self._give_up(f"rank {rank} gave it up{of}", about)
 
-    def _tell(self, kind: Kind, about: int, calls: int, *, to: int | None = None) -> None:
+    def _notify(self, kind: Kind, about: int, calls: int, *, to: int | None = None) -> None:
         message = MESSAGE.pack(kind, about, calls)
         for rank, link in self._peers.items():
             if to in (None, rank):
                 with contextlib.suppress(OSError):  # That rank is gone, or so far behind that it counts as lost.
                     link.send(message)
 
-    def _die(self, reason: str, about: int) -> None:
+    def _give_up(self, reason: str, about: int) -> None:
         """Give the group up for good. The connections stay open until :meth:`close`, so that the message arrives."""
         if self._over.is_set():
             return
         self.missed, self.reason = about, reason
         try:
-            self._tell(Kind.LOST, about, self.calls)
+            self._notify(Kind.LOST, about, self.calls)
             self._abort()
         finally:
             self._over.set()

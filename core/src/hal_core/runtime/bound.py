@@ -22,8 +22,8 @@ from ..errors import DeviceClosed, HalError, PluginError
 from ..tickets import DONE, Ticket
 from .hook_checks import HookManager, check_copies, check_implementation
 from .observers import Observers
-from .open_tickets import OpenTickets, tell
-from .policy import Policy, check_kinds, is_stream, no_stream
+from .open_tickets import OpenTickets, raise_unseen
+from .policy import Policy, check_arguments, is_stream, no_stream
 
 if TYPE_CHECKING:
     from ..contract.device import Device, Hooks
@@ -53,7 +53,7 @@ class NoStream:
     """Placeholder for calls without a stream."""
 
 
-class NotMet:
+class NoneSeen:
     """Placeholder for the class of a device's own streams until one was given."""
 
     pool: object
@@ -78,7 +78,7 @@ class BoundDevice:
         self._observers = Observers(manager, self.name)
         self._tickets = OpenTickets(self._observers)
         self._streams: set[type] = {NoStream}  # classes without a pool, already checked to be streams
-        self._pooled: type[Any] = NotMet  # the class of streams with the pool of this device
+        self._pooled: type[Any] = NoneSeen  # the class of streams with the pool of this device
         self._pool = getattr(device, "stream_pool", None)
         _open.add(self)
 
@@ -188,8 +188,8 @@ class BoundDevice:
         """Hand the step's tokens to the engine; see :func:`hal_core.contract.hookspecs.save_output`.
 
         :param step: the step's number, and the order of its rows for this state.
-        :param sink: the destination of the record: ``MemorySink()``, or the result of ``hal.open_sink(url)``. Ranks
-            that do not send ignore it.
+        :param sink: the destination of the record: ``MemorySink()``, or a transport's, as
+            ``hal_engine.transport.open_sink(url)`` returns. Ranks that do not send ignore it.
         :return: the ticket for ``state.take``, which gives the record.
         :raises InvalidValue: for a step that does not fit the state (G21).
         :raises SinkFull: when the sink took no record until its deadline; the record is kept and sent later.
@@ -295,8 +295,8 @@ class BoundDevice:
         try:
             self.device.close()
         finally:
-            tickets.tell_ends()
-            tell(unseen + tickets.unseen())  # running work may have failed while the device was closed
+            tickets.report_ends()
+            raise_unseen(unseen + tickets.unseen())  # running work may have failed while the device was closed
 
     def __enter__(self) -> BoundDevice:
         return self
@@ -326,9 +326,9 @@ class BoundDevice:
         if self._refusal:
             raise DeviceClosed(self._refusal, cure="open a device in this process", device=self.name)
         if self._tickets.watched:
-            self._tickets.tell_ends()
+            self._tickets.report_ends()
         if self._tickets.pending:
-            tell(self._tickets.unseen())
+            raise_unseen(self._tickets.unseen())
 
     def _call(self, name: str, stream: Unchecked, act: Callable[[*Given], T], arguments: tuple[*Given]) -> T:
         """Run a call: check for closing, earlier errors and the stream, run the policy, and complete errors."""
@@ -344,9 +344,8 @@ class BoundDevice:
         except (AttributeError, TypeError):
             self._blame(_HOOK_OF.get(name, name), signature(act).bind(*arguments).arguments)
             raise
-        if (
-            result is not DONE and getattr(result, "watched", False)
-        ) or self._observers.wants_ends:  # isinstance on an ABC is slow
+        # By its attribute, because isinstance on an abstract class is slow.
+        if (result is not DONE and getattr(result, "watched", False)) or self._observers.wants_ends:
             tickets.track(name, result)
         if self._observers.wants_calls:
             self._observers.call(name, act, arguments)
@@ -381,7 +380,7 @@ class BoundDevice:
     def _blame(self, hook: str, arguments: dict[str, Any]) -> None:
         """Raise the error for wrong arguments of a call that failed with a raw exception; return if they are valid."""
         try:
-            check_kinds(arguments)
+            check_arguments(arguments)
         except HalError as error:
             raise error.located(device=self.name, hook=hook) from None
 

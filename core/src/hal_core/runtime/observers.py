@@ -101,7 +101,7 @@ class Observers:
         observer = SimpleNamespace(hal_name=name, **{hook: wrapper for hook, wrapper in wrappers.items() if wrapper})
         self._manager.register(observer, name=f"observer {name}")
         for hook in HOOKS:
-            setattr(self.hooks, hook, self._road(hook))
+            setattr(self.hooks, hook, self._observed_hook(hook))
         self._names.append(name)
         if callable(ended):
             self._ended.append((name, ended))
@@ -110,7 +110,7 @@ class Observers:
             self._called.append((name, called))
             self.wants_calls = True
 
-    def _road(self, hook: str) -> Callable[..., Ticket]:
+    def _observed_hook(self, hook: str) -> Callable[..., Ticket]:
         """Return the device's hook inside its wrappers, in pluggy's order, each with the arguments that it names."""
         watchers: list[_Watcher] = []
         for found in reversed(getattr(self._manager.hook, hook).get_hookimpls()):

@@ -21,11 +21,11 @@ class OpenTickets:
     tickets whose ends observers want, with the names of their hooks. Both are usually empty.
     """
 
-    __slots__ = ("_observers", "_telling", "pending", "watched")
+    __slots__ = ("_observers", "_reporting", "pending", "watched")
 
     def __init__(self, observers: Observers) -> None:
         self._observers = observers
-        self._telling = Lock()
+        self._reporting = Lock()
         self.pending: dict[object, deque[Ticket]] = {}
         self.watched: list[tuple[str, Ticket]] = []
 
@@ -43,11 +43,11 @@ class OpenTickets:
             self._observers.end(hook, ticket)
         else:
             self.watched.append((hook, ticket))
-            ticket.tell_end(self.tell_ends)
+            ticket.tell_end(self.report_ends)
 
-    def tell_ends(self, _: Ticket | None = None) -> None:
+    def report_ends(self, _: Ticket | None = None) -> None:
         """Report ended tickets to observers, each once; from any thread."""
-        with self._telling:
+        with self._reporting:
             ended = [entry for entry in self.watched if entry[1].done()]
             self.watched = [entry for entry in self.watched if entry not in ended]
         for hook, ticket in ended:
@@ -70,7 +70,7 @@ class OpenTickets:
         return unseen
 
 
-def tell(unseen: list[BaseException]) -> None:
+def raise_unseen(unseen: list[BaseException]) -> None:
     """Raise the first of the unobserved errors, with the rest as notes; return if there are no errors."""
     if unseen:
         first, *others = dict.fromkeys(unseen)

@@ -27,8 +27,7 @@ from ..slots.drafts import check_drafts, plan_drafts
 from ..slots.native_columns import native_of
 from ..slots.state import SlotState
 from ..slots.step import Step
-from ..slots.tasks import Task, TaskBatch
-from ..slots.tasks import check_kinds as check_tasks
+from ..slots.tasks import Task, TaskBatch, check_tasks
 from ..tickets import DONE, Ticket
 
 if TYPE_CHECKING:
@@ -203,9 +202,8 @@ class Policy:
             if state.host_table.preempted or state.host_table.aborted:
                 device.submit(state.cleanup_plan(order), stream)
                 state.host_table.reported(order.tolist())
-            for (
-                companion
-            ) in state.companions:  # A companion's output is never saved: the target's reports the slots that left.
+            # A companion's output is never saved: the target's reports the requests that left its slots.
+            for companion in state.companions:
                 if left := {*companion.host_table.preempted, *companion.host_table.aborted}:
                     device.submit(companion.cleanup_plan(np.array([*left])), stream)
                     companion.host_table.reported([*left])
@@ -296,7 +294,7 @@ def _check_memory(device: Device, memory: Memory) -> None:
         )
 
 
-def check_kinds(arguments: Mapping[str, object]) -> None:
+def check_arguments(arguments: Mapping[str, object]) -> None:
     """Raise :class:`InvalidValue` for an argument of the wrong type. Checked only after a call has failed, as it costs
     time."""
     for name, given in arguments.items():

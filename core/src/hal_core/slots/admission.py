@@ -26,6 +26,7 @@ from .sampling_params import check_number
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 admission_ids = itertools.count(1)
+"""Source of the ids of all requests that this process admits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +172,11 @@ def admit(
 
 
 def widened(ids: bytes, count: int) -> bytes | memoryview:
-    """Return ``count`` ids as int64 bytes. A structure is one element for NumPy, whatever it holds, and for so few
-    elements NumPy keeps the interpreter's lock."""
+    """Return ``count`` ids, of int32 or int64, as int64 bytes.
+
+    They are converted as one structure, which NumPy counts as one element: for many it would release the interpreter's
+    lock.
+    """
     if len(ids) == 8 * count:
         return ids
     wide = np.empty(count, np.int64)
@@ -219,7 +223,8 @@ def _check_extra(request: Request, layouts: Sequence[StateLayout]) -> None:
 
 
 AT_ONCE = 500
-"""Elements. NumPy releases the GIL for longer arrays, and a busy thread then keeps it for 5 ms."""
+"""Elements of an array that one NumPy call handles: for more it releases the GIL, which a busy thread then keeps for
+5 ms."""
 
 
 def _tokens(request: Request, native: NativeColumns | None) -> tuple[bytes, int, int]:

@@ -30,9 +30,9 @@ from .native_columns import NativeColumns
 from .sampling_params import SamplingParams, check_number
 
 FEW = 6
-"""Requests; so few are admitted one by one, which is quicker."""
+"""Up to so many requests are admitted one by one, which is quicker."""
 MOST_IDS = 131072
-"""Of a part: joining a megabyte gives up the interpreter's lock, and a busy thread then keeps it."""
+"""Most token ids of a part: joining a megabyte gives up the interpreter's lock, and a busy thread then keeps it."""
 TOKENS = ADMISSION_ID - 1
 """Column of a request's row (:data:`REQUEST_ROW`) with the number of its tokens, after those of its lists."""
 Ids = np.ndarray[Any, Any]
@@ -216,6 +216,7 @@ _values = attrgetter(*(name for name in SamplingParams.__slots__ if name != "see
 """All parameters but the seed, which is mixed with each request's name."""
 _known: dict[tuple[int, Any], _OfParams] = {}
 MOST_KNOWN = 4096
+"""Most parameters whose packed parts are kept; then all are dropped."""
 
 
 def _of_params(layout: StateLayout, params: SamplingParams) -> _OfParams:

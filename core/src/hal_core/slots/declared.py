@@ -21,21 +21,22 @@ WIDTHS = (
 )
 """Sizes that a field's width may name."""
 
-_BEFORE: Mapping[str, str] = {
+_AFTER: Mapping[str, str] = {
     "broadcast": "sampled_token_ids",
     "broadcast_speculative": "stop_flags",
     "output": "draft_tokens",
     "output_topk": "topk_ranks",
     "step_input": "block_tables",
-    "": "token_ids",
 }
-"""Group to the field of the table after which a declared one is placed. The groups' slices are nested, so the first of
-these among a field's groups decides, and the field is in all slices that cover that place."""
+"""Group to the field of the table after which a declared one is placed; one without groups is placed last. The groups'
+slices are nested, so the first of these among a field's groups decides, and the field is in all slices that cover that
+place."""
 _WITHIN: Mapping[str, tuple[str, ...]] = {
     "broadcast": ("broadcast_speculative", "output", "output_topk", "step_input"),
     "broadcast_speculative": ("output", "output_topk", "step_input"),
     "output": ("output_topk", "step_input"),
 }
+"""Group to the groups whose slices contain its own."""
 _OF_STEPS = frozenset(GROUPS) - {"step_input"}
 """Groups that steps read; a companion has insertions but no steps."""
 
@@ -95,12 +96,12 @@ def table_with(sizes: StateConfig, fields: Sequence[StateField], *, stepped: boo
             raise _bad(one, "is in the state already", "give it a name of its own")
         taken.add(one.name)
         made = _made(sizes, one, stepped=stepped)
-        after.setdefault(next((_BEFORE[name] for name in _BEFORE if name in made.groups), "token_ids"), []).append(made)
+        after.setdefault(next((_AFTER[name] for name in _AFTER if name in made.groups), "token_ids"), []).append(made)
     return tuple([line for known in STATE_TABLE for line in (known, *after.get(known.name, ()))])
 
 
 def _made(sizes: StateConfig, one: StateField, *, stepped: bool) -> Field:
-    """Return the line of the slot table."""
+    """Return a declared field's line of the slot table."""
     groups = frozenset(one.groups.split()) if isinstance(one.groups, str) else frozenset(["?"])
     if unknown := groups - set(GROUPS):
         raise _bad(one, f"names the groups {sorted(unknown)}", f"name some of {', '.join(GROUPS)}, separated by blanks")

@@ -13,7 +13,7 @@ repeated to 8 bytes."""
 
 
 def rows_of(layout: StateLayout) -> Rows:
-    """Return the places of a layout's rows."""
+    """Return base, stride, bytes per element and reset value of each row field of a layout."""
     places = [layout.fields[name] for name in ROW_FIELDS]
     return tuple([(p.offset, p.stride, p.field.dtype.itemsize, reset_cycle(p.field)) for p in places])
 

@@ -17,6 +17,7 @@ from .task import ENTERS, FEEDS, LEAVES, TRAITS, TaskKind
 from .tasks import TaskBatch
 
 BLOCKS, TOKENS = ROW_FIELDS.index("block_tables"), ROW_FIELDS.index("token_ids")
+"""Columns of the table with the lengths of these two rows."""
 PREFILLED, SLOT_ADMISSION, HELD = range(len(ROW_FIELDS), len(ROW_FIELDS) + 3)
 """Columns of the table after the lengths: ``prefilled``, ``admission_ids``, ``blocks``."""
 WIDTH = HELD + 1

@@ -89,7 +89,8 @@ class SlotState:
     - ``drafts``: the host's record of drafts: after which step they may come, and which slots have some.
     - ``failed``: slot to admission id, of requests that got a token outside the vocabulary: their row was an error, and
       their later tokens are not reported.
-    - ``updates``: how often ``update_inputs`` was called; ``channels``: a group's ranks to their agreement (G14).
+    - ``updates``: how often ``update_inputs`` was called; ``channels``: a group's ranks to its broadcast channel
+      (G14).
     - ``companions``: states of the same requests in the same memory (:mod:`hal_core.slots.companions`).
     - ``mirror``: field name to array, the output fields as of the last step whose output was taken (G12).
     - ``taker``: the thread that takes steps' output (:meth:`take`), 0 before the first.
@@ -132,7 +133,7 @@ class SlotState:
         self.updates = self.taker = 0
         self.channels: dict[tuple[int, ...], Any] = {}  # see hal_core.ranks.channel.channel_of
         self._readers: list[tuple[Event, Ints | None]] = []
-        self.scatter_map = self._spread_map()
+        self.scatter_map = self._make_scatter_map()
         self.rows = rows_of(self.layout)
         device.register_state(self)
         device.submit(self.reset_plan(), device.default_stream).wait(device.deadline)
@@ -327,7 +328,7 @@ class SlotState:
                 argument=what,
             )
 
-    def _spread_map(self) -> np.ndarray[Any, np.dtype[np.void]]:
+    def _make_scatter_map(self) -> np.ndarray[Any, np.dtype[np.void]]:
         """Return the target of each part of a packed record (:data:`hal_core.memory.plan.SCATTER_MAP`)."""
         record = self.layout.record_dtype
         assert record.fields is not None

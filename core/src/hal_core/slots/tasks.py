@@ -202,7 +202,7 @@ class TaskBatch:
                 [task.drafts for task in tasks],
             )
         except (AttributeError, TypeError, InvalidValue):
-            check_kinds(tasks)
+            check_tasks(tasks)
             raise
 
     @classmethod
@@ -237,14 +237,13 @@ def _columns(columns: Sequence[Sequence[int]]) -> array[int]:
         raise
 
 
-def check_kinds(tasks: Any) -> None:  # noqa: ANN401 (whatever the caller gave)
+def check_tasks(tasks: Any) -> None:  # noqa: ANN401 (whatever the caller gave)
     """Raise :class:`InvalidValue` for anything but a batch or tasks. Checked only after another error."""
     if isinstance(tasks, TaskBatch):
         return
     cure = "give a list of tasks, or a TaskBatch"
-    if not isinstance(tasks, Iterable) or not isinstance(
-        tasks, Sized
-    ):  # one task, or an iterator, which can be read only once
+    # Neither: a single task. No size: an iterator, which can be read only once.
+    if not isinstance(tasks, Iterable) or not isinstance(tasks, Sized):
         raise InvalidValue(f"a bare {type(tasks).__name__} is not a list of tasks", cure=cure, argument="tasks")
     for at, task in enumerate(tasks):
         if not isinstance(task, Task):

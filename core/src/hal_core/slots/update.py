@@ -1,8 +1,8 @@
 """The state changes of a step: positions, counters, stop flags, and the token that is fed next.
 
 :func:`update_inputs` is the reference in NumPy, for every slot of a state at once. A device may run it on the state's
-    own memory (cpu), on a copy that is written back as one plan (the default of :class:`hal_core.devices.DeviceBase`),
-    or as a kernel; the effect is the same.
+own memory (cpu), on a copy that is written back as one plan (the default of :class:`hal_core.devices.DeviceBase`), or
+as a kernel; the effect is the same.
 """
 
 from __future__ import annotations

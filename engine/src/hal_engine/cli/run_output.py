@@ -38,7 +38,7 @@ _BAR, _LEAST_BAR = 30, 6
 
 
 DeviceFacts = dict[str, Any]
-"""Return ``name``, ``substituted`` ("" without a stand-in), and ``fallbacks``, a reason for each hook."""
+"""Facts of a device: ``name``, ``substituted`` ("" without a stand-in), and ``fallbacks``, a reason for each hook."""
 
 
 def facts_of(device: BoundDevice | RankInfo) -> DeviceFacts:

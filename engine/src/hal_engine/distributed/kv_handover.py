@@ -88,7 +88,7 @@ class KvHandover:
         # attempts that still run in the transfer; those that the engine released
         self._leaving: dict[HandoverKey, HandoverKey] = {}
         self.arrived = 0
-        """Return the requests whose blocks have all come."""
+        """Number of requests whose blocks have all come."""
 
     @property
     def busy(self) -> bool:

@@ -82,7 +82,7 @@ class RankExecutor:
         self._spent = dict[int, Counts]()
         self.drafted: Counter[str] = Counter()  #: drafts of each request; the engine takes them out
         self.progress: deque[Progress] = deque()  #: messages of ranks about KV transfer; the engine takes them out
-        # : of ranks with a role, the description that the other role's ranks need
+        # of ranks with a role, the description that the other role's ranks need
         self.peers: tuple[Description | None, ...] = ()
         self.rank_info = RankInfo("", {}, "")
         self._lost: RankLost | None = None

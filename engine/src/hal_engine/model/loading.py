@@ -87,9 +87,8 @@ def checked_entries(directory: Path, config: LlamaConfig) -> dict[str, Entry]:
     for name, entry in entries.items():
         if name in aliases:
             _check_shape(name, entry, entries[aliases[name]].shape)
-        elif name not in expected and not name.endswith(
-            ".rotary_emb.inv_freq"
-        ):  # computed here, but contained in old files
+        # inv_freq is computed here; old files contain it.
+        elif name not in expected and not name.endswith(".rotary_emb.inv_freq"):
             raise InvalidValue(
                 f"tensor {name!r} does not belong to the model that config.json describes",
                 cure="make config.json match the file",

@@ -113,10 +113,10 @@ class Sampled:
       truncation. Columns past the vocabulary, and rows of ``errors``, are -1 and 0.0 (as in an empty slot).
     - ``ranks`` int32 ``[n]``: place of the sampled token in that descending order, from 1; 0 in a row of ``errors``.
       These three are None if no log-probabilities were requested.
-    - ``margins`` float64 ``[n]``, the distance of the choice from another one (DESIGN section 7). Greedy (temperature 0
-      or top_k 1): the gap of the two best final logits, infinite for a lone token. Drawn: the distance of u to the
-      nearest edge of the token's interval in the cumulative distribution; it does not cover the distance to the border
-      of the truncation. 0 in a row of ``errors``.
+    - ``margins`` float64 ``[n]``, the distance of the choice from another one. Greedy (temperature 0 or top_k 1): the
+      gap of the two best final logits, infinite for a lone token. Drawn: the distance of u to the nearest edge of the
+      token's interval in the cumulative distribution; it does not cover the distance to the border of the truncation.
+      0 in a row of ``errors``.
     - ``errors``: row to error text (NaN or +inf in its logits, every token masked). Only that row fails.
     """
 
