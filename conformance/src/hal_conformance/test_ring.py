@@ -286,7 +286,7 @@ def test_g03_a_value_larger_than_the_ring_is_taken_whole_or_not_at_all(small: Ki
         writes.check(f"a value of {nbytes} bytes, on a running stream")
 
 
-@guarantee(3, requires=(*NEEDS, "fused_scatter"), also=(2, 4))
+@guarantee(3, requires=(*NEEDS, "fused_scatter"), also=(1, 2, 4))
 @pytest.mark.parametrize("rows", [False, True], ids=["contiguous", "rows"])
 def test_g03_a_value_larger_than_the_ring_does_not_wait_for_its_stream(small: Kit, rows: bool) -> None:
     """Set, and written together with other memory; a small write after each keeps its place (G4)."""

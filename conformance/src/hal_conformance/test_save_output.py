@@ -8,13 +8,14 @@ from hal_core.errors import SinkClosed, SinkFull, TicketTimeout
 from hal_core.group import Group
 from hal_core.slots.fields import SplitRole, StateConfig
 from hal_core.slots.step import Step
+from hal_core.tickets import Ticket
 from hypothesis import strategies as st
 
 from .fixtures.batches import ENTER, LEAVE, draw_batch, draw_world
 from .fixtures.stepping import draftable, draw_advance, draw_proposal, free_ended, run_step
 from .fixtures.world import FOLLOWER, Outputs, World, assert_rows
 from .harness.asserts import assert_raises
-from .harness.backdoor import arrive
+from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .harness.sinks import DeadSink, FullSink, KeepingSink
 from .harness.waiters import SHORT
@@ -73,13 +74,17 @@ def test_g18_every_rank_cleans_up_also_where_nothing_is_sent(kit: Kit, draw: Dra
     assert not left, f"reported again: {left}"
 
 
-@guarantee(18)
+@guarantee(18, also=(19,))
 @examples()
 def test_g18_the_clean_up_happens_where_sending_fails(kit: Kit, draw: Draw) -> None:
     fixture = working(kit, draw)
     kind, sink = draw(st.sampled_from([(SinkFull, FullSink), (SinkClosed, DeadSink)]), "sink")
     step = advanced(draw, fixture, Group())
-    assert_raises(kind, lambda: fixture.save(step, sink()), f"save_output into a {sink.__name__}")
+    error = assert_raises(kind, lambda: fixture.save(step, sink()), f"save_output into a {sink.__name__}")
+    if isinstance(error, SinkClosed):  # it did not take the output: whoever waits for it learns so (G19)
+        refused = error.ticket
+        assert isinstance(refused, Ticket), f"SinkClosed has the ticket {refused!r}"
+        assert_raises(SinkClosed, lambda: refused.wait(PATIENCE), "the ticket of a refused output")
     fixture.check(f"sending failed with {kind.__name__}")
 
 
