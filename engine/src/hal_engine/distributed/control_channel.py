@@ -17,7 +17,7 @@ from hal_core.frames import decode, encode, new_session
 
 from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport.beats import Beats
-from hal_engine.transport.channel import Channel, connect
+from hal_engine.transport.channel import CLOSED, Channel, connect
 from hal_engine.transport.hub import Hub
 from hal_engine.transport.urls import socket_of
 
@@ -97,11 +97,14 @@ class EngineChannel:
                 if (rank := self._numbers.get(channel)) is not None:
                     self._gone.setdefault(rank, channel.ended)
                 continue
+            if channel.ended == CLOSED:  # over a frame before this one
+                continue
             try:
                 contents = decode_contents(frame)
             except FrameError as error:  # another version, or no rank
-                channel.ended = str(error)
-                self._end(channel)
+                if (rank := self._numbers.get(channel)) is not None:
+                    self._gone.setdefault(rank, str(error))
+                self._hub.drop(channel)
                 continue
             if isinstance(contents, Hello) and contents.rank not in self._ranks and channel not in self._numbers:
                 if channel.key != self._key_of(contents.rank):
@@ -136,11 +139,6 @@ class EngineChannel:
             if now - channel.heard > TIMEOUTS.silence:
                 self._gone.setdefault(rank, f"nothing came from it for {TIMEOUTS.silence:g} s: it is stopped, or hangs")
         return self._gone
-
-    def _end(self, channel: Channel) -> None:
-        if (rank := self._numbers.get(channel)) is not None:
-            self._gone.setdefault(rank, channel.ended)
-        self._hub.drop(channel)
 
     def last_messages(self) -> list[tuple[int, Message | OutputRecord]]:
         """End the sending. Return the last messages of ranks that are ending, for up to ``TIMEOUTS.parting``. They
