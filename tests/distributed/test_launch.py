@@ -56,6 +56,27 @@ def test_what_a_launch_keeps_lies_in_the_folder_that_goes_with_the_process(start
     starter.end(0.0)
 
 
+HANGS = """
+import signal
+from hal_engine.transport.urls import private_ipc_url
+private_ipc_url()
+print("made", flush=True)
+signal.pause()
+"""
+
+
+def test_folders_of_ranks_that_are_ended_by_force_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(launch, "_RANK", HANGS)
+    url, starter = private_ipc_url(), launch.LocalLaunch(1)
+    starter.start(url)
+    while not (starter._folder / "rank.0").read_text():
+        assert not starter.ended()
+    starter.end(0.0)
+    release_folder(url)
+    assert [*tmp_path.iterdir()] == []
+
+
 LEFT = """
 import os
 from hal_engine.distributed import launch
