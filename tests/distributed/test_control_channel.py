@@ -206,6 +206,15 @@ def test_a_connection_that_was_closed_over_a_frame_is_no_rank_by_the_next_one():
             assert channel.send(Stop()) == []
 
 
+@pytest.mark.parametrize("number", [-1, 2])
+def test_a_connection_that_names_a_rank_beyond_the_engines_is_closed(number):
+    with contextlib.closing(EngineChannel(size=2)) as channel, contextlib.closing(RankChannel(channel.url, 0)) as rank:
+        rank.send(Hello(number, 2, {}))
+        while not rank.end.channel.ended:
+            assert channel.receive() == []
+            rank.end.receive()
+
+
 def test_an_answer_comes_before_the_messages_that_were_sent_earlier():
     """The engine has sent the next step by then, and a rank that waits for the answer runs that step later."""
     engine = EngineChannel()

@@ -8,6 +8,7 @@ repeated: a connection that has ended is a lost rank, or a lost engine. The firs
 from __future__ import annotations
 
 import select
+import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -69,11 +70,15 @@ class EngineChannel:
     """The engine's end. One thread uses it."""
 
     def __init__(
-        self, url: str | None = None, keys: CurveKeys | None = None, key_of: Callable[[int], str] = lambda rank: ""
+        self,
+        url: str | None = None,
+        keys: CurveKeys | None = None,
+        key_of: Callable[[int], str] = lambda rank: "",
+        size: int = sys.maxsize,
     ) -> None:
-        """Listen at ``url``, or at a private ipc address. ``key_of``: each rank's public key, with ``keys``. Raises
-        :class:`InvalidValue` for an address in use."""
-        self._hub, self._key_of = Hub("control", url, keys), key_of
+        """Listen at ``url``, or at a private ipc address, for ranks below ``size``. ``key_of``: each rank's public key,
+        with ``keys``. Raises :class:`InvalidValue` for an address in use."""
+        self._hub, self._key_of, self._size = Hub("control", url, keys), key_of, size
         self.url = self._hub.url
         self._ranks: dict[int, Channel] = {}
         self._numbers: dict[Channel, int] = {}
@@ -107,7 +112,7 @@ class EngineChannel:
                 self._hub.drop(channel)
                 continue
             if isinstance(contents, Hello) and contents.rank not in self._ranks and channel not in self._numbers:
-                if channel.key != self._key_of(contents.rank):
+                if not 0 <= contents.rank < self._size or channel.key != self._key_of(contents.rank):
                     self._hub.drop(channel)
                     continue
                 self._ranks[contents.rank], self._numbers[channel] = channel, contents.rank

@@ -88,7 +88,7 @@ class RankExecutor:
         self._lost: RankLost | None = None
         self.again: Callable[[], bool] = lambda: False  #: whether lost ranks will be restarted
         self._setup = setup
-        self.channel = EngineChannel(url, keys, key_of)
+        self.channel = EngineChannel(url, keys, key_of, self.layout.size)
         try:
             starter.start(self.channel.url)
         except BaseException:
