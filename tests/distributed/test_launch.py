@@ -9,6 +9,7 @@ import sys
 import pytest
 from hal_core import Unavailable
 from hal_engine.distributed import launch
+from hal_engine.distributed.rank_executor import RankExecutor
 from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport.urls import private_ipc_url, release_folder, socket_of
 
@@ -175,3 +176,11 @@ def test_a_rank_that_cannot_be_started_ends_the_others(monkeypatch):
         launch.LocalLaunch(2).start(url)
     assert made[0].code == -9
     release_folder(url)
+
+
+def test_the_engine_waits_for_the_starter_longer_than_that_waits_for_the_other_ranks(started):
+    starter, *_ = started
+    starter._processes[0].code = -9
+    executor = RankExecutor.__new__(RankExecutor)
+    executor._starter, executor._take_messages = starter, lambda seconds: None
+    assert executor._ended_by().startswith("rank 0 ended with code -9")
