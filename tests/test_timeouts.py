@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import re
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from hal_core import TIMEOUTS as CORE
 from hal_core import CoreTimeouts, InvalidValue
 from hal_engine.timeouts import GONE, TIMEOUTS, Timeouts
+from hal_engine.transport.places import dial, listen
 
 from hal.timeouts import Timeouts as OfHal
 
@@ -139,6 +142,15 @@ def test_a_wrong_one_is_refused_by_name_before_anything_starts(given, monkeypatc
     done = command("devices")
     assert done.status == 2
     assert f"HAL_RANKS_STEP: '{given}' (give seconds above 0, as 30)" in done.err
+
+
+def test_a_very_long_one_is_one_that_polls_and_sockets_take(monkeypatch):
+    monkeypatch.setenv("HAL_SECONDS_SILENCE", "1e9")
+    poller = select.poll()
+    with contextlib.closing(listen("tcp://127.0.0.1:*", None, 1)) as door, dial(door.url, None):
+        poller.register(door, select.POLLIN)
+        assert poller.poll(1000 * TIMEOUTS.silence)
+        door.accept().close()
 
 
 def test_a_variable_of_a_former_timeout_is_named(monkeypatch, caplog):

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from hal_core import GroupLost, OutputRecord, SlotStatus
 from hal_engine.distributed.control_channel import EngineChannel, RankChannel
-from hal_engine.distributed.control_messages import Agreed, Failed, Hello, Release, Stop
+from hal_engine.distributed.control_messages import Agreed, Failed, Hello, Release, Stop, encode_message
 from hal_engine.distributed.steps import StepOrder
 from hal_engine.timeouts import TIMEOUTS
+from hal_engine.transport.channel import connect
 from hal_engine.transport.curve import CurveKeys
 
 from tests.commands import start
@@ -188,6 +189,30 @@ def test_what_is_no_message_ends_a_ranks_connection():
     finally:
         rank.close()
         engine.close()
+
+
+def test_a_connection_that_was_closed_over_a_frame_is_no_rank_by_the_next_one():
+    channel = EngineChannel()
+    stranger = connect(channel.url, "control")
+    stranger.send(b"no message")
+    stranger.send(b"m", encode_message(Hello(0, 1, {})))
+    with contextlib.closing(channel), contextlib.closing(stranger):
+        while not stranger.ended:
+            assert channel.receive() == []
+            stranger.receive()
+        with contextlib.closing(RankChannel(channel.url, 0)) as rank:
+            rank.send(Hello(0, 1, {}))
+            assert channel.receive(60.0) or channel.receive(60.0)
+            assert channel.send(Stop()) == []
+
+
+@pytest.mark.parametrize("number", [-1, 2])
+def test_a_connection_that_names_a_rank_beyond_the_engines_is_closed(number):
+    with contextlib.closing(EngineChannel(size=2)) as channel, contextlib.closing(RankChannel(channel.url, 0)) as rank:
+        rank.send(Hello(number, 2, {}))
+        while not rank.end.channel.ended:
+            assert channel.receive() == []
+            rank.end.receive()
 
 
 def test_an_answer_comes_before_the_messages_that_were_sent_earlier():

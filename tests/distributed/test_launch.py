@@ -9,6 +9,7 @@ import sys
 import pytest
 from hal_core import Unavailable
 from hal_engine.distributed import launch
+from hal_engine.distributed.rank_executor import RankExecutor
 from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport.urls import private_ipc_url, release_folder, socket_of
 
@@ -54,6 +55,27 @@ def test_what_a_launch_keeps_lies_in_the_folder_that_goes_with_the_process(start
     release_folder(url)
     assert not folder.exists()
     starter.end(0.0)
+
+
+HANGS = """
+import signal
+from hal_engine.transport.urls import private_ipc_url
+private_ipc_url()
+print("made", flush=True)
+signal.pause()
+"""
+
+
+def test_folders_of_ranks_that_are_ended_by_force_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(launch, "_RANK", HANGS)
+    url, starter = private_ipc_url(), launch.LocalLaunch(1)
+    starter.start(url)
+    while not (starter._folder / "rank.0").read_text():
+        assert not starter.ended()
+    starter.end(0.0)
+    release_folder(url)
+    assert [*tmp_path.iterdir()] == []
 
 
 LEFT = """
@@ -154,3 +176,11 @@ def test_a_rank_that_cannot_be_started_ends_the_others(monkeypatch):
         launch.LocalLaunch(2).start(url)
     assert made[0].code == -9
     release_folder(url)
+
+
+def test_the_engine_waits_for_the_starter_longer_than_that_waits_for_the_other_ranks(started):
+    starter, *_ = started
+    starter._processes[0].code = -9
+    executor = RankExecutor.__new__(RankExecutor)
+    executor._starter, executor._take_messages = starter, lambda seconds: None
+    assert executor._ended_by().startswith("rank 0 ended with code -9")

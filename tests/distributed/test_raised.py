@@ -78,6 +78,12 @@ def test_of_what_the_line_says_all_a_rank_tells_no_traceback(error):
     assert failed_message(raised(error), 1, 0).trace == ""
 
 
+def test_of_a_package_that_is_missing_a_rank_tells_what_to_install_and_no_restart_follows():
+    message = failed_message(ModuleNotFoundError("No module named 'paddle'", name="paddle"), 0, 0)
+    assert message.refused
+    assert message.what.startswith("the Python package 'paddle' is not installed (pip install 'paddlepaddle")
+
+
 def test_a_device_that_a_runner_broke_is_a_loss_that_a_restart_may_mend():
     assert not failed_message(raised(RunnerFailed("it broke")), 1, 3).refused
     assert failed_message(raised(PluginError("it broke")), 1, 3).refused

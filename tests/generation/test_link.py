@@ -140,6 +140,18 @@ def test_a_step_that_never_ends_is_noticed_and_named(held, monkeypatch):
     asyncio.run(run())
 
 
+def test_the_exit_status_is_named_of_a_process_that_waits_for_this_end_of_its_channel(held):
+    async def run():
+        async with hal.AsyncEngine(device="cpu", runner=HELD) as engine:
+            running = asyncio.create_task(text_of(engine))
+            await launched(held)
+            os.kill(engine._link._process.pid, signal.SIGINT)
+            with pytest.raises(Unavailable, match="ended: exit status 143"):
+                await asyncio.wait_for(running, HANGS)
+
+    asyncio.run(run())
+
+
 def test_a_stopped_process_ends_its_requests_and_may_go_on(held, monkeypatch):
     monkeypatch.setenv("HAL_SECONDS_SILENCE", "1")
     monkeypatch.setenv("HAL_SECONDS_BEAT", "0.05")

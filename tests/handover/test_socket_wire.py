@@ -7,16 +7,19 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 from hal_core import InvalidValue
 from hal_core.handover import Arrived, Cancelled, Description, HandoverKey, PeerLost
 from hal_engine.handover import open_transfer
+from hal_engine.handover.socket_wire import SocketWire
+from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport.channel import connect
 from hal_engine.transport.curve import CurveKeys
 
-from tests.handover.ends import FACTS, SOON, cache, hand, look, transfer
+from tests.handover.ends import FACTS, PATIENCE, SOON, cache, hand, look, transfer
 
 KEY = HandoverKey("r", 0)
 LOCAL = "tcp://127.0.0.1:*"
@@ -92,6 +95,16 @@ def test_one_side_without_keys_is_refused_before_anything_is_sent(which):
     d = transfer(2, LOCAL, CurveKeys.new() if which == "p" else None)
     with p, d, pytest.raises(InvalidValue, match="give both sides keys"):
         p.send(KEY, d.describe(), 0, [1])
+
+
+def test_a_peer_gets_several_signs_of_life_in_a_silence_shorter_than_a_beat(monkeypatch):
+    monkeypatch.setattr(TIMEOUTS, "beat", 1000.0)
+    with contextlib.closing(SocketWire(silence=0.4)) as wire, contextlib.closing(connect(wire.url, "blocks")) as peer:
+        first, end = peer.heard, time.monotonic() + PATIENCE
+        while peer.heard == first:
+            assert time.monotonic() < end
+            wire.receive()
+            peer.receive()
 
 
 def test_an_address_that_is_in_use_is_refused():

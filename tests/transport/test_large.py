@@ -8,6 +8,7 @@ import pytest
 from hal_core.errors import InvalidValue
 from hal_core.frames.envelope import FrameKind, encode, seal
 from hal_engine.reading import Gap, SessionStarted
+from hal_engine.transport.protocol import OUTPUT
 
 from .conftest import Large
 from .test_bad_peers import SESSION, ByHand
@@ -41,6 +42,19 @@ def test_arrays_of_a_large_frame_are_read_only_views_of_its_message(by_hand):
             assert not array.flags.writeable
     assert reader.counters() == {"frames": 2, "duplicates": 0, "skipped": 0}
     assert [type(event) for event in events] == [SessionStarted]
+
+
+def test_a_frame_that_comes_with_the_end_of_its_connection_is_read(by_hand):
+    """Its last read fills its memory exactly, so the next one in the same turn finds the end."""
+    reader, _, sender = by_hand
+    large = Large(1)
+    large.columns >>= 1  # the kernel takes all of it
+    sender.channel.send(OUTPUT, encode(large.resolve(), session=SESSION, sender=0, sequence=1))
+    assert not sender.channel.pending
+    sender.channel.close()
+    found = reader.read(10)
+    assert found is not None
+    assert found.record == large.resolve()
 
 
 def torn(step):

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from typing import overload
 
 
+MOST = 1e6
+"""Upper bound of a variable's seconds, 11 days: poll and TCP_USER_TIMEOUT count milliseconds in a C int."""
+
+
 class Seconds:
     """A field of :class:`CoreTimeouts` or a class derived from it: its default, what it limits, and the variable that
     overrides it. Setting it in one of these classes sets it in all of them."""
@@ -38,7 +42,8 @@ class Seconds:
         def __get__(self, instance: CoreTimeouts, owner: type) -> float: ...
 
     def __get__(self, instance: CoreTimeouts | None, owner: type) -> Seconds | float:
-        """Return the seconds now. Raises :class:`hal_core.InvalidValue` if the variable holds no number above 0."""
+        """Return the seconds now; ``MOST`` for a variable with more. Raises :class:`hal_core.InvalidValue` if the
+        variable holds no number above 0."""
         if instance is None:
             return self
         given = os.environ.get(self.variable)
@@ -52,7 +57,7 @@ class Seconds:
             from .errors import InvalidValue
 
             raise InvalidValue(f"{given!r}", cure="give seconds above 0, as 30", argument=self.variable)
-        return seconds
+        return min(seconds, MOST)
 
     def __set__(self, instance: CoreTimeouts, value: float) -> None:
         self._value = value

@@ -8,6 +8,7 @@ repeated: a connection that has ended is a lost rank, or a lost engine. The firs
 from __future__ import annotations
 
 import select
+import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,7 +18,7 @@ from hal_core.frames import decode, encode, new_session
 
 from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport.beats import Beats
-from hal_engine.transport.channel import Channel, connect
+from hal_engine.transport.channel import CLOSED, Channel, connect
 from hal_engine.transport.hub import Hub
 from hal_engine.transport.urls import socket_of
 
@@ -69,11 +70,15 @@ class EngineChannel:
     """The engine's end. One thread uses it."""
 
     def __init__(
-        self, url: str | None = None, keys: CurveKeys | None = None, key_of: Callable[[int], str] = lambda rank: ""
+        self,
+        url: str | None = None,
+        keys: CurveKeys | None = None,
+        key_of: Callable[[int], str] = lambda rank: "",
+        size: int = sys.maxsize,
     ) -> None:
-        """Listen at ``url``, or at a private ipc address. ``key_of``: each rank's public key, with ``keys``. Raises
-        :class:`InvalidValue` for an address in use."""
-        self._hub, self._key_of = Hub("control", url, keys), key_of
+        """Listen at ``url``, or at a private ipc address, for ranks below ``size``. ``key_of``: each rank's public key,
+        with ``keys``. Raises :class:`InvalidValue` for an address in use."""
+        self._hub, self._key_of, self._size = Hub("control", url, keys), key_of, size
         self.url = self._hub.url
         self._ranks: dict[int, Channel] = {}
         self._numbers: dict[Channel, int] = {}
@@ -97,14 +102,17 @@ class EngineChannel:
                 if (rank := self._numbers.get(channel)) is not None:
                     self._gone.setdefault(rank, channel.ended)
                 continue
+            if channel.ended == CLOSED:  # over a frame before this one
+                continue
             try:
                 contents = decode_contents(frame)
             except FrameError as error:  # another version, or no rank
-                channel.ended = str(error)
-                self._end(channel)
+                if (rank := self._numbers.get(channel)) is not None:
+                    self._gone.setdefault(rank, str(error))
+                self._hub.drop(channel)
                 continue
             if isinstance(contents, Hello) and contents.rank not in self._ranks and channel not in self._numbers:
-                if channel.key != self._key_of(contents.rank):
+                if not 0 <= contents.rank < self._size or channel.key != self._key_of(contents.rank):
                     self._hub.drop(channel)
                     continue
                 self._ranks[contents.rank], self._numbers[channel] = channel, contents.rank
@@ -136,11 +144,6 @@ class EngineChannel:
             if now - channel.heard > TIMEOUTS.silence:
                 self._gone.setdefault(rank, f"nothing came from it for {TIMEOUTS.silence:g} s: it is stopped, or hangs")
         return self._gone
-
-    def _end(self, channel: Channel) -> None:
-        if (rank := self._numbers.get(channel)) is not None:
-            self._gone.setdefault(rank, channel.ended)
-        self._hub.drop(channel)
 
     def last_messages(self) -> list[tuple[int, Message | OutputRecord]]:
         """End the sending. Return the last messages of ranks that are ending, for up to ``TIMEOUTS.parting``. They

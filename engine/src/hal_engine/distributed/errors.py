@@ -16,11 +16,20 @@ from hal_core import (
     trace_of,
 )
 
+from hal.cli import failures
 from hal_engine.stepping.runner import RunnerFailed
 
 from .control_messages import Delivery, Failed, Stop
 
-_REFUSALS = (InvalidValue, DeviceNotFound, Unavailable, CapabilityMissing, OutOfMemory, PluginError)
+_REFUSALS = (
+    InvalidValue,
+    DeviceNotFound,
+    Unavailable,
+    CapabilityMissing,
+    OutOfMemory,
+    PluginError,
+    ModuleNotFoundError,
+)
 """Errors of a start that a restart would meet again: the user's options or installation must change."""
 _TRACE = 8192
 """Most characters of a rank's traceback in a message."""
@@ -47,6 +56,8 @@ def failed_message(error: Exception, rank: int, step: int) -> Failed:
     if isinstance(error, HalError):
         who = () if gone else (error.device, error.hook, error.argument)  # for a loss, the engine adds the rank
         what, cure = ": ".join(filter(None, (*who, error.what))), error.cure
+    elif isinstance(error, ModuleNotFoundError):  # the line of a command, which names what to install
+        what = failures.message(error) or what
     lost = [error.rank] if isinstance(error, GroupLost) and error.rank >= 0 else []
     broken = isinstance(error, RunnerFailed)  # by its device, which a restart opens again
     refused = (isinstance(error, PluginError) and not broken) or (not step and isinstance(error, _REFUSALS))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from hal_core.devices import HeldPort
 from hal.local_rank import AMONG
 from hal_engine.children import TIED, environment
 from hal_engine.timeouts import TIMEOUTS
-from hal_engine.transport.urls import private_folder, release_private, socket_of
+from hal_engine.transport.urls import private_folder, release_private, remove_folders_of_killed, socket_of
 
 URL = "HAL_RANKS_URL"
 """Variable with the engine's address, for ranks."""
@@ -138,11 +139,11 @@ class LocalLaunch:
             self._private = None
 
     def _kill(self) -> None:
-        """End the ranks that are left. Their children are tied to them."""
+        """End the ranks that are left, and remove their folders. Their children are tied to them."""
         for process in self._processes:
             process.kill()
-        for process in self._processes:
-            process.wait()
+        if -signal.SIGKILL in {process.wait() for process in self._processes}:
+            remove_folders_of_killed()
 
     def _printed(self, rank: int) -> str:
         assert self._folder is not None

@@ -88,7 +88,7 @@ class RankExecutor:
         self._lost: RankLost | None = None
         self.again: Callable[[], bool] = lambda: False  #: whether lost ranks will be restarted
         self._setup = setup
-        self.channel = EngineChannel(url, keys, key_of)
+        self.channel = EngineChannel(url, keys, key_of, self.layout.size)
         try:
             starter.start(self.channel.url)
         except BaseException:
@@ -326,7 +326,7 @@ class RankExecutor:
     def _ended_by(self) -> str:
         """Return what the starter reports of an end that the connection has shown first, with the rank's last lines;
         "" if it reports nothing in time."""
-        end = time.monotonic() + 2 * TIMEOUTS.loss_reason
+        end = time.monotonic() + 2 * (TIMEOUTS.loss_reason + TIMEOUTS.look)  # a starter waits nearly as long itself
         while not (how := self._starter.ended()) and time.monotonic() < end:
             self._take_messages(TIMEOUTS.look)
         return how

@@ -28,6 +28,7 @@ from hal_engine.options import EngineSetup
 from hal_engine.streams import Part, Stream, Streams
 from hal_engine.timeouts import TIMEOUTS, Timeouts
 from hal_engine.transport.channel import Channel
+from hal_engine.transport.urls import remove_folders_of_killed
 
 from .pulse import PulseWatch
 
@@ -236,6 +237,7 @@ class EngineLink:
     def _status(self) -> int:
         """The exit status of the process, which has closed its channel; it is killed if it does not end."""
         assert self._process is not None
+        self._channel.close()  # the process waits for that
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(TIMEOUTS.ranks_end_forced)
         self._process.kill()
@@ -262,7 +264,8 @@ class EngineLink:
                     self._channel.close()  # the process waits for that, so that nothing is lost
                 time.sleep(TIMEOUTS.pause)
         self._process.kill()
-        self._process.wait()
+        if self._process.wait() == -signal.SIGKILL:
+            remove_folders_of_killed()
 
 
 def _give(parts: list[tuple[Put, Part | HalError]]) -> None:

@@ -18,7 +18,7 @@ from hal_core.handover import BlockCache, BlockTransfer, Description, Patience
 
 from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport.beats import Beats
-from hal_engine.transport.channel import Buffer, Channel, connect
+from hal_engine.transport.channel import CLOSED, Buffer, Channel, connect
 from hal_engine.transport.curve import CurveKeys
 from hal_engine.transport.hub import Hub
 
@@ -56,7 +56,7 @@ class SocketWire:
         self._to, self._from = dict[int, Channel](), dict[int, Channel]()
         self._sessions = dict[Channel, int]()  # of both
         self._lost = list[int]()
-        self._beats = Beats(lambda: self._hub.channels)
+        self._beats = Beats(lambda: self._hub.channels, silence=self._silence)
 
     def admit(self, peer: Description) -> None:
         """See :class:`hal_core.handover.Wire`."""
@@ -102,7 +102,7 @@ class SocketWire:
                 self._end(channel)
             elif (session := self._sessions.get(channel)) is not None:
                 received.append((session, frame))
-            else:
+            elif channel.ended != CLOSED:  # over a frame before this one
                 self._greet(channel, frame)
         return received
 

@@ -13,7 +13,7 @@ from hal_core.frames import Frame, decode_frame, split
 from hal_engine.reading.events import Event, FrameSkipped, SessionEnded, SessionLost
 from hal_engine.reading.session import Session
 from hal_engine.timeouts import TIMEOUTS, UNBOUNDED
-from hal_engine.transport.channel import Channel
+from hal_engine.transport.channel import CLOSED, Channel
 from hal_engine.transport.curve import CurveKeys
 from hal_engine.transport.hub import Hub
 from hal_engine.transport.protocol import (
@@ -84,7 +84,7 @@ class Receiver:
         for channel, frame in self.hub.receive(timeout):
             if frame is None:
                 self._end(channel)
-            elif channel.fileno() >= 0:  # it was not closed over a frame before this one
+            elif channel.ended != CLOSED:  # over a frame before this one
                 try:
                     self._take(channel, frame)
                 except FrameError as error:

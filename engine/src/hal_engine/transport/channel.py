@@ -44,6 +44,9 @@ _GROWS = 1 << 20
 """Bytes of that memory before the peer has sent more: a peer may announce a large frame and send no byte of it."""
 _TURN = 1 << 20
 """Bytes that one call reads, so that a thread serves its other peers beside a busy one."""
+CLOSED = "it was closed here"
+"""How a channel ended that this side closed first: frames that were received with the last one do not count any more.
+(Those of a peer that has ended do.)"""
 _PARTS = 64
 """Parts that the kernel is given at once."""
 _FORMER = b"\xff\0\0\0\0\0\0\0\1\x7f"
@@ -304,7 +307,7 @@ class Channel:
 
     def close(self) -> None:
         """Close at once; idempotent. What the kernel has taken still arrives, unless unread bytes are left here."""
-        self._stop("it was closed here")
+        self._stop(CLOSED)
         self._sock.close()
 
     def _stop(self, why: str) -> None:

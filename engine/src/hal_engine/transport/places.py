@@ -153,7 +153,7 @@ def _check_own(sock: socket.socket, path: Path) -> None:
 def _tune(sock: socket.socket) -> None:
     """Have the kernel send at once over tcp, and end a connection whose other host does not answer any more."""
     silence = TIMEOUTS.silence
-    every = max(1, round(silence / (1 + _PROBES)))
+    every = min(max(1, round(silence / (1 + _PROBES))), 32767)  # the most that the kernel takes
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_NODELAY, 1),

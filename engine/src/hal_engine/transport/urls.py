@@ -201,6 +201,12 @@ def release_private(folder: Path) -> None:
         _remove_folder(folder)
 
 
+def remove_folders_of_killed() -> None:
+    """Remove the private folders that this user's dead processes have left, as those that this process has killed."""
+    with contextlib.suppress(HalError, OSError):  # the next private folder removes them otherwise
+        remove_stale_folders(_parent())
+
+
 def remove_stale_folders(parent: Path) -> list[Path]:
     """Remove the private folders of this user in ``parent`` whose process is gone, and return them."""
     removed = []
