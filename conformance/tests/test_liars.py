@@ -165,7 +165,7 @@ def test_quick_must_kill_most_and_default_all():
 def test_a_liar_that_outlives_quick_meets_default(monkeypatch):
     met = []
 
-    def judge(one, options, verdict, say):
+    def judge(one, options, verdict, modules, say):
         if options.profile == "default":
             verdict.verdict, verdict.by = "killed", "test_g01_x"
 
