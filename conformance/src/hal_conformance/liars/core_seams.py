@@ -67,7 +67,7 @@ SEAMS: dict[str, str] = {
     "end of patience": "handover.transfer:is_over",
     # life
     "errors nobody waited for": "runtime.open_tickets:OpenTickets.unseen",
-    "telling of earlier errors": "runtime.bound:tell",
+    "telling of earlier errors": "runtime.bound:raise_unseen",
     "begin of a call": "runtime.bound:BoundDevice._begin",
     "tracking of a ticket": "runtime.open_tickets:OpenTickets.track",
     "state of a device": "runtime.bound:BoundDevice.state",
