@@ -156,10 +156,10 @@ def test_a_very_long_one_is_one_that_polls_and_sockets_take(monkeypatch):
 def test_a_variable_of_a_former_timeout_is_named(monkeypatch, caplog):
     assert not {name.lower() for name in GONE} & {*Timeouts.names()}
     monkeypatch.setenv("HAL_SECONDS_BROKEN", "3")
-    monkeypatch.setenv("HAL_SECONDS_PROCESS_SILENCE", "8")
+    monkeypatch.setenv("HAL_SECONDS_PEER_SILENCE", "8")
     TIMEOUTS.check()
     assert "HAL_SECONDS_BROKEN limits nothing any more" in caplog.text
-    assert "HAL_SECONDS_PROCESS_SILENCE is HAL_SECONDS_SILENCE now" in caplog.text
+    assert "HAL_SECONDS_PEER_SILENCE is HAL_SECONDS_SILENCE now" in caplog.text
     assert {*GONE.values()} <= {"", *Timeouts.names()}
 
 

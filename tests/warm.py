@@ -95,8 +95,12 @@ class Forked(subprocess.Popen):
         self._close_pipe_fds(*rest[3:9])
 
     def _internal_poll(self, *_, **__):
-        if self.returncode is None and select.select([self._end], [], [], 0)[0]:
-            self._take()
+        if self._waitpid_lock.acquire(blocking=False):  # as Popen's own: another thread may be taking the end
+            try:
+                if self.returncode is None and select.select([self._end], [], [], 0)[0]:
+                    self._take()
+            finally:
+                self._waitpid_lock.release()
         return self.returncode
 
     def _try_wait(self, flags):

@@ -35,8 +35,8 @@ def caller():
 
 
 def test_a_process_without_a_beat_is_silent_until_the_next_one(caller):
-    assert caller.pass_by(TIMEOUTS.silence - 1, 0) == (False, 0)
-    assert caller.pass_by(TIMEOUTS.silence) == (False, 0)
+    assert caller.pass_by(TIMEOUTS.process_silence - 1, 0) == (False, 0)
+    assert caller.pass_by(TIMEOUTS.process_silence) == (False, 0)
     assert caller.pass_by(1.0) == (True, 0)
     assert caller.pass_by(0.5, 0) == (False, 0)
 
@@ -45,7 +45,7 @@ def test_time_in_which_the_caller_was_stopped_is_no_silence(caller):
     caller.now += 3600
     caller.watch.look()
     assert not caller.watch.silent
-    assert caller.pass_by(TIMEOUTS.silence) == (True, 0)
+    assert caller.pass_by(TIMEOUTS.process_silence) == (True, 0)
 
 
 def test_the_silence_of_loading_does_not_count(caller):

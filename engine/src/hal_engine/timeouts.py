@@ -47,7 +47,7 @@ _NOW = {
     "ranks_end_forced": "RANK_EXIT_LOST",
     "ring": "DEVICE_END RUNNER",
     "signal": "PROCESS_START_END",
-    "silence": "PEER_SILENCE PROCESS_SILENCE",
+    "silence": "PEER_SILENCE",
     "starting": "JOINING SERVE",
 }
 GONE: dict[str, str] = dict.fromkeys(_NOTHING, "") | {old: new for new, olds in _NOW.items() for old in olds.split()}
@@ -105,6 +105,9 @@ class Timeouts(timeouts.Timeouts):
     # records and their readers
     deadline: Seconds = Seconds(10.0, "a wait for room, of a sink (`open_sink`) or to send a message")
     heartbeat: Seconds = Seconds(0.25, "between two heartbeats of a sink (`open_sink`)")
+    process_silence: Seconds = Seconds(
+        8.0, "an engine process without a beat, after which it counts as stopped: its requests end with an error"
+    )
     lost_after: Seconds = Seconds(30.0, "silence of a session, after which it is lost (`OutputReader`)")
     grace: Seconds = Seconds(2.0, "a broken connection of a session, after which it is lost (`OutputReader`)")
     retry: Seconds = Seconds(

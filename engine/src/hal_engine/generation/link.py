@@ -179,7 +179,7 @@ class EngineLink:
         if not (self.up.done() and self._pulse.silent):
             self._silent = None
         elif self._silent is None:
-            what = f"the engine process has not beaten for {TIMEOUTS.silence:g} s: it is stopped, or hangs"
+            what = f"the engine process has not beaten for {TIMEOUTS.process_silence:g} s: it is stopped, or hangs"
             cure = "let it go on (SIGCONT), or start the engine again"
             self._silent = Unavailable(what, cure=cure)
             for name in self._streams.fail(self._silent):

@@ -38,8 +38,8 @@ class PulseWatch:
 
     @property
     def silent(self) -> bool:
-        """Whether no beat has come for ``TIMEOUTS.silence``."""
-        return self._silence > TIMEOUTS.silence
+        """Whether no beat has come for ``TIMEOUTS.process_silence``."""
+        return self._silence > TIMEOUTS.process_silence
 
     @property
     def late(self) -> int:
