@@ -153,7 +153,7 @@ def test_the_exit_status_is_named_of_a_process_that_waits_for_this_end_of_its_ch
 
 
 def test_a_stopped_process_ends_its_requests_and_may_go_on(held, monkeypatch):
-    monkeypatch.setenv("HAL_SECONDS_SILENCE", "1")
+    monkeypatch.setenv("HAL_SECONDS_PROCESS_SILENCE", "1")
     monkeypatch.setenv("HAL_SECONDS_BEAT", "0.05")
 
     async def run():
