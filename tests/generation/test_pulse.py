@@ -5,8 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from hal_engine.generation.process import CallerEnd
 from hal_engine.generation.pulse import PulseWatch
 from hal_engine.timeouts import TIMEOUTS
+from hal_engine.transport.channel import Channel
 
 
 class Caller:
@@ -65,3 +67,15 @@ def test_a_step_that_does_not_end_is_late_and_a_new_one_is_not(caller, monkeypat
     assert caller.pass_by(100.0) == (True, 5), "it is also late where no beat tells so"
     assert caller.pass_by(1.0, 0)[1] == 0
     assert [caller.pass_by(2.0, 0)[1] for _ in range(5)] == [0] * 5, "between two steps there is no limit"
+
+
+def test_an_engine_process_beats_within_a_silence_that_is_shorter_than_a_beat(monkeypatch):
+    """The reader would wait for ever without one: this test has no time of its own."""
+    monkeypatch.setattr(TIMEOUTS, "beat", 1e6)
+    monkeypatch.setattr(TIMEOUTS, "process_silence", 0.04)
+    mine, theirs = Channel.pair()
+    end, first = CallerEnd(theirs), mine.heard
+    while mine.heard == first:
+        mine.receive()
+    mine.close()
+    end.close(0.0)

@@ -247,6 +247,17 @@ def test_a_stranger_may_announce_no_large_frame(url):
         assert channel.ended == "it announced a frame of 5000 bytes"
 
 
+def test_a_stranger_that_leaves_by_itself_was_not_refused():
+    with contextlib.closing(Hub("control")) as hub:
+        stranger = socket.socket(socket.AF_UNIX)
+        stranger.connect(hub.url.partition("://")[2])
+        (channel,) = there(hub)
+        stranger.close()
+        while not channel.ended:
+            hub.receive(0.01)
+        assert channel.ended == "it left before it showed what it is"
+
+
 class TestKeys:
     """Sealed channels, and peers that have other keys or none."""
 

@@ -39,7 +39,7 @@ class CallerEnd:
         self.step = 0
         self._channel, self._end = channel, ControlEnd(channel)
         self._received = deque[Contents]()
-        self._beats = Beats(lambda: (channel,), lambda: self.step)
+        self._beats = Beats(lambda: (channel,), lambda: self.step, TIMEOUTS.process_silence)
         self._poller = select.poll()
 
     def send(self, message: Message) -> bool:

@@ -79,6 +79,8 @@ class Channel:
         self.key, self.ended, self.number, self._why = "", "", 0, ""
         self.heard = time.monotonic()
         self.is_trusted = handshake is None
+        calls = handshake is not None and bool(handshake.greeting)
+        self._unmet = "the other side refused it" if calls else "it left before it showed what it is"
         if handshake is not None and handshake.greeting:
             self._append(_LENGTH.pack(len(handshake.greeting)), handshake.greeting)
             if not handshake.has_answer:
@@ -198,7 +200,7 @@ class Channel:
                 self._stop(error.strerror or str(error))
                 break
             if not count:  # it sends no more, and may still read
-                self.ended = self._why or ("its process has ended" if self.is_trusted else "the other side refused it")
+                self.ended = self._why or ("its process has ended" if self.is_trusted else self._unmet)
                 break
             self.heard, taken, self._end = time.monotonic(), taken + count, self._end + count
             is_full = self._end == len(self._space)
