@@ -14,8 +14,10 @@ from hal_core.memory.copies import HostCopy
 from hal_core.memory.plan import apply_to_host
 from hal_core.runtime.bound import bind
 from hal_core.tickets import DONE
+from hal_engine.model import DEFAULT_CHECKPOINT
 
 from tests.model.conftest import checkpoints as checkpoints
+from tests.model.reference import Reference
 
 VOCAB = 97
 
@@ -143,3 +145,17 @@ def oracle():
 def opaque():
     with bind(OpaqueDevice()) as device:
         yield device
+
+
+@pytest.fixture(scope="module")
+def model():
+    """The embedded checkpoint."""
+    from hal_paddle_runner.llama import LlamaModel
+
+    return LlamaModel.load(DEFAULT_CHECKPOINT)
+
+
+@pytest.fixture(scope="module")
+def dense():
+    """The reference of the embedded checkpoint."""
+    return Reference(DEFAULT_CHECKPOINT)

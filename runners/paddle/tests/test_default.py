@@ -11,9 +11,6 @@ from hal_engine.model.config import read_config
 from hal_engine.model.loading import read_tensors
 from hal_engine.model.tokenizer import Tokenizer
 from hal_paddle_runner.batch import ModelBatch
-from hal_paddle_runner.llama import LlamaModel
-
-from tests.model.reference import Reference
 
 # Not from the standard library, so the model has not seen it.
 TEXT = '''\
@@ -49,16 +46,6 @@ def load(path):
         data = json.load(file)
     return Measurement(data["name"], data["values"])
 '''
-
-
-@pytest.fixture(scope="module")
-def model():
-    return LlamaModel.load(DEFAULT_CHECKPOINT)
-
-
-@pytest.fixture(scope="module")
-def dense():
-    return Reference(DEFAULT_CHECKPOINT)
 
 
 @pytest.fixture(scope="module")

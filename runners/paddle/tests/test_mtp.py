@@ -15,26 +15,14 @@ from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.tokenizer import Tokenizer
 from hal_engine.proposers import Setup, make_proposer
 from hal_engine.sampling import STATE_FIELDS, SamplingRows, sample
-from hal_paddle_runner.llama import LlamaModel
 from hal_paddle_runner.mtp import Mtp
 from hal_paddle_runner.worker import Worker
 
 from tests import share
-from tests.model.reference import Reference
 
 MARGIN = 1e-3
 COMMON = {"temperature": 0.0, "max_tokens": 28}
 PROMPTS = ("def main(", "try:\n    import os\nexcept ImportError:\n    ", "for i in range(10):\n", "class A:\n")
-
-
-@pytest.fixture(scope="module")
-def model():
-    return LlamaModel.load(DEFAULT_CHECKPOINT)
-
-
-@pytest.fixture(scope="module")
-def dense():
-    return Reference(DEFAULT_CHECKPOINT)
 
 
 @pytest.fixture(scope="module")
