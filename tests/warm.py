@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 from pathlib import Path
 
@@ -82,6 +83,7 @@ class Forked(subprocess.Popen):
         """``closed``: numbers of standard streams that it does not have."""
         assert not {"preexec_fn", "pass_fds", "start_new_session"} & {*options}, "only an exec does that"
         self._warm, self._end, self._closed = warm, -1, [*closed]
+        self._ending, self._status = threading.Lock(), None
         super().__init__(command, **options)
 
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest):
@@ -95,27 +97,27 @@ class Forked(subprocess.Popen):
         self._close_pipe_fds(*rest[3:9])
 
     def _internal_poll(self, *_, **__):
-        if self._waitpid_lock.acquire(blocking=False):  # as Popen's own: another thread may be taking the end
+        if self._ending.acquire(blocking=False):  # another thread may be waiting for the end
             try:
-                if self.returncode is None and select.select([self._end], [], [], 0)[0]:
-                    self._take()
+                self._take(block=False)
             finally:
-                self._waitpid_lock.release()
+                self._ending.release()
         return self.returncode
 
     def _try_wait(self, flags):
-        if flags & os.WNOHANG and not select.select([self._end], [], [], 0)[0]:
-            return 0, 0
-        return self.pid, self._take()
+        with self._ending:
+            self._take(block=not flags & os.WNOHANG)
+        return (0, 0) if self._status is None else (self.pid, self._status)
 
-    def _take(self):
-        """Read how it has ended; the status as ``waitpid`` gives it."""
+    def _take(self, *, block):
+        """Read how it has ended, once; the status as ``waitpid`` gives it."""
+        if self._status is not None or not (block or select.select([self._end], [], [], 0)[0]):
+            return
         data = os.read(self._end, LENGTH)
         assert data, "the warm process has ended"
         os.close(self._end)
-        status = int.from_bytes(data, "little")
-        self.returncode = os.waitstatus_to_exitcode(status)
-        return status
+        self._status = int.from_bytes(data, "little")
+        self.returncode = os.waitstatus_to_exitcode(self._status)
 
 
 # -- in the process itself --------------------------------------------------------------------------------------------

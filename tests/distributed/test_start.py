@@ -39,18 +39,16 @@ class Actors:
             self._threads[-1].start()
 
     def _act(self, url, rank):
-        channel = RankChannel(url, rank)
         try:
-            channel.send(Hello(rank, len(self.failed), {}))
-            self._wait(channel, rank, Setup)
-            channel.send(self.failed[rank] or Hello(rank, len(self.failed), {}))
-            if self._wait(channel, rank, Agreed):
-                channel.send(Up(rank, "cpu", {}, ""))
-                self._wait(channel, rank, Stop)
-        except GroupLost as error:
+            with contextlib.closing(RankChannel(url, rank)) as channel:
+                channel.send(Hello(rank, len(self.failed), {}))
+                self._wait(channel, rank, Setup)
+                channel.send(self.failed[rank] or Hello(rank, len(self.failed), {}))
+                if self._wait(channel, rank, Agreed):
+                    channel.send(Up(rank, "cpu", {}, ""))
+                    self._wait(channel, rank, Stop)
+        except GroupLost as error:  # also while it connects: another rank ended the start before
             self.heard[rank] = error
-        finally:
-            channel.close()
 
     def _wait(self, channel, rank, wanted):
         while not isinstance(word := channel.receive(PATIENCE), wanted | Stop):
@@ -62,8 +60,8 @@ class Actors:
         return ""
 
     def end(self, patience):
-        for thread in self._threads:
-            thread.join(PATIENCE)
+        for thread in self._threads:  # a rank that has not sent its first message hears only that the channel closes
+            thread.join(patience)
 
 
 def up(setup, starter, **how):
@@ -138,9 +136,8 @@ class Silent(Actors):
         if rank < len(self.failed) - 1:
             super()._act(url, rank)
             return
-        channel = RankChannel(url, rank)
-        channel.send(Hello(rank, len(self.failed), {}))
-        channel.close()
+        with contextlib.closing(RankChannel(url, rank)) as channel:
+            channel.send(Hello(rank, len(self.failed), {}))
 
 
 def test_a_rank_that_ends_without_a_word_at_the_start_is_lost_at_once():
