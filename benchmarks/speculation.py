@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hal_core import HalError, Request, SamplingParams, StateConfig
-from hal_engine.engine import Engine
+from hal_engine.engine import Engine, Limits
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.tokenizer import Tokenizer
 from hal_engine.proposers import Setup, make_proposer
@@ -200,7 +200,7 @@ def serve(device: Any, model: Any, encoded: Sequence[list[int]], load: Workload,
         device, model, sizes, sizes.num_slots * sizes.max_blocks, Unread(), proposer=make_proposer(name, setup)
     )
     worker.runner.margins = margins = defaultdict(list)
-    engine = Engine(worker, chunk=1 << 20)
+    engine = Engine(worker, Limits(chunk=1 << 20))
     for number, prompt in enumerate(encoded):
         params = SamplingParams(
             temperature=load.temperature, seed=number, max_tokens=load.new_tokens, min_tokens=load.new_tokens

@@ -20,7 +20,7 @@ from hal_core.output.sinks import MemorySink
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
-from hal_engine.engine import Engine
+from hal_engine.engine import Engine, Limits
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.tokenizer import Tokenizer
 from hal_paddle_runner import llama
@@ -98,7 +98,7 @@ def generate(model, requests, *, slots, chunk=4096, blocks=400) -> Run:
         )
         worker = WatchedWorker(device, model, sizes, blocks, sink)
         worker.runner.margins = defaultdict(list)
-        engine = Engine(worker, chunk=chunk)
+        engine = Engine(worker, Limits(chunk=chunk))
         for request in requests:
             engine.submit(request)
         tokens = {finished.request_id: finished.token_ids for finished in engine.run()}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from hal_core import BoundDevice, OutputRecord, SlotState, StateConfig
 from hal_core.runtime.bound import bind
-from hal_engine.engine import Engine
+from hal_engine.engine import Engine, Limits
 from hal_engine.model.config import parse_config
 from hal_engine.stepping import RunnerSetup, Stepper
 from hal_torch.model import Decoder
@@ -83,7 +83,7 @@ class Node:
         """An engine with all slots free, which hands each record on as in ``hal run`` of one process."""
         sink = Handed(to)
         stepper = Stepper(self.device, self.state, self.runner, sink, blocks=self.blocks)
-        yield Engine(stepper, chunk=self.chunk, overlap=overlap, on_record=sink.take)
+        yield Engine(stepper, Limits(chunk=self.chunk), overlap=overlap, on_record=sink.take)
         sink.close(30.0)
 
 

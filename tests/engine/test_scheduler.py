@@ -14,7 +14,7 @@ from hal_core.slots.admission import Request, SamplingParams, admit
 from hal_core.slots.fields import FinishReason, StateConfig
 from hal_core.slots.layout import lay_out
 from hal_core.slots.tasks import TaskKind
-from hal_engine.engine import Engine, Scheduler
+from hal_engine.engine import Engine, Limits, Scheduler
 from hal_engine.engine.engine import local_worker
 from hal_engine.engine.front import Queue
 from hal_engine.engine.scheduler import SPARE
@@ -161,7 +161,7 @@ arrivals = st.tuples(prompts, st.integers(1, 10), st.integers(0, 12), st.integer
 def test_every_request_ends_once_with_the_tokens_of_the_oracle(slots, blocks, chunk, room, requests, aborts):
     worker = PaperWorker(StateConfig(num_slots=slots, max_model_len=MAX_TOKENS, block_size=BLOCK), blocks)
     most_fed = None if room is None else slots + room
-    engine = Engine(worker, chunk=chunk, step_tokens=most_fed)
+    engine = Engine(worker, Limits(chunk=chunk, step_tokens=most_fed))
     aborted, ended, step = set(), {}, 0
     while engine.busy or step < 26:
         for number, (prompt, most, arrival, priority) in enumerate(requests):
@@ -252,7 +252,7 @@ def test_a_growing_request_gets_spare_blocks_while_many_are_free(slots, most, bl
 def test_a_steps_budget_counts_the_drafts_that_decoding_requests_may_have(drafts, piece):
     """Two of them, with room for three drafts each, launch eight tokens of thirteen, whatever their lengths are."""
     sizes = StateConfig(num_slots=3, max_model_len=MAX_TOKENS, block_size=BLOCK, max_draft_tokens=drafts)
-    scheduler = Scheduler(lay_out(sizes), 30, step_tokens=13, overlap=True)
+    scheduler = Scheduler(lay_out(sizes), 30, limits=Limits(step_tokens=13), overlap=True)
     for name in ("a", "b"):
         scheduler.add(Request(name, [1], SamplingParams(max_tokens=8)))
     scheduler.schedule()
@@ -265,12 +265,12 @@ def test_a_steps_budget_counts_the_drafts_that_decoding_requests_may_have(drafts
 def test_a_budget_that_leaves_nothing_to_prompts_is_refused():
     sizes = StateConfig(num_slots=2, max_model_len=MAX_TOKENS, block_size=BLOCK, max_draft_tokens=3)
     with pytest.raises(InvalidValue, match=r"8 tokens a step leave none .* \(give at least 9"):
-        Scheduler(lay_out(sizes), 12, step_tokens=8)
+        Scheduler(lay_out(sizes), 12, limits=Limits(step_tokens=8))
 
 
 def test_a_step_decodes_everybody_and_feeds_a_piece_of_the_prompts():
     sizes = StateConfig(num_slots=2, max_model_len=MAX_TOKENS, block_size=BLOCK)
-    scheduler = Scheduler(lay_out(sizes), 12, chunk=5)
+    scheduler = Scheduler(lay_out(sizes), 12, limits=Limits(chunk=5))
     worker = PaperWorker(sizes, 12)
     scheduler.add(Request("a", [1], SamplingParams(max_tokens=9)))
     scheduler.add(Request("b", list(range(10)), SamplingParams(max_tokens=9)))
@@ -356,11 +356,11 @@ def test_an_abort_of_nobody_is_nothing_to_do():
 @pytest.mark.parametrize("chunk", [0, -1, 2.5, True])
 def test_the_budget_of_a_step_is_a_positive_count(chunk):
     with pytest.raises(InvalidValue, match="chunk"):
-        Scheduler(lay_out(StateConfig(num_slots=1, max_model_len=8)), 1, chunk=chunk)
+        Scheduler(lay_out(StateConfig(num_slots=1, max_model_len=8)), 1, limits=Limits(chunk=chunk))
 
 
 @pytest.mark.parametrize(("prefers", "given", "chunk"), [(None, None, 256), (5, None, 5), (5, 7, 7), (None, 7, 7)])
 def test_a_step_feeds_as_many_prompt_tokens_as_the_user_says_or_the_runner_prefers(prefers, given, chunk):
     worker = PaperWorker(StateConfig(num_slots=2, max_model_len=MAX_TOKENS, block_size=BLOCK), 8)
     worker.chunk = prefers
-    assert Engine(worker, chunk=given).scheduler.budget.chunk == chunk
+    assert Engine(worker, Limits(chunk=given)).scheduler.budget.chunk == chunk

@@ -16,7 +16,7 @@ from hal_core.slots.admission import draw_seed
 from hal_engine.distributed.control_messages import Setup
 from hal_engine.distributed.rank_executor import RankExecutor
 from hal_engine.distributed.ray_launch import RayCluster
-from hal_engine.engine import Engine
+from hal_engine.engine import Engine, Limits
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import read_config
 from hal_engine.proposers import Setup as ProposerSetup
@@ -104,7 +104,7 @@ def alone(rank: object, row: Row) -> Delivered:
             sizes.max_draft_tokens, sizes.num_slots, sizes.max_model_len, model.config.vocab_size, model
         )
         worker = Worker(device, model, sizes, row.blocks, sink, proposer=make_proposer(row.speculate, setup))
-        engine = Engine(worker, chunk=row.chunk)
+        engine = Engine(worker, Limits(chunk=row.chunk))
         run_all(engine, row)
         outcome.drafts = (worker.acceptance.drafted, worker.acceptance.accepted, worker.acceptance.turns)
     for record in sink.records:
@@ -120,7 +120,7 @@ def mixing_alone(row: Row) -> Delivered:
         setup = RunnerSetup(device, sizes, row.blocks, DEFAULT_CHECKPOINT)
         stepper = Stepper(device, setup.state, make_runner(row.runner, setup), sink, blocks=row.blocks)
         overlap, _ = overlap_of(row.overlap, device, row.runner, stepper.runner.needs_host)
-        run_all(Engine(stepper, chunk=row.chunk, overlap=overlap), row)
+        run_all(Engine(stepper, Limits(chunk=row.chunk), overlap=overlap), row)
         acceptance = stepper.acceptance
         outcome.drafts = (acceptance.drafted, acceptance.accepted, acceptance.turns)
     for record in sink.records:

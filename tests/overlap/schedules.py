@@ -18,7 +18,7 @@ from hal_core import ALONE, ENTERING, LEAVING, FinishReason, Group, GroupLost, H
 from hal_core.runtime.bound import bind
 from hal_engine.distributed.requests import RequestTable
 from hal_engine.distributed.steps import StepOrder, orders_of
-from hal_engine.engine import Engine, Scheduler
+from hal_engine.engine import Engine, Limits, Scheduler
 from hal_engine.stepping import AsyncLoop, Stepper
 from hal_sim import SimPlugin, communicator
 from hal_sim.mixing import MixRunner
@@ -191,7 +191,7 @@ class Player:
         self.device = bind(SimPlugin.open(0, self.options))
         group, kind = (Group((0, 1), 0), self._telling()) if several else (ALONE, self._stepper)
         self.stepper = stepper_of(self.device, schedule, self.sink, group, kind)
-        self.engine = Engine(self.stepper, chunk=schedule.chunk, overlap=self.overlap)
+        self.engine = Engine(self.stepper, Limits(chunk=schedule.chunk), overlap=self.overlap)
 
     def _telling(self):
         """The stepper of the first of two ranks; it forwards its launches to the second."""

@@ -12,7 +12,7 @@ from hal_core import HalError, InvalidValue, OutputRecord, Sink
 
 from hal.cli.failures import of_option
 from hal.opening import open_as_asked
-from hal_engine.engine import Engine
+from hal_engine.engine import Engine, Limits
 from hal_engine.engine.handed import HandedSink
 from hal_engine.model.config import read_config
 from hal_engine.model.split import check_split
@@ -132,9 +132,7 @@ def _here(
         overlap, no_overlap = overlap_of(setup.overlap, device, title_of(name), worker.runner.needs_host)
         if setup.timed:
             worker.measure()
-        engine = Engine(
-            worker, chunk=setup.chunk, step_tokens=setup.step_tokens, overlap=overlap, on_record=handed.take
-        )
+        engine = Engine(worker, Limits.of(setup), overlap=overlap, on_record=handed.take)
         own = getattr(worker.runner, "note", "")
         yield Opened(
             engine=engine,

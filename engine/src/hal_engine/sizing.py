@@ -9,7 +9,7 @@ from typing import Any
 from hal_core import InvalidValue, StateConfig
 
 from hal.selection import ENVIRONMENT
-from hal_engine.engine.budget import DEFAULT_CHUNK, Budget
+from hal_engine.engine import Limits
 from hal_engine.options import EngineOptions, EngineSetup, typed_name
 
 BLOCK_SIZE = 16
@@ -19,7 +19,7 @@ BLOCK_SIZE = 16
 def check_budget(options: EngineOptions, sizes: StateConfig) -> None:
     """Raise :class:`InvalidValue`, naming the option, for a step that can feed nothing."""
     try:
-        Budget(DEFAULT_CHUNK if options.chunk is None else options.chunk, options.step_tokens, sizes)
+        Limits.of(options).budget(sizes)
     except InvalidValue as error:
         error.argument = typed_name(error.argument)
         raise

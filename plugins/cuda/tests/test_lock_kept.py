@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hal_core import MemorySink, Request, SamplingParams, StateConfig, Step, Task, TaskBatch, TaskKind, View
 from hal_core.devices import dtype_of
-from hal_engine.engine import Engine
+from hal_engine.engine import Engine, Limits
 from hal_engine.stepping import Stepper
 
 from tests.lock_wanted import Waiting
@@ -188,7 +188,7 @@ def test_no_turn_of_the_engine_lets_go_of_the_interpreters_lock(opened):
     bound = opened()
     sink = Later()
     stepper = Stepper(bound, bound.state(SIZES), Nothing(bound), sink, blocks=128 * 16)
-    engine, ended = Engine(stepper, chunk=100, overlap=True), []
+    engine, ended = Engine(stepper, Limits(chunk=100), overlap=True), []
 
     def turn(number):
         engine.submit(Request(f"r{number}", [5] * (1 + number % 150), SamplingParams(max_tokens=40 + number % 7)))

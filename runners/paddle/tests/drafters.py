@@ -8,7 +8,7 @@ import numpy as np
 from hal_core.output.records import SlotStatus
 from hal_core.output.sinks import MemorySink
 from hal_core.slots.fields import FinishReason, StateConfig
-from hal_engine.engine import Engine
+from hal_engine.engine import Engine, Limits
 from hal_paddle_runner.worker import Worker
 
 
@@ -150,7 +150,9 @@ def serve(device, model, requests, setting, proposer=None, *, arrivals=(), abort
         max_logprobs=2,
         max_stop_length=3,
     )
-    engine = Engine(worker(device, model, sizes, setting.blocks, MemorySink(), proposer=proposer), chunk=setting.chunk)
+    engine = Engine(
+        worker(device, model, sizes, setting.blocks, MemorySink(), proposer=proposer), Limits(chunk=setting.chunk)
+    )
     step, last = 0, max(arrivals, default=0)
     while engine.busy or step <= last:
         for number, request in enumerate(requests):

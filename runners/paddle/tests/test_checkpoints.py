@@ -14,7 +14,7 @@ from hal_core.output.sinks import MemorySink
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
-from hal_engine.engine import Engine
+from hal_engine.engine import Engine, Limits
 from hal_engine.model.config import parse_config
 from hal_paddle_runner.llama import LlamaModel
 from hal_paddle_runner.worker import Worker
@@ -105,7 +105,7 @@ def serve(model, prompts, chunk):
     """The greedy tokens of each prompt, all served at once."""
     sizes = StateConfig(num_slots=len(prompts), max_model_len=64, block_size=4)
     with bind(CpuPlugin.open(0, {})) as device:
-        engine = Engine(Worker(device, model, sizes, 16 * len(prompts), MemorySink()), chunk=chunk)
+        engine = Engine(Worker(device, model, sizes, 16 * len(prompts), MemorySink()), Limits(chunk=chunk))
         for number, prompt in enumerate(prompts):
             engine.submit(Request(str(number), prompt, SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)))
         tokens = {done.request_id: done.token_ids for done in engine.run()}

@@ -15,7 +15,7 @@ from hal_core.devices.cpu import CpuPlugin
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
-from hal_engine.engine import Engine
+from hal_engine.engine import Engine, Limits
 from hal_paddle_runner.worker import Worker
 
 
@@ -72,7 +72,7 @@ def test_memory_does_not_grow_over_10_000_steps():
         worker = Worker(
             device, Nonsense(), StateConfig(num_slots=3, max_model_len=64, block_size=4, max_logprobs=2), 20, Unread()
         )
-        engine = Engine(worker, chunk=8)
+        engine = Engine(worker, Limits(chunk=8))
         run(engine, 1000, names)  # caches fill
         gc.collect()
         objects, memory = sys.getallocatedblocks(), resident()

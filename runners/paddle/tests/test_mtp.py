@@ -10,7 +10,7 @@ from hal_core.output.sinks import MemorySink
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
-from hal_engine.engine import Engine
+from hal_engine.engine import Engine, Limits
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.tokenizer import Tokenizer
 from hal_engine.proposers import Setup, make_proposer
@@ -73,7 +73,7 @@ class Checked(Mtp):
 def run(model, requests, *, drafts, blocks=64, chunk=256, slots=4, proposer=None):
     sizes = StateConfig(num_slots=slots, max_model_len=512, max_draft_tokens=drafts)
     with bind(CpuPlugin.open(0, {})) as device:
-        engine = Engine(Worker(device, model, sizes, blocks, MemorySink(), proposer=proposer), chunk=chunk)
+        engine = Engine(Worker(device, model, sizes, blocks, MemorySink(), proposer=proposer), Limits(chunk=chunk))
         for request in requests:
             engine.submit(request)
         return {ended.request_id: ended.token_ids for ended in engine.run()}, engine

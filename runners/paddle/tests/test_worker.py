@@ -13,7 +13,7 @@ from hal_core.output.sinks import MemorySink
 from hal_core.slots.admission import Request, SamplingParams, admit
 from hal_core.slots.fields import FinishReason, StateConfig
 from hal_core.slots.tasks import Task, TaskKind
-from hal_engine.engine import Engine
+from hal_engine.engine import Engine, Limits
 from hal_paddle_runner.worker import Worker
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -25,7 +25,7 @@ HOOKS = ("insert_tasks", "async_set_value", "broadcast_tokens", "update_inputs",
 
 
 def make(device, model, *, blocks=24, chunk=256, sink=None, sizes=SIZES):
-    return Engine(Worker(device, model, sizes, blocks, sink or MemorySink()), chunk=chunk)
+    return Engine(Worker(device, model, sizes, blocks, sink or MemorySink()), Limits(chunk=chunk))
 
 
 def rows_by_request(sink):

@@ -28,7 +28,7 @@ try:
 except ImportError as error:
     sys.exit(f"check.py: {error} (install a build of torch for your GPU, as pip install './runners/torch[torch]')")
 from hal_core import HalError, MemorySink, Request, SamplingParams, SlotStatus, StateConfig
-from hal_engine.engine import Engine
+from hal_engine.engine import Engine, Limits
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.stepping import RunnerSetup, Stepper, overlap_of
 from hal_torch.attention import Prompts, Tokens, TorchKernels, TritonKernels, attend
@@ -61,9 +61,11 @@ def opened(name: str, sizes: StateConfig = SIZES, blocks: int = AMPLE, **options
         sink.close(30.0)
 
 
-def generate(stepper: Stepper, requests: list[Request], **options: object) -> tuple[dict[str, list[int]], Engine]:
+def generate(
+    stepper: Stepper, requests: list[Request], chunk: int | None = None, **options: object
+) -> tuple[dict[str, list[int]], Engine]:
     """The tokens of each request."""
-    engine = Engine(stepper, **options)
+    engine = Engine(stepper, Limits(chunk=chunk), **options)
     for request in requests:
         engine.submit(request)
     ended = list(engine.run())
@@ -202,7 +204,7 @@ def drawn_rows(name: str, drafts: int) -> dict[str, tuple[list[int], list[float]
     """Tokens and log-probabilities of drawn requests."""
     sizes = StateConfig(8, 96, 16, max_draft_tokens=drafts, max_logprobs=3, max_eos=2, max_stop_length=3)
     with opened(name, sizes, blocks=48) as stepper:
-        engine = Engine(stepper, chunk=40, overlap=name == "cuda")
+        engine = Engine(stepper, Limits(chunk=40), overlap=name == "cuda")
         for request in drawn_requests(24, 2000, sizes.max_model_len):
             engine.submit(request)
         list(engine.run())

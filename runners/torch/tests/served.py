@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from hal_core import MemorySink, SlotStatus, StateConfig
-from hal_engine.engine import Engine
+from hal_engine.engine import Engine, Limits
 from hal_engine.stepping import RunnerSetup, Stepper
 
 from hal import open_device
@@ -25,9 +25,9 @@ class Served:
     reason: int = 0
 
 
-def run(stepper, requests, **options):
+def run(stepper, requests, chunk=None, **options):
     """Serve all requests at once; return the records of each."""
-    engine = Engine(stepper, **options)
+    engine = Engine(stepper, Limits(chunk=chunk), **options)
     for request in requests:
         engine.submit(request)
     answers = {request.request_id: Served() for request in requests}

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from hal_core import AdmittedRequest, OutputRecord, Request, SplitRole, admit, lay_out
 
-from hal_engine.engine import Engine, Scheduler
-from hal_engine.engine.budget import DEFAULT_CHUNK
+from hal_engine.engine import Engine, Limits, Scheduler
 from hal_engine.engine.engine import Wait, wait_for
 from hal_engine.engine.front import Queue
 from hal_engine.engine.roles import DecodeScheduler, PrefillScheduler
@@ -54,8 +53,7 @@ def engine_of_ranks(
         return admit(request, layout=layout, vocab_size=min(vocabularies))
 
     def scheduler(kind: type[Scheduler], preferred: int | None = None) -> Scheduler:
-        most = setup.chunk or preferred or DEFAULT_CHUNK
-        return kind(layout, setup.blocks, chunk=most, step_tokens=setup.step_tokens, admit=admits)
+        return kind(layout, setup.blocks, limits=Limits.of(setup).preferring(preferred), admit=admits)
 
     def schedulers(role: SplitRole, rank_executor: RankExecutor) -> list[Scheduler]:
         vocabularies.add(rank_executor.rank_info.vocab_size)

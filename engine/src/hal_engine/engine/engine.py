@@ -25,10 +25,9 @@ from hal_core import (
 
 from hal_engine.timeouts import TIMEOUTS
 
-from .budget import DEFAULT_CHUNK
 from .front import End, Front, Queue
 from .generation import Finished
-from .scheduler import Admitted, Scheduler
+from .scheduler import NO_LIMITS, Admitted, Limits, Scheduler
 from .worker import EngineWorker
 
 if TYPE_CHECKING:
@@ -37,13 +36,17 @@ if TYPE_CHECKING:
 Wait = Callable[[Sequence[Any], float], None]
 
 
-def local_worker(
-    executor: Stepper, *, chunk: int | None = None, step_tokens: int | None = None, overlap: bool = False
-) -> EngineWorker[Scheduler]:
+def local_worker(executor: Stepper, limits: Limits = NO_LIMITS, *, overlap: bool = False) -> EngineWorker[Scheduler]:
     """Return the stepper of this process, with its scheduler."""
-    limits = {"chunk": chunk or executor.chunk or DEFAULT_CHUNK, "step_tokens": step_tokens, "overlap": overlap}
-    admits = {"admit": executor.admit, "admit_all": executor.admit_all}
-    return EngineWorker(executor, Scheduler(executor.layout, executor.blocks, **admits, **limits))  # type: ignore[arg-type]
+    scheduler = Scheduler(
+        executor.layout,
+        executor.blocks,
+        limits=limits.preferring(executor.chunk),
+        admit=executor.admit,
+        admit_all=executor.admit_all,
+        overlap=overlap,
+    )
+    return EngineWorker(executor, scheduler)
 
 
 def wait_for(sockets: Sequence[Any], seconds: float) -> None:
@@ -70,8 +73,8 @@ class Engine:
     ``step`` returns the requests that have ended, each once: with an end token or stop sequence, at their length,
     aborted, or with an error and its message. Tokens leave through the workers' sinks as they come.
 
-    - ``workers``: an executor of this process, with the options of :func:`local_worker`; or workers, which are started
-      here (:func:`hal_engine.distributed.engine.engine_of_ranks` makes those of ranks).
+    - ``workers``: an executor of this process, whose scheduler has these ``limits``; or workers with schedulers of
+      their own, which are started here (:func:`hal_engine.distributed.engine.engine_of_ranks` makes those of ranks).
     - ``overlap``: while the device runs a step, the host takes over the one before it and schedules and launches the
       next one; the end of a request is then known one step later (:func:`hal_engine.stepping.overlap_of` returns
       whether a device and a runner can do so). The host waits for the output of the step before only.
@@ -84,9 +87,8 @@ class Engine:
     def __init__(
         self,
         workers: Stepper | Sequence[EngineWorker[Any]],
+        limits: Limits = NO_LIMITS,
         *,
-        chunk: int | None = None,
-        step_tokens: int | None = None,
         overlap: bool = False,
         front: Callable[[Sequence[EngineWorker[Any]], End], Front] = Queue,
         restarts: int = 0,
@@ -95,7 +97,7 @@ class Engine:
         wait: Wait = wait_for,
     ) -> None:
         if not isinstance(workers, Sequence):
-            workers = (local_worker(workers, chunk=chunk, step_tokens=step_tokens, overlap=overlap),)
+            workers = (local_worker(workers, limits, overlap=overlap),)
         self.workers = workers
         self.steps = self.restarts = 0
         self.drafted: Counter[str] = Counter()

@@ -24,9 +24,10 @@ from __future__ import annotations
 from bisect import bisect, insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from hal_core import (
     AdmittedRequest,
@@ -35,6 +36,7 @@ from hal_core import (
     OutputRecord,
     PluginError,
     Request,
+    StateConfig,
     StateLayout,
     Task,
     TaskKind,
@@ -48,6 +50,9 @@ from .generation import Finished, Generation, check_fits, tokens_to_keep
 from .in_flight import InFlight
 from .slot_pool import SlotPool
 
+if TYPE_CHECKING:
+    from hal_engine.options import EngineOptions
+
 Admit = Callable[[Request], AdmittedRequest]
 Admitted = AdmittedRequest | InvalidValue | None
 """A request that was admitted before, or the error that refuses it; None: to be admitted."""
@@ -56,6 +61,36 @@ SPARE = 3
 """Blocks that a growing request gets besides, while as many are free for each running request."""
 Grown = dict[Generation, list[int]]
 """Blocks that decoding requests are given in a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Options of an engine that limit its scheduler: those of these names in
+    :class:`hal_engine.options.EngineOptions`, in one process and on ranks.
+
+    - ``chunk``: most prompt tokens of a step, all requests together; None: what the runner prefers, or 256.
+    - ``step_tokens``: most tokens of a step, decoding included, which is never held back
+      (:class:`hal_engine.engine.budget.Budget`); None: decoding comes on top.
+    """
+
+    chunk: int | None = None
+    step_tokens: int | None = None
+
+    @classmethod
+    def of(cls, options: EngineOptions) -> Limits:
+        """Return those among an engine's options."""
+        return cls(**{one.name: getattr(options, one.name) for one in fields(cls)})
+
+    def preferring(self, chunk: int | None) -> Limits:
+        """Return them with what a runner prefers, unless the user gave a number; None: it prefers nothing."""
+        return replace(self, chunk=chunk) if self.chunk is None else self
+
+    def budget(self, sizes: StateConfig) -> Budget:
+        """Return the budget of a step. Raises :class:`InvalidValue` for one that can feed nothing."""
+        return Budget(DEFAULT_CHUNK if self.chunk is None else self.chunk, self.step_tokens, sizes)
+
+
+NO_LIMITS = Limits()
 
 
 class Scheduler:
@@ -68,8 +103,7 @@ class Scheduler:
     - ``admit_all``: admits several by one call, or returns their errors; by default it leaves that to ``admit``.
     - ``admit``: the function that admits a request, such as ``Worker.admit``; by default it is checked against
       ``layout`` alone.
-    - ``chunk``: most prompt tokens of a step, all requests together; ``step_tokens``: most tokens of a step, decoding
-      included, which is never held back (:class:`hal_engine.engine.budget.Budget`); None: decoding comes on top.
+    - ``limits``: what the user limits.
     - ``tokens_per_step``: most tokens that a decoding request feeds, and is given, in one step.
     - ``launch_tokens``: most tokens of the step that was scheduled last, known before it runs: so many for each
       decoding request, and its pieces of prompts. A step with fewer drafts feeds less.
@@ -86,15 +120,14 @@ class Scheduler:
         layout: StateLayout,
         blocks: int,
         *,
-        chunk: int = DEFAULT_CHUNK,
-        step_tokens: int | None = None,
+        limits: Limits = NO_LIMITS,
         admit: Admit | None = None,
         admit_all: Callable[[Sequence[Request]], Sequence[Admitted]] | None = None,
         overlap: bool = False,
     ) -> None:
         self.layout, self.tokens_per_step = layout, layout.sizes.max_accept
         self.entry_tokens = 1  # for which blocks must be free, beyond the known tokens, when a request enters
-        self.budget = Budget(chunk, step_tokens, layout.sizes)
+        self.budget = limits.budget(layout.sizes)
         self._admit: Admit = admit or partial(admit_for, layout=layout)
         self._admit_all = admit_all
         self.overlap = overlap
