@@ -15,7 +15,7 @@ from .fixtures_plugins.builder import Site
 
 CODE = """
 class Idle:
-    needs_host, vocab_size, note = "", 5, ""
+    needs_host, vocab_size, note, supports = "", 5, "", ()
 
     def __init__(self, setup):
         self.setup = setup

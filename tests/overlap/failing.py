@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 
+from hal_engine.sampling.rows import SUPPORTED
+
 
 class FailingRunner:
     needs_host, drafts_on_device = "", True
-    vocab_size = 512
+    vocab_size, supports = 512, SUPPORTED
 
     def __init__(self, setup):
         self._device = setup.device

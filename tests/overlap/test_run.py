@@ -6,7 +6,16 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from hal_core import CapabilityMissing, InvalidValue, MemorySink, PluginError, StateConfig, Step
+from hal_core import (
+    CapabilityMissing,
+    InvalidValue,
+    MemorySink,
+    PluginError,
+    Request,
+    SamplingParams,
+    StateConfig,
+    Step,
+)
 from hal_core.contract.capabilities import Capabilities
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.runtime.bound import bind
@@ -140,7 +149,7 @@ def test_a_module_that_fails_as_it_is_imported_is_named_in_one_line(run, monkeyp
 class Idle:
     """A runner without effect."""
 
-    needs_host, vocab_size = "", 5
+    needs_host, vocab_size, supports = "", 5, ("seed",)
 
     def check(self, request): ...
     def propose(self, state, step, stream): ...
@@ -155,6 +164,25 @@ def test_a_runner_without_a_sound_vocabulary_is_refused_before_it_runs(monkeypat
     monkeypatch.setattr(Idle, "vocab_size", vocab)
     with pytest.raises(PluginError, match=r"has no vocab_size \(a whole number of at least 1\)"):
         make_runner("idle_runners:make", None)
+
+
+@pytest.mark.parametrize("listed", [None, 5, "seed", ("seed", "top_q")])
+def test_a_runner_that_does_not_list_what_it_supports_is_refused_before_it_runs(monkeypatch, listed):
+    monkeypatch.setitem(sys.modules, "idle_runners", SimpleNamespace(make=lambda _: Idle()))
+    if listed is None:
+        monkeypatch.delattr(Idle, "supports")
+    else:
+        monkeypatch.setattr(Idle, "supports", listed)
+    with pytest.raises(PluginError, match=r"idle_runners:make made Idle, which has no supports \(names of fields of "):
+        make_runner("idle_runners:make", None)
+
+
+def test_one_place_refuses_a_parameter_that_a_runner_does_not_list():
+    with bind(CpuPlugin.open(0, {})) as device:
+        stepper = Stepper(device, device.state(StateConfig(2, 16)), Idle(), MemorySink(), blocks=4)
+        stepper.admit(Request("r", [1], SamplingParams(max_tokens=2, seed=9)))
+        with pytest.raises(InvalidValue, match=r"top_k: 3 is not supported by Idle \(give 0\)"):
+            stepper.admit(Request("r", [1], SamplingParams(max_tokens=2, temperature=0.0, top_k=3)))
 
 
 @pytest.mark.parametrize("other", [None, "step", Step(7, {"target": []})], ids=["None", "text", "another"])

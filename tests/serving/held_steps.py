@@ -12,12 +12,13 @@ from pathlib import Path
 
 from hal_engine.distributed.control_messages import Abort
 from hal_engine.generation.process import CallerEnd
+from hal_engine.sampling.rows import SUPPORTED
 
 HANGS = 120
 
 
 class HeldRunner:
-    needs_host, vocab_size = "", 512
+    needs_host, vocab_size, supports = "", 512, SUPPORTED
 
     def __init__(self, setup):
         folder = Path(os.environ["HELD_STEPS"])

@@ -167,7 +167,7 @@ def test_the_fallbacks_release_of_the_gil_is_noticed(fallback, name):
 class Nothing:
     """A runner whose steps are one value: the rest of a turn is the engine's and the hooks'."""
 
-    needs_host, vocab_size = "", 100
+    needs_host, vocab_size, supports = "", 100, ()
 
     def __init__(self, bound):
         self._bound = bound

@@ -10,11 +10,11 @@ An installed runner is a class or function that makes a runner of a :class:`Runn
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from hal_core import InvalidValue, PluginError
+from hal_core import InvalidValue, PluginError, SamplingParams
 
 from hal.contract import normalized
 from hal.discovery import AUTOMATIC, RUNNER, RUNNERS, Entry, installed_in, load_made, load_maker, named
@@ -99,6 +99,9 @@ def make_runner(name: str, setup: RunnerSetup) -> Runner:
     vocab = getattr(made, "vocab_size", None)
     if not isinstance(vocab, int) or isinstance(vocab, bool) or vocab < 1:
         lacks.append("vocab_size (a whole number of at least 1)")
+    supports = getattr(made, "supports", None)
+    if not isinstance(supports, Collection) or not all(one in SamplingParams.__slots__ for one in supports):
+        lacks.append("supports (names of fields of hal_core.SamplingParams, which it does not refuse)")
     if lacks:
         what = f"{name} made {type(made).__name__}, which has no {', '.join(lacks)}"
         raise PluginError(what, cure="see class Runner in engine/src/hal_engine/stepping/runner.py", argument=RUNNER)

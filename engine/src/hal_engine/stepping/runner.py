@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,13 +101,15 @@ class Runner(Protocol):
     - ``cache``: see :class:`KeepsBlocks`.
     - ``note``: more about its computations, for ``-v``.
 
-    ``supports``, where a runner has it: names of :class:`hal_core.SamplingParams`' fields; a request with another value
-    than the default of any other is refused (:class:`Supported`). Without it, ``check`` refuses what it cannot do.
-
     ``launch`` puts the step's work on the stream. The work reads ``step_input`` fields and token rows, and feeds each
     slot's tokens. It writes ``sampled_token_ids`` in a plain step, and ``accept_tokens`` and ``accept_num`` in one that
     verifies drafts. All other fields of the state are changed by the hooks and ``update_inputs``, which follow.
     """
+
+    @property
+    def supports(self) -> Collection[str]:
+        """Names of :class:`hal_core.SamplingParams`' fields; a request that gives any other field another value than
+        its default is refused (:class:`Supported`). ``max_tokens`` is every runner's."""
 
     @property
     def vocab_size(self) -> int:
@@ -121,8 +123,8 @@ class Runner(Protocol):
         """
 
     def check(self, request: Request) -> None:
-        """Raise :class:`hal_core.errors.InvalidValue`, naming the parameter, for a request that it cannot run. Any
-        thread."""
+        """Raise :class:`hal_core.errors.InvalidValue`, naming the parameter, for a request that it cannot run, though
+        it supports its parameters. Any thread."""
 
     def launch(self, state: SlotState, step: PlannedStep, stream: Stream) -> Step:
         """Put the step on ``stream``.
@@ -150,13 +152,12 @@ _PLAIN = SamplingParams()
 
 
 class Supported:
-    """Refuses requests with parameters that a runner does not list in ``supports``. A request's length is every
-    runner's."""
+    """Refuses requests with parameters that a runner does not list in ``supports``."""
 
-    def __init__(self, runner: object) -> None:
-        supports = getattr(runner, "supports", SamplingParams.__slots__)
+    def __init__(self, runner: Runner) -> None:
+        supports = {*runner.supports, "max_tokens"}
         self._runner = type(runner).__name__
-        self._not = tuple(one for one in SamplingParams.__slots__ if one not in supports and one != "max_tokens")
+        self._not = tuple(one for one in SamplingParams.__slots__ if one not in supports)
 
     def check(self, params: SamplingParams) -> None:
         """Raise :class:`hal_core.InvalidValue` for the first parameter that is none of the runner's."""
