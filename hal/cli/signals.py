@@ -59,7 +59,7 @@ class _Watch:
         now = time.monotonic()
         if self.first is not None:
             if (limits := _timeouts()) is None or now - self.at >= limits.second_signal:
-                self.end()
+                self.end(self.first)
         elif not isinstance(self.action, str) and frame is not None and frame.f_lineno is None:
             signal.raise_signal(number)  # a little later: pytest fails at a traceback without a line number
         else:
@@ -67,55 +67,44 @@ class _Watch:
             if not isinstance(self.action, str):
                 raise self.action
             if self.action == _END:
-                self.end()
+                self.end(self.first)
 
-    def end(self) -> None:
-        """End the process now, and ignore further signals."""
-        _ignore()
+    def end(self, number: int, text: str = "") -> None:
+        """End the process now, and ignore further signals. ``text``: what is said of it."""
         try:
+            if threading.current_thread() is threading.main_thread():
+                _ignore()
+            if (urls := sys.modules.get("hal_engine.transport.urls")) is not None:
+                urls.release_all()  # its folders
             if (console := sys.modules.get(f"{__package__}.console")) is not None:
-                console.status("")
+                (console.say if text else console.status)(text)
             if self.tidy is not None:
                 self.tidy()
-            _release_folders()
         finally:
-            os._exit(128 + (self.first or signal.SIGINT))
+            os._exit(128 + number)
 
     def await_end(self) -> None:
         """Wait for the first signal, then for the command's end; end the process by force if it does not come."""
-        number = next((number for number in iter(self._read, None) if number in NUMBERS), signal.SIGINT)
+        numbers = iter(lambda: next(iter(os.read(self.reading, 1)), None), None)
+        number = next((number for number in numbers if number in NUMBERS), signal.SIGINT)
         limits = _timeouts()
-        if self.closed.wait(0 if limits is None else grace + limits.signal):
+        seconds = 0.0 if limits is None else grace + limits.signal
+        if self.closed.wait(seconds):
             return
         try:
             if limits is not None:
-                tidying = threading.Thread(target=self._tidy_up, args=(grace + limits.signal,), daemon=True)
-                tidying.start()
-                tidying.join(limits.tidying)  # it may hang too
+                text = f"hal: ended by force: the signal could not be obeyed in order within {seconds:g} s"
+                ending = threading.Thread(target=self.end, args=(self.first or number, text), daemon=True)
+                ending.start()
+                ending.join(limits.tidying)  # it may hang too
         finally:
             os._exit(128 + (self.first or number))
-
-    def _read(self) -> int | None:
-        return next(iter(os.read(self.reading, 1)), None)
-
-    def _tidy_up(self, seconds: float) -> None:
-        from .console import say
-
-        _release_folders()
-        say(f"hal: ended by force: the signal could not be obeyed in order within {seconds:g} s")
-        if self.tidy is not None:
-            self.tidy()
 
 
 def _timeouts() -> Timeouts | None:
     """Return the timeouts, or None until they are loaded. They need the core, whose import may fail or be interrupted;
     until then there is nothing to wait for or to clean up."""
     return getattr(sys.modules.get("hal.timeouts"), "TIMEOUTS", None)
-
-
-def _release_folders() -> None:
-    if (urls := sys.modules.get("hal_engine.transport.urls")) is not None:
-        urls.release_all()
 
 
 _watch = _Watch(is_last=False)
@@ -149,7 +138,7 @@ def check() -> None:
 
 def end_now() -> None:
     """End the process at once, after a signal for which an orderly end failed."""
-    _watch.end()
+    _watch.end(_watch.first or signal.SIGINT)
 
 
 @contextlib.contextmanager
