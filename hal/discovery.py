@@ -249,7 +249,7 @@ def load(entry: Entry) -> type[Plugin]:
     return plugin
 
 
-def load_made(entry: Entry, *arguments: object) -> object:
+def load_and_make(entry: Entry, *arguments: object) -> object:
     """Import an observer, a proposer, a runner or a transport, and call it if it is callable.
 
     An observer may be an object instead of a class. ``arguments``: those of the call. Raises :class:`PluginError`.

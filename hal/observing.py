@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hal_core import HalError
 
-from .discovery import OBSERVED, OBSERVERS, Entry, installed_in, load_made, named
+from .discovery import OBSERVED, OBSERVERS, Entry, installed_in, load_and_make, named
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice
@@ -37,7 +37,7 @@ def observe(bound: BoundDevice, entries: Sequence[Entry]) -> None:
         not an observer.
     """
     for entry in entries:
-        observer = load_made(entry)
+        observer = load_and_make(entry)
         try:
             bound.observe(observer, name=f"{entry.name} ({entry.who})")
         except HalError as error:

@@ -15,7 +15,7 @@ from hal_core import Capabilities, HalError, InvalidValue, PluginError
 from .discovery import Entry
 from .local_rank import LocalRank
 from .observing import chosen, observe
-from .selection import ENVIRONMENT, Choice, first
+from .selection import ENVIRONMENT, Choice, use_first
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Device
@@ -56,7 +56,7 @@ def open_device(
             choice = replace(choice, index=among.index(choice.plugin, choice.index))
         return _open(choice, dict(require or {}), dict(options or {}), observers)
 
-    return first(opened, name, index)
+    return use_first(opened, name, index)
 
 
 @contextmanager

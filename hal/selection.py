@@ -35,7 +35,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class DeviceRequest:
     """A request for a device: its name (None: choose one), an index, and the origin of the request."""
 
     name: str | None
@@ -48,10 +48,10 @@ def select(name: str | None = None, *, index: int | None = None) -> Choice:
 
     Raises :class:`DeviceNotFound`, :class:`Unavailable`, :class:`PluginError` or :class:`InvalidValue`.
     """
-    return first(lambda choice: choice, name, index)
+    return use_first(lambda choice: choice, name, index)
 
 
-def first(use: Callable[[Choice], T], name: str | None = None, index: int | None = None) -> T:
+def use_first(use: Callable[[Choice], T], name: str | None = None, index: int | None = None) -> T:
     """Call ``use`` with the requested device, or with the first available one by priority.
 
     A device is skipped with one warning if it is unavailable (by its probe, or because ``use`` raises
@@ -99,7 +99,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def requested(name: str | None, index: int | None = None) -> Request:
+def requested(name: str | None, index: int | None = None) -> DeviceRequest:
     """Read the request from the arguments or ``HAL_DEVICE`` (empty: unset), without looking the name up."""
     if index is not None and (type(index) is not int or index < 0):
         raise InvalidValue(f"{index!r} is no device index", cure="give a whole number from 0", argument="index")
@@ -107,7 +107,7 @@ def requested(name: str | None, index: int | None = None) -> Request:
     if name is None:
         text, source = os.environ.get(ENVIRONMENT, "").strip() or None, ENVIRONMENT
     if text is None:
-        return Request(None, index or 0, "priority")
+        return DeviceRequest(None, index or 0, "priority")
     match = _NAME.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         cure = "give a name that hal devices lists, or name:index with a whole number from 0"
@@ -120,10 +120,10 @@ def requested(name: str | None, index: int | None = None) -> Request:
         raise InvalidValue(
             f"{text!r} and index={index} contradict each other", cure="give the index once", argument=source
         )
-    return Request(match["name"], int(stated) if stated else index or 0, source)
+    return DeviceRequest(match["name"], int(stated) if stated else index or 0, source)
 
 
-def _find(entries: Sequence[Entry], request: Request) -> Entry:
+def _find(entries: Sequence[Entry], request: DeviceRequest) -> Entry:
     name = request.name or ""
     claims = [entry for entry in entries if entry.name == name]
     allowed = [entry for entry in claims if entry.allowed]

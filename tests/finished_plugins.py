@@ -52,7 +52,7 @@ ASYNC = {
         @contextmanager
         def hold_stream(self, stream):
             gate = threading.Event()
-            self.own(stream).raw.put(gate.wait)
+            self.own_stream(stream).raw.put(gate.wait)
             try:
                 yield
             finally:

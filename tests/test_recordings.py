@@ -202,7 +202,7 @@ def end_before_a_step(bound):
 def declared_fields_and_companions(bound):
     fields = [StateField("lora", "bfloat16", value="extra"), StateField("row", "int32", 3, value="extra")]
     own = [Companion("proposer", [StateField("depth", "int64", value=lambda request: len(request.prompt))])]
-    worker = SmallWorker(bound, fields=fields, beside=own)
+    worker = SmallWorker(bound, fields=fields, companions=own)
     worker.enter([0, 1], {"lora": 1.5, "row": [1, 2, 3]})
     worker.write({0: 9, 1: 8})
     worker.set("lora", [0.5, 1.5, 2.5, 3.5])
@@ -369,7 +369,7 @@ def _raw(path):
 def test_a_companions_own_step_is_named(tmp_path):
     with bind(CpuDevice(0, {})) as bound:
         recorder = CallRecorder(tmp_path / "x.rec", bound)
-        worker = SmallWorker(bound, beside=["proposer"])
+        worker = SmallWorker(bound, companions=["proposer"])
         worker.enter([0, 1])
         (companion,) = worker.state.companions
         bound.update_inputs(state=companion, step=Step(0, {"proposer": [0, 1]}), stream=bound.default_stream)

@@ -191,7 +191,7 @@ def test_declared_fields_and_companions_are_admitted_alone(bound):
     kind = state.layout.record_dtype
     alone = [comparable(one, kind) for one in one_by_one(state, batch)]
     assert [comparable(one, kind) for one in state.admit_all(batch)] == alone
-    both = bound.state(SIZES, name="both", beside=("proposer",))
+    both = bound.state(SIZES, name="both", companions=("proposer",))
     assert [*map(comparable, both.admit_all(plain(9)))] == [*map(comparable, one_by_one(both, plain(9)))]
 
 

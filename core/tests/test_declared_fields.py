@@ -58,7 +58,7 @@ def test_g26_fields_that_clash_or_are_none_are_refused(bound, fields):
 def test_g26_a_companion_has_no_group_of_steps(bound, group):
     companions = [Companion("proposer", [replace(BIAS, groups=group)])]
     with pytest.raises(InvalidValue, match=f"bias is in {group}, and no step runs on a companion"):
-        bound.state(SIZES, beside=companions)
+        bound.state(SIZES, companions=companions)
 
 
 def broken(request):
@@ -117,7 +117,7 @@ def test_a_request_of_another_table_is_refused_in_whole(bound, change):
 
 
 def test_a_request_that_was_not_packed_for_a_companion_is_refused(bound):
-    state = bound.state(SIZES, beside=[Companion("proposer", [ROW], same_slots=True)])
+    state = bound.state(SIZES, companions=[Companion("proposer", [ROW], same_slots=True)])
     task = Task(TaskKind.PREFILL, 0, admit(Request("r", [1]), state.layout), 0, 1, [0])
     with pytest.raises(InvalidValue, match=r"'r' was not admitted for the companion 'proposer' .admit it with state"):
         bound.insert_tasks(state=state, tasks=[task], stream=bound.default_stream)
@@ -126,7 +126,7 @@ def test_a_request_that_was_not_packed_for_a_companion_is_refused(bound):
 
 
 def test_one_companion_shares_the_slots_and_another_does_not(bound):
-    state = bound.state(SIZES, beside=[Companion("proposer", [ROW], same_slots=True), "other"])
+    state = bound.state(SIZES, companions=[Companion("proposer", [ROW], same_slots=True), "other"])
     task = Task(TaskKind.PREFILL, 1, state.admit(Request("r", [7, 8])), 0, 2, [0])
     bound.insert_tasks(state=state, tasks=[task], stream=bound.default_stream).wait()
     proposer, other = state.companions

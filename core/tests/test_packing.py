@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from hal_core.memory.packing import ROW, Packed, apply_packed, cut_rows
+from hal_core.memory.packing import LONGEST_WRITE, Packed, apply_packed, cut_long_writes
 from hal_core.memory.plan import SCATTER_MAP, PlanBuilder, Records, WritePlan, apply_to_host
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,8 +25,9 @@ def plans(draw):
     """A plan of a few writes, some longer than a cut, and perhaps records."""
     builder, at = PlanBuilder(Block()), 4096
     rng = np.random.default_rng(draw(st.integers(0, 99), label="seed"))
+    lengths = LONGEST_WRITE, LONGEST_WRITE + 5, 2 * LONGEST_WRITE + 8
     for _ in range(draw(st.integers(0, 6), label="writes")):
-        nbytes = draw(st.sampled_from([1, 7, 64, ROW, ROW + 5, 2 * ROW + 8]), label="nbytes")
+        nbytes = draw(st.sampled_from([1, 7, 64, *lengths]), label="nbytes")
         if draw(st.booleans(), label="fill"):
             builder.fill(np.array([at], np.int64), nbytes, rng.integers(0, 2**63, 1, np.uint64)[0])
         else:
@@ -65,6 +66,6 @@ def test_a_block_holds_its_plan(plan):
 @settings(deadline=None)
 @given(plans())
 def test_a_cut_plan_has_short_rows_and_the_same_effect(plan):
-    cut = cut_rows(plan)
-    assert len(cut.writes) == 0 or int(cut.writes["nbytes"].max()) <= ROW
+    cut = cut_long_writes(plan)
+    assert len(cut.writes) == 0 or int(cut.writes["nbytes"].max()) <= LONGEST_WRITE
     np.testing.assert_array_equal(effect(cut), effect(plan))

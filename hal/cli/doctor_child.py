@@ -100,13 +100,13 @@ def locked(device: BoundDevice, before: int) -> str:
 
 
 def _driver_says(device: BoundDevice, address: int) -> bool | None:
-    from hal.discovery import installed_in, load_made
+    from hal.discovery import installed_in, load_and_make
 
     name = device.name.partition(":")[0].partition(" ")[0]
     entry = next((one for one in installed_in("hal.conformance") if one.name == name), None)
     if entry is None:
         return None
-    support: Any = load_made(entry)
+    support: Any = load_and_make(entry)
     found: bool | None = support.is_locked(device.device, address)
     return found
 

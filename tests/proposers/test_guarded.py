@@ -44,8 +44,8 @@ def made(monkeypatch):
     def make(plugin, name="parrot"):
         there = loading.installed()
         monkeypatch.setattr(loading, "installed", lambda: (*there, entry))
-        found = loading.load_made
-        monkeypatch.setattr(loading, "load_made", lambda one, setup: plugin if one is entry else found(one, setup))
+        found = loading.load_and_make
+        monkeypatch.setattr(loading, "load_and_make", lambda one, setup: plugin if one is entry else found(one, setup))
         proposer = make_proposer(name, SETUP)
         models.entered(proposer, 0, [4, 5, 6])
         models.entered(proposer, 2, [1, 2])

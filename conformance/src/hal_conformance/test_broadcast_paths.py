@@ -91,7 +91,7 @@ def test_g13_a_group_that_does_not_broadcast_is_untouched(kit: Kit, groups: Any)
     check_slices(kit, groups, idle=groups[1:])
 
 
-@guarantee(13, requires=(RANKS, "whole_group"), also=(14,))
+@guarantee(13, requires=(RANKS, "four_ranks"), also=(14,))
 @pytest.mark.parametrize("groups", FOURS, ids=str)
 def test_g13_any_of_four_ranks_is_the_source(kit: Kit, groups: Any) -> None:  # noqa: ANN401
     check_slices(kit, groups)
@@ -215,7 +215,7 @@ def test_g13_broadcasts_in_flight_bring_the_slice_of_their_turn(kit: Kit, groups
             assert_turns(rank, seen[rank], seen[group[0]], sizes[group[0]])
 
 
-@guarantee(13, requires=(RANKS, "whole_group"), also=(14,))
+@guarantee(13, requires=(RANKS, "four_ranks"), also=(14,))
 @pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (2, 0, 3, 1)], ids=str)
 def test_g13_broadcasts_in_flight_reach_four_ranks(kit: Kit, ranks: tuple[int, ...]) -> None:
     sizes = {ranks[0]: OF_GROUPS[0]}
@@ -259,7 +259,7 @@ def test_g14_each_size_and_field_that_differs_is_found(kit: Kit, odd: int) -> No
         assert_all_find(kit, odd, [PLAIN, PLAIN], fields, f"declared fields: {what}")
 
 
-@guarantee(14, requires=(RANKS, "whole_group"))
+@guarantee(14, requires=(RANKS, "four_ranks"))
 @pytest.mark.parametrize("odd", range(4))
 def test_g14_one_of_four_that_differs_is_found_by_all(kit: Kit, odd: int) -> None:
     sizes, fields = [PLAIN] * 4, [[FIELD]] * 4

@@ -342,7 +342,7 @@ def test_g28_a_write_comes_after_the_oldest_of_many_readers(kit: Kit, what: str)
 def test_g28_a_companions_fields_are_written_after_its_own_readers(kit: Kit) -> None:
     """By every form of a value, each on a stream of its own; the target, which no step reads, is written meanwhile."""
     device, bound, reader = kit.device, kit.bound, kit.device.stream()
-    state = bound.state(SIZES, name="target", beside=("proposer",))
+    state = bound.state(SIZES, name="target", companions=("proposer",))
     companion = state.companions[0]
     tokens, top = companion.view("next_tokens"), companion.view("top_p")
     values: dict[str, tuple[View, object]] = {
@@ -461,7 +461,7 @@ def test_g28_a_write_to_several_waits_for_the_readers_of_each(kit: Kit, read: st
     reader, writer = streams(kit, which)
     target, bound = World(kit, SIZES, name="first"), kit.bound
     target.enter(new_tasks(target, NAMED))
-    second = bound.state(SIZES, name="second", beside=("proposer",))
+    second = bound.state(SIZES, name="second", companions=("proposer",))
     states = {"first": target.state, "second": second, "companion": second.companions[0]}
     for turn, first in enumerate(OWNERS):
         what = f"a write to several, the {first} before others, while the {read} is read, {which},"

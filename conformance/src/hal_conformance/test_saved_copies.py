@@ -154,7 +154,7 @@ def test_g23_the_compute_stream_does_not_wait_for_the_copy(kit: Kit, mode: str, 
             fixture.poke(sampled(turn))
         step = fixture.advance([3, 1, 5, 0, 2, 4], **MODES[mode])
         outputs = Outputs()
-        with kit.held(device.own(stream).beside, f"an output ({what}) or work after it"):
+        with kit.held(device.own_stream(stream).copy_stream, f"an output ({what}) or work after it"):
             outputs.save(fixture, step)
             event = device.event(stream)
             assert event.wait(kit.effort.hang / 2), f"output {turn} ({what}): the compute stream waits for its copy"

@@ -36,7 +36,7 @@ def _state(kit: Kit) -> View:
 
 
 def _companion(kit: Kit) -> View:
-    state = kit.bound.state(SIZES, name="target", beside=("first", "second"))
+    state = kit.bound.state(SIZES, name="target", companions=("first", "second"))
     return state.companions[-1].view("next_tokens")
 
 
@@ -193,7 +193,7 @@ FIELDS = ("next_tokens", "stop_flags", "top_p", "block_tables")
 @pytest.mark.parametrize("companion", [False, True], ids=["state", "companion"])
 def test_g06_a_states_fields_take_what_their_types_take(kit: Kit, companion: bool, form: str) -> None:
     """Values of every class, in turn, for one slot and for every second one: converted or refused as in bare memory."""
-    state = kit.bound.state(SIZES, name="target", beside=("first",))
+    state = kit.bound.state(SIZES, name="target", companions=("first",))
     fields, stream = state.companions[0] if companion else state, kit.device.stream()
     for name in FIELDS:
         full = fields.view(name)

@@ -32,7 +32,7 @@ class Ticket(ABC):
     def __init__(self) -> None:
         self.observed = False
 
-    def tell_end(self, callback: Callable[[Ticket], None]) -> None:
+    def call_at_end(self, callback: Callable[[Ticket], None]) -> None:
         """Call ``callback`` with the ticket each time :meth:`wait` finds it ended. Used by observers."""
         self._on_end = callback
 

@@ -78,14 +78,14 @@ class CoreTimeouts:
     silence: Seconds = Seconds(20.0, "a channel without a sign of life; then the other side counts as lost, or stopped")
     pause: Seconds = Seconds(
         0.02,
-        "between two attempts at what another process does first, and from a message to what waits for a later one",
+        "until the next attempt where another process acts first; and how long what may go with a later message waits",
     )
     look: Seconds = Seconds(0.1, "between two looks of what waits: for signals, processes, ranks and peers")
     poll: Seconds = Seconds(50e-6, "between two queries of an event, at first")
     poll_most: Seconds = Seconds(2e-3, "the same in a long wait, at most")
-    poll_beside: Seconds = Seconds(
+    poll_background: Seconds = Seconds(
         500e-6,
-        "the same by threads beside the one that submits work: if the driver woke all of them at once, they "
+        "the same by threads other than the one that submits work: if the driver woke all of them at once, they "
         "would take the GIL when the next step needs it",
     )
     output_look: Seconds = Seconds(5e-3, "between two looks of a sink's thread for an output that the worker may take")

@@ -193,7 +193,7 @@ class LatchedDevice(AsyncDevice):
         super().__init__(index, LatchedPrimitives(room), RingOptions(**ring))
 
     def update_inputs(self, state, step, stream):
-        own = self.own(stream)
+        own = self.own_stream(stream)
         self.order_after_reads(own, state.memory)
         names = reference.STEP_FIELDS
         block = at(state.memory.address, state.memory.nbytes)

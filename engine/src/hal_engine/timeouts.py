@@ -42,6 +42,7 @@ _NOW = {
     "parting": "LEAVE SINK_LEAVE SINK_CLOSE_SIGNAL",
     "pause": "LISTENING_LOOK LAST_STEP ACKNOWLEDGE RECONNECT LOCK_LOOK",
     "poll": "QUEUE_LOOK TORCH_POLL",
+    "poll_background": "POLL_BESIDE",
     "poll_most": "CONNECTING_LOOK OUTPUT QUEUE_LOOK_MOST",
     "ranks_end": "RECORDS_END",
     "ranks_end_forced": "RANK_EXIT_LOST",
@@ -114,9 +115,7 @@ class Timeouts(timeouts.Timeouts):
         1.0, "until a client of `hal serve` tries again, whose request found a full queue (`Retry-After`)"
     )
     # connections
-    beat: Seconds = Seconds(
-        1.0, "between two signs of life on a channel; an engine that pauses longer was stopped itself"
-    )
+    beat: Seconds = Seconds(1.0, "between two signs of life on a channel")
     greeting: Seconds = Seconds(10.0, "a new connection's showing what it is, and one to a Ray cluster")
     lock: Seconds = Seconds(1.0, "another process's taking or giving back an address in the same folder")
     reconnect_most: Seconds = Seconds(0.2, "between two looks for a reader that is not there, at most")

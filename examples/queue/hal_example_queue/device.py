@@ -101,7 +101,7 @@ class QueueDevice(AsyncDevice):
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """One kernel over all slots; the host takes no part."""
         self.check_open()
-        own = self.own(stream)
+        own = self.own_stream(stream)
         self.order_after_reads(own, state.memory)
         fields = {name: array(state.view(name)) for name in STEP_FIELDS}
         own.raw.put(partial(update_inputs, fields, state.sizes, speculative=step.speculative))
@@ -109,7 +109,7 @@ class QueueDevice(AsyncDevice):
 
     def copy_within(self, target: View, value: View, stream: Stream) -> Ticket:
         """Between two views of this device, in stream order."""
-        own, to, source = self.own(stream), array(target), array(value)
+        own, to, source = self.own_stream(stream), array(target), array(value)
         self.order_after_reads(own, target.memory)
         own.raw.put(lambda: np.copyto(to, source.reshape(to.shape).copy()))
         return self.ticket(own)
@@ -118,7 +118,7 @@ class QueueDevice(AsyncDevice):
     def hold_stream(self, stream: Stream) -> Iterator[None]:
         """Block the stream until the context ends; for the kit's latches."""
         gate = threading.Event()
-        self.own(stream).raw.put(gate.wait)
+        self.own_stream(stream).raw.put(gate.wait)
         try:
             yield
         finally:

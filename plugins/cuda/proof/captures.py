@@ -249,7 +249,7 @@ def main(words: list[str]) -> int:
                 )
                 report(f"{path}: captures ({mode}) at the same time, {rounds} rounds", at_once(path, mode, rounds, cpu))
             report(f"{path}: {2 * rounds} steps of a graph with the update in it", replayed(path, 2 * rounds, cpu))
-        Driver.beside_captures = lambda driver: contextlib.nullcontext()  # type: ignore[method-assign, assignment, return-value]
+        Driver.during_captures = lambda driver: contextlib.nullcontext()  # type: ignore[method-assign, assignment, return-value]
         for path in ("python", "native"):
             wrong = inside_captures(path, "global", 1, cpu)
             report(f"{path}, without the exchange of the mode (global): {wrong}", "" if wrong else "it was not spoilt")

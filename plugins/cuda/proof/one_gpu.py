@@ -27,7 +27,7 @@ class OneGpu(CudaSupport):
         super().__init__()
         self._gpus = visible_gpus()[:1]
         self._no_ranks = no_ranks(2) if self._gpus else "no GPU is visible"
-        self.ranks = self.whole_group = not self._no_ranks
+        self.ranks = self.four_ranks = not self._no_ranks
 
     def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
         """Return the same GPU, and a separate host name, for each rank."""

@@ -80,7 +80,7 @@ class StandInRanks(CudaSupport):
     tensors = False
 
     def __init__(self):
-        self.ranks = self.whole_group = importlib.util.find_spec("paddle") is not None
+        self.ranks = self.four_ranks = importlib.util.find_spec("paddle") is not None
 
     def why_not(self, need):
         return "" if self.ranks else "ranks join the job through Paddle, and paddle is not installed"

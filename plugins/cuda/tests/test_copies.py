@@ -57,7 +57,7 @@ def test_g01_g22_a_copy_is_of_its_own_time_whoever_writes_next(opened, nbytes):
     first, second, library = bound.device.stream(), bound.device.stream(), bound.device.driver.api.library
     target = View.contiguous(memory, 0, (nbytes,), dtype_of("uint8"))
     for stream in (first, second):
-        held = first if nbytes <= BY_KERNEL else first.beside
+        held = first if nbytes <= BY_KERNEL else first.copy_stream
         library.stand_in_hold(held.handle, 1)
         copy = bound.device.copy_out(memory, [ByteRange(0, nbytes)], first)
         bound.device.driver.api.calls.clear()

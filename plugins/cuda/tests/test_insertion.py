@@ -142,7 +142,7 @@ def test_threads_beside_the_one_that_works_look_now_and_then(opened, monkeypatch
     thread.start()
     thread.join(30)
     event.wait()
-    assert patience == {threading.get_ident(): 0.0, thread.ident: TIMEOUTS.poll_beside}
+    assert patience == {threading.get_ident(): 0.0, thread.ident: TIMEOUTS.poll_background}
 
 
 @pytest.mark.parametrize("count", [3, 20])

@@ -39,7 +39,7 @@ def test_a_broadcast_is_one_native_call_that_counts_its_work(two, monkeypatch):
     library.stand_in_forget()
     broadcast(source).wait(PATIENCE)
     noted = [library.stand_in_note(i).decode() for i in range(library.stand_in_noted())]
-    copies = source.bound.default_stream.beside
+    copies = source.bound.default_stream.copy_stream
     assert noted[:2] == ["hal_small", "call"]
     assert noted[2:] == [f"waits {copies.handle:x}"]
     now = source.bound.counters()
@@ -89,14 +89,14 @@ def test_a_broadcast_waits_for_copies_out_that_still_read_what_it_writes(two):
     source, _ = two()
     device, stream = source.bound.device, source.bound.default_stream
     library = device.driver.api.library
-    library.stand_in_hold(stream.beside.handle, 1)
+    library.stand_in_hold(stream.copy_stream.handle, 1)
     begin = source.state.broadcast_range().offset
     copied = device.copy_out(source.state.memory, [ByteRange(begin, 64), ByteRange(begin + 64, 64)], stream)
     library.stand_in_forget()
     ticket = broadcast(source)
     noted = [library.stand_in_note(i).decode() for i in range(library.stand_in_noted())]
     assert noted.index(f"waits {stream.handle:x}") < noted.index("call")
-    library.stand_in_hold(stream.beside.handle, 0)
+    library.stand_in_hold(stream.copy_stream.handle, 0)
     ticket.wait(PATIENCE)
     copied.wait(PATIENCE)
 
@@ -104,11 +104,11 @@ def test_a_broadcast_waits_for_copies_out_that_still_read_what_it_writes(two):
 def test_the_next_header_waits_for_the_copy_of_the_last(two):
     source, _ = two()
     stream, library = source.bound.default_stream, source.bound.device.driver.api.library
-    library.stand_in_hold(stream.beside.handle, 1)
+    library.stand_in_hold(stream.copy_stream.handle, 1)
     first, expected = broadcast(source), source.state.channels[0, 1].expected
     second = broadcast(source)
     assert not first.done()
-    library.stand_in_hold(stream.beside.handle, 0)
+    library.stand_in_hold(stream.copy_stream.handle, 0)
     for ticket in (first, second):
         ticket.wait(PATIENCE)  # each with its own header
     assert source.state.channels[0, 1].expected != expected

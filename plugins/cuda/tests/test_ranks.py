@@ -49,7 +49,7 @@ def test_ranks_of_one_group_get_a_gpu_each_and_see_all(monkeypatch, gpus, visibl
     lent = support(monkeypatch, gpus, visible)
     assert lent.ranks
     assert not lent.loss_ends_ranks
-    assert lent.whole_group == (gpus >= 4)
+    assert lent.four_ranks == (gpus >= 4)
     environments = [lent.rank_environment(rank, ENDPOINTS) for rank in range(4)]
     orders = [one["CUDA_VISIBLE_DEVICES"].split(",") for one in environments]
     assert [order[0] for order in orders] == firsts

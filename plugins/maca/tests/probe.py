@@ -74,7 +74,7 @@ def ring(fences: Any = nullcontext()) -> Any:  # noqa: B008 (it holds nothing)
                 device.async_set_value(target=state.view("token_ids"), value=values, stream=stream)
         device.device.default_stream.raw.synchronize()
         copied = device.device.copy_out(state.memory, [_range(state, "token_ids")], stream)
-        device.device.default_stream.beside.raw.synchronize()
+        device.device.default_stream.copy_stream.raw.synchronize()
         return {
             "right": bool((copied.data[0].view(np.int64) == np.arange(512) + 19).all()),
             "waits": device.counters().ring_waits,

@@ -137,7 +137,7 @@ def test_g26_work_that_fails_late_ends_the_device_and_no_other(opened, monkeypat
     with hal.open_device("opencl") as device:
         state, stream = device.state(StateConfig(num_slots=2, max_model_len=8)), device.default_stream
         primitives = device.device.primitives
-        primitives.code, primitives.fails = code, device.device.own(stream).raw.handle
+        primitives.code, primitives.fails = code, device.device.own_stream(stream).raw.handle
         ticket = device.async_set_value(target=state.view("seed"), value=1, stream=stream)
         with pytest.raises(cl.CLError, match=f"opencl:0: work on a queue gave the OpenCL status {code}"):
             ticket.wait(PATIENCE)

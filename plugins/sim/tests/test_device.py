@@ -58,8 +58,8 @@ class MakesStreamsLate(SimDevice):
     """Makes the stream beside another one when it is used first, in a hook."""
 
     def copy_out(self, memory, parts, stream):
-        stream = self.own(stream)
-        stream.beside = self._made()
+        stream = self.own_stream(stream)
+        stream.copy_stream = self._made()
         return super().copy_out(memory, parts, stream)
 
 

@@ -23,7 +23,7 @@ from tests.commands import LIBRARIES
 pytestmark = pytest.mark.long(35)
 HANGS = 900
 """Seconds after which a run of the kit counts as hung, on a busy machine."""
-SKIPPED_BY_NEED = {"async_h2d", "async_d2h", "can_hold_stream", "fused_scatter", "probe_counts", "whole_group"}
+SKIPPED_BY_NEED = {"async_h2d", "async_d2h", "can_hold_stream", "fused_scatter", "probe_counts", "four_ranks"}
 SKIPPED_BY_NEED |= {"pinned_host", "native_objects", "primitives"}
 ROOM = "a device with 5 GiB to give"  # missing on the simulated device
 

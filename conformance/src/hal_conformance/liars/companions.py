@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hal_core.errors import InvalidBatch, InvalidValue
 from hal_core.memory.plan import WritePlan
-from hal_core.slots.companions import _own_slots, tasks_beside
+from hal_core.slots.companions import _own_slots, tasks_of_companion
 from hal_core.slots.insertion import plan_insert
 from hal_core.slots.tasks import LEAVING, TaskBatch, TaskKind
 from hal_core.tickets import DONE
@@ -28,7 +28,7 @@ forgetting = reaching(lambda call: (call.state, ()))
 def apart(call: Call) -> object:
     ticket = forgetting(call)
     for companion in call.state.companions:
-        ticket = call.me.submit(plan_insert(companion, tasks_beside(companion, call.tasks)), call.stream)
+        ticket = call.me.submit(plan_insert(companion, tasks_of_companion(companion, call.tasks)), call.stream)
     return ticket
 
 
@@ -38,7 +38,7 @@ def first_alone_counts(call: Call) -> object:
         return call()
     plan, skipped = plan_insert(state, tasks), []
     for companion in state.companions[1:]:
-        own, place = tasks_beside(companion, tasks).plain, companion.layout.fields["blocks_num"]
+        own, place = tasks_of_companion(companion, tasks).plain, companion.layout.fields["blocks_num"]
         for slot, kind in zip(own["slots"], own["kinds"], strict=True):
             if kind == TaskKind.MORE_BLOCKS:
                 skipped.append(place.offset + slot * place.stride)
@@ -83,7 +83,7 @@ def booking(batch: Callable[[Any], TaskBatch | None]) -> Callable[[Call, Any], N
         booked = batch(call.tasks)
         for companion in call.state.companions:
             if booked is not None:
-                companion.host_table.commit(tasks_beside(companion, booked))
+                companion.host_table.commit(tasks_of_companion(companion, booked))
 
     return book
 

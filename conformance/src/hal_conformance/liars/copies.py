@@ -182,7 +182,7 @@ def waited(call: Call) -> object:
 
 
 def forget_the_event(call: Call) -> None:
-    call.me.last.pop(call.me.own(call.stream).beside.stream_key, None)
+    call.me.last.pop(call.me.own_stream(call.stream).copy_stream.stream_key, None)
 
 
 DATA = {
@@ -269,8 +269,8 @@ def from_first_to_last(call: Call) -> None:
 
 def wait_for_the_copy(call: Call) -> None:
     if call.step.logprobs is not None:
-        own = call.me.own(call.stream)
-        own.wait(own.beside.record())
+        own = call.me.own_stream(call.stream)
+        own.wait(own.copy_stream.record())
 
 
 def in_flight(most: int, wait_for: Callable[[Any, deque[Any]], None]) -> How:

@@ -35,7 +35,7 @@ SEAMS: dict[str, str] = {
     "order of drafts": "slots.drafts:_check_order",
     "plan of drafts": "runtime.policy:plan_drafts",
     "plain step over drafts": "slots.draft_book:DraftBook.check_update",
-    "plan of a companion's tasks": "slots.insertion:tasks_beside",
+    "plan of a companion's tasks": "slots.insertion:tasks_of_companion",
     "values of declared fields": "slots.admission:fill_declared",
     "leaving of slots": "slots.insertion:_with_empty",
     "table of declared fields": "slots.companions:table_with",

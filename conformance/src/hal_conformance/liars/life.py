@@ -32,7 +32,7 @@ def lose_raw(call: Call) -> None:
 def leak_an_event(call: Call) -> None:
     device = call.me
     event = device.primitives.event_create()
-    device.primitives.event_record(event, device.own(call.stream).raw)
+    device.primitives.event_record(event, device.own_stream(call.stream).raw)
 
 
 def lose_every_second(call: Call) -> None:
@@ -143,7 +143,7 @@ def reap_all_but_eight(device: Any) -> None:  # noqa: ANN401 (an opened device)
 
 
 def forget_the_copy(call: Call) -> None:
-    call.me.last.pop(call.me.own(call.stream).beside.stream_key, None)
+    call.me.last.pop(call.me.own_stream(call.stream).copy_stream.stream_key, None)
 
 
 class NoEvents(dict[int, Any]):
@@ -170,7 +170,7 @@ class RetiredByOneStream(Retired):
 def retire_by_the_default_stream(call: Call) -> None:
     device = call.me
     device.retired.__class__ = RetiredByOneStream
-    device.retired.main = device.own(device.default_stream).stream_key
+    device.retired.main = device.own_stream(device.default_stream).stream_key
 
 
 def settled_by_one_stream(call: Call) -> object:

@@ -122,7 +122,7 @@ def borrow(call: Call) -> object:
     written = not isinstance(value, np.ndarray) or value.flags.writeable or target.collapsed()[0]
     if written or not value.nbytes:
         return call()
-    own = device.own(call.stream)
+    own = device.own_stream(call.stream)
     device.order_after_reads(own, target.memory)
     device.primitives.copy_in(
         device.address_of(target.memory) + target.offset, value.ctypes.data, value.nbytes, own.raw

@@ -200,13 +200,13 @@ TABLE = {
         "LargeValuesWaitForTheirStream", 3, "async_set_value", first(wait_until_idle), (*RING, "fused_scatter")
     ),  # pieces that go through the ring in the stream's own order
     "a value above the limit does not wait for its stream": row(
-        "LimitOfValuesIsIgnored", 3, "require_moving", lambda call: call.me.count("host_waits"), HELD
+        "LimitOfValuesIsIgnored", 3, "wait_for_queued_work", lambda call: call.me.count("host_waits"), HELD
     ),  # it takes as much device memory as it needs, however long its stream is held
     "a value above the limit waits for the default stream": row(
         "LimitAsksDefaultStream",
         3,
-        "require_moving",
-        lambda call: call(stream=call.me.own(call.me.default_stream)),
+        "wait_for_queued_work",
+        lambda call: call(stream=call.me.own_stream(call.me.default_stream)),
         (*RING, "primitives"),
     ),  # a held stream beside it takes any amount
     "no room in the staging ring is a bare MemoryError": row(

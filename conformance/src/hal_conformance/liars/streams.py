@@ -77,9 +77,9 @@ def zeros_on_the_side(call: Call) -> object:
     shape, _, nbytes = call.target.collapsed()
     if isinstance(call.value, np.ndarray) or call.value or shape or nbytes < 1 << 16:
         return call()
-    own = call.me.own(call.stream)
-    own.beside.wait(own.record())
-    return call(stream=own.beside)
+    own = call.me.own_stream(call.stream)
+    own.copy_stream.wait(own.record())
+    return call(stream=own.copy_stream)
 
 
 def engine(*, late: bool) -> How:
@@ -109,7 +109,7 @@ def engine(*, late: bool) -> How:
 
 def known_event(call: Call) -> object:
     device = call.me
-    own = device.own(call.stream)
+    own = device.own_stream(call.stream)
     return device.last.get(own.stream_key) or device.events.record(own)
 
 

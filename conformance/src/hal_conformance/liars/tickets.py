@@ -121,7 +121,7 @@ def begun(proxy: type[Begun]) -> How:
     """Return a lie whose copies know the event before them."""
 
     def lie(call: Call) -> object:
-        before = call.me.own(call.stream).record()
+        before = call.me.own_stream(call.stream).record()
         front = proxy(call(), [part.nbytes for part in call.parts])
         front.begun = before
         return front

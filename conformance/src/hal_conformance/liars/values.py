@@ -103,7 +103,7 @@ def first_of_the_grid(call: Call) -> object:
 def windows_apart(call: Call) -> object:
     view = call()
     if all(step for step, count in zip(view.strides, view.shape, strict=True) if count > 1):
-        view._apart = True
+        view._known_apart = True
     return view
 
 

@@ -16,7 +16,7 @@ class JobRanks(Support):
     """Support of devices whose groups need no library but hal's own."""
 
     ranks = True
-    whole_group = True
+    four_ranks = True
 
     def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
         """Return the variables that describe the job."""

@@ -181,7 +181,7 @@ def _declared(state: SlotState) -> list[FieldRow]:
 def _admitted(number: int, state: SlotState, request: AdmittedRequest) -> Frame:
     """Return the request with the values of its declared fields, which are only in its packed records."""
     extra, layouts = {}, {one.layout.config_key: one.layout for one in (state, *state.companions)}
-    for one in (request, *request.beside):
+    for one in (request, *request.companions):
         layout = layouts[one.config_key]
         record = np.frombuffer(one.packed, layout.admission_dtype)["record"][0]
         for place in layout.declared:

@@ -42,7 +42,7 @@ class Support:
     """True if :meth:`tensor` and :meth:`values_of` are implemented."""
     ranks: bool = False
     """True if :meth:`rank_environment` is implemented, so that the kit can start several ranks (G13, G14, G16, G17)."""
-    whole_group: bool = False
+    four_ranks: bool = False
     """True if all four ranks of the kit can be one group that :meth:`join` need not open."""
     loss_ends_ranks: bool = False
     """True if a process that lost a group must end, as its library cannot abort the waiting call. The kit then starts
@@ -63,8 +63,8 @@ class Support:
             found.add("messages")
         if self.ranks:
             found.add("several_ranks")
-        if self.whole_group:
-            found.add("whole_group")
+        if self.four_ranks or getattr(self, "whole_group", False):  # the name of release 1.1, for one release more
+            found.add("four_ranks")
         if not self.update_waits or device.capabilities.async_update:
             found.add("overlapped_update")
         found.update(name for name in OPTIONAL_MEMBERS if hasattr(device, name))

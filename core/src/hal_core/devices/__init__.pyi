@@ -6,11 +6,11 @@ from ..memory.dlpack import DLPACK_CUDA as DLPACK_CUDA
 from ..memory.dtypes import dtype_of as dtype_of
 from ..memory.foreign_tensors import check_plain as check_plain
 from ..memory.foreign_tensors import check_resolved as check_resolved
-from ..memory.packing import ROW as ROW
+from ..memory.packing import LONGEST_WRITE as LONGEST_WRITE
 from ..memory.packing import Packed as Packed
 from ..memory.packing import apply_packed as apply_packed
 from ..memory.packing import cut as cut
-from ..memory.packing import cut_rows as cut_rows
+from ..memory.packing import cut_long_writes as cut_long_writes
 from ..memory.plan import SCATTER_MAP as SCATTER_MAP
 from ..memory.plan import PlanBuilder as PlanBuilder
 from ..memory.plan import Records as Records
@@ -38,7 +38,7 @@ from ..slots.batch_admission import AdmittedColumns as AdmittedColumns
 from ..slots.fields import ROW_FIELDS as ROW_FIELDS
 from ..slots.geometry import DYNAMIC as DYNAMIC
 from ..slots.host_table import BLOCKS as BLOCKS
-from ..slots.host_table import HELD as HELD
+from ..slots.host_table import BLOCKS_HELD as BLOCKS_HELD
 from ..slots.host_table import PREFILLED as PREFILLED
 from ..slots.host_table import SLOT_ADMISSION as SLOT_ADMISSION
 from ..slots.host_table import TOKENS as TOKENS

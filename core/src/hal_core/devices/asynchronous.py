@@ -94,7 +94,7 @@ class AsyncDevice(StreamDevice):
             data = np.ascontiguousarray(scatter_map).view(np.uint8).reshape(-1)
             memory = self.allocate(data.nbytes)
             if not self.upload(memory.address, data, self.uploads).wait(self.staging.deadline):
-                raise self.full(f"the map of a state was not uploaded in {self.staging.deadline} s")
+                raise self.deadline_error(f"the map of a state was not uploaded in {self.staging.deadline} s")
             found = self._tables[id(scatter_map)] = memory, slots
             weakref.finalize(scatter_map, self._tables.pop, id(scatter_map), None)
         return found[0]
@@ -132,30 +132,32 @@ class AsyncDevice(StreamDevice):
         events: list[RecordedEvent] = []
         for at in range(0, data.nbytes, step):
             if len(events) == 2 and not events.pop(0).wait(self.staging.deadline):
-                raise self.full(f"the upload of {data.nbytes} bytes made no progress for {self.staging.deadline} s")
+                raise self.deadline_error(
+                    f"the upload of {data.nbytes} bytes made no progress for {self.staging.deadline} s"
+                )
             events.append(self.upload(target + at, data[at : at + step], stream))
         return events[-1]
 
-    def room(self, data: Bytes, stream: AsyncStream) -> DeviceMemory:
+    def upload_large(self, data: Bytes, stream: AsyncStream) -> DeviceMemory:
         """Return device memory with bytes that do not fit the ring, for the next work on ``stream``.
 
         They are uploaded on a separate stream, so a held stream is not waited for (G3). Bytes above ``value_limit`` get
         device memory only if the stream makes progress. If this raises, the caller's memory is unchanged.
         """
         if data.nbytes > self.value_limit:
-            self.require_moving(data.nbytes, stream)
-        room = self.allocate(data.nbytes)
-        stream.wait(self.upload_pieces(room.address, data, self.uploads))
-        return room
+            self.wait_for_queued_work(data.nbytes, stream)
+        uploaded = self.allocate(data.nbytes)
+        stream.wait(self.upload_pieces(uploaded.address, data, self.uploads))
+        return uploaded
 
-    def require_moving(self, nbytes: int, stream: AsyncStream) -> None:
+    def wait_for_queued_work(self, nbytes: int, stream: AsyncStream) -> None:
         """Wait until a stream has done its queued work, before queuing work that a held stream would leave half
         done."""
         self.count("host_waits")
         if not stream.record().wait(self.staging.deadline):
-            raise self.full(f"{nbytes} bytes wait for a stream that was busy for {self.staging.deadline} s")
+            raise self.deadline_error(f"{nbytes} bytes wait for a stream that was busy for {self.staging.deadline} s")
 
-    def full(self, what: str) -> OutOfMemory:
+    def deadline_error(self, what: str) -> OutOfMemory:
         """Return the error of a wait that has reached its deadline."""
         cure = "the device has stopped, or holds its stream; find out why, or give less at once, or raise value_limit"
         return OutOfMemory(what, cure=cure, device=self.located, argument="ring")
@@ -170,7 +172,7 @@ class AsyncDevice(StreamDevice):
         self.check_open()
         if plan.empty:
             return DONE
-        own = self.own(stream)
+        own = self.own_stream(stream)
         memory = self.address_of(plan.memory)
         if not self.capabilities.fused_scatter:
             return self.submit_runs(plan, own)
@@ -217,9 +219,9 @@ class AsyncDevice(StreamDevice):
             return self.ticket_type(self.send(span, block.mirror + span.begin, launch, stream))
         data = np.empty(nbytes, np.uint8)
         fill(data)
-        room = self.room(data, stream)
+        uploaded = self.upload_large(data, stream)
         self.order_after_reads(stream, memory)
-        self.primitives.launch(launch, room.address, stream.raw)
+        self.primitives.launch(launch, uploaded.address, stream.raw)
         self.primitives.count("launches")
         return self.ticket(stream)
 
@@ -228,7 +230,7 @@ class AsyncDevice(StreamDevice):
         address, limit = self.address_of(plan.memory), self.staging.limit
         plan = plan.flat()
         if (nbytes := int(plan.writes["nbytes"].sum())) > limit:
-            self.require_moving(nbytes, stream)
+            self.wait_for_queued_work(nbytes, stream)
         self.order_after_reads(stream, plan.memory)
         ticket: Ticket = DONE
         for group in grouped(short_runs(plan, limit), limit):
@@ -250,7 +252,7 @@ class AsyncDevice(StreamDevice):
         shape, _, _ = target.collapsed()
         if shape or not isinstance(value, np.ndarray) or not 0 < value.nbytes <= self.staging.limit:
             return super().submit_value(target, value, stream)
-        own, address = self.own(stream), self.address_of(target.memory)
+        own, address = self.own_stream(stream), self.address_of(target.memory)
         self.order_after_reads(own, target.memory)
         data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
         return self.ticket_type(self.upload(address + target.offset, data, own))

@@ -137,15 +137,15 @@ class AsyncStream:
     """A stream (:class:`hal_core.streams.Stream`): hal's own, released when unreferenced, or a framework's.
 
     ``stream_key``: a number of this object alone; the runtime may reuse the handle of a destroyed stream.
-    ``owned``: a device of hal made it, that of its ``pool``. ``beside``: the stream for copies out of this one's work;
-    None for such a stream itself. If several streams shared it, a held one would delay the copies of all. It is made
-    with its stream, in no hook: a driver may make a stream wait for work under way.
+    ``owned``: a device of hal made it, that of its ``pool``. ``copy_stream``: the one for copies out of this one's
+    work; None for such a stream itself. If several streams shared it, a held one would delay the copies of all. It is
+    made with its stream, in no hook: a driver may make a stream wait for work under way.
     """
 
-    __slots__ = ("beside", "handle", "owned", "pool", "raw", "stream_key")
+    __slots__ = ("copy_stream", "handle", "owned", "pool", "raw", "stream_key")
 
-    def __init__(self, pool: EventPool, raw: RawStream, *, owned: bool, beside: AsyncStream | None = None) -> None:
-        self.pool, self.raw, self.owned, self.beside = pool, raw, owned, beside
+    def __init__(self, pool: EventPool, raw: RawStream, *, owned: bool, copy_stream: AsyncStream | None = None) -> None:
+        self.pool, self.raw, self.owned, self.copy_stream = pool, raw, owned, copy_stream
         self.handle, self.stream_key = pool.primitives.stream_handle(raw), next(_stream_keys)
 
     def record(self) -> Event:

@@ -19,8 +19,8 @@ class Health:
         self.fault: Exception | None = None
         self.forked = self.unusable = False
 
-    def met(self, error: Exception, spoils: Callable[[Exception], bool]) -> Exception:
-        """Return an error that an event reported, and keep it as the device's fault if ``spoils`` says so."""
+    def report(self, error: Exception, spoils: Callable[[Exception], bool]) -> Exception:
+        """Take an error that an event gave, return it, and keep it as the device's fault if ``spoils`` says so."""
         if isinstance(error, HalError):
             error.located(device=self.device)
         if self.fault is None and spoils(error):

@@ -122,8 +122,8 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
-    def _made(self, beside: AsyncStream | None = None) -> AsyncStream:
-        return AsyncStream(self.events, self.events.primitives.stream_create(), owned=True, beside=beside)
+    def _made(self, copy_stream: AsyncStream | None = None) -> AsyncStream:
+        return AsyncStream(self.events, self.events.primitives.stream_create(), owned=True, copy_stream=copy_stream)
 
     def stream(self) -> AsyncStream:
         """Create a stream, with the one beside it, released when unreferenced."""
@@ -136,7 +136,7 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
             self._main = self.stream()
         return self._main
 
-    def own(self, stream: object) -> AsyncStream:
+    def own_stream(self, stream: object) -> AsyncStream:
         """Return the stream as one of this device: its own, or a usable foreign one.
 
         Raises :class:`InvalidValue` for a stream that another opened device made.
@@ -162,8 +162,8 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
         once."""
         found = self._wrapped.get(handle)
         if found is None:
-            beside = self._spares.pop() if self._spares else self._made()
-            found = self._wrapped[handle] = AsyncStream(self.events, find(), owned=False, beside=beside)
+            copy_stream = self._spares.pop() if self._spares else self._made()
+            found = self._wrapped[handle] = AsyncStream(self.events, find(), owned=False, copy_stream=copy_stream)
         return found
 
     # -- work ---------------------------------------------------------------------------------------------------------
@@ -187,12 +187,12 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
     def timed_event(self, stream: Stream) -> TimedEvent | None:
         """Return a timed event after all work that is now on ``stream``; None without ``timed_events``."""
         self.check_open()
-        return self.events.record_timed(self.own(stream)) if self.capabilities.timed_events else None
+        return self.events.record_timed(self.own_stream(stream)) if self.capabilities.timed_events else None
 
     def order_after_reads(self, stream: Stream, memory: Memory | None = None) -> None:
         """Make ``stream`` wait for copies out that still read ``memory`` (None: any), before kernels write there."""
         if self.reads.under_way:
-            self.reads.order(memory, self.own(stream))
+            self.reads.order(memory, self.own_stream(stream))
 
     @abstractmethod
     def enqueue_copies(
@@ -212,8 +212,8 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
         for part in parts:
             places.append((at, part.nbytes))
             at += part.nbytes
-        after = self.own(stream)
-        copies = after.beside or after
+        after = self.own_stream(stream)
+        copies = after.copy_stream or after
         try:
             lease = Lease(self.blocks, self.blocks.take(at))
             try:

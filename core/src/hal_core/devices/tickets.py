@@ -67,7 +67,7 @@ class AsyncTicket(Ticket):
 
     def _fail(self, error: Exception) -> None:
         pool = self._event.pool
-        self._error = pool.health.met(error, pool.primitives.spoils)
+        self._error = pool.health.report(error, pool.primitives.spoils)
 
 
 class QuietTicket(AsyncTicket):

@@ -12,8 +12,8 @@ import numpy as np
 from .plan import WRITE, Records, WritePlan, write_to_host
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-ROW = 16 << 10
-"""Bytes; a longer copy is cut into descriptors of this size, so that it is spread over blocks of threads."""
+LONGEST_WRITE = 16 << 10
+"""Bytes of a descriptor at most: a longer copy or fill is cut into several, which blocks of threads share."""
 
 JOINED = 96 << 10
 """Bytes; up to this size joining bytes and copying once is faster than many small copies. Above it, the joined bytes
@@ -88,12 +88,12 @@ def apply_packed(packed: Packed, block: Bytes, scatter_map: np.ndarray[Any, np.d
     write_to_host(writes, block[packed.payload_at : packed.nbytes], records, buffer)
 
 
-def cut_rows(plan: WritePlan) -> WritePlan:
-    """Return the same plan with no copy or fill longer than ``ROW``; the plan itself if it has none."""
+def cut_long_writes(plan: WritePlan) -> WritePlan:
+    """Return the same plan with no copy or fill longer than ``LONGEST_WRITE``; the plan itself if it has none."""
     writes = plan.writes
-    if not len(writes) or int(writes["nbytes"].max()) <= ROW:
+    if not len(writes) or int(writes["nbytes"].max()) <= LONGEST_WRITE:
         return plan
-    return WritePlan(plan.memory, cut(writes, ROW), plan.pieces, plan.records)
+    return WritePlan(plan.memory, cut(writes, LONGEST_WRITE), plan.pieces, plan.records)
 
 
 def cut(writes: np.ndarray[Any, np.dtype[np.void]], longest: int) -> np.ndarray[Any, np.dtype[np.void]]:

@@ -65,7 +65,7 @@ class View:
     caches the NumPy view of memory that the host may touch (the cpu device).
     """
 
-    __slots__ = ("_apart", "_collapsed", "dtype", "host", "memory", "offset", "owner", "shape", "strides")
+    __slots__ = ("_collapsed", "_known_apart", "dtype", "host", "memory", "offset", "owner", "shape", "strides")
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class View:
         self.owner = owner
         self.host: np.ndarray[Any, Any] | None = None
         self._collapsed: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
-        self._apart = False  # known: no two elements share a byte
+        self._known_apart = False  # True once it is known that no two elements share a byte
 
     @classmethod
     def contiguous(
@@ -92,7 +92,7 @@ class View:
             strides.append(step)
             step *= extent
         view = cls(memory, offset, shape, tuple(reversed(strides)), dtype, owner)
-        view._apart = True
+        view._known_apart = True
         return view
 
     @property
@@ -124,7 +124,7 @@ class View:
                     raise self._not_indexed(f"index {at} on axis {axis}", cure)
                 offset += (at % extent) * stride
         view = View(self.memory, offset, tuple(shape), tuple(strides), self.dtype, self.owner)
-        view._apart = self._apart
+        view._known_apart = self._known_apart
         return view
 
     def _span(self, part: slice, extent: int) -> tuple[int, int, int]:
@@ -152,9 +152,9 @@ class View:
 
         Usually the strides show it; else the runs are compared. Computed once.
         """
-        if not self._apart:
-            self._apart = 0 in self.shape or self._strides_nest() or self._runs_differ()
-        return self._apart
+        if not self._known_apart:
+            self._known_apart = 0 in self.shape or self._strides_nest() or self._runs_differ()
+        return self._known_apart
 
     def _strides_nest(self) -> bool:
         """Return whether every axis steps over all bytes of the axes with smaller strides: sufficient, but not

@@ -41,7 +41,7 @@ class HostGroup:
         """``me``: this rank's index in the group; ``links``: connections with every other rank, by index."""
         self._me, self._links, self._number = me, dict(links), 0
         self._size = len(links) + 1
-        self._rooms = memoryview(bytearray(PIECE)), memoryview(bytearray(PIECE))
+        self._buffers = memoryview(bytearray(PIECE)), memoryview(bytearray(PIECE))
         self._frame = memoryview(bytearray(FRAME.size))
         for link in self._links.values():
             link.setblocking(True)
@@ -82,17 +82,17 @@ class HostGroup:
         if root != self._me:
             self._send(part, root)
             return
-        for index, room in enumerate(_cut(into, len(part))):
+        for index, place in enumerate(_cut(into, len(part))):
             if index == root:
-                room[:] = part
+                place[:] = part
             else:
-                self._receive(index, room)
+                self._receive(index, place)
 
     def all_gather(self, part: memoryview, into: memoryview) -> None:
         """Fill ``into`` with the parts of all ranks in order, on every rank."""
-        if rooms := _cut(into, len(part)):
-            rooms[self._me][:] = part
-            self._share(rooms)
+        if places := _cut(into, len(part)):
+            places[self._me][:] = part
+            self._share(places)
 
     def abort(self) -> None:
         """End waiting calls for good; from any thread."""
@@ -110,7 +110,7 @@ class HostGroup:
         self._number += 1
         for index, piece in sent.items():
             self._send(piece, index)
-        came, total = self._rooms[0][: len(mine)], _NOTHING
+        came, total = self._buffers[0][: len(mine)], _NOTHING
         for index in range(self._size):
             part = mine
             if index != self._me:
@@ -118,9 +118,9 @@ class HostGroup:
                 self._receive(index, part)
             if index == 0:
                 total = part
-                came = self._rooms[1][: len(mine)]  # the next one must not overwrite the first
+                came = self._buffers[1][: len(mine)]  # the next one must not overwrite the first
             elif len(mine):
-                into = mine if index == self._size - 1 else self._rooms[0][: len(mine)]
+                into = mine if index == self._size - 1 else self._buffers[0][: len(mine)]
                 _add(total, part, into, dtype)
                 total = into
 
@@ -177,8 +177,8 @@ def _slices(part: memoryview, size: int) -> list[memoryview]:
     return [part[index * length : (index + 1) * length] for index in range(size)]
 
 
-def _cut(rooms: memoryview, nbytes: int) -> list[memoryview]:
-    return [rooms[at : at + nbytes] for at in range(0, len(rooms), max(1, nbytes))]
+def _cut(places: memoryview, nbytes: int) -> list[memoryview]:
+    return [places[at : at + nbytes] for at in range(0, len(places), max(1, nbytes))]
 
 
 def _after(buffers: list[memoryview], count: int) -> list[memoryview]:

@@ -111,17 +111,21 @@ class BoundDevice:
         sizes: StateConfig,
         *,
         name: str = "target",
-        beside: Sequence[str | Companion] = (),
+        companions: Sequence[str | Companion] = (),
         fields: Sequence[StateField] = (),
+        beside: Sequence[str | Companion] = (),
     ) -> SlotState:
         """Create a slot state on this device, every slot empty.
 
-        :param beside: companions, by name or as :class:`hal_core.Companion`: states in the same memory that hold the
-            same requests (``state.companions``). One ``insert_tasks`` into the state serves them too.
+        :param companions: by name or as :class:`hal_core.Companion`: states in the same memory that hold the same
+            requests (``state.companions``). One ``insert_tasks`` into the state serves them too. ``beside``, their name
+            in release 1.1, is taken for one release more.
         :param fields: fields of this state besides the slot table's: :class:`hal_core.StateField`.
         :raises TicketTimeout: when the default stream is busy until the device's deadline; there is no state then.
         """
-        return self._call("state", NO_STREAM, self.policy.state, (self.device, sizes, name, beside, fields))
+        return self._call(
+            "state", NO_STREAM, self.policy.state, (self.device, sizes, name, companions or beside, fields)
+        )
 
     def async_set_value(self, *, target: object, value: object, stream: Stream) -> Ticket:
         """Write a value into device memory; see :func:`hal_core.contract.hookspecs.async_set_value`.

@@ -43,7 +43,7 @@ class OpenTickets:
             self._observers.end(hook, ticket)
         else:
             self.watched.append((hook, ticket))
-            ticket.tell_end(self.report_ends)
+            ticket.call_at_end(self.report_ends)
 
     def report_ends(self, _: Ticket | None = None) -> None:
         """Report ended tickets to observers, each once; from any thread."""

@@ -21,7 +21,7 @@ from ..memory.writes import Writes
 from ..output.sinks import PendingOutput, Sink
 from ..ranks.channel import BroadcastChannel, channel_of
 from ..slots.checks import problems
-from ..slots.companions import open_states, tasks_beside
+from ..slots.companions import open_states, tasks_of_companion
 from ..slots.declared import Companion, StateField
 from ..slots.drafts import check_drafts, plan_drafts
 from ..slots.native_columns import native_of
@@ -64,12 +64,12 @@ class Policy:
         device: Device,
         sizes: StateConfig,
         name: str,
-        beside: Sequence[str | Companion] = (),
+        companions: Sequence[str | Companion] = (),
         fields: Sequence[StateField] = (),
     ) -> SlotState:
         """Create a state. If there is no room for it, raise an error that names its sizes."""
         try:
-            return open_states(device, sizes, name, beside, fields)
+            return open_states(device, sizes, name, companions, fields)
         except OutOfMemory as error:
             raise error.located(argument="sizes") from error.__cause__
         except MemoryError as error:
@@ -83,7 +83,7 @@ class Policy:
             raise InvalidValue(
                 "the target is memory of another opened device", cure="write it with that device", argument="target"
             )
-        if not (view._apart or view.elements_apart):  # usually computed before
+        if not (view._known_apart or view.elements_apart):  # usually computed before
             raise InvalidValue(
                 f"the target {view} has overlapping elements: the result would be undefined",
                 cure="write to the tensor that it was expanded from, or to a contiguous one",
@@ -144,7 +144,7 @@ class Policy:
             if found := problems(state.host_table, batch):
                 raise InvalidBatch(found)
         state.wait_for_readers_of_batch(batch, stream)
-        companions = [(one, tasks_beside(one, batch)) for one in state.companions] if state.companions else ()
+        companions = [(one, tasks_of_companion(one, batch)) for one in state.companions] if state.companions else ()
         for companion, own in companions:
             companion.wait_for_readers_of_batch(own, stream)
         ticket = _ticket(hooks.insert_tasks(device=device, state=state, tasks=batch, stream=stream))

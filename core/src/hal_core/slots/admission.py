@@ -73,7 +73,7 @@ class AdmittedRequest(msgspec.Struct, frozen=True, eq=False, weakref=True):
       before the record.
     - ``row_lengths``: the lengths of its rows, in the order of ``ROW_FIELDS``, the block table's 0.
     - ``lists``: the bytes of the first three of them: bad words, lengths of stop sequences, stop sequences.
-    - ``beside``: the same request packed for each companion of the state with fields of its own.
+    - ``companions``: the same request packed for each companion of the state with fields of its own.
     """
 
     request_id: str
@@ -89,7 +89,7 @@ class AdmittedRequest(msgspec.Struct, frozen=True, eq=False, weakref=True):
     request_row: bytes
     row_lengths: tuple[int, int, int, int, int]
     lists: tuple[bytes, bytes, bytes]
-    beside: tuple[AdmittedRequest, ...] = ()
+    companions: tuple[AdmittedRequest, ...] = ()
 
     @property
     def tokens(self) -> Int64s:
@@ -120,10 +120,10 @@ def admit(
     layout: StateLayout,
     *,
     vocab_size: int | None = None,
-    beside: Sequence[StateLayout] = (),
+    companions: Sequence[StateLayout] = (),
     native: NativeColumns | None = None,
 ) -> AdmittedRequest:
-    """Check ``request`` against the sizes of a state, and pack it; ``beside``: layouts of companions with their own
+    """Check ``request`` against the sizes of a state, and pack it; ``companions``: layouts of companions with their own
     fields; ``native``: a device's functions for it, if any.
 
     Raises :class:`InvalidValue`, naming the request and the cure, for an empty or too long prompt, for tokens that are
@@ -133,7 +133,7 @@ def admit(
     """
     _check_admission(request, layout, vocab_size)
     if request.extra:
-        _check_extra(request, (layout, *beside))
+        _check_extra(request, (layout, *companions))
     sizes, params = layout.sizes, request.params
     ids, prompt_len, largest = _tokens(request, native)
     total = len(ids) >> 3
@@ -162,13 +162,13 @@ def admit(
         packed=record,
         request_row=record[:_ROW_BYTES],
         row_lengths=row_lengths,
-        lists=rows_of(params.bad_words, params.stop_sequences, sizes.max_stop_length),
+        lists=lists_of(params.bad_words, params.stop_sequences, sizes.max_stop_length),
     )
-    if not beside:
+    if not companions:
         return admitted
-    others = [(packed(request, one, *known), one.config_key) for one in beside]
+    others = [(packed(request, one, *known), one.config_key) for one in companions]
     own = [replace(admitted, packed=data, request_row=data[:_ROW_BYTES], config_key=key) for data, key in others]
-    return replace(admitted, beside=tuple(own))
+    return replace(admitted, companions=tuple(own))
 
 
 def widened(ids: bytes, count: int) -> bytes | memoryview:
@@ -186,7 +186,7 @@ def widened(ids: bytes, count: int) -> bytes | memoryview:
 
 
 @lru_cache(maxsize=256)
-def rows_of(
+def lists_of(
     bad_words: tuple[int, ...], stop_sequences: tuple[tuple[int, ...], ...], longest: int
 ) -> tuple[bytes, bytes, bytes]:
     """Return the rows of bad words, of the lengths of stop sequences, and of stop sequences padded to ``longest``. Many

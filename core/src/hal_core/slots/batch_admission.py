@@ -23,7 +23,7 @@ import numpy as np
 
 from ..errors import InvalidValue
 from . import admission
-from .admission import AT_ONCE, GOLDEN, ROW_NUMBERS, AdmittedRequest, Request, packed, rows_of
+from .admission import AT_ONCE, GOLDEN, ROW_NUMBERS, AdmittedRequest, Request, lists_of, packed
 from .fields import SplitRole
 from .layout import ADMISSION_ID, CONFIG_KEY, REQUEST_ROW, TOKENS_LEFT, StateLayout
 from .native_columns import NativeColumns
@@ -153,13 +153,13 @@ def _packed(
     requests: list[Request], layout: StateLayout, vocab_size: int | None, native: NativeColumns | None
 ) -> AdmittedColumns | None:
     """Return the requests packed; None if one of them is to be refused for its ids."""
-    names, prompts, params = zip(*map(_of_request, requests), strict=True)
+    names, prompts, params = zip(*map(_name_prompt_params, requests), strict=True)
     limit = min(layout.sizes.token_limit, vocab_size or layout.sizes.token_limit, 2**31)
     ids, width = _joined(prompts)
     fits = within if native is None else native.within
     if not ids or not fits(np.frombuffer(ids, f"i{width}"), limit):
         return None
-    made = {key: _of_params(layout, one) for key, one in {id(one): one for one in params}.items()}
+    made = {key: _template_of(layout, one) for key, one in {id(one): one for one in params}.items()}
     templates = [made[id(one)] for one in params]
     n, totals = len(requests), [*map(len, prompts)]
     serials = [*itertools.islice(admission.admission_ids, n)]
@@ -178,7 +178,7 @@ def _packed(
     return columns
 
 
-_of_request = attrgetter("request_id", "prompt", "params")
+_name_prompt_params = attrgetter("request_id", "prompt", "params")
 
 
 def _requests(
@@ -186,7 +186,7 @@ def _requests(
     config_key: int,
     names: Sequence[str],
     params: Sequence[SamplingParams],
-    templates: Sequence[_OfParams],
+    templates: Sequence[_ParamsTemplate],
     serials: Sequence[int],
     totals: Sequence[int],
 ) -> Iterator[AdmittedRequest]:
@@ -203,7 +203,7 @@ def _requests(
 
 
 @dataclass(frozen=True, slots=True)
-class _OfParams:
+class _ParamsTemplate:
     """What admission packs of sampling parameters alone: a request's record, its row and its lists."""
 
     record: bytes
@@ -214,12 +214,12 @@ class _OfParams:
 
 _values = attrgetter(*(name for name in SamplingParams.__slots__ if name != "seed"))
 """All parameters but the seed, which is mixed with each request's name."""
-_known: dict[tuple[int, Any], _OfParams] = {}
+_known: dict[tuple[int, Any], _ParamsTemplate] = {}
 MOST_KNOWN = 4096
 """Most parameters whose packed parts are kept; then all are dropped."""
 
 
-def _of_params(layout: StateLayout, params: SamplingParams) -> _OfParams:
+def _template_of(layout: StateLayout, params: SamplingParams) -> _ParamsTemplate:
     key = layout.config_key, _values(params)
     found = _known.get(key)
     if found is None:
@@ -229,8 +229,8 @@ def _of_params(layout: StateLayout, params: SamplingParams) -> _OfParams:
         lengths = len(params.bad_words), stops, stops * longest
         row = array("q", [*lengths, *[0] * (ROW_NUMBERS - 3)]).tobytes()
         record = packed(Request("r", (0,), params), layout, (0,) * ADMISSION_ID, 0, 0, 0)[REQUEST_ROW.itemsize :]
-        lists = rows_of(params.bad_words, params.stop_sequences, longest)
-        found = _known[key] = _OfParams(record, row, lengths, lists)
+        lists = lists_of(params.bad_words, params.stop_sequences, longest)
+        found = _known[key] = _ParamsTemplate(record, row, lengths, lists)
     return found
 
 

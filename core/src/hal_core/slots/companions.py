@@ -27,21 +27,21 @@ def open_states(
     device: StateDevice,
     sizes: StateConfig,
     name: str,
-    beside: Sequence[str | Companion],
+    companions: Sequence[str | Companion],
     fields: Sequence[StateField] = (),
 ) -> SlotState:
     """Return a state, with companions after it in its memory (``SlotState.companions``).
 
     Raises :class:`InvalidValue` for sizes that fit no machine, a name given twice, and an invalid field.
     """
-    own = [one if isinstance(one, Companion) else Companion(one) for one in beside]
+    own = [one if isinstance(one, Companion) else Companion(one) for one in companions]
     check_sizes(sizes)
     table = table_with(sizes, fields)
     if not own:
         return SlotState(device, sizes, name=name, table=table)
     if len({name, *[one.name for one in own]}) != 1 + len(own):
         names = [name, *[one.name for one in own]]
-        raise InvalidValue(f"{names} contain a name twice", cure="give each its own name", argument="beside")
+        raise InvalidValue(f"{names} contain a name twice", cure="give each its own name", argument="companions")
     tables = [table, *[table_with(sizes, one.fields, stepped=False) for one in own]]
     ends = [*accumulate([placed(sizes, one).nbytes for one in tables])]
     memory = device.allocate(ends[-1])
@@ -55,7 +55,7 @@ def open_states(
     return target
 
 
-def tasks_beside(companion: SlotState, tasks: TaskBatch) -> TaskBatch:
+def tasks_of_companion(companion: SlotState, tasks: TaskBatch) -> TaskBatch:
     """Return the same tasks for the requests' slots in a companion: the target's slots if declared so, else an entering
     request gets the highest free one."""
     slots = tasks.plain["slots"] if companion.same_slots else _own_slots(companion, tasks)
@@ -78,7 +78,7 @@ def _own_requests(companion: SlotState, requests: Sequence[AdmittedRequest]) -> 
     """Return the requests as they were packed for a companion with its own fields."""
     key, found = companion.layout.config_key, []
     for request in requests:
-        own = next((one for one in (request, *request.beside) if one.config_key == key), None)
+        own = next((one for one in (request, *request.companions) if one.config_key == key), None)
         if own is None:
             raise InvalidValue(
                 f"the request {request.request_id!r} was not admitted for the companion {companion.name!r}",

@@ -12,7 +12,7 @@ Rows = tuple[tuple[int, int, int, int], ...]
 repeated to 8 bytes."""
 
 
-def rows_of(layout: StateLayout) -> Rows:
+def geometry_of_rows(layout: StateLayout) -> Rows:
     """Return base, stride, bytes per element and reset value of each row field of a layout."""
     places = [layout.fields[name] for name in ROW_FIELDS]
     return tuple([(p.offset, p.stride, p.field.dtype.itemsize, reset_cycle(p.field)) for p in places])

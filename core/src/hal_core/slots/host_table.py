@@ -18,15 +18,16 @@ from .tasks import TaskBatch
 
 BLOCKS, TOKENS = ROW_FIELDS.index("block_tables"), ROW_FIELDS.index("token_ids")
 """Columns of the table with the lengths of these two rows."""
-PREFILLED, SLOT_ADMISSION, HELD = range(len(ROW_FIELDS), len(ROW_FIELDS) + 3)
-"""Columns of the table after the lengths: ``prefilled``, ``admission_ids``, ``blocks``."""
-WIDTH = HELD + 1
+PREFILLED, SLOT_ADMISSION, BLOCKS_HELD = range(len(ROW_FIELDS), len(ROW_FIELDS) + 3)
+"""Columns of the table after the lengths: ``prefilled``, ``admission_ids``, ``blocks``, which a slot holds."""
+WIDTH = BLOCKS_HELD + 1
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 _ROW = Struct(f"={WIDTH}q")
 
 
 class Twin(Protocol):
-    """A device's native version of the checks and the booking of requests that enter or stay, over the same table."""
+    """The native twin of a host table: a device's own code that checks and books requests that enter or stay, in the
+    same memory, in place of the core's Python."""
 
     def sound(self, tasks: TaskBatch) -> bool:
         """Return True only if :func:`hal_core.slots.checks.problems` finds no problem, the requests were admitted for
@@ -50,7 +51,7 @@ class HostSlotTable:
       that was written since the row was last reset (G11).
     - ``preempted``, ``aborted``: slot to ``(admission_id, request id)`` of requests that left and that no output has
       reported yet.
-    - ``twin``: checks and books requests that enter or stay in native code, if the state's device has such code.
+    - ``twin``: the device's native code that does the same to this table (:class:`Twin`), if it has such code.
     """
 
     def __init__(self, sizes: StateConfig) -> None:
@@ -100,8 +101,8 @@ class HostSlotTable:
     def _stay(self, slot: int, count: int, length: int) -> None:
         """Book more blocks, and tokens that are prefilled, for the request in a slot."""
         cells, at = self._cells, slot * WIDTH
-        cells[at + HELD] += count
-        cells[at + BLOCKS] = max(cells[at + BLOCKS], cells[at + HELD])
+        cells[at + BLOCKS_HELD] += count
+        cells[at + BLOCKS] = max(cells[at + BLOCKS], cells[at + BLOCKS_HELD])
         cells[at + PREFILLED] += length
 
     def appended(self, slots: Ints, most: int) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..memory.plan import WRITE, Buffer, Records, WritePlan
 from .admission import empty_record
-from .companions import tasks_beside
+from .companions import tasks_of_companion
 from .geometry import reset_cycle
 from .host_table import BLOCKS, TOKENS
 from .layout import REQUEST_ROW, Placed
@@ -39,7 +39,7 @@ def plan_insert(state: SlotState, tasks: TaskBatch) -> WritePlan:
     """
     plan = _plan_state(state, tasks)
     for companion in state.companions:
-        plan = plan.joined(_plan_state(companion, tasks_beside(companion, tasks)))
+        plan = plan.joined(_plan_state(companion, tasks_of_companion(companion, tasks)))
     return plan
 
 

@@ -19,7 +19,7 @@ from .batch_admission import AdmittedColumns, admit_all
 from .draft_book import DraftBook
 from .field_reader import CopiedFields, fields_of
 from .fields import CLEANUP_FIELDS, HEADER_BYTES, STATE_TABLE, Field, StateConfig
-from .geometry import rows_of
+from .geometry import geometry_of_rows
 from .host_table import HostSlotTable
 from .layout import StateLayout, lay_out
 from .native_columns import native_of
@@ -128,13 +128,13 @@ class SlotState:
         self.failed: dict[int, int] = {}
         self._views: dict[str, View] = {}
         self._output_ranges: dict[bool, ByteRange] = {}  # keyed by whether log-probabilities are included
-        self._parts: dict[ByteRange, np.dtype[np.void]] = {}
+        self._part_dtypes: dict[ByteRange, np.dtype[np.void]] = {}  # of a part that is copied out
         self.unusable = ""
         self.updates = self.taker = 0
         self.channels: dict[tuple[int, ...], Any] = {}  # see hal_core.ranks.channel.channel_of
         self._readers: list[tuple[Event, Ints | None]] = []
         self.scatter_map = self._make_scatter_map()
-        self.rows = rows_of(self.layout)
+        self.rows = geometry_of_rows(self.layout)
         device.register_state(self)
         device.submit(self.reset_plan(), device.default_stream).wait(device.deadline)
         part = self.output_range(topk=False)
@@ -200,7 +200,7 @@ class SlotState:
 
     def columns(self, data: np.ndarray[Any, np.dtype[np.uint8]], part: ByteRange) -> dict[str, np.ndarray[Any, Any]]:
         """Return the fields entirely within ``part`` as arrays ``[slots, width]`` over its copied bytes (no copy)."""
-        kind = self._kind_of(part)
+        kind = self._dtype_of(part)
         if not kind.names:
             return {}
         record = data[: part.nbytes].view(kind)[0]
@@ -210,13 +210,13 @@ class SlotState:
         self, data: np.ndarray[Any, np.dtype[np.uint8]], part: ByteRange
     ) -> Mapping[str, np.ndarray[Any, Any]]:
         """Return the same, looked up one by one, for callers that need a few of them."""
-        kind = self._kind_of(part)
+        kind = self._dtype_of(part)
         return CopiedFields(data[: part.nbytes].view(kind)[0]) if kind.names else {}
 
-    def _kind_of(self, part: ByteRange) -> np.dtype[np.void]:
-        kind = self._parts.get(part)
+    def _dtype_of(self, part: ByteRange) -> np.dtype[np.void]:
+        kind = self._part_dtypes.get(part)
         if kind is None:
-            kind = self._parts[part] = fields_of(self.layout, self.sizes.num_slots, part)
+            kind = self._part_dtypes[part] = fields_of(self.layout, self.sizes.num_slots, part)
         return kind
 
     def admit(self, request: Request, *, vocab_size: int | None = None) -> AdmittedRequest:
@@ -224,8 +224,8 @@ class SlotState:
 
         The device may begin to move its bytes, so that its insertion has less work.
         """
-        beside, native = self._own_layouts(), native_of(self.device)
-        admitted = admit(request, self.layout, vocab_size=vocab_size, beside=beside, native=native)
+        companions, native = self._own_layouts(), native_of(self.device)
+        admitted = admit(request, self.layout, vocab_size=vocab_size, companions=companions, native=native)
         self.device.on_admit(self, admitted)
         return admitted
 

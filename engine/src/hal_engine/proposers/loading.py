@@ -7,7 +7,7 @@ import inspect
 from hal_core import InvalidValue
 
 from hal.contract import normalized
-from hal.discovery import PROPOSERS, SPECULATE, Entry, installed_in, load_made, named
+from hal.discovery import PROPOSERS, SPECULATE, Entry, installed_in, load_and_make, named
 
 from .adaptive import Adaptive
 from .guarded import guarded
@@ -57,7 +57,7 @@ def installed() -> tuple[Entry, ...]:
 def load(name: str, setup: Setup) -> Proposer:
     """Import and make one proposer. Raises as :func:`make_proposer`."""
     entry = _entry(name)
-    return guard(load_made(entry, setup), entry, setup)
+    return guard(load_and_make(entry, setup), entry, setup)
 
 
 def guard(proposer: object, entry: Entry, setup: Setup) -> Proposer:

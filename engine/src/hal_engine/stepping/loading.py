@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 from hal_core import InvalidValue, PluginError, SamplingParams
 
 from hal.contract import normalized
-from hal.discovery import AUTOMATIC, RUNNER, RUNNERS, Entry, installed_in, load_made, load_maker, named
+from hal.discovery import AUTOMATIC, RUNNER, RUNNERS, Entry, installed_in, load_and_make, load_maker, named
 from hal_engine.object_loader import check_maker, make
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def make_runner(name: str, setup: RunnerSetup) -> Runner:
 
 def _made(entry: Entry, setup: RunnerSetup) -> object:
     if normalized(entry.distribution) != _OWN:
-        return load_made(entry, setup)
+        return load_and_make(entry, setup)
     return cast("Callable[[RunnerSetup], object]", load_maker(entry))(setup)
 
 

@@ -84,7 +84,7 @@ class RunnerSetup:
     def open_state(self, *companions: str) -> SlotState:
         """Open the state, with companions of these names beside it. Only once, before ``state`` is read."""
         assert self._state is None
-        self._state = self.device.state(self.sizes, beside=companions)
+        self._state = self.device.state(self.sizes, companions=companions)
         return self._state
 
 

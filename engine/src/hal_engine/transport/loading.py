@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hal_core import CapabilityMissing, InvalidValue, Sink, Unavailable
 
-from hal.discovery import TRANSPORTS, installed_in, load_made, named
+from hal.discovery import TRANSPORTS, installed_in, load_and_make, named
 from hal_engine.transport.options import SinkOptions
 from hal_engine.transport.urls import SCHEMES
 
@@ -36,7 +36,7 @@ def open_installed(url: str, options: SinkOptions) -> Sink:
         cure = "write ipc:///folder/name or tcp://host:port"
         raise InvalidValue(f"{url!r} has no scheme of {known}", cure=cure, argument="url")
     entry = named(scheme, there, kind="transport", argument="url", cure="use ipc or tcp")
-    sink = load_made(entry, url, options)
+    sink = load_and_make(entry, url, options)
     if not isinstance(sink, Sink):
         raise entry.error(f"{entry.target} made {type(sink).__name__}, which is no Sink")
     if options.require_loss_detection and not getattr(sink, "detects_loss", False):

@@ -29,7 +29,7 @@ class OnGpu(AsyncDevice):
             self.check_open()
         if type(stream) is AsyncStream and stream.pool is self.events:
             return stream  # as nearly always: a call less
-        return self.own(stream)
+        return self.own_stream(stream)
 
     @abstractmethod
     def make_group(self, ranks: Sequence[int], me: int, share: Callable[[bytes], bytes], timeout: float) -> Any:  # noqa: ANN401 (a Comm)

@@ -84,7 +84,7 @@ class NcclCommunicator:
 
     def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
         """Make ``part`` equal to that of the group's first rank, in one collective, in place."""
-        own = self._device.own(stream)
+        own = self._device.own_stream(stream)
         self._device.order_after_reads(own, memory)
         number = self._begin()
         try:
@@ -154,11 +154,11 @@ class NativeCommunicator(NcclCommunicator):
             return super().broadcast(memory, part, stream)
         device, group, comm, counts = self._device, self._open, self.comm, self._device._counts
         events = device.events
-        own = device.own(stream)
+        own = device.own_stream(stream)
         if device.reads.under_way:
             device.reads.order(memory, own)
         begin, end, fixed = self._places(memory, part, announced[1])
-        copies = own.beside or own
+        copies = own.copy_stream or own
         lease = Lease(device.blocks, device.blocks.take(end - begin))
         number = self._begin()
         event, copied = events.take(own), events.take(copies)

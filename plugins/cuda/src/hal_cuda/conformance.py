@@ -79,7 +79,7 @@ class CudaSupport(Support):
         self._gpus = visible_gpus()
         self._no_ranks = no_ranks(len(self._gpus))
         self.ranks = not self._no_ranks
-        self.whole_group = self.ranks and len(self._gpus) >= SIZE
+        self.four_ranks = self.ranks and len(self._gpus) >= SIZE
 
     def why_not(self, need: str) -> str:
         """Return why there are no ranks, or no tensors."""

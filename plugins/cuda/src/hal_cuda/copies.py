@@ -42,7 +42,7 @@ class Copies:
         device.retired.look()
         events, blocks, nbytes = device.events, device.blocks, part.nbytes
         begin = device.address_of(memory) + part.offset
-        copies = after if nbytes <= BY_KERNEL else after.beside or after
+        copies = after if nbytes <= BY_KERNEL else after.copy_stream or after
         lease = Lease(blocks, blocks.take(nbytes))
         free, key = events.free, copies.stream_key
         event = lease.event = RecordedEvent(events, free.popleft(), key) if free else events.take(copies)

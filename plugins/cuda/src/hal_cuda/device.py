@@ -15,12 +15,12 @@ import numpy as np
 from hal_core import Capabilities, InvalidValue, Ticket, View
 from hal_core.devices import (
     DLPACK_CUDA,
-    ROW,
+    LONGEST_WRITE,
     AsyncStream,
     DeviceMemory,
     Packed,
     RecordedEvent,
-    cut_rows,
+    cut_long_writes,
     paddle_piece,
     tensor_over,
 )
@@ -131,12 +131,12 @@ class CudaDevice(OnGpu):
         self.check_open()
         self.count("allocations")
         zeros = np.zeros(-(-nbytes // 8) + 1, np.int64)
-        with self.driver.beside_captures():
+        with self.driver.during_captures():
             base = paddle.to_tensor(zeros, place=paddle.CUDAPlace(self.index))
         # A copy of pageable memory returns when the host's bytes are read, and may arrive on the GPU later than what
         # our streams write there next: ranks that share a GPU had empty slots.
         if not self._runtime.wait_for_default_stream(self.staging.deadline):
-            raise self.full(f"CUDA's default stream was busy for {self.staging.deadline} s")
+            raise self.deadline_error(f"CUDA's default stream was busy for {self.staging.deadline} s")
         return DeviceMemory(self, int(base.data_ptr()), nbytes, base)
 
     def resolve(self, target: object) -> View:
@@ -183,7 +183,9 @@ class CudaDevice(OnGpu):
         """Wait for an earlier event of a stream whose launch queue may be full, at most until the ring's deadline."""
         self.count("host_waits")
         if not self._runtime.event_synchronize(event, self.staging.deadline):
-            raise self.full(f"the launch queue of stream {stream:#x} stayed full for {self.staging.deadline} s")
+            raise self.deadline_error(
+                f"the launch queue of stream {stream:#x} stayed full for {self.staging.deadline} s"
+            )
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Copy as the base does; refuse a stream that is being captured."""
@@ -198,7 +200,7 @@ class CudaDevice(OnGpu):
     def capture_update(self, state: SlotState, stream: Stream, *, speculative: bool) -> None:
         """Capture the kernel of :meth:`update_inputs` into the graph of the stream."""
         self.check_open()
-        own = self.own(stream)
+        own = self.own_stream(stream)
         if not self._runtime.captures(own.raw):
             raise InvalidValue(
                 f"stream {own.handle:#x} is not being captured", cure="begin the capture first", argument="stream"
@@ -221,8 +223,8 @@ class CudaDevice(OnGpu):
     def pack(self, plan: WritePlan) -> tuple[WritePlan, Packed]:
         """Pack as the base does, with long copies cut, so that several blocks of threads share them."""
         packed = Packed.of(plan)
-        if packed.nbytes - packed.payload_at > ROW:
-            cut = cut_rows(plan)
+        if packed.nbytes - packed.payload_at > LONGEST_WRITE:
+            cut = cut_long_writes(plan)
             if cut is not plan:
                 return cut, Packed.of(cut)
         return plan, packed
@@ -235,7 +237,7 @@ class CudaDevice(OnGpu):
     def copy_within(self, target: View, value: View, stream: Stream) -> Ticket:
         """Copy by kernels, in stream order."""
         self.check_stream(stream)
-        own = self.own(stream)
+        own = self.own_stream(stream)
         self.order_after_reads(own, target.memory)
         for blocks in load_copy(self, target, value):
             self.kernels.copy_strided.launch(blocks, THREADS, own.handle)
@@ -246,7 +248,7 @@ class CudaDevice(OnGpu):
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """Launch one kernel, with a thread for each slot; the host does no part of the update."""
         self.check_open()
-        own = self.own(stream)
+        own = self.own_stream(stream)
         self.check_stream(own)  # a capture has CapturedUpdate instead
         self.order_after_reads(own, state.memory)
         self.steps.launch(state, own.handle, speculative=step.speculative)
@@ -269,7 +271,7 @@ class CudaDevice(OnGpu):
     def hold_stream(self, stream: Stream) -> Iterator[None]:
         """Hold a stream in a ``with`` block, by a kernel that waits for a flag in pinned memory."""
         self.check_stream(stream)
-        own, block = self.own(stream), self.blocks.take(4)
+        own, block = self.own_stream(stream), self.blocks.take(4)
         flag = block.buffer[:4].view("u4")
         flag[0] = 0
         self.kernels.hold.params["flag"] = block.address

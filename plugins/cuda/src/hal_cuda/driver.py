@@ -119,7 +119,7 @@ class Driver:
         self._relaxed = self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
     @contextmanager
-    def beside_captures(self) -> Iterator[None]:
+    def during_captures(self) -> Iterator[None]:
         """Relax this thread's capture mode, for calls that another thread's graph capture forbids and that would
         invalidate it (memory, modules, queries of events and streams)."""
         if self.native is not None:  # the bindings would release the GIL twice around a wait

@@ -77,7 +77,7 @@ def _native(params: np.dtype[np.void]) -> Struct:
 def load_modules(driver: Driver, arch: str) -> list[Any]:
     """Load the machine code of all kernels into the current context. The driver waits for the whole GPU."""
     codes = [cubin(name, arch) for name in SOURCES]
-    with driver.beside_captures():
+    with driver.during_captures():
         return [driver.ok(driver.api.cuModuleLoadData(code), "cuModuleLoadData") for code in codes]
 
 

@@ -46,7 +46,7 @@ class GpuMemory:
         if self._context is None:
             driver = context.driver
             self.modules = load_modules(driver, context.arch)
-            with driver.beside_captures():
+            with driver.during_captures():
                 self._pool, self._host_pool = context.make_pool(), context.make_host_pool()
             self._stream = int(driver.ok(driver.on.cuStreamCreate(NON_BLOCKING), "cuStreamCreate"))
             self._context = Context.open(driver, int(context.device))  # last: an opening that failed begins again
@@ -64,7 +64,7 @@ class GpuMemory:
     def allocate(self, nbytes: int, driver: Driver) -> int:
         """Allocate device memory. Waits for the pool's own stream, which has no other work."""
         api = driver.on
-        with driver.beside_captures():
+        with driver.during_captures():
             made = driver.ok(
                 api.cuMemAllocFromPoolAsync(max(nbytes, 1), self._pool, self._stream), "cuMemAllocFromPoolAsync"
             )
@@ -75,7 +75,7 @@ class GpuMemory:
     def free(self, address: int, driver: Driver) -> None:
         """Return device memory to the pool."""
         assert self._context is not None
-        with self._context.entered(), driver.beside_captures():
+        with self._context.entered(), driver.during_captures():
             driver.api.cuMemFreeAsync(address, self._stream)
         self._out.remove(address)
         self._end(driver)
@@ -87,13 +87,13 @@ class GpuMemory:
         except (KeyError, IndexError):  # another thread may have taken the last one
             if nbytes >= LARGE and self._host_pool is not None:
                 return self._allocate_pooled(nbytes, driver)
-            with driver.beside_captures():
+            with driver.during_captures():
                 address = int(driver.ok(driver.on.cuMemHostAlloc(nbytes, PORTABLE), "cuMemHostAlloc"))
             self._locked[address] = nbytes
             return address
 
     def _allocate_pooled(self, nbytes: int, driver: Driver) -> int:
-        with driver.beside_captures():
+        with driver.during_captures():
             made = driver.on.cuMemAllocFromPoolAsync(nbytes, self._host_pool, self._stream)
             address = int(driver.ok(made, "cuMemAllocFromPoolAsync"))
             driver.ok(driver.on.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
@@ -107,7 +107,7 @@ class GpuMemory:
         if address in self._pooled:
             self._pooled.discard(address)
             del self._locked[address]
-            with driver.beside_captures():
+            with driver.during_captures():
                 driver.on.cuMemFreeAsync(address, self._stream)
                 driver.on.cuStreamSynchronize(self._stream)  # only for this: the pool then returns it to the system
             self._end(driver)
@@ -120,7 +120,7 @@ class GpuMemory:
     def _unlock(self, address: int, driver: Driver) -> None:
         assert self._context is not None
         del self._locked[address]
-        with self._context.entered(), driver.beside_captures():
+        with self._context.entered(), driver.during_captures():
             driver.api.cuMemFreeHost(address)
 
     def _end(self, driver: Driver) -> None:
@@ -128,7 +128,7 @@ class GpuMemory:
         if self._devices or self._out or self._locked or self._context is None:
             return
         context, self._context = self._context, None
-        with context.entered(), driver.beside_captures():
+        with context.entered(), driver.during_captures():
             driver.api.cuStreamSynchronize(self._stream)
             driver.api.cuMemPoolDestroy(self._pool)
             if self._host_pool is not None:

@@ -18,8 +18,8 @@ from hal_core import InvalidValue, TaskKind, Unavailable
 from hal_core.devices import (
     ADMISSION_ID,
     BLOCKS,
+    BLOCKS_HELD,
     CONFIG_KEY,
-    HELD,
     PREFILLED,
     REQUEST_ROW,
     ROW_FIELDS,
@@ -64,7 +64,7 @@ def layout() -> str:
     """Return the values compiled into the native part, as the running core and this package have them: ``LAYOUT`` of
     native.h."""
     rows = f"rows {len(ROW_FIELDS)} {BLOCKS} {TOKENS}"
-    table = f"table {PREFILLED} {SLOT_ADMISSION} {HELD} {HELD + 1}"
+    table = f"table {PREFILLED} {SLOT_ADMISSION} {BLOCKS_HELD} {BLOCKS_HELD + 1}"
     request = f"request {ADMISSION_ID} {CONFIG_KEY} {TOKENS_LEFT} {REQUEST_ROW.itemsize // 8}"
     kernel = f"entry {ENTRY.size // 8} enter {ENTER.itemsize} few {FEW_BYTES} piece {PIECE} threads {THREADS}"
     traits = ", ".join([str(TRAITS.get(at, 0)) for at in range(max(TRAITS) + 1)])

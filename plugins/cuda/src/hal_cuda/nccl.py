@@ -203,7 +203,7 @@ class Comm:
 
         def work() -> None:
             try:
-                with device.context.entered(), device.driver.beside_captures():
+                with device.context.entered(), device.driver.during_captures():
                     self.library.init(made, ident, len(self.ranks), place)
                     self.handle = made.value or 0
                     self.broadcast(memory, ID_BYTES, 0, stream.handle)

@@ -38,7 +38,7 @@ class CudaPrimitives(Primitives):
         self._context = context
         self._event_flags = int(driver.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         self._working = get_ident()  # the thread that submits work
-        self._poll, self._poll_beside, self._slice = TIMEOUTS.poll, TIMEOUTS.poll_beside, TIMEOUTS.look
+        self._poll, self._poll_background, self._slice = TIMEOUTS.poll, TIMEOUTS.poll_background, TIMEOUTS.look
         self._queues = Queues(self.event_create, self._record, self.event_query)
         self._streams: list[int] = []  # currently unused
         self._memory = memory_of(context)
@@ -71,7 +71,7 @@ class CudaPrimitives(Primitives):
 
     def stream_create(self) -> int:
         """Return a stream that does not wait for CUDA's default stream: a returned, empty one, or a new one."""
-        with self.driver.beside_captures():
+        with self.driver.during_captures():
             for at, stream in enumerate(self._streams):
                 if self.driver.api.cuStreamQuery(stream)[0] == self.driver.success:
                     return self._streams.pop(at)
@@ -99,7 +99,7 @@ class CudaPrimitives(Primitives):
         return self.driver.ok(self.driver.on.cuEventCreate(0), "cuEventCreate")
 
     def event_seconds(self, earlier: Any, event: Any) -> float:  # noqa: ANN401
-        with self.driver.beside_captures():
+        with self.driver.during_captures():
             found = self.driver.api.cuEventElapsedTime(earlier, event)
         return float(self.driver.ok(found, "cuEventElapsedTime")) / 1e3
 
@@ -116,7 +116,7 @@ class CudaPrimitives(Primitives):
 
     def event_query(self, event: Any) -> bool:  # noqa: ANN401
         driver = self.driver
-        with driver.beside_captures():
+        with driver.during_captures():
             (status,) = driver.api.cuEventQuery(event)
         if status == driver.not_ready:
             return False
@@ -129,7 +129,7 @@ class CudaPrimitives(Primitives):
         The thread that submits work queries without a pause, other threads at intervals. (If all of them woke at once,
         they would take the GIL when the GPU waits for the next step: 0.1 to 0.2 ms of each gap.)
         """
-        patience = self._poll if timeout is not None else self._poll_beside
+        patience = self._poll if timeout is not None else self._poll_background
         if self._working == get_ident():
             patience = 0.0
         end = None if timeout is None else time.monotonic() + timeout
@@ -165,7 +165,7 @@ class CudaPrimitives(Primitives):
     def wait_for_default_stream(self, timeout: float) -> bool:
         """Wait for CUDA's default stream, but not for non-blocking streams; False after ``timeout`` seconds."""
         event = self.event_create()
-        with self.driver.beside_captures():
+        with self.driver.during_captures():
             self._record(event, LEGACY)
         passed = self.event_synchronize(event, timeout)
         self.event_destroy(event)

@@ -99,7 +99,7 @@ class Writer:
             with suppress(OutOfMemory):
                 room = device.allocate(data.nbytes)
         if room is None:
-            device.require_moving(data.nbytes, stream)
+            device.wait_for_queued_work(data.nbytes, stream)
             return device.ticket_type(device.upload_pieces(address, data, stream))
         stream.wait(device.upload_pieces(room.address, data, device.uploads))
         for at in range(0, data.nbytes, MOST):

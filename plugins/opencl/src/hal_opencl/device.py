@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from hal_core import Capabilities, Counters, Ticket, View
-from hal_core.devices import STEP_FIELDS, AsyncDevice, Packed, RingOptions, WritePlan, check_index, cut_rows
+from hal_core.devices import STEP_FIELDS, AsyncDevice, Packed, RingOptions, WritePlan, check_index, cut_long_writes
 
 from . import cl
 from .primitives import BELOW, OpenCLPrimitives
@@ -41,13 +41,13 @@ class OpenCLDevice(AsyncDevice):
 
     def pack(self, plan: WritePlan) -> tuple[WritePlan, Packed]:
         """The plan with long runs cut, so that several work groups share one, and its layout."""
-        cut = cut_rows(plan)
+        cut = cut_long_writes(plan)
         return cut, Packed.of(cut)
 
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """One kernel over all slots; the host takes no part."""
         self.check_open()
-        own, base, sizes = self.own(stream), state.memory.address & BELOW, state.sizes
+        own, base, sizes = self.own_stream(stream), state.memory.address & BELOW, state.sizes
         self.order_after_reads(own, state.memory)
         views = [state.view(name) for name in STEP_FIELDS]
         update = Update(
@@ -60,7 +60,7 @@ class OpenCLDevice(AsyncDevice):
     def copy_within(self, target: View, value: View, stream: Stream) -> Ticket:
         """Two strided copies by way of memory between them: the views may overlap, and differ in shape."""
         self.check_open()
-        own = self.own(stream)
+        own = self.own_stream(stream)
         self.order_after_reads(own, target.memory)
         if target.size:
             between = self.allocate(target.size * target.dtype.itemsize)
@@ -79,7 +79,7 @@ class OpenCLDevice(AsyncDevice):
         """Let the stream wait for an event that the host sets."""
         gate = cl.create("clCreateUserEvent", context())
         try:
-            self.own(stream).raw.wait(gate)
+            self.own_stream(stream).raw.wait(gate)
             yield
         finally:
             cl.call("clSetUserEventStatus", gate, cl.COMPLETE)

@@ -76,7 +76,7 @@ class CustomDevice(PaddlePlace, StreamDevice):
     @contextmanager
     def current(self, stream: Stream) -> Iterator[None]:
         """Make Paddle queue its work for this device on ``stream``."""
-        core, own = self._core, self.own(stream)
+        core, own = self._core, self.own_stream(stream)
         before = core._get_current_custom_device_stream(self.kind, self.index)
         if int(before.raw_stream) == own.handle:
             yield
@@ -94,7 +94,7 @@ class CustomDevice(PaddlePlace, StreamDevice):
             with super().hold_stream(stream):
                 yield
             return
-        own = self.own(stream)
+        own = self.own_stream(stream)
         with self._simulator.Stream.adopt(own.handle).held():
             marker = PaddleMemory.allocate(self, self.place, 16)
             with self.current(own):
@@ -111,7 +111,7 @@ class CustomDevice(PaddlePlace, StreamDevice):
     def after_work(self, stream: Stream, keep: object) -> tuple[RecordedEvent, Ticket]:
         """Return an event, which keeps the memory alive until the device is done with it, and its ticket. The event
         must be kept."""
-        event = self.events.record(self.own(stream))
+        event = self.events.record(self.own_stream(stream))
         event.keep = keep
         return event, self.ticket_type(event)
 
@@ -121,7 +121,7 @@ class CustomDevice(PaddlePlace, StreamDevice):
         self.count("host_waits")
         with self.current(stream):
             host_tensor(target).copy_(source, False)
-        self.events.record(self.own(stream)).wait()
+        self.events.record(self.own_stream(stream)).wait()
 
     def enqueue_copies(
         self, block: HostBlock, memory: Memory, parts: Sequence[ByteRange], after: AsyncStream, stream: AsyncStream
@@ -158,4 +158,4 @@ class CustomDevice(PaddlePlace, StreamDevice):
         try:
             return self.writer.place(memory, elements_of(target, value), gathered, target.dtype.itemsize, stream)
         finally:  # the ring may refuse the rest
-            self.retired.keep((self.mark(self.own(stream)),), (value.memory, gathered))
+            self.retired.keep((self.mark(self.own_stream(stream)),), (value.memory, gathered))

@@ -71,7 +71,7 @@ class SimCommunicator:
 
     def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
         """Make ``part`` of ``memory`` equal to that of the group's first rank, in one collective on ``stream``."""
-        device, own = self._device, self._device.own(stream)
+        device, own = self._device, self._device.own_stream(stream)
         self._check()
         device.order_after_reads(own, memory)
         self._group.broadcast(memory.address + part.offset, part.nbytes, np.uint8, self._source, own.raw)

@@ -22,7 +22,7 @@ class SimSupport(Support):
 
     tensors = True
     ranks = True
-    whole_group = True
+    four_ranks = True
 
     def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
         """Return the endpoints, by which ranks find each other's shared memory."""

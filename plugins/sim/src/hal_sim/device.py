@@ -85,7 +85,7 @@ class SimDevice(OnAccelerator):
     @contextmanager
     def hold_stream(self, stream: Stream) -> Iterator[None]:
         """Let no work on ``stream`` begin until the context ends; an event recorded meanwhile has not passed."""
-        own = self.own(stream)
+        own = self.own_stream(stream)
         with own.raw.held():
             # The accelerator's gate stops only work: this is some, placed before events.
             own.wait(self.uploads.record())
@@ -108,19 +108,19 @@ class SimDevice(OnAccelerator):
         """Submit a fill, one upload, or an upload and a strided copy, depending on value and target."""
         shape = target.collapsed()[0]
         if target.size and not shape and not isinstance(value, np.ndarray):
-            return writing.fill(self, target, value, self.own(stream))
+            return writing.fill(self, target, value, self.own_stream(stream))
         if target.size and 0 < len(shape) < MAX_RANK:  # the elements of a run may take one axis more
-            return writing.spread(self, target, value, self.own(stream))
+            return writing.spread(self, target, value, self.own_stream(stream))
         return super().submit_value(target, value, stream)
 
     def copy_within(self, target: View, value: View, stream: Stream) -> Ticket:
         """Copy in one strided copy, or in two through intermediate memory."""
-        return writing.copy(self, target, value, self.own(stream))
+        return writing.copy(self, target, value, self.own_stream(stream))
 
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """Launch one kernel over all slots, without the host."""
         self.check_open()
-        own = self.own(stream)
+        own = self.own_stream(stream)
         self.order_after_reads(own, state.memory)
         self.steps.launch(state, own, speculative=step.speculative)
         return self.ticket(own)

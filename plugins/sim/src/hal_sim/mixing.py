@@ -69,12 +69,12 @@ class MixRunner:
 
     def launch(self, state: SlotState, step: PlannedStep, stream: Stream) -> Step:
         """Launch one kernel over all slots."""
-        self._device.accelerator.launch("hal_mix_step", self._arguments, self._device.own(stream).raw)
+        self._device.accelerator.launch("hal_mix_step", self._arguments, self._device.own_stream(stream).raw)
         return step.step
 
     def propose(self, state: SlotState, step: Step, stream: Stream) -> None:
         """Launch one kernel over all slots."""
-        self._device.accelerator.launch("hal_mix_draft", self._arguments, self._device.own(stream).raw)
+        self._device.accelerator.launch("hal_mix_draft", self._arguments, self._device.own_stream(stream).raw)
 
 
 def mixed(seed: int, tokens: Sequence[int], count: int, vocab_size: int) -> list[int]:

@@ -74,7 +74,7 @@ class SimPrimitives(Primitives):
                 raise
             return False
         except HalError as error:  # the device's error: the work is done nevertheless
-            self.health.met(error, self.spoils)
+            self.health.report(error, self.spoils)
         return True
 
     def event_error(self, event: Event) -> Exception | None:
@@ -82,7 +82,7 @@ class SimPrimitives(Primitives):
         try:
             event.synchronize(0)
         except HalError as error:
-            self.health.met(error, self.spoils)
+            self.health.report(error, self.spoils)
         return self.health.fault
 
     def spoils(self, error: Exception) -> bool:

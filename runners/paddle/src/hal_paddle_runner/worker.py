@@ -43,7 +43,7 @@ class Worker(Stepper):
         **others: Any,  # noqa: ANN401 (of the runner)
     ) -> None:
         sizes = replace(sizes, vocab_size=model.config.vocab_size)
-        state = device.state(sizes, beside=companions_of(proposer))
+        state = device.state(sizes, companions=companions_of(proposer))
         runner = self.runner_type(device, state, model, blocks, group=group, proposer=proposer, **others)
         super().__init__(device, state, runner, sink, blocks=blocks, group=group)
 
