@@ -43,6 +43,11 @@ def test_a_process_without_a_beat_is_silent_until_the_next_one(caller):
     assert caller.pass_by(0.5, 0) == (False, 0)
 
 
+def test_silence_counts_in_full_however_short_a_beat_is(caller, monkeypatch):
+    monkeypatch.setattr(TIMEOUTS, "beat", 0.01)
+    assert caller.pass_by(TIMEOUTS.process_silence + 0.5) == (True, 0)
+
+
 def test_time_in_which_the_caller_was_stopped_is_no_silence(caller):
     caller.now += 3600
     caller.watch.look()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from hal_engine.timeouts import TIMEOUTS
-
 
 class StepClock:
-    """Measures the oldest step in flight of each of ``groups``. ``clock``: seconds."""
+    """Measures the oldest step in flight of each of ``groups``. ``clock``: seconds. Of a time in which the engine
+    itself was stopped, perhaps with its ranks, a quarter of the limit counts at most."""
 
     def __init__(self, groups: int, limit: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit, self._clock, self._looked = limit, clock, clock()
@@ -33,7 +32,7 @@ class StepClock:
 
     def _look(self) -> None:
         now = self._clock()
-        passed, self._looked = min(now - self._looked, TIMEOUTS.beat), now
+        passed, self._looked = min(now - self._looked, self.limit / 4), now
         for group, count in enumerate(self._under_way):
             if count > 0:
                 self._seconds[group] += passed

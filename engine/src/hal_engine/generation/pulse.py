@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class PulseWatch:
-    """Counts how long an engine process was silent, and how long its step lasts. ``clock``: seconds. Time in which the
-    caller itself was stopped does not count."""
+    """Counts how long an engine process was silent, and how long its step lasts. ``clock``: seconds. Of a time in which
+    the caller itself was stopped a quarter of each limit counts at most."""
 
     def __init__(self, channel: Channel, clock: Callable[[], float] = time.monotonic) -> None:
         self._channel, self._clock = channel, clock
@@ -30,10 +30,11 @@ class PulseWatch:
     def look(self) -> None:
         """Count the time since the last look."""
         now = self._clock()
-        passed, self._looked = min(now - self._looked, TIMEOUTS.beat), now
-        self._silence = self._silence + passed if self._channel.heard == self._heard else 0.0
+        passed, self._looked = now - self._looked, now
+        silence, in_step = (min(passed, limit / 4) for limit in (TIMEOUTS.process_silence, TIMEOUTS.step))
+        self._silence = self._silence + silence if self._channel.heard == self._heard else 0.0
         self._heard, step = self._channel.heard, self._channel.number
-        self._in_step = self._in_step + passed if step == self._step else 0.0
+        self._in_step = self._in_step + in_step if step == self._step else 0.0
         self._step = step
 
     @property
