@@ -193,14 +193,18 @@ def test_however_the_bytes_are_cut_the_frames_are_the_same(frames, data):
 
 
 PURPOSES = ("control", "records", "blocks")
+NOTHING = "it sent nothing: it is no listener for '{}', its keys differ, or its process has ended"
 
 
-def refusal(hub, channel):
-    """Why the hub closes a connection, from which it takes nothing."""
+def refusal(hub, channel, purpose):
+    """Why the hub closes a connection for a purpose, from which it takes nothing; the caller learns what it may be."""
     (channel_there,) = there(hub)
     while not channel_there.ended:
         assert [frame for _, frame in hub.receive(0.01)] in ([], [None]), "a stranger is heard"
         channel.receive()
+    while not channel.ended:
+        channel.receive()
+    assert channel.ended == NOTHING.format(purpose)
     channel.close()
     return channel_there.ended
 
@@ -219,7 +223,7 @@ def test_a_connection_for_one_purpose_is_refused_by_a_listener_of_another(one, o
     with contextlib.closing(Hub(other, ANY if has_keys else None, listener)) as hub:
         channel = connect(hub.url, one, caller)
         channel.send(b"a message")
-        assert refusal(hub, channel) == f"it is a connection for '{one}', and this one is for '{other}'"
+        assert refusal(hub, channel, one) == f"it is a connection for '{one}', and this one is for '{other}'"
 
 
 @pytest.mark.parametrize("has_keys", [False, True])
@@ -228,9 +232,25 @@ def test_keys_on_one_side_alone_are_refused(has_keys):
     with contextlib.closing(Hub("records", ANY, None if has_keys else listener)) as hub:
         channel = connect(hub.url, "records", caller if has_keys else None)
         channel.send(b"a message")
-        assert refusal(hub, channel) == (
+        assert refusal(hub, channel, "records") == (
             "it has a key, and this side has none" if has_keys else "it sends no greeting of a peer with keys"
         )
+
+
+def test_a_caller_that_parts_shows_its_key_first():
+    """It would wait for all of its time otherwise, and its frame would never leave."""
+    listener, caller = keys_of_two()
+    with contextlib.closing(Hub("records", ANY, listener)) as hub:
+        channel = connect(hub.url, "records", caller)
+        channel.send(b"the last")
+        parting = threading.Thread(target=channel.part, args=(1e6,), daemon=True)
+        parting.start()
+        got, end = [], time.monotonic() + HANGS
+        while not got or hub.channels:
+            assert time.monotonic() < end, "it waits for ever"
+            got += [frame for _, frame in hub.receive(0.01) if frame is not None]
+        parting.join(HANGS)
+        assert ([*map(bytes, got)], parting.is_alive()) == ([b"the last"], False)
 
 
 @pytest.mark.parametrize("url", [None, ANY])
@@ -276,7 +296,7 @@ class TestKeys:
         with contextlib.closing(Hub("control", ANY, listener)) as hub:
             stranger = connect(hub.url, "control", CurveKeys.new(listener.public))
             stranger.send(b"let me in")
-            assert self.refused(hub, stranger) == "the other side refused it"
+            assert self.refused(hub, stranger) == NOTHING.format("control")
 
     def test_a_listener_with_another_key_gets_nothing(self):
         listener, caller = keys_of_two()

@@ -44,6 +44,7 @@ _GROWS = 1 << 20
 """Bytes of that memory before the peer has sent more: a peer may announce a large frame and send no byte of it."""
 _TURN = 1 << 20
 """Bytes that one call reads, so that a thread serves its other peers beside a busy one."""
+_ENDED = "its process has ended"
 CLOSED = "it was closed here"
 """How a channel ended that this side closed first: frames that were received with the last one do not count any more.
 (Those of a peer that has ended do.)"""
@@ -79,9 +80,10 @@ class Channel:
         self.key, self.ended, self.number, self._why = "", "", 0, ""
         self.heard = time.monotonic()
         self.is_trusted = handshake is None
-        calls = handshake is not None and bool(handshake.greeting)
-        self._unmet = "the other side refused it" if calls else "it left before it showed what it is"
+        self._end_of_peer = _ENDED if handshake is None else "it left before it showed what it is"
         if handshake is not None and handshake.greeting:
+            what = f"it is no listener for {handshake.purpose!r}, its keys differ, or its process has ended"
+            self._end_of_peer = f"it sent nothing: {what}"
             self._append(_LENGTH.pack(len(handshake.greeting)), handshake.greeting)
             if not handshake.has_answer:
                 self._handshake, self.is_trusted = None, True
@@ -197,10 +199,11 @@ class Channel:
             except BlockingIOError:
                 break
             except OSError as error:
-                self._stop(error.strerror or str(error))
+                is_refused = self._is_first and isinstance(error, ConnectionResetError)
+                self._stop(self._end_of_peer if is_refused else error.strerror or str(error))
                 break
             if not count:  # it sends no more, and may still read
-                self.ended = self._why or ("its process has ended" if self.is_trusted else self._unmet)
+                self.ended = self._why or self._end_of_peer
                 break
             self.heard, taken, self._end = time.monotonic(), taken + count, self._end + count
             is_full = self._end == len(self._space)
@@ -245,7 +248,7 @@ class Channel:
             return
         if self._sealer is not None:
             frame = memoryview(self._sealer.open(frame))
-            self._trust()
+        self._trust()
         kind = frame[0] if len(frame) else None
         if kind == _MESSAGE:
             messages.append(frame[1:])
@@ -269,6 +272,7 @@ class Channel:
 
     def _trust(self) -> None:
         """The peer has shown what it is: what waited for that leaves now."""
+        self._end_of_peer = _ENDED
         if not self.is_trusted:
             self.is_trusted = True
             with self._lock:
@@ -291,7 +295,9 @@ class Channel:
         """Close after what was sent has left and the peer has closed, too, or after ``wait`` seconds. Bytes that a
         closed end has not read could cost the peer some of those on the way to it."""
         end = time.monotonic() + wait
-        self.flush(wait)
+        self._work(wait, lambda: self.is_trusted)  # else nothing leaves
+        if self.is_trusted:
+            self.flush(end - time.monotonic())
         self.finish()
         self._work(end - time.monotonic(), lambda: False)
         self.close()

@@ -111,12 +111,12 @@ class Sealer:
 
 
 class Handshake:
-    """One side's part. ``greeting``: what it sends first; nothing on the side that answers. ``has_answer``: whether the
-    peer sends something for :meth:`take`."""
+    """One side's part, for a channel of this ``purpose``. ``greeting``: what it sends first; nothing on the side that
+    answers. ``has_answer``: whether the peer sends something for :meth:`take`."""
 
     def __init__(self, purpose: Purpose, keys: CurveKeys | None = None, *, calls: bool) -> None:
         """``calls``: this side has connected, to the one peer that ``keys`` name."""
-        self._purpose, self._keys, self._calls = purpose, keys, calls
+        self.purpose, self._keys, self._calls = purpose, keys, calls
         self._head = _MAGIC + purpose.encode().ljust(_PURPOSE)
         self.greeting, self.has_answer = self._head if calls else b"", keys is not None or not calls
         if keys is not None:
@@ -135,7 +135,7 @@ class Handshake:
             raise ValueError("it sends no greeting of this version of hal")
         if not greeting.startswith(self._head):
             named = greeting[len(_MAGIC) : len(self._head)].decode("ascii", "replace").rstrip()
-            raise ValueError(f"it is a connection for {named!r}, and this one is for {self._purpose!r}")
+            raise ValueError(f"it is a connection for {named!r}, and this one is for {self.purpose!r}")
         if self._keys is None:
             if keys:
                 raise ValueError("it has a key, and this side has none")
