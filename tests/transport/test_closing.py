@@ -9,6 +9,7 @@ from hal_engine.reading import OutputReader
 from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport import open_sink
 from hal_engine.transport.channel import connect
+from hal_engine.transport.delivery import Delivery
 
 
 def test_a_sink_without_records_ends_its_session_at_a_silent_reader():
@@ -18,6 +19,23 @@ def test_a_sink_without_records_ends_its_session_at_a_silent_reader():
         assert select.select(reader.sockets, [], [], 30.0)[0], "no greeting came"
         sink.close(30.0)
         assert reader.read(30.0) is None
+
+
+def test_a_sinks_thread_parts_in_less_time_than_its_close_waits_for_it(monkeypatch):
+    """Both had the same time, so that the thread could outlive the sink."""
+    waits = []
+
+    def part(delivery, wait, bye):
+        waits.append(wait)
+        former(delivery, wait, bye)
+
+    former = Delivery.part
+    monkeypatch.setattr(Delivery, "part", part)
+    with OutputReader() as reader:
+        sink = open_sink(reader.url)
+        reader.read(0.0)
+        sink.close(30.0)
+    assert [0 < wait <= TIMEOUTS.parting / 2 for wait in waits] == [True]
 
 
 def test_a_peer_that_does_not_read_delays_a_closing_reader_by_a_bounded_time():

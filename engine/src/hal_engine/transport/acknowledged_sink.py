@@ -140,7 +140,7 @@ class AcknowledgedSink(QueuedSink):
         """Close everything, and wake the callers that wait for room: there will be none."""
         is_over = self._stop or self._failure is not None
         bye = None if is_over else Bye(self._window.next - 1, self.again)
-        self._delivery.part(0.0 if is_over else TIMEOUTS.parting, bye)
+        self._delivery.part(0.0 if is_over else TIMEOUTS.parting / 2, bye)  # close() waits twice as long
         with self._room:
             self._sleeping = False
             try:
