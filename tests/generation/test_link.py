@@ -145,9 +145,38 @@ def test_the_exit_status_is_named_of_a_process_that_waits_for_this_end_of_its_ch
         async with hal.AsyncEngine(device="cpu", runner=HELD) as engine:
             running = asyncio.create_task(text_of(engine))
             await launched(held)
-            os.kill(engine._link._process.pid, signal.SIGINT)
+            (held / "permits").write_bytes(b"x")
             with pytest.raises(Unavailable, match="ended: exit status 143"):
                 await asyncio.wait_for(running, HANGS)
+
+    asyncio.run(run())
+
+
+INTERRUPTED = """
+import os, signal
+from hal_engine.distributed.control_messages import Up
+from hal_engine.generation.process import CallerEnd
+from tests.overlap.failing import FailingRunner
+
+send = CallerEnd.send
+
+def interrupted(end, message):
+    if isinstance(message, Up):
+        os.kill(os.getpid(), signal.SIGINT)
+    return send(end, message)
+
+CallerEnd.send = interrupted
+"""
+
+
+def test_an_interrupt_does_not_cut_the_message_that_the_process_is_up(tmp_path, monkeypatch):
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
+    for folder in (tmp_path, ROOT):
+        monkeypatch.syspath_prepend(str(folder))
+
+    async def run():
+        async with hal.AsyncEngine(device="cpu", runner="interrupted:FailingRunner") as engine:
+            assert (await text_of(engine))[-1].finish_reason is not None
 
     asyncio.run(run())
 

@@ -2,12 +2,13 @@
 
 The folder of `HELD_STEPS` has the pipe `permits` and the file `steps`, a line for each launched step: the admission ids
 of its requests. The permit `.` is for one step; `a` too, after which no step is launched until an abort has been
-received; `*` is for all further steps.
+received; `x` ends the process, in order; `*` is for all further steps.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from hal_engine.distributed.control_messages import Abort
@@ -47,6 +48,8 @@ class HeldRunner:
         if self._held:
             permit = os.read(self._permits, 1)
             self._held, self._awaits_abort = permit != b"*", permit == b"a"
+            if permit == b"x":
+                sys.exit(143)
         for slot in slots:
             self._device.async_set_value(target=state.view("sampled_token_ids")[slot], value=300, stream=stream)
         return step.step

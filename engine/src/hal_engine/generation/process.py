@@ -164,7 +164,8 @@ def run(channel: Channel) -> int:
             raise GroupLost("no message of what to serve came", argument="engine")
         with open_engine(setup, caller.send_record) as opened:
             able = opened.device.capabilities
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on the caller's Stop ends it, and no send is cut
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)  # from here on the caller's Stop ends it, and no send is cut
             caller.send(Up(0, opened.device.name, dict(able.fallbacks), able.substituted))
             serve_requests(caller, opened.engine, caller)
         wait = TIMEOUTS.ranks_end / 2
