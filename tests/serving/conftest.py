@@ -57,11 +57,11 @@ class Served:
 
 
 @contextmanager
-def serving(*options, until_loaded=True, lines=None, descriptors=0):
-    """Start a server, and end it. ``said``: a list for the lines before that of its address. ``descriptors``: its
-    `ulimit -n`, if not 0."""
-    limited = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(descriptors)] if descriptors else []
-    command = [*limited, sys.executable, "-c", COMMAND, "serve", "--device", "cpu", "--port", "0", *options]
+def serving(*options, until_loaded=True, lines=None, before=""):
+    """Start a server, and end it. ``lines``: a list for the lines before that of its address. ``before``: what a shell
+    does first, if any."""
+    shell = ["sh", "-c", f'{before} && exec "$@"', "sh"] if before else []
+    command = [*shell, sys.executable, "-c", COMMAND, "serve", "--device", "cpu", "--port", "0", *options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         line = process.stderr.readline()

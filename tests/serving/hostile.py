@@ -373,7 +373,9 @@ def judge(name: str) -> str:
         if chosen.model is not None:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             options += ["--model", str(chosen.model(Path(folder)))]
-        served = stack.enter_context(serving(*options, descriptors=chosen.descriptors))
+        served = stack.enter_context(
+            serving(*options, before=f"ulimit -n {chosen.descriptors}" * bool(chosen.descriptors))
+        )
         fill(served)
         before = usual(served)
         looked, during = Look.of(served.process.pid), []

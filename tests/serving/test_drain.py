@@ -1,11 +1,13 @@
-"""`hal serve` after SIGTERM: requests end within `--drain`, or with an error object."""
+"""`hal serve` after SIGTERM: requests end within `--drain`, or with an error object; signals that it ignores."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
+from pathlib import Path
 
 import httpx
 import pytest
@@ -83,3 +85,15 @@ def test_what_the_drain_cuts_ends_with_an_error_object(with_template):
         os.kill(engine, signal.SIGCONT)
         assert served.process.wait(HANGS) == 128 + signal.SIGTERM
         assert served.process.stderr.read() == "hal: 6 requests ended with an error at the end of --drain\n"
+
+
+def test_an_interrupt_that_was_ignored_stays_so():
+    """As in a background job of a shell."""
+    with serving(before="trap '' INT") as served:
+        status = Path(f"/proc/{served.process.pid}/status").read_text(encoding="ascii")
+        (ignored,) = re.findall(r"^SigIgn:\s+(\w+)$", status, re.MULTILINE)
+        assert int(ignored, 16) >> (signal.SIGINT - 1) & 1
+        served.process.send_signal(signal.SIGINT)
+        assert httpx.get(f"{served.url}/health").status_code == 200
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(HANGS) == 128 + signal.SIGTERM

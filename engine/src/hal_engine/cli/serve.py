@@ -6,7 +6,10 @@ import errno
 import gc
 import logging
 import math
+import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any
 
@@ -116,6 +119,14 @@ def command(**given: Any) -> None:  # noqa: ANN401 (as the options say)
 
     class Listening(uvicorn.Server):
         """Prints where it listens, and has its requests end within the drain."""
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            ignored = [number for number in signals.NUMBERS if signal.getsignal(number) is signal.SIG_IGN]
+            with super().capture_signals():
+                for number in ignored:  # as nohup and a background job have it
+                    signal.signal(number, signal.SIG_IGN)
+                yield
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             draining.begin()
