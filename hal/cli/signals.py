@@ -196,13 +196,7 @@ def _install() -> dict[int, Any]:
     return {number: signal.signal(number, lambda number, frame: _watch.handle(number, frame)) for number in heeded}
 
 
-def _leave_to_parent() -> None:
-    """Detach a forked child from the pipe, which it shares with its parent."""
-    if threading.current_thread() is threading.main_thread():
-        signal.set_wakeup_fd(-1)
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # the pipe is its parent's
 
 
 @contextlib.contextmanager

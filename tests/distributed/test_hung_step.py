@@ -113,9 +113,7 @@ def command(capsys, *arguments):
 def test_a_rank_that_hangs_in_a_step_is_lost(capsys, hangs):
     status, _, err = command(capsys, "--dp", "2")
     assert status == 1
-    expected = (
-        f"hal: error: rank 0 was lost in step 3: {LATE}; not delivered: r0 from "
-    )
+    expected = f"hal: error: rank 0 was lost in step 3: {LATE}; not delivered: r0 from "
     assert expected in err
     assert "(HAL_RANKS_STEP)" in err
 

@@ -363,4 +363,4 @@ def test_the_budget_of_a_step_is_a_positive_count(chunk):
 def test_a_step_feeds_as_many_prompt_tokens_as_the_user_says_or_the_runner_prefers(prefers, given, chunk):
     worker = PaperWorker(StateConfig(num_slots=2, max_model_len=MAX_TOKENS, block_size=BLOCK), 8)
     worker.chunk = prefers
-    assert Engine(worker, Limits(chunk=given)).scheduler.budget.chunk == chunk
+    assert Engine(worker, Limits(chunk=given)).scheduler.limits.prompt_tokens(0) == chunk

@@ -11,12 +11,10 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 
 
-def face(
-    package: str, modules: Mapping[str, str]
-) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package; ``modules``: module to its names, separated by
+def face(package: str, table: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package; ``table``: module to its names, separated by
     spaces."""
-    home = {name: module for module, names in modules.items() for name in names.split()}
+    home = {name: module for module, names in table.items() for name in names.split()}
     namespace = vars(sys.modules[package])
 
     def load(name: str) -> object:

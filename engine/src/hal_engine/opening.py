@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -110,12 +111,7 @@ def _here(
         overlap_of(setup.overlap, device, title_of(name), needs_host(name))  # before the model is loaded
         sink, handed = stack.enter_context(open_output(setup, host))
         handed.to = on_record
-        drafted: dict[str, int] = {}
-
-        def count(drafts: Mapping[str, int]) -> None:
-            for request, number in drafts.items():
-                drafted[request] = drafted.get(request, 0) + number
-
+        drafted = Counter[str]()
         with host.loading(device.close):  # it may take long, and only the device needs cleaning up
             host.status(f"preparing runner {name}")
             opened = open_runner(
@@ -124,7 +120,7 @@ def _here(
                 device,
                 sink,
                 place=setup.model_place,
-                on_drafts=count,
+                on_drafts=drafted.update,
                 status=host.status,
                 importing=host.importing,
             )

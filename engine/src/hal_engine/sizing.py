@@ -6,23 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hal_core import InvalidValue, StateConfig
+from hal_core import StateConfig
 
 from hal.selection import ENVIRONMENT
-from hal_engine.engine import Limits
-from hal_engine.options import EngineOptions, EngineSetup, typed_name
+from hal_engine.options import EngineOptions, EngineSetup
 
 BLOCK_SIZE = 16
 """Tokens of a KV block."""
-
-
-def check_budget(options: EngineOptions, sizes: StateConfig) -> None:
-    """Raise :class:`InvalidValue`, naming the option, for a step that can feed nothing."""
-    try:
-        Limits.of(options).budget(sizes)
-    except InvalidValue as error:
-        error.argument = typed_name(error.argument)
-        raise
 
 
 def setup_of(options: EngineOptions, model: Path, sizes: StateConfig, blocks: int, **more: Any) -> EngineSetup:  # noqa: ANN401 (of fields)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from hal_core import InvalidValue, Request, SamplingParams, StateConfig, lay_out
 
-from hal_engine.engine import Scheduler, tokens_to_keep
+from hal_engine.engine import Limits, Scheduler, tokens_to_keep
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import LlamaConfig, read_config
 from hal_engine.model.files import read_file
@@ -24,7 +24,7 @@ from hal_engine.model.tokenizer import Tokenizer
 from hal_engine.options import CHECK_RANKS, EngineOptions, EngineSetup
 from hal_engine.proposers import check_names
 from hal_engine.proposers.checks import check_layer
-from hal_engine.sizing import BLOCK_SIZE, check_budget, setup_of
+from hal_engine.sizing import BLOCK_SIZE, setup_of
 from hal_engine.spelling import meant
 
 from .run_options import Output, Sampling, check_argument
@@ -205,7 +205,7 @@ def make_plan(
         max_bad_words=1,
         vocab_size=config.vocab_size,
     )
-    check_budget(options, sizes)
+    Limits.of(options).check(sizes)
     blocks, keys = _blocks(requests, sizes, options), output.sink_keys()
     setup = setup_of(
         options,

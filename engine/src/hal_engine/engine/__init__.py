@@ -10,6 +10,6 @@ from .blocks import BlockPool
 from .engine import Engine
 from .executor import Executor
 from .generation import Finished, tokens_to_keep
-from .scheduler import Limits, Scheduler
+from .scheduler import DEFAULT_CHUNK, Limits, Scheduler
 
-__all__ = ["BlockPool", "Engine", "Executor", "Finished", "Limits", "Scheduler", "tokens_to_keep"]
+__all__ = ["DEFAULT_CHUNK", "BlockPool", "Engine", "Executor", "Finished", "Limits", "Scheduler", "tokens_to_keep"]

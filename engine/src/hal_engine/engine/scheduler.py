@@ -44,7 +44,6 @@ from hal_core import (
 )
 from hal_core import admit as admit_for
 
-from .budget import DEFAULT_CHUNK, Budget
 from .due import DueChecks
 from .generation import Finished, Generation, check_fits, tokens_to_keep
 from .in_flight import InFlight
@@ -63,18 +62,30 @@ Grown = dict[Generation, list[int]]
 """Blocks that decoding requests are given in a step."""
 
 
+DEFAULT_CHUNK = 256
+"""Most prompt tokens of a step, where neither the user nor the runner says so."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Options of an engine that limit its scheduler: those of these names in
     :class:`hal_engine.options.EngineOptions`, in one process and on ranks.
 
-    - ``chunk``: most prompt tokens of a step, all requests together; None: what the runner prefers, or 256.
-    - ``step_tokens``: most tokens of a step, decoding included, which is never held back
-      (:class:`hal_engine.engine.budget.Budget`); None: decoding comes on top.
+    - ``chunk``: most prompt tokens of a step, all requests together; None: :data:`DEFAULT_CHUNK`.
+    - ``step_tokens``: most tokens of a step, decoding included, which is never held back; None: decoding comes on top.
+
+    Raises :class:`InvalidValue`, naming the option, for what is no whole number of at least 1.
     """
 
     chunk: int | None = None
     step_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            given = getattr(self, one.name)
+            if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
+                option = f"--{one.name.replace('_', '-')}"
+                raise InvalidValue(f"{given!r}", cure="give a whole number of at least 1", argument=option)
 
     @classmethod
     def of(cls, options: EngineOptions) -> Limits:
@@ -85,9 +96,23 @@ class Limits:
         """Return them with what a runner prefers, unless the user gave a number; None: it prefers nothing."""
         return replace(self, chunk=chunk) if self.chunk is None else self
 
-    def budget(self, sizes: StateConfig) -> Budget:
-        """Return the budget of a step. Raises :class:`InvalidValue` for one that can feed nothing."""
-        return Budget(DEFAULT_CHUNK if self.chunk is None else self.chunk, self.step_tokens, sizes)
+    def check(self, sizes: StateConfig) -> None:
+        """Raise :class:`InvalidValue` unless ``step_tokens`` exceeds the tokens that all slots may decode, each its
+        next token and its drafts: prompts might wait for ever."""
+        decoding = sizes.num_slots * sizes.max_accept
+        if self.step_tokens is not None and self.step_tokens <= decoding:
+            raise InvalidValue(
+                f"{self.step_tokens} tokens a step leave none to prompts beside {sizes.num_slots} requests that "
+                f"decode {sizes.max_accept} each",
+                cure=f"give at least {decoding + 1}, or fewer slots or drafts",
+                argument="--step-tokens",
+            )
+
+    def prompt_tokens(self, launched: int) -> int:
+        """Return the most prompt tokens of a step that launches so many tokens for decoding (requests times 1 and
+        drafts, because the number of drafts is not known yet)."""
+        most = DEFAULT_CHUNK if self.chunk is None else self.chunk
+        return most if self.step_tokens is None else min(most, self.step_tokens - launched)
 
 
 NO_LIMITS = Limits()
@@ -127,7 +152,8 @@ class Scheduler:
     ) -> None:
         self.layout, self.tokens_per_step = layout, layout.sizes.max_accept
         self.entry_tokens = 1  # for which blocks must be free, beyond the known tokens, when a request enters
-        self.budget = limits.budget(layout.sizes)
+        limits.check(layout.sizes)
+        self.limits = limits
         self._admit: Admit = admit or partial(admit_for, layout=layout)
         self._admit_all = admit_all
         self.overlap = overlap
@@ -234,7 +260,7 @@ class Scheduler:
             self._decoding = [one for one in self.running if one.prefilled >= one.goal]
         decoding = self._decoding
         launched = predict_launch_tokens(len(decoding), self.tokens_per_step)
-        allowed = self.budget.prompt_tokens(launched)
+        allowed = self.limits.prompt_tokens(launched)
         feeding = [one for one in self.running if one.prefilled < one.goal] if len(decoding) < len(self.running) else []
         left = self._continue_prefills(tasks, allowed, feeding)
         entered: list[Generation] = []

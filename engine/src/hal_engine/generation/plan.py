@@ -10,6 +10,7 @@ from typing import Any
 
 from hal_core import InvalidValue, Request, SamplingParams, StateConfig, draw_seed
 
+from hal_engine.engine import Limits
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import read_config
 from hal_engine.model.fields import read_json
@@ -19,7 +20,7 @@ from hal_engine.model.tokenizer import Tokenizer, TooLong
 from hal_engine.options import EngineOptions, EngineSetup
 from hal_engine.proposers import check_names
 from hal_engine.proposers.checks import check_layer
-from hal_engine.sizing import BLOCK_SIZE, check_budget, setup_of
+from hal_engine.sizing import BLOCK_SIZE, setup_of
 from hal_engine.spelling import meant
 
 LONGEST = 8192
@@ -149,6 +150,6 @@ class ModelPlan:
             max_bad_words=1,
             vocab_size=self.config.vocab_size,
         )
-        check_budget(options, sizes)
+        Limits.of(options).check(sizes)
         usual = max(-(-longest // BLOCK_SIZE), options.slots * -(-min(_USUAL, longest) // BLOCK_SIZE))
         return setup_of(options, self.path, sizes, usual if options.blocks is None else options.blocks, timed=timed)

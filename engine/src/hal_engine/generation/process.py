@@ -104,23 +104,8 @@ class _Gauge:
         fed, accepted, _ = self._engine.drafts
         running, waiting, cache = self._engine.load()
         ranks, device = self._engine.spent
-        former, self._last = (
-            self._last,
-            Stats(
-                running,
-                waiting,
-                cache,
-                self._engine.preemptions,
-                self._steps,
-                self._host,
-                self._elapsed,
-                fed,
-                accepted,
-                device,
-                ranks,
-                down,
-            ),
-        )
+        steps = self._engine.preemptions, self._steps, self._host, self._elapsed
+        former, self._last = self._last, Stats(running, waiting, cache, *steps, fed, accepted, device, ranks, down)
         return None if former == self._last else self._last
 
 

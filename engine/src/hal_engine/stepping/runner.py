@@ -95,7 +95,7 @@ class Runner(Protocol):
 
     - ``close()``: called once, at the end.
     - ``chunk``: most prompt tokens of a step, unless the user gives a number, if its steps pay for more of them than
-      :data:`hal_engine.engine.budget.DEFAULT_CHUNK`, or for fewer.
+      :data:`hal_engine.engine.DEFAULT_CHUNK`, or for fewer.
     - ``drafts_on_device``: True if it drafts for itself, by work on the device (``--drafts``), in ``propose``. On
       several ranks all draft the same: from fields that are equal on all of them, as ``token_ids``.
     - ``cache``: see :class:`KeepsBlocks`.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from hal_core import Request, SlotState, Step, Stream
-from hal_engine.engine.budget import DEFAULT_CHUNK
+from hal_engine.engine import DEFAULT_CHUNK
 from hal_engine.model.config import read_config
 from hal_engine.model.loading import checked_entries
 from hal_engine.model.split import Shard, check_split
