@@ -56,11 +56,11 @@ class InMilliseconds(ProxyEvent):
         return 1e3 * self.true.seconds_since(earlier.true)  # type: ignore[attr-defined,no-any-return]
 
 
-def own_stream(call: Call) -> object:
+def another_stream(call: Call) -> object:
     if not isinstance(call.value, View):
         return call()
-    stream = call.kept("own_stream", None) or call.device.stream()
-    call.me.__dict__["own_stream"] = stream
+    stream = call.kept("another_stream", None) or call.device.stream()
+    call.me.__dict__["another_stream"] = stream
     ticket = call(stream=stream)
     call.stream.wait(stream.record())
     return ticket
@@ -155,7 +155,7 @@ STREAMS = {
         "DraftsOnTheirOwnStream", 4, "policy.set_drafts", drafts_on_a_stream, BOTH
     ),  # the stream given waits for it, but it waits for none
     "a value on the device is copied on a stream of its own, before the work that makes it": row(
-        "DeviceValueOnAnotherStream", 2, "async_set_value", own_stream, BOTH, "Paddle: copies between devices"
+        "DeviceValueOnAnotherStream", 2, "async_set_value", another_stream, BOTH, "Paddle: copies between devices"
     ),  # a copy for which later work waits, but which itself does not wait
     "fills of 0 from 64 KiB on run beside their stream": row(
         "ZerosRunBeside", 4, "submit_value", zeros_on_the_side, HELD

@@ -1,6 +1,6 @@
-"""The configuration that all ranks of a group must share, as one block of fixed size to exchange and compare (G14).
+"""What all ranks of a group must have alike (G14): terms, each a label ("layout") and a text (its digest), in a block.
 
-The block has the same size whatever its contents, so that ranks that differ can still exchange it. In a collective with
+The block has the same size whatever its terms, so that ranks that differ can still exchange it. In a collective with
 different sizes a library may abort, or leave stale bytes without an error (gloo did both).
 """
 
@@ -12,23 +12,23 @@ from dataclasses import dataclass
 
 from ..errors import InvalidValue
 
-SLOTS = 10
-"""Most terms in one block."""
+MOST_TERMS = 10
+"""Terms that one block has place for."""
 DIGEST_BYTES, LABEL_BYTES, TEXT_BYTES = 16, 24, 152
-BLOCK_BYTES = SLOTS * (DIGEST_BYTES + LABEL_BYTES + TEXT_BYTES)
+BLOCK_BYTES = MOST_TERMS * (DIGEST_BYTES + LABEL_BYTES + TEXT_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedConfig:
-    """Terms, label to text, in order: ``items`` are compared by digest; errors show the texts, cut if long."""
+    """The terms of a rank, label and text, in order. Texts are compared by digest; errors show them, cut if long."""
 
     items: tuple[tuple[str, str], ...]
 
     @classmethod
     def of(cls, items: Mapping[str, str]) -> SharedConfig:
-        """Return the terms of a mapping, in its order; at most :data:`SLOTS`."""
-        if len(items) > SLOTS:
-            raise InvalidValue(f"{len(items)} terms, but a block holds {SLOTS}", argument="terms")
+        """Return the terms of a mapping, in its order; at most :data:`MOST_TERMS`."""
+        if len(items) > MOST_TERMS:
+            raise InvalidValue(f"{len(items)} terms, but a block holds {MOST_TERMS}", argument="terms")
         return cls(tuple(items.items()))
 
     def block(self) -> bytes:
@@ -67,9 +67,9 @@ def differences(blocks: Mapping[int, bytes]) -> list[str]:
     return found
 
 
-def _label(slot: bytes) -> str:
-    return slot[DIGEST_BYTES : DIGEST_BYTES + LABEL_BYTES].rstrip(b"\0").decode(errors="replace")
+def _label(term: bytes) -> str:
+    return term[DIGEST_BYTES : DIGEST_BYTES + LABEL_BYTES].rstrip(b"\0").decode(errors="replace")
 
 
-def _text(slot: bytes) -> str:
-    return slot[DIGEST_BYTES + LABEL_BYTES :].rstrip(b"\0").decode(errors="replace")
+def _text(term: bytes) -> str:
+    return term[DIGEST_BYTES + LABEL_BYTES :].rstrip(b"\0").decode(errors="replace")

@@ -350,7 +350,7 @@ BYTE_RANGES = (
 
 def no_sink(sink: object) -> InvalidValue:
     """Return the error for an object that is not a sink."""
-    why = "it is a class" if isinstance(sink, type) else "it has no method put"
+    why = "it is a class, and no object of one" if isinstance(sink, type) else "it has no method put(output)"
     return InvalidValue(f"{sink!r} is not a sink: {why}", cure="give a MemorySink() or open_sink(url)", argument="sink")
 
 
@@ -358,7 +358,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "state": (SlotState, "give what device.state(StateConfig(…)) returned"),
     "step": (Step, "give Step(number, {state.name: slots})"),
     "group": (Group, "give Group(ranks, rank), or ALONE"),
-    "writes": (Writes, "make writes = Writes(), say writes.set(view, value), and give writes"),
+    "writes": (Writes, "make writes = Writes(), call writes.set(view, value) for each value, and give writes"),
 }
 
 
