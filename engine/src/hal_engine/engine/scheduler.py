@@ -24,7 +24,6 @@ from __future__ import annotations
 from bisect import bisect, insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 
@@ -41,6 +40,7 @@ from hal_core import (
     predict_launch_tokens,
 )
 from hal_core import admit as admit_for
+from msgspec.structs import replace
 
 from .budget import DEFAULT_CHUNK, Budget
 from .due import DueChecks
