@@ -148,7 +148,8 @@ def test_requests_staged_together_lie_as_those_staged_one_by_one(drawn, kind):
         assert [line[0] for line in lines] == [one.admission_id for one in admitted]
         data = chunk.block.buffer.tobytes()
         for one, line in zip(admitted, lines, strict=True):
-            begin = data.index(one.admission_id.to_bytes(8, "little"), line[1] - chunk.block.mirror)
+            begin = line[1] - chunk.block.mirror + LAYOUT.record_dtype.fields["request_serial"][1]
+            assert data[begin : begin + 8] == one.admission_id.to_bytes(8, "little")
             data = data[:begin] + bytes(8) + data[begin + 8 :]
         found.append((chunk.used, [line[1:] for line in lines], data))
     assert found[0] == found[1]
