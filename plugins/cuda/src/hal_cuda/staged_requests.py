@@ -256,7 +256,10 @@ class StagedRequests:
         return all(one() is None for one in map(self._requests.__getitem__, waiting)) and chunk.passed
 
     def _empty(self, chunk: Chunk) -> None:
-        self.table[self._chunk == chunk.number] = -1, -1, -1, 0
+        places = np.flatnonzero(self._chunk == chunk.number)
+        self.table[places] = -1, -1, -1, 0
+        for place in places.tolist():
+            self._requests[place] = _no_request
         chunk.used = chunk.uploaded = 0
         chunk.fences.clear()
 
