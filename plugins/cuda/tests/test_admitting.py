@@ -201,7 +201,7 @@ def test_requests_that_cannot_be_staged_together_leave_no_trace():
 
 
 def fit(ids, limit):
-    return COLUMNS.of_requests([Request("r", ids)], Request, limit, 2**31) is not None
+    return COLUMNS.of_requests([Request("r", ids)], Request, limit, 2**31, 2**31) is not None
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
@@ -222,7 +222,7 @@ def test_ids_are_checked_together(kind, check):
 def test_plain_requests_are_read_by_native_code(count):
     ids = [(7 * number) % 3001 for number in range(count)]
     for at, prompt in enumerate(forms(ids)):
-        found = COLUMNS.of_requests((Request("r", prompt, PARAMS),), Request, 3001, 701)
+        found = COLUMNS.of_requests((Request("r", prompt, PARAMS),), Request, 3001, 701, 1)
         assert (found is not None) == (at < 4)
         assert found is None or found == (["r"], [PARAMS], [np.array(ids, np.int32).tobytes()])
 
@@ -231,13 +231,22 @@ def test_requests_that_are_not_plain_are_left_to_the_core():
     right = Request("r", [1, 2])
     others = {"role": SplitRole.DECODE, "output": [3], "extra": {"lora": 1}, "prompt": []}
     for wrong in (*(replace(right, **{name: value}) for name, value in others.items()), "r"):
-        assert COLUMNS.of_requests([right, wrong], Request, 10, 10) is None
-    assert COLUMNS.of_requests([right], Request, 10, 2) is None
-    assert COLUMNS.of_requests([right], Request, 10, 3) is not None
-    assert COLUMNS.of_requests(iter([right]), Request, 10, 3) is None
-    for wrong in ((), ((),) * 9, (("a",) * 6, *(None,) * 8)):
+        assert COLUMNS.of_requests([right, wrong], Request, 10, 10, 9) is None
+    assert COLUMNS.of_requests([right], Request, 10, 2, 9) is None
+    assert COLUMNS.of_requests([right], Request, 10, 3, 9) is not None
+    assert COLUMNS.of_requests(iter([right]), Request, 10, 3, 9) is None
+    for wrong in ((), ((),) * 10, (("a",) * 6, *(None,) * 9)):
         with pytest.raises(TypeError):
             NATIVE.gather_requests(*wrong)
+
+
+def test_a_large_batch_is_read_in_parts(monkeypatch):
+    monkeypatch.setattr(batch_admission, "MOST_IDS", 50)
+    requests, parts = [Request(f"r{at}", [at % 500] * 10, PARAMS) for at in range(19)], []
+    found = admit_all([*requests, Request("long", [1] * 55)], LAYOUT, None, parts.append, native=COLUMNS)
+    assert [len(one.requests) for one in parts] == [5, 5, 5, 5]
+    assert found == [one for part in parts for one in part.requests]
+    assert [one.request_id for one in found] == [*(f"r{at}" for at in range(19)), "long"]
 
 
 @pytest.mark.parametrize("path", ["opened", "fallback"])

@@ -30,7 +30,8 @@ from .sampling_params import SamplingParams, check_number
 FEW = 6
 """Up to so many requests are admitted one by one, which is quicker."""
 MOST_IDS = 131072
-"""Most token ids of a part: joining a megabyte gives up the interpreter's lock, and a busy thread then keeps it."""
+"""Token ids of a part, at most or with its last request: joining a megabyte gives up the interpreter's lock, and a busy
+thread then keeps it; native code keeps it."""
 TOKENS = ADMISSION_ID - 1
 """Column of a request's row (``REQUEST_ROW``) with the number of its tokens, after those of its lists."""
 Ids = np.ndarray[Any, Any]
@@ -109,20 +110,24 @@ def _columns(
 ) -> Iterator[tuple[Sequence[int], _Columns]]:
     """Find the requests that can be packed together, new ones whose parameters, lengths and ids fit, in parts that keep
     the interpreter's lock; of each part, which they are."""
-    for begin in range(0, len(requests), AT_ONCE):
+    begin, longest = 0, layout.sizes.max_model_len
+    while begin < len(requests):
         part = requests[begin : begin + AT_ONCE]
-        found = None if native is None else native.of_requests(part, Request, limit, layout.sizes.max_model_len)
+        found = None if native is None else native.of_requests(part, Request, limit, longest, MOST_IDS)
         if found is not None and all(templates := _templates(layout, found[1])):
-            yield range(begin, begin + len(part)), _Columns(found[0], found[1], templates, found[2], 4)
+            end = begin + len(templates)
+            yield range(begin, end), _Columns(found[0], found[1], templates, found[2], 4)
         else:
-            yield from _found(enumerate(part, begin), layout, limit)
+            end = begin + len(part)
+            yield from _columns_of(enumerate(part, begin), layout, limit)
+        begin = end
 
 
 _fields = attrgetter("request_id", "prompt", "params", "output", "extra", "role")
 _LISTS = {list, tuple, np.ndarray}
 
 
-def _found(
+def _columns_of(
     requests: Iterable[tuple[int, Request]], layout: StateLayout, limit: int
 ) -> Iterator[tuple[Sequence[int], _Columns]]:
     plain = [(at, *_fields(one)) for at, one in requests if type(one) is Request]
@@ -180,7 +185,7 @@ class _Template:
 _values = attrgetter(*(name for name in SamplingParams.__slots__ if name != "seed"))
 """All parameters but the seed, which is mixed with each request's name."""
 _seed = attrgetter("seed")
-_known: dict[tuple[int, Any], _Template | None] = {}
+_known: dict[tuple[int, Any], _Template] = {}
 MOST_KNOWN = 4096
 """Most parameters whose packed parts are kept; then all are dropped."""
 
@@ -193,11 +198,13 @@ def _templates(layout: StateLayout, params: Sequence[SamplingParams]) -> list[_T
 
 def _template(layout: StateLayout, params: SamplingParams) -> _Template | None:
     key = layout.config_key, _values(params)
-    if key not in _known:
+    found = _known.get(key)
+    if found is None:
         if len(_known) >= MOST_KNOWN:
             _known.clear()
-        _known[key] = _made(layout, params)
-    return _known[key]
+        if (found := _made(layout, params)) is not None:
+            _known[key] = found
+    return found
 
 
 def _made(layout: StateLayout, params: SamplingParams) -> _Template | None:

@@ -25,9 +25,10 @@ class NativeColumns:
     """Build a batch's ``ints`` and ``rows`` from tasks, and return their requests too."""
     of_ids: Callable[[object, object], tuple[bytes, int, int] | None]
     """Return a prompt and an output as int64, the number of ids of the prompt, and the largest id."""
-    of_requests: Callable[[Any, type, int, int], tuple[list[str], list[Any], list[bytes]] | None]
+    of_requests: Callable[[Any, type, int, int, int], tuple[list[str], list[Any], list[bytes]] | None]
     """Return the names, the parameters and the ids, as int32 bytes, of new requests of a type without extra fields and
-    of the role MIXED. All ids are at least 0 and below the first number, all lengths from 1 and below the second."""
+    of the role MIXED. All ids are at least 0 and below the first number, all lengths from 1 and below the second. It
+    stops behind the request with which there are as many ids as the third."""
     of_rows: Callable[..., tuple[bytes, bytes, bytes] | None]
     """Read the rows of a usual step, each of one token and without drafts: positions, tokens and reasons as bytes."""
 

@@ -164,13 +164,14 @@ static int take_new(PyObject *request, PyObject *const *args, PyObject **made, P
   return own && !PyList_SetItem(made[2], at, own);
 }
 
-/* gather_requests(names, role, int32, int64, type of an array, requests, their type, limit of ids, of lengths): a list of names,
-   one of parameters, and one of each prompt's ids as int32 bytes; None if a request is not plain. */
+/* gather_requests(names, role, int32, int64, type of an array, requests, their type, limit of ids, of lengths, most): a list of
+   names, one of parameters, and one of each prompt's ids as int32 bytes; None if a request is not plain. It ends with the
+   request that makes `most` ids. */
 PyObject *gather_requests(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   (void)self;
-  if (count != 9 || !PyTuple_Check(args[0]) || PyTuple_Size(args[0]) != FIELDS)
-    return PyErr_Format(PyExc_TypeError, "gather_requests takes 9 arguments, the first a tuple of %d names", FIELDS);
-  int64_t limit = PyLong_AsLongLong(args[7]), longest = PyLong_AsLongLong(args[8]);
+  if (count != 10 || !PyTuple_Check(args[0]) || PyTuple_Size(args[0]) != FIELDS)
+    return PyErr_Format(PyExc_TypeError, "gather_requests takes 10 arguments, the first a tuple of %d names", FIELDS);
+  int64_t limit = PyLong_AsLongLong(args[7]), longest = PyLong_AsLongLong(args[8]), most = PyLong_AsLongLong(args[9]);
   Py_ssize_t n = PyErr_Occurred() ? -1 : length(args[5]);
   if (PyErr_Occurred()) return NULL;
   PyObject *made[3] = {NULL}, *result = NULL;
@@ -178,10 +179,14 @@ PyObject *gather_requests(PyObject *self, PyObject *const *args, Py_ssize_t coun
   int plain = n >= 0;
   for (int i = 0; plain && i < 3; i++) plain = (made[i] = PyList_New(n)) != NULL;
   for (Py_ssize_t at = 0; plain && at < n; at++) {
+    if (most <= 0) {
+      for (int i = 0; i < 3; i++) PyList_SetSlice(made[i], at, n, NULL);
+      break;
+    }
     PyObject *request = item(args[5], at);
     plain = request && (PyObject *)Py_TYPE(request) == args[6] && take_new(request, args, made, at, limit, &numbers);
     Py_ssize_t nbytes = plain ? PyBytes_Size(PyList_GetItem(made[2], at)) : 0;
-    plain = nbytes > 0 && nbytes / 4 < longest;
+    plain = nbytes > 0 && nbytes / 4 < longest, most -= nbytes / 4;
   }
   PyMem_Free(numbers.at);
   if (plain) result = PyTuple_Pack(3, made[0], made[1], made[2]);
