@@ -45,7 +45,7 @@ def without(folder, hidden, *arguments):
 
 
 MISSING = [
-    ("paddle", RUN, "pip install 'paddlepaddle<3.4,>=3.1' setuptools, or a build of Paddle for your accelerator"),
+    ("paddle", RUN, "setuptools, or a build of Paddle for your accelerator; --runner torch needs none"),
     ("setuptools", RUN, "pip install 'setuptools'"),
     ("hal_core", RUN, "it comes with hal: pip install ./core in hal's checkout"),
     ("hal_core", ("devices",), "it comes with hal: pip install ./core in hal's checkout"),

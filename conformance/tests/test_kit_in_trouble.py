@@ -6,7 +6,6 @@ import os
 import pickle
 import signal
 import subprocess
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -131,7 +130,6 @@ sys.exit(command.main(["cpu", "--profile=quick", "--only=G13", "--json"]))
 """
 
 
-@pytest.mark.skipif(find_spec("paddle") is None, reason="the ranks of the cpu device need Paddle")
 def test_ranks_that_are_not_up_in_time_are_no_failure_of_the_device(warm):
     done = warm.run(code=LATE)
     report = json.loads(done.stdout)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hal_core import Request, Task, TaskBatch, TaskKind, admit, hookimpl
 from hal_core.devices.cpu import CpuPlugin
@@ -18,6 +16,7 @@ from hal_core.runtime.bound import bind
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.state import SlotState
 from hal_core.slots.step import Step
+from msgspec.structs import replace
 
 SIZES = StateConfig(num_slots=4, max_model_len=32)
 

@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
-from hal_core import InvalidValue, Request, SamplingParams, SplitRole, StateConfig, StateField, TaskBatch
+from hal_core import ByteRange, InvalidValue, Request, SamplingParams, SplitRole, StateConfig, StateField, TaskBatch
 from hal_core.devices.cpu.device import CpuDevice
 from hal_core.runtime.bound import bind
 from hal_core.slots import batch_admission
@@ -57,6 +57,8 @@ WRONG = {
     "negative": lambda one: Request(one.request_id, [*one.prompt, -1], one.params),
     "no number": lambda one: Request(one.request_id, [1.5], one.params),
     "of two axes": lambda one: Request(one.request_id, np.ones((2, 2), np.int32), one.params),
+    "without an axis": lambda one: Request(one.request_id, np.array(5, np.int32), one.params),
+    "an output that is none": lambda one: Request(one.request_id, one.prompt, one.params, output=7),
     "many bad words": lambda one: Request(one.request_id, one.prompt, SamplingParams(bad_words=(1, 2, 3, 4))),
     "an unknown field": lambda one: Request(one.request_id, one.prompt, one.params, extra={"lora": 1}),
     "no request": lambda one: one.request_id,
@@ -112,19 +114,27 @@ def one_by_one(state, requests):
 def test_a_batch_is_admitted_as_each_of_it_alone(batch):
     with bind(CpuDevice(0, {})) as device, pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_admission, "FEW", 0)
-        states = [device.state(SIZES, name=name) for name in ("one", "all")]
-        alone, together = one_by_one(states[0], batch), states[1].admit_all(batch)
-        assert [*map(comparable, together)] == [*map(comparable, alone)]
-        images = []
-        for state, admitted in zip(states, (alone, together), strict=True):
-            fit = [one for one in admitted if not isinstance(one, InvalidValue)]
-            slots = [*range(len(fit))]
-            totals, blocks = [one.total for one in fit], [[0] * -(-one.total // 4) for one in fit]
-            tasks = TaskBatch.prefill(slots, fit, totals, blocks)
-            device.insert_tasks(state=state, tasks=tasks, stream=device.default_stream).wait()
-            images.append({name: state.tensor(name, "numpy").copy() for name in state.layout.fields})
-        for name in images[0].keys() - {"request_serial"}:
-            np.testing.assert_array_equal(images[0][name], images[1][name], err_msg=name)
+        check_equal_bytes(device, batch)
+
+
+def check_equal_bytes(device, batch):
+    """Admit a batch together and one by one, and insert both; compare results and every byte of the states."""
+    states = [device.state(SIZES, name=name) for name in ("one", "all")]
+    alone, together = one_by_one(states[0], batch), states[1].admit_all(batch)
+    assert [*map(comparable, together)] == [*map(comparable, alone)]
+    images = []
+    for state, admitted in zip(states, (alone, together), strict=True):
+        fit = [one for one in admitted if not isinstance(one, InvalidValue)]
+        slots = [*range(len(fit))]
+        totals, blocks = [one.total for one in fit], [[0] * -(-one.total // 4) for one in fit]
+        tasks = TaskBatch.prefill(slots, fit, totals, blocks)
+        device.insert_tasks(state=state, tasks=tasks, stream=device.default_stream).wait()
+        span = ByteRange(0, state.layout.nbytes)
+        copied = device.device.copy_out(state.memory, [span], device.default_stream)
+        copied.wait()
+        images.append({name: column.copy() for name, column in state.columns(copied.data[0], span).items()})
+    for name in images[0].keys() - {"request_serial"}:
+        np.testing.assert_array_equal(images[0][name], images[1][name], err_msg=name)
 
 
 def plain(count, length=10, form="int32"):

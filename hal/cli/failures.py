@@ -118,7 +118,9 @@ def cure_of(module: str) -> str:
     for line in _requirements():
         stated = line.partition(";")[0].strip()
         if stated.lower().startswith(name) and not stated[len(name) : len(name) + 1].isalnum():
-            more = " setuptools, or a build of Paddle for your accelerator" if module == "paddle" else ""
+            more = ""
+            if module == "paddle":
+                more = " setuptools, or a build of Paddle for your accelerator; --runner torch needs none"
             return f"pip install '{stated}'{more}"
     return _UNKNOWN
 

@@ -20,6 +20,7 @@ from hal_engine.proposers import make_proposer
 from hal_paddle_runner.llama import LlamaModel
 from hal_paddle_runner.runner import ModelRunner
 from hal_paddle_runner.worker import Worker
+from msgspec import structs
 
 from hal import open_device
 from tests.distributed.rank_work import be_a_rank
@@ -45,7 +46,7 @@ def requests():
         Request(f"s{n}", tokenizer.encode(text), SamplingParams(**base, **DRAW, seed=seed))
         for n, (text, seed) in enumerate(SEEDED)
     ]
-    made.append(replace(made[1], request_id="p1", params=SamplingParams(**base, repetition_penalty=1.3)))
+    made.append(structs.replace(made[1], request_id="p1", params=SamplingParams(**base, repetition_penalty=1.3)))
     return made
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 import pytest
 from hal_engine.distributed.errors import RankLost
 from hal_engine.engine import Scheduler
+from msgspec.structs import replace
 
 from . import test_losses, test_refusals, test_rows
 from .rank_work import lie

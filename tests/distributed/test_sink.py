@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from hal import OutputReader
 
@@ -107,7 +108,9 @@ def through_queue(worlds, layout, folder):
     """One request on two ranks, whose first one sends to a queue: its tokens, and their log-probabilities if any."""
     operation, parse = READ[layout]
     top, drafts = layout.endswith("topk"), layout.startswith("speculative")
-    one_request = requests()[0] if top else replace(requests()[0], params=replace(requests()[0].params, logprobs=None))
+    one_request = (
+        requests()[0] if top else structs.replace(requests()[0], params=replace(requests()[0].params, logprobs=None))
+    )
     key = legacy.custom_ftok(folder, 321)
     queue = legacy.LegacyQueue(key, operation, mode=0o600)
     tokens, logprobs = [], []

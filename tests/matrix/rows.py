@@ -11,6 +11,7 @@ from functools import cache
 from itertools import combinations, product
 
 from hal_core import SamplingParams
+from msgspec import structs
 
 from tests.distributed.rows import AMPLE, SCARCE, requests
 from tests.distributed.rows import Row as OfRanks
@@ -95,7 +96,7 @@ def mixing_requests():
     made = []
     for number, one in enumerate(requests()):
         params = SamplingParams(max_tokens=one.params.max_tokens, seed=number, eos_token_ids=one.params.eos_token_ids)
-        made.append(replace(one, params=params))
+        made.append(structs.replace(one, params=params))
     return made
 
 

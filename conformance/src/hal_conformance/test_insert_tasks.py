@@ -13,6 +13,7 @@ from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import seed
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
+from msgspec import structs
 
 from .draw.requests import sizes
 from .fixtures.batches import ALL, draw_batch, text_of
@@ -278,7 +279,7 @@ def test_g09_block_ids_may_be_changed_once_the_call_has_returned(kit: Kit) -> No
     for slot in range(80):
         task = prefill(fixture, slot, fixture.admit(Request(fixture.new_name(), prompt(slot, 3000 + slot))))
         lent.append(np.array(task.blocks, np.int32))
-        tasks.append(replace(task, blocks=cast(Sequence[int], lent[-1])))
+        tasks.append(structs.replace(task, blocks=cast(Sequence[int], lent[-1])))
     with kit.held(fixture.stream):
         tickets = [fixture.insert(tasks[:3]), fixture.insert(tasks[3:])]
         for ids in lent:

@@ -15,6 +15,7 @@ from hal_core.slots.layout import lay_out
 from hal_core.slots.tasks import Task, TaskBatch, TaskKind
 from hypothesis import assume
 from hypothesis import strategies as st
+from msgspec import structs
 
 from .draw.requests import requests, sizes
 from .fixtures import hook_calls
@@ -227,7 +228,7 @@ def test_g08_every_problem_of_one_task_is_listed(kit: Kit, what: str) -> None:
     make, changes, count = SPOILT[what]
     bad = make(fixture)
     for change in changes:
-        bad = replace(bad, **change)
+        bad = structs.replace(bad, **change)
     sound = hook_calls.entering(fixture, FREE + 1)
     for tasks in ([bad], [sound, bad], [hook_calls.leaving(fixture, 0), sound, bad]):
         error = refuse(fixture, tasks)
@@ -245,14 +246,14 @@ def test_g08_of_hundreds_of_invalid_tasks_each_is_listed(kit: Kit, form: Callabl
     tasks = [prefill(fixture, slot, request(fixture, slot)) for slot in slots]
     wrong = [at for at in range(len(tasks)) if at % 3 != 1]
     for at in wrong:
-        tasks[at] = replace(tasks[at], first_block=1)
+        tasks[at] = structs.replace(tasks[at], first_block=1)
     call = {"state": fixture.state, "tasks": form(tasks), "stream": fixture.stream}
     error = assert_raises(InvalidBatch, lambda: fixture.bound.insert_tasks(**call), "hundreds of invalid tasks")
     assert_says(error, device=fixture.bound.name, hook="insert_tasks", argument="tasks")
     listed = [at for at in range(len(tasks)) if any(f"task {at} " in text for text in error.problems)]
     assert listed == wrong, f"{len(wrong)} tasks are invalid, and {len(listed)} are listed: {listed}"
     fixture.check("hundreds of invalid tasks were refused")
-    right = [replace(task, first_block=0) for task in tasks]
+    right = [structs.replace(task, first_block=0) for task in tasks]
     arrive(assert_no_error(lambda: fixture.insert(right), "the same tasks, mended"))
     fixture.check("the same tasks, mended")
 
@@ -280,7 +281,7 @@ def grown_and_left(fixture: World) -> list[Task]:
 def grown_twice(fixture: World) -> list[Task]:
     """Give blocks twice."""
     one = growing(fixture)
-    return [one, replace(one, first_block=one.first_block + 1)]
+    return [one, structs.replace(one, first_block=one.first_block + 1)]
 
 
 def entered_twice_after_leaving(fixture: World) -> list[Task]:
@@ -297,7 +298,7 @@ def entered_and_left(fixture: World) -> list[Task]:
 def moved(fixture: World) -> list[Task]:
     """Let a request leave one slot and enter another."""
     gone = hook_calls.leaving(fixture, 0)
-    return [gone, replace(hook_calls.entering(fixture, FREE), request=gone.request)]
+    return [gone, structs.replace(hook_calls.entering(fixture, FREE), request=gone.request)]
 
 
 TWICE = (left_after_entering, left_twice, left_and_grown, grown_and_left, grown_twice, entered_twice_after_leaving,
@@ -324,7 +325,7 @@ def test_g08_a_refused_batch_is_no_submission_and_leaves_no_trace(kit: Kit, form
     fixture.poke({"sampled_token_ids": 30 + np.arange(SIZES.num_slots)})
     step = fixture.advance(range(hook_calls.ENTERED))
     mended = [hook_calls.leaving(fixture, 0), hook_calls.entering(fixture, FREE), growing(fixture)]
-    wrong = [*mended[:2], replace(mended[2], blocks=[-5])]
+    wrong = [*mended[:2], structs.replace(mended[2], blocks=[-5])]
     with kit.held(fixture.stream, "a batch that is refused"):
         before = fixture.bound.counters()  # a device may hold a stream by work of its own
         call = {"state": fixture.state, "tasks": form(wrong), "stream": fixture.stream}
@@ -376,7 +377,7 @@ def test_g08_what_is_at_its_limit_goes_in_and_what_is_above_does_not(kit: Kit) -
     ]
     beyond: list[dict[str, Any]] = [{"blocks": [*blocks, 4]}, {"drafts": [1, 2, 3]}, {"num_scheduled_tokens": 2}]
     for at, change in enumerate(beyond):
-        wrong = [replace(task, **change) if number == at else task for number, task in enumerate(tasks)]
+        wrong = [structs.replace(task, **change) if number == at else task for number, task in enumerate(tasks)]
         error = refuse(fixture, wrong)
         assert all(f"task {at} " in text for text in error.problems), f"{change} of task {at}: {error.problems}"
     arrive(assert_no_error(lambda: fixture.insert(tasks), "a batch whose requests are at every limit"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from hal_core.group import ALONE
 from hal_core.output.records import OutputRecord, SlotStatus
 from hal_core.output.sinks import MemorySink
 from hal_core.slots.tasks import Task, TaskKind
+from msgspec.structs import replace
 
 from .fixtures import hook_calls
 from .fixtures.batches import LEAVE

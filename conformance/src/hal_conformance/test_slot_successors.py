@@ -4,7 +4,6 @@ again (G9, G19), and every form of a batch (G9)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from hal_core.output.records import SlotStatus
 from hal_core.slots.declared import Companion, StateField
 from hal_core.slots.tasks import Task, TaskBatch, TaskKind
+from msgspec import structs
 
 from .fixtures.generations import CASES, FORMERS, SIZES, enter, go_on, request_of, sampled, succeed
 from .fixtures.stepping import draftable
@@ -145,7 +145,7 @@ def test_g19_a_preempted_request_goes_on_under_its_name(kit: Kit, where: str) ->
                 fixture.enter([gone])
                 fixture.output(fixture.step([0]))
                 counts[SlotStatus.PREEMPTED] += 1
-            request = replace(former.request, output=[*former.request.output, *given])
+            request = structs.replace(former.request, output=[*former.request.output, *given])
             again, slot = fixture.admit(request), 3 if where.startswith("another") else 0
             entering = Task(TaskKind.PREFILL, slot, again, 0, again.total, [*range(20, 40)][: -(-again.total // 2)])
             fixture.enter([entering] if where.endswith("later") else [gone, entering])
@@ -223,7 +223,8 @@ def as_columns(tasks: list[Task]) -> TaskBatch:
 def with_blocks(form: Callable[[Sequence[int]], object]) -> Callable[[list[Task]], list[Task]]:
     """Return tasks whose block ids and drafts have another form."""
     return lambda tasks: [
-        replace(task, blocks=cast(Sequence[int], form(task.blocks)), drafts=tuple(task.drafts)) for task in tasks
+        structs.replace(task, blocks=cast(Sequence[int], form(task.blocks)), drafts=tuple(task.drafts))
+        for task in tasks
     ]
 
 
@@ -280,8 +281,8 @@ def test_g09_a_batch_has_the_same_effect_in_every_form(kit: Kit, form: str) -> N
          *fixture.leaving([21], TaskKind.ABORTED)], "chunks, more blocks, leavings and one that enters")  # fmt: skip
     put([], "nothing")
     none = [
-        replace(more[0], blocks=(), first_block=held[3].blocks),
-        replace(more[1], blocks=[3], first_block=held[1].blocks),
+        structs.replace(more[0], blocks=(), first_block=held[3].blocks),
+        structs.replace(more[1], blocks=[3], first_block=held[1].blocks),
     ]
     put(none, "no more blocks, and one more")
     put([cached(slot) for slot in (2, 21)], "new requests in slots that were left")

@@ -2,12 +2,12 @@
 
     python plugins/cuda/proof/prove.py [evidence.json] [--only NAME] [--only NAME] [--within SECONDS] [--list]
 
-Run it where GPU Paddle is installed for the kit with Paddle tensors, the main job and the ranks (two GPUs), and where
-it is not for CuPy tensors (numpy 2). Steps with missing requirements are listed as "not here", never as passed.
-``--only`` selects the steps whose name contains its text. hal itself need not be installed: entry points are then
-written from each pyproject.toml. The plugin of this tree is proved, or the installed one where only that has its native
-part; the first lines say which, and on which path. Every step has a limit, after which its processes, stopped ranks
-too, are ended.
+Run it where GPU Paddle is installed for the kit with Paddle tensors and the main job, and where it is not for CuPy
+tensors (numpy 2); with two GPUs for the ranks. The main job and the recorded logits are of Paddle's model. Steps with
+missing requirements are listed as "not here", never as passed. ``--only`` selects the steps whose name contains its
+text. hal itself need not be installed: entry points are then written from each pyproject.toml. The plugin of this tree
+is proved, or the installed one where only that has its native part; the first lines say which, and on which path. Every
+step has a limit, after which its processes, stopped ranks too, are ended.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def steps(out: Path) -> list[Step]:
     cupy = no_gpu or ("CuPy does not import beside numpy 1.26" if paddle or find_spec("cupy") is None else "")
     no_torch = no_gpu or ("" if find_spec("torch") else "no torch")
     sanitizer = no_gpu or ("" if shutil.which("compute-sanitizer") else "no compute-sanitizer")
-    joined = "" if find_spec("paddle") else "no Paddle, which joins the job"
-    no_pair = no_gpu or joined or ("" if count > 1 else "one GPU")
-    no_ranks, one = no_gpu or joined, "one_gpu:opened"
+    no_model = no_gpu or ("" if find_spec("paddle") else "no Paddle, whose model runs")
+    no_pair = no_gpu or ("" if count > 1 else "one GPU")
+    no_models, one = no_model or no_pair, "one_gpu:opened"
     quick = ["--hal-profile=quick"]
 
     def kept(name: str) -> str:
@@ -121,13 +121,13 @@ def steps(out: Path) -> list[Step]:
     bench = ["-m", "benchmarks.gpu.broadcast", "--rounds", "200", "--out", str(out)]
     return [
         Step("ranks, step by step", [by_step], {}, no_pair),
-        Step("recorded logits, cpu", [recorded, "record", logits], {}, no_ranks),
-        Step("recorded logits, ranks over NCCL", [recorded, "replay", logits], {}, no_pair),
+        Step("recorded logits, cpu", [recorded, "record", logits], {}, no_model),
+        Step("recorded logits, ranks over NCCL", [recorded, "replay", logits], {}, no_models),
         Step("broadcast bench", bench, {}, no_pair),
         Step("kit, ranks over NCCL", [*ranks, "--maxfail=3", "-vv", kept("nccl")], {}, no_pair, 330),
-        Step("ranks on one GPU, step by step", [by_step, one], {}, no_ranks),
-        Step("recorded logits, ranks on one GPU", [recorded, "replay", logits, one], {}, no_ranks),
-        Step("kit, ranks on one GPU", [*shared, "-vv", kept("one_gpu")], {}, no_ranks, 500),
+        Step("ranks on one GPU, step by step", [by_step, one], {}, no_gpu),
+        Step("recorded logits, ranks on one GPU", [recorded, "replay", logits, one], {}, no_model),
+        Step("kit, ranks on one GPU", [*shared, "-vv", kept("one_gpu")], {}, no_gpu, 500),
         Step("beside graph captures", [str(HERE / "captures.py")], {}, no_gpu),
         Step("faults that were mended", [str(HERE / "faults.py")], {}, no_torch, 90),
         Step("tests of the plugin", [*PYTEST, f"--rootdir={ROOT}", str(HERE.parent / "tests")]),
@@ -140,9 +140,14 @@ def steps(out: Path) -> list[Step]:
         Step("main job, cpu", ["-c", HAL, *job, "--device", "cpu"], {}, no_paddle),
         Step("main job, cuda", ["-c", HAL, *job, "--device", "cuda"], {}, no_paddle),
         Step("main job, cuda, mtp", ["-c", HAL, *job, "--device", "cuda", "--speculate", "mtp"], {}, no_paddle),
-        Step("main job, two ranks", ["-c", HAL, *pair], {}, no_pair),
-        Step("main job, two ranks, every rank samples", ["-c", HAL, *pair, "--sampling", "every-rank"], {}, no_pair),
-        Step("main job, two ranks, mtp", ["-c", HAL, *pair, "--speculate", "mtp"], {}, no_pair),
+        Step("main job, two ranks", ["-c", HAL, *pair], {}, no_models),
+        Step(
+            "main job, two ranks, every rank samples",
+            ["-c", HAL, *pair, "--sampling", "every-rank"],
+            {},
+            no_models,
+        ),
+        Step("main job, two ranks, mtp", ["-c", HAL, *pair, "--speculate", "mtp"], {}, no_models),
     ]
 
 

@@ -7,21 +7,26 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hal_core import InvalidValue, Request, SamplingParams, StateConfig
+from hal_core import InvalidValue, Request, SamplingParams, SplitRole, StateConfig
+from hal_core.slots import batch_admission
 from hal_core.slots.admission import admit
 from hal_core.slots.batch_admission import admit_all, within
 from hal_core.slots.layout import REQUEST_ROW, lay_out
-from hal_core.slots.native_columns import NativeColumns
+from hal_cuda.native import columns_of
 from hal_cuda.staged_requests import Chunk, StagedRequests
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from core.tests.test_batch_admission import batches, check_equal_bytes
+from tests import share
 
 from .stand_in import built
 
 if isinstance(built(), str):
     pytest.skip(built(), allow_module_level=True)
 NATIVE = built()[0]
-COLUMNS = NativeColumns(NATIVE.gather_tasks, NATIVE.ids, NATIVE.within, NATIVE.usual_rows)
+COLUMNS = columns_of(NATIVE)
 LAYOUT = lay_out(StateConfig(num_slots=1, max_model_len=4096))
 PARAMS = SamplingParams(max_tokens=4000, bad_words=(3,), stop_sequences=((4, 5), (6,)))
 
@@ -143,16 +148,18 @@ def test_requests_staged_together_lie_as_those_staged_one_by_one(drawn, kind):
         assert [line[0] for line in lines] == [one.admission_id for one in admitted]
         data = chunk.block.buffer.tobytes()
         for one, line in zip(admitted, lines, strict=True):
-            begin = data.index(one.admission_id.to_bytes(8, "little"), line[1] - chunk.block.mirror)
+            begin = line[1] - chunk.block.mirror + LAYOUT.record_dtype.fields["request_serial"][1]
+            assert data[begin : begin + 8] == one.admission_id.to_bytes(8, "little")
             data = data[:begin] + bytes(8) + data[begin + 8 :]
         found.append((chunk.used, [line[1:] for line in lines], data))
     assert found[0] == found[1]
     staged, admitted = together
     del alone, together, one
-    assert len(staged._alive) == len(admitted)
+    last = admitted.pop()
     admitted.clear()
-    staged._forget_dropped()
-    assert not staged._alive, "a request that was dropped waits for its insertion"
+    assert not staged._idle(chunk), last
+    del last
+    assert staged._idle(chunk), "a request that was dropped waits for its insertion"
 
 
 def staged_one_by_one(requests):
@@ -180,20 +187,25 @@ def test_requests_that_cannot_be_staged_together_leave_no_trace():
         lambda columns: done.append((staged.put_all(columns), columns)),
     )
     assert not done[0][0]
-    assert not staged._alive
     np.testing.assert_array_equal(staged.table, before)
     columns = done[0][1]
     table, chunk = staged.table.data.cast("B"), np.array([0, 0, 1 << 20, 0, 0], np.int64)
-    wrong = (*columns.lists, b"", columns.ids[:-4])
-    with pytest.raises(ValueError, match="as long as"):
-        NATIVE.stage_all(chunk.ctypes.data, 0, table, columns.rows, columns.records, wrong, columns.width)
+    right = columns.packed, columns.lists, columns.ids, columns.width
+    for at, wrong in enumerate((b"", (b"12", b"", b""), [*columns.ids[:-1], columns.ids[-1][:-4]], 5)):
+        given = [*right[:at], wrong, *right[at + 1 :]]
+        with pytest.raises(ValueError, match="as long as"):
+            NATIVE.stage_all(chunk.ctypes.data, 0, table, *given)
     with pytest.raises(TypeError):
         NATIVE.stage_all(chunk.ctypes.data)
     assert len(admitted) == 9
 
 
+def fit(ids, limit):
+    return COLUMNS.of_requests([Request("r", ids)], Request, limit, 2**31, 2**31) is not None
+
+
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
-@pytest.mark.parametrize("check", [NATIVE.within, within])
+@pytest.mark.parametrize("check", [fit, within])
 def test_ids_are_checked_together(kind, check):
     ids = np.arange(1003, dtype=kind)
     assert check(ids, 1003)
@@ -206,7 +218,46 @@ def test_ids_are_checked_together(kind, check):
         ids[at] = at
 
 
-def test_wrong_checks_are_refused():
-    for wrong in ((np.zeros(3, np.int16), 5), (np.zeros(3, np.int32),), (b"abcd", None)):
+@pytest.mark.parametrize("count", [1, 2, 700])
+def test_plain_requests_are_read_by_native_code(count):
+    ids = [(7 * number) % 3001 for number in range(count)]
+    for at, prompt in enumerate(forms(ids)):
+        found = COLUMNS.of_requests((Request("r", prompt, PARAMS),), Request, 3001, 701, 1)
+        assert (found is not None) == (at < 4)
+        assert found is None or found == (["r"], [PARAMS], [np.array(ids, np.int32).tobytes()])
+
+
+def test_requests_that_are_not_plain_are_left_to_the_core():
+    right = Request("r", [1, 2])
+    others = {"role": SplitRole.DECODE, "output": [3], "extra": {"lora": 1}, "prompt": []}
+    for wrong in (*(replace(right, **{name: value}) for name, value in others.items()), "r"):
+        assert COLUMNS.of_requests([right, wrong], Request, 10, 10, 9) is None
+    assert COLUMNS.of_requests([right], Request, 10, 2, 9) is None
+    assert COLUMNS.of_requests([right], Request, 10, 3, 9) is not None
+    assert COLUMNS.of_requests(iter([right]), Request, 10, 3, 9) is None
+    for wrong in ((), ((),) * 10, (("a",) * 6, *(None,) * 9)):
         with pytest.raises(TypeError):
-            NATIVE.within(*wrong)
+            NATIVE.gather_requests(*wrong)
+
+
+def test_a_large_batch_is_read_in_parts(monkeypatch):
+    monkeypatch.setattr(batch_admission, "MOST_IDS", 50)
+    requests, parts = [Request(f"r{at}", [at % 500] * 10, PARAMS) for at in range(19)], []
+    found = admit_all([*requests, Request("long", [1] * 55)], LAYOUT, None, parts.append, native=COLUMNS)
+    assert [len(one.requests) for one in parts] == [5, 5, 5, 5]
+    assert found == [one for part in parts for one in part.requests]
+    assert [one.request_id for one in found] == [*(f"r{at}" for at in range(19)), "long"]
+
+
+@pytest.mark.parametrize("path", ["opened", "fallback"])
+def test_a_batch_leaves_the_bytes_of_each_of_it_alone(path, request, monkeypatch):
+    """On the native path and on the fallback."""
+    monkeypatch.setattr(batch_admission, "FEW", 0)
+    bound = request.getfixturevalue(path)()
+
+    @settings(max_examples=share.of(100), deadline=None)
+    @given(batch=batches())
+    def check(batch):
+        check_equal_bytes(bound, batch)
+
+    check()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hal_core import AdmittedRequest, Request, SamplingParams, SplitRole, StateConfig, Task, TaskBatch, TaskKind
 from hal_core.slots.native_columns import TASK_NAMES
+from msgspec.structs import replace
 
 SIZES = StateConfig(num_slots=8, max_model_len=64, block_size=8)
 IDS = np.dtype(np.int32)

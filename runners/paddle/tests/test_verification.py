@@ -17,6 +17,7 @@ from hal_paddle_runner.runner import ModelRunner
 from hal_paddle_runner.worker import Worker
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tests import share
 
@@ -89,7 +90,7 @@ EVERY = [
 def test_every_control_holds_inside_a_run_of_drafts(cpu, kind, blocks, chunk):
     reference = plain(cpu, EVERY, spread=4)
     expected = {name: tuple(entry.tokens) for name, entry in reference.items()}
-    free = [replace(request, params=SamplingParams(temperature=0.0, max_tokens=14)) for request in EVERY]
+    free = [structs.replace(request, params=SamplingParams(temperature=0.0, max_tokens=14)) for request in EVERY]
     for name, entry in plain(cpu, free, spread=4).items():
         assert tuple(entry.tokens) != expected[name], f"the control {name!r} does nothing"
     drafter = Drafter(guesses(expected, kind, VOCAB), expected)
@@ -115,7 +116,7 @@ def test_no_proposer_changes_a_token_an_end_or_a_log_probability(cpu, data):
     reference = plain(cpu, requests, spread)
     for number, request in enumerate(requests):  # some end in the middle
         ends = sequences_of(reference[request.request_id].tokens, data.draw)
-        requests[number] = replace(request, params=replace(request.params, **ends))
+        requests[number] = structs.replace(request, params=replace(request.params, **ends))
     reference = plain(cpu, requests, spread)
     expected = {name: tuple(entry.tokens) for name, entry in reference.items()}
     kind = data.draw(st.sampled_from(KINDS), label="proposer")

@@ -19,7 +19,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -267,17 +266,19 @@ CODE = "import sys; from hal.cli import main; sys.argv[0] = 'hal'; main()"
 
 
 def run(name: str, texts: tuple[str, ...], *more: str) -> tuple[list[list[int]], str]:
-    """The tokens that hal run, as a process, gives for each text, and its last line."""
+    """The tokens that hal run, as a process that can import no Paddle, gives for each text, and its last line."""
     overlap = "on" if name == "cuda" else "auto"
     words = ["--device", name, "--runner", "torch", "--dtype", "float32", "--overlap", overlap, "--json", *more]
     with tempfile.TemporaryDirectory() as folder:
         prompts = Path(folder) / "prompts.txt"
         prompts.write_text("".join(text + "\n" for text in texts))
+        (Path(folder) / "paddle.py").write_text("raise ImportError('the torch runner needs no Paddle')\n")
+        paths = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
         called = subprocess.run(
             [sys.executable, "-c", CODE, "run", "--temperature=0", *words,
              "--max-tokens", "24", "--prompts", str(prompts)],
             capture_output=True, text=True, timeout=180, check=False,
-            env={**os.environ, "XDG_RUNTIME_DIR": folder, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "XDG_RUNTIME_DIR": folder, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
         )  # fmt: skip
     if called.returncode:
         print("  ", called.stdout[-600:], called.stderr[-1600:])
@@ -294,18 +295,18 @@ def command(name: str) -> str:
 
 
 def ranks(name: str) -> str:
-    """hal run on two ranks, which need Paddle, and on cuda two GPUs: greedy, and drawn as one rank draws."""
-    if find_spec("paddle") is None or (name == "cuda" and torch.cuda.device_count() < 2):
-        return "not here: it needs Paddle, and two GPUs where it runs on them"
+    """hal run on two ranks, on cuda two GPUs: greedy in each division, and drawn as one rank draws."""
+    if name == "cuda" and torch.cuda.device_count() < 2:
+        return "not here: it needs two GPUs"
     wanted = {request.request_id: tokens for request, tokens in recorded()}
-    for more in (("--drafts", "3"), ()):
-        given, message = run(name, TEXTS, "--tp", "2", *more)
+    for more in (("--dp", "2"), ("--split", "1,1"), ("--tp", "2", "--drafts", "3"), ("--tp", "2")):
+        given, message = run(name, TEXTS, *more)
         assert given == [wanted[f"w0s0p{number}"] for number in range(len(TEXTS))], (more, given)
     for options in DRAWS:
         given, _ = run(name, TEXTS, "--tp", "2", *options)
         alone, _ = run(name, TEXTS, *options)
         assert given == alone, (options, given, alone)
-    return f"{len(TEXTS) * (1 + len(DRAWS))} requests equal; {message}"
+    return f"{len(TEXTS) * (4 + len(DRAWS))} requests equal; {message}"
 
 
 def stages(name: str) -> dict[str, Any]:

@@ -49,7 +49,7 @@ _load, __dir__, __all__ = face(
         "hal_core.slots.batch_admission": "AdmittedColumns",
         "hal_core.slots.update": "STEP_FIELDS update_inputs",
         "hal_core.slots.fields": "ROW_FIELDS",
-        "hal_core.slots.native_columns": "TASK_NAMES NativeColumns",
+        "hal_core.slots.native_columns": "REQUEST_NAMES TASK_NAMES NativeColumns",
         "hal_core.slots.host_table": "BLOCKS BLOCKS_HELD PREFILLED SLOT_ADMISSION TOKENS",
         "hal_core.slots.insertion": "plan_insert",
         "hal_core.slots.layout": "ADMISSION_ID CONFIG_KEY REQUEST_ROW TOKENS_LEFT",

@@ -47,6 +47,7 @@ from ..slots.layout import ADMISSION_ID as ADMISSION_ID
 from ..slots.layout import CONFIG_KEY as CONFIG_KEY
 from ..slots.layout import REQUEST_ROW as REQUEST_ROW
 from ..slots.layout import TOKENS_LEFT as TOKENS_LEFT
+from ..slots.native_columns import REQUEST_NAMES as REQUEST_NAMES
 from ..slots.native_columns import TASK_NAMES as TASK_NAMES
 from ..slots.native_columns import NativeColumns as NativeColumns
 from ..slots.task import TRAITS as TRAITS

@@ -6,18 +6,18 @@ import itertools
 import zlib
 from array import array as ints
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from struct import Struct
 from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 import numpy as np
+from msgspec import field
 from msgspec.structs import replace
 
 from ..errors import HalError, InvalidValue
 from ..memory.convert import convert
-from .fields import Field, SplitRole
+from .fields import ROW_FIELDS, Field, SplitRole
 from .layout import ADMISSION_ID, CONFIG_KEY, REQUEST_ROW, TOKENS_LEFT, Placed, StateLayout
 from .native_columns import NativeColumns
 from .request_ids import check_request_id
@@ -29,9 +29,9 @@ admission_ids = itertools.count(1)
 """Source of the ids of all requests that this process admits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A user's request: token ids of the prompt and parameters of generation.
+class Request(msgspec.Struct, frozen=True):
+    """A user's request: token ids of the prompt and parameters of generation. ``msgspec.structs.replace`` makes another
+    of it.
 
     ``output`` holds tokens generated before, when a preempted request is resumed. ``extra`` has the values of a state's
     declared fields (:class:`hal_core.StateField`), by their names. ``priority``: requests with a lower one are served
@@ -69,9 +69,7 @@ class AdmittedRequest(msgspec.Struct, frozen=True, eq=False, weakref=True):
     - ``total``: tokens known so far, prompt and generated.
     - ``config_key``: the sizes it was checked against (``StateLayout.config_key``).
     - ``packed``: its :data:`hal_core.slots.layout.REQUEST_ROW` and record (``StateLayout.admission_dtype``), as bytes;
-      values that depend on the moment of insertion (lengths, blocks, drafts) are set then. ``request_row`` is the part
-      before the record.
-    - ``row_lengths``: the lengths of its rows, in the order of ``ROW_FIELDS``, the block table's 0.
+      values that depend on the moment of insertion (lengths, blocks, drafts) are set then.
     - ``lists``: the bytes of the first three of them: bad words, lengths of stop sequences, stop sequences.
     - ``companions``: the same request packed for each companion of the state with fields of its own.
     """
@@ -86,10 +84,18 @@ class AdmittedRequest(msgspec.Struct, frozen=True, eq=False, weakref=True):
     total: int
     config_key: int
     packed: bytes
-    request_row: bytes
-    row_lengths: tuple[int, int, int, int, int]
     lists: tuple[bytes, bytes, bytes]
     companions: tuple[AdmittedRequest, ...] = ()
+
+    @property
+    def request_row(self) -> bytes:
+        """The part of ``packed`` before the record."""
+        return self.packed[:_ROW_BYTES]
+
+    @property
+    def row_lengths(self) -> tuple[int, ...]:
+        """The lengths of its rows, in the order of ``ROW_FIELDS``, the block table's 0."""
+        return _LENGTHS.unpack_from(self.packed)
 
     @property
     def tokens(self) -> Int64s:
@@ -148,7 +154,6 @@ def admit(
     admission_id, stops = next(admission_ids), len(params.stop_sequences)
     row_lengths = (len(params.bad_words), stops, stops * sizes.max_stop_length, 0, total)
     known = row_lengths, admission_id, prompt_len, total - prompt_len
-    record = packed(request, layout, *known)
     admitted = AdmittedRequest(
         request_id=request.request_id,
         admission_id=admission_id,
@@ -159,15 +164,12 @@ def admit(
         role=request.role,
         total=total,
         config_key=layout.config_key,
-        packed=record,
-        request_row=record[:_ROW_BYTES],
-        row_lengths=row_lengths,
+        packed=packed(request, layout, *known),
         lists=lists_of(params.bad_words, params.stop_sequences, sizes.max_stop_length),
     )
     if not companions:
         return admitted
-    others = [(packed(request, one, *known), one.config_key) for one in companions]
-    own = [replace(admitted, packed=data, request_row=data[:_ROW_BYTES], config_key=key) for data, key in others]
+    own = [replace(admitted, packed=packed(request, one, *known), config_key=one.config_key) for one in companions]
     return replace(admitted, companions=tuple(own))
 
 
@@ -323,6 +325,7 @@ _CODES = {"b1": "?", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2"
 }
 _ROW_BYTES = REQUEST_ROW.itemsize
 ROW_NUMBERS = _ROW_BYTES // 8
+_LENGTHS = Struct(f"={len(ROW_FIELDS)}q")
 _packings: dict[int, _Packing] = {}
 
 

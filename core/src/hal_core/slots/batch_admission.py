@@ -9,32 +9,31 @@ own.
 from __future__ import annotations
 
 import itertools
-from array import array
 from bisect import bisect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import add, attrgetter
+from operator import attrgetter
 from struct import Struct, error, iter_unpack
-from typing import Any
-from zlib import crc32
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import InvalidValue
 from . import admission
-from .admission import AT_ONCE, GOLDEN, ROW_NUMBERS, AdmittedRequest, Request, lists_of, packed
+from .admission import AT_ONCE, AdmittedRequest, Request, lists_of
 from .fields import SplitRole
-from .layout import ADMISSION_ID, CONFIG_KEY, REQUEST_ROW, TOKENS_LEFT, StateLayout
+from .layout import ADMISSION_ID, StateLayout
 from .native_columns import NativeColumns
 from .sampling_params import SamplingParams, check_number
 
 FEW = 6
 """Up to so many requests are admitted one by one, which is quicker."""
 MOST_IDS = 131072
-"""Most token ids of a part: joining a megabyte gives up the interpreter's lock, and a busy thread then keeps it."""
+"""Token ids of a part, at most or with its last request: joining a megabyte gives up the interpreter's lock, and a busy
+thread then keeps it; native code keeps it."""
 TOKENS = ADMISSION_ID - 1
-"""Column of a request's row (:data:`REQUEST_ROW`) with the number of its tokens, after those of its lists."""
+"""Column of a request's row (``REQUEST_ROW``) with the number of its tokens, after those of its lists."""
 Ids = np.ndarray[Any, Any]
 
 
@@ -43,21 +42,30 @@ class AdmittedColumns:
     """Requests that were packed together, as buffers that a device may read until ``on_admit_all`` returns.
 
     - ``requests``: as admitted, in order.
-    - ``rows``: int64 ``[n, 8]``, their :data:`REQUEST_ROW`; ``records``: their records, one after the other.
+    - ``packed``: of each its ``REQUEST_ROW`` and its record (``StateLayout.admission_dtype``), one after the other.
     - ``lists``: of bad words, lengths of stop sequences and stop sequences, all requests' bytes, one after the other.
-    - ``ids``: all token ids, ``width`` bytes each: int32 or int64.
+    - ``ids``: each request's token ids, ``width`` bytes each: int32 or int64.
     """
 
     requests: list[AdmittedRequest]
-    rows: bytes
-    records: bytes
+    packed: bytes
     lists: tuple[bytes, bytes, bytes]
-    ids: bytes
+    ids: list[bytes]
     width: int
 
 
 Admitted = AdmittedRequest | InvalidValue
 Alone = Callable[[Request], AdmittedRequest]
+
+
+class _Columns(NamedTuple):
+    """Plain requests: names, parameters and what is packed of them, each request's ids, and the bytes of an id."""
+
+    names: Sequence[str]
+    params: Sequence[SamplingParams]
+    templates: Sequence[Any]
+    ids: list[bytes]
+    width: int
 
 
 def admit_all(
@@ -80,12 +88,12 @@ def admit_all(
     if vocab_size is not None:
         check_number("vocab_size", vocab_size, 1, integer=True)
     found: list[Admitted | None] = [None] * len(requests)
-    plain = _plain(requests, layout) if together and not layout.declared else []
-    for part in _parts(requests, plain) if len(plain) > FEW else ():
-        columns = _packed([requests[at] for at in part], layout, vocab_size, native)
-        if columns is not None:
-            taken(columns)
-            for at, one in zip(part, columns.requests, strict=True):
+    limit = min(layout.sizes.token_limit, vocab_size or layout.sizes.token_limit, 2**31)
+    if together and not layout.declared and len(requests) > FEW:
+        for places, columns in _columns(requests, layout, limit, native):
+            admitted = _packed(columns, layout)
+            taken(admitted)
+            for at, one in zip(places, admitted.requests, strict=True):
                 found[at] = one
     return [_alone(requests[at], alone) if one is None else one for at, one in enumerate(found)]
 
@@ -97,155 +105,130 @@ def _alone(request: Request, admit: Alone) -> Admitted:
         return refused
 
 
-def _plain(requests: Sequence[Request], layout: StateLayout) -> Sequence[int]:
-    """Return which requests can be packed together: new ones whose parameters and lengths fit."""
-    known = [at for at, one in enumerate(requests) if type(one) is Request]
-    columns = [*map(_plainness, map(requests.__getitem__, known))]
-    if not columns or _are_plain(layout, *zip(*columns, strict=True)):
-        return known
-    return [at for at, one in zip(known, columns, strict=True) if _are_plain(layout, *[(value,) for value in one])]
+def _columns(
+    requests: Sequence[Request], layout: StateLayout, limit: int, native: NativeColumns | None
+) -> Iterator[tuple[Sequence[int], _Columns]]:
+    """Find the requests that can be packed together, new ones whose parameters, lengths and ids fit, in parts that keep
+    the interpreter's lock; of each part, which they are."""
+    begin, longest = 0, layout.sizes.max_model_len
+    while begin < len(requests):
+        part = requests[begin : begin + AT_ONCE]
+        found = None if native is None else native.of_requests(part, Request, limit, longest, MOST_IDS)
+        if found is not None and all(templates := _templates(layout, found[1])):
+            end = begin + len(templates)
+            yield range(begin, end), _Columns(found[0], found[1], templates, found[2], 4)
+        else:
+            end = begin + len(part)
+            yield from _columns_of(enumerate(part, begin), layout, limit)
+        begin = end
 
 
-_plainness = attrgetter("params", "output", "extra", "role", "prompt")
+_fields = attrgetter("request_id", "prompt", "params", "output", "extra", "role")
 _LISTS = {list, tuple, np.ndarray}
 
 
-def _are_plain(
-    layout: StateLayout,
-    params: Sequence[SamplingParams],
-    outputs: Sequence[Any],
-    extras: Sequence[Any],
-    roles: Sequence[Any],
-    prompts: Sequence[Any],
-) -> bool:
-    return (
-        not any(map(len, outputs))
-        and not any(extras)
-        and {*roles} == {SplitRole.MIXED}
-        and {*map(type, prompts)} <= _LISTS
-        and 0 < min(map(len, prompts)) <= max(map(len, prompts)) < layout.sizes.max_model_len
-        and all(_fit(layout, one) for one in {id(one): one for one in params}.values())
-    )
+def _columns_of(
+    requests: Iterable[tuple[int, Request]], layout: StateLayout, limit: int
+) -> Iterator[tuple[Sequence[int], _Columns]]:
+    plain = [(at, *_fields(one)) for at, one in requests if type(one) is Request]
+    if plain and not _are_plain(layout, plain):
+        plain = [one for one in plain if _are_plain(layout, [one])]
+    ends, begin = [*itertools.accumulate([len(one[2]) for one in plain], initial=0)], 0
+    while begin < len(plain):
+        end = max(begin + 1, bisect(ends, ends[begin] + MOST_IDS) - 1)
+        places, names, prompts, params, *_ = zip(*plain[begin:end], strict=True)
+        begin, ids = end, ids_of(prompts, limit)
+        if ids is not None:
+            yield places, _Columns(names, params, _templates(layout, params), *ids)
 
 
-def _fit(layout: StateLayout, params: SamplingParams) -> bool:
-    """Return whether parameters fit a state's bounds."""
+def _are_plain(layout: StateLayout, requests: Sequence[tuple[Any, ...]]) -> bool:
+    _, _, prompts, params, outputs, extras, roles = zip(*requests, strict=True)
     try:
-        admission.check_lists(Request("r", (0,), params), layout)
-    except InvalidValue:
+        return (
+            not any(map(len, outputs))
+            and not any(extras)
+            and roles.count(SplitRole.MIXED) == len(roles)
+            and {*map(type, prompts)} <= _LISTS
+            and 0 < min(map(len, prompts)) <= max(map(len, prompts)) < layout.sizes.max_model_len
+            and all(_templates(layout, params))
+        )
+    except TypeError:  # one without a length
         return False
-    return True
 
 
-def _parts(requests: Sequence[Request], chosen: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Divide requests so that the ids and the columns of a part are short enough to keep the interpreter's lock."""
-    for first in range(0, len(chosen), AT_ONCE):
-        part = chosen[first : first + AT_ONCE]
-        ends = [*itertools.accumulate([len(requests[at].prompt) for at in part])]
-        begin = 0
-        while begin < len(part):
-            end = max(begin + 1, bisect(ends, (ends[begin - 1] if begin else 0) + MOST_IDS))
-            yield part[begin:end]
-            begin = end
-
-
-def _packed(
-    requests: list[Request], layout: StateLayout, vocab_size: int | None, native: NativeColumns | None
-) -> AdmittedColumns | None:
-    """Return the requests packed; None if one of them is to be refused for its ids."""
-    names, prompts, params = zip(*map(_name_prompt_params, requests), strict=True)
-    limit = min(layout.sizes.token_limit, vocab_size or layout.sizes.token_limit, 2**31)
-    ids, width = _joined(prompts)
-    fits = within if native is None else native.within
-    if not ids or not fits(np.frombuffer(ids, f"i{width}"), limit):
-        return None
-    made = {key: _template_of(layout, one) for key, one in {id(one): one for one in params}.items()}
-    templates = [made[id(one)] for one in params]
-    n, totals = len(requests), [*map(len, prompts)]
-    serials = [*itertools.islice(admission.admission_ids, n)]
-    records = np.frombuffer(bytearray(b"".join([one.record for one in templates])), layout.record_dtype)
-    records["request_serial"], records["prompt_lens"] = serials, totals
-    codes = np.array([crc32(name.encode()) for name in names], np.uint64)
-    seeds = np.array([one.seed for one in params], np.uint64)
-    records["seed"] = ((seeds ^ codes * np.uint64(GOLDEN)) & np.uint64(2**63 - 1)).view(np.int64)  # as draw_seed
-    rows = np.frombuffer(bytearray(b"".join([one.row for one in templates])), np.int64).reshape(n, -1)
-    rows[:, TOKENS], rows[:, ADMISSION_ID], rows[:, CONFIG_KEY] = totals, serials, layout.config_key
-    rows[:, TOKENS_LEFT] = [one.max_tokens for one in params]
-    lists = [b"".join([one.lists[which] for one in templates]) for which in range(3)]
-    columns = AdmittedColumns([], rows.tobytes(), records.tobytes(), (lists[0], lists[1], lists[2]), ids, width)
-    known = names, params, templates, serials, totals
-    columns.requests.extend(_requests(columns, layout.config_key, *known))
-    return columns
-
-
-_name_prompt_params = attrgetter("request_id", "prompt", "params")
-
-
-def _requests(
-    columns: AdmittedColumns,
-    config_key: int,
-    names: Sequence[str],
-    params: Sequence[SamplingParams],
-    templates: Sequence[_ParamsTemplate],
-    serials: Sequence[int],
-    totals: Sequence[int],
-) -> Iterator[AdmittedRequest]:
-    """Return each request with bytes of its own: one that lives long keeps no bytes of another."""
-    ids, width, same = columns.ids, columns.width, itertools.repeat
-    ends = [*itertools.accumulate([width * total for total in totals], initial=0)]
-    own = [ids[begin:end] for begin, end in itertools.pairwise(ends)]
-    rows = [row for (row,) in iter_unpack(f"{REQUEST_ROW.itemsize}s", columns.rows)]
-    wholes = map(add, rows, [one for (one,) in iter_unpack(f"{len(templates[0].record)}s", columns.records)])
-    lengths = [(*one.lengths, 0, total) for one, total in zip(templates, totals, strict=True)]
+def _packed(columns: _Columns, layout: StateLayout) -> AdmittedColumns:
+    names, params, templates, own, width = columns
+    totals = [len(one) // width for one in own]
+    serials = [*itertools.islice(admission.admission_ids, len(names))]
+    made = np.frombuffer(bytearray(b"".join([one.packed for one in templates])), layout.admission_dtype)
+    records = made["record"]
+    records["request_serial"] = made["admission_id"] = serials
+    records["prompt_lens"] = made["row_lengths"][:, TOKENS] = totals
+    records["seed"] = [*map(admission.draw_seed, map(_seed, params), names)]
+    packed, same = made.tobytes(), itertools.repeat
     lists = [one.lists for one in templates]
-    head, tail = (names, serials, own, totals, same(0), params, same(SplitRole.MIXED)), (wholes, rows, lengths, lists)
-    return map(AdmittedRequest, *head, totals, same(config_key), *tail)
+    each = [one for (one,) in iter_unpack(f"{made.itemsize}s", packed)]
+    head = names, serials, own, totals, same(0), params, same(SplitRole.MIXED), totals, same(layout.config_key)
+    bad, lengths, stops = map(b"".join, zip(*lists, strict=True))
+    return AdmittedColumns([*map(AdmittedRequest, *head, each, lists)], packed, (bad, lengths, stops), own, width)
 
 
 @dataclass(frozen=True, slots=True)
 class _ParamsTemplate:
-    """What admission packs of sampling parameters alone: a request's record, its row and its lists."""
+    """What admission packs of sampling parameters alone: a request's row and record, and its lists."""
 
-    record: bytes
-    row: bytes
-    lengths: tuple[int, int, int]
+    packed: bytes
     lists: tuple[bytes, bytes, bytes]
 
 
 _values = attrgetter(*(name for name in SamplingParams.__slots__ if name != "seed"))
 """All parameters but the seed, which is mixed with each request's name."""
+_seed = attrgetter("seed")
 _known: dict[tuple[int, Any], _ParamsTemplate] = {}
 MOST_KNOWN = 4096
 """Most parameters whose packed parts are kept; then all are dropped."""
 
 
-def _template_of(layout: StateLayout, params: SamplingParams) -> _ParamsTemplate:
+def _templates(layout: StateLayout, params: Sequence[SamplingParams]) -> list[_ParamsTemplate | None]:
+    """Return what is packed of each; None for one that does not fit a state's bounds. Many requests share them."""
+    made = {key: _template(layout, one) for key, one in {id(one): one for one in params}.items()}
+    return [made[id(one)] for one in params]
+
+
+def _template(layout: StateLayout, params: SamplingParams) -> _ParamsTemplate | None:
     key = layout.config_key, _values(params)
     found = _known.get(key)
     if found is None:
         if len(_known) >= MOST_KNOWN:
             _known.clear()
-        stops, longest = len(params.stop_sequences), layout.sizes.max_stop_length
-        lengths = len(params.bad_words), stops, stops * longest
-        row = array("q", [*lengths, *[0] * (ROW_NUMBERS - 3)]).tobytes()
-        record = packed(Request("r", (0,), params), layout, (0,) * ADMISSION_ID, 0, 0, 0)[REQUEST_ROW.itemsize :]
-        lists = lists_of(params.bad_words, params.stop_sequences, longest)
-        found = _known[key] = _ParamsTemplate(record, row, lengths, lists)
+        if (found := _made(layout, params)) is not None:
+            _known[key] = found
     return found
 
 
-def _joined(prompts: Sequence[Any]) -> tuple[bytes, int]:
-    """Return all ids as bytes, and the bytes of one: int32 or int64; no bytes for what is no list of ids."""
-    kinds = {(one.dtype, one.ndim, one.flags.c_contiguous) if type(one) is np.ndarray else None for one in prompts}
-    if None in kinds:
-        try:
-            pieces = [_as_int32(one) for one in prompts]
-        except (error, ValueError, TypeError):
-            return b"", 4
-        return b"".join(pieces), 4
-    if len(kinds) > 1 or next(iter(kinds)) not in ((np.dtype(np.int32), 1, True), (np.dtype(np.int64), 1, True)):
-        return b"", 4
-    return b"".join(prompts), prompts[0].itemsize
+def _made(layout: StateLayout, params: SamplingParams) -> _ParamsTemplate | None:
+    request = Request("r", (0,), params)
+    try:
+        admission.check_lists(request, layout)
+    except InvalidValue:
+        return None
+    stops, longest = len(params.stop_sequences), layout.sizes.max_stop_length
+    lengths = len(params.bad_words), stops, stops * longest, 0, 0
+    record = admission.packed(request, layout, lengths, 0, 0, 0)
+    return _ParamsTemplate(record, lists_of(params.bad_words, params.stop_sequences, longest))
+
+
+def ids_of(prompts: Sequence[Any], limit: int) -> tuple[list[bytes], int] | None:
+    """Return the ids of each prompt as bytes, and the bytes of one: int32 or int64. None if one of them is no list of
+    ids, or has an id below 0 or not below ``limit``."""
+    kinds = {one.dtype if type(one) is np.ndarray and one.ndim == 1 else None for one in prompts}
+    width = 8 if kinds == {np.dtype(np.int64)} else 4
+    try:
+        own = [one.tobytes() if width == 8 else _as_int32(one) for one in prompts]
+    except (error, ValueError, TypeError):
+        return None
+    return (own, width) if within(np.frombuffer(b"".join(own), f"i{width}"), limit) else None
 
 
 @lru_cache(maxsize=4096)

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+REQUEST_NAMES = ("request_id", "params", "prompt", "output", "extra", "role")
+"""The attributes that native code reads of a request to admit, in its order."""
 NUMBERS = ("kind", "slot", "num_computed_tokens", "num_scheduled_tokens", "first_block", "first_token")
-OTHERS = ("request", "blocks", "drafts", "request_row")
+OTHERS = ("request", "blocks", "drafts", "packed")
 TASK_NAMES = (*NUMBERS, *OTHERS)
 """The attributes that native code reads of a task and its request, in its order."""
 
@@ -23,8 +25,10 @@ class NativeColumns:
     """Build a batch's ``ints`` and ``rows`` from tasks, and return their requests too."""
     of_ids: Callable[[object, object], tuple[bytes, int, int] | None]
     """Return a prompt and an output as int64, the number of ids of the prompt, and the largest id."""
-    within: Callable[[Any, int], bool]
-    """Return whether all ids of an array, int32 or int64, are at least 0 and below a limit."""
+    of_requests: Callable[[Any, type, int, int, int], tuple[list[str], list[Any], list[bytes]] | None]
+    """Return the names, the parameters and the ids, as int32 bytes, of new requests of a type without extra fields and
+    of the role MIXED. All ids are at least 0 and below the first number, all lengths from 1 and below the second. It
+    stops behind the request with which there are as many ids as the third."""
     of_rows: Callable[..., tuple[bytes, bytes, bytes] | None]
     """Read the rows of a usual step, each of one token and without drafts: positions, tokens and reasons as bytes."""
 

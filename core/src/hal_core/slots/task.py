@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
+
+import msgspec
 
 from ..errors import InvalidValue
 from .admission import AdmittedRequest
@@ -50,9 +51,8 @@ LEAVING = tuple(kind for kind in TaskKind if TRAITS[kind] & LEAVES)
 FEEDING = tuple(kind for kind in TaskKind if TRAITS[kind] & FEEDS)
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One request, one slot.
+class Task(msgspec.Struct, frozen=True):
+    """One request, one slot. ``msgspec.structs.replace`` makes another of it.
 
     - ``request``: needed by every kind; for a leaving request, the one that the caller expects in the slot.
     - ``num_computed_tokens``: its tokens whose KV is in the cache before the next step (PREFILL with a cached prefix,

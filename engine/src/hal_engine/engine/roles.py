@@ -3,10 +3,10 @@ there."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from hal_core import OutputRecord, Request, SplitRole, Task, TaskKind
+from msgspec.structs import replace
 
 from .generation import Finished, Generation, tokens_to_keep
 from .scheduler import Grown, Scheduler

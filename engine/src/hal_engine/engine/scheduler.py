@@ -21,10 +21,11 @@ No device is needed here; :mod:`hal_engine.engine.engine` carries the decisions 
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect, insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -43,6 +44,7 @@ from hal_core import (
     predict_launch_tokens,
 )
 from hal_core import admit as admit_for
+from msgspec.structs import replace
 
 from .due import DueChecks
 from .generation import Finished, Generation, check_fits, tokens_to_keep
@@ -94,7 +96,7 @@ class Limits:
 
     def preferring(self, chunk: int | None) -> Limits:
         """Return them with what a runner prefers, unless the user gave a number; None: it prefers nothing."""
-        return replace(self, chunk=chunk) if self.chunk is None else self
+        return dataclasses.replace(self, chunk=chunk) if self.chunk is None else self
 
     def check(self, sizes: StateConfig) -> None:
         """Raise :class:`InvalidValue` unless ``step_tokens`` exceeds the tokens that all slots may decode, each its

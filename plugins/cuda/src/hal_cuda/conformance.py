@@ -1,7 +1,7 @@
 """Support of the cuda device for the conformance kit: tensors of Paddle, torch or CuPy on the GPU, and ranks over NCCL.
 
 ``HAL_CUDA_TENSORS`` names the library (cupy, torch, paddle); without it the first of them that sees the GPU is used.
-Ranks need two GPUs, NCCL, and any build of Paddle, which joins the job.
+Ranks need two GPUs and NCCL.
 """
 
 from __future__ import annotations

@@ -9,18 +9,20 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_core import InvalidValue, TaskKind, Unavailable
+from hal_core import InvalidValue, SplitRole, TaskKind, Unavailable
 from hal_core.devices import (
     ADMISSION_ID,
     BLOCKS,
     BLOCKS_HELD,
     CONFIG_KEY,
     PREFILLED,
+    REQUEST_NAMES,
     REQUEST_ROW,
     ROW_FIELDS,
     SLOT_ADMISSION,
@@ -69,7 +71,7 @@ def layout() -> str:
     kernel = f"entry {ENTRY.size // 8} enter {ENTER.itemsize} few {FEW_BYTES} piece {PIECE} threads {THREADS}"
     traits = ", ".join([str(TRAITS.get(at, 0)) for at in range(max(TRAITS) + 1)])
     kinds = f"prefill {int(TaskKind.PREFILL)} traits {traits}"
-    names = f"names {len(TASK_NAMES)} {kinds}"
+    names = f"names {len(TASK_NAMES)} {len(REQUEST_NAMES)} {kinds}"
     return f"{rows} {table} {request} place {PLACE} chunk {CHUNK_NUMBERS} {kernel} {names}"
 
 
@@ -123,6 +125,13 @@ def functions(library: ctypes.CDLL | None = None) -> tuple[int, ...]:
         raise Unavailable(f"the CUDA driver has too few functions: {error}", cure=cure, device="cuda") from error
 
 
+def columns_of(module: Any) -> NativeColumns:  # noqa: ANN401 (an extension module)
+    """Return the native part's functions for batches and token ids."""
+    kinds = np.dtype(np.int32), np.dtype(np.int64), np.ndarray
+    of_requests = partial(module.gather_requests, REQUEST_NAMES, SplitRole.MIXED, *kinds)
+    return NativeColumns(module.gather_tasks, module.ids, of_requests, module.usual_rows)
+
+
 class Native:
     """The native part over one driver. ``calls``: its ``Driver`` (native/calls.c); ``fail(status, call)`` raises,
     ``full(stream, event)`` waits for room in a stream's launch queue, or raises."""
@@ -136,7 +145,7 @@ class Native:
     ) -> None:
         self.module = module
         self.calls = module.Driver(fail, full, functions(library))
-        self.columns = NativeColumns(module.gather_tasks, module.ids, module.within, module.usual_rows)
+        self.columns = columns_of(module)
 
 
 class NativeHostTable:

@@ -6,7 +6,8 @@ appended since the last upload in one copy, whichever requests that belongs to. 
 
 A request that is not staged (no room, or admitted without the state) is inserted from its own bytes on the general
 path, which is slower but gives the same result. If a backlog leaves no room for the entries, the kernel reads them from
-the device's ring. Only this module's table, by admission id, records which requests are staged.
+the device's ring. Only this module's table, by admission id, records which requests are staged. Whether one that waits
+was dropped is looked up when its chunk, or its place, is needed.
 
 A request's bytes: its record, then its rows without the block table, each aligned to 16 bytes. The entry holds the
 lengths of the rows.
@@ -46,12 +47,12 @@ SPARE = 1
 """Idle chunks kept besides the one being filled; chunks beyond that, left by a burst, are released."""
 
 
-def _say_gone(gone: Callable[[int], object], admission_id: int, _: object) -> None:
-    gone(admission_id)
-
-
 def _up16(nbytes: int) -> int:
     return (nbytes + 15) & ~15
+
+
+def _no_request() -> None:
+    """As a weak reference to a request that was dropped."""
 
 
 class Chunk:
@@ -130,8 +131,7 @@ class StagedRequests:
         self._filling: Chunk | None = None
         self._made = itertools.count()
         self._leaving: deque[Chunk] = deque()
-        self._dropped: deque[int] = deque()  # admission ids of requests that were dropped; appended by any thread
-        self._alive: dict[int, weakref.ref[AdmittedRequest]] = {}  # by admission id; their callbacks fill ``_dropped``
+        self._requests: list[Callable[[], AdmittedRequest | None]] = [_no_request] * PLACES  # weak references
         self.listed = array("Q", [0])
         self._process = os.getpid()
         self.table = np.full((PLACES, PLACE), -1, np.int64)
@@ -151,12 +151,11 @@ class StagedRequests:
         """Stage a request's bytes, ``record`` included; do nothing if there is no room."""
         if os.getpid() != self._process:  # a forked child does not own the pinned memory
             return
-        admission_id, numbers, dropped = request.admission_id, self._numbers, self._dropped
-        at_place = admission_id % PLACES * PLACE
+        admission_id, numbers = request.admission_id, self._numbers
+        place = admission_id % PLACES
+        at_place = place * PLACE
         with self.lock:
-            if dropped:
-                self._forget_dropped()
-            free = not numbers[at_place + 3]
+            free = not numbers[at_place + 3] or self._requests[place]() is None
             chunk = self._filling if free else None
             at = -1 if chunk is None else chunk.put(record, request.rows)
             if at < 0 and free:
@@ -165,18 +164,16 @@ class StagedRequests:
             if chunk is not None and at >= 0:
                 numbers[at_place], numbers[at_place + 1] = admission_id, chunk.block.mirror + at
                 numbers[at_place + 2], numbers[at_place + 3] = chunk.number, 1
-                self._alive[admission_id] = weakref.ref(request, lambda _: dropped.append(admission_id))
+                self._requests[place] = weakref.ref(request)
         self._release()
 
     def put_all(self, columns: AdmittedColumns) -> bool:
         """Stage requests that were admitted together; return False, with nothing done, if that cannot be."""
         if os.getpid() != self._process:
             return True  # as :meth:`put`
-        alive, gone = self._alive, self._dropped.append
-        pieces = (*columns.lists, b"", columns.ids)
-        given = self._table_bytes, columns.rows, columns.records, pieces, columns.width
+        kept = self._requests
+        given = self._table_bytes, columns.packed, columns.lists, columns.ids, columns.width
         with self.lock:
-            self._forget_dropped()
             chunk = self._filling
             needed = self._stage_all(chunk.address if chunk else 0, chunk.number if chunk else 0, *given)
             if needed > 0:
@@ -184,7 +181,7 @@ class StagedRequests:
                 needed = -1 if chunk is None else self._stage_all(chunk.address, chunk.number, *given)
             if not needed:
                 for one in columns.requests:
-                    alive[one.admission_id] = weakref.ref(one, partial(_say_gone, gone, one.admission_id))
+                    kept[one.admission_id % PLACES] = weakref.ref(one)
         self._release()
         return not needed
 
@@ -255,20 +252,16 @@ class StagedRequests:
         return chunk
 
     def _idle(self, chunk: Chunk) -> bool:
-        return not self._waits[self._chunk == chunk.number].any() and chunk.passed
+        waiting = np.flatnonzero((self._chunk == chunk.number) & (self._waits == 1)).tolist()
+        return all(one() is None for one in map(self._requests.__getitem__, waiting)) and chunk.passed
 
     def _empty(self, chunk: Chunk) -> None:
-        self.table[self._chunk == chunk.number] = -1, -1, -1, 0
+        places = np.flatnonzero(self._chunk == chunk.number)
+        self.table[places] = -1, -1, -1, 0
+        for place in places.tolist():
+            self._requests[place] = _no_request
         chunk.used = chunk.uploaded = 0
         chunk.fences.clear()
-
-    def _forget_dropped(self) -> None:
-        """Stop waiting for the insertion of requests that were dropped."""
-        while self._dropped:
-            admission_id = self._dropped.popleft()
-            del self._alive[admission_id]
-            if self._ids[admission_id % PLACES] == admission_id:
-                self._waits[admission_id % PLACES] = 0
 
     # -- at insertion -------------------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ static Py_ssize_t extend(Numbers *numbers, PyObject *given, PyObject *dtype, PyO
 typedef struct {
   Py_ssize_t n;
   Numbers numbers, drafts;
-  PyObject *rows, *type, *row, *dtype, *array; /* type of a request, "request_row", int32, type of an array */
+  PyObject *rows, *type, *row, *dtype, *array; /* type of a request, "packed", int32, type of an array */
 } Made;
 
 static int made_open(Made *made, Py_ssize_t n) {
@@ -75,7 +75,7 @@ static int32_t *column(Made *made, int which) { return made->numbers.at + which 
 
 static int take_request(Made *made, Py_ssize_t at, PyObject *request) { /* borrowed, or NULL */
   PyObject *row = request && (PyObject *)Py_TYPE(request) == made->type ? PyObject_GetAttr(request, made->row) : NULL;
-  int plain = row && PyBytes_CheckExact(row) && PyBytes_Size(row) == REQUEST * 8;
+  int plain = row && PyBytes_CheckExact(row) && PyBytes_Size(row) >= REQUEST * 8;
   if (plain) memcpy(PyBytes_AsString(made->rows) + at * REQUEST * 8, PyBytes_AsString(row), REQUEST * 8);
   Py_XDECREF(row);
   return plain;
@@ -129,6 +129,71 @@ PyObject *int32s(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   PyObject *result = n < 0 ? Py_NewRef(Py_None) : PyBytes_FromStringAndSize((char *)numbers.at, n * 4);
   PyMem_Free(numbers.at);
   return result;
+}
+
+/* The ids of one prompt as int32 bytes; NULL if it is not plain, or has an id below 0 or not below the limit. `types`: int32,
+   int64, that of an array; `numbers`: room for a list's. */
+static PyObject *prompt_ids(PyObject *given, PyObject *const *types, int64_t limit, Numbers *numbers) {
+  const Array *found = (const Array *)given;
+  if (!given || (PyObject *)Py_TYPE(given) != types[2]) {
+    numbers->n = 0;
+    Py_ssize_t n = given ? extend(numbers, given, types[0], NULL) : -1;
+    return n >= 0 && ids_within(numbers->at, n, limit) ? PyBytes_FromStringAndSize((char *)numbers->at, n * 4) : NULL;
+  }
+  Py_ssize_t n = found->nd == 1 ? found->shape[0] : 0, wide = found->dtype == types[1], size = wide ? 8 : 4;
+  if (!n || (!wide && found->dtype != types[0]) || found->strides[0] != size || (uintptr_t)found->data % (size_t)size) return NULL;
+  if (!wide && !ids_within((const int32_t *)(const void *)found->data, n, limit)) return NULL;
+  PyObject *own = PyBytes_FromStringAndSize(wide ? NULL : found->data, n * 4);
+  if (!wide || !own) return own;
+  if (ids_narrow((int32_t *)(void *)PyBytes_AsString(own), (const int64_t *)(const void *)found->data, n, limit)) return own;
+  Py_DECREF(own);
+  return NULL;
+}
+
+/* Whether a request is new, of the usual role and without extra fields; takes its name, its parameters and its prompt's ids. */
+enum { NAME, PARAMS, PROMPT, OUTPUT, EXTRA, ROLE };
+static int take_new(PyObject *request, PyObject *const *args, PyObject **made, Py_ssize_t at, int64_t most, Numbers *numbers) {
+  PyObject *found[FIELDS] = {NULL}, *own = NULL; /* args: names, role, int32, int64, an array's type */
+  int plain = 1;
+  for (int i = 0; plain && i < FIELDS; i++) plain = (found[i] = PyObject_GetAttr(request, PyTuple_GetItem(args[0], i))) != NULL;
+  plain = plain && length(found[OUTPUT]) == 0 && PyDict_CheckExact(found[EXTRA]) && !PyDict_Size(found[EXTRA]);
+  if (plain && found[ROLE] == args[1]) own = prompt_ids(found[PROMPT], args + 2, most, numbers);
+  for (int i = 0; i < FIELDS; i++)
+    if (i <= PARAMS && own) PyList_SetItem(made[i], at, found[i]); /* takes the reference */
+    else Py_XDECREF(found[i]);
+  return own && !PyList_SetItem(made[2], at, own);
+}
+
+/* gather_requests(names, role, int32, int64, type of an array, requests, their type, limit of ids, of lengths, most): a list of
+   names, one of parameters, and one of each prompt's ids as int32 bytes; None if a request is not plain. It ends with the
+   request that makes `most` ids. */
+PyObject *gather_requests(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  (void)self;
+  if (count != 10 || !PyTuple_Check(args[0]) || PyTuple_Size(args[0]) != FIELDS)
+    return PyErr_Format(PyExc_TypeError, "gather_requests takes 10 arguments, the first a tuple of %d names", FIELDS);
+  int64_t limit = PyLong_AsLongLong(args[7]), longest = PyLong_AsLongLong(args[8]), most = PyLong_AsLongLong(args[9]);
+  Py_ssize_t n = PyErr_Occurred() ? -1 : length(args[5]);
+  if (PyErr_Occurred()) return NULL;
+  PyObject *made[3] = {NULL}, *result = NULL;
+  Numbers numbers = {NULL, 0, 0};
+  int plain = n >= 0;
+  for (int i = 0; plain && i < 3; i++) plain = (made[i] = PyList_New(n)) != NULL;
+  for (Py_ssize_t at = 0; plain && at < n; at++) {
+    if (most <= 0) {
+      for (int i = 0; i < 3; i++) PyList_SetSlice(made[i], at, n, NULL);
+      break;
+    }
+    PyObject *request = item(args[5], at);
+    plain = request && (PyObject *)Py_TYPE(request) == args[6] && take_new(request, args, made, at, limit, &numbers);
+    Py_ssize_t nbytes = plain ? PyBytes_Size(PyList_GetItem(made[2], at)) : 0;
+    plain = nbytes > 0 && nbytes / 4 < longest, most -= nbytes / 4;
+  }
+  PyMem_Free(numbers.at);
+  if (plain) result = PyTuple_Pack(3, made[0], made[1], made[2]);
+  for (int i = 0; i < 3; i++) Py_XDECREF(made[i]);
+  if (result) return result;
+  PyErr_Clear(); /* the general code raises the error */
+  Py_RETURN_NONE;
 }
 
 /* -- of tasks --------------------------------------------------------------------------------------------------------- */

@@ -23,7 +23,7 @@ static PyMethodDef methods[] = {
     {"ids", (PyCFunction)(void (*)(void))ids, METH_FASTCALL, "the token ids of a request, or None: see admitting.c"},
     {"usual_rows", (PyCFunction)(void (*)(void))usual_rows, METH_FASTCALL, "the rows of a usual step, or None: see output.c"},
     {"stage", (PyCFunction)(void (*)(void))stage, METH_FASTCALL, "a request's bytes into a chunk, see admitting.c"},
-    {"within", (PyCFunction)(void (*)(void))ids_within, METH_FASTCALL, "whether ids are in bounds, see admitting_batch.c"},
+    {"gather_requests", (PyCFunction)(void (*)(void))gather_requests, METH_FASTCALL, "new requests, or None: see columns.c"},
     {"stage_all", (PyCFunction)(void (*)(void))stage_all, METH_FASTCALL, "several requests' bytes, see admitting_batch.c"},
     {NULL, NULL, 0, NULL}};
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods, NULL, NULL, NULL, NULL};

@@ -34,6 +34,7 @@
 #define THREADS 128
 #define WRITTEN (THREADS * 16) /* bytes of a copy out by a kernel that one block of threads writes at once */
 #define NAMES 10     /* attributes that a batch is read by: hal_core.slots.native_columns.TASK_NAMES */
+#define FIELDS 6     /* and a request to admit: REQUEST_NAMES */
 #define PREFILL 1    /* the kind of a new request's task, */
 #define TRAITS 0, 3, 2, 0, 5, 8, 8 /* what tasks of each kind do, by the kind's number: TRAITS; its bits */
 #define ENTERS 1
@@ -46,7 +47,7 @@
   "rows " TEXT(ROWS) " " TEXT(BLOCKS) " " TEXT(TOKENS) " table " TEXT(PREFILLED) " " TEXT(SLOT_ADMISSION) " " TEXT(HELD) " "    \
   TEXT(TABLE) " request " TEXT(ID) " " TEXT(KEY) " " TEXT(LEFT) " " TEXT(REQUEST) " place " TEXT(PLACE) " chunk " TEXT(CHUNK)    \
   " entry " TEXT(ENTRY) " enter " TEXT(ENTER) " few " TEXT(FEW) " piece " TEXT(PIECE) " threads " TEXT(THREADS)                \
-  " names " TEXT(NAMES) " prefill " TEXT(PREFILL) " traits " TEXT(TRAITS)
+  " names " TEXT(NAMES) " " TEXT(FIELDS) " prefill " TEXT(PREFILL) " traits " TEXT(TRAITS)
 
 /* -- the driver (calls.c) -- */
 typedef int Status; /* a CUresult */
@@ -158,7 +159,9 @@ PyObject *int32s(PyObject *self, PyObject *const *args, Py_ssize_t count); /* co
 PyObject *ids(PyObject *self, PyObject *const *args, Py_ssize_t count); /* admitting.c */
 PyObject *usual_rows(PyObject *self, PyObject *const *args, Py_ssize_t count); /* output.c */
 PyObject *stage(PyObject *self, PyObject *const *args, Py_ssize_t count);
-PyObject *ids_within(PyObject *self, PyObject *const *args, Py_ssize_t count); /* admitting_batch.c */
+PyObject *gather_requests(PyObject *self, PyObject *const *args, Py_ssize_t count); /* columns.c */
+int ids_narrow(int32_t *to, const int64_t *wide, Py_ssize_t n, int64_t limit); /* admitting_batch.c */
+int ids_within(const int32_t *ids, Py_ssize_t n, int64_t limit);
 PyObject *stage_all(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *gather_tasks(PyObject *self, PyObject *const *args, Py_ssize_t count);
 extern PyTypeObject *host_table_type;
