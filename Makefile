@@ -17,7 +17,7 @@ NIGHTLY := docs/evidence/nightly.md
 # Two hundred processes of the tests import the same code: it is compiled once, also where Python is told to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run test tests slowest lint bench conform ray intel clients nightly mutants matrix soak chaos steady fuzz size clean
+.PHONY: help run test tests slowest lint bench conform ray intel torch clients nightly mutants matrix soak chaos steady fuzz size clean
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -72,6 +72,13 @@ $(VENV)/.intel: $(STAMP)
 intel: $(VENV)/.intel ## install Intel's OpenCL driver (0.7 GB, its own license) and run opencl's tests and kit on it
 	LD_LIBRARY_PATH=$(CURDIR)/$(VENV)/lib OCL_ICD_FILENAMES=$(CURDIR)/$(VENV)/lib/libintelocl.so \
 		$(BIN)/python -m pytest -m 'conform or not conform' plugins/opencl/tests $(ARGS)
+
+$(VENV)/.torch: $(STAMP)
+	$(BIN)/python -m pip install -q --disable-pip-version-check 'torch>=2.11'
+	@touch $@
+
+torch: $(VENV)/.torch ## install torch into the environment and run the tests of what is over it, kits included
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'conform or not conform' plugins/torch_device/tests runners/torch/tests $(ARGS)
 
 $(VENV)/.clients: $(STAMP)
 	$(BIN)/python -m pip install -q --disable-pip-version-check langchain-openai litellm llm transformers

@@ -76,7 +76,7 @@ SYNC = {
 }
 """A runtime without streams."""
 
-WRITTEN = {"async": ASYNC, "sync": SYNC, "paddle": {}}
+WRITTEN = {"async": ASYNC, "sync": SYNC, "paddle": {}, "torch": {}}
 
 
 def finish(kind: str, package: Path) -> int:

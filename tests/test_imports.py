@@ -53,6 +53,7 @@ SOUND = {
     "hal_maca/__init__.py": "",
     "hal_opencl/__init__.py": "",
     "hal_sim/__init__.py": "",
+    "hal_torch_device/__init__.py": "",
     "hal_xpu/__init__.py": "from hal_paddle import StreamDevice\n",
 }
 CIRCLES, FACES, ONE_WAY = "No circles between", "The core is imported through", "Imports point one way"

@@ -74,6 +74,9 @@ def test_finished_packages_conform(made, finished, kind):
         except NoCompiler as error:
             pytest.skip(str(error))
         more, drawn = {"HAL_MY_PADDLE_PLACE": "sim", "HALSIM_MODE": "2"}, ["--examples", "1"]
+    if kind == "torch":
+        pytest.importorskip("torch")
+        more = {"HAL_MY_TORCH_PLACE": "queue"}
     done = hal(made, "conform", f"my_{kind}", "--profile", "quick", *drawn, **more)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "conforms as far as checked" in done.stdout

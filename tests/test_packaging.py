@@ -26,6 +26,7 @@ DISTRIBUTIONS = {
     "paddle-hal-conformance": (ROOT / "conformance", "hal_conformance"),
     "paddle-hal-fastdeploy": (ROOT / "adapters/fastdeploy", "hal_fastdeploy"),
     "paddle-hal-paddle": (ROOT / "plugins/paddle", "hal_paddle"),
+    "paddle-hal-torch-device": (ROOT / "plugins/torch_device", "hal_torch_device"),
 }
 
 

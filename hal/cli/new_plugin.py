@@ -18,7 +18,8 @@ def command(
         str,
         typer.Option(
             metavar="KIND",
-            help="async: a runtime with streams and events; sync: one without; paddle: a CustomDevice of Paddle's.",
+            help="async: a runtime with streams and events; sync: one without; paddle: a CustomDevice of Paddle's; "
+            "torch: a device type of torch's.",
         ),
     ] = "async",
     into: Annotated[

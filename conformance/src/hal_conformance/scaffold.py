@@ -14,8 +14,10 @@ from string import Template
 
 from hal_core.errors import InvalidValue
 
-KINDS = ("async", "sync", "paddle")
-"""Kinds of devices: a runtime with streams, one without, and a CustomDevice of Paddle's."""
+KINDS = ("async", "sync", "paddle", "torch")
+"""Kinds of devices: a runtime with streams, one without, a CustomDevice of Paddle's, and a device type of torch's."""
+_BASES = {"paddle": "paddle", "torch": "torch_device"}
+"""The folder in ``plugins/`` of a kind's base."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _LONGEST = 40
 """Characters of a name: it becomes part of file names and of environment variables."""
@@ -104,13 +106,14 @@ def render(name: str, kind: str) -> dict[str, str]:
     """Return path and text of each file of a plugin."""
     core = metadata.version("paddle-hal-core").split(".")
     contract = f">={core[0]}.{core[1]},<{int(core[0]) + 1}"
+    base = _BASES.get(kind, "")
     words = {
         "name": name,
         "title": "".join(part.capitalize() for part in name.split("_")),
         "upper": name.upper(),
         "contract": contract,
-        "base": f', "paddle-hal-paddle{contract}"' if kind == "paddle" else "",
-        "base_folder": " ./hal/plugins/paddle" if kind == "paddle" else "",
+        "base": f', "paddle-hal-{base.replace("_", "-")}>=1.0,<2"' if base else "",
+        "base_folder": f" ./hal/plugins/{base}" if base else "",
     }
     root = resources.files("hal_conformance") / "templates"
     texts = {path: found for part in ("common", kind) for path, found in _texts(root / part, name)}

@@ -7,13 +7,13 @@ import paddle
 import pytest
 from hal_core.contract.capabilities import Capabilities
 from hal_core.errors import DeviceClosed, InvalidValue, OutOfMemory, Unavailable
+from hal_core.memory import elements as elements_of_plans
 from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.elements import FEW, elements, in_pieces
 from hal_core.memory.plan import SCATTER_MAP, WRITE, PlanBuilder, Records, WritePlan, apply_to_host, runs_of
 from hal_core.memory.views import ByteRange, View
-from hal_paddle import elements as elements_of_plans
 from hal_paddle import scatter_probe
 from hal_paddle.device_copy import gather
-from hal_paddle.elements import FEW, elements, in_pieces
 from hal_paddle.paddle_memory import PaddleMemory
 from hal_paddle.sync_place import PaddleDevice
 from hypothesis import given, settings

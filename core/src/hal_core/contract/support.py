@@ -40,6 +40,8 @@ class Support:
     expected_failures: ClassVar[Mapping[str, str]] = {}
     tensors: ClassVar[bool] = False
     """True if :meth:`tensor` and :meth:`values_of` are implemented."""
+    reversed_views: ClassVar[bool] = True
+    """False if tensors of the framework cannot be sliced with negative steps (torch's)."""
     ranks: bool = False
     """True if :meth:`rank_environment` is implemented, so that the kit can start several ranks (G13, G14, G16, G17)."""
     four_ranks: bool = False

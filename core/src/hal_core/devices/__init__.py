@@ -6,6 +6,7 @@
 - ``stream_device``: its base, which needs only streams, events and host memory, for devices with their own way to move
   bytes (:class:`~hal_core.devices.stream_device.StreamDevice`; the distribution ``paddle-hal-paddle`` uses it).
 - ``events``, ``tickets``, ``blocks``, ``retired_memory``: parts of these two, which a vendor need not read.
+- ``substitutes``: the base of plugins whose chip can be replaced for tests.
 - ``sync``, ``base``: synchronous devices, and the base of all devices; ``cpu``: the device in the core.
 - ``hal_core.ranks``: groups of ranks, their watchdogs, and collectives on host memory.
 """
@@ -20,11 +21,11 @@ _load, __dir__, __all__ = face(
         "hal_core.devices.asynchronous": "AsyncDevice",
         "hal_core.devices.blocks": "HostBlock Lease MirroredBlock",
         "hal_core.devices.events": "AsyncStream RecordedEvent",
-        "hal_core.devices.retired_memory": "DeviceMemory",
+        "hal_core.devices.retired_memory": "DeviceMemory SpanMemory",
         "hal_core.devices.primitives": "Launch PlanLaunch Primitives StreamPrimitives poll",
         "hal_core.devices.stream_device": "StreamDevice primitive",
         "hal_core.devices.framework_tensors": "paddle_piece tensor_over",
-        "hal_core.devices.tickets": "AsyncTicket",
+        "hal_core.devices.tickets": "AsyncCopy AsyncTicket",
         "hal_core.devices.base": "DeviceBase check_index check_options plan_value",
         "hal_core.devices.collective_ticket": "CollectiveTicket",
         "hal_core.devices.cpu.communicator": "HostCommunicator host_communicator",
@@ -32,15 +33,18 @@ _load, __dir__, __all__ = face(
         "hal_core.devices.processor": "X86 check_processor processor_features",
         "hal_core.devices.ring_options": "RingOptions",
         "hal_core.devices.staging": "Span StagingRing",
+        "hal_core.devices.substitutes": "SubstitutablePlugin",
         "hal_core.devices.sync": "PASSED SyncDevice",
         "hal_core.memory.copies": "CopyTicket HostCopy",
         "hal_core.memory.dlpack": "DLPACK_CPU DLPACK_CUDA",
         "hal_core.memory.dtypes": "dtype_of",
+        "hal_core.memory.elements": "Elements ScatterColumns WIDTHS elements in_pieces",
         "hal_core.memory.foreign_tensors": "check_plain check_resolved",
         "hal_core.memory.packing": "Packed LONGEST_WRITE apply_packed cut cut_long_writes",
         "hal_core.memory.plan": "SCATTER_MAP PlanBuilder Records WritePlan apply_to_host runs_of",
         "hal_core.memory.values": "Value",
         "hal_core.memory.views": "Index Memory extent",
+        "hal_core.memory.writes": "across",
         "hal_core.ranks.communicator": "Communicator",
         "hal_core.ranks.groups": "Maker OpenGroup OwnGroup Share close_groups open_groups opened",
         "hal_core.ranks.host_group": "HOST HostGroup",

@@ -4,6 +4,11 @@ from ..memory.copies import HostCopy as HostCopy
 from ..memory.dlpack import DLPACK_CPU as DLPACK_CPU
 from ..memory.dlpack import DLPACK_CUDA as DLPACK_CUDA
 from ..memory.dtypes import dtype_of as dtype_of
+from ..memory.elements import WIDTHS as WIDTHS
+from ..memory.elements import Elements as Elements
+from ..memory.elements import ScatterColumns as ScatterColumns
+from ..memory.elements import elements as elements
+from ..memory.elements import in_pieces as in_pieces
 from ..memory.foreign_tensors import check_plain as check_plain
 from ..memory.foreign_tensors import check_resolved as check_resolved
 from ..memory.packing import LONGEST_WRITE as LONGEST_WRITE
@@ -21,6 +26,7 @@ from ..memory.values import Value as Value
 from ..memory.views import Index as Index
 from ..memory.views import Memory as Memory
 from ..memory.views import extent as extent
+from ..memory.writes import across as across
 from ..ranks.communicator import Communicator as Communicator
 from ..ranks.groups import Maker as Maker
 from ..ranks.groups import OpenGroup as OpenGroup
@@ -80,11 +86,14 @@ from .processor import X86 as X86
 from .processor import check_processor as check_processor
 from .processor import processor_features as processor_features
 from .retired_memory import DeviceMemory as DeviceMemory
+from .retired_memory import SpanMemory as SpanMemory
 from .ring_options import RingOptions as RingOptions
 from .staging import Span as Span
 from .staging import StagingRing as StagingRing
 from .stream_device import StreamDevice as StreamDevice
 from .stream_device import primitive as primitive
+from .substitutes import SubstitutablePlugin as SubstitutablePlugin
 from .sync import PASSED as PASSED
 from .sync import SyncDevice as SyncDevice
+from .tickets import AsyncCopy as AsyncCopy
 from .tickets import AsyncTicket as AsyncTicket

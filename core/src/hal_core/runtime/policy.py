@@ -123,12 +123,7 @@ class Policy:
             if isinstance(owner, SlotState):
                 owner.check_usable()
                 owner.wait_for_readers(None, stream)
-        if device.capabilities.several_memories:
-            return _ticket(device.submit_all(plans, stream))
-        ticket: Ticket = DONE
-        for plan in plans:
-            ticket = _ticket(device.submit(plan, stream))
-        return ticket
+        return _ticket(device.submit_all(plans, stream))
 
     def insert_tasks(
         self, device: Device, hooks: Hooks, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream

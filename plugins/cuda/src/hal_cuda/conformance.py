@@ -34,7 +34,7 @@ _SEES = {
     "torch": "torch.cuda.is_available()",
     "paddle": "paddle.is_compiled_with_cuda()",
 }
-"""Whether a library can use the GPU. CuPy is first: the kit slices tensors as NumPy would, and it alone can."""
+"""Whether a library can use the GPU. CuPy is first: the kit slices tensors as NumPy would, also backwards."""
 
 
 @cache
@@ -71,9 +71,10 @@ def no_ranks(gpus: int) -> str:
 class CudaSupport(Support):
     """Tensors with the strides of their source array, as far as the library supports them."""
 
-    # The kit slices tensors as NumPy would. torch has no views with negative steps, Paddle 2.6 refuses empty slices;
-    # their tensors are tested whole and by hal's own views in plugins/cuda/tests.
-    tensors = tensors() == "cupy"
+    # The kit slices tensors as NumPy would. torch has no views with negative steps; Paddle 2.6 refuses empty slices, so
+    # its tensors are tested whole and by hal's own views in plugins/cuda/tests.
+    reversed_views = tensors() != "torch"
+    tensors = tensors() in ("cupy", "torch")
 
     def __init__(self) -> None:
         self._gpus = visible_gpus()
@@ -85,7 +86,7 @@ class CudaSupport(Support):
         """Return why there are no ranks, or no tensors."""
         if need == "tensors":
             used = f"{VARIABLE} is {tensors() or 'no library that sees the GPU'}"
-            return f"the kit slices tensors as CuPy alone can, and {used} (install CuPy, or set {VARIABLE}=cupy)"
+            return f"the kit slices tensors as CuPy and torch can, and {used} (install one, or set {VARIABLE})"
         return self._no_ranks if need == "several_ranks" else super().why_not(need)
 
     def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:

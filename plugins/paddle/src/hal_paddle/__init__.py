@@ -7,7 +7,7 @@ streams and targets are shared. This module has the plugin classes and imports t
 - ``custom_device``: :class:`~hal_paddle.custom_device.CustomDevice`, asynchronous, on a third-party CustomDevice.
 - ``sync_place``: :class:`~hal_paddle.sync_place.PaddleDevice`, whose calls are done when they return.
 - ``place``: their common base; ``places``: Paddle's places by name.
-- ``writer``, ``elements``, ``scatter_probe``: write plans as in-place scatters of elements.
+- ``writer``, ``scatter_probe``: write plans as in-place scatters of elements.
 - ``conformance``: support of such devices for the conformance kit.
 """
 

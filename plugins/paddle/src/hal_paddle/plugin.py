@@ -5,50 +5,29 @@ Its module imports the standard library alone, as a plugin class must.
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from collections.abc import Mapping
 from importlib.util import find_spec
-from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
-from hal_core import Plugin, Probe, Unavailable
-from hal_core.devices import Installed, installed_paddle
+from hal_core import Probe, Unavailable
+from hal_core.devices import Installed, SubstitutablePlugin, installed_paddle
 
 if TYPE_CHECKING:
     from hal_core import Device
 
 
-class PaddlePlugin(Plugin):
-    """Base of plugin classes for devices that use Paddle. Selected only by name, as metadata cannot reflect a
-    substitution.
+class PaddlePlugin(SubstitutablePlugin):
+    """Base of plugin classes for devices that use Paddle.
 
     ``cure``: the packages to install. ``kind``: Paddle's device type. ``collective``: for a CustomDevice, the library's
-    name, or "". ``stand_ins``: substitutes for the chip, by the word that declares them in ``HAL_<NAME>_PLACE``: the
-    module of a simulated accelerator, or "" if Paddle alone suffices. The device then always reports that it is
-    substituted.
+    name, or "". ``stand_ins``: for each substitute the module of a simulated accelerator, or "" if Paddle alone
+    suffices.
     """
 
     cure: ClassVar[str]
     kind: ClassVar[str] = ""
     collective: ClassVar[str]
-    stand_ins: ClassVar[Mapping[str, str]] = MappingProxyType({})
-
-    @classmethod
-    def variable(cls) -> str:
-        """Return the environment variable that declares a substitution."""
-        return f"HAL_{cls.name.upper().replace('-', '_')}_PLACE"
-
-    @classmethod
-    def substituted(cls) -> str:
-        """Return the word of the substitute, or ""."""
-        return os.environ.get(cls.variable(), "") if cls.stand_ins else ""
-
-    @classmethod
-    def shown(cls) -> str:
-        """Return the name under which the device appears."""
-        substitute = cls.substituted()
-        return f"{cls.name} (substituted: {substitute})" if substitute else cls.name
 
     @classmethod
     def count(cls) -> int:
@@ -63,12 +42,9 @@ class PaddlePlugin(Plugin):
     @classmethod
     def probe(cls) -> Probe:
         """Look for Paddle and for a build that may support the chip, in files; ``open`` looks for the chip."""
+        if (refusal := cls.unknown_substitute()) is not None:
+            return refusal
         substitute = cls.substituted()
-        if substitute and substitute not in cls.stand_ins:
-            known = " or ".join(cls.stand_ins)
-            return Probe.no(
-                f"{cls.variable()}={substitute} is not a known substitute", f"set it to {known}, or unset it"
-            )
         paddle = installed_paddle()
         if paddle is None:
             return Probe.no("paddle is not installed", cls.cure)

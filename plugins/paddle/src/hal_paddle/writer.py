@@ -10,9 +10,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from hal_core import DONE, Ticket
-from hal_core.devices import WritePlan, apply_to_host, runs_of
+from hal_core.devices import WIDTHS, Elements, ScatterColumns, WritePlan, apply_to_host, elements, in_pieces, runs_of
 
-from .elements import WIDTHS, Elements, ScatterColumns, elements, in_pieces
 from .paddle_memory import WORD, Bytes, PaddleMemory, Tensor
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 """Conversion of a write plan to elements: for each width an index array and the values, for one in-place scatter each.
 
 Every run of bytes is written in the widest elements that its address and length allow, so a whole plan is at most one
-scatter of 8, 4, 2 and 1 bytes each, whatever the number of requests. Plain NumPy, no Paddle.
+scatter of 8, 4, 2 and 1 bytes each, whatever the number of requests. For devices whose framework can scatter elements,
+but launch no kernel.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from hal_core.devices import Records, WritePlan, cut, runs_of
+
+from .packing import cut
+from .plan import Records, WritePlan, runs_of
 
 WIDTHS = (8, 4, 2, 1)
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
