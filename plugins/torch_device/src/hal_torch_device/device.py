@@ -142,7 +142,7 @@ class TorchDevice(AsyncDevice):
         captures = getattr(self.runtime.module, "is_current_stream_capturing", None)
         if not self.runtime.events or captures is None:
             return
-        with self.runtime.current(self.own(stream).raw):
+        with self.runtime.current(self.own_stream(stream).raw):
             if captures():
                 what, cure = "the stream is being captured into a graph", "call hal's hooks outside the capture"
                 raise InvalidValue(what, cure=cure, device=self.located, argument="stream")
@@ -242,7 +242,7 @@ class TorchDevice(AsyncDevice):
             staged.add(plan, storage, shift, self._columns_of(plan, shift, max(staged.widths)))
         staged.close()
         memory = plans[0].memory if len(plans) == 1 else self._span(plans)
-        return self.launch_staged(staged.nbytes, staged.fill, staged.moves, memory, self.own(stream))
+        return self.launch_staged(staged.nbytes, staged.fill, staged.moves, memory, self.own_stream(stream))
 
     def _span(self, plans: Sequence[WritePlan]) -> SpanMemory:
         parts = [(plan.memory.address, plan.memory.address + plan.memory.nbytes) for plan in plans]
@@ -274,12 +274,12 @@ class TorchDevice(AsyncDevice):
             staged.copy(to, np.ascontiguousarray(np.flip(value, reversed_axes)).reshape(-1).view(np.uint8))
         else:
             staged.moves.append(Move(to, int.from_bytes(value.tobytes(), "little", signed=value.itemsize > 1)))
-        return self.launch_staged(staged.nbytes, staged.fill, staged.moves, target.memory, self.own(stream))
+        return self.launch_staged(staged.nbytes, staged.fill, staged.moves, target.memory, self.own_stream(stream))
 
     def copy_within(self, target: View, value: View, stream: Stream) -> Ticket:
         """Copy between two views by torch, in stream order."""
         self.check_open()
-        own = self.own(stream)
+        own = self.own_stream(stream)
         self.order_after_reads(own, target.memory)
         elements = self._on_elements(target) and self._on_elements(value)
         source, turned = self._bits(value, elements=elements)
@@ -297,7 +297,7 @@ class TorchDevice(AsyncDevice):
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """Operations over all slots, in stream order; the host takes no part."""
         self.check_open()
-        own = self.own(stream)
+        own = self.own_stream(stream)
         self.order_after_reads(own, state.memory)
         stepped = self._stepped[state]
         self.runtime.run(own.raw, lambda: stepped.update(speculative=step.speculative), "updates")

@@ -128,7 +128,7 @@ class QueueDevice(TorchDevice):
     def hold_stream(self, stream: Stream) -> Iterator[None]:
         """Let the stream wait until the context ends."""
         gate = threading.Event()
-        self.own(stream).raw.put(gate.wait)
+        self.own_stream(stream).raw.put(gate.wait)
         try:
             yield
         finally:
