@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections import deque
 from typing import Any
 
 import torch
@@ -11,20 +12,37 @@ from hal_core import Unavailable
 
 _NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING of cuda.h: the stream waits for no work of the legacy default stream, which is torch's."""
+_unused: dict[torch.device, deque[int]] = {}
+"""Handles that nobody refers to, by device. None is destroyed: torch records an event on every stream that has used
+pinned memory when it is freed, and ends the process where that stream is gone."""
 
 
 def new_stream(device: torch.device) -> Any:  # noqa: ANN401 (a torch.cuda.ExternalStream)
-    """Return a new stream of the GPU; the driver destroys it once nobody refers to it and its work is done."""
-    handle, driver = ctypes.c_void_p(), _driver()
+    """Return a stream of the GPU that has no work and no other user."""
+    driver, unused = _driver(), _unused.setdefault(device, deque())
     with torch.cuda.device(device):
         torch.cuda.current_stream().query()  # makes the context current
-        status = driver.cuStreamCreate(ctypes.byref(handle), _NON_BLOCKING)
-    if status:
+        handle = _idle(driver, unused) or _made(driver, device)
+    stream = torch.cuda.ExternalStream(handle, device=device)
+    weakref.finalize(stream, unused.append, handle)
+    return stream
+
+
+def _idle(driver: Any, unused: deque[int]) -> int:  # noqa: ANN401 (a library of ctypes)
+    """Return an unused stream whose work is done, or 0."""
+    for _ in range(len(unused)):
+        if driver.cuStreamQuery(ctypes.c_void_p(unused[0])) == 0:
+            return unused.popleft()
+        unused.rotate(-1)
+    return 0
+
+
+def _made(driver: Any, device: torch.device) -> int:  # noqa: ANN401 (a library of ctypes)
+    handle = ctypes.c_void_p()
+    if status := driver.cuStreamCreate(ctypes.byref(handle), _NON_BLOCKING):
         what = f"the driver made no stream: cuStreamCreate gave {status}"
         raise Unavailable(what, cure="see CUresult in cuda.h, and the driver's log", device=str(device))
-    stream = torch.cuda.ExternalStream(handle.value, device=device)
-    weakref.finalize(stream, driver.cuStreamDestroy_v2, handle)
-    return stream
+    return int(handle.value or 0)
 
 
 def _driver() -> Any:  # noqa: ANN401 (a library of ctypes)
