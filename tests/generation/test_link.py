@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
@@ -21,7 +22,7 @@ from hal_engine.children import API_KEY, environment
 from hal_engine.distributed.control_messages import Abort, Failed
 from hal_engine.generation import Ranks
 from hal_engine.generation.link import EngineLink
-from hal_engine.streams import Stream, Streams
+from hal_engine.streams import Streams
 from hal_engine.transport.channel import Channel
 
 import hal
@@ -41,8 +42,9 @@ def link_of(turns):
     link.close_ends = lambda: [os.close(link._wake_end), link._channel.close(), other.close()]
     left = iter(turns)
     link._end_here = SimpleNamespace(receive=lambda: next(left, []), send=done.append)
-    link._streams, link._parts = Streams(), []
-    link._streams.take = done.append
+    link._streams, link._received, link._posted, link._error = Streams(), deque(), False, None
+    link._streams.take = lambda *records: done.extend(records)
+    link._post = lambda call: call()
     link._process = SimpleNamespace(poll=lambda: None)
     link._pulse = SimpleNamespace(look=lambda: None, late=0, silent=False)
     link._commands, link._closing, link._silent = SimpleQueue(), False, None
@@ -74,8 +76,7 @@ def test_an_abort_is_sent_before_records_are_taken():
         link._closing = True
 
     def abort():
-        link._streams.add("a", Stream(None, done.append))
-        link._abort("a")
+        link._send_aborts(["a"])
         link._commands.put(close)
 
     link._commands.put(abort)
@@ -88,6 +89,7 @@ def test_a_failure_follows_all_records_that_came_before_it():
     link, done = link_of([ROWS, [Failed(0, "broken", "mend it")]])
     with pytest.raises(Unavailable, match="broken"):
         link._loop()
+    link._give()
     link.close_ends()
     assert done == ROWS
 

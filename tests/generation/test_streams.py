@@ -12,7 +12,7 @@ from hal_engine.streams import Part, Stream, Streams
 class Letters:
     """A tokenizer whose tokens are letters."""
 
-    byte_token_ids = frozenset()
+    byte_token_ids, own_texts = frozenset(), None
 
     def visible(self, ids):
         return list(ids)

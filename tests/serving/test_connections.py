@@ -138,10 +138,10 @@ def test_half_a_request_ends_with_an_error_object(short, sent, phase):
 def test_a_head_that_comes_in_drops_gets_no_more_time(short):
     async def play():
         async with served() as server:
-            _, writer = await server.open()
+            _, writer = await server.ask(b"GET / HTTP/1.1\r\nX: ")
             with suppress(ConnectionError):
                 while not server.gate.refused:
-                    writer.write(b"G")
+                    writer.write(b"x")
                     await asyncio.sleep(0)
             assert server.gate.refused == {"head": 1}
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from hal_engine.model.decoder import Step
+
+if TYPE_CHECKING:
+    from hal_engine.model.tokenizer import Tokenizer
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _PRINTED = (range(0x21, 0x7F), range(0xA1, 0xAD), range(0xAE, 0x100))
@@ -51,3 +55,21 @@ class OwnBytes:
             return bytes(_BYTES[letter] for letter in spelled) if complete else spelled.encode()
         text = self._decode([*self._neighbor, token, *self._neighbor])
         return text.removeprefix(self._before).removesuffix(self._behind).encode()
+
+
+class OwnTexts(dict[int, str]):
+    """Of each token the text that it adds behind any complete character, found when it is first wanted; "" for one that
+    is no whole character, and for one that alone gives no text, which no window of a stream may begin with."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token: int) -> str:
+        """Find a token's text."""
+        own = None if token in self._tokenizer.byte_token_ids else self._tokenizer.bytes_of(token)
+        text = (own or b"").decode(errors="replace")
+        if _BROKEN in text or not self._tokenizer.decode([token]):
+            text = ""
+        self[token] = text
+        return text
