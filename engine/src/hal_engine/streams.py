@@ -98,6 +98,10 @@ class Stream:
         """Give what has come as one part; return whether a stop text ended the request, which is to be aborted then."""
         tokens, self._tokens = self._tokens, []
         stop = self._answer.add(tokens) if tokens else None
+        if stop is None and self._end is None and not self._logprobs:  # the usual case, without what the others cost
+            if (text := self._answer.take()) or tokens:
+                self._put(Part(text, tuple(tokens)))
+            return False
         reason, message = None, ""
         if stop is not None:
             tokens, reason = tokens[:stop], FinishReason.STOP
@@ -162,8 +166,9 @@ class Streams:
             self._names, self._rows = record.request_ids, [self._streams.get(name) for name in record.request_ids]
         tokens, begin = record.tokens.tolist(), 0
         columns = record.positions.tolist(), record.counts.tolist(), record.finish.tolist()
-        for row, (name, position, count, finish) in enumerate(zip(self._names, *columns, strict=True)):
-            stream = self._rows[row]
+        for row, (name, stream, position, count, finish) in enumerate(
+            zip(self._names, self._rows, *columns, strict=True)
+        ):
             if stream is not None and not stream.ended:
                 if count:
                     stream.take(name, position, tokens[begin : begin + count])

@@ -55,9 +55,9 @@ class StreamDecoder:
         ids = list(ids)
         if self._own is not None and self._begun and not self.held and ids:
             texts = [self._own[token] for token in ids]
-            if all(texts):
+            if "" not in texts:
                 self._window, self._out = ids[-1:], None
-                return "".join(texts)
+                return texts[0] if len(texts) == 1 else "".join(texts)
         if self._out is None:
             self._out = len(self._tokenizer.decode(self._window))
         self._window += self._tokenizer.visible(ids)
@@ -166,6 +166,8 @@ class AnswerText:
 
     def take(self) -> str:
         """Return the text that can be shown and was not taken."""
+        if self._search is None and len(self._fresh) == 1:  # the usual case
+            return self._fresh.pop()
         fresh, waits = "".join(self._fresh), self._waits
         cut = len(fresh) - waits
         self._fresh = [fresh[cut:]] if waits else []

@@ -124,7 +124,7 @@ class Answers:
     def take(self) -> list[tuple[int, Part]]:
         """Return what has come since the last call, by choice."""
         parts, self._parts = self._parts, {}
-        return [(choice, joined(some)) for choice, some in parts.items()]
+        return [(choice, some[0] if len(some) == 1 else joined(some)) for choice, some in parts.items()]
 
     async def first(self) -> None:
         """Begin, and wait for the first part; raises the error that comes before."""

@@ -4,7 +4,7 @@ part, without a task. An event's bytes are made once."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator
 from datetime import UTC, datetime
 from types import coroutine
 from typing import Any
@@ -82,7 +82,8 @@ class Events(Response):
 
     def _made(self) -> bytes:
         """Return the events of all that has come."""
-        events, answers = list[bytes](), self._answers
+        events: list[bytes] = []
+        answers = self._answers
         for index, part in answers.take():
             self._add(events, index, part)
         if answers.error is not None:
@@ -107,7 +108,7 @@ class Events(Response):
         if part.finish_reason is None and not part.logprobs and not self._options.continuous_usage_stats:
             if part.text:
                 before, after = self._around.get(index) or self._found_around(index)
-                events.append(b"%s%s%s" % (before, _encode(part.text)[1:-1], after))
+                events.append(before + _encode(part.text)[1:-1] + after)
         elif part.text or part.logprobs or part.finish_reason is not None:
             usage = None
             if self._options.continuous_usage_stats:
@@ -126,9 +127,9 @@ class Events(Response):
         waits for that."""
         if not data:
             return
-        running = self._send({"type": "http.response.body", "body": data, "more_body": not self._is_over}).__await__()
+        running = self._send({"type": "http.response.body", "body": data, "more_body": not self._is_over})
         try:
-            wait = next(running)
+            wait = running.send(None)
         except StopIteration:
             if self._is_over:
                 self._end()
@@ -171,7 +172,7 @@ async def left(receive: Receive) -> None:
         pass
 
 
-async def _rest(running: Generator[Any, None, Any], wait: object) -> None:
+async def _rest(running: Coroutine[Any, Any, None], wait: object) -> None:
     """Do the rest of what has begun, whose first wait is ``wait``."""
 
     @coroutine
