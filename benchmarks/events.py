@@ -43,7 +43,9 @@ GOALS = {
 QUIET = 0.4
 """Seconds without a new request before the first step."""
 SLOTS = 256
-TEXT = "def main(folder):\n    names = sorted(path.name for path in folder.iterdir())\n    return {'size': len(names)}\n"
+TEXT = (
+    "def main(folder):\n    names = sorted(path.name for path in folder.iterdir())\n    return {'size': len(names)}\n"
+)
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENT = (
     b'data: {"id":"cmpl-%s","created":1764383000,"model":"default","object":"text_completion","choices":[{"index":0,'
@@ -309,6 +311,7 @@ def drive(process: Any, port: int, streams: int, tokens: int, rate: int) -> dict
                     left -= 1
         seconds, spent = time.monotonic() - first, clock(process.pid) - before
         engine = clock(child) - engine_before if child else 0.0
+    assert all(b"data: [DONE]" in one[-40:] for one in answers), bytes(answers[0][-300:])
     total = streams * tokens
     return {
         "us": spent / total * 1e6,

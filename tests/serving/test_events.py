@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hal_core import FinishReason, HalError
 from hal_engine.generation.plan import ModelPlan
-from hal_engine.model.streaming import AnswerText, StreamDecoder
+from hal_engine.model.streaming import StreamDecoder
 from hal_engine.serving.answers import Answers, Wanted
 from hal_engine.serving.drain import Drain
 from hal_engine.serving.events import Events
@@ -268,12 +268,11 @@ def test_the_bytes_of_events_are_those_of_their_objects(shape, texts, usage):
         for text in texts:
             served.puts[0](Part(text, (2,)))
         await served.end()
-        response, tokens, wanted = served.response, 0, []
+        response, wanted = served.response, []
         if (opening := response._shape.opening(0)) is not None:
             wanted.append(response._shape.event([opening]))
         parts = [Part("a", (1,)), *(Part(text, (2,)) for text in texts), Part("", (2,), FinishReason.LENGTH)]
-        for part in parts:
-            tokens += 1
+        for tokens, part in enumerate(parts, 1):
             count = {"prompt_tokens": 2, "completion_tokens": tokens, "total_tokens": 2 + tokens}
             if part.text or part.finish_reason:
                 wanted.append(response._shape.event([response._shape.piece(0, part)], count if usage else None))
@@ -297,10 +296,8 @@ def test_whole_characters_are_decoded_once_at_most():
         visible=TOKENIZER.visible,
         decode=lambda ids: decoded.append(ids) or TOKENIZER.decode(ids),
     )
-    text = AnswerText(StreamDecoder(counting, tokens[:3]))
-    text.add(tokens[3:4])
-    before = len(decoded)
-    for token in tokens[4:]:
-        text.add([token])
+    decoder = StreamDecoder(counting, tokens[:3])
+    text, before = decoder.push(tokens[3:4]), len(decoded)
+    text += "".join(decoder.push([token]) for token in tokens[4:8]) + decoder.push(tokens[8:])
     assert len(decoded) == before
-    assert text.text == TOKENIZER.decode(tokens[3:])
+    assert text == TOKENIZER.decode(tokens[3:])

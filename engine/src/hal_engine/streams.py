@@ -57,24 +57,16 @@ def append(parts: list[Part], part: Part) -> None:
 class Stream:
     """One request. ``put`` gets each part, or the error that ends it; the last part, or an error, is the end."""
 
-    __slots__ = ("_answer", "_count", "_end", "_logprobs", "_put", "_ranks", "_tokens", "ended")
+    __slots__ = ("_answer", "_end", "_has_stops", "_logprobs", "_put", "_ranks", "count", "ended", "tokens")
 
     def __init__(self, answer: AnswerText, put: Callable[[Part | HalError], object]) -> None:
-        self._answer, self._put = answer, put
-        self._tokens: list[int] = []  # that no part has; their log-probabilities and ranks:
+        self._answer, self._put, self._has_stops = answer, put, answer.has_stops
+        self.tokens: list[int] = []  #: that have come, and no part has; their log-probabilities and ranks:
         self._logprobs: list[tuple[tuple[int, float], ...]] = []
         self._ranks: list[int] = []
-        self._count = 0  # of all tokens that have come
+        self.count = 0  #: of all tokens that have come
         self._end: tuple[int, FinishReason, str] | None = None  # once so many have come
         self.ended = False
-
-    def take(self, name: str, position: int, tokens: list[int]) -> None:
-        """Take a step's tokens, of which :meth:`give` makes a part. ``name``: of the request, for an error."""
-        if position != self._count:
-            what = f"{name}: tokens from {position} on came after {self._count}"
-            raise HalError(what, cure="report it: the output path has lost or repeated tokens")
-        self._count = position + len(tokens)
-        self._tokens += tokens
 
     def take_logprobs(self, row: OutputRow) -> None:
         """Take the log-probabilities of a step's tokens."""
@@ -92,30 +84,33 @@ class Stream:
     @property
     def is_due(self) -> bool:
         """Whether an end has come, and all tokens before it."""
-        return self._end is not None and self._count >= self._end[0]
+        return self._end is not None and self.count >= self._end[0]
 
     def give(self) -> bool:
         """Give what has come as one part; return whether a stop text ended the request, which is to be aborted then."""
-        tokens, self._tokens = self._tokens, []
-        stop = self._answer.add(tokens) if tokens else None
-        if stop is None and self._end is None and not self._logprobs:  # the usual case, without what the others cost
-            if (text := self._answer.take()) or tokens:
-                self._put(Part(text, tuple(tokens)))
+        tokens, self.tokens = self.tokens, []
+        if self._end is None and not (self._has_stops or self._logprobs):  # the usual case
+            if tokens:
+                self._put(Part(self._answer.add(tokens), tuple(tokens)))
             return False
-        reason, message = None, ""
+        text, stop, reason, message = "", None, None, ""
+        if self._has_stops:
+            stop = next((count for count, token in enumerate(tokens, 1) if self._answer.push(token)), None)
+        else:
+            text = self._answer.add(tokens)
         if stop is not None:
             tokens, reason = tokens[:stop], FinishReason.STOP
-        elif self._end is not None and self._count >= self._end[0]:
+        elif self._end is not None and self.count >= self._end[0]:
             _, reason, message = self._end
         if reason is not None:
             self._answer.finish()
         known, ranks = tuple(self._logprobs[:stop]), tuple(self._ranks[:stop])
         self._logprobs, self._ranks = [], []
-        text = self._answer.take()
+        text += self._answer.take()
         if reason is FinishReason.ERROR:
             if text or tokens:  # also what was held back for a stop text
                 self._put(Part(text, tuple(tokens), None, False, known, ranks))
-            self.fail(HalError(message) if self._count else InvalidValue(message))
+            self.fail(HalError(message) if self.count else InvalidValue(message))
         elif text or tokens or reason is not None:
             self.ended = reason is not None
             self._put(Part(text, tuple(tokens), reason, stop is not None, known, ranks, message))
@@ -171,7 +166,11 @@ class Streams:
         ):
             if stream is not None and not stream.ended:
                 if count:
-                    stream.take(name, position, tokens[begin : begin + count])
+                    if position != stream.count:
+                        what = f"{name}: tokens from {position} on came after {stream.count}"
+                        raise HalError(what, cure="report it: the output path has lost or repeated tokens")
+                    stream.count = position + count
+                    stream.tokens += tokens[begin : begin + count]
                 if finish:
                     stream.end(0, FinishReason(finish), record.messages.get(row, ""))
                 fresh[name] = stream

@@ -163,10 +163,11 @@ class EngineLink:
         poller.register(self._wake_end, select.POLLIN)
         while not self._closing:
             poller.register(self._channel, select.POLLIN | (select.POLLOUT if self._channel.wants_room else 0))
-            if any(number == self._wake_end for number, _ in poller.poll(1000 * TIMEOUTS.look)):
+            ready = poller.poll(1000 * TIMEOUTS.look)
+            if any(number == self._wake_end for number, _ in ready):
                 os.read(self._wake_end, 4096)
             assert self._process is not None
-            status = self._process.poll()  # before its last messages are read
+            status = None if ready else self._process.poll()  # before its last messages are read; its end is an event
             while not self._commands.empty():  # aborts, before any more work for their streams
                 self._commands.get()()
             while contents := self._end_here.receive():

@@ -54,10 +54,12 @@ class StreamDecoder:
         """Return the text that these further ids complete, perhaps none."""
         ids = list(ids)
         if self._own is not None and self._begun and not self.held and ids:
-            texts = [self._own[token] for token in ids]
-            if "" not in texts:
+            if len(ids) == 1 and (text := self._own[ids[0]]):  # the usual case
+                self._window, self._out = ids, None
+                return text
+            if "" not in (texts := [self._own[token] for token in ids]):
                 self._window, self._out = ids[-1:], None
-                return texts[0] if len(texts) == 1 else "".join(texts)
+                return "".join(texts)
         if self._out is None:
             self._out = len(self._tokenizer.decode(self._window))
         self._window += self._tokenizer.visible(ids)
@@ -150,13 +152,14 @@ class AnswerText:
             self._add(piece)
         return False
 
-    def add(self, tokens: Sequence[int]) -> int | None:
-        """Add tokens at once; return after how many of them a stop text is complete, of which the rest is not read."""
-        if self._search is not None:
-            return next((count for count, token in enumerate(tokens, 1) if self.push(token)), None)
-        if piece := self._decoder.push(tokens):
-            self._add(piece)
-        return None
+    @property
+    def has_stops(self) -> bool:
+        """Whether a stop text may end it. If none may, :meth:`add` serves in place of :meth:`push` and :meth:`take`."""
+        return self._search is not None
+
+    def add(self, tokens: Iterable[int]) -> str:
+        """Add tokens at once; return the text that can be shown, which ``text`` does not have."""
+        return self._decoder.push(tokens)
 
     def finish(self) -> None:
         """Release the held text after the last token."""
@@ -166,8 +169,6 @@ class AnswerText:
 
     def take(self) -> str:
         """Return the text that can be shown and was not taken."""
-        if self._search is None and len(self._fresh) == 1:  # the usual case
-            return self._fresh.pop()
         fresh, waits = "".join(self._fresh), self._waits
         cut = len(fresh) - waits
         self._fresh = [fresh[cut:]] if waits else []

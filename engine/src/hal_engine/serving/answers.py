@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from hal_engine.generation import AsyncEngine, Part
 from hal_engine.model.stops import checked_stops
-from hal_engine.streams import append, joined
+from hal_engine.streams import append
 
 from .metrics import Metrics, Timing
 
@@ -121,10 +121,10 @@ class Answers:
         """Have ``listener``, which raises nothing, called after parts have come, or the error."""
         self._listener = listener
 
-    def take(self) -> list[tuple[int, Part]]:
-        """Return what has come since the last call, by choice."""
+    def take(self) -> dict[int, list[Part]]:
+        """Return the parts that have come since the last call, by choice."""
         parts, self._parts = self._parts, {}
-        return [(choice, some[0] if len(some) == 1 else joined(some)) for choice, some in parts.items()]
+        return parts
 
     async def first(self) -> None:
         """Begin, and wait for the first part; raises the error that comes before."""

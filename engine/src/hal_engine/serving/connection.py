@@ -10,6 +10,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .errors import ApiError, error_response
+from .events import WRITE
 from .gate import Gate, Phase
 
 _MOST_HEAD = 1 << 16
@@ -69,12 +70,22 @@ class Connection(HttpToolsProtocol):
             raise ValueError("too many requests at once")  # the parser ends, as over what is no HTTP
         self._in_head = True
         super().on_message_begin()
+        scope: dict[str, Any] = self.scope  # type: ignore[assignment]  # other keys are the server's
+        scope[WRITE] = self.write_part
 
     def on_headers_complete(self) -> None:
         """See uvicorn's protocol."""
         self._in_head = False
         super().on_headers_complete()
         self._cycles.append(self.cycle)
+
+    def write_part(self, data: bytes) -> bool:
+        """Write a part of the body of an answer that has begun and is chunked, without the calls of ASGI's ``send``.
+        Return False, without an effect, if the connection takes no bytes now."""
+        if self.flow.write_paused or self.transport.is_closing():
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
     def on_response_complete(self) -> None:
         """See uvicorn's protocol."""

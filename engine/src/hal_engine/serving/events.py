@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from hal_engine.generation import Part
+from hal_engine.streams import joined
 from hal_engine.timeouts import TIMEOUTS
 
 from .answers import Answers
@@ -24,6 +25,8 @@ from .shapes import Shape, usage_of
 
 PING = 60.0
 """Seconds between comments that keep a connection open."""
+WRITE = "hal.write"
+"""Key of a scope: :meth:`hal_engine.serving.connection.Connection.write_part`; other servers have none."""
 SERVERS_SEND = "hal.send"
 """Key of a scope: the server's own ``send``. What middlewares put around it costs each event a call for each of them,
 and they look at the head alone."""
@@ -55,6 +58,7 @@ class Events(Response):
         """Send the response."""
         loop = asyncio.get_running_loop()
         self._send, self._ended = scope.get(SERVERS_SEND, send), loop.create_future()
+        self._write_part = scope.get(WRITE)
         gone = asyncio.create_task(left(receive))
         gone.add_done_callback(lambda _: self._end())
         self._pings = loop.call_later(PING, self._ping)
@@ -84,8 +88,8 @@ class Events(Response):
         """Return the events of all that has come."""
         events: list[bytes] = []
         answers = self._answers
-        for index, part in answers.take():
-            self._add(events, index, part)
+        for index, parts in answers.take().items():
+            self._add(events, index, joined(parts))
         if answers.error is not None:
             self._drain.count(answers.error)
             events.append(_event(error_object(error_of(answers.error))))
@@ -125,7 +129,7 @@ class Events(Response):
     def _write(self, data: bytes) -> None:
         """Send in this call. The server's ``send`` waits for nothing unless the connection takes no bytes: then a task
         waits for that."""
-        if not data:
+        if not data or (not self._is_over and self._write_part is not None and self._write_part(data)):
             return
         running = self._send({"type": "http.response.body", "body": data, "more_body": not self._is_over})
         try:
