@@ -17,12 +17,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hal_core import OutputRecord, SlotStatus, Unavailable
+from hal_core import HalError, OutputRecord, SamplingParams, SlotStatus, Unavailable
 from hal_engine.children import API_KEY, environment
 from hal_engine.distributed.control_messages import Abort, Failed
 from hal_engine.generation import Ranks
 from hal_engine.generation.link import EngineLink
-from hal_engine.streams import Streams
+from hal_engine.generation.plan import ModelPlan
+from hal_engine.streams import Stream, Streams
 from hal_engine.transport.channel import Channel
 
 import hal
@@ -92,6 +93,31 @@ def test_a_failure_follows_all_records_that_came_before_it():
     link._give()
     link.close_ends()
     assert done == ROWS
+
+
+def test_a_busy_loop_is_posted_to_once_and_takes_all_records_as_one_part():
+    link, _ = link_of([[one] for one in ROWS])
+    posts, parts = [], []
+    link._streams, link._post = Streams(), posts.append
+    link._streams.add("a", Stream(ModelPlan(None).answer([1], (), SamplingParams()), parts.append))
+    link._check_pulse = lambda: setattr(link, "_closing", len(link._received) == len(ROWS))
+    link._loop()
+    assert posts == [link._give], "while the loop is busy it is posted to once"
+    link._give()
+    link.close_ends()
+    assert [part.token_ids for part in parts] == [(7, 7, 7)]
+
+
+def test_tokens_that_are_lost_end_the_engine():
+    link, _ = link_of([])
+    link._streams, commands = Streams(), []
+    link._do = commands.append
+    link._streams.add("a", Stream(ModelPlan(None).answer([1], (), SamplingParams()), [].append))
+    link._received.extend(ROWS[1:])
+    link._give()
+    with pytest.raises(HalError, match="a: tokens from 1 on came after 0"):
+        commands[0]()
+    link.close_ends()
 
 
 def test_the_key_of_a_server_is_its_own(monkeypatch):
