@@ -15,12 +15,14 @@ from hal_engine.model.streaming import StreamDecoder
 from hal_engine.serving.answers import Answers, Wanted
 from hal_engine.serving.drain import Drain
 from hal_engine.serving.events import Events
-from hal_engine.serving.metrics import Metrics
+from hal_engine.serving.metrics import SHORT, Gaps, Metrics
 from hal_engine.serving.schemas import StreamOptions
 from hal_engine.serving.shapes import ChatShape, CompletionShape
 from hal_engine.streams import Part, append, joined
+from hal_engine.timeouts import TIMEOUTS
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import Histogram
 
 HANGS = 60
 TOKENIZER = ModelPlan(None).tokenizer
@@ -243,6 +245,36 @@ def test_a_stream_that_begins_behind_the_drain_ends_at_once():
         assert served.client.events()[-1]["error"]["code"] == "server_stopping"
 
     play(scene)
+
+
+def test_an_idle_stream_has_comments_unless_nobody_reads(monkeypatch):
+    monkeypatch.setattr(TIMEOUTS, "ping", 0.0)
+
+    async def scene(engine, made):
+        served = Served(engine)
+        await served.begin()
+        await until(lambda: served.client.writes[-1].startswith(b": ping - "))
+        served.client.takes.clear()
+        await until(lambda: served.client.waits)
+        before = len(served.client.writes)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (served.client.waits, len(served.client.writes)) == (1, before)
+        served.client.takes.set()
+        await served.end()
+
+    play(scene)
+
+
+def test_gaps_are_a_histogram_as_of_prometheus():
+    labels = {"model_name": "m"}
+    ours, theirs = Gaps("x", "About.", labels), Histogram("x", "About.", ["model_name"], buckets=SHORT, registry=None)
+    for seconds in (0.0, 0.001, 0.0011, 0.04, 0.1, 39.9, 40.0, 41.0):
+        ours.observe(seconds)
+        theirs.labels(**labels).observe(seconds)
+    (family,), (wanted,) = ours.collect(), theirs.collect()
+    assert family.type == wanted.type
+    assert family.samples == [sample for sample in wanted.samples if not sample.name.endswith("_created")]
 
 
 def test_an_error_is_the_last_event_behind_all_parts():

@@ -23,8 +23,6 @@ from .errors import error_object, error_of
 from .schemas import StreamOptions
 from .shapes import Shape, usage_of
 
-PING = 60.0
-"""Seconds between comments that keep a connection open."""
 WRITE = "hal.write"
 """Key of a scope: :meth:`hal_engine.serving.connection.Connection.write_part`; other servers have none."""
 SERVERS_SEND = "hal.send"
@@ -61,7 +59,7 @@ class Events(Response):
         self._write_part = scope.get(WRITE)
         gone = asyncio.create_task(left(receive))
         gone.add_done_callback(lambda _: self._end())
-        self._pings = loop.call_later(PING, self._ping)
+        self._pings = loop.call_later(TIMEOUTS.ping, self._ping)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             self._is_busy = False
@@ -157,7 +155,7 @@ class Events(Response):
             self._flush()
 
     def _ping(self) -> None:
-        self._pings = asyncio.get_running_loop().call_later(PING, self._ping)
+        self._pings = asyncio.get_running_loop().call_later(TIMEOUTS.ping, self._ping)
         if not (self._is_busy or self._is_over):
             self._write(f": ping - {datetime.now(UTC)}\n\n".encode())
 

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 40.0)
+SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 40.0)
 _LONG = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0)
 _COUNTED = ("preemptions", "steps", "host_seconds", "step_seconds", "wait_seconds", "drafted", "accepted")
 _REASONS = ("stop", "length", "abort", "error")
@@ -32,7 +32,7 @@ class Metrics:
         def counter(name: str, about: str) -> Counter:
             return Counter(name, about, names, registry=registry).labels(**label)
 
-        def histogram(name: str, about: str, buckets: tuple[float, ...] = _SHORT) -> Histogram:
+        def histogram(name: str, about: str, buckets: tuple[float, ...] = SHORT) -> Histogram:
             return Histogram(name, about, names, buckets=buckets, registry=registry).labels(**label)
 
         self.running = gauge("hal:num_requests_running", "Requests in slots.")
@@ -113,17 +113,17 @@ class Gaps(Collector):
 
     def __init__(self, name: str, about: str, labels: Mapping[str, str]) -> None:
         self._name, self._about, self._labels = name, about, labels
-        self._counts, self._sum = [0] * (len(_SHORT) + 1), 0.0
+        self._counts, self._sum = [0] * (len(SHORT) + 1), 0.0
 
     def observe(self, seconds: float) -> None:
         """Count one."""
-        self._counts[bisect_left(_SHORT, seconds)] += 1
+        self._counts[bisect_left(SHORT, seconds)] += 1
         self._sum += seconds
 
     def collect(self) -> Iterator[Metric]:
         """See :class:`prometheus_client.registry.Collector`."""
         family = HistogramMetricFamily(self._name, self._about, labels=tuple(self._labels))
-        bounds = [*map(floatToGoString, _SHORT), "+Inf"]
+        bounds = [*map(floatToGoString, SHORT), "+Inf"]
         buckets = list(zip(bounds, accumulate(self._counts), strict=True))
         family.add_metric(tuple(self._labels.values()), buckets, self._sum)
         yield family
