@@ -108,6 +108,20 @@ def test_after_a_failure_every_stream_has_its_error_once(streams):
     assert parts == [error]
 
 
+@pytest.mark.parametrize("kind", ["byte level", "llama-2"])
+def test_whole_characters_behind_half_of_one_wait_with_it(kind):
+    tokenizer, parts = tokenizer_of(kind), []
+    letter, snake = tokenizer.encode("a")[-1], tokenizer.encode("🐍")[-4:]
+    for tokens in ([letter, snake[0], letter], [letter, *snake, letter], [letter, *snake[:3], letter, *snake]):
+        streams = Streams()
+        streams.add("r", Stream(AnswerText(tokenizer.stream([]), []), parts.append))
+        for number, token in enumerate(tokens):
+            streams.take(record("r", chr(token), number))
+        streams.end("r", len(tokens), FinishReason.LENGTH)
+        assert joined(parts).text == tokenizer.decode(tokens)
+        parts.clear()
+
+
 def records_of(answers, sizes, rows):
     """Records of all answers, each with some tokens of some; with ends in the last ones."""
     at, found = [0] * len(answers), []
