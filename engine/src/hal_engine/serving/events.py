@@ -87,7 +87,7 @@ class Events(Response):
         events: list[bytes] = []
         answers = self._answers
         for index, parts in answers.take().items():
-            self._add(events, index, joined(parts))
+            self._add(events, index, parts[0] if len(parts) == 1 else joined(parts))
         if answers.error is not None:
             self._drain.count(answers.error)
             events.append(_event(error_object(error_of(answers.error))))
@@ -103,26 +103,24 @@ class Events(Response):
 
     def _add(self, events: list[bytes], index: int, part: Part) -> None:
         self._tokens += len(part.token_ids)
+        around = self._around.get(index)
+        if around is not None and part.finish_reason is None and not part.logprobs:
+            if part.text:
+                events.append(around[0] + _encode(part.text)[1:-1] + around[1])
+            return
         if index not in self._begun:
             self._begun.add(index)
             if (opening := self._shape.opening(index)) is not None:
                 events.append(_event(_encode(self._shape.event([opening]))))
-        if part.finish_reason is None and not part.logprobs and not self._options.continuous_usage_stats:
-            if part.text:
-                before, after = self._around.get(index) or self._found_around(index)
-                events.append(before + _encode(part.text)[1:-1] + after)
-        elif part.text or part.logprobs or part.finish_reason is not None:
-            usage = None
-            if self._options.continuous_usage_stats:
-                usage = usage_of(self._answers.wanted.prompt_tokens, self._tokens)
+        usage = None
+        if self._options.continuous_usage_stats:
+            usage = usage_of(self._answers.wanted.prompt_tokens, self._tokens)
+        elif around is None:
+            marked = _event(_encode(self._shape.event([self._shape.piece(index, Part(_MARK, ()))])))
+            before, _, after = marked.partition(_MARKED)
+            self._around[index] = before, after
+        if part.text or part.logprobs or part.finish_reason is not None:
             events.append(_event(_encode(self._shape.event([self._shape.piece(index, part)], usage))))
-
-    def _found_around(self, index: int) -> tuple[bytes, bytes]:
-        before, _, after = _event(_encode(self._shape.event([self._shape.piece(index, Part(_MARK, ()))]))).partition(
-            _MARKED
-        )
-        self._around[index] = before, after
-        return before, after
 
     def _write(self, data: bytes) -> None:
         """Send in this call. The server's ``send`` waits for nothing unless the connection takes no bytes: then a task
