@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from hal_engine.model.decoder import Step
-
-if TYPE_CHECKING:
-    from hal_engine.model.tokenizer import Tokenizer
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _PRINTED = (range(0x21, 0x7F), range(0xA1, 0xAD), range(0xAE, 0x100))
@@ -61,15 +57,15 @@ class OwnTexts(dict[int, str]):
     """Of each token the text that it adds behind any complete character, found when it is first wanted; "" for one that
     is no whole character, and for one that alone gives no text, which no window of a stream may begin with."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, bytes_of: Callable[[int], bytes | None], decode: Callable[[Sequence[int]], str]) -> None:
+        """``bytes_of``, ``decode``: the tokenizer's, the former None for a token of a byte."""
         super().__init__()
-        self._tokenizer = tokenizer
+        self._bytes_of, self._decode = bytes_of, decode
 
     def __missing__(self, token: int) -> str:
         """Find a token's text."""
-        own = None if token in self._tokenizer.byte_token_ids else self._tokenizer.bytes_of(token)
-        text = (own or b"").decode(errors="replace")
-        if _BROKEN in text or not self._tokenizer.decode([token]):
+        text = (self._bytes_of(token) or b"").decode(errors="replace")
+        if _BROKEN in text or not self._decode([token]):
             text = ""
         self[token] = text
         return text

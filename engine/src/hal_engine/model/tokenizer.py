@@ -71,7 +71,8 @@ class Tokenizer:
         self.byte_token_ids = frozenset(token for text, token in vocab.items() if by_bytes and _BYTE.fullmatch(text))
         """Ids of one byte each, in a run that the decoder turns into text as a whole."""
         self._steps = [*steps.values()]
-        self.own_texts: Mapping[int, str] | None = OwnTexts(self) if is_by_token(self._steps) else None
+        by_token = is_by_token(self._steps)
+        self.own_texts: Mapping[int, str] | None = OwnTexts(self._bytes_alone, self.decode) if by_token else None
         """See :class:`hal_engine.model.streaming.Decodes`."""
 
     @classmethod
@@ -161,6 +162,9 @@ class Tokenizer:
         """The bytes that a token adds to a text; None for a special token, and for an id without a token. Bytes of
         several tokens together may be a character."""
         return self._own_bytes.of(token, self.spelled(token)) if token in self._visible else None
+
+    def _bytes_alone(self, token: int) -> bytes | None:
+        return None if token in self.byte_token_ids else self.bytes_of(token)
 
     def spelled(self, token: int) -> str:
         """The token as the vocabulary spells it; "" for an id without a token."""
