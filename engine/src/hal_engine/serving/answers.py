@@ -75,6 +75,7 @@ class Answers:
         self._ends = list[Callable[[], None]]()
         self._timings = list[Timing]()
         self._listener: Callable[[], object] = lambda: None
+        self._taker: Callable[[Part], bool] | None = None
         self._is_posted = False  # the listener is going to be called
 
     async def begin(self) -> None:
@@ -99,6 +100,8 @@ class Answers:
             self.error = self.error or part
         else:
             timing.part(len(part.token_ids))
+            if self._taker is not None and self._taker(part):
+                return
             if part.finish_reason is not None:
                 self.left -= 1
                 timing.end(REASONS[part.finish_reason])
@@ -117,9 +120,10 @@ class Answers:
         self._is_posted = False
         self._listener()
 
-    def listen(self, listener: Callable[[], object]) -> None:
-        """Have ``listener``, which raises nothing, called after parts have come, or the error."""
-        self._listener = listener
+    def listen(self, listener: Callable[[], object], taker: Callable[[Part], bool] | None = None) -> None:
+        """Have ``listener`` called after parts have come, or the error. Of a lone choice ``taker`` is given each part
+        first, and returns whether it took it; it may take none while others wait. Both raise nothing."""
+        self._listener, self._taker = listener, taker if self._is_one else None
 
     def take(self) -> dict[int, list[Part]]:
         """Return the parts that have come since the last call, by choice."""

@@ -64,7 +64,7 @@ class Events(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             self._is_busy = False
             with self._drain.watched_by(self._cut):
-                self._answers.listen(self._flush)
+                self._answers.listen(self._flush, self._write_usual)
                 self._flush()
                 await self._ended
         finally:
@@ -101,13 +101,32 @@ class Events(Response):
             self._is_over = True
         return events[0] if len(events) == 1 else b"".join(events)
 
-    def _add(self, events: list[bytes], index: int, part: Part) -> None:
-        self._tokens += len(part.token_ids)
+    def _usual(self, index: int, part: Part) -> bytes | None:
+        """Return the event of a part that is text alone; None for any other part, and for a choice's first one."""
         around = self._around.get(index)
-        if around is not None and part.finish_reason is None and not part.logprobs:
-            if part.text:
-                events.append(around[0] + _encode(part.text)[1:-1] + around[1])
+        if around is None or part.finish_reason is not None or part.logprobs:
+            return None
+        self._tokens += len(part.token_ids)
+        return around[0] + _encode(part.text)[1:-1] + around[1] if part.text else b""
+
+    def _write_usual(self, part: Part) -> bool:
+        """Write the part of a lone choice, if nothing waits and it is a usual one; return whether it was. Raises
+        nothing."""
+        if self._is_busy or self._is_over:
+            return False
+        try:
+            if (event := self._usual(0, part)) is None:
+                return False
+            self._write(event)
+        except Exception as error:  # noqa: BLE001 (the response raises it)
+            self._end(error)
+        return True
+
+    def _add(self, events: list[bytes], index: int, part: Part) -> None:
+        if (event := self._usual(index, part)) is not None:
+            events += [event] if event else []
             return
+        self._tokens += len(part.token_ids)
         if index not in self._begun:
             self._begun.add(index)
             if (opening := self._shape.opening(index)) is not None:
@@ -115,7 +134,7 @@ class Events(Response):
         usage = None
         if self._options.continuous_usage_stats:
             usage = usage_of(self._answers.wanted.prompt_tokens, self._tokens)
-        elif around is None:
+        elif index not in self._around:
             marked = _event(_encode(self._shape.event([self._shape.piece(index, Part(_MARK, ()))])))
             before, _, after = marked.partition(_MARKED)
             self._around[index] = before, after
