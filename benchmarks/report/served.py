@@ -31,7 +31,7 @@ from hal_torch.runner import TorchRunner
 
 import hal
 
-from .node import SHAPES, decoder_of
+from .node import LONGEST, SHAPES, decoder_of
 
 CASES = (("1B", 32, 16), ("1B", 128, 8), ("8B", 128, 4))
 """Shape, clients and slots, and requests of each client."""
@@ -82,6 +82,12 @@ def write_metadata(folder: Path) -> None:
                 (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
 
+def options_of(model: Path, device: str, clients: int) -> list[str]:
+    """Options of both commands."""
+    given = ["--model", str(model), "--device", device, "--runner", RUNNER]
+    return [*given, "--slots", str(clients), "--max-model-len", str(LONGEST)]
+
+
 def requests(clients: int, each: int, vocabulary: int) -> list[dict[str, Any]]:
     """All requests, the same each time."""
     draw = np.random.default_rng(46)
@@ -118,7 +124,7 @@ class Times:
 
 async def by_engine(model: Path, device: str, clients: int, load: list[dict[str, Any]]) -> dict[str, float]:
     """Tasks with an AsyncEngine."""
-    async with hal.AsyncEngine(model, device, runner=RUNNER, slots=clients) as engine:
+    async with hal.AsyncEngine(model, device, runner=RUNNER, slots=clients, max_model_len=LONGEST) as engine:
         times = Times()
 
         async def client(mine: list[dict[str, Any]]) -> None:
@@ -140,8 +146,7 @@ def serving(model: Path, device: str, clients: int) -> Iterator[int]:
     """``hal serve`` at a port of this host, once it takes requests."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [*HAL, "serve", "--model", str(model), "--device", device, "--runner", RUNNER]
-    process = subprocess.Popen([*command, "--slots", str(clients), "--port", str(port)])
+    process = subprocess.Popen([*HAL, "serve", *options_of(model, device, clients), "--port", str(port)])
     try:
         for _ in range(1200):
             assert process.poll() is None, "hal serve has ended"
@@ -211,8 +216,8 @@ def by_run(model: Path, device: str, clients: int, load: list[dict[str, Any]]) -
     file = model / "prompts.jsonl"
     lines = [json.dumps(one | {"prompt": " ".join(f"w{token}" for token in one["prompt"])}) for one in load]
     file.write_text("\n".join(lines))
-    options = ["--prompts", str(file), "--model", str(model), "--device", device, "--runner", RUNNER]
-    done = subprocess.run([*HAL, "run", *options, "--slots", str(clients), "--json"], capture_output=True, text=True)
+    command = [*HAL, "run", *options_of(model, device, clients), "--prompts", str(file), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
     found = re.search(r"([\d,.]+) tokens/s", done.stderr)
     assert found is not None, done.stderr[-2000:]
     return float(found[1].replace(",", ""))
