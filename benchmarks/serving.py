@@ -94,9 +94,10 @@ def over_http(port: int) -> Send:
     async def send(request: dict[str, Any]) -> float:
         began, first = time.perf_counter(), 0.0
         body = json.dumps(request | {"stream": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        lines = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Connection: close"]
+        lines += [f"Content-Length: {len(body)}"]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(head.encode() + body)
+        writer.write("\r\n".join([*lines, "", ""]).encode() + body)
         events = 0
         while line := await reader.readline():
             if line.startswith(b"data: {"):

@@ -1,10 +1,10 @@
 """A model served on a GPU, measured by commands that run alone, and merged.
 
-    python -m benchmarks.report hooks|decode|prefill|contexts|arrivals OUT.json     # at most 6 minutes each
+    python -m benchmarks.report hooks|decode|prefill|contexts|arrivals|serve OUT.json  # at most 6 minutes each
     python -m benchmarks.report merge IN.json ...                          # prints the page
 
-They need torch, the cuda plugin and the torch runner; no Paddle. ``--tiny`` takes a small model, on a machine without a
-GPU too, as a check without measurement.
+They need torch, the cuda plugin and the torch runner, and ``serve`` what ``hal serve`` needs; no Paddle. ``--tiny``
+takes a small model, on a machine without a GPU too, as a check without measurement.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ def measured(kind: str, *, tiny: bool, seconds: float, rounds: int, only: str) -
         from . import contexts
 
         return contexts.measure(tiny=tiny, chunks=[int(one) for one in only.split(",") if one])
+    if kind == "serve":
+        from . import served
+
+        return served.measure((("tiny", 4, 2),)) if tiny else served.measure()
     from . import arrivals
 
     return arrivals.measure("tiny", 4, seconds) if tiny else arrivals.measure(seconds=seconds)
@@ -42,7 +46,7 @@ def measured(kind: str, *, tiny: bool, seconds: float, rounds: int, only: str) -
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("hooks", "decode", "prefill", "contexts", "arrivals", "merge"))
+    parser.add_argument("kind", choices=("hooks", "decode", "prefill", "contexts", "arrivals", "serve", "merge"))
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--seconds", type=float, default=60.0)

@@ -130,4 +130,31 @@ def _arrivals(found: Found) -> Iterator[str]:
     yield from _table(head, made)
 
 
-PARTS = {"hooks": _hooks, "decode": _decode, "prefill": _prefill, "contexts": _contexts, "arrivals": _arrivals}
+def _serve(found: Found) -> Iterator[str]:
+    """A step is what one takes in ``hal run``: its clients by its tokens a second."""
+    made = []
+    for row in found["rows"]:
+        run, engine, serve = row["run"], row["engine"], row["serve"]
+        step = row["clients"] / run * 1e3
+        made.append(
+            [f"{row['shape']}, {row['clients']}", *(f"{one:.0f}" for one in (run, engine["rate"], serve["rate"]))]
+            + [f"{serve['rate'] / engine['rate']:.3f}", f"{engine['rate'] / run:.3f}"]
+            + [f"{one['first']:.1f}" for one in (engine, serve)]
+            + [f"{one['gap']:.1f} / {one['gap_p99'] / step:.2f}" for one in (engine, serve)]
+        )
+    low, high = found["answers"]
+    yield f"Prompts of {found['prompt']} tokens, {low} to {high} answered; tokens/s; first token p50, ms."
+    yield ""
+    head = ["model, clients", "hal run", "AsyncEngine", "hal serve", "serve / AsyncEngine", "AsyncEngine / run"]
+    head += ["first, AsyncEngine", "first, serve", "gap, AsyncEngine: p50 ms / p99 steps", "gap, serve"]
+    yield from _table(head, made)
+
+
+PARTS = {
+    "hooks": _hooks,
+    "serve": _serve,
+    "decode": _decode,
+    "prefill": _prefill,
+    "contexts": _contexts,
+    "arrivals": _arrivals,
+}

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
@@ -16,11 +17,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hal_core import OutputRecord, SlotStatus, Unavailable
+from hal_core import HalError, OutputRecord, SamplingParams, SlotStatus, Unavailable
 from hal_engine.children import API_KEY, environment
 from hal_engine.distributed.control_messages import Abort, Failed
 from hal_engine.generation import Ranks
 from hal_engine.generation.link import EngineLink
+from hal_engine.generation.plan import ModelPlan
 from hal_engine.streams import Stream, Streams
 from hal_engine.transport.channel import Channel
 
@@ -41,8 +43,9 @@ def link_of(turns):
     link.close_ends = lambda: [os.close(link._wake_end), link._channel.close(), other.close()]
     left = iter(turns)
     link._end_here = SimpleNamespace(receive=lambda: next(left, []), send=done.append)
-    link._streams, link._parts = Streams(), []
-    link._streams.take = done.append
+    link._streams, link._received, link._posted, link._error = Streams(), deque(), False, None
+    link._streams.take = lambda *records: done.extend(records)
+    link._post = lambda call: call()
     link._process = SimpleNamespace(poll=lambda: None)
     link._pulse = SimpleNamespace(look=lambda: None, late=0, silent=False)
     link._commands, link._closing, link._silent = SimpleQueue(), False, None
@@ -74,8 +77,7 @@ def test_an_abort_is_sent_before_records_are_taken():
         link._closing = True
 
     def abort():
-        link._streams.add("a", Stream(None, done.append))
-        link._abort("a")
+        link._send_aborts(["a"])
         link._commands.put(close)
 
     link._commands.put(abort)
@@ -88,8 +90,34 @@ def test_a_failure_follows_all_records_that_came_before_it():
     link, done = link_of([ROWS, [Failed(0, "broken", "mend it")]])
     with pytest.raises(Unavailable, match="broken"):
         link._loop()
+    link._give()
     link.close_ends()
     assert done == ROWS
+
+
+def test_a_busy_loop_is_posted_to_once_and_takes_all_records_as_one_part():
+    link, _ = link_of([[one] for one in ROWS])
+    posts, parts = [], []
+    link._streams, link._post = Streams(), posts.append
+    link._streams.add("a", Stream(ModelPlan(None).answer([1], (), SamplingParams()), parts.append))
+    link._check_pulse = lambda: setattr(link, "_closing", len(link._received) == len(ROWS))
+    link._loop()
+    assert posts == [link._give], "while the loop is busy it is posted to once"
+    link._give()
+    link.close_ends()
+    assert [part.token_ids for part in parts] == [(7, 7, 7)]
+
+
+def test_tokens_that_are_lost_end_the_engine():
+    link, _ = link_of([])
+    link._streams, commands = Streams(), []
+    link._do = commands.append
+    link._streams.add("a", Stream(ModelPlan(None).answer([1], (), SamplingParams()), [].append))
+    link._received.extend(ROWS[1:])
+    link._give()
+    with pytest.raises(HalError, match="a: tokens from 1 on came after 0"):
+        commands[0]()
+    link.close_ends()
 
 
 def test_the_key_of_a_server_is_its_own(monkeypatch):

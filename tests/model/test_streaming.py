@@ -228,7 +228,7 @@ def test_a_prompt_of_broken_characters_is_decoded_a_few_times():
     tokenizer, decoded = tokenizer_of("byte level"), []
 
     class Counting:
-        byte_token_ids = tokenizer.byte_token_ids
+        byte_token_ids, own_texts = tokenizer.byte_token_ids, tokenizer.own_texts
         visible = staticmethod(tokenizer.visible)
 
         def decode(self, ids):

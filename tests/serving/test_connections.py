@@ -138,10 +138,10 @@ def test_half_a_request_ends_with_an_error_object(short, sent, phase):
 def test_a_head_that_comes_in_drops_gets_no_more_time(short):
     async def play():
         async with served() as server:
-            _, writer = await server.open()
+            _, writer = await server.ask(b"GET / HTTP/1.1\r\nX: ")
             with suppress(ConnectionError):
                 while not server.gate.refused:
-                    writer.write(b"G")
+                    writer.write(b"x")
                     await asyncio.sleep(0)
             assert server.gate.refused == {"head": 1}
 
@@ -237,6 +237,67 @@ def test_what_is_no_http_is_an_error_object():
             status, _, error = error_of(await reader.read())
             assert (status, error["type"]) == (400, "invalid_request_error")
             await server.until(lambda: len(server.gate) == 0)
+
+    run(play)
+
+
+def test_a_head_without_end_is_refused():
+    async def play():
+        async with served() as server:
+            reader, _ = await server.ask(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * (1 << 16))
+            status, _, error = error_of(await reader.read())
+            assert (status, error["message"]) == (400, "the head has more than 65536 bytes (send HTTP/1.1)")
+            await server.until(lambda: len(server.gate) == 0)
+
+    run(play)
+
+
+def test_a_head_of_usual_size_may_follow_a_large_body():
+    async def play():
+        async with served() as server:
+            head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n"
+            reader, writer = await server.ask(head + b" " * 200_000)
+            assert b"200 OK" in await reader.readuntil(b"done")
+            writer.write(GET)
+            assert b"200 OK" in await reader.readuntil(b"done")
+
+    run(play)
+
+
+def test_requests_that_come_at_once_are_answered_in_order_and_bounded():
+    async def play():
+        async with served() as server:
+            reader, _ = await server.ask(GET * 16)
+            for _ in range(16):
+                assert b"200 OK" in await reader.readuntil(b"done")
+            server.free.clear()
+            server.arrived.clear()
+            reader, writer = await server.ask(GET)
+            await server.arrived.wait()
+            writer.write(GET * 17)
+            assert error_of(await reader.read())[0] == 400
+            server.free.set()
+            await server.until(lambda: not server.state.tasks)
+
+    run(play)
+
+
+def test_a_client_that_leaves_ends_all_its_requests():
+    """Also the first of several, which is being answered."""
+    left = []
+
+    async def app(scope, receive, send):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.append(scope["path"])
+
+    async def play():
+        async with served(app=app) as server:
+            _, writer = await server.ask(GET * 2)
+            await server.until(lambda: server.state.tasks)
+            writer.close()
+            await server.until(lambda: not server.state.tasks)
+            assert left == ["/"]
 
     run(play)
 

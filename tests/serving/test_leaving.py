@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -100,7 +101,9 @@ def test_a_slow_reader_delays_nobody_and_fills_no_memory(with_template):
             text += slow.recv(1 << 20)
         slow.close()
     print(f"{len(text)} bytes, of which {held} in the kernel; the server has grown by {grown} bytes")
-    assert len(re.findall(rb"^data: {", text, re.MULTILINE)) >= CHOICES * TOKENS
+    events = [json.loads(found) for found in re.findall(rb"^data: ({.*)$", text, re.MULTILINE)]
+    tokens = [len((choice["logprobs"] or {"content": ()})["content"]) for one in events for choice in one["choices"]]
+    assert sum(tokens) == CHOICES * TOKENS
     assert len(text) > held + 1_000_000, "the connection's buffers were not full"
     assert grown < 20_000_000
 

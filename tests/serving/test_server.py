@@ -319,7 +319,7 @@ def test_a_host_that_is_not_here_is_named(host, what, warm):
     assert line.endswith(" (give an address of this host, or 0.0.0.0)")
 
 
-@pytest.mark.parametrize("module", ["uvicorn", "starlette", "sse_starlette", "prometheus_client"])
+@pytest.mark.parametrize("module", ["uvicorn", "starlette", "httptools", "prometheus_client"])
 def test_without_the_extra_its_install_line_is_shown(module, warm):
     code = f"import sys; sys.modules['{module}'] = None; {COMMAND}"
     done = warm.run("serve", code=code)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-from hal_core import FinishReason, HalError, InvalidValue, OutputRecord, OutputRow, SlotStatus
+import msgspec
+from hal_core import FinishReason, HalError, InvalidValue, OutputRecord, OutputRow
 
 from hal_engine.model.streaming import AnswerText
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True, gc=False):
     """New output of a request: ``text`` that is final, and the tokens, some of which may give text later.
 
     - ``finish_reason``: of the last part, why the request ended; of the others None.
@@ -31,72 +30,96 @@ class Part:
     message: str = ""
 
 
+def joined(parts: Sequence[Part]) -> Part:
+    """Return parts that follow each other as one."""
+    if len(parts) == 1:
+        return parts[0]
+    last = parts[-1]
+    return Part(
+        "".join([part.text for part in parts]),
+        tuple([token for part in parts for token in part.token_ids]),
+        last.finish_reason,
+        last.by_text,
+        tuple([pairs for part in parts for pairs in part.logprobs]),
+        tuple([rank for part in parts for rank in part.ranks]),
+        last.message,
+    )
+
+
+def append(parts: list[Part], part: Part) -> None:
+    """Add a part to those that wait to be joined. They are joined as they grow, so that few are kept of a long answer,
+    and no token is copied often."""
+    parts.append(part)
+    while len(parts) > 1 and len(parts[-2].token_ids) <= len(parts[-1].token_ids):
+        parts[-2:] = [joined(parts[-2:])]
+
+
 class Stream:
     """One request. ``put`` gets each part, or the error that ends it; the last part, or an error, is the end."""
 
+    __slots__ = ("_answer", "_end", "_has_stops", "_logprobs", "_put", "_ranks", "count", "ended", "tokens")
+
     def __init__(self, answer: AnswerText, put: Callable[[Part | HalError], object]) -> None:
-        self._answer, self._put = answer, put
-        self._tokens: list[int] = []
+        self._answer, self._put, self._has_stops = answer, put, answer.has_stops
+        self.tokens: list[int] = []  #: that have come, and no part has; their log-probabilities and ranks:
         self._logprobs: list[tuple[tuple[int, float], ...]] = []
         self._ranks: list[int] = []
-        self._given = 0  # tokens that parts have
-        self._pending: tuple[int, FinishReason, str] | None = None  # an end whose last tokens have not come
+        self.count = 0  #: of all tokens that have come
+        self._end: tuple[int, FinishReason, str] | None = None  # once so many have come
         self.ended = False
 
-    def take(self, row: OutputRow) -> bool:
-        """Take a record's row; return whether a stop text ended the request, which is to be aborted then."""
-        if row.status is SlotStatus.TOKEN:
-            if row.position != len(self._tokens):
-                what = f"{row.request_id}: tokens from {row.position} on came after {len(self._tokens)}"
-                raise HalError(what, cure="report it: the output path has lost or repeated tokens")
-            if row.logprobs is not None and row.logprob_token_ids is not None:
-                pairs = zip(row.logprob_token_ids.tolist(), row.logprobs.tolist(), strict=True)
-                self._logprobs += [
-                    tuple((token, value) for token, value in zip(*one, strict=True) if token >= 0) for one in pairs
-                ]
-                self._ranks += row.ranks.tolist() if row.ranks is not None else ()
-            for token in row.tokens.tolist():
-                self._tokens.append(token)
-                if self._answer.push(token):
-                    self._finish(FinishReason.STOP, by_text=True)
-                    return True
-        if row.finish is not FinishReason.NONE:
-            self._finish(row.finish, row.message)
-        elif self._pending is not None:
-            self.end(*self._pending)
-        elif len(self._tokens) > self._given:
-            self._give()
-        return False
+    def take_logprobs(self, row: OutputRow) -> None:
+        """Take the log-probabilities of a step's tokens."""
+        if row.logprobs is not None and row.logprob_token_ids is not None:
+            pairs = zip(row.logprob_token_ids.tolist(), row.logprobs.tolist(), strict=True)
+            self._logprobs += [
+                tuple((token, value) for token, value in zip(*one, strict=True) if token >= 0) for one in pairs
+            ]
+            self._ranks += row.ranks.tolist() if row.ranks is not None else ()
 
     def end(self, tokens: int, reason: FinishReason, message: str = "") -> None:
-        """End a request whose end is in no record, once records have brought ``tokens`` tokens of it."""
-        if len(self._tokens) < tokens:
-            self._pending = tokens, reason, message
-        elif not self.ended:
-            self._finish(reason, message)
+        """End the request with the part that has its last token, of ``tokens`` in all."""
+        self._end = tokens, reason, message
+
+    @property
+    def is_due(self) -> bool:
+        """Whether an end has come, and all tokens before it."""
+        return self._end is not None and self.count >= self._end[0]
+
+    def give(self) -> bool:
+        """Give what has come as one part; return whether a stop text ended the request, which is to be aborted then."""
+        tokens, self.tokens = self.tokens, []
+        if self._end is None and not (self._has_stops or self._logprobs):  # the usual case
+            if tokens:
+                self._put(Part(self._answer.add(tokens), tuple(tokens)))
+            return False
+        text, stop, reason, message = "", None, None, ""
+        if self._has_stops:
+            stop = next((count for count, token in enumerate(tokens, 1) if self._answer.push(token)), None)
+        else:
+            text = self._answer.add(tokens)
+        if stop is not None:
+            tokens, reason = tokens[:stop], FinishReason.STOP
+        elif self._end is not None and self.count >= self._end[0]:
+            _, reason, message = self._end
+        if reason is not None:
+            self._answer.finish()
+        known, ranks = tuple(self._logprobs[:stop]), tuple(self._ranks[:stop])
+        self._logprobs, self._ranks = [], []
+        text += self._answer.take()
+        if reason is FinishReason.ERROR:
+            if text or tokens:  # also what was held back for a stop text
+                self._put(Part(text, tuple(tokens), None, False, known, ranks))
+            self.fail(HalError(message) if self.count else InvalidValue(message))
+        elif text or tokens or reason is not None:
+            self.ended = reason is not None
+            self._put(Part(text, tuple(tokens), reason, stop is not None, known, ranks, message))
+        return stop is not None
 
     def fail(self, error: HalError) -> None:
         """End with an error."""
         self.ended = True
         self._put(error)
-
-    def _finish(self, reason: FinishReason, message: str = "", *, by_text: bool = False) -> None:
-        if reason is FinishReason.ERROR:
-            self._answer.finish()
-            self._give()  # the text that was held back for a stop text
-            self.fail(InvalidValue(message) if not self._tokens else HalError(message))
-            return
-        self.ended = True
-        self._answer.finish()
-        self._give(reason, by_text=by_text, message=message)
-
-    def _give(self, reason: FinishReason | None = None, *, by_text: bool = False, message: str = "") -> None:
-        new = slice(self._given, len(self._tokens))
-        known, ranks = tuple(self._logprobs[new]), tuple(self._ranks[new])
-        tokens, self._given = tuple(self._tokens[new]), len(self._tokens)
-        part = Part(self._answer.take(), tokens, reason, by_text, known, ranks, message)
-        if part.text or tokens or reason is not None:
-            self._put(part)
 
 
 class Streams:
@@ -108,37 +131,74 @@ class Streams:
     def __init__(self) -> None:
         self._streams: dict[str, Stream] = {}
         self.stopped: deque[str] = deque()
+        self._names: tuple[str, ...] = ()  # of the last record: one object while the batch does not change
+        self._rows: list[Stream | None] = []  # theirs
 
     def __len__(self) -> int:
         return len(self._streams)
 
     def add(self, name: str, stream: Stream) -> None:
         """A request begins."""
-        self._streams[name] = stream
+        self._streams[name], self._names = stream, ()
 
     def drop(self, name: str) -> bool:
-        """Forget a request; return whether it had not ended."""
-        return self._streams.pop(name, None) is not None
+        """Forget a request, of which nothing more is given; return whether it had not ended."""
+        if (stream := self._streams.pop(name, None)) is not None:
+            stream.ended, self._names = True, ()
+        return stream is not None
 
-    def take(self, record: OutputRecord) -> None:
-        """Take a step's record."""
-        for row in record.rows():
-            if (stream := self._streams.get(row.request_id)) is not None:
-                if stream.take(row):
-                    self.stopped.append(row.request_id)
-                if stream.ended:
-                    del self._streams[row.request_id]
+    def take(self, *records: OutputRecord) -> None:
+        """Take the records of steps, in order; of each request all that they have is one part."""
+        fresh: dict[str, Stream] = {}
+        for record in records:
+            self._take(record, fresh)
+        for name, stream in fresh.items():
+            if not stream.ended:  # by what another one's part has caused
+                self._give(name, stream)
+
+    def _take(self, record: OutputRecord, fresh: dict[str, Stream]) -> None:
+        if record.request_ids is not self._names:
+            self._names, self._rows = record.request_ids, [self._streams.get(name) for name in record.request_ids]
+        tokens, begin = record.tokens.tolist(), 0
+        columns = record.positions.tolist(), record.counts.tolist(), record.finish.tolist()
+        for row, (name, stream, position, count, finish) in enumerate(
+            zip(self._names, self._rows, *columns, strict=True)
+        ):
+            if stream is not None and not stream.ended:
+                if count:
+                    if position != stream.count:
+                        what = f"{name}: tokens from {position} on came after {stream.count}"
+                        raise HalError(what, cure="report it: the output path has lost or repeated tokens")
+                    stream.count = position + count
+                    stream.tokens += tokens[begin : begin + count]
+                if finish:
+                    stream.end(0, FinishReason(finish), record.messages.get(row, ""))
+                fresh[name] = stream
+            begin += count
+        if record.logprobs is not None:
+            for stream, found in zip(self._rows, record.rows(), strict=True):
+                if stream is not None and not stream.ended:
+                    stream.take_logprobs(found)
 
     def end(self, name: str, tokens: int, reason: FinishReason, message: str = "") -> None:
-        """See :meth:`Stream.end`."""
+        """End a request whose end is in no record, once records have brought ``tokens`` tokens of it."""
         if (stream := self._streams.get(name)) is not None:
             stream.end(tokens, reason, message)
-            if stream.ended:
-                del self._streams[name]
+            if stream.is_due:
+                self._give(name, stream)
 
-    def fail(self, error: HalError) -> list[str]:
-        """End all with an error; return their names."""
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.fail(error)
-        return list(streams)
+    def _give(self, name: str, stream: Stream) -> None:
+        if stream.give():
+            self.stopped.append(name)
+        if stream.ended and self._streams.pop(name, None) is not None:
+            self._names = ()
+
+    def fail(self, error: HalError, *names: str) -> list[str]:
+        """End these streams, or all, with an error; return the names of those that had not ended."""
+        ended = []
+        for name in names or tuple(self._streams):
+            if (stream := self._streams.pop(name, None)) is not None:  # else another one's error has ended it
+                ended.append(name)
+                stream.fail(error)
+        self._names = ()
+        return ended

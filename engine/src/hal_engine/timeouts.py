@@ -76,6 +76,7 @@ class Timeouts(timeouts.Timeouts):
     last_event: Seconds = Seconds(
         1.0, "sending the error of a request that the end of `hal serve --drain` cuts, before its connection is closed"
     )
+    ping: Seconds = Seconds(60.0, "between two comments that keep a stream of `hal serve` open")
     request_head: Seconds = Seconds(
         10.0, "a client's sending the head of a request to `hal serve`, and a connection without one"
     )

@@ -17,7 +17,7 @@ from hal_core import HalError, InvalidValue, SamplingParams, Unavailable
 from hal_engine.distributed.control_messages import Stats
 from hal_engine.model.tokenizer import SHORT
 from hal_engine.options import EngineOptions, EngineSetup, Ranks, engine_options, named_as_parameters
-from hal_engine.streams import Part
+from hal_engine.streams import Part, append, joined
 
 from .link import EngineLink
 from .plan import SAMPLING, ModelPlan, check_known, check_request, longest_of
@@ -197,7 +197,8 @@ class AsyncEngine:
         number: int = 0,
         priority: int = 0,
     ) -> AsyncIterator[Part]:
-        """Give the parts of an answer as they come; the last one has a ``finish_reason``.
+        """Give the parts of an answer as they come; the last one has a ``finish_reason``. Parts that come while the
+        task is behind are one.
 
         ``number``: which of several answers from one seed; equal seeds and numbers draw equally. ``priority``: of the
         requests that wait, the lower goes first; equal ones in the order of arrival.
@@ -210,11 +211,34 @@ class AsyncEngine:
         if self._link is None:
             raise InvalidValue("the engine is not open", cure="use it in async with", argument="AsyncEngine")
         if isinstance(prompt, str):
-            (ids,) = await self.encode([prompt])
-        elif isinstance(prompt, Iterable):
-            ids = [one if type(one) is int else _integer(one, "prompt") for one in prompt]
-        else:
+            (prompt,) = await self.encode([prompt])
+        inbox = _Inbox()
+        end = self.begin(prompt, params, inbox.put, stop=stop, number=number, priority=priority)
+        try:
+            while True:
+                yield (part := await inbox.get())
+                if part.finish_reason is not None:
+                    return
+        finally:
+            end()
+
+    def begin(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams | Mapping[str, object] | None,
+        put: Callable[[Part | HalError], object],
+        *,
+        stop: str | Sequence[str] = (),
+        number: int = 0,
+        priority: int = 0,
+    ) -> Callable[[], None]:
+        """As :meth:`generate`, without a task: the event loop calls ``put``, which raises nothing, with each part, or
+        with the error that ends the answer. Returns what ends the request, to be called in any case."""
+        if self._link is None:
+            raise InvalidValue("the engine is not open", cure="use it in async with", argument="AsyncEngine")
+        if not isinstance(prompt, Iterable):
             raise InvalidValue(f"{prompt!r} is no text", cure="give a text, or token ids", argument="prompt")
+        ids = [one if type(one) is int else _integer(one, "prompt") for one in prompt]
         number, priority = _integer(number, "number"), _integer(priority, "priority")
         if isinstance(params, SamplingParams):
             wanted = self._plan.params(params)
@@ -231,19 +255,45 @@ class AsyncEngine:
         if self._max_waiting is not None and waiting >= self._max_waiting:
             raise QueueFull(f"{waiting} requests wait", cure="try again later, or raise max_waiting")
         self._unfinished += 1
-        try:
-            queue = asyncio.Queue[Part | HalError]()
-            self._link.submit(request, answer, queue.put_nowait)
-            while True:
-                part = await queue.get()
-                if isinstance(part, HalError):
-                    raise part
-                yield part
-                if part.finish_reason is not None:
-                    return
-        finally:
-            self._unfinished -= 1
-            self._link.abort(request.request_id)  # without effect if it has ended
+        link, ended = self._link, False
+        link.submit(request, answer, put)
+
+        def end() -> None:
+            nonlocal ended
+            if not ended:
+                ended = True
+                self._unfinished -= 1
+                link.abort(request.request_id)  # without effect if it has ended
+
+        return end
+
+
+class _Inbox:
+    """Parts for one task; those that come while it is behind are joined."""
+
+    def __init__(self) -> None:
+        self._parts: list[Part] = []
+        self._error: HalError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, part: Part | HalError) -> None:
+        """Take a part, or the error behind all parts."""
+        if isinstance(part, HalError):
+            self._error = part
+        else:
+            append(self._parts, part)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self) -> Part:
+        """Return all that has come since the last call."""
+        while not self._parts:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        parts, self._parts = self._parts, []
+        return joined(parts)
 
 
 def _integer(given: object, argument: str) -> int:

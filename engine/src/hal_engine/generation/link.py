@@ -12,8 +12,10 @@ import tempfile
 import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 
@@ -39,11 +41,21 @@ _TAIL = 400
 _CHILD = TIED + "from hal_engine.generation.process import main; main()"
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """An error that ends these streams, or all."""
+
+    error: HalError
+    names: tuple[str, ...] = ()
+
+
 class EngineLink:
     """Starts an engine process and gives its output to the streams of the requests.
 
     ``post``: has the event loop call something, as ``loop.call_soon_threadsafe``; ``up``: done when the process takes
-    requests; ``down``: done, with the reason, when it takes none any more. All methods may be called from any thread.
+    requests; ``down``: done, with the reason, when it takes none any more. The thread receives; the streams are the
+    event loop's, which calls ``submit`` and ``abort``, and takes all that has come at once. Other methods may be called
+    from any thread.
     """
 
     def __init__(self, setup: EngineSetup, post: Post) -> None:
@@ -56,7 +68,9 @@ class EngineLink:
         self._wake_end, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         self._wakes, self._over = threading.Lock(), False  # over: the thread has ended, and commands run at once
-        self._streams, self._parts = Streams(), list[tuple[Put, Part | HalError]]()
+        self._streams = Streams()
+        self._received = deque[OutputRecord | Ended | _Failure]()  # for the event loop, in order
+        self._posted = False  # it is going to take them
         self._error: HalError | None = None
         self._silent: Unavailable | None = None  # while the process does not beat
         self._closing, self._output_before = False, 0
@@ -66,7 +80,8 @@ class EngineLink:
 
     def submit(self, request: Request, answer: AnswerText, put: Put) -> None:
         """Send a request; ``put`` is called in the event loop with each part of ``answer``, or with an error."""
-        self._do(partial(self._submit, request, Stream(answer, partial(self._collect, put))))
+        self._streams.add(request.request_id, Stream(answer, put))
+        self._do(partial(self._submit, request))
 
     @property
     def error(self) -> HalError | None:
@@ -80,7 +95,8 @@ class EngineLink:
 
     def abort(self, name: str) -> None:
         """Abort a request, unless it has ended."""
-        self._do(partial(self._abort, name))
+        if self._streams.drop(name):
+            self._do(partial(self._send_aborts, [name]))
 
     def close(self) -> None:
         """End the process in order, by force if need be. Idempotent."""
@@ -147,10 +163,11 @@ class EngineLink:
         poller.register(self._wake_end, select.POLLIN)
         while not self._closing:
             poller.register(self._channel, select.POLLIN | (select.POLLOUT if self._channel.wants_room else 0))
-            if any(number == self._wake_end for number, _ in poller.poll(1000 * TIMEOUTS.look)):
+            ready = poller.poll(1000 * TIMEOUTS.look)
+            if any(number == self._wake_end for number, _ in ready):
                 os.read(self._wake_end, 4096)
             assert self._process is not None
-            status = self._process.poll()  # before its last messages are read
+            status = None if ready else self._process.poll()  # before its last messages are read; its end is an event
             while not self._commands.empty():  # aborts, before any more work for their streams
                 self._commands.get()()
             while contents := self._end_here.receive():
@@ -158,8 +175,6 @@ class EngineLink:
                     self._take(one)
                 if status is None:
                     break
-            while self._streams.stopped:
-                self._end_here.send(Abort(self._streams.stopped.popleft()))
             self._check_pulse()
             self._flush()
             if status is not None or self._channel.ended:
@@ -182,12 +197,11 @@ class EngineLink:
             what = f"the engine process has not beaten for {TIMEOUTS.process_silence:g} s: it is stopped, or hangs"
             cure = "let it go on (SIGCONT), or start the engine again"
             self._silent = Unavailable(what, cure=cure)
-            for name in self._streams.fail(self._silent):
-                self._end_here.send(Abort(name))
+            self._received.append(_Failure(self._silent))
 
     def _take(self, message: Contents) -> None:
-        if isinstance(message, OutputRecord):
-            self._streams.take(message)
+        if isinstance(message, OutputRecord | Ended):
+            self._received.append(message)
         elif isinstance(message, Hello):
             self._end_here.send(Setup(**self._setup.fields(), timeout=TIMEOUTS.collective))
         elif isinstance(message, Up):
@@ -196,40 +210,66 @@ class EngineLink:
             self.up.set_result(message)
         elif isinstance(message, Stats):
             self.stats, self._down_workers = message, message.down
-        elif isinstance(message, Ended):
-            self._streams.end(message.request, message.tokens, FinishReason(message.reason), message.message)
         elif isinstance(message, Failed):
             kind = InvalidValue if message.refused and not self.up.done() else Unavailable
             raise kind(message.what, cure=message.cure)
 
-    def _submit(self, request: Request, stream: Stream) -> None:
+    def _submit(self, request: Request) -> None:
         if (error := self._error or self._silent) is not None:
-            stream.fail(error)
+            self._received.append(_Failure(error, (request.request_id,)))
             return
-        self._streams.add(request.request_id, stream)
         ids = array("i", request.prompt).tobytes()
         self._end_here.send(Submit(request.request_id, ids, request.params, request.priority))
 
-    def _abort(self, name: str) -> None:
-        if self._streams.drop(name):
-            self._end_here.send(Abort(name))
+    def _send_aborts(self, names: list[str]) -> None:
+        if self._error is None:
+            for name in names:
+                self._end_here.send(Abort(name))
 
-    def _collect(self, put: Put, part: Part | HalError) -> None:
-        self._parts.append((put, part))
+    def _raise(self, error: HalError) -> None:
+        if self._error is None:
+            raise error
 
     def _flush(self) -> None:
-        """Give the event loop all parts at once."""
-        if self._parts:
-            parts, self._parts = self._parts, []
+        """Have the event loop take what was received."""
+        if self._received and not self._posted:
+            self._posted = True
             with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits
-                self._post(_give, parts)
+                self._post(self._give)
+
+    # -- the event loop -------------------------------------------------------------------------------------------
+
+    def _give(self) -> None:
+        """Give the streams all that was received."""
+        self._posted = False  # before it is taken: what comes from here on is posted again
+        records, aborts = list[OutputRecord](), list[str]()
+        try:
+            while self._received:
+                if isinstance(one := self._received.popleft(), OutputRecord):
+                    records.append(one)
+                    continue
+                self._streams.take(*records)
+                records.clear()
+                if isinstance(one, Ended):
+                    self._streams.end(one.request, one.tokens, FinishReason(one.reason), one.message)
+                else:
+                    aborts += self._streams.fail(one.error, *one.names)
+            self._streams.take(*records)
+        except HalError as error:
+            self._do(partial(self._raise, error))
+        aborts += self._streams.stopped
+        self._streams.stopped.clear()
+        if aborts:
+            self._do(partial(self._send_aborts, aborts))
+
+    # -- the end --------------------------------------------------------------------------------------------------
 
     def _fail(self, error: HalError) -> None:
         self._error = error
         if self.stats is not None:  # no request runs any more; the totals remain
             self.stats = msgspec.structs.replace(self.stats, running=0, waiting=0, cache=0.0)
         self.down.set_result(error)
-        self._streams.fail(error)
+        self._received.append(_Failure(error))
         if not self.up.done():
             self.up.set_exception(error)
         self._flush()
@@ -266,11 +306,6 @@ class EngineLink:
         self._process.kill()
         if self._process.wait() == -signal.SIGKILL:
             remove_folders_of_killed()
-
-
-def _give(parts: list[tuple[Put, Part | HalError]]) -> None:
-    for put, part in parts:
-        put(part)
 
 
 def _how(status: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from hal_core import InvalidValue
@@ -41,6 +42,20 @@ def check_steps(steps: dict[str, Step], source: str) -> None:
         if longer > LONGEST:
             what = f"makes a text, with the steps before it, more than {LONGEST} times as long as its tokens"
             raise _refusal(source, f"{field}: {what}")
+
+
+def is_by_token(steps: Sequence[Step]) -> bool:
+    """Whether a token adds the same text behind any complete character: no step looks at the joined text but to shorten
+    its begin. (Runs of byte tokens are apart.)"""
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        return True
+    joined = kinds.index("Fuse") if "Fuse" in kinds else len(kinds)
+    return (
+        bool(kinds)
+        and {*kinds[:joined]} <= {"Replace", "ByteFallback", "Metaspace"}
+        and all(step["type"] == "Strip" and not step["stop"] for step in steps[joined + 1 :])
+    )
 
 
 def growth(step: Step) -> float:

@@ -51,3 +51,21 @@ class OwnBytes:
             return bytes(_BYTES[letter] for letter in spelled) if complete else spelled.encode()
         text = self._decode([*self._neighbor, token, *self._neighbor])
         return text.removeprefix(self._before).removesuffix(self._behind).encode()
+
+
+class OwnTexts(dict[int, str]):
+    """Of each token the text that it adds behind any complete character, found when it is first wanted; "" for one that
+    is no whole character, and for one that alone gives no text, which no window of a stream may begin with."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes | None], decode: Callable[[Sequence[int]], str]) -> None:
+        """``bytes_of``, ``decode``: the tokenizer's, the former None for a token of a byte."""
+        super().__init__()
+        self._bytes_of, self._decode = bytes_of, decode
+
+    def __missing__(self, token: int) -> str:
+        """Find a token's text."""
+        text = (self._bytes_of(token) or b"").decode(errors="replace")
+        if _BROKEN in text or not self._decode([token]):
+            text = ""
+        self[token] = text
+        return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from .stops import StopSearch, search_of
@@ -18,6 +18,11 @@ class Decodes(Protocol):
     def byte_token_ids(self) -> frozenset[int]:
         """Ids of one byte each, in a run that is decoded as a whole (byte fallback)."""
 
+    @property
+    def own_texts(self) -> Mapping[int, str] | None:
+        """Of each id the text that it adds behind any complete character; "" where that depends on more, None if it
+        always does."""
+
     def visible(self, ids: Sequence[int]) -> list[int]:
         """Return the ids that ``decode`` turns into text."""
 
@@ -32,21 +37,32 @@ class StreamDecoder:
     Returned text is never taken back, so ``held`` is the text that later ids may still change: a character with missing
     bytes, and with byte fallback a whole run of byte tokens, because one broken byte turns all of its run into U+FFFD.
     Only a window of the last ids is decoded again at each call. It begins early enough that the decoder's treatment of
-    a text's first token (a space dropped or added) does not affect the answer.
+    a text's first token (a space dropped or added) does not affect the answer. Ids that have texts of their own are not
+    decoded at all behind a complete character.
     """
 
     def __init__(self, tokenizer: Decodes, prompt: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._own = tokenizer, tokenizer.own_texts
         self._window = self._context(tokenizer.visible(prompt))
         self._prompt = tokenizer.decode(self._window)
         self._begun = False  # whether a piece was returned, so that the text shared with the prompt is known
-        self._out = len(self._prompt)  # returned characters of the window's text, including the prompt's
+        self._out: int | None = len(self._prompt)  # returned characters of the window's text; None: all that there are
         self.held = ""
         """The result of ``finish`` if it were called now."""
 
     def push(self, ids: Iterable[int]) -> str:
         """Return the text that these further ids complete, perhaps none."""
-        self._window += self._tokenizer.visible(list(ids))
+        ids = list(ids)
+        if self._own is not None and self._begun and not self.held and ids:
+            if len(ids) == 1 and (text := self._own[ids[0]]):  # the usual case
+                self._window, self._out = ids, None
+                return text
+            if "" not in (texts := [self._own[token] for token in ids]):
+                self._window, self._out = ids[-1:], None
+                return "".join(texts)
+        if self._out is None:
+            self._out = len(self._tokenizer.decode(self._window))
+        self._window += self._tokenizer.visible(ids)
         decoded = self._tokenizer.decode(self._window)
         if (run := self._byte_run()) > 0:
             settled = self._tokenizer.decode(self._window[:-run])
@@ -135,6 +151,15 @@ class AnswerText:
         if piece:
             self._add(piece)
         return False
+
+    @property
+    def has_stops(self) -> bool:
+        """Whether a stop text may end it. If none may, :meth:`add` serves in place of :meth:`push` and :meth:`take`."""
+        return self._search is not None
+
+    def add(self, tokens: Iterable[int]) -> str:
+        """Add tokens at once; return the text that can be shown, which ``text`` does not have."""
+        return self._decoder.push(tokens)
 
     def finish(self) -> None:
         """Release the held text after the last token."""

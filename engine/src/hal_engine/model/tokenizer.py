@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -11,11 +11,11 @@ from hal_core import InvalidValue
 from tokenizers import Tokenizer as _Backend
 
 from hal_engine.model.config import LlamaConfig
-from hal_engine.model.decoder import check_steps, steps_of
+from hal_engine.model.decoder import check_steps, is_by_token, steps_of
 from hal_engine.model.encoder import Encoder
 from hal_engine.model.files import check_regular, read_file
 from hal_engine.model.least import longest_token
-from hal_engine.model.own_bytes import OwnBytes
+from hal_engine.model.own_bytes import OwnBytes, OwnTexts
 from hal_engine.model.patterns import is_known
 from hal_engine.model.streaming import StreamDecoder
 
@@ -71,6 +71,9 @@ class Tokenizer:
         self.byte_token_ids = frozenset(token for text, token in vocab.items() if by_bytes and _BYTE.fullmatch(text))
         """Ids of one byte each, in a run that the decoder turns into text as a whole."""
         self._steps = [*steps.values()]
+        by_token = is_by_token(self._steps)
+        self.own_texts: Mapping[int, str] | None = OwnTexts(self._bytes_alone, self.decode) if by_token else None
+        """See :class:`hal_engine.model.streaming.Decodes`."""
 
     @classmethod
     def load(cls, directory: Path, config: LlamaConfig) -> Tokenizer:
@@ -159,6 +162,9 @@ class Tokenizer:
         """The bytes that a token adds to a text; None for a special token, and for an id without a token. Bytes of
         several tokens together may be a character."""
         return self._own_bytes.of(token, self.spelled(token)) if token in self._visible else None
+
+    def _bytes_alone(self, token: int) -> bytes | None:
+        return None if token in self.byte_token_ids else self.bytes_of(token)
 
     def spelled(self, token: int) -> str:
         """The token as the vocabulary spells it; "" for an id without a token."""

@@ -1,17 +1,19 @@
-"""The answers of one request: several prompts, several choices each, as one stream of parts."""
+"""The answers of one request: several prompts, several choices each, with their parts as they come."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from hal_core import FinishReason
+from hal_core import FinishReason, HalError
+from msgspec.structs import replace
 
 from hal_engine.generation import AsyncEngine, Part
 from hal_engine.model.stops import checked_stops
+from hal_engine.streams import append
 
 from .metrics import Metrics, Timing
 
@@ -58,42 +60,106 @@ async def wanted_of(
     return Wanted(found, n, {**params, "max_tokens": tokens}, stops, priority)
 
 
-async def parts_of(engine: AsyncEngine, wanted: Wanted, metrics: Metrics) -> AsyncIterator[tuple[int, Part]]:
-    """Give the parts of all answers with the number of their choice, as they come. Closing it aborts the rest."""
-    queue = asyncio.Queue[tuple[int, Part] | Exception]()
+class Answers:
+    """All answers of a request as they come: the parts of each choice that nobody has taken are joined.
 
-    async def generate(choice: int) -> None:
-        ids, number = wanted.prompts[choice // wanted.n], choice % wanted.n
-        timing = metrics.request(len(ids))
-        try:
-            stream = engine.generate(ids, wanted.params, stop=wanted.stops, number=number, priority=wanted.priority)
-            async with aclosing(stream):  # type: ignore[type-var]
-                async for part in stream:
-                    _time(timing, part)
-                    queue.put_nowait((choice, _without_stop(part, wanted.stops)))
-        except Exception as error:  # noqa: BLE001 (the reader of the queue raises it)
-            timing.end("error")
-            queue.put_nowait(error)
-        except asyncio.CancelledError:
-            timing.end("abort")
-            raise
+    ``left``: how many choices have not ended. ``error``: what ends all of them.
+    """
 
-    left = len(wanted.prompts) * wanted.n
-    tasks = list[asyncio.Task[None]]()
-    try:
-        for choice in range(left):
-            tasks.append(asyncio.create_task(generate(choice)))
+    def __init__(self, engine: AsyncEngine, wanted: Wanted, metrics: Metrics) -> None:
+        self.wanted, self._engine, self._metrics = wanted, engine, metrics
+        self.left = len(wanted.prompts) * wanted.n
+        self.error: Exception | None = None
+        self._is_one = self.left == 1
+        self._parts: dict[int, list[Part]] = {}
+        self._ends = list[Callable[[], None]]()
+        self._timings = list[Timing]()
+        self._listener: Callable[[], object] = lambda: None
+        self._taker: Callable[[Part], bool] | None = None
+        self._is_posted = False  # the listener is going to be called
+
+    async def begin(self) -> None:
+        """Submit all. Raises as :meth:`AsyncEngine.begin`; :meth:`close` is to be called in any case."""
+        wanted = self.wanted
+        for choice in range(self.left):
+            ids, number = wanted.prompts[choice // wanted.n], choice % wanted.n
+            self._timings.append(timing := self._metrics.request(len(ids)))
+            put, stops = partial(self._put, choice, timing), wanted.stops
+            try:
+                self._ends.append(
+                    self._engine.begin(ids, wanted.params, put, stop=stops, number=number, priority=wanted.priority)
+                )
+            except Exception:
+                timing.end("error")
+                raise
             await asyncio.sleep(0)  # other requests' turn
-        while left:
-            found = await queue.get()
-            if isinstance(found, Exception):
-                raise found
-            yield found
-            left -= found[1].finish_reason is not None
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _put(self, choice: int, timing: Timing, part: Part | HalError) -> None:
+        if isinstance(part, HalError):
+            timing.end("error")
+            self.error = self.error or part
+        else:
+            timing.part(len(part.token_ids))
+            if self._taker is not None and self._taker(part):
+                return
+            if part.finish_reason is not None:
+                self.left -= 1
+                timing.end(REASONS[part.finish_reason])
+                part = _without_stop(part, self.wanted.stops)
+            if (former := self._parts.get(choice)) is None:
+                self._parts[choice] = [part]
+            else:
+                append(former, part)
+        if self._is_one:
+            self._listener()
+        elif not self._is_posted:  # one call for all choices' parts of a step
+            self._is_posted = True
+            asyncio.get_running_loop().call_soon(self._call)
+
+    def _call(self) -> None:
+        self._is_posted = False
+        self._listener()
+
+    def listen(self, listener: Callable[[], object], taker: Callable[[Part], bool] | None = None) -> None:
+        """Have ``listener`` called after parts have come, or the error. Of a lone choice ``taker`` is given each part
+        first, and returns whether it took it; it may take none while others wait. Both raise nothing."""
+        self._listener, self._taker = listener, taker if self._is_one else None
+
+    def take(self) -> dict[int, list[Part]]:
+        """Return the parts that have come since the last call, by choice."""
+        parts, self._parts = self._parts, {}
+        return parts
+
+    async def first(self) -> None:
+        """Begin, and wait for the first part; raises the error that comes before."""
+        await self.begin()
+        await self._until(lambda: bool(self._parts))
+
+    async def all(self) -> dict[int, list[Part]]:
+        """Begin, and return all parts of each choice; raises the error that comes before."""
+        await self.begin()
+        await self._until(lambda: not self.left)
+        return self._parts
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        done = asyncio.Event()
+
+        def look() -> None:
+            if self.error is not None or holds():
+                done.set()
+
+        self.listen(look)
+        look()
+        await done.wait()
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        """Abort what has not ended. Idempotent."""
+        for end in self._ends:
+            end()
+        for timing in self._timings:
+            timing.end("abort")
 
 
 def _without_stop(part: Part, stops: Sequence[str]) -> Part:
@@ -102,9 +168,3 @@ def _without_stop(part: Part, stops: Sequence[str]) -> Part:
         return part
     longest = max((stop for stop in stops if part.text.endswith(stop)), key=len)
     return replace(part, text=part.text.removesuffix(longest))
-
-
-def _time(timing: Timing, part: Part) -> None:
-    timing.part(len(part.token_ids))
-    if part.finish_reason is not None:
-        timing.end(REASONS[part.finish_reason])

@@ -7,14 +7,13 @@ import hmac
 import mmap
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 from hal_core import HalError, InvalidValue
-from sse_starlette import EventSourceResponse
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -22,17 +21,18 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from hal_engine.generation import AsyncEngine, Part
-from hal_engine.timeouts import TIMEOUTS
 
-from .answers import Wanted, parts_of, wanted_of
+from .answers import Answers, Wanted, wanted_of
 from .bodies import PAGE as GUIDE
 from .bodies import Body, read_body
 from .browsers import Browsers
 from .chat import ChatTemplate
 from .drain import Drain
-from .errors import ApiError, error_object, error_of, error_response
+from .errors import ApiError, error_of, error_response
+from .events import SERVERS_SEND, Events, left
 from .gate import Gate
 from .messages import Message
 from .metrics import Metrics
@@ -93,7 +93,7 @@ class Server:
             cors = Middleware(CORSMiddleware, origins, methods, headers, allow_private_network=True)
             middleware.append(cors)
         handlers = {HTTPException: _http_error, Exception: _fault}
-        return Starlette(routes=routes, middleware=middleware, lifespan=self._lifespan, exception_handlers=handlers)
+        return _App(routes=routes, middleware=middleware, lifespan=self._lifespan, exception_handlers=handlers)
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -303,21 +303,19 @@ class Server:
             )
 
     async def _answer(self, request: Request, body: Sampling, wanted: Wanted, shape: Shape) -> Response:
-        parts = parts_of(self.engine, wanted, self.metrics)
-        with _named(body):
-            if not body.stream:
-                return await _unless_gone(request, self._complete(parts, wanted, shape))
-            first = await _unless_gone(request, anext(parts))  # what is refused has a status of its own
-        events = _events(first, parts, wanted, shape, body.stream_options or StreamOptions(), self._drain)
-        grace = self._drain.seconds + TIMEOUTS.last_event
-        return EventSourceResponse(events, sep="\n", ping=60, shutdown_grace_period=grace)
+        answers = Answers(self.engine, wanted, self.metrics)
+        with ExitStack() as stack:
+            stack.callback(answers.close)
+            with _named(body):
+                if not body.stream:
+                    return await _unless_gone(request, self._complete(answers, wanted, shape))
+                await _unless_gone(request, answers.first())  # what is refused has a status of its own
+            stack.pop_all()  # the response closes them
+            return Events(answers, shape, body.stream_options or StreamOptions(), self._drain)
 
-    async def _complete(self, parts: AsyncIterator[tuple[int, Part]], wanted: Wanted, shape: Shape) -> Response:
+    async def _complete(self, answers: Answers, wanted: Wanted, shape: Shape) -> Response:
         """Return the response of all answers."""
-        found: dict[int, list[Part]] = {}
-        async with aclosing(parts):  # type: ignore[type-var]
-            async for index, part in parts:
-                found.setdefault(index, []).append(part)
+        found = await answers.all()
         tokens = sum(len(part.token_ids) for answer in found.values() for part in answer)
         usage, choices = usage_of(wanted.prompt_tokens, tokens), list[msgspec.Raw]()
         for index in sorted(found):
@@ -338,41 +336,17 @@ def _named(body: Sampling) -> Iterator[None]:
         raise
 
 
-async def _events(
-    first: tuple[int, Part],
-    parts: AsyncIterator[tuple[int, Part]],
-    wanted: Wanted,
-    shape: Shape,
-    options: StreamOptions,
-    drain: Drain,
-) -> AsyncIterator[dict[str, str]]:
-    """Give the events of a stream; an error of the engine, or the end of the drain, is the last one."""
-    tokens, begun = 0, set[int]()
-    async with aclosing(parts):  # type: ignore[type-var]
-        try:
-            found: tuple[int, Part] | None = first
-            while found is not None:
-                index, part = found
-                tokens += len(part.token_ids)
-                if index not in begun:
-                    begun.add(index)
-                    if (opening := shape.opening(index)) is not None:
-                        yield _event(shape.event([opening]))
-                if part.text or part.logprobs or part.finish_reason is not None:
-                    usage = usage_of(wanted.prompt_tokens, tokens) if options.continuous_usage_stats else None
-                    yield _event(shape.event([shape.piece(index, part)], usage))
-                async with drain.bound():
-                    found = await anext(parts, None)
-        except (ApiError, HalError) as error:
-            yield {"data": error_object(error_of(error)).decode()}
-            return
-        if options.include_usage:
-            yield _event(shape.event([], usage_of(wanted.prompt_tokens, tokens)))
-        yield {"data": "[DONE]"}
-
-
 def _encoded_choice(shape: Shape, index: int, answer: Sequence[Part]) -> msgspec.Raw:
     return msgspec.Raw(encoded(shape.choice(index, answer)))
+
+
+class _App(Starlette):
+    """Keeps the server's own ``send`` for events."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See :class:`Starlette`."""
+        scope[SERVERS_SEND] = send
+        await super().__call__(scope, receive, send)
 
 
 class _ClientLeft(Exception):
@@ -385,7 +359,7 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result] | Awa
     async def wait() -> Result:
         return await work
 
-    task, gone = asyncio.create_task(wait()), asyncio.create_task(_left(request))
+    task, gone = asyncio.create_task(wait()), asyncio.create_task(left(request.receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -395,15 +369,6 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result] | Awa
         for one in (task, gone):
             one.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _event(found: dict[str, Any]) -> dict[str, str]:
-    return {"data": msgspec.json.encode(found).decode()}
 
 
 def _json(found: object, status: int = 200) -> Response:

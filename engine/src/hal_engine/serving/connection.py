@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import http
+from collections import deque
 from typing import Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .errors import ApiError, error_response
+from .events import WRITE
 from .gate import Gate, Phase
 
+_MOST_HEAD = 1 << 16
+"""Bytes of a head, which the parser does not bound."""
+_MOST_QUEUED = 16
+"""Further requests that a client may send before the answer to its first one; neither does the parser bound those."""
 
-class Connection(H11Protocol):
+
+class Connection(HttpToolsProtocol):
     """Reports to the gate each phase of the connection, and the bytes of its request.
 
     So the gate also counts connections that reach no ASGI application: silent ones, and those with half a head."""
@@ -20,6 +27,8 @@ class Connection(H11Protocol):
     def __init__(self, *arguments: Any, gate: Gate, **options: Any) -> None:  # noqa: ANN401 (uvicorn's own)
         super().__init__(*arguments, **options)
         self._gate, self._begun = gate, False
+        self._head, self._in_head = 0, False  # bytes of a head of which some have come
+        self._cycles = deque[RequestResponseCycle]()  # without a whole answer; the first one is being answered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """See :class:`asyncio.Protocol`."""
@@ -29,6 +38,9 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See :class:`asyncio.Protocol`."""
         self._gate.leave(self)
+        for cycle in self._cycles:  # uvicorn tells the last one alone
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -39,6 +51,10 @@ class Connection(H11Protocol):
         super().data_received(data)
         if self.transport.is_closing():
             return
+        self._head = self._head + len(data) if self._in_head else 0
+        if self._head > _MOST_HEAD:
+            self.send_400_response(f"the head has more than {_MOST_HEAD} bytes")
+            return
         if self.cycle is former and self._phase() is Phase.HEAD:
             if not self._begun:  # the time of a head begins with its first byte
                 self._gate.now(self, Phase.HEAD)
@@ -48,9 +64,33 @@ class Connection(H11Protocol):
         if not self.cycle.response_complete:
             self._gate.hold(self, len(data))
 
+    def on_message_begin(self) -> None:
+        """See uvicorn's protocol."""
+        if len(self._cycles) > _MOST_QUEUED:
+            raise ValueError("too many requests at once")  # the parser ends, as over what is no HTTP
+        self._in_head = True
+        super().on_message_begin()
+        scope: dict[str, Any] = self.scope  # type: ignore[assignment]  # other keys are the server's
+        scope[WRITE] = self.write_part
+
+    def on_headers_complete(self) -> None:
+        """See uvicorn's protocol."""
+        self._in_head = False
+        super().on_headers_complete()
+        self._cycles.append(self.cycle)
+
+    def write_part(self, data: bytes) -> bool:
+        """Write a part of the body of an answer that has begun and is chunked, without the calls of ASGI's ``send``.
+        Return False, without an effect, if the connection takes no bytes now."""
+        if self.flow.write_paused or self.transport.is_closing():
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
     def on_response_complete(self) -> None:
         """See uvicorn's protocol."""
         self._gate.release(self)
+        self._cycles.popleft()
         super().on_response_complete()
         if not self.transport.is_closing():
             self._look()
@@ -75,7 +115,7 @@ class Connection(H11Protocol):
         if self.transport.is_closing():
             return
         is_idle = self._is_between() and not self._begun and error.status == 408
-        is_answered = not self._is_between() and self.cycle.response_started
+        is_answered = any(cycle.response_started for cycle in self._cycles)
         if not (is_idle or is_answered):
             self.transport.write(_bytes_of(error))
         if self.transport.get_write_buffer_size():  # of one that does not read
@@ -90,6 +130,8 @@ class Connection(H11Protocol):
     def _phase(self) -> Phase:
         if self.flow.write_paused:
             return Phase.UNREAD
+        if len(self._cycles) > 1:  # of the later ones no more is read
+            return Phase.ANSWER
         if self.cycle is not None and self.cycle.more_body:
             return Phase.BODY
         return Phase.HEAD if self._is_between() else Phase.ANSWER

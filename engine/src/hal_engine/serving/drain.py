@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from .errors import ApiError
+
+_CODE = "server_stopping"
 
 
 class Drain:
@@ -14,7 +16,7 @@ class Drain:
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.cut = seconds, 0
-        self._waits = set[asyncio.Timeout]()
+        self._waits, self._cuts = set[asyncio.Timeout](), set[Callable[[], object]]()
         self._over = False
 
     def begin(self) -> None:
@@ -25,6 +27,28 @@ class Drain:
         self._over, now = True, asyncio.get_running_loop().time()
         for wait in self._waits:
             wait.reschedule(now)
+        for cut in list(self._cuts):
+            cut()
+
+    @contextmanager
+    def watched_by(self, cut: Callable[[], object]) -> Iterator[None]:
+        """Inside, ``cut`` is called once the seconds are over."""
+        self._cuts.add(cut)
+        try:
+            if self._over:
+                asyncio.get_running_loop().call_soon(cut)
+            yield
+        finally:
+            self._cuts.discard(cut)
+
+    def error(self) -> ApiError:
+        """Return what ends a request then."""
+        what = f"the server is stopping, and its --drain of {self.seconds:g} s is over"
+        return ApiError(503, f"{what} (send the request again later)", code=_CODE)
+
+    def count(self, error: Exception) -> None:
+        """A request has ended with an error; count it if it is the drain's."""
+        self.cut += isinstance(error, ApiError) and error.code == _CODE
 
     @asynccontextmanager
     async def bound(self) -> AsyncIterator[None]:
@@ -40,5 +64,4 @@ class Drain:
             if not wait.expired():
                 raise
             self.cut += 1
-            what = f"the server is stopping, and its --drain of {self.seconds:g} s is over"
-            raise ApiError(503, f"{what} (send the request again later)", code="server_stopping") from error
+            raise self.error() from error

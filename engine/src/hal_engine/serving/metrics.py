@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.metrics_core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 40.0)
+SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 40.0)
 _LONG = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0)
 _COUNTED = ("preemptions", "steps", "host_seconds", "step_seconds", "wait_seconds", "drafted", "accepted")
 _REASONS = ("stop", "length", "abort", "error")
@@ -27,7 +32,7 @@ class Metrics:
         def counter(name: str, about: str) -> Counter:
             return Counter(name, about, names, registry=registry).labels(**label)
 
-        def histogram(name: str, about: str, buckets: tuple[float, ...] = _SHORT) -> Histogram:
+        def histogram(name: str, about: str, buckets: tuple[float, ...] = SHORT) -> Histogram:
             return Histogram(name, about, names, buckets=buckets, registry=registry).labels(**label)
 
         self.running = gauge("hal:num_requests_running", "Requests in slots.")
@@ -50,7 +55,8 @@ class Metrics:
         self.drafted = counter("hal:spec_decode_num_draft_tokens", "Drafts fed.")
         self.accepted = counter("hal:spec_decode_num_accepted_tokens", "Drafts accepted.")
         self.prompt_tokens = counter("hal:prompt_tokens", "Tokens of prompts.")
-        self.generation_tokens = counter("hal:generation_tokens", "Tokens generated.")
+        self._generation_tokens = counter("hal:generation_tokens", "Tokens generated.")
+        self.tokens = 0  #: generated, which the counter takes when it is read
         ended = Counter(
             "hal:request_success", "Requests that ended, by reason.", (*names, "finished_reason"), registry=registry
         )
@@ -63,7 +69,8 @@ class Metrics:
             registry=registry,
         )
         self.first_token = histogram("hal:time_to_first_token_seconds", "From a request to its first token.")
-        self.between_tokens = histogram("hal:inter_token_latency_seconds", "Between parts of an answer.")
+        self.between_tokens = Gaps("hal:inter_token_latency_seconds", "Between parts of an answer.", label)
+        registry.register(self.between_tokens)
         self.duration = histogram("hal:e2e_request_latency_seconds", "From a request to its end.", _LONG)
         self._counted: dict[str, float] = {}
 
@@ -96,7 +103,30 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return the exposition format."""
+        self._raise("tokens", self._generation_tokens, self.tokens)
         return generate_latest(self.registry)
+
+
+class Gaps(Collector):
+    """A histogram of seconds that costs little to observe: prometheus_client's takes a lock for each of two numbers,
+    and that for every part of every answer. Its numbers are the event loop's."""
+
+    def __init__(self, name: str, about: str, labels: Mapping[str, str]) -> None:
+        self._name, self._about, self._labels = name, about, labels
+        self._counts, self._sum = [0] * (len(SHORT) + 1), 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one."""
+        self._counts[bisect_left(SHORT, seconds)] += 1
+        self._sum += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        """See :class:`prometheus_client.registry.Collector`."""
+        family = HistogramMetricFamily(self._name, self._about, labels=tuple(self._labels))
+        bounds = [*map(floatToGoString, SHORT), "+Inf"]
+        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
+        family.add_metric(tuple(self._labels.values()), buckets, self._sum)
+        yield family
 
 
 class Timing:
@@ -104,7 +134,7 @@ class Timing:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._began, self._last = time.monotonic(), 0.0
+        self._began, self._last, self._ended = time.monotonic(), 0.0, False
 
     def part(self, tokens: int) -> None:
         """Count a part of the answer."""
@@ -114,9 +144,12 @@ class Timing:
         else:
             metrics.first_token.observe(now - self._began)
         self._last = now
-        metrics.generation_tokens.inc(tokens)
+        metrics.tokens += tokens
 
     def end(self, reason: str) -> None:
-        """Count the end."""
+        """Count the end, once."""
+        if self._ended:
+            return
+        self._ended = True
         self._metrics.duration.observe(time.monotonic() - self._began)
         self._metrics.ended[reason].inc()
