@@ -1,7 +1,5 @@
 """How many frames of hal's code lie between a command, a hook and the primitive that does the work."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import sys

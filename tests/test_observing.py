@@ -1,7 +1,5 @@
 """Observers from entry points: the user names them, and every message about one names its distribution."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

@@ -1,7 +1,5 @@
 """The README's first screen, the map and the glossary: they name only existing things, and name all of them."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import subprocess

@@ -5,8 +5,6 @@ imports its library, or if no file of this repository defines it. Of `typing` al
 ``Annotated.__class_getitem__``, which is missing from Python 3.13.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Recordings: of a small worker's calls, of ``hal run --record``, and their replay on devices and on liars."""
 
-from __future__ import annotations
-
 import gzip
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """``hal run``: its output, and its refusals. In this process."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import partial

@@ -1,7 +1,5 @@
 """Runners from entry points: which one runs, valid names, and the choice in the closing line."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Durations are fields of the timeouts.py of hal_core, hal and hal_engine, which docs/timeouts.md lists."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import os

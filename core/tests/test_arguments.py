@@ -1,7 +1,5 @@
 """Arguments of a wrong kind, on every hook: refused by name before any work is done; valid ones are never blamed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

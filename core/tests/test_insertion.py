@@ -1,7 +1,5 @@
 """Insertion into the cpu device: a batch of any size has the effect of its tasks one by one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hal_core import Request, SamplingParams, StateConfig, Task, TaskBatch, TaskKind, admit

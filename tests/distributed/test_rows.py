@@ -1,7 +1,5 @@
 """However the work is divided over ranks, the tokens and log-probabilities are those of one rank."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hal_core import FinishReason

@@ -1,7 +1,5 @@
 """The device's time of an engine's steps: measured where the device can and somebody asks, else absent."""
 
-from __future__ import annotations
-
 import time
 from itertools import count
 

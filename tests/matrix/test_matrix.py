@@ -3,8 +3,6 @@
 Here are the eleven most telling rows; ``make conform`` runs those that show every pair of values, ``make matrix`` all.
 """
 
-from __future__ import annotations
-
 import pytest
 from hal_engine.distributed.errors import RankLost
 

@@ -5,8 +5,6 @@ records of its ``--sink``, are those answers or their beginning, once and in ord
 rank is reported with all requests that it takes along; every run ends; no process, file or folder of it is left.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -1,7 +1,5 @@
 """Device options of these tests affect the whole simulator: they are reset after each test."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

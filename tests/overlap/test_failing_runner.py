@@ -1,7 +1,5 @@
 """``hal run`` with a runner that raises: only that step's requests end, or the command ends in one line, status 1."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Ranks run on the sim device as late as possible, with one slot, so that each request enters where one has just ended.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``hal run --runner`` and ``--overlap``: any runner, and a clear message where steps cannot overlap."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """A rank that is one step ahead of its engine frees exactly the slots that the engine knows to be free."""
 
-from __future__ import annotations
-
 import pytest
 from hal_core import ALONE, InvalidBatch, Request, SamplingParams, Task, TaskKind
 from hal_core.runtime.bound import bind

@@ -1,7 +1,5 @@
 """Proposers from entry points: only the named one is imported, and errors name its distribution."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 

@@ -5,8 +5,6 @@ of its requests. The permit `.` is for one step; `a` too, after which no step is
 received; `*` is for all further steps.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`hal serve` and clients that leave, or that read slowly."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """`hal serve` under its clients: the official one of OpenAI, and plain HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -7,8 +7,6 @@ if no step comes: so a slow machine has no more kills in one step than a fast on
 the tokens of the plain run, each reported once, in order; and no run hangs.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import signal

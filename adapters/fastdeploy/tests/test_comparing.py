@@ -1,7 +1,5 @@
 """``python -m hal_fastdeploy compare A B``, with writers of these tests in the place of FastDeploy's classes."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Differences in meaning between FastDeploy's share_inputs and hal's state: each line of the page's table."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

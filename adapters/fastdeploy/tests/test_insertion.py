@@ -1,7 +1,5 @@
 """``insert_tasks_v1`` against the reference writer: every array, host list and attribute, on cpu and sim."""
 
-from __future__ import annotations
-
 import importlib.util
 import random
 import sys

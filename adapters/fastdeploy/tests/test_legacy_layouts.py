@@ -1,7 +1,5 @@
 """The six legacy messages: golden bytes by hand from the tables, and drawn records against the legacy reader."""
 
-from __future__ import annotations
-
 import importlib.util
 import struct
 import sys

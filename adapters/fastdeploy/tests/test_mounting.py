@@ -1,7 +1,5 @@
 """The entry point of FastDeploy's model runners, over stand-in modules for FastDeploy's."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import linecache

@@ -1,7 +1,5 @@
 """The names in a function's source, and the refusal of a function that does what hal does not know."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

@@ -1,7 +1,5 @@
 """The save-output operations with FastDeploy's argument lists, read as FastDeploy's own readers read them."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tables of served names are what is done: each of their names is written, set or called, and no other."""
 
-from __future__ import annotations
-
 import importlib.util
 import random
 import sys

@@ -1,7 +1,5 @@
 """Drawn sequences over hal's own state against FastDeploy's reference, with the page's table of differences applied."""
 
-from __future__ import annotations
-
 import importlib.util
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The sysv sink and FastDeploy's own way of reading: key, limits, order, no loss on the way in, no stale messages."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

@@ -1,7 +1,5 @@
 """A System V queue that is lost, whose limits are lowered, or that cannot be opened: errors and kept records."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Ownership of a System V queue: never two sinks, across users and containers; and the leftovers of a lost one."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

@@ -1,7 +1,5 @@
 """Ownership of memory in the asynchronous base, under every order of execution."""
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Functions that the pool's ranks run for the tests; a task names this file and the function."""
 
-from __future__ import annotations
-
 import threading
 from time import monotonic
 

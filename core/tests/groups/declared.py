@@ -1,7 +1,5 @@
 """Functions that two ranks run in the tests of declared fields."""
 
-from __future__ import annotations
-
 import numpy as np
 from hal_core import StateField
 from hal_core.devices.cpu import CpuPlugin

@@ -1,7 +1,5 @@
 """G13 to G15 with real groups: equality byte for byte, terms, headers."""
 
-from __future__ import annotations
-
 import pytest
 from hal_core.ranks.channel import HEADER, MAGIC
 from hal_core.slots.fields import HEADER_BYTES, StateConfig

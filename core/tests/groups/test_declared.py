@@ -1,7 +1,5 @@
 """Declared fields among ranks: broadcast ones are agreed on (G13), different tables are refused (G14)."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Comparisons between ranks: the terms when a state opens, and the header of each broadcast, on any device."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hal_core.devices.cpu.device import CpuDevice

@@ -1,7 +1,5 @@
 """Hooks beside a graph capture, over a driver as strict as CUDA: which are refused, and which leave it valid."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import threading

@@ -1,8 +1,6 @@
 """The kernel of insertions, from its own source: any number of threads a block, rows of any length, uploaded or read in
 place. The resulting states equal the cpu device's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hal_core import Request, SamplingParams, StateConfig, Task, TaskKind

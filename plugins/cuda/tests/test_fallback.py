@@ -1,7 +1,5 @@
 """The device without the native part: the core's asynchronous base over the driver's primitives."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Staged batches over the stand-in driver: the same bytes as on the cpu device, by one upload and one launch."""
 
-from __future__ import annotations
-
 import sys
 import threading
 

@@ -1,7 +1,5 @@
 """The native part: when it releases the GIL, which arguments it refuses, and that it keeps no references."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The cuda device on a GPU gives the same bytes as the cpu device after the same calls. Skipped without a GPU."""
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np

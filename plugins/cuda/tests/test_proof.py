@@ -1,7 +1,5 @@
 """The proof script and the broadcast bench, as far as they run without a GPU: their steps, limits, entry points."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """Ranks over NCCL as far as testable without a GPU: which GPUs they get, why they are unavailable, how devices
 close."""
 
-from __future__ import annotations
-
 import gc
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The method by which a value is written, over the stand-in driver."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

@@ -1,7 +1,5 @@
 """``check.py``, which shows the runner on a GPU, on torch's CPU; the recorded tokens; and the package."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
