@@ -47,6 +47,14 @@ def private_folders(tmp_path_factory, monkeypatch):
     assert list(folder.iterdir()) == [], "the run left an ipc file"
 
 
+@pytest.fixture(scope="session")
+def simulator():
+    """The simulated accelerator, built; without a compiler the root's ``conftest.py`` skips the test."""
+    pytest.importorskip(
+        "hal_sim.build", reason="paddle-hal-sim is not installed: pip install ./plugins/sim"
+    ).core_library()
+
+
 @pytest.fixture
 def empty_site(tmp_path, monkeypatch):
     """A folder in the place of site-packages, without distributions."""

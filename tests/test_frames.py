@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 from hal_core.runtime.bound import BoundDevice
-from hal_sim import NoCompiler
-from hal_sim.build import core_library
 from hal_sim.primitives import SimPrimitives
 
 from hal.cli import main
@@ -31,12 +29,8 @@ def frames():
 
 
 @pytest.fixture
-def deepest(monkeypatch):
+def deepest(simulator, monkeypatch):
     """The deepest stacks of a run: from the command to each hook, and from a hook to each primitive."""
-    try:
-        core_library()
-    except NoCompiler as error:
-        pytest.skip(str(error))
     found = {}
 
     def keep(key, stack):
