@@ -109,13 +109,6 @@ def test_the_chunks_of_a_stream_have_the_log_probabilities_of_answers_at_once(cl
             assert found[choice.index][name] == getattr(choice.logprobs, name)
 
 
-def test_a_stop_text_ends_an_answer_before_it(client, expected):
-    text = expected(PROMPTS[0], max_tokens=20, temperature=0.0)
-    stop = text[5:8]
-    found = client.completions.create(model="default", prompt=PROMPTS[0], max_tokens=20, temperature=0, stop=stop)
-    assert (found.choices[0].text, found.choices[0].finish_reason) == (text[: text.index(stop)], "stop")
-
-
 def test_end_tokens_may_be_ignored_and_load_tools_are_served(client):
     found = client.completions.create(
         model="default", prompt="x = 1\n", max_tokens=60, temperature=1.5, seed=5, extra_body={"ignore_eos": True}
