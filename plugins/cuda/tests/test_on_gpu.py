@@ -11,6 +11,8 @@ from hal_core.memory.views import ByteRange
 from hal_core.runtime.bound import bind
 from hal_cuda import CudaPlugin, staged_requests
 
+from .states import contents
+
 found = CudaPlugin.probe()
 pytestmark = pytest.mark.skipif(not found.available, reason=f"no GPU: {found.reason}")
 SIZES = StateConfig(
@@ -25,12 +27,6 @@ def pair():
     yield devices
     for device in devices:
         device.close()
-
-
-def contents(bound, state):
-    copied = bound.device.copy_out(state.memory, [ByteRange(0, state.layout.nbytes)], bound.default_stream)
-    copied.wait(10)
-    return state.columns(copied.data[0], ByteRange(0, state.layout.nbytes))
 
 
 def _torch(dtype, shape):
