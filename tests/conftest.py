@@ -56,6 +56,27 @@ def simulator():
 
 
 @pytest.fixture
+def parts(tmp_path, monkeypatch):
+    """Install distributions beside the real ones: ``parts(code, distribution, {group: {name: attribute}})``.
+
+    The attributes are those of a module with that code, whose name is returned; ``automatic``: device to runner."""
+    from tests.fixtures_plugins.builder import Site  # at the call: some tests run a file without this package
+
+    site = Site(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(site.folder))
+
+    def install(code, distribution, groups, requires=None, automatic=()):
+        module = f"parts_{len([*site.folder.glob('*.py')])}_of_{tmp_path.name}"
+        (site.folder / f"{module}.py").write_text(code)
+        points = {group: {name: f"{module}:{what}" for name, what in named.items()} for group, named in groups.items()}
+        points |= {"hal.automatic": automatic} if automatic else {}
+        site.distribution(distribution, points=points, **({} if requires is None else {"requires": requires}))
+        return module
+
+    return install
+
+
+@pytest.fixture
 def empty_site(tmp_path, monkeypatch):
     """A folder in the place of site-packages, without distributions."""
     from tests.fixtures_plugins.builder import Site  # at the call: some tests run a file without this package
